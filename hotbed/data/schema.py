@@ -1,0 +1,117 @@
+"""What a dataset directory holds, as data: columns, tables, splits. `schema.json` is this, written down.
+
+    DIR/schema.json                 this file's Schema
+    DIR/train/part-00000.parquet    label (float32), dense columns (float32), id columns (int32 or int64), bag columns (list)
+    DIR/valid/..., DIR/test/...     the same columns; a split may be absent
+    DIR/counts/<feature>.parquet    columns id (int64), count (int64); train split only, most frequent first
+    DIR/quarantine.jsonl            one line per rejected row: file, line, reason, text
+
+Ids on disk. `vocabulary` features hold row numbers: row 0 is "unknown" (never seen, or rarer than min_count, in train),
+row 1 + k is the k-th line of the counts file. `hash` features hold the raw 64-bit id; the table takes it modulo its rows
+(the hashing trick, chosen by the user). `direct` features hold integers that already are row numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hotbed.errors import SchemaError
+
+FORMAT_VERSION = 1
+IdMode = Literal["vocabulary", "hash", "direct"]
+
+
+@dataclass(frozen=True)
+class DenseColumn:
+    """One number per sample, already transformed on disk; `transform` says how, so that raw rows can be scored later."""
+
+    name: str
+    transform: str = "none"  # "none" or "log" (sign(x) * log1p(|x|)), then missing -> 0
+    mean: float = 0.0  # subtracted after the transform
+    scale: float = 1.0  # divided by after that
+
+
+@dataclass(frozen=True)
+class IdFeature:
+    """One id per sample, or a bag of them (`multi`)."""
+
+    name: str
+    rows: int  # rows its table needs
+    mode: IdMode = "vocabulary"
+    multi: bool = False
+    source: str = (
+        "string"  # how raw text becomes a 64-bit id: "string" (stable hash), "integer", "bucket" (log buckets)
+    )
+    separator: str = ""  # between the values of a multi-valued raw column
+    distinct: int = 0  # distinct raw ids in train
+
+
+@dataclass(frozen=True)
+class Split:
+    """The files of one split, in reading order, with their row counts."""
+
+    files: tuple[str, ...]  # relative to the dataset directory
+    file_rows: tuple[int, ...]
+    positives: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(self.file_rows)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """All that a reader of the dataset has to know."""
+
+    label: str
+    dense: tuple[DenseColumn, ...]
+    features: tuple[IdFeature, ...]
+    splits: dict[str, Split]
+    raw_format: str = (
+        ""  # the reader that parsed the raw files ("criteo", "csv", ...), so that raw rows can be scored later
+    )
+    best_auc: dict[str, float] = field(default_factory=dict)  # split -> best possible AUC, where the generator knows it
+    notes: dict[str, Any] = field(default_factory=dict)  # provenance: source files, bad rows, generator settings
+    format_version: int = FORMAT_VERSION
+
+    def save(self, directory: Path) -> None:
+        """Write schema.json in one step: a reader sees a whole file or none."""
+        temporary = directory / "schema.json.tmp"
+        temporary.write_text(json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n")
+        os.replace(temporary, directory / "schema.json")
+
+    @classmethod
+    def load(cls, directory: Path) -> Schema:
+        """Read and check schema.json; every way it can be wrong is a SchemaError."""
+        path = directory / "schema.json"
+        if not path.is_file():
+            raise SchemaError(
+                f"{directory} is not a hotbed dataset: it has no schema.json. `hotbed prepare RAW... --out DIR` writes one."
+            )
+        try:
+            raw = json.loads(path.read_text())
+            version = raw["format_version"]
+            if version > FORMAT_VERSION:
+                raise SchemaError(
+                    f"{path} has format version {version}; this hotbed reads up to {FORMAT_VERSION}. Update hotbed."
+                )
+            return cls(
+                **{
+                    **raw,
+                    "dense": tuple(DenseColumn(**column) for column in raw["dense"]),
+                    "features": tuple(IdFeature(**feature) for feature in raw["features"]),
+                    "splits": {
+                        name: Split(tuple(split["files"]), tuple(split["file_rows"]), split["positives"])
+                        for name, split in raw["splits"].items()
+                    },
+                }
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise SchemaError(
+                f"{path} is damaged ({type(error).__name__}: {error}). Run `hotbed prepare` again."
+            ) from error

@@ -1,0 +1,46 @@
+"""Every error hotbed raises on purpose.
+
+    HotbedError
+    ├── ConfigError      a setting is wrong or two settings contradict each other (all mistakes in one message)
+    ├── DataError        the input data is not what it claims to be
+    │   ├── FormatError  a raw file cannot be parsed, or too many of its rows are bad
+    │   └── SchemaError  a dataset directory or schema does not fit what is asked of it
+    ├── IdError          an id lies outside its table; names table, feature, sample and id
+    ├── ShapeError       tensors of the wrong shape or type reach a table or a model
+    └── RunError         a run directory cannot be written, resumed or read
+
+A message says what happened, what was given, the limit, and the way out. The command line prints the message alone;
+a traceback means a bug in hotbed.
+"""
+
+
+class HotbedError(Exception):
+    """Root of all errors a user can cause and mend."""
+
+
+class ConfigError(HotbedError):
+    """One or more settings are wrong; the message lists all of them."""
+
+
+class DataError(HotbedError):
+    """The input data is not what it claims to be."""
+
+
+class FormatError(DataError):
+    """A raw file cannot be parsed, or too many of its rows are bad."""
+
+
+class SchemaError(DataError):
+    """A dataset directory or schema does not fit what is asked of it."""
+
+
+class IdError(HotbedError, IndexError):
+    """An id lies outside its table."""
+
+
+class ShapeError(HotbedError, ValueError):
+    """Tensors of the wrong shape or type reach a table or a model."""
+
+
+class RunError(HotbedError):
+    """A run directory cannot be written, resumed or read."""

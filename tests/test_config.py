@@ -1,0 +1,233 @@
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotbed.config import (
+    FIELDS,
+    SECTIONS,
+    TYPES,
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    TablesConfig,
+    TrainConfig,
+    check,
+    raise_problems,
+    read_tree,
+)
+from hotbed.errors import ConfigError
+from hotbed.run_file import compose, read_run_file
+
+
+def test_defaults_are_valid():
+    assert check(RunConfig()) == []
+    assert RunConfig().data.path == "criteo-like"
+
+
+def test_every_setting_says_what_it_does():
+    assert [path for path, one in FIELDS.items() if not one.metadata.get("about")] == []
+
+
+PLAIN = st.recursive(
+    st.one_of(
+        st.integers(-(2**60), 2**60),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=8),
+        st.booleans(),
+    ),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(
+    lr=st.floats(1e-12, 1e6),
+    seed=st.integers(0, 2**63 - 1),
+    options=st.dictionaries(st.text(min_size=1, max_size=5), PLAIN, max_size=3),
+    path=st.text(min_size=1, max_size=12).filter(lambda text: not text[0].isspace() and "\n" not in text),
+)
+@settings(deadline=None, max_examples=60)
+def test_json_round_trip_is_exact(lr, seed, options, path):
+    config = RunConfig(
+        data=DataConfig(path=path),
+        model=ModelConfig(options=options),
+        tables=TablesConfig(lr=lr),
+        train=TrainConfig(seed=seed),
+    )
+    again = read_tree(json.loads(config.to_json()))
+    assert again == config
+    assert again.to_json() == config.to_json()
+
+
+def test_all_mistakes_in_one_message():
+    tree = {
+        "data": {"batch_size": 0, "shufle": True},
+        "model": {"dim": "wide"},
+        "tables": {"optimizer": "adamm", "init": "normal"},
+        "train": {"epochs": 1.5, "device": "tpu", "seed": True, "keep_best": 1},
+        "extra": {},
+        "dense": 3,
+    }
+    with pytest.raises(ConfigError) as caught:
+        read_tree(tree)
+    message = str(caught.value)
+    expected = [
+        "data.batch_size: must be at least 1, not 0",
+        "data.shufle: no such setting; did you mean data.shuffle?",
+        "model.dim: must be a whole number, not 'wide'",
+        "tables.optimizer: must be one of sgd, adagrad, rowwise_adagrad, adam, ftrl, not 'adamm'",
+        "tables.init: must be normal(std), uniform(bound) or constant(value), not 'normal'",
+        "train.epochs: must be a whole number, not 1.5",
+        "train.device: must be auto, cpu, cuda or cuda:N, not 'tpu'",
+        "train.seed: must be a whole number, not True",
+        "train.keep_best: must be true or false, not 1",
+        "extra: no such setting",
+        "dense: must be a mapping of settings, not 3",
+    ]
+    assert message.startswith(f"{len(expected)} settings are wrong")
+    for line in expected:
+        assert line in message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "x", None, [1], True, 0, -1])
+def test_a_learning_rate_is_a_finite_number_above_zero(value):
+    with pytest.raises(ConfigError, match=r"tables\.lr: must be"):
+        read_tree({"tables": {"lr": value}})
+
+
+@pytest.mark.parametrize("options", [{1: 2}, {"a": {1, 2}}, {"a": float("nan")}, {"a": (1, 2)}, [1]])
+def test_options_must_survive_json(options):
+    with pytest.raises(ConfigError, match=r"model\.options: must"):
+        read_tree({"model": {"options": options}})
+
+
+def test_check_sees_what_python_built():
+    config = RunConfig(data=DataConfig(batch_size=-3), train=TrainConfig(epochs=0))
+    assert [problem.partition(":")[0] for problem in check(config)] == ["data.batch_size", "train.epochs"]
+
+
+TREE = {
+    "data": {"path": "adult", "batch_size": 100},
+    "model": {"options": {"hidden": [32, 16], "dropout": 0.1}},
+    "tables": {"lr": 1e-3},
+}
+RUN_FILES = {
+    "run.yaml": "data: {path: adult, batch_size: 100}\nmodel:\n  options: {hidden: [32, 16], dropout: 0.1}\ntables:\n  lr: 1e-3\n",
+    "run.toml": 'model.options={hidden=[32,16],dropout=0.1}\n[data]\npath="adult"\nbatch_size=100\n[tables]\nlr=1e-3\n',
+    "run.json": json.dumps(TREE),
+}
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_run_files_of_every_kind_say_the_same(tmp_path, name):
+    path = tmp_path / name
+    path.write_text(RUN_FILES[name])
+    config, problems = compose(path)
+    assert problems == []
+    assert config == read_tree(TREE)
+    assert config.tables.lr == 1e-3
+
+
+def test_a_saved_config_is_a_run_file(tmp_path):
+    config = read_tree(TREE)
+    (tmp_path / "config.json").write_text(config.to_json())
+    assert compose(tmp_path / "config.json") == (config, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("run.yaml", "a: [1", "cannot be parsed"),
+        ("run.toml", "a = ", "cannot be parsed"),
+        ("run.json", "{", "cannot be parsed"),
+        ("run.yaml", "- 1\n- 2\n", "must hold a mapping"),
+        ("run.ini", "", "must end in"),
+    ],
+)
+def test_broken_run_files(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_run_file(tmp_path / name)
+
+
+def test_unreadable_run_files(tmp_path):
+    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "absent.yaml", tmp_path, tmp_path / "run.yaml"):
+        with pytest.raises(ConfigError, match="cannot read the run file"):
+            read_run_file(path)
+
+
+def test_an_empty_run_file_is_all_defaults(tmp_path):
+    (tmp_path / "run.yaml").write_text("# nothing yet\ndata:\n")
+    assert compose(tmp_path / "run.yaml") == (RunConfig(), [])
+
+
+def test_later_sources_win(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("data: {path: a}\nmodel: {name: dnn, dim: 4, options: {dropout: 0.1, hidden: [8]}}\n")
+    config, problems = compose(
+        path,
+        {"data.path": "b", "model.name": "fm"},
+        ["data.path=c", "model.options.dropout=0.5", "tables.lr=1e-2", "train.max_steps=1e3"],
+    )
+    assert problems == []
+    assert (config.data.path, config.model.name, config.model.dim) == ("c", "fm", 4)
+    assert config.model.options == {"dropout": 0.5, "hidden": [8]}
+    assert config.tables.lr == 0.01
+    assert config.train.max_steps == 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("data.path=2024", "data.path", "2024"),
+        ('data.path="2024"', "data.path", "2024"),
+        ("data.path = a=b", "data.path", "a=b"),
+        ("data.shuffle=false", "data.shuffle", False),
+        ("model.options.act=[relu, prelu]", "model.options", {"act": ["relu", "prelu"]}),
+        ("model.options.hidden=[400,400]", "model.options", {"hidden": [400, 400]}),
+        ('model.options={"a": 1}', "model.options", {"a": 1}),
+        ("train.eval_every=10", "train.eval_every", 10),
+    ],
+)
+def test_set_parses_values(text, path, value):
+    config, problems = compose(sets=[text])
+    assert problems == []
+    section, name = path.split(".")
+    assert getattr(getattr(config, section), name) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model.dim", "must have the form path=value"),
+        ("modle.dim=3", "did you mean model.dim?"),
+        ("train.batch_size=3", "did you mean data.batch_size?"),
+        ("model.dropuot=3", r"model.options"),
+        ("nonsense=3", "no such setting; there are data.path"),
+        ("data.threads=[1, 2]", "data.threads: must be a whole number, not [1, 2]"),
+        ("data.threads=", "data.threads: must be a whole number"),
+        ("data.path=", "data.path: must be a name, not ''"),
+        ("train.options.x=1", "train.options.x: no such setting"),
+    ],
+)
+def test_set_mistakes_are_told(text, message):
+    _, problems = compose(sets=[text])
+    assert len(problems) == 1
+    assert message in problems[0]
+
+
+def test_mistakes_of_all_sources_come_together(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("data: {batch: 3}\n")
+    _, problems = compose(path, {"train.epochs": 0}, ["model.dim=x", "oops"])
+    with pytest.raises(ConfigError, match="4 settings are wrong"):
+        raise_problems(problems)
+
+
+def test_types_know_every_field():
+    assert set(TYPES) == set(FIELDS)
+    assert all(dataclasses.is_dataclass(kind) for kind in SECTIONS.values())

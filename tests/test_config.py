@@ -115,7 +115,8 @@ TREE = {
     "tables": {"lr": 1e-3},
 }
 RUN_FILES = {
-    "run.yaml": "data: {path: adult, batch_size: 100}\nmodel:\n  options: {hidden: [32, 16], dropout: 0.1}\ntables:\n  lr: 1e-3\n",
+    "run.yaml": "data: {path: adult, batch_size: 100}\n"
+    "model: {options: {hidden: [32, 16], dropout: 0.1}}\ntables: {lr: 1e-3}",
     "run.toml": 'model.options={hidden=[32,16],dropout=0.1}\n[data]\npath="adult"\nbatch_size=100\n[tables]\nlr=1e-3\n',
     "run.json": json.dumps(TREE),
 }

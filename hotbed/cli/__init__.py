@@ -1,1 +1,103 @@
+"""The `hotbed` command. Each subcommand lives in its own file and is imported only when it is the one asked for.
 
+`hotbed --help` and a mistyped command answer at once because the others stand in the list as a name and one line.
+A HotbedError ends as `error: message` on stderr and exit code 2; a traceback is a bug.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+import typer
+
+from hotbed.cli.console import fail
+from hotbed.errors import HotbedError
+
+
+class Entry(NamedTuple):
+    """Where a subcommand lives, and its line in the list."""
+
+    module: str
+    attribute: str
+    summary: str
+
+
+COMMANDS = {
+    "train": Entry("hotbed.cli.train", "train_command", "Train a model; without arguments, on the embedded click log."),
+    "evaluate": Entry("hotbed.cli.evaluate", "evaluate_command", "Measure a trained model on a split of a dataset."),
+    "predict": Entry("hotbed.cli.predict", "predict_command", "Score a dataset or raw files with a trained model."),
+    "prepare": Entry("hotbed.cli.prepare", "prepare_command", "Turn raw logs into a dataset directory."),
+    "data": Entry("hotbed.cli.data", "data_app", "Describe a dataset, or fetch a public one."),
+    "models": Entry("hotbed.cli.models", "models_command", "List the models and their options."),
+    "report": Entry("hotbed.cli.report", "report_command", "Write the report page of a run again."),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command line and exit with its code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        build_app(given)(args=given, prog_name="hotbed")
+    except HotbedError as error:
+        sys.exit(fail(str(error)))
+    except KeyboardInterrupt:
+        sys.exit(fail("interrupted", code=130))
+
+
+def build_app(arguments: Sequence[str]) -> typer.Typer:
+    """The command tree, with only the subcommand that `arguments` name imported."""
+    app = typer.Typer(
+        name="hotbed",
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    app.callback()(_root)
+    wanted = next((one for one in arguments if not one.startswith("-")), None)
+    for name, entry in COMMANDS.items():
+        if name == wanted:
+            command = getattr(import_module(entry.module), entry.attribute)
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name, help=entry.summary)
+            else:
+                app.command(name, no_args_is_help=name in ("evaluate", "predict", "prepare", "report"))(command)
+        else:
+            app.command(name, help=entry.summary)(_named_only)
+    return app
+
+
+def _named_only() -> None:
+    """Stands in the list for a command that was not asked for."""
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hotbed {_version()}")
+        raise typer.Exit()
+
+
+def _version() -> str:
+    try:
+        return version("hotbed")
+    except PackageNotFoundError:
+        return "(from the source tree)"
+
+
+def _root(
+    show_version: bool = typer.Option(
+        False,
+        "--version",
+        help="Print the version and exit.",
+        is_eager=True,
+        callback=_show_version,
+    ),
+) -> None:
+    """Train click-through-rate and recommendation models with large embedding tables.
+
+    [bold]Start here:[/bold] hotbed train
+    """

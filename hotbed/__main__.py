@@ -1,0 +1,5 @@
+"""`python -m hotbed` is the `hotbed` command."""
+
+from hotbed.cli import main
+
+main()

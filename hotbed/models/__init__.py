@@ -1,1 +1,89 @@
+"""Models by name. In: pooled vectors [B, F, W] and dense features [B, N]; out: logits [B].
 
+Every docstring ends with its reference and its parameter count, tables not included: F id features, D = dim, N dense
+features, X = F * D + N, and mlp(n, hidden, out) = (n + 1) h_1 + (h_1 + 1) h_2 + ... + (h_k + 1) out for an MLP from n
+inputs (without out: no last term), plus 2 (h_1 + ... + h_k) with batch norm; last(n, hidden) = h_k, or n if k = 0.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hotbed.errors import ConfigError
+from hotbed.models.autoint import AutoInt
+from hotbed.models.base import Model
+from hotbed.models.dcnv2 import DCNv2
+from hotbed.models.deepfm import DeepFM
+from hotbed.models.dlrm import DLRM
+from hotbed.models.dnn import DNN
+from hotbed.models.finalmlp import FinalMLP
+from hotbed.models.fm import FM
+from hotbed.models.lr import LR
+from hotbed.models.options import check_options, model_options
+from hotbed.models.wide_deep import WideDeep
+
+__all__ = ["MODELS", "Model", "ModelCard", "build_model", "check_model", "model_card"]
+
+MODELS: dict[str, type[Model]] = {
+    "lr": LR,
+    "fm": FM,
+    "dnn": DNN,
+    "wide_deep": WideDeep,
+    "deepfm": DeepFM,
+    "dlrm": DLRM,
+    "dcnv2": DCNv2,
+    "autoint": AutoInt,
+    "finalmlp": FinalMLP,
+}
+
+
+class ModelCard(NamedTuple):
+    """What a list of models shows."""
+
+    name: str
+    summary: str
+    width: str  # of the table rows, in words of dim
+    options: dict[str, Any]  # with their defaults
+    reference: str
+    parameters: str
+
+
+def find_model(name: str) -> type[Model]:
+    """The class behind a name."""
+    if name not in MODELS:
+        raise ConfigError(f"no model {name!r}; there are {', '.join(MODELS)}.")
+    return MODELS[name]
+
+
+def check_model(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in the types the model takes, before any data is known; a ConfigError lists every mistake."""
+    return check_options(name, find_model(name), options)
+
+
+def build_model(name: str, *, num_features: int, dim: int, num_dense: int, options: Mapping[str, Any]) -> Model:
+    """The model `name` with its options, initialised from torch's global generator."""
+    return find_model(name)(num_features, dim, num_dense, **check_model(name, options))
+
+
+def model_card(name: str) -> ModelCard:
+    """The facts of one model, from its class and docstring."""
+    model = find_model(name)
+    lines = (inspect.getdoc(model) or "").splitlines() or [""]
+    tagged: dict[str, str] = {}
+    for line in lines[1:]:
+        tag, _, text = line.partition(": ")
+        if tag in ("Reference", "Parameters"):
+            tagged[tag] = text
+        elif tagged and line.startswith(" "):
+            last = list(tagged)[-1]
+            tagged[last] += " " + line.strip()
+    return ModelCard(
+        name,
+        lines[0],
+        {1: "1", 7: "dim", 8: "dim + 1"}[model.vector_width(7)],
+        model_options(model),
+        tagged.get("Reference", ""),
+        tagged.get("Parameters", ""),
+    )

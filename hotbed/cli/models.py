@@ -1,0 +1,29 @@
+"""`hotbed models`: the models that can be trained, with their options and where they come from."""
+
+from __future__ import annotations
+
+
+def models_command() -> None:
+    """List the models: what they do, table width, options with defaults, reference."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hotbed.models import MODELS, model_card
+
+    table = Table(title="Models (hotbed train --model NAME)", show_lines=True)
+    for heading in ("name", "what it is", "row width", "options", "reference"):
+        table.add_column(heading, no_wrap=heading in ("name", "row width"), overflow="fold")
+    for name in MODELS:
+        card = model_card(name)
+        options = "\n".join(f"{option}={_shown(default)}" for option, default in card.options.items())
+        table.add_row(card.name, card.summary, card.width, options or "-", card.reference)
+    Console().print(table, markup=False)
+
+
+def _shown(value: object) -> str:
+    """A default as a run file would write it."""
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(str, value)) + "]"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,42 @@
+"""The plain deep network: all vectors side by side, then an MLP."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hotbed.models.base import Model
+from hotbed.models.layers import MLP, join
+from hotbed.models.options import Activation, Rate, Widths
+
+
+class DNN(Model):
+    """An MLP over the concatenated id vectors and dense features.
+
+    logit = MLP([v_1, ..., v_F, dense]). All interactions are implicit; with enough data and a good dropout or L2 it is
+    hard to beat.
+
+    Reference: Covington et al., Deep Neural Networks for YouTube Recommendations, RecSys 2016
+    Parameters: mlp(F * D + N, hidden, 1)
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        dim: int,
+        num_dense: int,
+        *,
+        hidden: Widths = (256, 128),
+        dropout: Rate = 0.0,
+        batch_norm: bool = False,
+        activation: Activation = "relu",
+    ) -> None:
+        super().__init__(num_features, dim, num_dense)
+        width = num_features * dim + num_dense
+        self.mlp = MLP(width, hidden, 1, dropout=dropout, batch_norm=batch_norm, activation=activation)
+
+    @staticmethod
+    def vector_width(dim: int) -> int:
+        return dim
+
+    def logits(self, vectors: Tensor, dense: Tensor) -> Tensor:
+        return self.mlp(join(vectors, dense)).squeeze(1)

@@ -76,7 +76,7 @@ class AutoInt(Model):
 
 
 class SelfAttention(nn.Module):
-    """[B, M, width] -> [B, M, attention_dim]; query, key, value and residual come out of one matrix product."""
+    """[B, M, width] -> [B, M, attention_dim]: every field becomes a mixture of all fields, plus itself."""
 
     def __init__(self, width: int, attention_dim: int, *, num_heads: int, scale: bool, layer_norm: bool) -> None:
         super().__init__()
@@ -90,13 +90,15 @@ class SelfAttention(nn.Module):
         self.scale = self.head_width**-0.5 if scale else 1.0
         self.norm = nn.LayerNorm(attention_dim) if layer_norm else nn.Identity()
         projections = [linear(width, attention_dim, bias=False).weight for _ in range(4)]
-        self.weight = nn.Parameter(torch.cat([weight.detach() for weight in projections]))
+        self.weight = nn.Parameter(torch.stack([weight.detach() for weight in projections]))
 
     def forward(self, fields: Tensor) -> Tensor:
         B, M, _ = fields.shape
-        # one product per layer: [B * M, width] @ [width, 4 A]
-        projected = F.linear(fields, self.weight).view(B, M, 4, self.num_heads, self.head_width)
-        query, key, value, residual = projected.permute(2, 0, 3, 1, 4)
+        # four products: one wide product is cheaper by itself, but its strided slices make all that follows twice as slow
+        query, key, value, residual = (
+            F.linear(fields, weight).view(B, M, self.num_heads, self.head_width).transpose(1, 2)
+            for weight in self.weight
+        )
         scores = torch.matmul(query * self.scale, key.transpose(2, 3)).softmax(dim=3)
         attended = torch.matmul(scores, value) + residual
         return F.relu(self.norm(attended.transpose(1, 2).flatten(2)))

@@ -1,0 +1,143 @@
+"""Raw files in, batches out, by the schema and counts of a dataset or a saved model: how `predict` reads.
+
+A raw row gets the very numbers and rows that `prepare` gave it, because both come through `encoded.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from hotbed.data.encoded import Encoded, encode, raw_column
+from hotbed.data.formats import Chunk, open_format
+from hotbed.data.quarantine import MaxBad, Quarantine
+from hotbed.data.schema import IdFeature, Schema
+from hotbed.data.values import Bags, LabelReader, standardise
+from hotbed.data.vocabulary import Numbering
+from hotbed.errors import FormatError, SchemaError
+from hotbed.types import Batch, Jagged
+
+
+class RawBatch(NamedTuple):
+    """A batch and where its samples come from."""
+
+    batch: Batch
+    file: str
+    lines: np.ndarray  # int64 [B]
+
+
+class RawReader:
+    """Batches of raw files, by the schema.json and counts/ of a dataset or model directory.
+
+    The label column may be absent or empty; such labels are NaN. Bad rows are left out and counted in `quarantine`;
+    too many of them raise FormatError.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        paths: Sequence[str | Path],
+        *,
+        batch_size: int = 4096,
+        format: str | None = None,
+        max_bad: str = "1%",
+    ) -> None:
+        self.schema = Schema.load(Path(directory))
+        self._directory = Path(directory)
+        self._paths = [Path(path) for path in paths]
+        self._batch_size = batch_size
+        raw = self.schema.notes.get("raw", {})
+        self._raw = raw if isinstance(raw, dict) else {}
+        name = format or self.schema.raw_format
+        if not name:
+            raise SchemaError(
+                f"{self._directory / 'schema.json'} does not say how raw rows look (raw_format is empty). "
+                "Name the format: criteo, csv, parquet or libsvm."
+            )
+        self._format = open_format(name, delimiter=self._raw.get("delimiter"), label_optional=True)
+        self._numberings = {
+            feature.name: _load_numbering(self._directory, feature)
+            for feature in self.schema.features
+            if feature.mode == "vocabulary"
+        }
+        self.quarantine = Quarantine(MaxBad.parse(max_bad))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (located.batch for located in self.located())
+
+    def located(self) -> Iterator[RawBatch]:
+        """Batches with the file and line of every sample. A batch never spans two chunks of a file."""
+        for path in self._paths:
+            for chunk in self._format.chunks(path):
+                encoded = self._encode(chunk, path)
+                self.quarantine.add(encoded.bad, len(encoded.lines))
+                for start in range(0, len(encoded.lines), self._batch_size):
+                    stop = min(start + self._batch_size, len(encoded.lines))
+                    yield RawBatch(self._batch(encoded, start, stop), str(path), encoded.lines[start:stop])
+        self.quarantine.check()
+
+    def _encode(self, chunk: Chunk, path: Path) -> Encoded:
+        schema = self.schema
+        wanted = [spec.name for spec in schema.dense] + [raw_column(feature) for feature in schema.features]
+        absent = [name for name in dict.fromkeys(wanted) if name not in chunk.columns]
+        if absent:
+            raise FormatError(f"{path} has no column {', '.join(absent)}; its columns are {', '.join(chunk.columns)}.")
+        label = None
+        if schema.label in chunk.columns:
+            label = LabelReader(
+                schema.label,
+                positive=self._raw.get("positive"),
+                negative=self._raw.get("negative"),
+                signed=self._format.name == "libsvm",
+                optional=True,
+            )
+        return encode(chunk, label, schema.dense, schema.features)
+
+    def _batch(self, encoded: Encoded, start: int, stop: int) -> Batch:
+        schema = self.schema
+        dense = [standardise(values[start:stop], spec) for values, spec in zip(encoded.dense, schema.dense)]
+        single: list[np.ndarray] = []
+        bags: dict[str, Jagged] = {}
+        for feature, ids in zip(schema.features, encoded.ids):
+            if isinstance(ids, Bags):
+                offsets = ids.offsets[start : stop + 1]
+                rows = self._rows(feature, ids.ids[offsets[0] : offsets[-1]])
+                bags[feature.name] = Jagged(torch.from_numpy(rows), torch.from_numpy(offsets - offsets[0]))
+            else:
+                single.append(self._rows(feature, ids[start:stop]))
+        size = stop - start
+        return Batch(
+            labels=torch.from_numpy(encoded.labels[start:stop].copy()),
+            dense=torch.from_numpy(np.stack(dense, axis=1) if dense else np.zeros((size, 0), dtype=np.float32)),
+            ids=torch.from_numpy(np.stack(single, axis=1) if single else np.zeros((size, 0), dtype=np.int64)),
+            bags=bags,
+        )
+
+    def _rows(self, feature: IdFeature, ids: np.ndarray) -> np.ndarray:
+        """Row numbers for a vocabulary (0 for the unknown), the ids themselves otherwise; int64."""
+        numbering = self._numberings.get(feature.name)
+        return ids.copy() if numbering is None else numbering.find(ids).astype(np.int64) + 1
+
+
+def _load_numbering(directory: Path, feature: IdFeature) -> Numbering:
+    path = directory / "counts" / f"{feature.name}.parquet"
+    try:
+        ids = pq.read_table(path, columns=["id"]).column("id").to_numpy().astype(np.int64)
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise SchemaError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}). Run `hotbed prepare` again."
+        ) from error
+    numbering = Numbering()
+    numbering.add(ids, np.zeros(len(ids), dtype=np.bool_))
+    if len(numbering) + 1 != feature.rows or len(ids) != len(numbering):
+        raise SchemaError(
+            f"{path} holds {len(numbering):,} distinct ids; schema.json expects {feature.rows - 1:,}. "
+            "They are from different datasets: run `hotbed prepare` again."
+        )
+    return numbering

@@ -1,0 +1,74 @@
+"""Raw files in, chunks of columns and bad rows out; one file per format, chosen by name or by looking at the file.
+
+    criteo    label, 13 integers, 26 hex strings, tab separated, no header
+    csv       a header, then one row a line; any one-character delimiter
+    parquet   Parquet, or Arrow (Feather, IPC)
+    libsvm    label index:value ...
+
+Text formats may be packed (.gz, .bz2, .xz, .zst).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from hotbed.data.formats.blocks import first_line, open_raw
+from hotbed.data.formats.chunk import BadRow, Chunk, Column, Floats, Format, Integers, Lists, Scalar, Text
+from hotbed.data.formats.criteo import CriteoFormat
+from hotbed.data.formats.csv import CsvFormat
+from hotbed.data.formats.libsvm import LibsvmFormat
+from hotbed.data.formats.parquet import ParquetFormat
+from hotbed.errors import ConfigError
+
+FORMATS = ("criteo", "csv", "parquet", "libsvm")
+
+__all__ = [
+    "FORMATS",
+    "BadRow",
+    "Chunk",
+    "Column",
+    "Floats",
+    "Format",
+    "Integers",
+    "Lists",
+    "Scalar",
+    "Text",
+    "guess_format",
+    "open_format",
+]
+
+
+def open_format(
+    name: str, *, delimiter: str | None = None, skip: Collection[str] = (), label_optional: bool = False
+) -> Format:
+    """The reader called `name`."""
+    if name == "criteo":
+        return CriteoFormat("optional" if label_optional else "required")
+    if name == "csv":
+        return CsvFormat(delimiter)
+    if name == "parquet":
+        return ParquetFormat(skip)
+    if name == "libsvm":
+        return LibsvmFormat()
+    raise ConfigError(f"format {name!r} is unknown. The formats are: {', '.join(FORMATS)}.")
+
+
+def guess_format(path: Path) -> str:
+    """Look at the name's ending and the first line."""
+    suffixes = {suffix.lower() for suffix in path.suffixes}
+    if suffixes & {".parquet", ".pq", ".arrow", ".feather", ".ipc"}:
+        return "parquet"
+    if suffixes & {".libsvm", ".svm", ".svmlight", ".libfm"}:
+        return "libsvm"
+    with open_raw(path) as raw:
+        if raw.read(6).startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
+            return "parquet"
+    line = first_line(path)
+    fields = line.split(b"\t")
+    if len(fields) in (39, 40) and all(re.fullmatch(rb"-?\d*", field) for field in fields[:13]):
+        return "criteo"
+    if re.fullmatch(rb"[-+.\deE]+([ \t]+[^:\s,]+:[^:\s,]+)+\s*(#.*)?", line):
+        return "libsvm"
+    return "csv"

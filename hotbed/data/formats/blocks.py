@@ -1,0 +1,142 @@
+"""A path in, blocks of whole lines out; .gz, .bz2, .xz and .zst are recognised by their first bytes and unpacked on the way.
+
+A block is one writable byte array that ends with a line (the last one perhaps without its line break), so parsers never
+see half a row. Only one block is in memory at a time; a single line must fit into one.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+
+from hotbed.errors import FormatError
+
+BLOCK_BYTES = 8 << 20
+_NEWLINE = 10
+_UNPACK_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, pa.ArrowException)
+
+
+class Block(NamedTuple):
+    """Whole lines of a file."""
+
+    data: np.ndarray  # uint8, writable
+    first_line: int  # from 1
+    bytes_read: int  # of the file on disk, so far
+
+
+def read_blocks(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
+    """Blocks of `path` in order. A byte order mark at the start is dropped."""
+    with open_raw(path) as raw:
+        stream = unpacked(raw, path)
+        buffer = np.empty(block_bytes, dtype=np.uint8)
+        kept = 0  # bytes of an unfinished line at the front of the buffer
+        line = 1
+        at_start = True
+        while True:
+            filled = kept + _fill(stream, buffer[kept:], path)
+            ended = filled < block_bytes
+            if at_start:
+                filled = _drop_mark(buffer, filled, path)
+                at_start = False
+            cut = filled if ended else _after_last_newline(buffer, filled)
+            if cut == 0:
+                if ended:
+                    return
+                raise FormatError(
+                    f"{path}: line {line} is longer than {block_bytes:,} bytes, the limit. Is this a text file? "
+                    "Give its format with --format (criteo, csv, parquet, libsvm)."
+                )
+            data = buffer[:cut].copy()
+            kept = filled - cut
+            buffer[:kept] = buffer[cut:filled].copy()
+            yield Block(data, line, raw.tell())
+            if ended:
+                return
+            line += int(np.count_nonzero(data == _NEWLINE))
+
+
+def first_line(path: Path, limit: int = 1 << 16) -> bytes:
+    """The first line that is not blank, without its line break and at most `limit` bytes of it."""
+    with open_raw(path) as raw:
+        stream = unpacked(raw, path)
+        buffer = np.empty(limit, dtype=np.uint8)
+        filled = _fill(stream, buffer, path)
+        filled = _drop_mark(buffer, filled, path)
+        return buffer[:filled].tobytes().lstrip(b"\r\n").split(b"\n", 1)[0].rstrip(b"\r")
+
+
+def open_raw(path: Path) -> BinaryIO:
+    """The bytes on disk; every way a path can be unreadable is a FormatError."""
+    if path.is_dir():
+        raise FormatError(
+            f"{path} is a directory where a file is needed. Name the files in it, or the directory alone."
+        )
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
+    """The same stream with its compression, if any, removed."""
+    try:
+        magic = raw.read(6)
+        raw.seek(0)
+    except OSError as error:
+        raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if magic.startswith(b"\x1f\x8b"):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    if magic.startswith(b"BZh"):
+        return cast(BinaryIO, bz2.BZ2File(raw))
+    if magic.startswith(b"\xfd7zXZ\x00"):
+        return cast(BinaryIO, lzma.LZMAFile(raw))
+    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        return cast(BinaryIO, pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd"))
+    return raw
+
+
+def _fill(stream: BinaryIO, into: np.ndarray, path: Path) -> int:
+    """Read until `into` is full or the stream ends; the number of bytes read."""
+    filled = 0
+    try:
+        while filled < len(into):
+            piece = stream.read(min(len(into) - filled, 1 << 20))
+            if not piece:
+                break
+            into[filled : filled + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
+            filled += len(piece)
+    except _UNPACK_ERRORS as error:
+        raise FormatError(
+            f"{path} is damaged or cut short: {error}. Nothing of it was used; copy or download the file again."
+        ) from error
+    return filled
+
+
+def _drop_mark(buffer: np.ndarray, filled: int, path: Path) -> int:
+    start = buffer[: min(filled, 4)].tobytes()
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise FormatError(f"{path} is UTF-16 text; hotbed reads UTF-8. Convert it: iconv -f utf-16 -t utf-8.")
+    if start.startswith(b"\xef\xbb\xbf"):
+        buffer[: filled - 3] = buffer[3:filled].copy()
+        return filled - 3
+    return filled
+
+
+def _after_last_newline(buffer: np.ndarray, filled: int) -> int:
+    window = 1 << 16
+    end = filled
+    while end > 0:
+        begin = max(0, end - window)
+        found = np.flatnonzero(buffer[begin:end] == _NEWLINE)
+        if len(found):
+            return begin + int(found[-1]) + 1
+        end = begin
+    return 0

@@ -1,0 +1,142 @@
+"""What every format hands over: bounded chunks of raw columns, and the rows it could not read.
+
+Columns stay close to the bytes. Text is spans of one buffer, so that a column of a text file and an Arrow string array
+look the same and no Python object is made per value. An empty span is a missing value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+MAX_SHOWN = 500  # characters of a bad row that are kept
+
+
+class Text(NamedTuple):
+    """n strings: value i is data[starts[i]:ends[i]]."""
+
+    data: np.ndarray  # uint8
+    starts: np.ndarray  # int64 [n]
+    ends: np.ndarray  # int64 [n]
+
+    def string(self, i: int) -> str:
+        return bytes(self.data[self.starts[i] : self.ends[i]]).decode(errors="replace")
+
+
+class Integers(NamedTuple):
+    """n integers, some of them missing."""
+
+    values: np.ndarray  # int64 [n]
+    missing: np.ndarray  # bool [n]
+
+
+class Floats(NamedTuple):
+    """n numbers; NaN is missing."""
+
+    values: np.ndarray  # float64 [n]
+
+
+class Lists(NamedTuple):
+    """n bags: row i owns values[offsets[i]:offsets[i + 1]]."""
+
+    offsets: np.ndarray  # int64 [n + 1], starts at 0
+    values: Text | Integers | Floats
+
+
+Scalar = Text | Integers | Floats
+Column = Scalar | Lists
+
+
+class BadRow(NamedTuple):
+    """A row that cannot become a sample. `reason` is one of few; `text` shows the row."""
+
+    file: str
+    line: int  # from 1; the row number for Parquet and Arrow
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of one file, in file order, without the bad ones."""
+
+    file: str
+    columns: dict[str, Column]
+    lines: np.ndarray  # int64 [n], from 1
+    show: Callable[[int], str]  # row -> its raw text, for the quarantine
+    bad: list[BadRow]
+    bytes_read: int  # of the file on disk, up to the end of this chunk
+
+
+class Format(Protocol):
+    """Turns a path into chunks. `typed`: text columns hold strings; otherwise text may also hold numbers (CSV)."""
+
+    name: str
+    typed: bool
+
+    def chunks(self, path: Path) -> Iterator[Chunk]: ...
+
+
+class Faults:
+    """Which of n rows are bad and why; the first reason found stands."""
+
+    def __init__(self, n: int) -> None:
+        self._codes = np.zeros(n, dtype=np.int32)
+        self._reasons = [""]
+
+    def mark(self, rows: np.ndarray, reason: str) -> None:
+        """`rows` (bool [n]) are bad for this reason."""
+        fresh = rows & (self._codes == 0)
+        if fresh.any():
+            self._codes[fresh] = len(self._reasons)
+            self._reasons.append(reason)
+
+    def merge(self, other: Faults) -> None:
+        """Add the faults of `other`, over the same rows."""
+        for code in range(1, len(other._reasons)):
+            self.mark(other._codes == code, other._reasons[code])
+
+    @property
+    def good(self) -> np.ndarray:
+        good: np.ndarray = self._codes == 0
+        return good
+
+    @property
+    def any(self) -> bool:
+        return len(self._reasons) > 1
+
+    def bad_rows(self, file: str, lines: np.ndarray, show: Callable[[int], str]) -> list[BadRow]:
+        return [
+            BadRow(file, int(lines[i]), self._reasons[self._codes[i]], shorten(show(int(i))))
+            for i in np.flatnonzero(self._codes)
+        ]
+
+
+def take(column: Column, keep: np.ndarray) -> Column:
+    """The rows where `keep` (bool [n]) is true."""
+    if isinstance(column, Text):
+        return Text(column.data, column.starts[keep], column.ends[keep])
+    if isinstance(column, Integers):
+        return Integers(column.values[keep], column.missing[keep])
+    if isinstance(column, Floats):
+        return Floats(column.values[keep])
+    lengths = np.diff(column.offsets)
+    values = take(column.values, np.repeat(keep, lengths))
+    assert not isinstance(values, Lists)
+    return Lists(offsets_of(lengths[keep]), values)
+
+
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
+    """Running sum from 0: int64 [n + 1]."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def shorten(text: str) -> str:
+    """A row's text as the quarantine keeps it."""
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + f"... ({len(text)} characters)"

@@ -1,0 +1,86 @@
+"""CSV with a header: one line per row, values perhaps in double quotes, `,` or another one-character delimiter.
+
+All columns come out as text; what they mean (label, number, id) is decided by whoever reads the chunks. A quoted value
+may hold delimiters and doubled quotes but no line break: a quote that stays open spoils its own line only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from hotbed.data.formats.blocks import Block, first_line, read_blocks
+from hotbed.data.formats.chunk import Chunk, Column
+from hotbed.data.formats.split import show_span, split_block
+from hotbed.errors import ConfigError, FormatError
+
+DELIMITERS = ",\t;|"
+
+
+class CsvFormat:
+    name = "csv"
+    typed = False
+
+    def __init__(self, delimiter: str | None = None) -> None:
+        if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0'):
+            raise ConfigError(f"delimiter {delimiter!r} is not one plain character such as , ; | or a tab.")
+        self._delimiter = delimiter
+
+    def chunks(self, path: Path) -> Iterator[Chunk]:
+        names: list[str] = []
+        delimiter = self._delimiter or guess_delimiter(first_line(path))
+        for block in read_blocks(path):
+            if not names:
+                names, rows_block = _header(block, path, delimiter)
+            else:
+                rows_block = block
+            rows = split_block(rows_block, str(path), len(names), delimiter, quote=True)
+            columns: dict[str, Column] = dict(zip(names, rows.text))
+            show = partial(show_span, rows_block.data, rows.begins, rows.ends)
+            yield Chunk(str(path), columns, rows.lines, show, rows.bad, block.bytes_read)
+        if not names:
+            raise FormatError(f"{path} is empty: a CSV file needs a header line with the column names.")
+
+
+def guess_delimiter(header: bytes) -> str:
+    """The delimiter that occurs most often in the header; a comma when none does."""
+    return max(DELIMITERS, key=lambda delimiter: header.count(delimiter.encode()))
+
+
+def _header(block: Block, path: Path, delimiter: str) -> tuple[list[str], Block]:
+    """Column names, and the rest of the block."""
+    data = block.data
+    start, line = 0, block.first_line
+    while True:  # blank lines before the header
+        breaks = np.flatnonzero(data[start : start + (1 << 20)] == ord("\n"))
+        end = start + int(breaks[0]) if len(breaks) else len(data)
+        text = data[start:end].tobytes().rstrip(b"\r")
+        if text or end >= len(data):
+            break
+        start, line = end + 1, line + 1
+    if not text:
+        raise FormatError(f"{path} is empty: a CSV file needs a header line with the column names.")
+    num_columns = text.count(delimiter.encode()) + 1
+    for count in range(num_columns, 0, -1):  # quoted names may hold delimiters
+        rows = split_block(Block(data[start:end], line, 0), str(path), count, delimiter, quote=True)
+        if not rows.bad:
+            break
+    else:
+        raise FormatError(
+            f"{path}: the header (line {line}) cannot be read: {rows.bad[0].reason}: {rows.bad[0].text!r}"
+        )
+    names = [column.string(0).strip() for column in rows.text]
+    _check_names(names, path)
+    return names, Block(data[end + 1 :], line + 1, block.bytes_read)
+
+
+def _check_names(names: list[str], path: Path) -> None:
+    empty = [str(i + 1) for i, name in enumerate(names) if not name]
+    if empty:
+        raise FormatError(f"{path}: column {', '.join(empty)} has no name in the header. Every column needs one.")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise FormatError(f"{path}: the header names {', '.join(twice)} more than once. Column names must differ.")

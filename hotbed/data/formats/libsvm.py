@@ -1,0 +1,128 @@
+"""libsvm text: `label index:value index:value ...`, separated by spaces or tabs; `#` starts a comment.
+
+The indices of a row become one multi-valued feature called `index`. It is a plain bag: a value must be 1 (the index is
+in the bag) or 0 (it is not). Rows with other values are bad rows rather than rows with their numbers silently lost;
+such data fits CSV or Parquet columns better. Order is free; an index may stand only once in a row, and lies in
+0 .. 2**63 - 1. Labels are 0/1 or -1/1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numba import njit
+
+from hotbed.data.formats.blocks import first_line, read_blocks
+from hotbed.data.formats.chunk import Chunk, Faults, Integers, Lists, Text, offsets_of, take
+from hotbed.data.formats.numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
+from hotbed.data.formats.split import Rows, show_span, split_block
+from hotbed.errors import FormatError
+
+LABEL = "label"
+INDEX = "index"
+_SPACE, _TAB, _COLON, _HASH = 32, 9, 58, 35
+_REASONS = (
+    "",
+    "a pair is not index:value",
+    "an index is not a whole number from 0",
+    "an index needs more than 64 bits",
+    "a value is not a number",
+    "a value is neither 0 nor 1",
+    "an index stands twice",
+)
+
+
+class LibsvmFormat:
+    name = "libsvm"
+    typed = True
+
+    def chunks(self, path: Path) -> Iterator[Chunk]:
+        if not first_line(path):
+            raise FormatError(f"{path} is empty: no rows to read.")
+        for block in read_blocks(path):
+            rows = split_block(block, str(path), 1, "\n", quote=False)
+            yield _chunk(str(path), rows, block.bytes_read)
+
+
+def _chunk(file: str, rows: Rows, bytes_read: int) -> Chunk:
+    data = rows.text[0].data
+    labels, index, reasons = _read_pairs(data, rows.begins, rows.ends)
+    faults = Faults(len(rows.lines))
+    for code in np.unique(reasons[reasons > 0]):
+        faults.mark(reasons == code, _REASONS[code])
+    show = partial(show_span, data)
+    bad = rows.bad + faults.bad_rows(file, rows.lines, partial(show, rows.begins, rows.ends))
+    bad.sort(key=lambda row: row.line)
+    keep = faults.good & (labels.ends > labels.starts)  # a line of only a comment is no row
+    columns = {LABEL: take(labels, keep), INDEX: take(index, keep)}
+    return Chunk(file, columns, rows.lines[keep], partial(show, rows.begins[keep], rows.ends[keep]), bad, bytes_read)
+
+
+def _read_pairs(data: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[Text, Lists, np.ndarray]:
+    """Label text, bags of indices, and a reason per row (0: good)."""
+    n = len(begins)
+    num_pairs = int(np.count_nonzero(data == _COLON))
+    label_spans = np.zeros((2, n), dtype=np.int64)
+    spans = np.empty((4, num_pairs), dtype=np.int64)  # begin and end of index and value
+    row_of_pair = np.empty(num_pairs, dtype=np.int64)
+    reasons = np.zeros(n, dtype=np.uint8)
+    count = _find_pairs(data, begins, ends, label_spans, spans, row_of_pair, reasons)
+    spans, row_of_pair = spans[:, :count], row_of_pair[:count]
+    index, index_codes = parse_integers(Text(data, spans[0], spans[1]))
+    value, value_codes = parse_floats(Text(data, spans[2], spans[3]))
+    for reason, wrong in (
+        (5, (value != 0) & (value != 1)),
+        (4, (value_codes != OK)),
+        (2, (index_codes != OK) | (index < 0)),
+        (3, index_codes == TOO_LARGE),
+        (1, (index_codes == MISSING)),
+    ):
+        reasons[row_of_pair[wrong]] = reason
+    order = np.lexsort((index, row_of_pair))
+    again = (np.diff(index[order]) == 0) & (np.diff(row_of_pair[order]) == 0)
+    twice = row_of_pair[order][1:][again]
+    reasons[twice[reasons[twice] == 0]] = 6
+    used = value == 1
+    lengths = np.bincount(row_of_pair[used], minlength=n)
+    bags = Lists(offsets_of(lengths), Integers(index[used], np.zeros(int(used.sum()), dtype=np.bool_)))
+    return Text(data, label_spans[0], label_spans[1]), bags, reasons
+
+
+@njit(nogil=True, cache=True)
+def _find_pairs(
+    data: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    labels: np.ndarray,
+    spans: np.ndarray,
+    row_of_pair: np.ndarray,
+    reasons: np.ndarray,
+) -> int:
+    count = 0
+    for row in range(len(begins)):
+        k, end = begins[row], ends[row]
+        first = True
+        while k < end and data[k] != _HASH:
+            if data[k] == _SPACE or data[k] == _TAB:
+                k += 1
+                continue
+            token, colon, colons = k, -1, 0
+            while k < end and data[k] != _SPACE and data[k] != _TAB and data[k] != _HASH:
+                if data[k] == _COLON:
+                    colon = k
+                    colons += 1
+                k += 1
+            if first:
+                labels[0, row], labels[1, row] = token, k
+                first = False
+            elif colons != 1:
+                reasons[row] = 1
+            else:
+                spans[0, count], spans[1, count] = token, colon
+                spans[2, count], spans[3, count] = colon + 1, k
+                row_of_pair[count] = row
+                count += 1
+    return count

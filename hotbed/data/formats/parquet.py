@@ -1,0 +1,145 @@
+"""Parquet and Arrow (Feather, IPC file or stream): typed columns in, the same columns out, 65,536 rows at a time.
+
+Integers, booleans, dates and times are integers (unsigned 64-bit ones keep their bits), floats and decimals are numbers,
+strings and binary are text, dictionaries are what they stand for, lists are bags. Null, NaN and the empty string are
+missing. Other types (structs, maps, lists of lists) are refused by name; drop such columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hotbed.data.formats.blocks import open_raw
+from hotbed.data.formats.chunk import Chunk, Column, Floats, Integers, Lists, Scalar, Text
+from hotbed.errors import FormatError
+
+CHUNK_ROWS = 1 << 16
+
+
+class ParquetFormat:
+    name = "parquet"
+    typed = True
+
+    def __init__(self, skip: Collection[str] = ()) -> None:
+        self._skip = frozenset(skip)
+
+    def chunks(self, path: Path) -> Iterator[Chunk]:
+        with open_raw(path) as raw:
+            size = path.stat().st_size
+            done = 0
+            batches = self._batches(raw, path)
+            while True:
+                try:
+                    batch, total = next(batches)
+                except StopIteration:
+                    return
+                except (pa.ArrowException, OSError, ValueError) as error:
+                    raise FormatError(
+                        f"{path} is not Parquet or Arrow, or is damaged or cut short: {_first_line(error)}"
+                    ) from error
+                columns = {name: _column(batch.column(name), name, path) for name in batch.schema.names}
+                lines = np.arange(done + 1, done + batch.num_rows + 1, dtype=np.int64)
+                done += batch.num_rows
+
+                def show(i: int, batch: pa.RecordBatch = batch) -> str:
+                    return str(batch.slice(i, 1).to_pylist()[0])
+
+                read = size if total is None else size * done // max(total, 1)
+                yield Chunk(str(path), columns, lines, show, [], read)
+
+    def _batches(self, raw: object, path: Path) -> Iterator[tuple[pa.RecordBatch, int | None]]:
+        """Record batches of at most CHUNK_ROWS rows, and the rows of the whole file where known. Always at least one."""
+        magic = open_raw(path).read(6)
+        if magic.startswith(b"PAR1") or not magic:
+            file = pq.ParquetFile(raw)
+            names = self._wanted(file.schema_arrow.names, path)
+            empty = file.schema_arrow.empty_table().select(names).to_batches()
+            yield from ((batch, 0) for batch in empty or [pa.RecordBatch.from_pylist([], file.schema_arrow)])
+            for batch in file.iter_batches(CHUNK_ROWS, columns=names):
+                yield batch, file.metadata.num_rows
+            return
+        if magic == b"ARROW1":
+            reader = pa.ipc.open_file(raw)
+            stored = (reader.get_batch(i) for i in range(reader.num_record_batches))
+        else:
+            reader = pa.ipc.open_stream(raw)
+            stored = iter(reader)
+        names = self._wanted(reader.schema.names, path)
+        yield pa.RecordBatch.from_pylist([], reader.schema).select(names), 0
+        for batch in stored:
+            batch.validate(full=True)
+            for start in range(0, batch.num_rows, CHUNK_ROWS):
+                yield batch.slice(start, CHUNK_ROWS).select(names), None
+
+    def _wanted(self, names: list[str], path: Path) -> list[str]:
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise FormatError(f"{path} names {', '.join(twice)} more than once. Column names must differ.")
+        return [name for name in names if name not in self._skip]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _column(array: pa.Array, name: str, path: Path) -> Column:
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        values = pc.list_flatten(array)
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+        offsets = np.zeros(len(array) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return Lists(offsets, _scalar(values, name, path))
+    return _scalar(array, name, path)
+
+
+def _scalar(array: pa.Array, name: str, path: Path) -> Scalar:
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return _scalar(array.dictionary_decode(), name, path)
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return Floats(pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64))
+    missing = pc.is_null(array).to_numpy(zero_copy_only=False)
+    if pa.types.is_null(kind):
+        return Integers(np.zeros(len(array), dtype=np.int64), missing)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return text_of_strings(array)
+    if pa.types.is_fixed_size_binary(kind) or pa.types.is_large_binary(kind) or _is_view(kind):
+        return text_of_strings(pc.cast(array, pa.binary()))
+    if pa.types.is_large_string(kind):
+        return text_of_strings(pc.cast(array, pa.string()))
+    if pa.types.is_temporal(kind):
+        array = pc.cast(array.view(pa.int32() if kind.bit_width == 32 else pa.int64()), pa.int64())
+        return Integers(pc.fill_null(array, 0).to_numpy(zero_copy_only=False).astype(np.int64), missing)
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        filled = pc.fill_null(array, False if pa.types.is_boolean(kind) else 0)
+        return Integers(filled.to_numpy(zero_copy_only=False).astype(np.int64), missing)
+    raise FormatError(
+        f"{path}: column {name} has type {kind}, which hotbed cannot turn into numbers or ids. Leave it out: --drop {name}"
+    )
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return any(getattr(pa.types, name, lambda _: False)(kind) for name in ("is_string_view", "is_binary_view"))
+
+
+def text_of_strings(array: pa.Array) -> Text:
+    """Spans over a copy of the bytes this slice uses."""
+    n = len(array)
+    _, offset_buffer, data_buffer = array.buffers()
+    if n == 0 or offset_buffer is None:
+        return Text(np.zeros(0, dtype=np.uint8), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64))
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32)[array.offset : array.offset + n + 1].astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    data = np.zeros(last - first, dtype=np.uint8)
+    if last > first:
+        data[:] = np.frombuffer(data_buffer, dtype=np.uint8)[first:last]
+    starts, ends = offsets[:-1] - first, offsets[1:] - first
+    missing = pc.is_null(array).to_numpy(zero_copy_only=False)
+    return Text(data, starts, np.where(missing, starts, ends))

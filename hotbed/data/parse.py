@@ -1,0 +1,200 @@
+"""Pass 1 of prepare: raw files in, parsed rows in temporary Arrow files and what there is to know about them out.
+
+Every id is numbered when first seen (int32) and counted if its row is in train; numbers are transformed but not yet
+standardised. Chunks are read one after the other; the columns of a chunk are shared among threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from hotbed.data.encoded import Encoded, encode, take_rows
+from hotbed.data.formats import Chunk, Format
+from hotbed.data.inputs import Source, SplitRule
+from hotbed.data.layout import Layout, Wishes, choose_layout
+from hotbed.data.quarantine import Quarantine
+from hotbed.data.schema import DenseColumn
+from hotbed.data.values import Bags, LabelReader
+from hotbed.data.vocabulary import Numbering
+from hotbed.errors import FormatError
+
+TRAIN = "train"
+
+
+class Progress(NamedTuple):
+    """How far prepare is: bytes while reading, rows while writing."""
+
+    stage: str  # "reading" or "writing"
+    done: int
+    total: int
+    rows: int
+
+
+class Moments:
+    """Mean and standard deviation of numbers that come in pieces."""
+
+    def __init__(self) -> None:
+        self._count, self._mean, self._squares = 0, 0.0, 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        if len(values) == 0:
+            return
+        mean = float(values.mean())
+        count = self._count + len(values)
+        apart = mean - self._mean
+        self._squares += float(((values - mean) ** 2).sum()) + apart**2 * self._count * len(values) / count
+        self._mean += apart * len(values) / count
+        self._count = count
+
+    def fit(self, spec: DenseColumn) -> DenseColumn:
+        """`spec` with the mean and scale that make these numbers standard; constant columns keep scale 1."""
+        deviation = float(np.sqrt(self._squares / max(self._count, 1)))
+        scale = deviation if deviation > 1e-9 * max(abs(self._mean), 1e-30) and np.isfinite(deviation) else 1.0
+        return DenseColumn(spec.name, spec.transform, mean=self._mean, scale=scale)
+
+
+class ParsedSplit:
+    """The rows of one split in a temporary Arrow file."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
+        self.schema = schema
+        self.batch_rows: list[int] = []  # rows of each batch in the file
+        self.positives = 0
+        self._writer = pa.ipc.new_file(str(path), schema)
+
+    @property
+    def rows(self) -> int:
+        return sum(self.batch_rows)
+
+    def add(self, arrays: list[pa.Array], positives: int) -> None:
+        self._writer.write_batch(pa.record_batch(arrays, schema=self.schema))
+        self.batch_rows.append(len(arrays[0]))
+        self.positives += positives
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@dataclass
+class Parsed:
+    """What pass 1 knows; pass 2 needs nothing else."""
+
+    layout: Layout
+    labels: LabelReader
+    numberings: list[Numbering]  # one per feature
+    moments: list[Moments]  # one per dense column
+    splits: dict[str, ParsedSplit]
+    left_out: int = 0  # good rows that belong to no split
+
+
+def parse_sources(
+    sources: Sequence[Source],
+    splits: tuple[str, ...],
+    rule: SplitRule | None,
+    reader: Format,
+    begin: Callable[[Chunk], Parsed],
+    quarantine: Quarantine,
+    progress: Callable[[Progress], None],
+) -> Parsed:
+    """Read everything. `begin` decides from the first chunk what the columns are."""
+    total = sum(source.path.stat().st_size for source in sources)
+    parsed: Parsed | None = None
+    columns: set[str] = set()
+    before = 0
+    with ThreadPoolExecutor() as threads:
+        for number, source in enumerate(sources):
+            for chunk in reader.chunks(source.path):
+                if parsed is None:
+                    parsed = begin(chunk)
+                    columns = set(chunk.columns)
+                if columns != set(chunk.columns):
+                    raise FormatError(_other_columns(chunk, columns))
+                encoded = encode(chunk, parsed.labels, parsed.layout.dense, parsed.layout.features, threads)
+                if rule is not None:
+                    split_of_row = rule.assign(number, encoded.lines, quarantine.good_rows)
+                else:
+                    split_of_row = np.full(len(encoded.lines), splits.index(source.split or TRAIN))
+                quarantine.add(encoded.bad, len(encoded.lines))
+                _keep(encoded, split_of_row, parsed, threads)
+                progress(Progress("reading", before + chunk.bytes_read, total, quarantine.good_rows))
+            before += source.path.stat().st_size
+    quarantine.check()
+    if parsed is None or quarantine.good_rows == 0:
+        raise FormatError(f"{', '.join(str(source.path) for source in sources[:3])}: not one good row was found.")
+    _check_splits(parsed, quarantine.good_rows)
+    return parsed
+
+
+def start(
+    chunk: Chunk, splits: tuple[str, ...], reader: Format, wishes: Wishes, positive: str | None, directory: Path
+) -> Parsed:
+    """Decide what the columns are and open the temporary files."""
+    layout = choose_layout(chunk, wishes, reader.typed)
+    fields = [pa.field(layout.label, pa.float32()), *(pa.field(spec.name, pa.float64()) for spec in layout.dense)]
+    for feature in layout.features:
+        fields.append(pa.field(feature.name, pa.large_list(pa.int32()) if feature.multi else pa.int32()))
+    return Parsed(
+        layout=layout,
+        labels=LabelReader(layout.label, positive=positive, signed=reader.name == "libsvm"),
+        numberings=[Numbering() for _ in layout.features],
+        moments=[Moments() for _ in layout.dense],
+        splits={name: ParsedSplit(directory / f"{name}.arrow", pa.schema(fields)) for name in splits},
+    )
+
+
+def _keep(encoded: Encoded, split_of_row: np.ndarray, parsed: Parsed, threads: Executor) -> None:
+    """Number and count the ids of a chunk and append its rows to the files of their splits."""
+    names = list(parsed.splits)
+    counted = split_of_row == names.index(TRAIN)
+    parsed.left_out += int(np.count_nonzero(split_of_row >= len(names)))
+
+    def number(i: int) -> np.ndarray | Bags:
+        ids = encoded.ids[i]
+        if isinstance(ids, Bags):
+            return Bags(ids.offsets, parsed.numberings[i].add(ids.ids, np.repeat(counted, np.diff(ids.offsets))))
+        return parsed.numberings[i].add(ids, counted)
+
+    numbers = list(threads.map(number, range(len(encoded.ids))))
+    for values, moments in zip(encoded.dense, parsed.moments):
+        moments.add(values[counted])
+    for index, split in enumerate(parsed.splits.values()):
+        rows = split_of_row == index
+        if rows.any():
+            columns = [encoded.labels, *encoded.dense, *numbers]
+            arrays = [_arrow(values if rows.all() else take_rows(values, rows)) for values in columns]
+            split.add(arrays, int(np.count_nonzero(encoded.labels[rows])))
+
+
+def _arrow(values: np.ndarray | Bags) -> pa.Array:
+    if isinstance(values, Bags):
+        return pa.LargeListArray.from_arrays(pa.array(values.offsets), pa.array(values.ids))
+    return pa.array(values)
+
+
+def _other_columns(chunk: Chunk, columns: set[str]) -> str:
+    absent, extra = sorted(columns - set(chunk.columns)), sorted(set(chunk.columns) - columns)
+    parts = [f"lacks {', '.join(absent)}" if absent else "", f"adds {', '.join(extra)}" if extra else ""]
+    return (
+        f"{chunk.file} has other columns than the first file: it {' and '.join(filter(None, parts))}. "
+        "All files of a dataset need the same columns."
+    )
+
+
+def _check_splits(parsed: Parsed, good_rows: int) -> None:
+    for split in parsed.splits.values():
+        split.close()
+    empty = [name for name, split in parsed.splits.items() if split.rows == 0]
+    if empty:
+        sizes = ", ".join(f"{name} {split.rows:,}" for name, split in parsed.splits.items())
+        raise FormatError(
+            f"split {', '.join(empty)} got no rows; the files hold {good_rows:,} good ones ({sizes}). "
+            "Change --split or the files."
+        )

@@ -1,0 +1,91 @@
+"""Bad rows in; a file with all of them, counts by reason, and an end to the job when there are too many."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from hotbed.data.formats.chunk import BadRow
+from hotbed.errors import ConfigError, FormatError
+
+_SURE_ROWS = 100_000  # a share is judged at the end, and on the way from this many rows on
+
+
+@dataclass(frozen=True)
+class MaxBad:
+    """How many bad rows are too many: a number of rows, or a share of all rows."""
+
+    rows: int | None = None
+    share: float | None = None
+
+    @classmethod
+    def parse(cls, text: str | int | float) -> MaxBad:
+        """`100` is rows, `1%` is a share."""
+        plain = str(text).strip()
+        try:
+            if plain.endswith("%"):
+                share = float(plain[:-1]) / 100
+                if 0 <= share <= 1:
+                    return cls(share=share)
+            elif int(plain) >= 0:
+                return cls(rows=int(plain))
+        except ValueError:
+            pass
+        raise ConfigError(f"max-bad {text!r} is neither a number of rows (100) nor a percentage from 0% to 100% (1%).")
+
+    def exceeded(self, bad: int, rows: int) -> bool:
+        return bad > self.rows if self.rows is not None else bad > (self.share or 0.0) * rows
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} rows" if self.rows is not None else f"{100 * (self.share or 0.0):g}%"
+
+
+class Quarantine:
+    """Counts bad rows and, given a path, writes each as a line of JSON: file, line, reason, text."""
+
+    def __init__(self, max_bad: MaxBad, path: Path | None = None) -> None:
+        self._max_bad = max_bad
+        self._file = path.open("w", encoding="utf-8") if path is not None else None
+        self._first: list[BadRow] = []
+        self.reasons: Counter[str] = Counter()
+        self.good_rows = 0
+
+    @property
+    def bad_rows(self) -> int:
+        return self.reasons.total()
+
+    def add(self, bad: Iterable[BadRow], good_rows: int) -> None:
+        """Note the bad rows of a chunk; a FormatError once there are certainly too many."""
+        self.good_rows += good_rows
+        for row in bad:
+            self.reasons[row.reason] += 1
+            if len(self._first) < 3:
+                self._first.append(row)
+            if self._file is not None:
+                self._file.write(json.dumps(row._asdict()) + "\n")
+        if self._max_bad.rows is not None or self.good_rows + self.bad_rows >= _SURE_ROWS:
+            self.check()
+
+    def check(self) -> None:
+        """A FormatError if there are too many bad rows."""
+        rows = self.good_rows + self.bad_rows
+        if not self._max_bad.exceeded(self.bad_rows, rows):
+            return
+        first = "\n".join(f"  {row.file}, line {row.line}: {row.reason}: {row.text[:120]!r}" for row in self._first)
+        raise FormatError(
+            f"{self.bad_rows:,} of {rows:,} rows are bad; at most {self._max_bad} may be (--max-bad). The first:\n{first}\n"
+            "Is the format right (--format, --label, --delimiter)? If these rows may be left out, raise --max-bad."
+        )
+
+    def __enter__(self) -> Quarantine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()

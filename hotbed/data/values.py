@@ -1,0 +1,222 @@
+"""Raw columns in, labels, numbers and 64-bit ids out; values that cannot be read mark their row as bad."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numba import njit
+
+from hotbed.data.formats.chunk import Column, Faults, Floats, Integers, Lists, Scalar, Text, offsets_of
+from hotbed.data.formats.numbers import MISSING, NOT_A_NUMBER, TOO_LARGE, parse_floats, parse_integers
+from hotbed.data.formats.parquet import text_of_strings
+from hotbed.data.hash import MISSING_ID, hash_text
+from hotbed.data.schema import DenseColumn, IdFeature
+from hotbed.errors import FormatError
+
+# bucket k > 2 starts where log(x)**2 reaches k - 2, rounded up to a whole number: 3, 5, 6, 8, 10, 12, ...
+BUCKET_STARTS = np.unique([math.ceil(math.exp(math.sqrt(k))) for k in range(1, 1900)]).astype(np.float64)
+
+
+class Bags(NamedTuple):
+    """One bag of ids per row: row i owns ids[offsets[i]:offsets[i + 1]]."""
+
+    offsets: np.ndarray  # int64 [n + 1]
+    ids: np.ndarray  # int64
+
+
+class LabelReader:
+    """Reads labels: 0/1 or true/false, or two values of which `positive` means 1; -1/1 too where `signed`.
+
+    With `positive`, the first other value seen is the negative one; a third value is a fault, not a negative.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        positive: str | None = None,
+        negative: str | None = None,
+        signed: bool,
+        optional: bool = False,
+    ) -> None:
+        self.name = name
+        self.positive = positive
+        self.negative = negative
+        self._label_of_number = {0.0: 0.0, 1.0: 1.0} | ({-1.0: 0.0} if signed else {})
+        self._optional = optional
+
+    def read(self, column: Column, faults: Faults) -> np.ndarray:
+        """Float32 [n]; a label that cannot be read is a fault (NaN where labels are optional and it is missing)."""
+        if isinstance(column, Lists):
+            raise FormatError(f"label column {self.name} holds lists; it must hold one value per row.")
+        if isinstance(column, Text):
+            keys, missing = hash_text(column), column.starts == column.ends
+        elif isinstance(column, Integers):
+            keys, missing = column.values, column.missing
+        else:
+            keys, missing = column.values, np.isnan(column.values)
+        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        distinct = np.array([self._label(_string(column, i)) for i in first.tolist()], dtype=np.float32)
+        labels: np.ndarray = distinct[inverse]
+        labels[missing] = np.nan
+        if not self._optional:
+            faults.mark(missing, f"label {self.name} is missing")
+        faults.mark(np.isnan(labels) & ~missing, self._fault())
+        return labels
+
+    def _label(self, text: str) -> float:
+        """1, 0, or NaN for what is no label."""
+        text = text.strip()
+        if self.positive is not None:
+            if text == self.positive:
+                return 1.0
+            if self.negative is None and text:
+                self.negative = text
+            return 0.0 if text == self.negative else math.nan
+        plain = text.lower()
+        if plain in ("true", "false"):
+            return float(plain == "true")
+        if not plain.isascii() or "_" in plain:  # float() would take both
+            return math.nan
+        try:
+            return self._label_of_number.get(float(plain), math.nan)
+        except ValueError:
+            return math.nan
+
+    def _fault(self) -> str:
+        if self.positive is not None:
+            return f"label {self.name} is neither {self.positive!r} nor {self.negative!r}"
+        return f"label {self.name} is not 0 or 1"
+
+
+def _string(column: Scalar, row: int) -> str:
+    return column.string(row) if isinstance(column, Text) else str(column.values[row])
+
+
+def read_dense(column: Column, spec: DenseColumn, faults: Faults) -> np.ndarray:
+    """Float64 [n]: transformed, missing values 0, not yet shifted and scaled."""
+    if isinstance(column, Lists):
+        raise FormatError(f"number column {spec.name} holds lists; it must hold one number per row.")
+    values = _numbers(column, spec.name, faults)
+    if spec.transform == "log":
+        values = np.sign(values) * np.log1p(np.abs(values))
+    return np.where(np.isnan(values), 0.0, values)
+
+
+def standardise(values: np.ndarray, spec: DenseColumn) -> np.ndarray:
+    """What the dataset holds and the model sees, float32 [n]."""
+    standard: np.ndarray = ((values - spec.mean) / spec.scale).astype(np.float32)
+    return standard
+
+
+def read_ids(column: Column, feature: IdFeature, faults: Faults) -> np.ndarray | Bags:
+    """The 64-bit ids of a feature: int64 [n], or bags where it is multi-valued."""
+    if not feature.multi:
+        if isinstance(column, Lists):
+            raise FormatError(f"column {feature.name} holds lists where one id per row is expected.")
+        return _scalar_ids(column, feature, faults)
+    if isinstance(column, Text) and feature.separator:
+        column = split_values(column, feature.separator)
+    if not isinstance(column, Lists):
+        raise FormatError(f"column {feature.name} holds single values where lists are expected.")
+    value_faults = Faults(len(column.values[0] if not isinstance(column.values, Text) else column.values.starts))
+    ids = _scalar_ids(column.values, feature, value_faults)
+    if value_faults.any:
+        row_of_value = np.repeat(np.arange(len(column.offsets) - 1), np.diff(column.offsets))
+        rows = np.zeros(len(column.offsets) - 1, dtype=np.bool_)
+        rows[row_of_value[~value_faults.good]] = True
+        faults.mark(rows, f"{feature.name} holds a value that is no id")
+    return Bags(column.offsets, ids)
+
+
+def _scalar_ids(column: Scalar, feature: IdFeature, faults: Faults) -> np.ndarray:
+    if feature.source == "bucket":
+        return bucket_ids(_numbers(column, feature.name, faults))
+    if isinstance(column, Floats):
+        column = _whole(column, feature.name, faults)
+    if feature.source == "string":
+        return hash_text(column if isinstance(column, Text) else _decimal(column))
+    if isinstance(column, Text):
+        values, codes = parse_integers(column)
+        faults.mark(codes == NOT_A_NUMBER, f"{feature.name} is not an integer")
+        faults.mark(codes == TOO_LARGE, f"{feature.name} needs more than 64 bits")
+        column = Integers(values, codes == MISSING)
+    faults.mark((column.values == MISSING_ID) & ~column.missing, f"{feature.name} is -2**63, the id of missing values")
+    return np.where(column.missing, MISSING_ID, column.values)
+
+
+def bucket_ids(values: np.ndarray) -> np.ndarray:
+    """Log buckets of numbers (NaN: missing), int64 [n].
+
+    Up to 2 a number is its own bucket (rounded towards zero); above, bucket 2 + k starts where log(x)**2 reaches k,
+    so buckets widen with x. Negative numbers mirror positive ones.
+    """
+    size = np.abs(np.nan_to_num(values, nan=0.0))
+    bucket = np.where(size < 3, np.floor(size), 2 + np.searchsorted(BUCKET_STARTS, size, side="right"))
+    return np.where(np.isnan(values), MISSING_ID, np.where(values < 0, -bucket, bucket).astype(np.int64))
+
+
+def _numbers(column: Scalar, name: str, faults: Faults) -> np.ndarray:
+    """Float64 [n], NaN where missing."""
+    if isinstance(column, Integers):
+        return np.where(column.missing, np.nan, column.values.astype(np.float64))
+    if isinstance(column, Floats):
+        faults.mark(np.isinf(column.values), f"{name} is not finite")
+        return np.where(np.isinf(column.values), np.nan, column.values)
+    values, codes = parse_floats(column)
+    if codes.max(initial=0) > MISSING:
+        faults.mark(codes == NOT_A_NUMBER, f"{name} is not a number")
+        faults.mark(codes == TOO_LARGE, f"{name} is not finite")
+    return values
+
+
+def _whole(column: Floats, name: str, faults: Faults) -> Integers:
+    """Floats that stand for integers (a column of integers with gaps often arrives so)."""
+    missing = np.isnan(column.values)
+    whole = np.where(missing, 0.0, column.values)
+    wrong = (np.floor(whole) != whole) | (np.abs(whole) >= 2**53)
+    faults.mark(wrong, f"{name} is not a whole number")
+    return Integers(np.where(wrong, 0.0, whole).astype(np.int64), missing)
+
+
+def _decimal(column: Integers) -> Text:
+    """Integers as decimal text, so that 42 in Parquet and 42 in CSV are the same string id."""
+    return text_of_strings(pc.cast(pa.array(column.values, mask=column.missing), pa.string()))
+
+
+def split_values(text: Text, separator: str) -> Lists:
+    """Cut every value at `separator`; empty pieces are dropped, so a missing value is an empty bag."""
+    byte = ord(separator)
+    most = len(text.starts) + int(np.count_nonzero(text.data == byte))
+    starts, ends = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+    lengths = np.zeros(len(text.starts), dtype=np.int64)
+    count = _split_values(text.data, text.starts, text.ends, byte, starts, ends, lengths)
+    return Lists(offsets_of(lengths), Text(text.data, starts[:count], ends[:count]))
+
+
+@njit(nogil=True, cache=True)
+def _split_values(
+    data: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    separator: int,
+    piece_starts: np.ndarray,
+    piece_ends: np.ndarray,
+    lengths: np.ndarray,
+) -> int:
+    count = 0
+    for row in range(len(starts)):
+        begin = starts[row]
+        for k in range(starts[row], ends[row] + 1):
+            if k == ends[row] or data[k] == separator:
+                if k > begin:
+                    piece_starts[count] = begin
+                    piece_ends[count] = k
+                    count += 1
+                    lengths[row] += 1
+                begin = k + 1
+    return count

@@ -1,0 +1,80 @@
+"""A directory that appears whole or not at all: work goes on beside it, under a hidden name, until one rename.
+
+A killed job leaves only `.NAME.partial`; the next job for the same place clears it. A lock keeps two jobs apart.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from hotbed.errors import ConfigError, DataError
+
+
+class Workspace:
+    """`with Workspace(out) as work:` write under `work.path`, then `work.commit()`."""
+
+    def __init__(self, out: Path, overwrite: bool = False) -> None:
+        self._out = Path(out)
+        self._overwrite = overwrite
+        self.path = self._out.parent / f".{self._out.name}.partial"
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Workspace:
+        self._check_out()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "lock").open("w")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                raise ConfigError(
+                    f"another job is writing {self._out}. Wait for it, or choose another --out."
+                ) from None
+            self._lock = lock
+            for left in self.path.iterdir():
+                if left.name != "lock":
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+        except OSError as error:
+            raise DataError(f"{self._out} cannot be written: {error.strerror or error}.") from error
+        return self
+
+    def _check_out(self) -> None:
+        out = self._out
+        if not out.name:
+            raise ConfigError(f"--out {str(out)!r} is not the name of a new directory.")
+        if not out.exists():
+            return
+        if not out.is_dir():
+            raise ConfigError(f"{out} is a file; --out must name a directory.")
+        if not any(out.iterdir()):
+            return
+        if not self._overwrite:
+            raise ConfigError(f"{out} exists already. Choose another --out, or replace it with --overwrite.")
+        if not (out / "schema.json").is_file():
+            raise ConfigError(
+                f"{out} is not a hotbed dataset; --overwrite replaces only datasets. Choose another --out."
+            )
+
+    def commit(self) -> None:
+        """Put the work in its place."""
+        (self.path / "lock").unlink()
+        old = self._out.parent / f".{self._out.name}.old"
+        shutil.rmtree(old, ignore_errors=True)
+        if self._out.exists():
+            self._out.rename(old)
+        self.path.rename(self._out)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._lock.close()
+        if isinstance(error, OSError):
+            raise DataError(f"{self._out} cannot be written: {error.strerror or error}.") from error

@@ -1,0 +1,158 @@
+"""Pass 2 of prepare: parsed rows in, the Parquet files and id counts of a dataset out.
+
+Numbers of ids become rows of the vocabulary (row 0: unknown, then most frequent first, ties by id) or, with the hashing
+trick, the 64-bit ids again. Parts of about a million rows are written side by side, each in row groups of 65,536 rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hotbed.data.parse import Parsed, ParsedSplit, Progress
+from hotbed.data.schema import DenseColumn, IdFeature, Split
+from hotbed.data.values import standardise
+from hotbed.data.vocabulary import Numbering
+
+GROUP_ROWS = 1 << 16
+PART_ROWS = 1 << 20
+_MOST_THREADS = 4  # each holds a row group and its Parquet pages, some 50 MB
+
+
+class Written(NamedTuple):
+    """The parts of the schema that pass 2 finds."""
+
+    dense: tuple[DenseColumn, ...]
+    features: tuple[IdFeature, ...]
+    splits: dict[str, Split]
+
+
+class _Finish(NamedTuple):
+    """How temporary columns become final ones."""
+
+    schema: pa.Schema
+    dense: tuple[DenseColumn, ...]
+    value_of_number: list[np.ndarray]  # per feature: row (int32) or id (int64) of every number
+
+
+def write_dataset(
+    parsed: Parsed,
+    directory: Path,
+    *,
+    min_count: int,
+    hash_rows: int | None,
+    progress: Callable[[Progress], None],
+) -> Written:
+    """Write counts and splits; the temporary files are deleted as they are used up."""
+    (directory / "counts").mkdir()
+    features, values = [], []
+    for feature, numbering in zip(parsed.layout.features, parsed.numberings):
+        path = directory / "counts" / f"{feature.name}.parquet"
+        done, value_of_number = _finish_feature(feature, numbering, min_count, hash_rows, path)
+        features.append(done)
+        values.append(value_of_number)
+    dense = tuple(moments.fit(spec) for moments, spec in zip(parsed.moments, parsed.layout.dense))
+    fields = [pa.field(parsed.layout.label, pa.float32()), *(pa.field(spec.name, pa.float32()) for spec in dense)]
+    for feature in features:
+        kind = pa.int32() if hash_rows is None else pa.int64()
+        fields.append(pa.field(feature.name, pa.list_(kind) if feature.multi else kind))
+    finish = _Finish(pa.schema(fields), dense, values)
+    total = sum(split.rows for split in parsed.splits.values())
+    splits: dict[str, Split] = {}
+    for name, split in parsed.splits.items():
+        before = sum(done.rows for done in splits.values())
+
+        def report(rows: int, before: int = before) -> None:
+            progress(Progress("writing", before + rows, total, before + rows))
+
+        splits[name] = _write_split(name, split, finish, directory, report)
+        split.path.unlink()
+    return Written(dense, tuple(features), splits)
+
+
+def _finish_feature(
+    feature: IdFeature, numbering: Numbering, min_count: int, hash_rows: int | None, path: Path
+) -> tuple[IdFeature, np.ndarray]:
+    """Write the feature's counts; (its final description, the value of each number)."""
+    ids, counts = numbering.ids, numbering.counts
+    distinct = int(np.count_nonzero(counts))
+    kept = np.flatnonzero(counts >= (min_count if hash_rows is None else 1))
+    kept = kept[np.lexsort((ids[kept], -counts[kept]))]
+    pq.write_table(pa.table({"id": ids[kept], "count": counts[kept]}), path, compression="zstd")
+    if hash_rows is not None:
+        return replace(feature, rows=hash_rows, mode="hash", distinct=distinct), ids
+    rows = np.zeros(len(ids), dtype=np.int32)
+    rows[kept] = np.arange(1, len(kept) + 1, dtype=np.int32)
+    return replace(feature, rows=len(kept) + 1, mode="vocabulary", distinct=distinct), rows
+
+
+def _write_split(
+    name: str, split: ParsedSplit, finish: _Finish, directory: Path, report: Callable[[int], None]
+) -> Split:
+    (directory / name).mkdir()
+    starts = range(0, split.rows, PART_ROWS)
+    sizes = [min(PART_ROWS, split.rows - begin) for begin in starts]
+    files = [f"{name}/part-{number:05d}.parquet" for number in range(len(sizes))]
+
+    def write(number: int) -> int:
+        with pq.ParquetWriter(
+            directory / files[number], finish.schema, compression="zstd", compression_level=1
+        ) as writer:
+            for group in _groups(split, starts[number], sizes[number]):
+                writer.write_table(_finished(group, finish), row_group_size=GROUP_ROWS)
+        return sizes[number]
+
+    done = 0
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as threads:
+        for rows in threads.map(write, range(len(sizes))):
+            done += rows
+            report(done)
+    return Split(tuple(files), tuple(sizes), split.positives)
+
+
+def _groups(split: ParsedSplit, begin: int, rows: int) -> Iterator[pa.Table]:
+    """Rows begin .. begin + rows of a temporary file, GROUP_ROWS at a time."""
+    with pa.memory_map(str(split.path)) as source:
+        reader = pa.ipc.open_file(source)
+        waiting: list[pa.RecordBatch] = []
+        count = 0
+        first = 0  # row where the next batch starts
+        for number, batch_rows in enumerate(split.batch_rows):
+            low, high = max(begin - first, 0), min(begin + rows - first, batch_rows)
+            first += batch_rows
+            if low >= high:
+                continue
+            waiting.append(reader.get_batch(number).slice(low, high - low))
+            count += high - low
+            while count >= GROUP_ROWS:
+                table = pa.Table.from_batches(waiting)
+                yield table.slice(0, GROUP_ROWS)
+                waiting = table.slice(GROUP_ROWS).to_batches()
+                count -= GROUP_ROWS
+        if count:
+            yield pa.Table.from_batches(waiting)
+
+
+def _finished(group: pa.Table, finish: _Finish) -> pa.Table:
+    columns = [column.combine_chunks() for column in group.columns]
+    num_dense = len(finish.dense)
+    arrays = [columns[0]]
+    for spec, column in zip(finish.dense, columns[1 : 1 + num_dense]):
+        arrays.append(pa.array(standardise(column.to_numpy(), spec)))
+    for values, column in zip(finish.value_of_number, columns[1 + num_dense :]):
+        if pa.types.is_large_list(column.type):
+            offsets = column.offsets.to_numpy()
+            numbers = column.values.to_numpy()[offsets[0] : offsets[-1]]
+            offsets = (offsets - offsets[0]).astype(np.int32)
+            arrays.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[numbers])))
+        else:
+            arrays.append(pa.array(values[column.to_numpy()]))
+    return pa.Table.from_arrays(arrays, schema=finish.schema)

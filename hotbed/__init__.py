@@ -1,1 +1,53 @@
 """hotbed: click-through-rate and recommendation models with embedding tables of any size, exact on every device."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotbed import data, errors, models, optim
+    from hotbed.embedding_bag import EmbeddingBag
+    from hotbed.ops.init_rows import Constant, Normal, Uniform
+    from hotbed.tables import EmbeddingTables, Table
+    from hotbed.types import Batch, Jagged
+
+__version__ = "0.1.0"
+__all__ = [
+    "Batch",
+    "Constant",
+    "EmbeddingBag",
+    "EmbeddingTables",
+    "Jagged",
+    "Normal",
+    "Table",
+    "Uniform",
+    "data",
+    "errors",
+    "models",
+    "optim",
+]
+
+_HOME = {
+    "Batch": "hotbed.types",
+    "Constant": "hotbed.ops.init_rows",
+    "EmbeddingBag": "hotbed.embedding_bag",
+    "EmbeddingTables": "hotbed.tables",
+    "Jagged": "hotbed.types",
+    "Normal": "hotbed.ops.init_rows",
+    "Table": "hotbed.tables",
+    "Uniform": "hotbed.ops.init_rows",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names load on first use, so that `hotbed --help` does not wait for torch."""
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in __all__:
+        return importlib.import_module(f"hotbed.{name}")
+    raise AttributeError(f"module 'hotbed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,1 +1,21 @@
+"""Row optimizers and learning-rate schedules."""
 
+from hotbed.optim.row import FTRL, ROW_OPTIMIZERS, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, row_optimizer
+from hotbed.optim.schedules import SCHEDULES, Cosine, Decay, Fixed, Schedule, Warmup
+
+__all__ = [
+    "FTRL",
+    "ROW_OPTIMIZERS",
+    "SCHEDULES",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "Cosine",
+    "Decay",
+    "Fixed",
+    "RowOptimizer",
+    "RowwiseAdagrad",
+    "Schedule",
+    "Warmup",
+    "row_optimizer",
+]

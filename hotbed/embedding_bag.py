@@ -1,0 +1,136 @@
+"""EmbeddingBag: one table behind the arguments of `torch.nn.EmbeddingBag`.
+
+What differs: the rows are updated in backward by `optimizer`, so they are no parameters and `model.parameters()` does not
+hold them; `sparse` is accepted and means nothing, because gradients are always sparse and never stored; first values come
+from (seed, table, id) and are nearly normal with deviation 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.errors import ConfigError, ShapeError
+from hotbed.ops.init_rows import Normal
+from hotbed.optim import Adagrad, RowOptimizer
+from hotbed.tables import EmbeddingTables, Table
+from hotbed.types import Jagged
+
+_NAME = "table"
+
+
+class EmbeddingBag(nn.Module):
+    """Bags of ids -> one vector each, by sum, mean or max; `torch.nn.EmbeddingBag` explains the arguments.
+
+    bag = hotbed.EmbeddingBag(1_000_000, 16, mode="sum", optimizer=hotbed.optim.Adagrad(lr=0.05))
+    vectors = bag(values, offsets)      # or bag(matrix [B, T])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: Literal["sum", "mean", "max"] = "mean",
+        sparse: bool = True,
+        _weight: Tensor | None = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        optimizer: RowOptimizer | None = None,
+        seed: int = 0,
+        frozen: bool = False,
+    ) -> None:
+        super().__init__()
+        if mode not in ("sum", "mean", "max"):
+            raise ConfigError(f"mode must be 'sum', 'mean' or 'max', not {mode!r}")
+        if dtype not in (None, torch.float32):
+            raise ConfigError(f"rows are float32; dtype {dtype} is not supported")
+        if padding_idx is not None:
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise ConfigError(f"padding_idx must lie within the {num_embeddings} rows, not {padding_idx}")
+            padding_idx %= num_embeddings
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.max_norm, self.norm_type = max_norm, norm_type
+        self.scale_grad_by_freq, self.mode, self.sparse = scale_grad_by_freq, mode, sparse
+        self.include_last_offset, self.padding_idx, self.frozen = include_last_offset, padding_idx, frozen
+        pooling: Literal["sum", "mean", "none"] = "none" if mode == "max" else mode
+        table = Table(num_embeddings, embedding_dim, pooling=pooling, padding_id=padding_idx, init=Normal(1.0))
+        optimizer = optimizer if optimizer is not None else Adagrad()
+        if scale_grad_by_freq:
+            optimizer = dataclasses.replace(optimizer, scale_by_count=True)
+        self.tables = EmbeddingTables({_NAME: table}, optimizer, seed=seed, device=device or "cpu", output="dict")
+        if _weight is not None:
+            if tuple(_weight.shape) != (num_embeddings, embedding_dim):
+                raise ShapeError(f"_weight must be [{num_embeddings}, {embedding_dim}]; got {list(_weight.shape)}")
+            self.weight.copy_(_weight)
+
+    @classmethod
+    def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **arguments: Any) -> EmbeddingBag:
+        """A bag over given rows [rows, dim]; frozen rows are never updated."""
+        rows, dim = embeddings.shape
+        return cls(rows, dim, _weight=embeddings, frozen=freeze, **arguments)
+
+    @property
+    def weight(self) -> Tensor:
+        """The rows [num_embeddings, embedding_dim]: a view, so writing to it changes them."""
+        return self.tables.weight(_NAME)
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """One vector per bag [B, D]: bags are the rows of a matrix [B, T], or cut from a list by `offsets`."""
+        bags = self._bags(input, offsets, per_sample_weights)
+        if self.max_norm is not None:
+            torch.embedding_renorm_(self.weight, bags.values, self.max_norm, self.norm_type)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            vectors: Tensor = self.tables({_NAME: bags})[_NAME]
+        if self.mode == "max":
+            return _maximum(vectors, bags, self.padding_idx)
+        return vectors
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
+
+    def _bags(self, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Jagged:
+        if weights is not None:
+            if self.mode != "sum":
+                raise ShapeError(f"per_sample_weights need mode 'sum', not {self.mode!r}")
+            if weights.shape != input.shape:
+                raise ShapeError(
+                    f"per_sample_weights must have the shape of the input, {list(input.shape)}; got {list(weights.shape)}"
+                )
+            weights = weights.reshape(-1)
+        if input.ndim == 2:
+            if offsets is not None:
+                raise ShapeError("a matrix of ids has one bag per row; give no offsets with it")
+            rows, width = input.shape
+            return Jagged(input.reshape(-1), torch.arange(rows + 1, device=input.device) * width, weights)
+        if input.ndim != 1 or offsets is None or offsets.ndim != 1:
+            raise ShapeError("give ids as a matrix [B, T], or as a list [L] with offsets [B]")
+        if not self.include_last_offset:
+            end = torch.tensor([input.shape[0]], dtype=offsets.dtype, device=offsets.device)
+            offsets = torch.cat([offsets, end])
+        elif offsets.shape[0] == 0:
+            raise ShapeError("with include_last_offset, offsets need at least one entry, the number of ids")
+        return Jagged(input, offsets, weights)
+
+
+def _maximum(vectors: Tensor, bags: Jagged, padding_idx: int | None) -> Tensor:
+    """The element-wise maximum of every bag [B, D]; zero for a bag without values."""
+    lengths = bags.offsets.diff()
+    size, width = int(lengths.shape[0]), int(lengths.max()) if lengths.numel() else 0
+    if width == 0:
+        return vectors.new_zeros(size, vectors.shape[1])
+    place = torch.arange(width, device=vectors.device)
+    here = place < lengths.unsqueeze(1)  # [B, T]
+    index = (bags.offsets[:-1].unsqueeze(1) + place).clamp(max=max(0, int(bags.values.shape[0]) - 1))
+    if padding_idx is not None:
+        here = here & (bags.values[index] != padding_idx)
+    padded = torch.where(here.unsqueeze(2), vectors[index], float("-inf"))
+    return torch.where(here.any(1, keepdim=True), padded.max(dim=1).values, 0.0)

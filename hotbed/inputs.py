@@ -1,0 +1,237 @@
+"""A user's inputs, checked and flattened: an id matrix, a mapping of tensors and bags, or both -> Lookups of each group.
+
+An id matrix whose features are all pooled takes the short way (one value per bag, no copies for a single group);
+everything else is flattened feature by feature into bags. Every mistake is a ShapeError that names the feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed.errors import ShapeError
+from hotbed.group import TableGroup
+from hotbed.ops.lookups import Lookups, Span
+from hotbed.types import Jagged
+
+_INT_TYPES = (torch.int64, torch.int32)
+
+
+class Feature(NamedTuple):
+    """One input feature and the table it reads."""
+
+    name: str
+    table: str
+    pooling: str  # sum, mean or none
+
+
+class Given(NamedTuple):
+    """The inputs of one forward call, normalised."""
+
+    size: int  # B
+    matrix: Tensor  # int64 [B, F1]
+    columns: dict[str, int]  # feature -> column of the matrix
+    bags: dict[str, Jagged]
+    shapes: dict[str, tuple[int, ...]]  # the input shape of every sequence feature
+
+
+def as_given(
+    features: Sequence[Feature],
+    ids: Tensor | Mapping[str, Tensor | Jagged],
+    bags: Mapping[str, Jagged] | None,
+    device: torch.device,
+) -> Given:
+    """Check the inputs against the features and bring them into one form."""
+    names = [feature.name for feature in features]
+    if isinstance(ids, Tensor):
+        bags = dict(bags or {})
+        _check_names(names, bags, all_needed=False)
+        single = [name for name in names if name not in bags]
+        matrix = _integers("ids", ids, device)
+        if matrix.ndim != 2 or matrix.shape[1] != len(single):
+            raise ShapeError(
+                f"ids must be a tensor [B, {len(single)}], one column for each of {_some(single)}; got {list(ids.shape)}"
+            )
+        given = {name: _bag(name, bag, device) for name, bag in bags.items()}
+        size = int(matrix.shape[0])
+        columns = {name: column for column, name in enumerate(single)}
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(single, (size,))
+    else:
+        if bags is not None:
+            raise ShapeError("give bags beside an id matrix, or everything in one mapping, not both")
+        _check_names(names, ids, all_needed=True)
+        flat = {name: ids[name] for name in names}
+        single = [name for name, value in flat.items() if isinstance(value, Tensor) and value.ndim == 1]
+        given = {name: _bag(name, value, device) for name, value in flat.items() if name not in single}
+        sizes = {name: _size(value) for name, value in flat.items()}
+        size = next(iter(sizes.values()), 0)
+        if any(other != size for other in sizes.values()):
+            raise ShapeError(f"all features must have the same number of samples; got {sizes}")
+        matrix = torch.empty(size, 0, dtype=torch.int64, device=device)
+        if single:
+            matrix = torch.stack([_integers(name, flat[name], device) for name in single], dim=1)
+        columns = {name: column for column, name in enumerate(single)}
+        shapes = {name: tuple(value.shape) for name, value in flat.items() if isinstance(value, Tensor)}
+    for name, bag in given.items():
+        if bag.offsets.shape[0] != size + 1:
+            raise ShapeError(
+                f"feature {name!r} has offsets for {bag.offsets.shape[0] - 1} samples, but the batch has {size}"
+            )
+    return Given(size, matrix, columns, given, shapes)
+
+
+def flatten(group: TableGroup, features: Sequence[Feature], given: Given) -> tuple[Lookups, tuple[str, ...]]:
+    """The look-ups of one group's features, and the table of every span.
+
+    Output rows: sample-major for the pooled features, [B, F'] flattened, then the values of each sequence feature.
+    """
+    in_table_order = sorted(range(len(features)), key=lambda j: list(group.members).index(features[j].table))
+    if all(feature.pooling != "none" and feature.name in given.columns for feature in features):
+        return _flatten_matrix(group, features, given, in_table_order)
+    return _flatten_bags(group, features, given, in_table_order)
+
+
+def _flatten_matrix(
+    group: TableGroup, features: Sequence[Feature], given: Given, order: list[int]
+) -> tuple[Lookups, tuple[str, ...]]:
+    columns = [given.columns[feature.name] for feature in features]
+    matrix = given.matrix
+    if columns != list(range(matrix.shape[1])):
+        matrix = matrix[:, columns]
+    ids = matrix.contiguous().view(-1)
+    spans = tuple(Span(features[j].name, j, given.size, len(features)) for j in order)
+    tables = tuple(features[j].table for j in order)
+    keys, bad = group.keys(ids, spans, tables)
+    if bad >= 0:
+        sample, j = divmod(bad, len(features))
+        raise group.refuse(features[j].table, features[j].name, sample, int(ids[bad]))
+    return Lookups(keys, spans, num_out=ids.shape[0]), tables
+
+
+def _flatten_bags(
+    group: TableGroup, features: Sequence[Feature], given: Given, order: list[int]
+) -> tuple[Lookups, tuple[str, ...]]:
+    size, device = given.size, given.matrix.device
+    pooled = [feature.name for feature in features if feature.pooling != "none"]
+    one_each = torch.arange(size + 1, device=device)
+    bags = {
+        f.name: given.bags[f.name] if f.name in given.bags else Jagged(given.matrix[:, given.columns[f.name]], one_each)
+        for f in features
+    }
+    values, starts, out_rows, spans = [], [], [], []
+    position, num_out = 0, size * len(pooled)
+    first_row = {}
+    for feature in features:  # sequences follow the pooled rows in declared order
+        if feature.pooling == "none":
+            first_row[feature.name] = num_out
+            num_out += int(bags[feature.name].values.shape[0])
+    for j in order:
+        name, bag = features[j].name, bags[features[j].name]
+        count = int(bag.values.shape[0])
+        values.append(bag.values)
+        spans.append(Span(name, position, count, 1))
+        if features[j].pooling == "none":
+            each = torch.arange(count, device=device)
+            starts.append(each + position)
+            out_rows.append(each + first_row[name])
+        else:
+            starts.append(bag.offsets[:-1] + position)
+            out_rows.append(torch.arange(size, device=device) * len(pooled) + pooled.index(name))
+        position += count
+    starts.append(torch.tensor([position], device=device))
+    tables = tuple(features[j].table for j in order)
+    ids = torch.cat(values) if values else torch.empty(0, dtype=torch.int64, device=device)
+    keys, bad = group.keys(ids, tuple(spans), tables)
+    if bad >= 0:
+        p = next(p for p, span in enumerate(spans) if span.start <= bad < span.start + span.length)
+        offsets = bags[spans[p].feature].offsets
+        sample = int(torch.searchsorted(offsets, torch.tensor(bad - spans[p].start, device=device), right=True)) - 1
+        raise group.refuse(tables[p], spans[p].feature, sample, int(ids[bad]))
+    scale = _scales([features[j] for j in order], bags, keys, spans, group.records.dtype)
+    return Lookups(keys, tuple(spans), num_out, torch.cat(starts), torch.cat(out_rows), scale), tables
+
+
+def _scales(
+    features: list[Feature], bags: dict[str, Jagged], keys: Tensor, spans: list[Span], dtype: torch.dtype
+) -> Tensor | None:
+    """[L]: the weight of every look-up; 1 / (values that are not padding) for mean pooling. None when all are 1."""
+    if not any(feature.pooling == "mean" or bags[feature.name].weights is not None for feature in features):
+        return None
+    scales = []
+    for feature, span in zip(features, spans):
+        bag = bags[feature.name]
+        if bag.weights is not None:
+            if feature.pooling != "sum":
+                raise ShapeError(f"feature {feature.name!r}: weights need sum pooling, not {feature.pooling!r}")
+            scales.append(bag.weights.to(dtype))
+        elif feature.pooling == "mean":
+            real = (keys[span.start : span.start + span.length] >= 0).to(torch.int64)
+            before = torch.nn.functional.pad(real.cumsum(0), (1, 0))
+            counts = (before[bag.offsets[1:]] - before[bag.offsets[:-1]]).clamp(min=1)
+            scales.append(torch.repeat_interleave(1.0 / counts.to(dtype), bag.offsets.diff(), output_size=span.length))
+        else:
+            scales.append(torch.ones(span.length, dtype=dtype, device=keys.device))
+    return torch.cat(scales)
+
+
+def _bag(name: str, value: Tensor | Jagged, device: torch.device) -> Jagged:
+    """A checked Jagged; a matrix [B, T] becomes B bags of T values."""
+    if isinstance(value, Tensor):
+        if value.ndim != 2:
+            raise ShapeError(
+                f"feature {name!r} must be a tensor [B] or [B, T], or a Jagged; got shape {list(value.shape)}"
+            )
+        rows, width = value.shape
+        return Jagged(_integers(name, value, device).reshape(-1), torch.arange(rows + 1, device=device) * width)
+    if not isinstance(value, Jagged):
+        raise ShapeError(f"feature {name!r} must be a tensor or a hotbed.Jagged, not {type(value).__name__}")
+    values, offsets = _integers(name, value.values, device), _integers(f"{name} offsets", value.offsets, device)
+    count = int(values.shape[0]) if values.ndim == 1 else -1
+    if values.ndim != 1 or offsets.ndim != 1 or offsets.shape[0] < 1:
+        raise ShapeError(f"feature {name!r}: values and offsets must have one dimension, offsets B + 1 entries")
+    ends = (int(offsets[0]), int(offsets[-1]))
+    if ends != (0, count) or bool((offsets.diff() < 0).any()):
+        raise ShapeError(f"feature {name!r}: offsets must rise from 0 to {count}, the number of values; they go {ends}")
+    weights = value.weights
+    if weights is not None and (weights.shape != values.shape or weights.device != device):
+        raise ShapeError(
+            f"feature {name!r}: weights must be {list(values.shape)} on {device}, "
+            f"as the values are; got {list(weights.shape)} on {weights.device}"
+        )
+    return Jagged(values.contiguous(), offsets.contiguous(), weights)
+
+
+def _integers(name: str, value: object, device: torch.device) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise ShapeError(f"{name!r} must be a tensor of int64 ids, not {type(value).__name__}")
+    if value.dtype not in _INT_TYPES:
+        raise ShapeError(f"{name!r} must hold int64 ids, not {value.dtype}")
+    if value.device != device:
+        raise ShapeError(
+            f"{name!r} is on {value.device}, but the tables are on {device}; move it with .to({str(device)!r})"
+        )
+    return value.to(torch.int64)
+
+
+def _size(value: Tensor | Jagged) -> int:
+    return int(value.shape[0]) if isinstance(value, Tensor) and value.ndim else int(value.offsets.shape[0]) - 1  # type: ignore[union-attr]
+
+
+def _check_names(names: list[str], given: Mapping[str, object], *, all_needed: bool) -> None:
+    unknown = [name for name in given if name not in names]
+    missing = [name for name in names if name not in given] if all_needed else []
+    if unknown or missing:
+        raise ShapeError(
+            "inputs do not match the features"
+            + (f"; unknown: {_some(unknown)}" if unknown else "")
+            + (f"; missing: {_some(missing)}" if missing else "")
+            + f"; the features are {_some(names)}"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:8]))
+    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")

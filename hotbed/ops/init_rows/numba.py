@@ -1,0 +1,41 @@
+"""First values of rows on the CPU, compiled; the same bits as the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_A = np.uint64(0xBF58476D1CE4E5B9)
+_B = np.uint64(0x94D049BB133111EB)
+_S16, _S27, _S30, _S31, _S32, _S40, _S48 = (np.uint64(s) for s in (16, 27, 30, 31, 32, 40, 48))
+_MASK16 = np.uint64(0xFFFF)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _mix(x: Any) -> Any:
+    x = (x ^ (x >> _S30)) * _A
+    x = (x ^ (x >> _S27)) * _B
+    return x ^ (x >> _S31)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _sum_of_pieces(bits: Any) -> Any:
+    return np.int64((bits & _MASK16) + ((bits >> _S16) & _MASK16) + ((bits >> _S32) & _MASK16) + (bits >> _S48))
+
+
+@njit(nogil=True, cache=True)
+def fill(thread: int, num_threads: int, out: Any, ids: Any, stream: Any, normal: bool, scale: Any) -> None:
+    """Thread's share of out [U, D]; ids [U] int64, stream uint64, scale of out's type."""
+    num_rows, dim = out.shape
+    for i in range(num_rows * thread // num_threads, num_rows * (thread + 1) // num_threads):
+        row = _mix((np.uint64(ids[i]) + stream) * _GOLDEN)
+        for d in range(dim):
+            bits = _mix(row + np.uint64(d + 1) * _GOLDEN)
+            if normal:
+                pieces = _sum_of_pieces(bits) + _sum_of_pieces(_mix(bits ^ _GOLDEN))
+                out[i, d] = out.dtype.type(2 * pieces - 8 * 0xFFFF) * scale
+            else:
+                out[i, d] = out.dtype.type(2 * np.int64(bits >> _S40) + 1 - (1 << 24)) * scale

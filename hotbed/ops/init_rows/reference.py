@@ -1,0 +1,44 @@
+"""First values of rows in plain torch integer arithmetic; runs on every device with the same bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hotbed.ops.init_rows.distributions import Constant, Init, Normal, Uniform
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def _signed(value: int) -> int:
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The splitmix64 finaliser over int64 (products wrap; shifts are made logical by a mask)."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def init_rows(out: Tensor, ids: Tensor, stream: int, init: Init) -> None:
+    """Write the first values of `ids` [U] into `out` [U, D]; `stream` names (seed, table)."""
+    if isinstance(init, Constant):
+        out.fill_(init.value)
+        return
+    row = _mix((ids + _signed(stream)) * _signed(_GOLDEN)).unsqueeze(1)
+    counter = torch.arange(1, out.shape[1] + 1, device=ids.device).unsqueeze(0)
+    bits = _mix(row + counter * _signed(_GOLDEN))
+    if isinstance(init, Uniform):
+        odd = 2 * ((bits >> 40) & 0xFFFFFF) + 1 - (1 << 24)
+        out.copy_(odd.to(out.dtype) * torch.tensor(init.bound / (1 << 24), dtype=out.dtype, device=out.device))
+        return
+    more = _mix(bits ^ _signed(_GOLDEN))
+    centred = torch.full_like(bits, -8 * 0xFFFF)
+    for word in (bits, more):
+        for shift in (0, 16, 32, 48):
+            centred += 2 * ((word >> shift) & 0xFFFF)
+    scale = init.std / Normal.UNIT
+    out.copy_(centred.to(out.dtype) * torch.tensor(scale, dtype=out.dtype, device=out.device))

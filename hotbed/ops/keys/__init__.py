@@ -1,0 +1,29 @@
+"""Ids to keys: what names a row inside its group. An id outside its table is reported, never wrapped or clamped."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotbed.ops.keys import reference
+from hotbed.ops.keys.addresses import Addresses
+from hotbed.ops.lookups import Span, span_array
+from hotbed.ops.threads import in_parallel, num_threads
+
+__all__ = ["Addresses", "make_keys"]
+
+
+def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tuple[Tensor, int]:
+    """Keys [L] of ids [L] (-1 for padding), and the first position whose id lies outside its table, or -1."""
+    if ids.device.type != "cpu":
+        return reference.make_keys(ids, spans, addresses)
+    from hotbed.ops.keys import numba
+
+    keys = torch.empty_like(ids)
+    first_bad = np.full(num_threads(), -1, dtype=np.int64)
+    in_parallel(
+        numba.make_keys, ids.numpy(), span_array(spans), *addresses, keys.numpy(), first_bad, threads=first_bad.size
+    )
+    found = first_bad[first_bad >= 0]
+    return keys, int(found.min()) if found.size else -1

@@ -1,0 +1,73 @@
+"""Look-up and pooling on the CPU, compiled. Threads take disjoint runs of look-ups or bags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from hotbed.ops.prefetch import prefetch
+
+_AHEAD = 12  # look-ups between asking for a row and reading it
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _ask(records: Any, slot: Any, dim: Any) -> None:
+    if slot >= 0:
+        for column in range(0, dim, 16):
+            prefetch(records, slot, column)
+
+
+@njit(nogil=True, cache=True)
+def lookup_single(thread: int, num_threads: int, records: Any, slots: Any, out: Any) -> None:
+    """out [L, D]: one row per look-up."""
+    num_lookups, dim = out.shape
+    D = np.uint64(dim)
+    stop = num_lookups * (thread + 1) // num_threads
+    for i in range(num_lookups * thread // num_threads, stop):
+        if i + _AHEAD < stop:
+            _ask(records, slots[i + _AHEAD], dim)
+        slot = slots[i]
+        if slot >= 0:
+            s = np.uint64(slot)
+            for d in range(D):
+                out[i, d] = records[s, d]
+        else:
+            for d in range(D):
+                out[i, d] = 0
+
+
+@njit(nogil=True, cache=True)
+def lookup_bags(
+    thread: int,
+    num_threads: int,
+    records: Any,
+    slots: Any,
+    scale: Any,
+    starts: Any,
+    out_rows: Any,
+    out: Any,
+) -> None:
+    """out [O, D]: one sum per bag, in the order of its values; scale is [L] or empty."""
+    num_bags, dim = starts.shape[0] - 1, out.shape[1]
+    D = np.uint64(dim)
+    scaled = scale.shape[0] > 0
+    last = num_bags * (thread + 1) // num_threads
+    for n in range(num_bags * thread // num_threads, last):
+        o = np.uint64(out_rows[n])
+        for d in range(D):
+            out[o, d] = 0
+        for i in range(starts[n], starts[n + 1]):
+            if i + _AHEAD < starts[last]:
+                _ask(records, slots[i + _AHEAD], dim)
+            if slots[i] < 0:
+                continue
+            s = np.uint64(slots[i])
+            if scaled:
+                factor = scale[i]
+                for d in range(D):
+                    out[o, d] += records[s, d] * factor
+            else:
+                for d in range(D):
+                    out[o, d] += records[s, d]

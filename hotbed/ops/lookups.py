@@ -1,0 +1,48 @@
+"""One batch's look-ups into one group of tables, flattened: what the ops `keys`, `lookup` and `update` share.
+
+Two forms. One value per bag (an id matrix [B, F], or a sequence): look-up i writes output row i, `starts` is None. Bags:
+values stand feature after feature, sample after sample; bag n is values[starts[n]:starts[n + 1]] and writes output row
+out_rows[n]. A span says which positions belong to one feature, a table is a run of spans.
+
+Shapes: L look-ups, N bags, O output rows, P spans.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Span(NamedTuple):
+    """The look-ups of one feature: positions start, start + stride, ... (`length` of them)."""
+
+    feature: str
+    start: int
+    length: int
+    stride: int
+
+
+class Lookups(NamedTuple):
+    """The look-ups of one batch in one group."""
+
+    slots: Tensor  # int64 [L]; -1 is padding and contributes nothing
+    spans: tuple[Span, ...]  # in table order: spans of one table are neighbours
+    num_out: int  # O
+    starts: Tensor | None = None  # int64 [N + 1]
+    out_rows: Tensor | None = None  # int64 [N]
+    scale: Tensor | None = None  # [L], with starts only: weight of the look-up, and 1 / bag size for mean pooling
+
+    def out_row_of_lookup(self) -> Tensor | None:
+        """The output row each look-up goes to, int64 [L]; None when look-up i goes to row i."""
+        if self.starts is None or self.out_rows is None:
+            return None
+        return torch.repeat_interleave(self.out_rows, self.starts.diff(), output_size=self.slots.shape[0])
+
+
+def span_array(spans: tuple[Span, ...]) -> NDArray[np.int64]:
+    """[P, 3]: start, count, stride."""
+    return np.array([span[1:] for span in spans], dtype=np.int64).reshape(len(spans), 3)

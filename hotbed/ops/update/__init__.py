@@ -1,0 +1,65 @@
+"""Gradients to updated rows: sums the gradient of every row in the order of the batch and applies the row optimizer."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotbed.ops.lookups import Lookups, span_array
+from hotbed.ops.records import Layout
+from hotbed.ops.threads import in_parallel, num_threads
+from hotbed.ops.update import reference
+from hotbed.ops.update.settings import TableRows, UpdateSettings, settings_of
+
+__all__ = ["TableRows", "UpdateSettings", "settings_of", "update"]
+
+_PART = 8192  # look-ups of one part: its list, its sort and its gradients stay in a second-level cache
+_MAX_PARTS = 16  # of one table; each part reads the table's whole list of slots
+
+
+def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, settings: UpdateSettings) -> None:
+    """Apply the row optimizer in place; grad is the gradient of the pooled vectors [O, D]."""
+    grad = grad.contiguous()
+    if records.device.type != "cpu":
+        reference.update(records, layout, grad, lookups, settings)
+        return
+    from hotbed.ops.update import numba
+
+    out_rows = lookups.out_row_of_lookup()
+    counts = [_lookups_of(table, lookups) for table in settings.tables]
+    numbers = (settings.lr, settings.l2, settings.weight_decay, settings.clip_norm, float(settings.scale_by_count))
+    constants = np.array(settings.constants, dtype=np.float64)
+    threads = num_threads()
+    in_parallel(
+        numba.update,
+        records.numpy(),
+        lookups.slots.numpy(),
+        span_array(lookups.spans),
+        _parts(settings.tables, counts),
+        grad.numpy(),
+        np.empty(0, dtype=np.int64) if out_rows is None else out_rows.numpy(),
+        np.empty(0, dtype=grad.numpy().dtype) if lookups.scale is None else lookups.scale.numpy(),
+        numba.KINDS.index(settings.rule),
+        np.array(numbers, dtype=np.float64),
+        constants,
+        constants.astype(records.numpy().dtype),
+        settings.whole_table,
+        np.empty((threads, 2, max(counts, default=0)), dtype=np.uint64),
+        threads=threads,
+    )
+
+
+def _lookups_of(table: TableRows, lookups: Lookups) -> int:
+    return sum(span.length for span in lookups.spans[table.first_span : table.stop_span])
+
+
+def _parts(tables: tuple[TableRows, ...], counts: list[int]) -> NDArray[np.int64]:
+    """[P, 6]: base, rows, first span, stop span, mask, residue; a part holds the rows with row & mask == residue."""
+    parts = []
+    for table, count in zip(tables, counts):
+        num_parts = 1
+        while num_parts < _MAX_PARTS and num_parts * _PART < count:
+            num_parts *= 2
+        parts += [(*table, num_parts - 1, residue) for residue in range(num_parts)]
+    return np.array(parts, dtype=np.int64).reshape(len(parts), 6)

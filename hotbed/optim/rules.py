@@ -1,0 +1,94 @@
+"""The update rules of the row optimizers, each written once.
+
+A rule is two plain functions over numbers. `row` runs once per row and may carry one number of state; `element` runs for
+every weight and may carry two. They use only arithmetic and the names in `MATH`, so the same source runs over torch
+tensors (the reference, broadcasting [U, 1] against [U, D]) and over scalars inside a compiled loop (Numba).
+
+    row(r, mean_square, lr, h)        -> (r', c0, c1)       r: row state, mean_square: of the row's gradient, h: constants
+    element(w, g, a, b, c0, c1, h)    -> (w', a', b')       w: weight, g: gradient, a and b: state
+
+`row` is computed in float64 and its results are rounded to the record's type, because 1 - 0.999**step loses four digits
+in float32; `element` is computed in the record's type.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+MATH = ("sqrt", "power", "where", "absolute")
+
+
+class Rule(NamedTuple):
+    """How one optimizer moves a row."""
+
+    name: str
+    element_states: tuple[str, ...]  # columns as wide as the vector
+    row_states: tuple[str, ...]  # columns of width one
+    row: Callable[..., Any]
+    element: Callable[..., Any]
+    uses_mean_square: bool = False
+
+    def bind(self, math: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """(row, element) with the names of MATH taken from `math`."""
+        namespace = {name: math[name] for name in MATH}
+        row, element = (types.FunctionType(f.__code__, namespace, f.__name__) for f in (self.row, self.element))
+        return row, element
+
+
+# Rule.bind gives these names their meaning; unbound they mean nothing.
+sqrt: Any = None
+power: Any = None
+where: Any = None
+absolute: Any = None
+
+
+def _constant_rate_row(r: Any, mean_square: Any, lr: Any, h: Any) -> Any:
+    return r, lr, 0.0
+
+
+def _descent_element(w: Any, g: Any, a: Any, b: Any, c0: Any, c1: Any, h: Any) -> Any:
+    return w - c0 * g, a, b
+
+
+def _adagrad_element(w: Any, g: Any, a: Any, b: Any, c0: Any, c1: Any, h: Any) -> Any:
+    a = a + g * g
+    return w - c0 * g / (sqrt(a) + h[0]), a, b
+
+
+def _rowwise_adagrad_row(r: Any, mean_square: Any, lr: Any, h: Any) -> Any:
+    r = r + mean_square
+    return r, lr / (sqrt(r) + h[0]), 0.0
+
+
+def _adam_row(r: Any, mean_square: Any, lr: Any, h: Any) -> Any:
+    step = r + 1.0
+    return step, lr / (1.0 - power(h[1], step)), 1.0 / sqrt(1.0 - power(h[3], step))
+
+
+def _adam_element(w: Any, g: Any, a: Any, b: Any, c0: Any, c1: Any, h: Any) -> Any:
+    a = h[1] * a + h[2] * g
+    b = h[3] * b + h[4] * (g * g)
+    return w - c0 * a / (sqrt(b) * c1 + h[0]), a, b
+
+
+def _ftrl_row(r: Any, mean_square: Any, lr: Any, h: Any) -> Any:
+    return r, 1.0 / lr, 0.0
+
+
+def _ftrl_element(w: Any, g: Any, a: Any, b: Any, c0: Any, c1: Any, h: Any) -> Any:
+    n = b + g * g
+    a = a + g - (sqrt(n) - sqrt(b)) * c0 * w
+    shrunk = where(a > 0.0, a - h[1], a + h[1])
+    return where(absolute(a) <= h[1], a - a, -shrunk / ((h[0] + sqrt(n)) * c0 + h[2])), a, n
+
+
+SGD_RULE = Rule("sgd", (), (), _constant_rate_row, _descent_element)
+ADAGRAD_RULE = Rule("adagrad", ("sum_of_squares",), (), _constant_rate_row, _adagrad_element)
+ROWWISE_ADAGRAD_RULE = Rule(
+    "rowwise_adagrad", (), ("sum_of_mean_squares",), _rowwise_adagrad_row, _descent_element, uses_mean_square=True
+)
+ADAM_RULE = Rule("adam", ("mean", "variance"), ("step",), _adam_row, _adam_element)
+FTRL_RULE = Rule("ftrl", ("z", "n"), (), _ftrl_row, _ftrl_element)
+RULES = (SGD_RULE, ADAGRAD_RULE, ROWWISE_ADAGRAD_RULE, ADAM_RULE, FTRL_RULE)

@@ -1,0 +1,308 @@
+"""EmbeddingTables: the nn.Module, and the border to autograd.
+
+Forward: ids -> pooled vectors. Backward: the gradient of the vectors is summed per row and the row optimizer runs at once,
+in place. No gradient tensor of the size of a table exists, and the rows are no `parameters()`: the dense optimizer of the
+model does not see them. Rows change only in train mode (`tables.train()`) and under enabled gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from hotbed.errors import ConfigError, HotbedError
+from hotbed.group import Member, TableGroup
+from hotbed.inputs import Feature, Given, as_given, flatten
+from hotbed.ops.init_rows import Init, Normal
+from hotbed.ops.lookup.reference import rows_of
+from hotbed.ops.lookups import Lookups
+from hotbed.optim import Adagrad, RowOptimizer
+from hotbed.types import Jagged
+
+Pooling = Literal["sum", "mean", "none"]
+Output = Literal["auto", "stack", "dict", "concat"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One embedding table: `rows` vectors of `dim` numbers, read by one feature of the same name or by `features`."""
+
+    rows: int
+    dim: int
+    pooling: Pooling = "sum"  # "none": every value keeps its own vector, for sequences
+    features: tuple[str, ...] | None = None
+    hashing: bool = False  # ids modulo rows; else an id outside 0..rows-1 is an error
+    padding_id: int | None = None  # this id contributes nothing and is never updated
+    init: Init = Normal(0.01)  # noqa: RUF009  frozen
+
+
+class EmbeddingTables(nn.Module):
+    """Named embedding tables with fused row optimizers.
+
+        tables = hotbed.EmbeddingTables(
+            {"user": hotbed.Table(rows=1_000_000, dim=16), "ad": hotbed.Table(rows=50_000, dim=16)},
+            optimizer=hotbed.optim.Adagrad(lr=0.05),
+        )
+        vectors = tables(ids)                # ids int64 [B, 2] -> [B, 2, 16]
+        loss(model(vectors)).backward()      # the rows are updated here
+
+    `output`: "stack" gives [B, F, D] and needs equal dims and pooled features, "concat" gives [B, sum of dims], "dict" gives
+    {feature: [B, D]} (for pooling "none" the vectors of all values: [L, D] for a Jagged, [B, T, D] for a matrix [B, T]).
+    "auto" is stack where possible, else dict.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Table],
+        optimizer: RowOptimizer | None = None,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        output: Output = "auto",
+    ) -> None:
+        super().__init__()
+        self.optimizer = optimizer if optimizer is not None else Adagrad()
+        self.tables = dict(tables)
+        self.features = _features(self.tables)
+        self.output = _output(output, self.tables, self.features)
+        self.lr_factor = 1.0  # multiplies the row learning rate; for schedules driven from outside
+        self.num_updates = 0
+        self.groups = _groups(self.tables, self.optimizer, torch.empty(0, device=device).device)
+        for group in self.groups:
+            group.initialise(seed)
+        self._features_of_group = [[f for f in self.features if f.table in group.members] for group in self.groups]
+        # autograd calls backward only for functions of something that requires a gradient
+        self._trigger = torch.zeros(0, requires_grad=True)
+
+    def forward(
+        self, ids: Tensor | Mapping[str, Tensor | Jagged], bags: Mapping[str, Jagged] | None = None
+    ) -> Tensor | dict[str, Tensor]:
+        """Look up a batch.
+
+        Args:
+            ids: int64 [B, F] with one column for each feature (in declared order) that is not in `bags`; or a mapping from
+                every feature to a tensor [B], a tensor [B, T] (bags of T values) or a Jagged.
+            bags: the multi-valued features, beside an id matrix.
+        """
+        given = as_given(self.features, ids, bags, self.groups[0].records.device)
+        step = _Step(self)
+        vectors: dict[str, Tensor] = {}
+        for group, features in zip(self.groups, self._features_of_group):
+            lookups, tables = flatten(group, features, given)
+            if self.training and torch.is_grad_enabled():
+                out: Tensor = _LookUp.apply(self._trigger, lookups.scale, _Call(group, lookups, tables, step))  # type: ignore[no-untyped-call]
+            else:
+                out = group.lookup(lookups)
+            if self.output == "stack":
+                return out.view(given.size, len(features), group.layout.dim)
+            vectors |= _by_feature(out, features, given)
+        if self.output == "concat":
+            return torch.cat([vectors[feature.name] for feature in self.features], dim=1)
+        return {feature.name: vectors[feature.name] for feature in self.features}
+
+    def weight(self, table: str) -> Tensor:
+        """The weights [rows, dim] of a table: a view, so writing to it changes the rows."""
+        return self._group_of(table).weight(table)
+
+    def states(self, table: str) -> dict[str, Tensor]:
+        """The optimizer state of a table by name, [rows, dim] or [rows, 1]: views."""
+        return self._group_of(table).states(table)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all records, optimizer state included."""
+        return sum(group.records.nbytes for group in self.groups)
+
+    def extra_repr(self) -> str:
+        rows = sum(table.rows for table in self.tables.values())
+        return f"{len(self.tables)} tables, {rows:,} rows, {self.num_bytes / 2**20:,.1f} MiB, {self.optimizer}"
+
+    def _group_of(self, table: str) -> TableGroup:
+        for group in self.groups:
+            if table in group.members:
+                return group
+        raise ConfigError(f"no table {table!r}; there are {', '.join(self.tables)}")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingTables:
+        """`.to(device)` moves the records; rows are float32 (or float64), so `.half()` and the like are refused."""
+        for group in self.groups:
+            dtype = fn(group.records[:0]).dtype
+            if dtype not in (torch.float32, torch.float64):
+                raise ConfigError(
+                    f"embedding rows are kept in float32 and cannot become {dtype}; convert the dense model alone "
+                    "and use torch.autocast for its products"
+                )
+            group.records = fn(group.records)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _named_columns(self) -> dict[str, Tensor]:
+        """Every view that a checkpoint holds: `<table>.weight` and `<table>.<state>`."""
+        columns = {}
+        for group in self.groups:
+            for table in group.members:
+                columns[f"{table}.weight"] = group.weight(table)
+                columns |= {f"{table}.{name}": state for name, state in group.states(table).items()}
+        return columns
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        destination |= {prefix + name: column for name, column in self._named_columns().items()}
+        destination[prefix + "num_updates"] = torch.tensor(self.num_updates)
+        destination[prefix + "lr_factor"] = torch.tensor(self.lr_factor, dtype=torch.float64)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Tensor],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        columns = self._named_columns()
+        for name, column in columns.items():
+            saved = state_dict.get(prefix + name)
+            if saved is None:
+                missing_keys.append(prefix + name)
+            elif saved.shape != column.shape:
+                error_msgs.append(f"{prefix + name} is {list(saved.shape)}, but the table has {list(column.shape)}")
+            else:
+                column.copy_(saved)
+        counters = {"num_updates", "lr_factor"}
+        missing_keys += [prefix + name for name in counters if prefix + name not in state_dict]
+        self.num_updates = int(state_dict.get(prefix + "num_updates", self.num_updates))
+        self.lr_factor = float(state_dict.get(prefix + "lr_factor", self.lr_factor))
+        if strict:
+            known = {prefix + name for name in (*columns, *counters)}
+            unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
+
+
+class _Step:
+    """One forward call. Its groups share one number, given when the first of them is updated."""
+
+    def __init__(self, tables: EmbeddingTables) -> None:
+        self._tables = tables
+        self._lr: float | None = None
+
+    def lr(self) -> float:
+        """The learning rate of this call's update."""
+        if self._lr is None:
+            tables = self._tables
+            self._lr = tables.optimizer.rate(tables.num_updates) * tables.lr_factor
+            tables.num_updates += 1
+        return self._lr
+
+
+@dataclass
+class _Call:
+    """What backward has to remember of one group in one forward call."""
+
+    group: TableGroup
+    lookups: Lookups
+    tables: tuple[str, ...]
+    step: _Step
+    done: bool = False
+
+
+class _LookUp(torch.autograd.Function):
+    """Vectors of one group; backward runs the row optimizer."""
+
+    @staticmethod
+    def forward(ctx: Any, trigger: Tensor, scale: Tensor | None, call: _Call) -> Tensor:
+        call.lookups = call.lookups._replace(scale=None if scale is None else scale.detach())
+        ctx.call = call
+        return call.group.lookup(call.lookups)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, None]:
+        call: _Call = ctx.call
+        if call.done:
+            raise HotbedError(
+                "backward ran twice through one look-up, which would update the rows twice; "
+                "call the tables again instead of keeping the graph"
+            )
+        call.done = True
+        grad_scale = None
+        if ctx.needs_input_grad[1]:
+            out_rows = call.lookups.out_row_of_lookup()
+            grad_LD = grad if out_rows is None else grad[out_rows]
+            grad_scale = (grad_LD * rows_of(call.group.records, call.lookups, call.group.layout.dim)).sum(1)
+        call.group.update(call.lookups, call.tables, grad, call.step.lr())
+        return None, grad_scale, None
+
+
+def _by_feature(out: Tensor, features: list[Feature], given: Given) -> dict[str, Tensor]:
+    """Cut one group's output rows into features."""
+    pooled = [feature.name for feature in features if feature.pooling != "none"]
+    cut = given.size * len(pooled)
+    block = out[:cut].view(given.size, len(pooled), out.shape[1])
+    vectors = {name: block[:, j] for j, name in enumerate(pooled)}
+    for feature in features:
+        if feature.pooling == "none":
+            bag = given.bags.get(feature.name)
+            count = given.size if bag is None else int(bag.values.shape[0])
+            part = out[cut : cut + count]
+            cut += count
+            shape = given.shapes.get(feature.name)
+            vectors[feature.name] = part if shape is None else part.view(*shape, out.shape[1])
+    return vectors
+
+
+def _features(tables: dict[str, Table]) -> list[Feature]:
+    """The features in declared order; all mistakes in the tables at once."""
+    wrong: list[str] = []
+    features: list[Feature] = []
+    owners: dict[str, str] = {}
+    if not tables:
+        wrong.append("no tables were given")
+    for name, table in tables.items():
+        for field in ("rows", "dim"):
+            value = getattr(table, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                wrong.append(f"table {name!r}: {field} must be a whole number from 1, not {value!r}")
+        if table.pooling not in ("sum", "mean", "none"):
+            wrong.append(f"table {name!r}: pooling must be 'sum', 'mean' or 'none', not {table.pooling!r}")
+        if isinstance(table.features, str) or table.features == ():
+            wrong.append(f"table {name!r}: features must be a tuple of names, not {table.features!r}")
+        for feature in table.features or (name,):
+            if feature in owners:
+                wrong.append(f"feature {feature!r} reads two tables, {owners[feature]!r} and {name!r}")
+            owners[feature] = name
+            features.append(Feature(feature, name, table.pooling))
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    return features
+
+
+def _output(output: Output, tables: dict[str, Table], features: list[Feature]) -> Output:
+    dims = {table.dim for table in tables.values()}
+    sequences = [feature.name for feature in features if feature.pooling == "none"]
+    if output == "auto":
+        return "stack" if len(dims) == 1 and not sequences else "dict"
+    if output not in ("stack", "dict", "concat"):
+        raise ConfigError(f"output must be 'auto', 'stack', 'dict' or 'concat', not {output!r}")
+    if output == "stack" and len(dims) > 1:
+        raise ConfigError(f"output 'stack' needs equal dims; the tables have {sorted(dims)}. Use 'concat' or 'dict'.")
+    if output != "dict" and sequences:
+        raise ConfigError(f"output {output!r} cannot hold sequence features ({', '.join(sequences)}). Use 'dict'.")
+    return output
+
+
+def _groups(tables: dict[str, Table], optimizer: RowOptimizer, device: torch.device) -> list[TableGroup]:
+    """Tables of one dim share a group (the optimizer is the same for all, so the record width is too)."""
+    groups = []
+    for dim in dict.fromkeys(table.dim for table in tables.values()):
+        members, base = [], 0
+        for name, table in tables.items():
+            if table.dim == dim:
+                members.append(Member(name, table.rows, base, table.init, table.hashing, table.padding_id))
+                base += table.rows
+        groups.append(TableGroup(members, dim, optimizer, device))
+    return groups

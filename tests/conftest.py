@@ -1,0 +1,37 @@
+"""Shared by all tests: where real data is, and compiled kernels that belong to these very sources."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Numba rebuilds a cached kernel when its own file changes, not when a function it calls does: key the cache by all sources.
+_digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((ROOT / "hotbed").rglob("*.py"))))
+os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / f"numba-{_digest.hexdigest()[:16]}"))
+
+hypothesis.settings.register_profile("hotbed", deadline=None, print_blob=True, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("hotbed")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The directory of real click logs, or a skip."""
+    directory = Path(os.environ.get("HOTBED_DATA", ROOT.parent / "shared" / "data"))
+    if not (directory / "criteo_60k.tsv.xz").exists():
+        pytest.skip(f"real data is not in {directory}; set HOTBED_DATA")
+    return directory
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))

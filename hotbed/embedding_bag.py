@@ -126,7 +126,7 @@ def _maximum(vectors: Tensor, bags: Jagged, padding_idx: int | None) -> Tensor:
     lengths = bags.offsets.diff()
     size, width = int(lengths.shape[0]), int(lengths.max()) if lengths.numel() else 0
     if width == 0:
-        return vectors.new_zeros(size, vectors.shape[1])
+        return vectors.new_zeros(size, vectors.shape[1]) + vectors.sum()  # no values: zero, but part of the graph
     place = torch.arange(width, device=vectors.device)
     here = place < lengths.unsqueeze(1)  # [B, T]
     index = (bags.offsets[:-1].unsqueeze(1) + place).clamp(max=max(0, int(bags.values.shape[0]) - 1))

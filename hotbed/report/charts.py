@@ -1,0 +1,226 @@
+"""Series -> a figure: an inline SVG, its legend, its caption, the numbers as a table, and the points for hover texts.
+
+The drawing is complete without JavaScript; page.js only adds the cursor and the switches. Colours are classes c1 to c6
+that style.css sets for light and dark. A figure costs about 12 bytes per drawn point twice over, so curves are thinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from hotbed.report import axes, formats
+from hotbed.report.axes import Axis
+from hotbed.report.markup import data_script, fold, table, text
+from hotbed.report.series import sample, thin, usable
+
+WIDTH, HEIGHT = 560, 300
+LEFT, RIGHT, TOP, BOTTOM = 66, 544, 28, 252
+DOTTED_BELOW = 40  # points; fewer are marked one by one
+
+Style = Literal["line", "faint", "thin", "dots"]
+Format = Literal["count", "decimal", "share", "significant"]
+FORMATS: dict[Format, Callable[[float], str]] = {
+    "count": formats.count,
+    "decimal": formats.decimal,
+    "share": lambda share: formats.percent(share, 2),
+    "significant": formats.significant,
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve: x rises, y may be nan where it is not known."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    color: int  # 1 to 6
+    style: Style = "line"
+    spread: Sequence[float] = ()  # half the height of an error bar per point
+
+
+class Mark(NamedTuple):
+    """A straight line across the plot: at a y (best possible AUC) or at an x (cache size)."""
+
+    value: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What to draw, and how to say it."""
+
+    identifier: str
+    title: str
+    caption: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    x_format: Format = "count"
+    y_format: Format = "decimal"
+    y_marks: tuple[Mark, ...] = ()
+    x_marks: tuple[Mark, ...] = ()
+    divisions: tuple[float, ...] = ()  # faint vertical lines without a label, such as the ends of epochs
+    zero: bool = False  # y starts at zero
+    log_x: bool = False
+    diagonal: str = ""  # label of the line y = x
+
+
+def figure(chart: Chart) -> str:
+    """The figure, or a sentence where nothing can be drawn."""
+    drawn = [(series, [point for point in thin(series.points) if usable(point[0])]) for series in chart.series]
+    drawn = [(series, points) for series, points in drawn if any(usable(y) for _, y in points)]
+    heading = f'<h3 id="{chart.identifier}-title">{text(chart.title)}</h3>'
+    if not drawn:
+        return f'<figure id="{chart.identifier}">{heading}<p class="empty">No values were recorded.</p></figure>'
+    x_axis, y_axis, outside = _axes(chart, drawn)
+    caption = text(chart.caption, 1000) + (f" {outside}" if outside else "")
+    payload = {
+        "box": [LEFT, TOP, RIGHT, BOTTOM],
+        "x": [_short(x_axis.low), _short(x_axis.high), int(x_axis.log)],
+        "y": [_short(y_axis.low), _short(y_axis.high)],
+        "formats": [chart.x_format, chart.y_format],
+        "label": chart.x_label,
+        "series": [
+            {
+                "name": series.name,
+                "color": series.color,
+                "points": [[_short(x), _short(y)] for x, y in points if usable(y)],
+            }
+            for series, points in drawn
+        ],
+    }
+    return (
+        f'<figure id="{chart.identifier}">{heading}{_legend([series for series, _ in drawn])}'
+        f'<div class="plot" data-plot>{_svg(chart, drawn, x_axis, y_axis)}{data_script(payload)}</div>'
+        f"<figcaption>{caption}</figcaption>{fold('Numbers', _numbers(chart))}</figure>"
+    )
+
+
+Drawn = list[tuple[Series, list[tuple[float, float]]]]
+
+
+def _axes(chart: Chart, drawn: Drawn) -> tuple[Axis, Axis, str]:
+    """Both axes. Noise of a faint series may leave the frame; the sentence returned says how much does."""
+    xs = [x for _, points in drawn for x, _ in points] + [mark.value for mark in chart.x_marks]
+    share = chart.x_format == "share"
+    if chart.log_x:
+        x_axis = axes.logarithmic(xs, (LEFT, RIGHT), unit="share" if share else "number")
+    else:
+        x_axis = axes.linear(xs, (LEFT, RIGHT), unit="share" if share else "number", zero=True, snug=not share)
+    framed = [mark.value for mark in chart.y_marks] + (xs if chart.diagonal else [])
+    noise: list[float] = []
+    for series, points in drawn:
+        ys = sorted(y for _, y in points if usable(y))
+        cut = len(ys) // 50 if series.style == "faint" and len(drawn) > 1 else 0
+        noise += [ys[0], ys[-1]] if cut else []
+        framed += ys[cut : len(ys) - cut]
+        framed += [end for (_, y), half in zip(points, series.spread) for end in (max(y - half, 0.0), y + half)]
+    unit: axes.Unit = "share" if chart.y_format == "share" else "number"
+    y_axis = axes.linear(framed, (BOTTOM, TOP), unit=unit, zero=chart.zero)
+    if not noise or (y_axis.low <= min(noise) and max(noise) <= y_axis.high):
+        return x_axis, y_axis, ""
+    ends = [FORMATS[chart.y_format](end) for end in (min(noise), max(noise))]
+    return x_axis, y_axis, f"Single values run from {ends[0]} to {ends[1]}; the rarest lie outside the frame."
+
+
+def _svg(chart: Chart, drawn: Drawn, x_axis: Axis, y_axis: Axis) -> str:
+    first = [f"{s.name} from {_said(chart, p[0])} to {_said(chart, p[-1])}" for s, p in drawn[:6]]
+    label = text(f"{chart.title} over {chart.x_label}. {'; '.join(first)}.", 800)
+    clip = f"{chart.identifier}-clip"
+    lines = [_grid(chart, x_axis, y_axis)]
+    lines += [f'<path class="division" d="M{_px(x_axis.place(x))} {TOP}V{BOTTOM}"/>' for x in chart.divisions]
+    if chart.diagonal:
+        end = min(x_axis.high, y_axis.high)
+        lines.append(f'<path class="mark" d="M{LEFT} {BOTTOM}L{_px(x_axis.place(end))} {_px(y_axis.place(end))}"/>')
+        lines.append(_note(RIGHT - 4, TOP + 100, chart.diagonal, "end"))
+    curves = "".join(_curve(index, series, points, x_axis, y_axis) for index, (series, points) in enumerate(drawn))
+    lines.append(f'<g clip-path="url(#{clip})">{curves}</g>')
+    for mark in chart.y_marks:
+        y = y_axis.place(mark.value)
+        lines.append(f'<path class="mark" d="M{LEFT} {_px(y)}H{RIGHT}"/>{_note(RIGHT - 4, y - 6, mark.label, "end")}')
+    for mark in chart.x_marks:
+        x = x_axis.place(mark.value)
+        lines.append(f'<path class="mark" d="M{_px(x)} {TOP}V{BOTTOM}"/>{_note(x + 6, BOTTOM - 8, mark.label)}')
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
+        f'<clipPath id="{clip}"><rect x="{LEFT - 6}" y="{TOP - 6}" width="{RIGHT - LEFT + 12}" '
+        f'height="{BOTTOM - TOP + 12}"/></clipPath>{"".join(lines)}<g class="cursor"></g></svg>'
+    )
+
+
+def _grid(chart: Chart, x_axis: Axis, y_axis: Axis) -> str:
+    lines = [f'<text class="axis" x="{LEFT - 8}" y="14" text-anchor="start">{text(chart.y_label)}</text>']
+    for value, label in zip(y_axis.ticks, y_axis.labels):
+        y = y_axis.place(value)
+        lines.append(f'<path class="grid" d="M{LEFT} {_px(y)}H{RIGHT}"/>')
+        lines.append(f'<text x="{LEFT - 8}" y="{_px(y + 4)}" text-anchor="end">{label}</text>')
+    for value, label in zip(x_axis.ticks, x_axis.labels):
+        x = x_axis.place(value)
+        anchor = "end" if x > RIGHT - 16 else "middle"
+        lines.append(f'<path class="tick" d="M{_px(x)} {BOTTOM}v5"/>')
+        lines.append(f'<text x="{_px(x)}" y="{BOTTOM + 19}" text-anchor="{anchor}">{label}</text>')
+    lines.append(f'<path class="base" d="M{LEFT} {BOTTOM}H{RIGHT}"/>')
+    lines.append(f'<text class="axis" x="{RIGHT}" y="{BOTTOM + 40}" text-anchor="end">{text(chart.x_label)}</text>')
+    return "".join(lines)
+
+
+def _curve(index: int, series: Series, points: list[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> str:
+    places = [(x_axis.place(x), y_axis.place(y)) if usable(y) else None for x, y in points]
+    parts = []
+    if series.style != "dots" and len(points) > 1:
+        commands = []
+        for place, before in zip(places, [None, *places]):
+            if place:
+                commands.append(f"{'L' if before else 'M'}{_px(place[0])} {_px(place[1])}")
+        parts.append(f'<path class="curve" d="{"".join(commands)}"/>')
+    for place, (_, y), half in zip(places, points, series.spread):
+        if place and half:
+            low, high = y_axis.place(max(y - half, 0.0)), y_axis.place(y + half)
+            parts.append(f'<path class="spread" d="M{_px(place[0])} {_px(low)}V{_px(high)}"/>')
+    if series.style == "dots" or len(points) == 1 or (series.style == "line" and len(points) < DOTTED_BELOW):
+        parts += [f'<circle cx="{_px(p[0])}" cy="{_px(p[1])}" r="3.5"/>' for p in places if p]
+    return f'<g class="series {series.style} c{series.color}" data-series="{index}">{"".join(parts)}</g>'
+
+
+def _legend(series: list[Series]) -> str:
+    if len(series) == 1:
+        return ""
+    dot, dash = '<circle cx="12" cy="5" r="3.5"/>', '<path class="curve" d="M1 5H23"/>'
+    entries = "".join(
+        f'<li class="{entry.style} c{entry.color}" data-series="{index}"><svg viewBox="0 0 24 10" aria-hidden="true">'
+        f"{dot if entry.style == 'dots' else dash}</svg><span>{text(entry.name, 60)}</span></li>"
+        for index, entry in enumerate(series)
+    )
+    return f'<ul class="legend">{entries}</ul>'
+
+
+def _numbers(chart: Chart) -> str:
+    """The table that says what the plot shows: evenly spaced points of every series, side by side where x is equal."""
+    cells: dict[float, dict[int, float]] = {}
+    for index, series in enumerate(chart.series):
+        for x, y in sample(series.points):
+            cells.setdefault(x, {})[index] = y
+    write_x, write_y = FORMATS[chart.x_format], FORMATS[chart.y_format]
+    rows = (
+        [write_x(x), *(write_y(cells[x][k]) if k in cells[x] else "" for k in range(len(chart.series)))]
+        for x in sorted(cells)
+    )
+    return table(text(chart.title), [text(chart.x_label), *(text(s.name, 60) for s in chart.series)], rows)
+
+
+def _note(x: float, y: float, label: str, anchor: str = "start") -> str:
+    return f'<text class="note" x="{_px(x)}" y="{_px(max(y, TOP - 4))}" text-anchor="{anchor}">{text(label, 60)}</text>'
+
+
+def _said(chart: Chart, point: tuple[float, float]) -> str:
+    return f"{FORMATS[chart.y_format](point[1])} at {FORMATS[chart.x_format](point[0])}"
+
+
+def _px(pixels: float) -> str:
+    return f"{pixels:.1f}".removesuffix(".0")
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

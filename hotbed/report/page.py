@@ -1,0 +1,38 @@
+"""Sections -> one HTML file that needs nothing else: styles, script and drawings are inside, and it may fetch nothing."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from hotbed.report import sections
+from hotbed.report.markup import text
+from hotbed.report.read import Run
+
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
+
+
+def render(run: Run) -> str:
+    """The whole page. The same run gives the same bytes."""
+    here = files("hotbed.report")
+    style, script = (here.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
+    parts = (
+        sections.learning,
+        sections.quality,
+        sections.data,
+        sections.asked,
+        sections.go_on,
+        sections.made_with,
+    )
+    title = text(f"{run.model} on {run.dataset}", 120)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{title} - hotbed</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        '<a class="skip" href="#learning">Skip to the curves</a>\n<main>\n'
+        f"{sections.headline(run)}\n{chr(10).join(part(run) for part in parts)}\n</main>\n"
+        f"<script>\n{script}</script>\n</body>\n</html>\n"
+    )

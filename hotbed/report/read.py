@@ -1,0 +1,287 @@
+"""The files of a run directory -> one frozen `Run`, whatever state the run was left in.
+
+Only config.json must be there and whole. Everything else may be missing, cut off in the middle of a line, or hold nulls
+and nans: numbers that are not there become nan, and what was left out is said in `Run.notes`. So every run that started
+has a page, at the price that a wrong value in an optional file shows as a dash and not as an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hotbed.errors import RunError
+
+NAN = float("nan")
+
+
+class TrainPoint(NamedTuple):
+    """One line of kind "train": the state after an interval of steps."""
+
+    epoch: int
+    step: int
+    samples: float
+    loss: float
+    lr: float
+    auc: float
+    samples_per_s: float
+    seconds: float
+
+
+class Score(NamedTuple):
+    """The metrics of one split at one moment."""
+
+    auc: float = NAN
+    log_loss: float = NAN
+    normalized_entropy: float = NAN
+    calibration: float = NAN
+    positives: float = NAN
+    samples: float = NAN
+
+
+class EvalPoint(NamedTuple):
+    """One line of kind "eval"."""
+
+    step: int
+    samples: float
+    split: str
+    score: Score
+
+
+class Skew(NamedTuple):
+    """How unevenly look-ups fall on the ids of one feature, or of all together (data/describe)."""
+
+    name: str
+    rows: float
+    distinct: float
+    top_share: float  # of look-ups, on the most frequent 1.5 % of ids
+    curve: tuple[tuple[float, float], ...]  # share of ids, share of look-ups
+
+
+class SplitSize(NamedTuple):
+    """Rows and share of positives of one split."""
+
+    name: str
+    rows: float
+    positive_rate: float
+
+
+class CalibrationPoint(NamedTuple):
+    """One bin of the calibration curve."""
+
+    prediction: float
+    label: float
+    samples: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that the page shows."""
+
+    directory: Path
+    config: dict[str, Any]
+    model: str
+    dataset: str
+    device: str = ""
+    train: tuple[TrainPoint, ...] = ()
+    evals: tuple[EvalPoint, ...] = ()
+    final: dict[str, Score] = field(default_factory=dict)  # by split; from the last eval lines when there is no summary
+    best_auc: dict[str, float] = field(default_factory=dict)
+    calibration: tuple[CalibrationPoint, ...] = ()
+    splits: tuple[SplitSize, ...] = ()
+    features: tuple[Skew, ...] = ()
+    total: Skew | None = None
+    parameters: dict[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    samples: float = NAN
+    samples_per_s: float = NAN
+    seconds: float = NAN
+    train_seconds: float = NAN
+    bad_rows: float = NAN
+    finished: bool = False
+    stopped_because: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def read_run(directory: Path) -> Run:
+    """Read a run directory; RunError when it is none."""
+    config = _read_config(directory)
+    notes: list[str] = []
+    summary = _read_optional(directory / "summary.json", "the final results", notes)
+    data = _read_optional(directory / "data.json", "the description of the dataset", notes)
+    train, evals = _read_metrics(directory / "metrics.jsonl", notes)
+    final = {name: _score(value) for name, value in _mapping(summary.get("final")).items()}
+    total = _mapping(data.get("total"))
+    return Run(
+        directory=directory,
+        config=config,
+        model=_name(summary.get("model")) or _name(config.get("model")) or "model",
+        dataset=_name(summary.get("dataset")) or _name(_mapping(config.get("data")).get("path")) or "data",
+        device=_name(summary.get("device")),
+        train=train,
+        evals=evals,
+        final=final or {point.split: point.score for point in evals},
+        best_auc={name: _number(value) for name, value in _mapping(summary.get("best_auc")).items()},
+        calibration=_calibration(summary.get("calibration_curve")),
+        splits=tuple(
+            SplitSize(name, _number(_mapping(split).get("rows")), _number(_mapping(split).get("positive_rate")))
+            for name, split in _mapping(data.get("splits")).items()
+        ),
+        features=tuple(_skew(_mapping(feature)) for feature in _listing(data.get("features"))),
+        total=_skew(total) if total else None,
+        parameters={name: _number(value) for name, value in _mapping(summary.get("parameters")).items()},
+        versions={name: str(value) for name, value in _mapping(summary.get("versions")).items()},
+        samples=_first(_number(summary.get("samples")), train[-1].samples if train else NAN),
+        samples_per_s=_first(_number(summary.get("samples_per_s")), _median([p.samples_per_s for p in train])),
+        seconds=_first(_number(summary.get("seconds")), train[-1].seconds if train else NAN),
+        train_seconds=_number(summary.get("train_seconds")),
+        bad_rows=_number(summary.get("bad_rows")),
+        finished=summary.get("finished") is True,
+        stopped_because=_name(summary.get("stopped_because")),
+        notes=tuple(notes),
+    )
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    if not directory.is_dir():
+        raise RunError(f"There is no run directory {directory}. `hotbed train --out DIR` makes one.")
+    path = directory / "config.json"
+    if not path.is_file():
+        expected = ("config.json", "metrics.jsonl", "summary.json", "data.json")
+        missing = ", ".join(name for name in expected if not (directory / name).exists())
+        raise RunError(
+            f"{directory} is not a run directory: config.json is missing (not found there: {missing}). "
+            "Give the directory that `hotbed train --out DIR` wrote."
+        )
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} cannot be read ({error}). Train again, or restore the file from a copy.") from error
+    if not isinstance(config, dict):
+        raise RunError(f"{path} holds a {type(config).__name__}, not the settings of a run. Train again.")
+    return config
+
+
+def _read_optional(path: Path, what: str, notes: list[str]) -> Mapping[str, Any]:
+    if not path.exists():
+        notes.append(f"{path.name} is missing: {what} cannot be shown.")
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        notes.append(f"{path.name} is damaged: {what} cannot be shown.")
+        return {}
+    return value
+
+
+def _read_metrics(path: Path, notes: list[str]) -> tuple[tuple[TrainPoint, ...], tuple[EvalPoint, ...]]:
+    """Train lines and eval lines in order of steps. Where a resumed run wrote a step again, the later line counts."""
+    if not path.exists():
+        notes.append(f"{path.name} is missing: the curves cannot be shown.")
+        return (), ()
+    train: list[TrainPoint] = []
+    evals: dict[str, list[EvalPoint]] = {}
+    unreadable, torn = 0, False
+    try:
+        lines = path.open("rb")
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read ({error.strerror}): the curves cannot be shown.")
+        return (), ()
+    with lines:
+        for line in lines:
+            point = _point(line)
+            if isinstance(point, TrainPoint):
+                _drop_from(train, point.step)
+                train.append(point)
+            elif isinstance(point, EvalPoint):
+                _drop_from(evals.setdefault(point.split, []), point.step)
+                evals[point.split].append(point)
+            elif line.strip():
+                unreadable += 1
+                torn = not line.endswith(b"\n")
+    if unreadable:
+        ending = "; the last one was cut off while it was written" if torn else ""
+        lines_are = "1 line is" if unreadable == 1 else f"{unreadable:,} lines are"
+        notes.append(f"{path.name}: {lines_are} not readable and left out{ending}.")
+    return tuple(train), tuple(sorted((p for points in evals.values() for p in points), key=lambda p: p.step))
+
+
+def _drop_from(points: list[TrainPoint] | list[EvalPoint], step: int) -> None:
+    while points and points[-1].step >= step:
+        points.pop()
+
+
+def _point(line: bytes) -> TrainPoint | EvalPoint | None:
+    try:
+        raw = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(raw, dict) or not math.isfinite(samples := _number(raw.get("samples"))):
+        return None
+    epoch, step = (_number(raw.get(name)) for name in ("epoch", "step"))
+    if not math.isfinite(step):
+        return None
+    if raw.get("kind") == "eval" and raw.get("split"):
+        return EvalPoint(int(step), samples, str(raw["split"]), _score({**raw, "samples": None}))
+    if raw.get("kind") != "train":
+        return None
+    rest = (_number(raw.get(name)) for name in ("loss", "lr", "auc", "samples_per_s", "seconds"))
+    return TrainPoint(int(epoch) if math.isfinite(epoch) else 0, int(step), samples, *rest)
+
+
+def _score(value: object) -> Score:
+    raw = _mapping(value)
+    return Score(**{name: _number(raw.get(name)) for name in Score._fields})
+
+
+def _skew(raw: Mapping[str, Any]) -> Skew:
+    pairs = [[_number(number) for number in _listing(pair)] for pair in _listing(raw.get("curve"))]
+    curve = tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2 and all(map(math.isfinite, pair)))
+    rows, distinct, top_share = (_number(raw.get(name)) for name in ("rows", "distinct", "top_share"))
+    return Skew(_name(raw.get("name")), rows, distinct, top_share, curve)
+
+
+def _calibration(value: object) -> tuple[CalibrationPoint, ...]:
+    bins = [[_number(number) for number in _listing(entry)] for entry in _listing(value)]
+    return tuple(CalibrationPoint(*entry) for entry in bins if len(entry) == 3 and all(map(math.isfinite, entry)))
+
+
+def _number(value: object) -> float:
+    """The value as a float; nan when it is none, too large, or a truth value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return NAN
+    try:
+        return float(value)
+    except OverflowError:
+        return NAN
+
+
+def _name(value: object) -> str:
+    """A name, or the name inside a section such as {"name": "dlrm", ...}."""
+    if isinstance(value, Mapping):
+        value = value.get("name")
+    return value if isinstance(value, str) else ""
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _listing(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _first(*values: float) -> float:
+    """The first that is a finite number, else nan."""
+    return next((value for value in values if math.isfinite(value)), NAN)
+
+
+def _median(values: list[float]) -> float:
+    known = sorted(value for value in values if math.isfinite(value))
+    return known[len(known) // 2] if known else NAN

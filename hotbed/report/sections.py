@@ -1,0 +1,283 @@
+"""A run -> the sections of its page, as HTML. Each function is one section, in reading order."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hotbed.config import FIELDS
+from hotbed.report.charts import figure
+from hotbed.report.curves import calibration_chart, headline_split, learning_charts, skew_chart
+from hotbed.report.formats import MISSING, compact, count, decimal, duration, percent
+from hotbed.report.markup import fold, section, table, text
+from hotbed.report.read import Run, Score, Skew
+from hotbed.report.series import usable
+
+CACHE_SHARE = 0.015  # of the rows; what the published GPU caches hold, and what data/describe measures
+MAX_FEATURES = 1000
+OPEN_FEATURES = 12
+MAX_SETTINGS = 500
+MAX_CHANGED = 40
+
+
+def headline(run: Run) -> str:
+    """What was trained, how good it is, how long it took."""
+    split = headline_split(run)
+    return (
+        f'<header><p class="kicker">hotbed run report</p><h1>{text(run.model, 80)} on {text(run.dataset, 120)}</h1>'
+        f'<p class="lead">{_verdict(run, split)}</p>{_progress(run, split)}</header>{_notes(run)}{_tiles(run, split)}'
+    )
+
+
+def learning(run: Run) -> str:
+    """The curves over training."""
+    if not run.train and not run.evals:
+        return section("learning", "How it learned", '<p class="empty">The run has no measurements yet.</p>')
+    charts = "".join(figure(chart) for chart in learning_charts(run))
+    return section("learning", "How it learned", f'<div class="figures">{charts}</div>')
+
+
+def quality(run: Run) -> str:
+    """All metrics of all splits, and the calibration plot."""
+    if not run.final:
+        return section(
+            "quality",
+            "How good it is",
+            '<p class="empty">The run was not evaluated: it stopped before the first evaluation.</p>',
+        )
+    parts = f"<div>{_metric_table(run)}</div>"
+    if run.calibration:
+        parts += figure(calibration_chart(run))
+    return section("quality", "How good it is", f'<div class="figures">{parts}</div>')
+
+
+def data(run: Run) -> str:
+    """Rows, ids and their skew, and what a small cache could catch."""
+    rows, cache = f"{_split_table(run)}{_bad_rows(run)}", _cache_sentence(run.total)
+    parts = [f'<div class="figures"><div>{rows}</div><div>{cache}</div></div>'] if rows or cache else []
+    if run.features:
+        parts.append(f'<div class="figures">{figure(skew_chart(run, CACHE_SHARE))}{_feature_table(run.features)}</div>')
+    elif run.splits:
+        parts.append("<p>The dataset has no id features.</p>")
+    if not parts:
+        parts = ['<p class="empty">The run left no description of its dataset.</p>']
+    return section("data", "The data", *parts)
+
+
+def asked(run: Run) -> str:
+    """Every setting of the run; the ones that differ from the default first to see."""
+    settings = list(_flatten(run.config))
+    changed = [(path, value) for path, value in settings if path not in FIELDS or value != _default(path)]
+    left_out = len(settings) - MAX_SETTINGS
+    more = f"<p>{count(left_out)} more settings stand in config.json.</p>" if left_out > 0 else ""
+    intro = (
+        f"<p>{count(len(settings))} settings, {count(len(changed))} of them not at their default." if settings else ""
+    )
+    hint = " Change one with <code>--set path=value</code>; <code>config.json</code> is also a valid run file.</p>"
+    folded = fold("All settings", _settings_table("All settings", settings[:MAX_SETTINGS]) + more)
+    shown = _settings_table("Settings that differ from the default", changed[:MAX_CHANGED]) if changed else ""
+    return section("config", "What was asked", intro + hint if settings else "", shown, folded)
+
+
+def go_on(run: Run) -> str:
+    """The commands that take the run further."""
+    place = shlex.quote(str(run.directory))
+    commands = [
+        ("Train on from the last checkpoint" if not run.finished else "Train longer", f"hotbed train --resume {place}"),
+        ("Measure the model on a dataset", f"hotbed evaluate {place}"),
+        ("Score new rows", f"hotbed predict {place} ROWS --out scores.csv"),
+        ("Write this page again", f"hotbed report {place}"),
+    ]
+    items = "".join(
+        f"<li><span>{what}</span><pre tabindex='0'><code>{text(line, 2000)}</code></pre></li>"
+        for what, line in commands
+    )
+    return section("next", "How to go on", f'<ul class="commands">{items}</ul>')
+
+
+def made_with(run: Run) -> str:
+    """Versions and device, so that the numbers can be made again."""
+    rows = [[text(name, 60), text(version, 120)] for name, version in run.versions.items()]
+    if run.device:
+        rows.append(["device", text(run.device, 120)])
+    if not rows:
+        return section("versions", "Made with", '<p class="empty">The run recorded no versions.</p>')
+    return section("versions", "Made with", table("Versions", ["what", "version"], rows))
+
+
+def _verdict(run: Run, split: str) -> str:
+    if not split:
+        return (
+            "Not evaluated yet: the run stopped before its first evaluation." if run.train else "Nothing trained yet."
+        )
+    score, best = run.final[split].auc, run.best_auc.get(split, math.nan)
+    said = f"<strong>AUC {decimal(score)}</strong> on {text(split, 60)}"
+    if usable(best) and usable(score):
+        above = f", {percent((score - 0.5) / (best - 0.5), 0)} of the way from a coin toss" if best > 0.5 else ""
+        said += f"{above}. The best any model could reach here is {decimal(best)}; the gap is {decimal(best - score)}."
+    else:
+        said += "."
+    return said
+
+
+def _progress(run: Run, split: str) -> str:
+    """The headline AUC on a line from a coin toss to the best possible (or to 1)."""
+    score = run.final[split].auc if split else math.nan
+    if not usable(score):
+        return ""
+    best = run.best_auc.get(split, math.nan)
+    known = usable(best) and 0.5 < best <= 1
+    end = best if known else 1.0
+    share = min(max((score - 0.5) / (end - 0.5), 0.0), 1.0)
+    goal = f"{decimal(end)} best possible" if known else "1 perfect"
+    return (
+        f'<div class="progress" aria-hidden="true"><div class="track"><div style="width:{100 * share:.1f}%"></div></div>'
+        f"<span>0.5 coin toss</span><span>{goal}</span></div>"
+    )
+
+
+def _notes(run: Run) -> str:
+    notes = [text(note) for note in run.notes]
+    broken = [point for point in run.train if not usable(point.loss)]
+    if broken:
+        notes.append(
+            f"The loss was not a finite number at {count(len(broken))} of {count(len(run.train))} points, first at step "
+            f"{count(broken[0].step)}. A lower learning rate or gradient clipping usually helps."
+        )
+    if not run.finished:
+        reason = f" ({text(run.stopped_because)})" if run.stopped_because else ""
+        notes.insert(0, f'This run is not finished{reason}. <a href="#next">How to go on</a>')
+    if not notes:
+        return ""
+    return f'<aside class="notes" aria-label="Notes"><ul>{"".join(f"<li>{note}</li>" for note in notes)}</ul></aside>'
+
+
+def _tiles(run: Run, split: str) -> str:
+    score = run.final.get(split, Score())
+    gap = run.best_auc.get(split, math.nan) - score.auc
+    rows, row_values, dense = (run.parameters.get(name, math.nan) for name in ("rows", "row_values", "dense"))
+    stopped = f"stopped: {run.stopped_because}" if run.stopped_because and run.finished else ""
+    tiles = [
+        (
+            f"{split or 'test'} AUC",
+            decimal(score.auc),
+            f"gap to the best possible {decimal(gap)}" if usable(gap) else "",
+        ),
+        ("log loss", decimal(score.log_loss), f"normalized entropy {decimal(score.normalized_entropy)}"),
+        ("calibration", decimal(score.calibration, 3), "predicted over observed positives"),
+        ("samples per second", compact(run.samples_per_s), f"{compact(run.samples)} samples" + _device(run)),
+        ("time", duration(run.seconds), stopped or _train_share(run)),
+        ("parameters", compact(row_values + dense), f"{compact(rows)} rows, {compact(dense)} dense weights"),
+    ]
+    items = "".join(
+        f'<li><span class="what">{text(what, 80)}</span><span class="value">{text(value)}</span>'
+        f'<span class="more">{text(more)}</span></li>'
+        for what, value, more in tiles
+        if value != MISSING
+    )
+    return f'<ul class="tiles">{items}</ul>' if items else ""
+
+
+def _device(run: Run) -> str:
+    return f" on {run.device}" if run.device else ""
+
+
+def _train_share(run: Run) -> str:
+    return f"{duration(run.train_seconds)} of it training" if usable(run.train_seconds) else ""
+
+
+def _metric_table(run: Run) -> str:
+    """Metrics down, splits across; each metric with its meaning."""
+    lines: list[tuple[str, str, Callable[[str, Score], str]]] = [
+        ("AUC", "chance that a positive is scored above a negative", lambda _, score: decimal(score.auc)),
+        ("best possible AUC", "of any model, known for generated data", lambda split, _: decimal(best(split))),
+        ("log loss", "mean surprise in nats; lower is better", lambda _, score: decimal(score.log_loss)),
+        ("normalized entropy", "log loss over that of the base rate", lambda _, s: decimal(s.normalized_entropy)),
+        ("calibration", "predicted over observed positives", lambda _, score: decimal(score.calibration, 3)),
+        ("positives", "in the split", lambda _, score: count(score.positives)),
+    ]
+
+    def best(split: str) -> float:
+        return run.best_auc.get(split, math.nan)
+
+    rows = []
+    for name, meaning, write in lines:
+        cells = [write(split, score) for split, score in run.final.items()]
+        if any(cell != MISSING for cell in cells):
+            rows.append([f"{name}<small>{meaning}</small>", *cells])
+    return table("Metrics of each split", ["metric", *(text(split, 60) for split in run.final)], rows, kind="wide")
+
+
+def _split_table(run: Run) -> str:
+    if not run.splits:
+        return ""
+    rows = [[text(split.name, 60), count(split.rows), percent(split.positive_rate, 2)] for split in run.splits]
+    return table("Rows of each split", ["split", "rows", "positive"], rows)
+
+
+def _bad_rows(run: Run) -> str:
+    if not usable(run.bad_rows):
+        return ""
+    if not run.bad_rows:
+        return "<p>No row of the raw data was rejected.</p>"
+    rows_were = "1 row" if run.bad_rows == 1 else f"{count(run.bad_rows)} rows"
+    return f"<p>{rows_were} of the raw data could not be read and were set aside in <code>quarantine.jsonl</code>.</p>"
+
+
+def _cache_sentence(total: Skew | None) -> str:
+    if total is None or not usable(total.top_share) or not usable(total.distinct):
+        return ""
+    held = math.ceil(CACHE_SHARE * total.distinct)
+    return (
+        f'<p class="finding">A cache of {percent(CACHE_SHARE)} of the rows, {count(held)} of {count(total.distinct)} ids, '
+        f"filled with the most frequent ones could catch up to <strong>{percent(total.top_share)} of all look-ups</strong>; "
+        f"the other {percent(1 - total.top_share)} would have to come from slower memory.</p>"
+    )
+
+
+def _feature_table(features: tuple[Skew, ...]) -> str:
+    largest = sorted(features, key=lambda f: -f.distinct if usable(f.distinct) else math.inf)[:MAX_FEATURES]
+    rows = [[text(f.name, 60), count(f.distinct), count(f.rows), _bar(f.top_share)] for f in largest]
+    head = ["feature", "distinct ids", "table rows", f"look-ups on the top {percent(CACHE_SHARE)}"]
+    caption = "Id features, most distinct ids first"
+    shown = table(caption, head, rows[:OPEN_FEATURES], kind="wide")
+    if len(rows) > OPEN_FEATURES:
+        rest = table(f"{caption}, continued", head, rows[OPEN_FEATURES:], kind="wide")
+        shown += fold(f"{count(len(rows) - OPEN_FEATURES)} more features", rest)
+    if len(features) > MAX_FEATURES:
+        shown += f"<p>{count(len(features) - MAX_FEATURES)} more features stand in data.json.</p>"
+    return f"<div>{shown}</div>"
+
+
+def _bar(share: float) -> str:
+    width = 100 * min(max(share, 0.0), 1.0) if usable(share) else 0.0
+    return f'<span class="bar" style="--share:{width:.0f}%">{percent(share)}</span>'
+
+
+def _settings_table(caption: str, settings: list[tuple[str, Any]]) -> str:
+    rows = []
+    for path, value in settings:
+        about = FIELDS[path].metadata.get("about", "") if path in FIELDS else ""
+        rows.append([f"<code>{text(path, 120)}</code>", f"<code>{_value(value)}</code>", text(about)])
+    return table(caption, ["setting", "value", "what it does"], rows, kind="settings")
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value and path.count(".") < 8:
+            yield from _flatten(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _default(path: str) -> Any:
+    made = FIELDS[path]
+    return made.default_factory() if callable(made.default_factory) else made.default
+
+
+def _value(value: Any) -> str:
+    return text(value if isinstance(value, str) else json.dumps(value), 300)

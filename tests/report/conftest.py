@@ -1,0 +1,115 @@
+"""A run directory as train/ leaves it, small, with every file; tests take away or damage what they are about."""
+
+import json
+import math
+from itertools import accumulate
+
+import pytest
+
+
+def curve_of(size):
+    sums = list(accumulate(1 / rank for rank in range(1, size + 1)))
+    return [[rank / size, sums[rank - 1] / sums[-1]] for rank in range(1, size + 1, max(1, size // 30))]
+
+
+def train_line(step, **changes):
+    line = {
+        "kind": "train",
+        "epoch": step // 60,
+        "step": step,
+        "samples": step * 100,
+        "loss": 0.4 + 0.3 * math.exp(-step / 20) + 0.01 * math.sin(step),
+        "lr": 0.001,
+        "auc": 0.75 - 0.2 * math.exp(-step / 20),
+        "samples_per_s": 20_000 + step,
+        "seconds": step / 10,
+    }
+    return {**line, **changes}
+
+
+def eval_line(step, split="valid", **changes):
+    line = {"kind": "eval", "epoch": 0, "step": step, "samples": step * 100, "split": split, "seconds": step / 10}
+    metrics = {"auc": 0.74, "log_loss": 0.45, "normalized_entropy": 0.83, "calibration": 1.02, "positives": 250}
+    return {**line, **metrics, **changes}
+
+
+def skew(name, size, **changes):
+    return {"name": name, "rows": size + 1, "distinct": size, "top_share": 0.5, "curve": curve_of(size), **changes}
+
+
+def full_run():
+    """File name -> what it holds."""
+    score = {"auc": 0.7741, "log_loss": 0.4533, "normalized_entropy": 0.8012, "calibration": 1.018, "positives": 253}
+    return {
+        "config.json": {
+            "data": {"path": "criteo-like", "batch_size": 4096},
+            "model": {"name": "deepfm", "dim": 10, "options": {"hidden": [64, 32]}},
+        },
+        "data.json": {
+            "splits": {
+                "train": {"rows": 12_000, "positive_rate": 0.25},
+                "test": {"rows": 1_000, "positive_rate": 0.253},
+            },
+            "features": [skew("C1", 50), skew("C2", 300), skew("C3", 3)],
+            "total": skew("total", 353, top_share=0.7625),
+        },
+        "metrics.jsonl": [
+            *(train_line(step) for step in range(1, 121)),
+            eval_line(60),
+            eval_line(120, auc=0.7759),
+            eval_line(120, "test", auc=0.7741),
+        ],
+        "summary.json": {
+            "model": "deepfm",
+            "dataset": "criteo-like",
+            "device": "cpu",
+            "parameters": {"dense": 5_000, "rows": 356, "row_values": 3_916},
+            "final": {"valid": {**score, "auc": 0.7759}, "test": score},
+            "best_auc": {"test": 0.7889},
+            "gap": {"test": 0.0148},
+            "seconds": 141.2,
+            "train_seconds": 118.3,
+            "samples": 12_000,
+            "samples_per_s": 20_312.2,
+            "bad_rows": 3,
+            "calibration_curve": [[k / 20, k / 20 + 0.01, 50] for k in range(1, 19)],
+            "versions": {"hotbed": "0.1.0", "torch": "2.13.0"},
+            "finished": True,
+            "stopped_because": "all epochs done",
+        },
+    }
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """make_run(**{"summary.json": None, ...}): the full run with some files replaced; None leaves a file out."""
+
+    def make(**changes):
+        run = tmp_path / "run"
+        run.mkdir(exist_ok=True)
+        for name, content in {**full_run(), **changes}.items():
+            if isinstance(content, bytes):
+                (run / name).write_bytes(content)
+            elif isinstance(content, list):
+                (run / name).write_text("".join(json.dumps(line) + "\n" for line in content))
+            elif content is not None:
+                (run / name).write_text(json.dumps(content))
+        return run
+
+    return make
+
+
+@pytest.fixture
+def whole_run():
+    return full_run()
+
+
+@pytest.fixture
+def lines():
+    """The makers of single lines of metrics.jsonl."""
+    return train_line, eval_line
+
+
+@pytest.fixture
+def feature():
+    return skew

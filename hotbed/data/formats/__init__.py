@@ -11,7 +11,7 @@ Text formats may be packed (.gz, .bz2, .xz, .zst).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from hotbed.data.formats.blocks import first_line, open_raw
@@ -41,15 +41,19 @@ __all__ = [
 
 
 def open_format(
-    name: str, *, delimiter: str | None = None, skip: Collection[str] = (), label_optional: bool = False
+    name: str,
+    *,
+    delimiter: str | None = None,
+    wanted: Callable[[str], bool] = lambda _: True,
+    label_optional: bool = False,
 ) -> Format:
-    """The reader called `name`."""
+    """The reader called `name`. Columns not `wanted` may be left unread."""
     if name == "criteo":
         return CriteoFormat("optional" if label_optional else "required")
     if name == "csv":
         return CsvFormat(delimiter)
     if name == "parquet":
-        return ParquetFormat(skip)
+        return ParquetFormat(wanted)
     if name == "libsvm":
         return LibsvmFormat()
     raise ConfigError(f"format {name!r} is unknown. The formats are: {', '.join(FORMATS)}.")

@@ -17,6 +17,7 @@ OK, MISSING, NOT_A_NUMBER, TOO_LARGE, _SLOW = 0, 1, 2, 3, 4
 
 _POWERS = 10.0 ** np.arange(23)  # exact in float64
 _MAX_INT = np.uint64(2**63 - 1)
+_IS_HEX = np.array([chr(byte) in "0123456789abcdefABCDEF" for byte in range(256)])
 
 
 class Parsed(NamedTuple):
@@ -171,8 +172,8 @@ def _check_hex(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, codes: np
     for i in range(len(starts)):
         length = ends[i] - starts[i]
         codes[i] = MISSING if length == 0 else (TOO_LARGE if length > 16 else OK)
+        is_hex = True
         for k in range(starts[i], ends[i]):
-            byte = data[k]
-            if not (48 <= byte <= 57 or 97 <= (byte | 32) <= 102):
-                codes[i] = NOT_A_NUMBER
-                break
+            is_hex &= _IS_HEX[data[k]]
+        if not is_hex:
+            codes[i] = NOT_A_NUMBER

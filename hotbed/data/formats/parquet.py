@@ -7,8 +7,9 @@ missing. Other types (structs, maps, lists of lists) are refused by name; drop s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +27,8 @@ class ParquetFormat:
     name = "parquet"
     typed = True
 
-    def __init__(self, skip: Collection[str] = ()) -> None:
-        self._skip = frozenset(skip)
+    def __init__(self, wanted: Callable[[str], bool] = lambda _: True) -> None:
+        self._wants = wanted  # column name -> read it?
 
     def chunks(self, path: Path) -> Iterator[Chunk]:
         with open_raw(path) as raw:
@@ -53,9 +54,10 @@ class ParquetFormat:
                 read = size if total is None else size * done // max(total, 1)
                 yield Chunk(str(path), columns, lines, show, [], read)
 
-    def _batches(self, raw: object, path: Path) -> Iterator[tuple[pa.RecordBatch, int | None]]:
+    def _batches(self, raw: BinaryIO, path: Path) -> Iterator[tuple[pa.RecordBatch, int | None]]:
         """Record batches of at most CHUNK_ROWS rows, and the rows of the whole file where known. Always at least one."""
-        magic = open_raw(path).read(6)
+        magic = raw.read(6)
+        raw.seek(0)
         if magic.startswith(b"PAR1") or not magic:
             file = pq.ParquetFile(raw)
             names = self._wanted(file.schema_arrow.names, path)
@@ -81,7 +83,7 @@ class ParquetFormat:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise FormatError(f"{path} names {', '.join(twice)} more than once. Column names must differ.")
-        return [name for name in names if name not in self._skip]
+        return [name for name in names if self._wants(name)]
 
 
 def _first_line(error: BaseException) -> str:

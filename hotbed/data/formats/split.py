@@ -39,7 +39,8 @@ def split_block(block: Block, file: str, num_columns: int, delimiter: str, quote
     has_quotes = quote and bool((data == ord('"')).any())
     unquoted = data.copy() if has_quotes else data  # doubled quotes are removed in place
     quote_byte = ord('"') if has_quotes else -1
-    n = _split(unquoted, block.first_line, ord(delimiter), quote_byte, starts, ends, lines, reasons)
+    careful = len(data) > 0 and (int(data.max()) >= 128 or int(data.min()) == 0)  # not plain ASCII
+    n = _split(unquoted, block.first_line, ord(delimiter), quote_byte, careful, starts, ends, lines, reasons)
     good = reasons[:n] == 0
     bad = [
         BadRow(
@@ -84,6 +85,7 @@ def _split(
     first_line: int,
     delimiter: int,
     quote: int,
+    careful: bool,
     starts: np.ndarray,
     ends: np.ndarray,
     lines: np.ndarray,
@@ -96,27 +98,20 @@ def _split(
     begin = 0
     while begin < size:
         end = begin
-        high = False
-        nul = False
         column = 0
         value = begin
         reason = 0
         if quote < 0:
             while end < size and data[end] != _NEWLINE:
-                byte = data[end]
-                if byte == delimiter:
+                if data[end] == delimiter:
                     if column < num_columns:
                         starts[column, row] = value
                         ends[column, row] = end
                     column += 1
                     value = end + 1
-                high |= byte >= 128
-                nul |= byte == 0
                 end += 1
         else:
             while end < size and data[end] != _NEWLINE:
-                high |= data[end] >= 128
-                nul |= data[end] == 0
                 end += 1
         stop = end
         if stop > begin and data[stop - 1] == _RETURN:
@@ -129,12 +124,10 @@ def _split(
                 column += 1
             else:
                 column, reason = _split_quoted(data, begin, stop, delimiter, quote, starts, ends, row)
-            if nul:
-                reason = _NUL
-            elif high and not _is_utf8(data, begin, stop):
-                reason = _UTF8
-            elif reason == 0 and column != num_columns:
+            if reason == 0 and column != num_columns:
                 reason = _FEW if column < num_columns else _MANY
+            if careful:
+                reason = _check_bytes(data, begin, stop, reason)
             lines[0, row] = line
             lines[1, row] = begin
             lines[2, row] = stop
@@ -192,6 +185,15 @@ def _split_quoted(
         if position >= stop:
             return column, 0
         position += 1
+
+
+@njit(nogil=True, cache=True)
+def _check_bytes(data: np.ndarray, begin: int, stop: int, reason: int) -> int:
+    """A NUL byte or broken UTF-8 is the better reason: it explains the others."""
+    for k in range(begin, stop):
+        if data[k] == 0:
+            return _NUL
+    return reason if _is_utf8(data, begin, stop) else _UTF8
 
 
 @njit(nogil=True, cache=True)

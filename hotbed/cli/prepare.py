@@ -1,0 +1,192 @@
+"""`hotbed prepare`: raw logs to a dataset directory, with a progress bar while it runs and a table when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hotbed.cli.console import err, fail, out
+from hotbed.errors import ConfigError, HotbedError
+
+if TYPE_CHECKING:
+    from hotbed.data.parse import Progress
+    from hotbed.data.prepare import PrepareReport
+
+
+def prepare_command(
+    raw: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RAW...",
+            help="Raw files, or directories of them; split=path names their split (train=a.csv test=b.csv).",
+        ),
+    ],
+    out_dir: Annotated[Path, typer.Option("--out", metavar="DIR", help="The dataset directory to write.")],
+    format: Annotated[
+        str | None,
+        typer.Option(help="criteo, csv, parquet (also Arrow) or libsvm. Left out: guessed from the first file."),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="The column to learn. Left out: label, click, clicked, is_click, target or y."
+        ),
+    ] = None,
+    positive: Annotated[
+        str | None,
+        typer.Option(metavar="VALUE", help="For a label of two words, the one that means 1: --positive '>50K'."),
+    ] = None,
+    dense: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B", help="Columns that are numbers. '*': all others. Default: what looks like numbers."
+        ),
+    ] = "",
+    ids: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B", help="Columns that are ids, whatever they look like. '*': all others. Default: text."
+        ),
+    ] = "",
+    multi: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN:SEP", help="A column of several ids and what separates them: 'tags:|'. Repeatable."
+        ),
+    ] = None,
+    drop: Annotated[str, typer.Option(metavar="A,B", help="Columns to leave out (row numbers, leaks).")] = "",
+    integers: Annotated[
+        str,
+        typer.Option(
+            help="Integer numbers become: log (log-scaled numbers), bucket (ids of log-sized buckets) or both.",
+        ),
+    ] = "log",
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="train=0.8,valid=0.1,test=0.1 sends rows at random, the same way each time; "
+            "train=50000,test=10000 takes them in file order. Left out: all is train.",
+        ),
+    ] = None,
+    min_count: Annotated[
+        int, typer.Option(metavar="N", help="Ids seen fewer times in train share the row of unknown ids.")
+    ] = 1,
+    ids_mode: Annotated[
+        str,
+        typer.Option(help="vocabulary: a row for every id of train. hash: ids share N rows by the hashing trick."),
+    ] = "vocabulary",
+    hash_rows: Annotated[int | None, typer.Option(metavar="N", help="Rows of each table with --ids-mode hash.")] = None,
+    max_bad: Annotated[
+        str, typer.Option(metavar="N|N%", help="Stop when more rows than this cannot be read: 100 or 1%.")
+    ] = "1%",
+    delimiter: Annotated[
+        str | None,
+        typer.Option(metavar="CHAR", help="Between CSV values (tab: '\\t'). Left out: found in the header."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")] = False,
+) -> None:
+    """Turn raw logs into a dataset directory that `hotbed train` reads.
+
+    hotbed prepare day_0.tsv.gz day_1.tsv.gz --out criteo --split train=0.9,test=0.1
+
+    hotbed prepare train=a.csv test=b.csv --out mine --label click --ids '*' --drop request_id
+
+    Strings become 64-bit ids by a stable hash; an empty value is a value of its own. Rows that cannot be read go to
+    DIR/quarantine.jsonl. Memory: a few hundred MB plus 24 to 32 bytes per distinct id. Files may be packed (.gz .bz2
+    .xz .zst). Nothing appears under DIR until all of it is done.
+    """
+    from hotbed.data.prepare import prepare
+
+    try:
+        with _progress_bar() as progress:
+            report = prepare(
+                raw,
+                out_dir,
+                format=format,
+                label=label,
+                positive=positive,
+                dense=_names(dense),
+                ids=_names(ids),
+                multi=dict(_multi(one) for one in multi or ()),
+                drop=_names(drop),
+                integers=integers,
+                split=split,
+                min_count=min_count,
+                ids_mode=ids_mode,
+                hash_rows=hash_rows,
+                max_bad=max_bad,
+                delimiter="\t" if delimiter == "\\t" else delimiter,
+                overwrite=overwrite,
+                progress=progress,
+            )
+    except HotbedError as error:
+        raise typer.Exit(fail(str(error))) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(fail(f"stopped; nothing was written to {out_dir}.", code=130)) from None
+    _show(report)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _multi(text: str) -> tuple[str, str]:
+    name, colon, separator = text.rpartition(":")
+    if not colon or not name or not separator:
+        raise ConfigError(f"--multi {text!r} is not COLUMN:SEPARATOR, such as 'tags:|'.")
+    return name, separator
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[Progress], None]]:
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
+    with Bar(*columns, TextColumn("{task.fields[seen]}"), TimeRemainingColumn(), console=err(), transient=True) as bar:
+        tasks = {}
+
+        def update(progress: Progress) -> None:
+            if progress.stage not in tasks:
+                tasks[progress.stage] = bar.add_task(progress.stage, total=progress.total, seen="")
+            bar.update(tasks[progress.stage], completed=progress.done, seen=f"{progress.rows:,} rows")
+
+        yield update
+
+
+def _show(report: PrepareReport) -> None:
+    from rich.table import Table
+
+    schema = report.schema
+    console = out()
+    splits = Table("split", "rows", "positive", "files", title=str(report.path), title_justify="left")
+    for name, split in schema.splits.items():
+        share = f"{split.positives:,} ({split.positives / split.rows:.1%})"
+        splits.add_row(name, f"{split.rows:,}", share, str(len(split.files)))
+    console.print(splits, markup=False)
+    features = Table("feature", "distinct ids in train", "table rows", "made of")
+    for feature in schema.features:
+        made = f"{feature.source}s, many per row" if feature.multi else feature.source
+        features.add_row(feature.name, f"{feature.distinct:,}", f"{feature.rows:,}", made)
+    if schema.features:
+        console.print(features)
+    if schema.dense:
+        numbers = ", ".join(f"{one.name} (log)" if one.transform == "log" else one.name for one in schema.dense)
+        console.print(f"numbers: {numbers}", markup=False)
+    if report.bad_rows:
+        bad = Table("bad rows", "reason", title="left out, see quarantine.jsonl", title_justify="left")
+        for reason, rows in report.bad_rows.items():
+            bad.add_row(f"{rows:,}", reason)
+        console.print(bad, markup=False)
+    else:
+        console.print("no bad rows")
+    if report.left_out:
+        console.print(f"{report.left_out:,} good rows are in no split (--split leaves them out)")
+    speed = report.raw_bytes / 1e6 / max(report.seconds, 1e-9)
+    console.print(f"{report.raw_bytes / 1e6:,.1f} MB in {report.seconds:.1f} s ({speed:.0f} MB/s)")
+    console.print(f"next: hotbed train --data {report.path}", markup=False, soft_wrap=True)

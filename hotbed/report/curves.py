@@ -51,7 +51,7 @@ def learning_charts(run: Run) -> list[Chart]:
         Chart(
             "speed",
             "Throughput",
-            "Samples trained per second, evaluation not counted.",
+            "Samples trained per second; evaluations and checkpoints are not counted.",
             SEEN,
             "samples per second",
             (Series("samples per second", [(p.samples, p.samples_per_s) for p in run.train], 3),),
@@ -62,7 +62,7 @@ def learning_charts(run: Run) -> list[Chart]:
         Chart(
             "lr",
             "Learning rate",
-            "Of the dense weights, as the schedule set it.",
+            "Of the dense weights, as the schedule set it; that of the rows rises and falls with it.",
             SEEN,
             "learning rate",
             (Series("learning rate", [(p.samples, p.lr) for p in run.train], 4),),

@@ -102,6 +102,8 @@ class Run:
     seconds: float = NAN
     train_seconds: float = NAN
     bad_rows: float = NAN
+    epochs: float = NAN  # done
+    best_epoch: float = NAN  # whose weights were kept
     finished: bool = False
     stopped_because: str = ""
     notes: tuple[str, ...] = ()
@@ -140,6 +142,8 @@ def read_run(directory: Path) -> Run:
         seconds=_first(_number(summary.get("seconds")), train[-1].seconds if train else NAN),
         train_seconds=_number(summary.get("train_seconds")),
         bad_rows=_number(summary.get("bad_rows")),
+        epochs=_number(summary.get("epochs")),
+        best_epoch=_number(summary.get("best_epoch")),
         finished=summary.get("finished") is True,
         stopped_because=_name(summary.get("stopped_because")),
         notes=tuple(notes),
@@ -181,12 +185,15 @@ def _read_optional(path: Path, what: str, notes: list[str]) -> Mapping[str, Any]
 
 
 def _read_metrics(path: Path, notes: list[str]) -> tuple[tuple[TrainPoint, ...], tuple[EvalPoint, ...]]:
-    """Train lines and eval lines in order of steps. Where a resumed run wrote a step again, the later line counts."""
+    """Train lines and eval lines in order of steps; where a step was written again, the later line counts.
+
+    The last evaluation may belong to an earlier step than the one before: the best weights, put back at the end.
+    """
     if not path.exists():
         notes.append(f"{path.name} is missing: the curves cannot be shown.")
         return (), ()
     train: list[TrainPoint] = []
-    evals: dict[str, list[EvalPoint]] = {}
+    evals: dict[tuple[int, str], EvalPoint] = {}
     unreadable, torn = 0, False
     try:
         lines = path.open("rb")
@@ -197,11 +204,11 @@ def _read_metrics(path: Path, notes: list[str]) -> tuple[tuple[TrainPoint, ...],
         for line in lines:
             point = _point(line)
             if isinstance(point, TrainPoint):
-                _drop_from(train, point.step)
+                while train and train[-1].step >= point.step:
+                    train.pop()
                 train.append(point)
             elif isinstance(point, EvalPoint):
-                _drop_from(evals.setdefault(point.split, []), point.step)
-                evals[point.split].append(point)
+                evals[point.step, point.split] = point
             elif line.strip():
                 unreadable += 1
                 torn = not line.endswith(b"\n")
@@ -209,12 +216,7 @@ def _read_metrics(path: Path, notes: list[str]) -> tuple[tuple[TrainPoint, ...],
         ending = "; the last one was cut off while it was written" if torn else ""
         lines_are = "1 line is" if unreadable == 1 else f"{unreadable:,} lines are"
         notes.append(f"{path.name}: {lines_are} not readable and left out{ending}.")
-    return tuple(train), tuple(sorted((p for points in evals.values() for p in points), key=lambda p: p.step))
-
-
-def _drop_from(points: list[TrainPoint] | list[EvalPoint], step: int) -> None:
-    while points and points[-1].step >= step:
-        points.pop()
+    return tuple(train), tuple(sorted(evals.values(), key=lambda point: point.step))
 
 
 def _point(line: bytes) -> TrainPoint | EvalPoint | None:

@@ -48,7 +48,7 @@ def quality(run: Run) -> str:
             "How good it is",
             '<p class="empty">The run was not evaluated: it stopped before the first evaluation.</p>',
         )
-    parts = f"<div>{_metric_table(run)}</div>"
+    parts = f"<div>{_metric_table(run)}{_kept(run)}</div>"
     if run.calibration:
         parts += figure(calibration_chart(run))
     return section("quality", "How good it is", f'<div class="figures">{parts}</div>')
@@ -85,10 +85,16 @@ def asked(run: Run) -> str:
 def go_on(run: Run) -> str:
     """The commands that take the run further."""
     place = shlex.quote(str(run.directory))
+    settings = run.config.get("train")
+    epochs = settings.get("epochs") if isinstance(settings, dict) else None
+    longer = f" --epochs {epochs + 1}" if run.finished and isinstance(epochs, int) else ""
     commands = [
-        ("Train on from the last checkpoint" if not run.finished else "Train longer", f"hotbed train --resume {place}"),
+        (
+            "Train longer" if run.finished else "Train on from the last checkpoint",
+            f"hotbed train --resume {place}{longer}",
+        ),
         ("Measure the model on a dataset", f"hotbed evaluate {place}"),
-        ("Score new rows", f"hotbed predict {place} ROWS --out scores.csv"),
+        ("Score new rows", f"hotbed predict {place} NEW-ROWS --out scores.csv"),
         ("Write this page again", f"hotbed report {place}"),
     ]
     items = "".join(
@@ -114,7 +120,8 @@ def _verdict(run: Run, split: str) -> str:
             "Not evaluated yet: the run stopped before its first evaluation." if run.train else "Nothing trained yet."
         )
     score, best = run.final[split].auc, run.best_auc.get(split, math.nan)
-    said = f"<strong>AUC {decimal(score)}</strong> on {text(split, 60)}"
+    when = "" if run.finished else " at its last evaluation"
+    said = f"<strong>AUC {decimal(score)}</strong> on {text(split, 60)}{when}"
     if usable(best) and usable(score):
         above = f", {percent((score - 0.5) / (best - 0.5), 0)} of the way from a coin toss" if best > 0.5 else ""
         said += f"{above}. The best any model could reach here is {decimal(best)}; the gap is {decimal(best - score)}."
@@ -148,7 +155,7 @@ def _notes(run: Run) -> str:
             f"{count(broken[0].step)}. A lower learning rate or gradient clipping usually helps."
         )
     if not run.finished:
-        reason = f" ({text(run.stopped_because)})" if run.stopped_because else ""
+        reason = f" ({text(run.stopped_because, 1000)})" if run.stopped_because else ""
         notes.insert(0, f'This run is not finished{reason}. <a href="#next">How to go on</a>')
     if not notes:
         return ""
@@ -189,6 +196,14 @@ def _train_share(run: Run) -> str:
     return f"{duration(run.train_seconds)} of it training" if usable(run.train_seconds) else ""
 
 
+def _kept(run: Run) -> str:
+    if not usable(run.best_epoch) or not run.best_epoch < run.epochs:
+        return ""
+    return (
+        f"<p>Kept are the weights of epoch {count(run.best_epoch)} of {count(run.epochs)}: the best AUC on valid.</p>"
+    )
+
+
 def _metric_table(run: Run) -> str:
     """Metrics down, splits across; each metric with its meaning."""
     lines: list[tuple[str, str, Callable[[str, Score], str]]] = [
@@ -197,7 +212,8 @@ def _metric_table(run: Run) -> str:
         ("log loss", "mean surprise in nats; lower is better", lambda _, score: decimal(score.log_loss)),
         ("normalized entropy", "log loss over that of the base rate", lambda _, s: decimal(s.normalized_entropy)),
         ("calibration", "predicted over observed positives", lambda _, score: decimal(score.calibration, 3)),
-        ("positives", "in the split", lambda _, score: count(score.positives)),
+        ("samples", "in the split", lambda _, score: count(score.samples)),
+        ("positives", "among them", lambda _, score: count(score.positives)),
     ]
 
     def best(split: str) -> float:

@@ -152,6 +152,24 @@ def test_a_run_that_was_interrupted_says_why(make_run, whole_run):
     assert "This run is not finished (interrupted <Ctrl-C>)." in page_of(make_run(**{"summary.json": summary})).text
 
 
+def test_the_epoch_whose_weights_were_kept_is_named(make_run, whole_run):
+    summary = {**whole_run["summary.json"], "epochs": 5, "best_epoch": 3}
+    assert "Kept are the weights of epoch 3 of 5" in page_of(make_run(**{"summary.json": summary})).text
+    summary["best_epoch"] = 5
+    assert "Kept are" not in page_of(make_run(**{"summary.json": summary})).text
+
+
+def test_the_way_on_fits_the_state_of_the_run(make_run, whole_run):
+    config = {**whole_run["config.json"], "train": {"epochs": 2}}
+    run = make_run(**{"config.json": config})
+    assert f"hotbed train --resume {run} --epochs 3" in page_of(run).text
+    (run / "summary.json").unlink()
+    page = page_of(run)
+    assert f"hotbed train --resume {run}" in page.text
+    assert "--epochs" not in page.text
+    assert "AUC 0.7741 on test at its last evaluation." in page.text
+
+
 def test_a_broken_loss_is_pointed_out(make_run, lines):
     train_line, _ = lines
     broken = [train_line(step, loss=math.nan if step > 7 else 0.5) for step in range(1, 11)]

@@ -55,6 +55,13 @@ def test_a_line_written_again_after_a_resume_replaces_the_first(make_run, lines)
     assert [(point.split, point.score.auc) for point in run.evals] == [("valid", 0.2), ("test", 0.3)]
 
 
+def test_evaluating_the_best_weights_at_the_end_keeps_the_later_points(make_run, lines):
+    _, eval_line = lines
+    written = [eval_line(10, auc=0.7), eval_line(20, auc=0.6), eval_line(10, auc=0.7), eval_line(10, "test", auc=0.65)]
+    run = read_run(make_run(**{"metrics.jsonl": written}))
+    assert [(point.step, point.split) for point in run.evals] == [(10, "valid"), (10, "test"), (20, "valid")]
+
+
 def test_numbers_that_are_none_become_nan(make_run, lines):
     train_line, _ = lines
     text = json.dumps(train_line(1, loss=math.nan, auc=None, lr="fast", samples_per_s=True)) + "\n"

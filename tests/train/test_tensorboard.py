@@ -1,0 +1,83 @@
+"""What reaches TensorBoard, read back with TensorBoard's own reader."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from hotbed.train.checkpoint import Progress
+from hotbed.train.observer import Observers
+from hotbed.train.tensorboard import open_writer
+
+TRAIN = {
+    "kind": "train",
+    "epoch": 1,
+    "samples": 400,
+    "lr": 0.01,
+    "auc": math.nan,
+    "samples_per_s": None,
+    "seconds": 1.0,
+}
+EVAL = {"kind": "eval", "epoch": 1, "samples": 400, "split": "valid", "auc": 0.75, "log_loss": 0.5, "seconds": 1.0}
+
+
+def scalars(folder):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(folder)).Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+@pytest.fixture
+def writer(tmp_path):
+    pytest.importorskip("tensorboard")
+    return open_writer(tmp_path)
+
+
+def test_each_line_becomes_scalars(writer, tmp_path):
+    watching = Observers([writer])
+    watching.begin(Progress(), 8)
+    watching.step(Progress(step=1))
+    for step in (4, 8):
+        watching.record({**TRAIN, "step": step, "loss": step / 2})
+    watching.record({**EVAL, "step": 8})
+    watching.say("a word")
+    watching.end()
+    found = scalars(tmp_path / "tensorboard")
+    assert found.pop("train/lr") == [(4, pytest.approx(0.01)), (8, pytest.approx(0.01))]
+    assert found == {"train/loss": [(4, 2.0), (8, 4.0)], "valid/auc": [(8, 0.75)], "valid/log_loss": [(8, 0.5)]}
+
+
+def test_a_resumed_run_replaces_what_came_after_its_checkpoint(writer, tmp_path):
+    for start, loss in ((0, 1.0), (4, 2.0)):
+        writer.begin(Progress(step=start), 8)
+        for step in range(start + 2, 9, 2):
+            writer.record({**TRAIN, "step": step, "loss": loss})
+        writer.end()
+    assert scalars(tmp_path / "tensorboard")["train/loss"] == [(2, 1.0), (4, 1.0), (6, 2.0), (8, 2.0)]
+
+
+def test_nothing_is_written_before_training_begins(writer, tmp_path):
+    writer.record({**TRAIN, "step": 1})
+    writer.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_tensorboard_there_is_no_writer(monkeypatch, tmp_path):
+    monkeypatch.setattr("hotbed.train.tensorboard.find_spec", lambda name: None)
+    assert open_writer(tmp_path) is None
+
+
+def test_a_broken_tensorboard_does_not_stop_a_run(writer, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.warns(UserWarning, match="TensorBoard cannot be imported"):
+        writer.begin(Progress(), 8)
+    writer.record({**TRAIN, "step": 1, "loss": 1.0})
+    writer.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_asking_for_a_writer_does_not_import_tensorboard(tmp_path):
+    code = "import sys; from pathlib import Path; from hotbed.train.tensorboard import open_writer; "
+    code += "open_writer(Path('x')); sys.exit('torch.utils.tensorboard' in sys.modules)"
+    assert subprocess.run([sys.executable, "-W", "error", "-c", code], check=False).returncode == 0

@@ -118,16 +118,20 @@ def _sort(items: Any, spare: Any, count: Any, largest: Any, histogram: Any) -> A
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _sum(grad: Any, items: Any, first: Any, stop: Any, out_rows: Any, scale: Any, g: Any) -> None:
-    """The gradients of look-ups items[first:stop], added in that order, into g."""
+def _sum(grad: Any, items: Any, first: Any, stop: Any, count: Any, out_rows: Any, scale: Any, g: Any) -> None:
+    """The gradients of look-ups items[first:stop], added in that order, into g; asks for those of the look-ups after."""
     D = np.uint64(g.shape[0])
     for d in range(D):
         g[d] = 0
     for i in range(first, stop):
         position = items[i] & _LOW
+        ahead = items[min(i + _AHEAD, count - 1)] & _LOW
         o = position
         if out_rows.shape[0] > 0:
             o = np.uint64(out_rows[position])
+            ahead = np.uint64(out_rows[ahead])
+        for column in range(0, g.shape[0], 16):
+            prefetch(grad, ahead, column)
         if scale.shape[0] > 0:
             factor = scale[position]
             for d in range(D):
@@ -215,5 +219,5 @@ def update(
             first = i
             while i < count and np.int64(items[i] >> _S32) == row:
                 i += 1
-            _sum(grad, items, first, i, out_rows, scale, g)
+            _sum(grad, items, first, i, count, out_rows, scale, g)
             _finish(records, np.uint64(base + row), g, i - first, kind, numbers, constants, h)

@@ -223,4 +223,5 @@ def _px(pixels: float) -> str:
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+    """Counts as they are, other numbers to six digits."""
+    return int(value) if value == round(value) and abs(value) < 1e15 else float(f"{value:.6g}")

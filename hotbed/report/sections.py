@@ -277,7 +277,8 @@ def _settings_table(caption: str, settings: list[tuple[str, Any]]) -> str:
     rows = []
     for path, value in settings:
         about = FIELDS[path].metadata.get("about", "") if path in FIELDS else ""
-        rows.append([f"<code>{text(path, 120)}</code>", f"<code>{_value(value)}</code>", text(about)])
+        name = text(path, 120).replace(".", ".<wbr>")
+        rows.append([f"<code>{name}</code>", f"<code>{_value(value)}</code>", text(about)])
     return table(caption, ["setting", "value", "what it does"], rows, kind="settings")
 
 

@@ -33,6 +33,11 @@ def test_a_line_ends_where_its_values_are():
     assert payload(html)["series"][0]["points"][2] == [20, 0.7]
 
 
+def test_counts_keep_all_digits():
+    html = figure(chart(Series("loss", [(1_077_248, 1 / 3)], 1)))
+    assert payload(html)["series"][0]["points"] == [[1_077_248, 0.333333]]
+
+
 def test_very_long_series_are_thinned_to_a_thousand_points_with_their_extremes():
     values = [(k, math.sin(k / 900)) for k in range(50_000)]
     values[31_337] = (31_337, 5.0)

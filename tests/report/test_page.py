@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hotbed.errors import RunError
 from hotbed.report import write_report
 
-VOID = {"meta", "link", "br", "hr", "img", "input"}
+VOID = {"meta", "wbr", "link", "br", "hr", "img", "input"}
 SECTIONS = ["learning", "quality", "data", "config", "next", "versions"]
 FIGURES = ["loss", "auc", "speed", "lr", "calibration", "skew"]
 LIMIT = 1_000_000

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import hotbed
 
-LR, EPS = 0.01, 1e-8
+LR, EPS = 0.01, 1e-12  # torch adds eps before the bias correction of SparseAdam, hotbed after: keep it out of sight
 OPTIMIZERS: dict[str, Callable[[], hotbed.optim.RowOptimizer]] = {
     "rowwise_adagrad": lambda: hotbed.optim.RowwiseAdagrad(lr=LR, eps=EPS),
     "adagrad": lambda: hotbed.optim.Adagrad(lr=LR, eps=EPS),

@@ -28,6 +28,7 @@ from hotbed.data.synthetic.shape import (
 from hotbed.data.synthetic.signal import ANGLE, LATENT, Signal, plant
 from hotbed.errors import ConfigError
 
+GENERATION = 1  # raise it when the rows of a seed change, so that no cache mixes old rows with new code
 ROWS_PER_DAY = 200_000
 MISSING_ID = -1
 MISSING_INTEGER = np.iinfo(np.int32).min

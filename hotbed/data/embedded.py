@@ -1,0 +1,161 @@
+"""Datasets that need no download: a name in, an open Dataset out.
+
+    criteo-like         generated: 2,000,000 train rows, 200,000 valid, 200,000 test; best AUC known
+    criteo-like:N       the same log with N train rows
+    adult               UCI Adult census income, real, 48,842 rows (ADULT-LICENCE.md)
+    anything else       a dataset directory
+
+A named dataset is built once, into $HOTBED_CACHE or ~/.cache/hotbed, and reused. It appears whole or not at all; a lock
+makes a second process wait for the first; a damaged copy is built again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow.parquet as pq
+
+from hotbed.data.dataset import Dataset
+from hotbed.data.prepare import prepare
+from hotbed.data.schema import FORMAT_VERSION
+from hotbed.data.synthetic import GENERATION, TRAIN_ROWS, write_dataset
+from hotbed.errors import ConfigError, DataError, SchemaError
+
+ADULT_FILE = Path(__file__).with_name("adult.parquet")
+ADULT_GENERATION = 1  # raise it when the prepared rows change
+CACHE_VARIABLE = "HOTBED_CACHE"
+
+Progress = Callable[[int, int], None]  # rows done, rows in all
+
+
+class Embedded(NamedTuple):
+    """A dataset that can be named."""
+
+    name: str
+    summary: str
+    licence: str
+
+
+EMBEDDED = (
+    Embedded(
+        "criteo-like", "generated click log of Criteo's shape, 2.4 M rows; criteo-like:N for N train rows", "none"
+    ),
+    Embedded("adult", "UCI Adult census income, real, 48,842 rows", "CC BY 4.0, B. Becker and R. Kohavi, UCI"),
+)
+
+
+class _Recipe(NamedTuple):
+    """Where a named dataset lies in the cache, and how it is built."""
+
+    folder: str
+    build: Callable[[Path], object]
+
+
+def resolve(name_or_path: str | Path, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Dataset:
+    """Open an embedded dataset by name, building it on first use, or a dataset directory."""
+    recipe = _recipe(str(name_or_path), progress)
+    if recipe is None:
+        path = Path(name_or_path)
+        if not path.exists():
+            known = ", ".join(entry.name for entry in EMBEDDED)
+            raise SchemaError(
+                f"{name_or_path} is neither an embedded dataset ({known}, criteo-like:ROWS) nor an existing directory. "
+                "`hotbed prepare RAW... --out DIR` makes one from raw logs."
+            )
+        return Dataset.open(path)
+    cache = cache_root(cache_dir)
+    target = cache / recipe.folder
+    found = _open_whole(target)
+    if found is not None:
+        return found
+    with _building(cache, recipe.folder):
+        found = _open_whole(target)  # another process may have built it while this one waited
+        if found is None:
+            if target.exists():
+                shutil.rmtree(target) if target.is_dir() else target.unlink()
+            recipe.build(target)
+            found = Dataset.open(target)
+    return found
+
+
+def cache_root(cache_dir: str | Path | None = None) -> Path:
+    """Where built datasets are kept."""
+    if cache_dir is not None:
+        return Path(cache_dir)
+    named = os.environ.get(CACHE_VARIABLE)
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "hotbed"
+
+
+def _recipe(name: str, progress: Progress | None) -> _Recipe | None:
+    """How to build what `name` stands for; None where it is a path."""
+    base, colon, rows_text = name.partition(":")
+    if base == "adult" and not colon:
+        return _Recipe(f"adult-{FORMAT_VERSION}.{ADULT_GENERATION}", _build_adult)
+    if base != "criteo-like":
+        return None
+    rows = TRAIN_ROWS
+    if colon:
+        if not rows_text.replace("_", "").isdecimal() or int(rows_text) < 1:
+            raise ConfigError(
+                f"{name!r}: the number of train rows must be a positive integer, as in criteo-like:250000."
+            )
+        rows = int(rows_text)
+    other = max(rows // 10, min(rows, 10_000))
+    threads = min(os.cpu_count() or 1, 8)
+    build = partial(write_dataset, train=rows, valid=other, test=other, threads=threads, progress=progress)
+    return _Recipe(f"criteo-like-{FORMAT_VERSION}.{GENERATION}-{rows}", build)
+
+
+def _build_adult(out: Path) -> None:
+    prepare(
+        [ADULT_FILE],
+        out,
+        format="parquet",
+        label="income",
+        positive=">50K",
+        integers="both",
+        split={"train": 0.8, "valid": 0.1, "test": 0.1},
+    )
+
+
+def _open_whole(directory: Path) -> Dataset | None:
+    """The dataset if every file of it is in order."""
+    try:
+        dataset = Dataset.open(directory)
+        for feature in dataset.schema.features:
+            lines = pq.read_metadata(directory / "counts" / f"{feature.name}.parquet").num_rows
+            if feature.mode == "vocabulary" and lines + 1 != feature.rows:
+                return None
+    except (SchemaError, OSError, ValueError):  # Arrow's errors are one or the other
+        return None
+    return dataset
+
+
+@contextmanager
+def _building(cache: Path, folder: str) -> Iterator[None]:
+    """Hold the lock of one dataset of the cache; what cannot be written there is said so."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / f".{folder}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise _unwritable(cache, error.strerror or str(error)) from error
+    except DataError as error:
+        if isinstance(error.__cause__, OSError):
+            raise _unwritable(cache, error.__cause__.strerror or str(error.__cause__)) from error
+        raise
+
+
+def _unwritable(cache: Path, reason: str) -> DataError:
+    return DataError(
+        f"the cache {cache} cannot be written ({reason}). Embedded datasets are built there once: "
+        f"set {CACHE_VARIABLE} to a directory with 500 MB free."
+    )

@@ -52,7 +52,9 @@ def linear(
         low, high = (low, high + spread) if zero and low >= 0 else (low - spread, high + spread)
     step = _round_step((high - low) / ticks)
     if not snug:
+        whole = unit == "share" and high <= 1
         low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+        high = min(high, 1.0) if whole else high
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     places = tuple(k * step for k in range(first, last + 1))
     return Axis(low, high, *pixels, places, _labels(places, step, unit))

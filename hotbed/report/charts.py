@@ -37,7 +37,7 @@ class Series:
     points: Sequence[tuple[float, float]]
     color: int  # 1 to 6
     style: Style = "line"
-    spread: Sequence[float] = ()  # half the height of an error bar per point
+    spread: Sequence[float] = ()  # half the height of an error bar per point; for shares
 
 
 class Mark(NamedTuple):
@@ -116,7 +116,7 @@ def _axes(chart: Chart, drawn: Drawn) -> tuple[Axis, Axis, str]:
         cut = len(ys) // 50 if series.style == "faint" and len(drawn) > 1 else 0
         noise += [ys[0], ys[-1]] if cut else []
         framed += ys[cut : len(ys) - cut]
-        framed += [end for (_, y), half in zip(points, series.spread) for end in (max(y - half, 0.0), y + half)]
+        framed += [end for (_, y), half in zip(points, series.spread) for end in _bar_ends(y, half)]
     unit: axes.Unit = "share" if chart.y_format == "share" else "number"
     y_axis = axes.linear(framed, (BOTTOM, TOP), unit=unit, zero=chart.zero)
     if not noise or (y_axis.low <= min(noise) and max(noise) <= y_axis.high):
@@ -177,7 +177,7 @@ def _curve(index: int, series: Series, points: list[tuple[float, float]], x_axis
         parts.append(f'<path class="curve" d="{"".join(commands)}"/>')
     for place, (_, y), half in zip(places, points, series.spread):
         if place and half:
-            low, high = y_axis.place(max(y - half, 0.0)), y_axis.place(y + half)
+            low, high = map(y_axis.place, _bar_ends(y, half))
             parts.append(f'<path class="spread" d="M{_px(place[0])} {_px(low)}V{_px(high)}"/>')
     if series.style == "dots" or len(points) == 1 or (series.style == "line" and len(points) < DOTTED_BELOW):
         parts += [f'<circle cx="{_px(p[0])}" cy="{_px(p[1])}" r="3.5"/>' for p in places if p]
@@ -208,6 +208,11 @@ def _numbers(chart: Chart) -> str:
         for x in sorted(cells)
     )
     return table(text(chart.title), [text(chart.x_label), *(text(s.name, 60) for s in chart.series)], rows)
+
+
+def _bar_ends(y: float, half: float) -> tuple[float, float]:
+    """An error bar of a share stays a share."""
+    return max(y - half, 0.0), min(y + half, 1.0)
 
 
 def _note(x: float, y: float, label: str, anchor: str = "start") -> str:

@@ -35,10 +35,7 @@ def learning_charts(run: Run) -> list[Chart]:
         Chart(
             "auc",
             "AUC",
-            "0.5 is a coin toss, 1 is perfect order. Training AUC is that of the last interval, on rows just before they "
-            "were learned from."
-            if run.train
-            else "0.5 is a coin toss, 1 is perfect order.",
+            _auc_caption(run),
             SEEN,
             "AUC",
             (
@@ -134,6 +131,18 @@ def _eval_series(evals: tuple[EvalPoint, ...], metric: str, prefix: str) -> list
         )
         for index, split in enumerate(splits)
     ]
+
+
+def _auc_caption(run: Run) -> str:
+    said = "0.5 is a coin toss, 1 is perfect order."
+    if run.train:
+        said += " Training AUC is that of the last interval, on rows just before they are learned from"
+        said += (
+            "; after the first epoch the model has seen them before."
+            if run.train[-1].epoch > run.train[0].epoch
+            else "."
+        )
+    return said
 
 
 def _best_marks(run: Run) -> tuple[Mark, ...]:

@@ -101,7 +101,7 @@ class Run:
     samples_per_s: float = NAN
     seconds: float = NAN
     train_seconds: float = NAN
-    bad_rows: float = NAN
+    bad_rows: dict[str, float] | None = None  # reason -> rows; None when not recorded
     epochs: float = NAN  # done
     best_epoch: float = NAN  # whose weights were kept
     finished: bool = False
@@ -141,7 +141,7 @@ def read_run(directory: Path) -> Run:
         samples_per_s=_first(_number(summary.get("samples_per_s")), _median([p.samples_per_s for p in train])),
         seconds=_first(_number(summary.get("seconds")), train[-1].seconds if train else NAN),
         train_seconds=_number(summary.get("train_seconds")),
-        bad_rows=_number(summary.get("bad_rows")),
+        bad_rows=_bad_rows(summary.get("bad_rows")),
         epochs=_number(summary.get("epochs")),
         best_epoch=_number(summary.get("best_epoch")),
         finished=summary.get("finished") is True,
@@ -252,6 +252,14 @@ def _skew(raw: Mapping[str, Any]) -> Skew:
 def _calibration(value: object) -> tuple[CalibrationPoint, ...]:
     bins = [[_number(number) for number in _listing(entry)] for entry in _listing(value)]
     return tuple(CalibrationPoint(*entry) for entry in bins if len(entry) == 3 and all(map(math.isfinite, entry)))
+
+
+def _bad_rows(value: object) -> dict[str, float] | None:
+    """By reason, or one number for all."""
+    if isinstance(value, dict):
+        return {reason: _first(_number(rows), 0.0) for reason, rows in value.items()}
+    total = _number(value)
+    return None if not math.isfinite(total) else {"bad": total} if total else {}
 
 
 def _number(value: object) -> float:

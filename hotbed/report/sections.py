@@ -235,12 +235,15 @@ def _split_table(run: Run) -> str:
 
 
 def _bad_rows(run: Run) -> str:
-    if not usable(run.bad_rows):
+    if run.bad_rows is None:
         return ""
-    if not run.bad_rows:
+    total = sum(run.bad_rows.values())
+    if not total:
         return "<p>No row of the raw data was rejected.</p>"
-    rows_were = "1 row" if run.bad_rows == 1 else f"{count(run.bad_rows)} rows"
-    return f"<p>{rows_were} of the raw data could not be read and were set aside in <code>quarantine.jsonl</code>.</p>"
+    rows_were = "1 row of the raw data was" if total == 1 else f"{count(total)} rows of the raw data were"
+    sentence = f"<p>{rows_were} bad and set aside in the dataset's <code>quarantine.jsonl</code>.</p>"
+    reasons = [[text(reason, 200), count(rows)] for reason, rows in list(run.bad_rows.items())[:20]]
+    return sentence + (table("Bad rows by reason", ["reason", "rows"], reasons) if len(reasons) > 1 else "")
 
 
 def _cache_sentence(total: Skew | None) -> str:

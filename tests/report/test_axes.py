@@ -41,6 +41,12 @@ def test_shares_are_written_as_percentages():
     assert [label.replace("\u202f", " ") for label in labels] == ["0 %", "20 %", "40 %", "60 %", "80 %"]
 
 
+def test_shares_end_at_the_whole():
+    assert linear([0.1, 0.97], (0, 100), unit="share", zero=True).high == 1.0
+    assert linear([0.9, 0.99], (0, 100), unit="share").high == 1.0
+    assert linear([0.0, 1.2], (0, 100), unit="share").high == pytest.approx(1.25)
+
+
 @pytest.mark.parametrize("value", [0.0, 0.001, -5.0, 1e-320, 1e20])
 def test_one_value_gets_room_around_it(value):
     axis = linear([value], (0, 100))

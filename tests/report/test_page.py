@@ -89,7 +89,7 @@ def test_the_page_of_a_whole_run(make_run):
         "best any model could reach here is 0.7889; the gap is 0.0148",
         "samples per second 20.3 k 12.0 k samples on cpu",
         "time 2 min 21 s stopped: all epochs done",
-        "3 rows of the raw data could not be read",
+        "3 rows of the raw data were bad",
         "A cache of 1.5 % of the rows, 6 of 353 ids",
         "up to 76.2 % of all look-ups; the other 23.8 %",
         "C2 300 301 50.0 %",
@@ -157,6 +157,20 @@ def test_the_epoch_whose_weights_were_kept_is_named(make_run, whole_run):
     assert "Kept are the weights of epoch 3 of 5" in page_of(make_run(**{"summary.json": summary})).text
     summary["best_epoch"] = 5
     assert "Kept are" not in page_of(make_run(**{"summary.json": summary})).text
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({}, "No row of the raw data was rejected."),
+        (0, "No row of the raw data was rejected."),
+        ({"label is <7>": 1}, "1 row of the raw data was bad"),
+        ({"label is <7>": 4_000, "39 columns": 2}, "4,002 rows of the raw data were bad"),
+        ({"label is <7>": 4_000, "39 columns": 2}, "Bad rows by reasonreasonrowslabel is <7>4,00039 columns2"),
+    ],
+)
+def test_bad_rows_are_told(make_run, whole_run, bad, words):
+    assert words in page_of(make_run(**{"summary.json": {**whole_run["summary.json"], "bad_rows": bad}})).text
 
 
 def test_the_way_on_fits_the_state_of_the_run(make_run, whole_run):

@@ -21,7 +21,7 @@ def test_reads_every_file(make_run):
     assert run.total is not None
     assert run.total.top_share == 0.7625
     assert len(run.calibration) == 18
-    assert (run.samples, run.seconds, run.bad_rows, run.finished) == (12_000, 141.2, 3, True)
+    assert (run.samples, run.seconds, run.bad_rows, run.finished) == (12_000, 141.2, {"bad": 3}, True)
     assert run.notes == ()
 
 

@@ -61,10 +61,9 @@ class ParquetFormat:
         if magic.startswith(b"PAR1") or not magic:
             file = pq.ParquetFile(raw)
             names = self._wanted(file.schema_arrow.names, path)
-            empty = file.schema_arrow.empty_table().select(names).to_batches()
-            yield from ((batch, 0) for batch in empty or [pa.RecordBatch.from_pylist([], file.schema_arrow)])
+            yield pa.RecordBatch.from_pylist([], file.schema_arrow).select(names), 0
             for batch in file.iter_batches(CHUNK_ROWS, columns=names):
-                yield batch, file.metadata.num_rows
+                yield batch.select(names), file.metadata.num_rows
             return
         if magic == b"ARROW1":
             reader = pa.ipc.open_file(raw)

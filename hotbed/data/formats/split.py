@@ -117,6 +117,7 @@ def _split(
         if stop > begin and data[stop - 1] == _RETURN:
             stop -= 1
         if stop > begin:
+            fault = _check_bytes(data, begin, stop) if careful else 0  # before quotes are removed
             if quote < 0:
                 if column < num_columns:
                     starts[column, row] = value
@@ -126,12 +127,10 @@ def _split(
                 column, reason = _split_quoted(data, begin, stop, delimiter, quote, starts, ends, row)
             if reason == 0 and column != num_columns:
                 reason = _FEW if column < num_columns else _MANY
-            if careful:
-                reason = _check_bytes(data, begin, stop, reason)
             lines[0, row] = line
             lines[1, row] = begin
             lines[2, row] = stop
-            reasons[row] = reason
+            reasons[row] = fault or reason  # broken bytes explain the rest
             row += 1
         begin = end + 1
         line += 1
@@ -188,12 +187,11 @@ def _split_quoted(
 
 
 @njit(nogil=True, cache=True)
-def _check_bytes(data: np.ndarray, begin: int, stop: int, reason: int) -> int:
-    """A NUL byte or broken UTF-8 is the better reason: it explains the others."""
+def _check_bytes(data: np.ndarray, begin: int, stop: int) -> int:
     for k in range(begin, stop):
         if data[k] == 0:
             return _NUL
-    return reason if _is_utf8(data, begin, stop) else _UTF8
+    return 0 if _is_utf8(data, begin, stop) else _UTF8
 
 
 @njit(nogil=True, cache=True)

@@ -22,6 +22,9 @@ from hotbed.errors import ConfigError
 DEVICES = r"auto|cpu|cuda(:\d+)?"
 INIT = r"(normal|uniform|constant)\(\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*\)"
 
+ROW_RATES = {"sgd": 0.1, "adagrad": 0.05, "rowwise_adagrad": 0.05, "adam": 0.001, "ftrl": 0.05}
+DENSE_RATES = {"adam": 0.001, "adagrad": 0.01, "sgd": 0.1}
+
 
 def setting(
     default: Any,
@@ -38,6 +41,12 @@ def setting(
     return field(default=default, metadata=limits)
 
 
+def _usual_rate(section: Any, rates: Mapping[str, float]) -> None:
+    """Replace a learning rate of 0, so that a saved config holds the number that was used."""
+    if section.lr == 0 and section.optimizer in rates:
+        object.__setattr__(section, "lr", rates[section.optimizer])
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """What is read and how."""
@@ -46,7 +55,7 @@ class DataConfig:
         "criteo-like", "dataset directory, or criteo-like, criteo-like:ROWS, adult", form=(r"\S.*", "a name")
     )
     batch_size: int = setting(4096, "samples per training step", least=1)
-    eval_batch_size: int = setting(16384, "samples per evaluation step; no effect on the result", least=1)
+    eval_batch_size: int = setting(16384, "samples per evaluation step", least=1)
     shuffle: bool = setting(True, "a new order of the train split every epoch, from the seed")
     threads: int = setting(2, "reader threads; no effect on the result", least=1, most=256)
 
@@ -69,9 +78,9 @@ class TablesConfig:
     optimizer: str = setting(
         "adagrad",
         "row optimizer, fused into the backward pass",
-        one_of=("sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"),
+        one_of=tuple(ROW_RATES),
     )
-    lr: float = setting(0.05, "learning rate of the rows", above=0)
+    lr: float = setting(0.0, "learning rate of the rows; 0 takes the usual one of the optimizer", least=0)
     l2: float = setting(0.0, "adds l2 * w to the gradient of a row", least=0)
     weight_decay: float = setting(0.0, "shrinks rows by lr * weight_decay, apart from the gradient", least=0)
     decay_scope: str = setting(
@@ -90,14 +99,20 @@ class TablesConfig:
         default_factory=dict, metadata={"about": "the optimizer's own settings, e.g. eps, beta1, l1"}
     )
 
+    def __post_init__(self) -> None:
+        _usual_rate(self, ROW_RATES)
+
 
 @dataclass(frozen=True)
 class DenseConfig:
     """The optimizer of the model's dense weights."""
 
-    optimizer: str = setting("adam", "dense optimizer", one_of=("adam", "adagrad", "sgd"))
-    lr: float = setting(0.001, "learning rate of the dense weights", above=0)
+    optimizer: str = setting("adam", "dense optimizer", one_of=tuple(DENSE_RATES))
+    lr: float = setting(0.0, "learning rate of the dense weights; 0 takes the usual one of the optimizer", least=0)
     weight_decay: float = setting(0.0, "adds weight_decay * w to the gradient", least=0)
+
+    def __post_init__(self) -> None:
+        _usual_rate(self, DENSE_RATES)
 
 
 @dataclass(frozen=True)
@@ -217,7 +232,17 @@ def from_flat(flat: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
             problems.append(f"{path}: {error}, not {shown(given)}")
         else:
             sections[section][name] = value
-    return RunConfig(**{name: SECTIONS[name](**values) for name, values in sections.items()}), problems
+    config = RunConfig(**{name: SECTIONS[name](**values) for name, values in sections.items()})
+    return config, problems + _contradictions(config.train)
+
+
+def _contradictions(train: TrainConfig) -> list[str]:
+    if train.schedule == "warmup" and not train.warmup_steps:
+        return ["train.warmup_steps: must be at least 1 with train.schedule=warmup, not 0"]
+    if train.schedule in ("constant", "decay") and train.warmup_steps:
+        given = f"not {train.warmup_steps}; the schedules warmup and cosine use it"
+        return [f"train.warmup_steps: must be 0 with train.schedule={train.schedule}, {given}"]
+    return []
 
 
 def _typed(kind: type, given: Any) -> Any:

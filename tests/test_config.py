@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotbed.config import (
+    DENSE_RATES,
     FIELDS,
+    ROW_RATES,
     SECTIONS,
     TYPES,
     DataConfig,
@@ -92,8 +94,8 @@ def test_all_mistakes_in_one_message():
         assert line in message
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "x", None, [1], True, 0, -1])
-def test_a_learning_rate_is_a_finite_number_above_zero(value):
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "x", None, [1], True, -1])
+def test_a_learning_rate_is_a_finite_number(value):
     with pytest.raises(ConfigError, match=r"tables\.lr: must be"):
         read_tree({"tables": {"lr": value}})
 
@@ -227,6 +229,19 @@ def test_mistakes_of_all_sources_come_together(tmp_path):
     _, problems = compose(path, {"train.epochs": 0}, ["model.dim=x", "oops"])
     with pytest.raises(ConfigError, match="4 settings are wrong"):
         raise_problems(problems)
+
+
+def test_a_learning_rate_of_zero_is_the_usual_one_of_the_optimizer():
+    config, _ = compose(sets=["tables.optimizer=adam", "dense.optimizer=sgd"])
+    assert (config.tables.lr, config.dense.lr) == (ROW_RATES["adam"], DENSE_RATES["sgd"])
+    assert TablesConfig(optimizer="adam", lr=0.5).lr == 0.5
+    assert '"lr": 0.05' in RunConfig().to_json()
+
+
+def test_warmup_needs_its_schedule():
+    assert "at least 1" in compose(sets=["train.schedule=warmup"])[1][0]
+    assert "must be 0" in compose(sets=["train.warmup_steps=5"])[1][0]
+    assert compose(sets=["train.schedule=cosine", "train.warmup_steps=5"])[1] == []
 
 
 def test_types_know_every_field():

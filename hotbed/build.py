@@ -1,0 +1,259 @@
+"""Config in, objects out; the only reader of config.
+
+What can be known before anything is built is checked before anything is built: options of the model and of the row
+optimizer, the device, splits, and whether the tables fit in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hotbed.config import RunConfig, TrainConfig, check, raise_problems
+from hotbed.data.dataset import Dataset
+from hotbed.data.loader import Loader
+from hotbed.data.schema import Schema
+from hotbed.errors import ConfigError, SchemaError
+from hotbed.memory import available_memory, in_words
+from hotbed.models import MODELS, build_model, check_model
+from hotbed.ops.init_rows import Constant, parse_init
+from hotbed.ops.records import layout_of
+from hotbed.optim import SGD, Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
+from hotbed.tables import EmbeddingTables, Table
+from hotbed.train.loop import Course, Loaders, Pace, Training
+from hotbed.train.model_folder import load_weights, read_card
+from hotbed.train.observer import Observer, Observers
+from hotbed.train.run import Subject
+from hotbed.train.step import Learner
+
+_OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
+
+
+class Built(NamedTuple):
+    """A run that is ready to start."""
+
+    training: Training
+    subject: Subject
+
+
+def option_problems(config: RunConfig) -> list[str]:
+    """What the model and the row optimizer do not understand of their options."""
+    problems = []
+    for path, attempt in (
+        ("model", lambda: check_model(config.model.name, config.model.options)),
+        ("tables", lambda: _row_optimizer(config)),
+        ("tables.init", lambda: parse_init(config.tables.init)),
+        ("train.device", lambda: pick_device(config.train.device)),
+    ):
+        try:
+            attempt()
+        except ConfigError as error:
+            problems.append(f"{path}: {error}")
+    return problems
+
+
+def build(config: RunConfig, dataset: Dataset, run: Path, observers: Iterable[Observer] = ()) -> Built:
+    """Everything a run needs, from its config and its dataset."""
+    raise_problems(check(config) or option_problems(config))
+    raise_problems(_data_problems(config, dataset.schema))
+    device = pick_device(config.train.device)
+    learner = _learner(config, dataset.schema, device)
+    loaders = _loaders(config, dataset, device)
+    train = config.train
+    pace = Pace(train.epochs, train.max_steps, train.log_every, train.eval_every, train.checkpoint_every)
+    steps = train.epochs * len(loaders.train)
+    course = Course(
+        _schedule(train, min(steps, train.max_steps or steps)), train.plateau_factor, train.patience, train.keep_best
+    )
+    training = Training(run, learner, loaders, pace, course, Observers(observers))
+    card = {
+        "model": {
+            "name": config.model.name,
+            "num_features": len(dataset.schema.features),
+            "dim": config.model.dim,
+            "num_dense": len(dataset.schema.dense),
+            "options": config.model.options,
+        },
+        "tables": {
+            name: {"rows": table.rows, "dim": table.dim, "pooling": table.pooling, "hashing": table.hashing}
+            for name, table in learner.tables.tables.items()
+        },
+        "dataset": config.data.path,
+    }
+    return Built(training, Subject(config.model.name, config.data.path, dataset, card))
+
+
+def load_learner(folder: Path, device: str = "auto") -> Learner:
+    """A trained model from its folder, ready to score."""
+    card = read_card(folder)
+    on = pick_device(device)
+    tables = {name: Table(**settings, init=Constant(0.0)) for name, settings in card["tables"].items()}
+    optimizer = SGD(lr=0.0)  # stateless: a row takes no more than its weights
+    raise_problems(_memory_problems(tables, optimizer, on))
+    model = build_model(**card["model"]).to(on)
+    learner = Learner(EmbeddingTables(tables, optimizer, device=on), model, None, 0.0, on)
+    load_weights(folder, learner.model, learner.tables)
+    return learner
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a name; auto is CUDA when there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            have = f"{count} CUDA device{'s' * (count != 1)}" if count else "no CUDA device"
+            raise ConfigError(f"the device {name} was asked for, but torch {torch.__version__} finds {have}. Use cpu.")
+        device = torch.device("cuda", device.index or 0)
+    return device
+
+
+def check_same_ids(model_folder: Path, dataset: Dataset) -> None:
+    """A SchemaError unless the dataset's columns and ids mean to the model what they meant in training."""
+    ours, theirs = Schema.load(model_folder), dataset.schema
+    for what in ("dense", "features"):
+        if getattr(ours, what) != getattr(theirs, what):
+            raise SchemaError(
+                f"{dataset.path} has other {what} columns, or the same with other settings, than the model was trained on. "
+                "Score the raw files instead: `hotbed predict RUN FILE...`."
+            )
+    for feature in ours.features:
+        name = f"{feature.name}.parquet"
+        if feature.mode == "vocabulary" and not _same_ids(
+            model_folder / "counts" / name, dataset.path / "counts" / name
+        ):
+            raise SchemaError(
+                f"{dataset.path} numbers the ids of {feature.name} otherwise than the dataset the model was trained on. "
+                "Score the raw files instead: `hotbed predict RUN FILE...`."
+            )
+
+
+def _same_ids(one: Path, other: Path) -> bool:
+    import pyarrow.parquet as pq
+
+    if one.read_bytes() == other.read_bytes():
+        return True
+    return bool(pq.read_table(one, columns=["id"]).equals(pq.read_table(other, columns=["id"])))
+
+
+def _learner(config: RunConfig, schema: Schema, device: torch.device) -> Learner:
+    optimizer = _row_optimizer(config)
+    tables = _tables(config, schema)
+    raise_problems(_memory_problems(tables, optimizer, device))
+    torch.manual_seed(config.train.seed)
+    model = build_model(
+        config.model.name,
+        num_features=len(schema.features),
+        dim=config.model.dim,
+        num_dense=len(schema.dense),
+        options=config.model.options,
+    ).to(device)
+    rows = EmbeddingTables(tables, optimizer, seed=config.train.seed, device=device)
+    return Learner(rows, model, _dense_optimizer(config, model), config.dense.lr, device)
+
+
+def _tables(config: RunConfig, schema: Schema) -> dict[str, Table]:
+    """One table per id feature, as wide as the model reads."""
+    width = MODELS[config.model.name].vector_width(config.model.dim)
+    return {
+        feature.name: Table(
+            rows=feature.rows,
+            dim=width,
+            pooling="mean" if feature.multi and config.tables.pooling == "mean" else "sum",
+            hashing=feature.mode == "hash",
+            init=parse_init(config.tables.init),
+        )
+        for feature in schema.features
+    }
+
+
+def _row_optimizer(config: RunConfig) -> RowOptimizer:
+    tables = config.tables
+    common = ("lr", "l2", "weight_decay", "decay_scope", "clip_norm")
+    doubled = sorted(set(common) & set(tables.options))
+    if doubled:
+        raise ConfigError(f"options must not repeat {', '.join(doubled)}; set tables.{doubled[0]} instead")
+    return row_optimizer(tables.optimizer, **{name: getattr(tables, name) for name in common}, **tables.options)
+
+
+def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
+    parameters = list(model.parameters())
+    if not parameters:
+        return None
+    dense = config.dense
+    kind = _OPTIMIZERS[dense.optimizer]
+    optimizer: torch.optim.Optimizer = kind(parameters, lr=dense.lr, weight_decay=dense.weight_decay)
+    return optimizer
+
+
+def _loaders(config: RunConfig, dataset: Dataset, device: torch.device) -> Loaders:
+    data, splits, pin = config.data, dataset.schema.splits, device.type == "cuda"
+    train = Loader(
+        dataset,
+        "train",
+        batch_size=data.batch_size,
+        shuffle=data.shuffle,
+        seed=config.train.seed,
+        threads=data.threads,
+        pin_memory=pin,
+    )
+    held_out: dict[str, Loader] = {}
+    for name in ("valid", "test"):
+        if name in splits and splits[name].rows:
+            held_out[name] = Loader(
+                dataset, name, batch_size=data.eval_batch_size, threads=data.threads, pin_memory=pin
+            )
+    return Loaders(train, held_out)
+
+
+def _schedule(train: TrainConfig, total_steps: int) -> Schedule:
+    """The factor on both learning rates."""
+    if train.schedule == "warmup":
+        return Warmup(1.0, train.warmup_steps)
+    if train.schedule == "cosine":
+        return Cosine(1.0, total_steps, train.warmup_steps)
+    if train.schedule == "decay":
+        return Decay(1.0, train.decay_every, train.decay_factor)
+    return Fixed(1.0)
+
+
+def _data_problems(config: RunConfig, schema: Schema) -> list[str]:
+    problems = []
+    train, valid = schema.splits.get("train"), schema.splits.get("valid")
+    if train is None or not train.rows:
+        problems.append(f"data.path: {config.data.path} has no rows to train on; its splits are {list(schema.splits)}")
+    if valid is None or not valid.rows:
+        for name, off in (("patience", 0), ("plateau_factor", 1.0)):
+            if getattr(config.train, name) != off:
+                problems.append(f"train.{name}: needs a valid split, which {config.data.path} does not have")
+    return problems
+
+
+def _memory_problems(tables: dict[str, Table], optimizer: RowOptimizer, device: torch.device) -> list[str]:
+    """Nothing, or one problem with the sum and the ways out."""
+    free = available_memory(device)
+    needed = sum(table.rows * layout_of(table.dim, optimizer).width * 4 for table in tables.values())
+    if free is None or needed <= free:
+        return []
+    rows = sum(table.rows for table in tables.values())
+    name = optimizer.rule.name
+    return [
+        f"the tables do not fit: {rows:,} rows with the state of {name} take {in_words(needed)}, and {device} has "
+        f"{in_words(free)} left. Lower model.dim, take a row optimizer with less state (rowwise_adagrad, sgd), or make the "
+        "vocabulary smaller with `hotbed prepare --min-count`"
+    ]
+
+
+def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:
+    """The paths of the settings that differ."""
+    one, other = dataclasses.asdict(before), dataclasses.asdict(after)
+    return [
+        f"{section}.{name}" for section in one for name in one[section] if one[section][name] != other[section][name]
+    ]

@@ -1,0 +1,280 @@
+"""Batches in, a trained model out: steps, lines, evaluations, checkpoints, in this order and between two steps only.
+
+Where a run stands is one Progress, always whole between steps, so it can stop and go on anywhere: in the middle of an
+epoch, before an evaluation that was cut short, after its end (to train longer). A checkpoint holds nothing that the end
+of a run does (its last short line, its last evaluation), so going on gives the bits of a run that never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from hotbed.data.loader import Loader
+from hotbed.errors import RunError
+from hotbed.optim import Schedule
+from hotbed.train.checkpoint import Best, Progress, checkpoint_folder, load_checkpoint, save_checkpoint
+from hotbed.train.evaluate import Evaluation, evaluate
+from hotbed.train.files import write_folder
+from hotbed.train.interval import Interval
+from hotbed.train.log import MetricsLog, Record
+from hotbed.train.model_folder import load_weights, save_weights
+from hotbed.train.observer import Observer
+from hotbed.train.step import Learner
+from hotbed.types import Batch
+
+INTERRUPTED = "interrupted"
+
+
+class Loaders(NamedTuple):
+    """The splits of one run; `held_out` has valid and test where the dataset does."""
+
+    train: Loader
+    held_out: dict[str, Loader]
+
+
+class Pace(NamedTuple):
+    """How long and how often, in steps; 0 is off (eval_every 0: after each epoch)."""
+
+    epochs: int
+    max_steps: int
+    log_every: int
+    eval_every: int
+    checkpoint_every: int
+
+
+class Course(NamedTuple):
+    """What the learning rates do, and when to give up."""
+
+    schedule: Schedule  # of the factor on both learning rates
+    plateau_factor: float
+    patience: int
+    keep_best: bool
+
+
+class Training:
+    """One run from its start, or from its checkpoint, to its end."""
+
+    def __init__(
+        self, run: Path, learner: Learner, loaders: Loaders, pace: Pace, course: Course, observer: Observer
+    ) -> None:
+        self.run = run
+        self.learner = learner
+        self.loaders = loaders
+        self.pace = pace
+        self.course = course
+        self.observer = observer
+        self.progress = Progress()
+        self._interval = Interval()
+        self._log: MetricsLog | None = None
+        self._last_valid: tuple[int, Evaluation] | None = None  # step, what was found
+        self._restored: Best | None = None  # set when the weights are those of an earlier step
+        self._running_since = self._session_since = time.perf_counter()
+        self._seconds_before = 0.0
+        self._line_seconds = 0.0
+
+    @property
+    def total_steps(self) -> int:
+        steps = self.pace.epochs * len(self.loaders.train)
+        return min(steps, self.pace.max_steps) if self.pace.max_steps else steps
+
+    @property
+    def log(self) -> MetricsLog:
+        if self._log is None:
+            self._log = MetricsLog(self.run / "metrics.jsonl", self.progress.log_position)
+        return self._log
+
+    def resume(self) -> None:
+        """Go to where the run's checkpoint was taken."""
+        self.progress, self._interval = load_checkpoint(self.run, self.learner)
+        self._seconds_before = self.progress.seconds
+        self._line_seconds = self.progress.train_seconds
+        best = self.progress.best
+        if best is not None and best.step == self.progress.step and not self._best_folder().is_dir():
+            self._save_best()  # the run had ended here; it will leave these weights behind
+
+    def reason_to_end(self) -> str | None:
+        """Why there is no further step, if so."""
+        if self.course.patience and self.progress.stale >= self.course.patience:
+            return f"no better valid AUC in {self.progress.stale} evaluations"
+        if self.pace.max_steps and self.progress.step >= self.pace.max_steps:
+            return f"max_steps {self.pace.max_steps} reached"
+        if self.progress.epoch >= self.pace.epochs:
+            return f"all {self.pace.epochs} epochs done" if self.pace.epochs > 1 else "the epoch is done"
+        return None
+
+    def train(self, stop: Callable[[], bool]) -> str:
+        """Step until there is a reason to end, or `stop` asks for it; save a checkpoint; return the reason."""
+        self.observer.begin(self.progress, self.total_steps)
+        self._session_since = self._running_since = time.perf_counter()
+        self._evaluate_if_due(stop)  # the evaluation that an interruption cut short
+        while not stop() and self.reason_to_end() is None:
+            with closing(self.loaders.train.epoch(self.progress.epoch, start_batch=self.progress.batch)) as batches:
+                for batch in batches:
+                    self._step(batch)
+                    self._evaluate_if_due(stop)
+                    if stop() or self.reason_to_end() is not None:
+                        break
+                    if self.pace.checkpoint_every and self.progress.step % self.pace.checkpoint_every == 0:
+                        self.save()
+        reason = INTERRUPTED if stop() else self.reason_to_end()
+        self.save()
+        if self._interval and reason != INTERRUPTED:
+            self._write_line()
+        self._pause()
+        assert reason is not None
+        return reason
+
+    def save(self) -> None:
+        """Write the checkpoint, unless a loss since the last one is no number; forget best weights it does not name."""
+        self._pause()
+        self._refuse_bad_loss()
+        self.log.flush_to_disk()
+        self.progress.log_position = self.log.position
+        save_checkpoint(self.run, self.learner, self.progress, self._interval)
+        for folder in (self.run / "best").glob("*"):
+            if folder != self._best_folder():
+                shutil.rmtree(folder, ignore_errors=True)
+        self._running_since = time.perf_counter()
+
+    def evaluate_split(self, split: str, stop: Callable[[], bool]) -> Evaluation | None:
+        """Evaluate the weights as they are and write the line, unless it is there already; None when stopped."""
+        position = self._position()
+        valid = split == "valid"
+        if valid and self._last_valid is not None and self._last_valid[0] == position["step"]:
+            return self._last_valid[1]
+        found = evaluate(self.learner, self.loaders.held_out[split], stop)
+        if found is None:
+            return None
+        if not valid or (self._restored is None and self.progress.evaluated_step != self.progress.step):
+            metrics = found.metrics._asdict()
+            metrics["split_samples"] = metrics.pop("samples")
+            self._write({"kind": "eval", **position, "split": split, **metrics})
+        if valid:
+            self._last_valid = (position["step"], found)
+        return found
+
+    def settle(self, stop: Callable[[], bool]) -> None:
+        """After the last step: put the best weights in place if they are not the last ones."""
+        best = self.progress.best
+        if not self.course.keep_best or best is None or best.step == self.progress.step:
+            return
+        last = self.evaluate_split("valid", stop)
+        if last is not None and not last.metrics.auc > best.auc:
+            load_weights(self._best_folder(), self.learner.model, self.learner.tables)
+            self._restored = best
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def _step(self, batch: Batch) -> None:
+        progress = self.progress
+        self.learner.set_rate(self.course.schedule.at(progress.step) * progress.plateau)
+        batch = batch.to(self.learner.device)
+        result = self.learner.step(batch)
+        self._interval.add(result.loss, result.logits, batch.labels)
+        progress.batch += 1
+        progress.step += 1
+        progress.samples += batch.size
+        if progress.batch == len(self.loaders.train):
+            progress.epoch, progress.batch = progress.epoch + 1, 0
+        self.observer.step(progress)
+        if progress.step % self.pace.log_every == 0 or progress.batch == 0:
+            self._write_line()
+
+    def _write_line(self) -> None:
+        """Close the interval with a line."""
+        self._pause()
+        self._refuse_bad_loss()
+        summary = self._interval.summary()
+        factor = self.learner.tables.lr_factor
+        seconds = self.progress.train_seconds - self._line_seconds
+        self._line_seconds = self.progress.train_seconds
+        self._interval = Interval()
+        self._write(
+            {
+                "kind": "train",
+                **self._position(),
+                "loss": summary.loss,
+                "lr": self.learner.dense_lr * factor,
+                "lr_factor": factor,
+                "auc": summary.auc,
+                "samples_per_s": summary.samples / seconds if seconds > 0 else None,
+            }
+        )
+
+    def _write(self, record: Record) -> None:
+        record["seconds"] = self._clock()
+        self.log.write(record)
+        self.observer.record(record)
+
+    def _position(self) -> Record:
+        """What the weights have seen; epochs are counted from 1."""
+        at = self._restored or self.progress
+        epoch = at.epoch if at is self._restored or self.progress.batch == 0 else at.epoch + 1
+        return {"epoch": epoch, "step": at.step, "samples": at.samples}
+
+    def _evaluate_if_due(self, stop: Callable[[], bool]) -> None:
+        progress, every = self.progress, self.pace.eval_every
+        due = progress.step % every == 0 if every else progress.batch == 0
+        if "valid" not in self.loaders.held_out or not due or progress.evaluated_step == progress.step:
+            return
+        self._pause()
+        found = self.evaluate_split("valid", stop)
+        if found is not None:
+            progress.evaluated_step = progress.step
+            self._judge(found.metrics.auc)
+        self._running_since = time.perf_counter()
+
+    def _judge(self, auc: float) -> None:
+        """Is it the best so far? If not, slow down, and count."""
+        progress = self.progress
+        if not math.isnan(auc) and (progress.best is None or auc > progress.best.auc):
+            progress.best, progress.stale = Best(auc, **self._position()), 0
+            if self.reason_to_end() is None:  # else the weights stay as they are, and the model is written from them
+                self._save_best()
+        else:
+            progress.stale += 1
+            progress.plateau *= self.course.plateau_factor
+
+    def _best_folder(self) -> Path:
+        return self.run / "best" / str(self.progress.best.step if self.progress.best else 0)
+
+    def _save_best(self) -> None:
+        if self.course.keep_best:
+            write_folder(self._best_folder(), lambda folder: save_weights(folder, self.learner))
+
+    def _refuse_bad_loss(self) -> None:
+        offset = self._interval.first_bad()
+        if offset is None:
+            return
+        step = self.progress.step - len(self._interval) + 1 + offset
+        kept = checkpoint_folder(self.run)
+        way_back = (
+            f" `hotbed train --resume {self.run} --set ...` goes on from the last good checkpoint." * kept.is_dir()
+        )
+        raise RunError(
+            f"the loss is no longer a number at step {step}: training has diverged. Lower tables.lr or dense.lr, set "
+            f"tables.clip_norm, warm up (train.schedule=warmup), or look for huge dense features.{way_back}"
+        )
+
+    def _pause(self) -> None:
+        """Stop the clock of training proper, which leaves out evaluations and checkpoints."""
+        if self.learner.device.type == "cuda":
+            torch.cuda.synchronize(self.learner.device)
+        now = time.perf_counter()
+        self.progress.train_seconds += now - self._running_since
+        self._running_since = now
+        self._clock()
+
+    def _clock(self) -> float:
+        self.progress.seconds = self._seconds_before + time.perf_counter() - self._session_since
+        return self.progress.seconds

@@ -1,0 +1,80 @@
+"""RUN/model: enough to score raw rows elsewhere, without the dataset it was trained on.
+
+model.json           names, widths and options: what build.py needs to build the model again
+dense.safetensors    weights and buffers of the model
+tables.safetensors   `<table>.weight`, without optimizer state
+schema.json          the dataset's schema, without its splits
+counts/              id lists of the vocabulary features
+manifest.json        size and checksum of each
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from hotbed.data.dataset import Dataset
+from hotbed.errors import RunError
+from hotbed.tables import EmbeddingTables
+from hotbed.train.files import check_folder, read_tensors, recover_folder, write_folder, write_tensors
+from hotbed.train.step import Learner
+
+FORMAT_VERSION = 1
+
+
+def weights_of(tables: EmbeddingTables) -> dict[str, Tensor]:
+    """`<table>.weight` of every table: views."""
+    return {f"{name}.weight": tables.weight(name) for name in tables.tables}
+
+
+def save_model(folder: Path, learner: Learner, dataset: Dataset, card: dict[str, Any]) -> None:
+    """Write the whole folder in one step; `card` becomes model.json."""
+
+    def fill(new: Path) -> None:
+        save_weights(new, learner)
+        (new / "model.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **card}, indent=1) + "\n")
+        dataclasses.replace(dataset.schema, splits={}).save(new)
+        (new / "counts").mkdir()
+        for feature in dataset.schema.features:
+            if feature.mode == "vocabulary":
+                name = f"{feature.name}.parquet"
+                shutil.copyfile(dataset.path / "counts" / name, new / "counts" / name)
+
+    write_folder(folder, fill)
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """model.json of a whole and undamaged model folder."""
+    recover_folder(folder)
+    if not folder.is_dir():
+        raise RunError(
+            f"{folder.parent} holds no trained model. A run writes one when it ends; `hotbed train --resume` ends it."
+        )
+    check_folder(folder)
+    try:
+        card: dict[str, Any] = json.loads((folder / "model.json").read_text())
+        if card["format_version"] > FORMAT_VERSION:
+            raise RunError(f"{folder} has format version {card['format_version']}; this hotbed reads {FORMAT_VERSION}.")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error
+    return card
+
+
+def save_weights(folder: Path, learner: Learner) -> None:
+    """What scoring needs of a learner."""
+    write_tensors(folder / "dense.safetensors", learner.model.state_dict())
+    write_tensors(folder / "tables.safetensors", weights_of(learner.tables))
+
+
+def load_weights(folder: Path, model: nn.Module, tables: EmbeddingTables) -> None:
+    """Put saved weights in place; optimizer state stays as it is."""
+    try:
+        model.load_state_dict(read_tensors(folder / "dense.safetensors"))
+        tables.load_state_dict({**tables.state_dict(), **read_tensors(folder / "tables.safetensors")})
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise RunError(f"the weights of {folder} do not fit the model: {error}") from error

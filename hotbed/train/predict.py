@@ -1,0 +1,79 @@
+"""Batches in, a file of scores out (Parquet or CSV by its name), batch by batch, in place only when whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import torch
+
+from hotbed.data.encode import RawReader
+from hotbed.data.loader import Loader
+from hotbed.errors import RunError
+from hotbed.train.files import writing
+from hotbed.train.step import Learner
+from hotbed.types import Batch
+
+FORMATS = (".parquet", ".csv")
+
+
+def predict(learner: Learner, tables: Iterable[tuple[Batch, dict[str, Any]]], path: Path) -> int:
+    """Write one row per sample: where it comes from, its label where there is one, its score; return their number."""
+    if path.suffix not in FORMATS:
+        raise RunError(f"scores are written as .parquet or .csv; {path} ends in {path.suffix or 'nothing'!r}.")
+    temporary = path.with_name(path.name + ".tmp")
+    count = 0
+    writer: Any = None
+    try:
+        with writing(path):
+            for batch, origin in tables:
+                table = pa.table({**origin, **_scored(learner, batch)})
+                if writer is None:
+                    writer = _writer(temporary, path.suffix, table.schema)
+                writer.write_table(table)
+                count += batch.size
+            if writer is None:
+                raise RunError("there is nothing to score: the input has no rows.")
+            writer.close()
+            os.replace(temporary, path)
+    finally:
+        if writer is not None:
+            writer.close()
+        temporary.unlink(missing_ok=True)
+    return count
+
+
+def split_batches(loader: Loader) -> Iterator[tuple[Batch, dict[str, Any]]]:
+    """The batches of a split; samples are named by their row number."""
+    start = 0
+    with closing(loader.epoch(0)) as batches:
+        for batch in batches:
+            yield batch, {"row": np.arange(start, start + batch.size)}
+            start += batch.size
+
+
+def raw_batches(reader: RawReader) -> Iterator[tuple[Batch, dict[str, Any]]]:
+    """The batches of raw files; samples are named by file and line, so rows that were left out leave a gap."""
+    for located in reader.located():
+        names = pa.DictionaryArray.from_arrays(np.zeros(len(located.lines), np.int32), [located.file])
+        yield located.batch, {"file": names.cast(pa.string()), "line": located.lines}
+
+
+def _scored(learner: Learner, batch: Batch) -> dict[str, Any]:
+    """Label (null where unknown) and probability in float64, so that confident scores do not collapse to 1."""
+    logits = learner.score(batch.to(learner.device)).double().cpu()
+    if bool(torch.isnan(logits).any()):
+        raise RunError("the model gives scores that are no number; it has diverged in training.")
+    return {"label": pa.array(batch.labels.numpy(), from_pandas=True), "score": torch.sigmoid(logits).numpy()}
+
+
+def _writer(path: Path, suffix: str, schema: pa.Schema) -> Any:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return pq.ParquetWriter(path, schema) if suffix == ".parquet" else pyarrow.csv.CSVWriter(path, schema)

@@ -1,0 +1,140 @@
+"""A Training in; its files and its summary out, whatever way it ends.
+
+all went well      checkpoint, model/, summary.json with the metrics of valid and test
+Ctrl-C or SIGTERM  checkpoint, summary.json with "finished": false
+diverged           the last good checkpoint stays, summary.json says why, RunError
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import hotbed
+from hotbed.data.dataset import Dataset
+from hotbed.errors import HotbedError, RunError
+from hotbed.train.evaluate import Evaluation
+from hotbed.train.files import write_text
+from hotbed.train.loop import INTERRUPTED, Training
+from hotbed.train.metrics import calibration_curve
+from hotbed.train.model_folder import save_model
+from hotbed.train.signals import StopSignals
+from hotbed.train.step import repeatable
+
+Summary = dict[str, Any]
+
+
+class Subject(NamedTuple):
+    """What is trained, by name, and the card that lets the model be built again."""
+
+    model: str
+    dataset_name: str
+    dataset: Dataset
+    card: dict[str, Any]
+
+
+class Ending(NamedTuple):
+    """How a run ended; the exit code is 0, or that of the signal that stopped it."""
+
+    summary: Summary
+    exit_code: int
+
+
+def run(training: Training, subject: Subject) -> Ending:
+    """Train, evaluate, and write everything down."""
+    with StopSignals() as stop, repeatable():
+        try:
+            reason = training.train(stop)
+            found = None if reason == INTERRUPTED else _finish(training, subject, stop)
+            summary = _summary(training, subject, found, INTERRUPTED if found is None else reason)
+            write_summary(training.run, summary)
+            return Ending(summary, 0 if summary["finished"] else stop.exit_code)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            what = str(error).partition("\n")[0] or "of the host"
+            reason = f"out of memory at step {training.progress.step} ({what})."
+            write_summary(training.run, _summary(training, subject, None, reason))
+            raise RunError(f"{reason} Lower data.batch_size, data.eval_batch_size or model.dim.") from error
+        except HotbedError as error:
+            write_summary(training.run, _summary(training, subject, None, str(error)))
+            raise
+        finally:
+            training.close()
+            training.observer.end()
+
+
+def write_summary(folder: Path, summary: Summary) -> None:
+    """summary.json; nan (the AUC of one class) becomes null."""
+    write_text(folder / "summary.json", json.dumps(_without_nan(summary), indent=1, allow_nan=False) + "\n")
+
+
+def _finish(training: Training, subject: Subject, stop: Callable[[], bool]) -> dict[str, Evaluation] | None:
+    """Choose the weights, measure them on every held-out split, write the model; None when asked to stop before."""
+    training.settle(stop)
+    found = {}
+    for split in training.loaders.held_out:
+        evaluation = None if stop() else training.evaluate_split(split, stop)
+        if evaluation is None:
+            return None
+        found[split] = evaluation
+    save_model(training.run / "model", training.learner, subject.dataset, subject.card)
+    return found
+
+
+def _summary(training: Training, subject: Subject, found: dict[str, Evaluation] | None, reason: str) -> Summary:
+    """`found` is None when the run did not come to its end."""
+    progress, learner, schema = training.progress, training.learner, subject.dataset.schema
+    evaluations = found or {}
+    final = {split: evaluation.metrics._asdict() for split, evaluation in evaluations.items()}
+    best = {split: value for split, value in schema.best_auc.items() if split in final}
+    shown = evaluations.get("test") or evaluations.get("valid")
+    curve = calibration_curve(shown.labels, shown.logits) if shown else []
+    tables = learner.tables.tables.values()
+    return {
+        "model": subject.model,
+        "dataset": subject.dataset_name,
+        "device": _device_name(learner.device),
+        "parameters": {
+            "dense": sum(one.numel() for one in learner.model.parameters()),
+            "rows": sum(table.rows for table in tables),
+            "row_values": sum(table.rows * table.dim for table in tables),
+        },
+        "final": final,
+        "best_auc": best,
+        "gap": {split: value - final[split]["auc"] for split, value in best.items()},
+        "best_epoch": progress.best.epoch if progress.best else None,
+        "epochs": progress.epoch,
+        "steps": progress.step,
+        "seconds": progress.seconds,
+        "train_seconds": progress.train_seconds,
+        "samples": progress.samples,
+        "samples_per_s": progress.samples / progress.train_seconds if progress.train_seconds else None,
+        "bad_rows": schema.notes.get("bad_rows", 0),
+        "calibration_curve": [list(one) for one in curve],
+        "versions": _versions(),
+        "finished": found is not None,
+        "stopped_because": reason,
+    }
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _device_name(device: torch.device) -> str:
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def _versions() -> dict[str, str]:
+    packages = {package: version(package) for package in ("torch", "numpy", "numba")}
+    return {"python": platform.python_version(), "hotbed": hotbed.__version__, **packages}

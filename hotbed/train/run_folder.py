@@ -1,0 +1,77 @@
+"""The folder of one run: a fresh name, a fresh start, what is in it.
+
+config.json  data.json  metrics.jsonl  summary.json  model/  checkpoint/  best/  report.html  tensorboard/
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hotbed.errors import RunError
+from hotbed.train.files import writing
+
+CONTENT = (
+    "config.json",
+    "data.json",
+    "metrics.jsonl",
+    "summary.json",
+    "report.html",
+    "model",
+    "checkpoint",
+    "best",
+    "tensorboard",
+)
+
+
+def default_run(model: str, dataset: str, parent: Path = Path("runs")) -> Path:
+    """runs/<model>-<dataset>-<n> with the first n that is free."""
+    name = re.sub(r"[^\w.-]+", "-", Path(dataset).name).strip("-") or "data"
+    number = 1
+    while (parent / f"{model}-{name}-{number}").exists():
+        number += 1
+    return parent / f"{model}-{name}-{number}"
+
+
+def check_free(folder: Path, overwrite: bool = False) -> None:
+    """A RunError unless a new run may begin here; only a folder that holds a run is ever overwritten."""
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file; a run needs a folder. Choose another with --out.")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / "config.json").is_file():
+        raise RunError(f"{folder} is not empty and holds no run. Choose another folder with --out.")
+    if not overwrite:
+        raise RunError(
+            f"{folder} already holds a run. --overwrite starts it anew, --resume {folder} goes on with it, "
+            "--out DIR puts the new one elsewhere."
+        )
+
+
+def make_run(folder: Path, overwrite: bool = False) -> None:
+    """An empty folder for a new run. Of an old run in it only what runs write is removed."""
+    check_free(folder, overwrite)
+    with writing(folder):
+        for name in CONTENT:
+            for path in (folder / name, folder / f"{name}.new", folder / f"{name}.old"):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a run folder."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"{path.parent} is not a run: {path.name} cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}.") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is damaged: it must hold a mapping.")
+    return found

@@ -1,0 +1,82 @@
+"""One batch in, one update of rows and dense weights out.
+
+The rows are updated inside backward, by the optimizer fused into the tables; the dense weights by torch.optim after it.
+Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hotbed.tables import EmbeddingTables
+from hotbed.types import Batch
+
+
+class StepResult(NamedTuple):
+    """Of one training step, still on the device."""
+
+    loss: Tensor  # []
+    logits: Tensor  # [B]
+
+
+@dataclass(frozen=True)
+class Learner:
+    """All that learns: rows, dense weights, and the optimizer of the latter (absent when there are none)."""
+
+    tables: EmbeddingTables
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    dense_lr: float
+    device: torch.device
+
+    def step(self, batch: Batch) -> StepResult:
+        """Look up, score, and move rows and dense weights against the gradient of the mean log loss."""
+        # Batch norm knows no variance of a single sample: such a last batch is scored as in evaluation, and still learned.
+        self.model.train(batch.size > 1)
+        logits = self._logits(batch)
+        loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.optimizer is not None:
+            self.optimizer.step()
+        return StepResult(loss.detach(), logits.detach())
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> Tensor:
+        """Logits [B], with nothing learned."""
+        self.model.eval()
+        return self._logits(batch)
+
+    def set_rate(self, factor: float) -> None:
+        """Multiply the configured learning rates of rows and dense weights by `factor` for the steps that follow."""
+        self.tables.lr_factor = factor
+        if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.dense_lr * factor
+
+    def _logits(self, batch: Batch) -> Tensor:
+        vectors = self.tables(batch.ids, batch.bags or None)
+        logits: Tensor = self.model(vectors, batch.dense)
+        return logits
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Only kernels that give the same bits on every run; torch's filling of fresh memory, a debugging aid, stays off."""
+    before = torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]

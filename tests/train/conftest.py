@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hotbed.build import build
+from hotbed.data.dataset import Dataset
+from hotbed.run_file import compose
+from tests.train.small import SMALL, write_dataset
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory):
+    return Dataset.open(write_dataset(tmp_path_factory.mktemp("data") / "clicks"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leave_torch_alone():
+    """One thread: the matrices are so small that threads only wait for each other."""
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_rng_state(state)
+
+
+@pytest.fixture
+def start(dataset):
+    """start(folder, "path=value", ...) -> a run of the small dataset, ready to train."""
+
+    def ready(folder: Path, *sets: str, data: Dataset = dataset, observers=()):
+        folder.mkdir(parents=True, exist_ok=True)
+        config, problems = compose(None, {"data.path": "clicks", "data.batch_size": 64}, [*SMALL, *sets])
+        assert problems == []
+        return build(config, data, folder, observers)
+
+    return ready

@@ -1,0 +1,203 @@
+"""Law 7: a resumed run continues bit-identically, wherever it was stopped."""
+
+import dataclasses
+import json
+import shutil
+import signal
+
+import pytest
+import torch
+
+from hotbed.errors import RunError
+from hotbed.train.checkpoint import load_checkpoint
+from hotbed.train.run import run
+from tests.train.small import lines, model_bytes
+from tests.train.test_run import Spy
+
+SETS = (
+    "train.epochs=3",
+    "train.plateau_factor=0.5",
+    "train.schedule=cosine",
+    "model.options.batch_norm=true",
+    "tables.optimizer=adam",
+    "tables.lr=0.05",
+)
+
+
+@pytest.fixture(scope="module")
+def whole(dataset, tmp_path_factory):
+    """The run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    built = _start(dataset, folder)
+    run(built.training, built.subject)
+    return folder
+
+
+def _start(dataset, folder, *sets, observers=()):
+    from hotbed.build import build
+    from hotbed.run_file import compose
+    from tests.train.small import SMALL
+
+    folder.mkdir(exist_ok=True)
+    config, problems = compose(None, {"data.path": "clicks", "data.batch_size": 64}, [*SMALL, *SETS, *sets])
+    assert problems == []
+    return build(config, dataset, folder, observers)
+
+
+def interrupt():
+    signal.raise_signal(signal.SIGINT)
+
+
+def go_on(dataset, folder, *sets):
+    torch.rand(7)  # the process that resumes has used its generator otherwise
+    built = _start(dataset, folder, *sets)
+    built.training.resume()
+    return run(built.training, built.subject)
+
+
+@pytest.mark.parametrize("step", [1, 5, 16, 23, 47, 48])
+def test_stopped_at_a_step_and_resumed(dataset, whole, tmp_path, step):
+    built = _start(dataset, tmp_path, observers=[Spy(at=step, act=interrupt)])
+    assert run(built.training, built.subject).exit_code == 130
+    ending = go_on(dataset, tmp_path)
+    assert ending.summary["finished"]
+    assert lines(tmp_path) == lines(whole)
+    assert model_bytes(tmp_path) == model_bytes(whole)
+
+
+def test_stopped_at_every_step(dataset, whole, tmp_path):
+    """A run that never gets further than three steps still ends as the whole one."""
+    built = _start(dataset, tmp_path, observers=[Spy(at=3, act=interrupt)])
+    run(built.training, built.subject)
+    for step in range(6, 60, 3):
+        built = _start(dataset, tmp_path, observers=[Spy(at=step, act=interrupt)])
+        built.training.resume()
+        if run(built.training, built.subject).summary["finished"]:
+            break
+    assert lines(tmp_path) == lines(whole)
+    assert model_bytes(tmp_path) == model_bytes(whole)
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_stopped_within_an_evaluation(dataset, whole, tmp_path, monkeypatch, split):
+    """The signal comes while a held-out split is read; nothing of it is kept."""
+    built = _start(dataset, tmp_path)
+    loader = built.training.loaders.held_out[split]
+    real = loader.epoch
+
+    def epoch(number, start_batch=0):
+        interrupt()
+        yield from real(number, start_batch)
+
+    monkeypatch.setattr(loader, "epoch", epoch)
+    ending = run(built.training, built.subject)
+    assert ending.exit_code == 130
+    assert not ending.summary["finished"]
+    assert go_on(dataset, tmp_path).summary["finished"]
+    assert lines(tmp_path) == lines(whole)
+    assert model_bytes(tmp_path) == model_bytes(whole)
+
+
+def test_a_crash_goes_back_to_the_last_checkpoint(dataset, whole, tmp_path):
+    """What was written after the checkpoint (lines, better weights) is forgotten and written again."""
+
+    def crash():
+        raise ZeroDivisionError
+
+    built = _start(dataset, tmp_path, "train.checkpoint_every=10", observers=[Spy(at=38, act=crash)])
+    with pytest.raises(ZeroDivisionError):
+        run(built.training, built.subject)
+    assert json.loads((tmp_path / "checkpoint" / "state.json").read_text())["progress"]["step"] == 30
+    go_on(dataset, tmp_path, "train.checkpoint_every=10")
+    assert lines(tmp_path) == lines(whole)
+    assert model_bytes(tmp_path) == model_bytes(whole)
+
+
+def test_training_longer_is_training_long(dataset, tmp_path):
+    """One epoch, then --epochs 3, gives the lines and weights of three epochs at once."""
+    built = _start(dataset, tmp_path / "long", "train.schedule=constant")
+    run(built.training, built.subject)
+    built = _start(dataset, tmp_path / "short", "train.schedule=constant", "train.epochs=1")
+    assert run(built.training, built.subject).summary["finished"]
+    assert go_on(dataset, tmp_path / "short", "train.schedule=constant").summary["finished"]
+    assert lines(tmp_path / "short") == lines(tmp_path / "long")
+    assert model_bytes(tmp_path / "short") == model_bytes(tmp_path / "long")
+
+
+def test_training_longer_after_max_steps(dataset, whole, tmp_path):
+    built = _start(dataset, tmp_path, "train.max_steps=21", "train.schedule=constant")
+    run(built.training, built.subject)
+    go_on(dataset, tmp_path, "train.schedule=constant")
+    assert [line["step"] for line in lines(tmp_path)] == [line["step"] for line in lines(whole)]
+
+
+@pytest.fixture
+def stopped(dataset, tmp_path):
+    built = _start(dataset, tmp_path, observers=[Spy(at=20, act=interrupt)])
+    run(built.training, built.subject)
+    return tmp_path
+
+
+def test_nothing_to_resume(dataset, tmp_path):
+    with pytest.raises(RunError, match="has no checkpoint to resume from"):
+        _start(dataset, tmp_path).training.resume()
+
+
+@pytest.mark.parametrize("name", ["dense", "dense_optimizer", "tables", "interval"])
+def test_a_damaged_checkpoint_is_told(dataset, stopped, name):
+    path = stopped / "checkpoint" / f"{name}.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=f"is damaged: the content of {name}"):
+        _start(dataset, stopped).training.resume()
+
+
+def test_a_checkpoint_of_another_model_is_told(dataset, stopped):
+    with pytest.raises(RunError, match="does not fit this run"):
+        _start(dataset, stopped, "model.dim=8").training.resume()
+    with pytest.raises(RunError, match="does not fit this run"):
+        _start(dataset, stopped, "tables.optimizer=adagrad").training.resume()
+
+
+def rewrite_state(folder, **changes):
+    path = folder / "checkpoint" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    manifest = json.loads((folder / "checkpoint" / "manifest.json").read_text())
+    from hotbed.train.files import _checksum
+
+    manifest["state.json"] = [path.stat().st_size, _checksum(path)]
+    (folder / "checkpoint" / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_checkpoint_from_the_future_is_told(dataset, stopped):
+    rewrite_state(stopped, format_version=99)
+    with pytest.raises(RunError, match="format version 99"):
+        _start(dataset, stopped).training.resume()
+
+
+def test_a_checkpoint_without_its_progress_is_told(dataset, stopped):
+    rewrite_state(stopped, progress={"step": 1})
+    with pytest.raises(RunError, match="does not fit this run"):
+        _start(dataset, stopped).training.resume()
+
+
+def test_lost_best_weights_are_told(dataset, stopped):
+    shutil.rmtree(stopped / "best")
+    built = _start(dataset, stopped)
+    built.training.resume()
+    built.training.progress.best = dataclasses.replace(built.training.progress.best, auc=2.0)
+    with pytest.raises(RunError, match="best"):
+        run(built.training, built.subject)
+
+
+def test_the_checkpoint_is_no_pickle(stopped):
+    assert {path.suffix for path in (stopped / "checkpoint").iterdir()} == {".safetensors", ".json"}
+
+
+def test_loading_restores_the_generator(dataset, stopped):
+    built = _start(dataset, stopped)
+    load_checkpoint(stopped, built.training.learner)
+    first = torch.rand(3)
+    load_checkpoint(stopped, built.training.learner)
+    assert torch.equal(first, torch.rand(3))

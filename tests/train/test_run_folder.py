@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import pytest
+
+from hotbed.errors import RunError
+from hotbed.train.run_folder import CONTENT, check_free, default_run, make_run, read_json
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        ("criteo-like:5000", "fm-criteo-like-5000-1"),
+        ("data/my set/", "fm-my-set-1"),
+        ("..", "fm-..-1"),
+        ("/", "fm-data-1"),
+    ],
+)
+def test_default_names(tmp_path, dataset, name):
+    assert default_run("fm", dataset, tmp_path) == tmp_path / name
+
+
+def test_default_names_count_up(tmp_path):
+    (tmp_path / "fm-adult-1").mkdir()
+    (tmp_path / "fm-adult-2").write_text("")
+    assert default_run("fm", "adult", tmp_path).name == "fm-adult-3"
+
+
+def a_run(folder: Path) -> Path:
+    make_run(folder)
+    for name in CONTENT:
+        if "." in name:
+            (folder / name).write_text("{}")
+        else:
+            (folder / name).mkdir()
+            (folder / name / "x").write_text("")
+    (folder / "notes.txt").write_text("mine")
+    return folder
+
+
+def test_a_run_is_kept_unless_told_otherwise(tmp_path):
+    folder = a_run(tmp_path / "a" / "run")
+    with pytest.raises(RunError, match=r"already holds a run\. --overwrite .* --resume"):
+        make_run(folder)
+    make_run(folder, overwrite=True)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_what_is_no_run_is_never_overwritten(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunError, match="holds no run"):
+        make_run(tmp_path, overwrite=True)
+    with pytest.raises(RunError, match="is a file"):
+        check_free(tmp_path / "thesis.tex", overwrite=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_an_empty_folder_is_free(tmp_path):
+    check_free(tmp_path)
+    check_free(tmp_path / "absent")
+
+
+def test_files_of_a_run_are_read_or_told(tmp_path):
+    with pytest.raises(RunError, match=r"is not a run: config\.json cannot be read"):
+        read_json(tmp_path / "config.json")
+    for text in ("{", "[1]"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(RunError, match="is damaged"):
+            read_json(tmp_path / "config.json")

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from hotbed.data.dataset import Dataset
 from hotbed.data.prepare import prepare
 from hotbed.data.schema import FORMAT_VERSION
-from hotbed.data.synthetic import GENERATION, TRAIN_ROWS, write_dataset
+from hotbed.data.synthetic import GENERATION, TRAIN_ROWS, other_rows, write_dataset
 from hotbed.errors import ConfigError, DataError, SchemaError
 
 ADULT_FILE = Path(__file__).with_name("adult.parquet")
@@ -107,7 +107,7 @@ def _recipe(name: str, progress: Progress | None) -> _Recipe | None:
                 f"{name!r}: the number of train rows must be a positive integer, as in criteo-like:250000."
             )
         rows = int(rows_text)
-    other = max(rows // 10, min(rows, 10_000))
+    other = other_rows(rows)
     threads = min(os.cpu_count() or 1, 8)
     build = partial(write_dataset, train=rows, valid=other, test=other, threads=threads, progress=progress)
     return _Recipe(f"criteo-like-{FORMAT_VERSION}.{GENERATION}-{rows}", build)

@@ -2,7 +2,7 @@
 
 from hotbed.data.synthetic.generate import GENERATION, MISSING_ID, MISSING_INTEGER, ClickRows, CriteoLike
 from hotbed.data.synthetic.text import write_tsv
-from hotbed.data.synthetic.write import TEST_ROWS, TRAIN_ROWS, VALID_ROWS, write_dataset
+from hotbed.data.synthetic.write import TEST_ROWS, TRAIN_ROWS, VALID_ROWS, other_rows, write_dataset
 
 __all__ = [
     "GENERATION",
@@ -13,6 +13,7 @@ __all__ = [
     "VALID_ROWS",
     "ClickRows",
     "CriteoLike",
+    "other_rows",
     "write_dataset",
     "write_tsv",
 ]

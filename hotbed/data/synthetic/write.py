@@ -61,6 +61,11 @@ class _Numbers(NamedTuple):
     rows: list[NDArray[np.int32]]  # per column [cardinality + 1]; the last entry is "missing", 0 where unseen in train
 
 
+def other_rows(train: int) -> int:
+    """How many rows valid and test get beside `train`: a tenth, but enough for a steady AUC where train is small."""
+    return max(train // 10, min(train, 10_000))
+
+
 def write_dataset(
     out: str | Path,
     *,

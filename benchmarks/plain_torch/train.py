@@ -1,0 +1,105 @@
+"""Train the twin of a hotbed model on a dataset directory: `python -m benchmarks.plain_torch.train DATASET --model deepfm`.
+
+It reads the batches hotbed's loader yields, in the same order for the same seed, and prints one JSON object: settings,
+metrics of the test split, samples per second. Bags are not supported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, fields, replace
+
+import torch
+
+from benchmarks.plain_torch.fit import Batches, Settings, evaluate, fit
+from benchmarks.plain_torch.twin import PlainTwin
+from hotbed.data.dataset import Dataset
+from hotbed.data.embedded import resolve
+from hotbed.data.loader import Loader
+from hotbed.types import Batch
+
+EVAL_BATCH = 16384
+
+
+def main() -> None:
+    arguments = parse()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    dataset = resolve(arguments.dataset)
+    schema = dataset.schema
+    if any(feature.multi for feature in schema.features):
+        raise SystemExit("the plain twin reads single-valued features only; this dataset has bags")
+    twin = PlainTwin(
+        arguments.model,
+        [feature.rows for feature in schema.features],
+        arguments.dim,
+        len(schema.dense),
+        arguments.options,
+        sparse=arguments.sparse,
+        init_std=arguments.init_std,
+    ).to(arguments.device)
+    settings = Settings(**{field.name: getattr(arguments, field.name) for field in fields(Settings)})
+    read = Reader(dataset, arguments.batch_size, arguments.seed, arguments.device)
+    done = fit(twin, read.train, read.split("valid"), settings)
+    test = evaluate(twin, (read.split("test") or read.split("valid") or read.train)(0))
+    print(
+        json.dumps(
+            {
+                **vars(arguments),
+                "parameters": sum(parameter.numel() for parameter in twin.parameters()),
+                "test": test._asdict(),
+                "fit": done._asdict(),
+                "samples_per_s": done.samples / done.seconds,
+            }
+        )
+    )
+
+
+class Reader:
+    """Batches of a dataset, ids brought into their tables."""
+
+    def __init__(self, dataset: Dataset, batch_size: int, seed: int, device: str) -> None:
+        self.dataset = dataset
+        self.device = device
+        self.rows = torch.tensor([feature.rows for feature in dataset.schema.features])
+        self.hashed = any(feature.mode == "hash" for feature in dataset.schema.features)
+        self.loader = Loader(dataset, "train", batch_size=batch_size, shuffle=True, seed=seed)
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        return self._prepared(self.loader.epoch(epoch))
+
+    def split(self, name: str) -> Batches | None:
+        """All batches of a split, in order; None when the dataset has no such split."""
+        if name not in self.dataset.schema.splits:
+            return None
+        loader = Loader(self.dataset, name, batch_size=EVAL_BATCH)
+        return lambda epoch: self._prepared(loader.epoch(epoch))
+
+    def _prepared(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            ids = torch.remainder(batch.ids, self.rows) if self.hashed else batch.ids
+            yield replace(batch, ids=ids).to(self.device)
+
+
+def parse() -> argparse.Namespace:
+    defaults = asdict(Settings())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", help="dataset directory, or criteo-like, criteo-like:ROWS, adult")
+    parser.add_argument("--model", default="deepfm")
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--options", type=json.loads, default={}, help="JSON, e.g. '{\"hidden\": [400, 400]}'")
+    parser.add_argument("--sparse", action="store_true", help="gradients of touched rows only")
+    parser.add_argument("--init-std", type=float, default=0.01)
+    parser.add_argument("--batch-size", type=int, default=4096)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu")
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -21,13 +21,12 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.data.dataset import RowGroup
+from hotbed.data.dataset import AGAIN, RowGroup
 from hotbed.data.schema import Schema
 from hotbed.errors import DataError
 from hotbed.types import Batch, Jagged
 
 TILE = 64
-WAY_OUT = "Run `hotbed prepare` again, or restore the file."
 
 
 class _Bags(NamedTuple):
@@ -69,13 +68,13 @@ def _read(group: RowGroup, schema: Schema) -> pa.Table:
             table = parquet.read_row_group(group.number, columns=names, use_threads=False)
     except (pa.ArrowException, OSError, IndexError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{_where(group)} cannot be decoded ({reason}). {WAY_OUT}") from error
+        raise DataError(f"{_where(group)} cannot be decoded ({reason}). {AGAIN}") from error
     if table.num_rows != group.rows:
-        raise DataError(f"{_where(group)} holds {table.num_rows:,} rows; its footer said {group.rows:,}. {WAY_OUT}")
+        raise DataError(f"{_where(group)} holds {table.num_rows:,} rows; its footer said {group.rows:,}. {AGAIN}")
     for name in names:
         if table[name].null_count:
             raise DataError(
-                f"{_where(group)}: column {name!r} has {table[name].null_count:,} nulls; a dataset has none. {WAY_OUT}"
+                f"{_where(group)}: column {name!r} has {table[name].null_count:,} nulls; a dataset has none. {AGAIN}"
             )
     return table
 
@@ -90,7 +89,7 @@ def _labels(table: pa.Table, name: str, group: RowGroup) -> NDArray[np.float32]:
     wrong = (labels != 0) & (labels != 1)
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise DataError(f"{_where(group)}, row {row}: label is {labels[row]}; it must be 0 or 1. {WAY_OUT}")
+        raise DataError(f"{_where(group)}, row {row}: label is {labels[row]}; it must be 0 or 1. {AGAIN}")
     return labels
 
 
@@ -103,7 +102,7 @@ def _place_dense(
     if bad >= 0:
         name, row = names[bad // len(spot)], bad % len(spot)
         value = _array(table, name)[row].as_py()
-        raise DataError(f"{_where(group)}, row {row}: column {name!r} is {value}; it must be finite. {WAY_OUT}")
+        raise DataError(f"{_where(group)}, row {row}: column {name!r} is {value}; it must be finite. {AGAIN}")
 
 
 def _place_ids(
@@ -129,7 +128,7 @@ def _read_bags(table: pa.Table, name: str, limit: int, group: RowGroup) -> _Bags
     values = lists.values
     if values.null_count:
         raise DataError(
-            f"{_where(group)}: bags of {name!r} hold {values.null_count:,} nulls; they may have none. {WAY_OUT}"
+            f"{_where(group)}: bags of {name!r} hold {values.null_count:,} nulls; they may have none. {AGAIN}"
         )
     numbers = values.to_numpy()[offsets[0] : offsets[-1]]
     if limit and len(numbers) and (numbers.min() < 0 or numbers.max() >= limit):
@@ -140,7 +139,7 @@ def _read_bags(table: pa.Table, name: str, limit: int, group: RowGroup) -> _Bags
 
 def _raise_id(group: RowGroup, feature: str, row: str, value: int, limit: int) -> None:
     raise DataError(
-        f"{_where(group)}, {row}: id {value} of feature {feature!r} lies outside its table of {limit:,} rows. {WAY_OUT}"
+        f"{_where(group)}, {row}: id {value} of feature {feature!r} lies outside its table of {limit:,} rows. {AGAIN}"
     )
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 import typer
 
+import hotbed
 from hotbed.cli.console import fail
 from hotbed.errors import HotbedError
 
@@ -77,15 +77,8 @@ def _named_only() -> None:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"hotbed {_version()}")
+        typer.echo(f"hotbed {hotbed.__version__}")
         raise typer.Exit()
-
-
-def _version() -> str:
-    try:
-        return version("hotbed")
-    except PackageNotFoundError:
-        return "(from the source tree)"
 
 
 def _root(

@@ -1,0 +1,48 @@
+"""`hotbed evaluate`: a trained model on a split of a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from hotbed.cli.console import err, out
+from hotbed.cli.dataset import open_dataset
+from hotbed.cli.results import result_table
+
+
+def evaluate_command(
+    run: Path = typer.Argument(..., help="Run folder with a trained model."),
+    data: str | None = typer.Option(None, help="Dataset; that of the run if not given."),
+    split: str = typer.Option("test", help="train, valid or test."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+    batch_size: int = typer.Option(16384, min=1, help="Samples at once; no effect on the result."),
+) -> None:
+    """Measure a trained model: AUC, log loss, normalized entropy, calibration; exact, over every sample.
+
+    [bold]For example:[/bold]
+
+    hotbed evaluate runs/demo
+
+    hotbed evaluate runs/demo --data adult --split valid
+    """
+    with err().status("loading the model"):
+        from hotbed.build import check_same_ids, load_learner
+        from hotbed.data.loader import Loader
+        from hotbed.train.evaluate import evaluate
+        from hotbed.train.model_folder import read_card
+
+        folder = run / "model"
+        card = read_card(folder)
+        dataset = open_dataset(data or card["dataset"])
+        check_same_ids(folder, dataset)
+        learner = load_learner(folder, device)
+    with err().status(f"evaluating the {split} split"):
+        loader = Loader(dataset, split, batch_size=batch_size, pin_memory=learner.device.type == "cuda")
+        found = evaluate(learner, loader)
+        assert found is not None, "nothing asked to stop"
+    metrics = found.metrics._asdict()
+    best = dataset.schema.best_auc.get(split)
+    if best is not None:
+        metrics |= {"best_auc": best, "gap": best - found.metrics.auc}
+    out().print(result_table(f"{card['model']['name']} on {data or card['dataset']}", {split: metrics}))

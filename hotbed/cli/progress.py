@@ -1,0 +1,95 @@
+"""What a person sees while a model trains: a live bar on a terminal, a few plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hotbed.cli.results import in_digits
+
+if TYPE_CHECKING:
+    from hotbed.train.checkpoint import Progress as Position
+    from hotbed.train.log import Record
+
+
+def facts(record: Record) -> str:
+    """One record of metrics.jsonl in words."""
+    score = in_digits(record["auc"])
+    if record["kind"] == "eval":
+        return f"{record['split']} AUC {score}, log loss {in_digits(record['log_loss'])}"
+    return f"loss {in_digits(record['loss'])}, AUC {score}, {record['samples_per_s'] or 0:,.0f} samples/s"
+
+
+class LiveBar:
+    """A bar with samples/s, loss, running AUC and time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._console = console
+
+    def begin(self, progress: Position, total_steps: int) -> None:
+        self._task = self._bar.add_task(
+            "", total=total_steps, completed=progress.step, epoch=progress.epoch + 1, facts=""
+        )
+        self._bar.start()
+
+    def step(self, progress: Position) -> None:
+        self._bar.update(self._task, completed=progress.step, epoch=progress.epoch + bool(progress.batch))
+
+    def record(self, record: Record) -> None:
+        if record["kind"] == "train":
+            self._bar.update(self._task, facts=facts(record))
+        else:
+            self._console.print(f"epoch {record['epoch']}, step {record['step']:,}: {facts(record)}")
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def end(self) -> None:
+        self._bar.stop()
+
+
+class PlainLines:
+    """Every evaluation, and a training line at most every ten seconds."""
+
+    def __init__(self, console: Console, every_seconds: float = 10.0) -> None:
+        self._console = console
+        self._every = every_seconds
+        self._last = float("-inf")
+        self._total = 0
+
+    def begin(self, progress: Position, total_steps: int) -> None:
+        self._total = total_steps
+
+    def step(self, progress: Position) -> None:
+        """A step alone is not worth a line."""
+
+    def record(self, record: Record) -> None:
+        now = time.monotonic()
+        if record["kind"] == "train":
+            if now - self._last < self._every:
+                return
+            self._last = now
+        self.say(f"epoch {record['epoch']}, step {record['step']:,} of {self._total:,}: {facts(record)}")
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def end(self) -> None:
+        """Lines need no end."""
+
+
+def watcher(console: Console) -> LiveBar | PlainLines:
+    """A bar for a person, lines for a file."""
+    return LiveBar(console) if console.is_terminal else PlainLines(console)

@@ -1,0 +1,226 @@
+"""`hotbed train`: from a run file, a few flags and `--set` texts to a run folder with a model and a report page."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hotbed.cli.console import err, out
+from hotbed.cli.dataset import open_dataset
+from hotbed.cli.progress import watcher
+from hotbed.cli.results import result_table
+
+if TYPE_CHECKING:
+    from hotbed.build import Built
+    from hotbed.config import RunConfig
+    from hotbed.train.loop import Training
+    from hotbed.train.observer import Observer
+
+# Changing these on --resume would make another run of it, not the same one longer.
+_RESUME_MAY_CHANGE = {
+    "data.eval_batch_size",
+    "data.threads",
+    "tables.lr",
+    "tables.l2",
+    "tables.weight_decay",
+    "tables.clip_norm",
+    "dense.lr",
+    "dense.weight_decay",
+    "train.epochs",
+    "train.max_steps",
+    "train.device",
+    "train.log_every",
+    "train.eval_every",
+    "train.patience",
+    "train.plateau_factor",
+    "train.checkpoint_every",
+}
+
+
+def train_command(
+    run_file: Path | None = typer.Argument(None, help="Settings as .yaml, .toml or .json; a run's config.json too."),
+    data: str | None = typer.Option(None, help="Dataset folder, or: criteo-like, criteo-like:ROWS, adult."),
+    model: str | None = typer.Option(None, help="Model name; `hotbed models` lists them."),
+    folder: Path | None = typer.Option(None, "--out", help="Run folder; runs/MODEL-DATA-N if not given."),
+    device: str | None = typer.Option(None, help="auto, cpu, cuda or cuda:N."),
+    epochs: int | None = typer.Option(None, help="Passes over the train split."),
+    seed: int | None = typer.Option(None, help="Same seed, same machine: same bits."),
+    sets: list[str] = typer.Option([], "--set", help="path=value, e.g. model.dim=32; may be given many times."),
+    resume: Path | None = typer.Option(None, help="Go on with this run folder, as if it had never stopped."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Start anew in a folder that holds a run."),
+    quiet: bool = typer.Option(False, "--quiet", help="Only the result."),
+    show: bool = typer.Option(False, "--show", help="Print all settings as a run file, and train nothing."),
+) -> None:
+    """Train a model. Without arguments: the default model on the embedded click log.
+
+    Ctrl-C saves and says how to go on.
+
+    [bold]For example:[/bold]
+
+    hotbed train
+
+    hotbed train --data adult --model dcnv2 --epochs 5
+
+    hotbed train run.yaml --set model.dim=32 --set model.options.dropout=0.2 --out runs/wide
+
+    hotbed train --resume runs/wide
+    """
+    flags = {
+        "data.path": data,
+        "model.name": model,
+        "train.device": device,
+        "train.epochs": epochs,
+        "train.seed": seed,
+    }
+    given = {path: value for path, value in flags.items() if value is not None}
+    if show:
+        typer.echo(_as_run_file(_config(run_file, given, sets)), nl=False)
+    elif resume is None:
+        _train(_config(run_file, given, sets), folder, overwrite=overwrite, quiet=quiet)
+    else:
+        refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite}
+        _train(_resumed(resume, given, sets, refused), resume, resume=True, quiet=quiet)
+
+
+def _config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -> RunConfig:
+    from hotbed.config import raise_problems
+    from hotbed.run_file import compose
+
+    config, problems = compose(run_file, given, sets)
+    with err().status("loading torch"):
+        from hotbed.build import option_problems
+    raise_problems(problems + option_problems(config))
+    return config
+
+
+def _resumed(folder: Path, given: dict[str, Any], sets: list[str], refused: dict[str, Any]) -> RunConfig:
+    """The config of a run with what may change on the way."""
+    from hotbed.build import changed_settings
+    from hotbed.config import read_tree
+    from hotbed.errors import ConfigError
+    from hotbed.train.run_folder import read_json
+
+    both = [name for name, value in refused.items() if value]
+    if both:
+        raise ConfigError(f"--resume goes on with the settings and folder of its run; leave out {', '.join(both)}.")
+    before = read_tree(read_json(folder / "config.json"))
+    after = _config(folder / "config.json", given, sets)
+    fixed = [path for path in changed_settings(before, after) if path not in _RESUME_MAY_CHANGE]
+    if fixed:
+        raise ConfigError(
+            f"{', '.join(fixed)} cannot change on --resume; it would be another run. Start a new one with "
+            f"`hotbed train {folder / 'config.json'} --set ...`."
+        )
+    return after
+
+
+def _train(
+    config: RunConfig, folder: Path | None, *, quiet: bool, overwrite: bool = False, resume: bool = False
+) -> None:
+    from hotbed.build import build
+    from hotbed.data.describe import describe
+    from hotbed.train.files import write_text
+    from hotbed.train.run_folder import check_free, default_run, make_run
+
+    run_folder = folder or default_run(config.model.name, config.data.path)
+    if not resume:
+        check_free(run_folder, overwrite)
+    dataset = open_dataset(config.data.path)
+    with err().status("building tables and model"):
+        built = build(config, dataset, run_folder, _observers(run_folder, quiet))
+        if resume:
+            built.training.resume()
+            _refuse_finished(built.training)
+        else:
+            make_run(run_folder, overwrite)
+            write_text(run_folder / "data.json", json.dumps(describe(dataset)) + "\n")
+        write_text(run_folder / "config.json", config.to_json())
+    _run(built, quiet)
+
+
+def _observers(folder: Path, quiet: bool) -> list[Observer]:
+    from hotbed.train.tensorboard import open_writer
+
+    observers: list[Observer] = [] if quiet else [watcher(err())]
+    tensorboard = open_writer(folder)
+    return [*observers, tensorboard] if tensorboard is not None else observers
+
+
+def _refuse_finished(training: Training) -> None:
+    from hotbed.errors import RunError
+    from hotbed.train.run_folder import read_json
+
+    reason = training.reason_to_end()
+    if reason is not None and read_json(training.run / "summary.json").get("finished"):
+        raise RunError(
+            f"{training.run} is finished: {reason}. To train longer: "
+            f"`hotbed train --resume {shlex.quote(str(training.run))} --epochs {training.pace.epochs + 1}`."
+        )
+
+
+def _run(built: Built, quiet: bool) -> None:
+    from hotbed.errors import HotbedError
+    from hotbed.report import write_report
+    from hotbed.train.run import run
+
+    folder = built.training.run
+    if not quiet:
+        err().print(_opening(built), markup=False, soft_wrap=True)
+    try:
+        ending = run(built.training, built.subject)
+    except HotbedError:
+        write_report(folder)
+        raise
+    page = write_report(folder)
+    summary = ending.summary
+    if summary["final"]:
+        known = {"best_auc": summary["best_auc"], "gap": summary["gap"]}
+        columns = {
+            split: {**metrics, **{name: values.get(split) for name, values in known.items()}}
+            for split, metrics in summary["final"].items()
+        }
+        out().print(result_table(f"{summary['model']} on {summary['dataset']}", columns))
+    rate, seconds = summary["samples_per_s"] or 0, summary["train_seconds"]
+    trained = (
+        f"{summary['samples']:,} samples in {seconds:,.1f} s of training, {rate:,.0f} samples/s on {summary['device']}"
+    )
+    out().print(f"{trained}\nreport: {page}", markup=False, soft_wrap=True)
+    if not summary["finished"]:
+        err().print(
+            f"interrupted at step {summary['steps']:,}; the checkpoint is saved. Go on with: "
+            f"hotbed train --resume {shlex.quote(str(folder))}",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(ending.exit_code)
+
+
+def _opening(built: Built) -> str:
+    from hotbed.memory import in_words
+
+    training, subject = built.training, built.subject
+    tables = training.learner.tables
+    rows = sum(table.rows for table in tables.tables.values())
+    return (
+        f"{subject.model} on {subject.dataset_name}: {training.loaders.train.num_rows:,} train samples, {rows:,} rows in "
+        f"{len(tables.tables)} tables ({in_words(tables.num_bytes)}), {training.learner.device}; writing to {training.run}"
+    )
+
+
+def _as_run_file(config: RunConfig) -> str:
+    """YAML with one comment per setting."""
+    from hotbed.config import FIELDS
+
+    lines, open_section = [], ""
+    for path, one in FIELDS.items():
+        section, name = path.split(".")
+        if section != open_section:
+            lines.append(f"{section}:")
+            open_section = section
+        value = getattr(getattr(config, section), name)
+        lines.append(f"  {name}: {json.dumps(value)}".ljust(36) + f"  # {one.metadata['about']}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,66 @@
+import subprocess
+import sys
+
+import pytest
+
+import hotbed as package
+from hotbed.cli import COMMANDS
+
+
+def test_help_lists_every_command(hotbed):
+    result = hotbed("--help")
+    assert result.code == 0
+    for name, entry in COMMANDS.items():
+        assert name in result.out
+        assert entry.summary in result.out
+
+
+def test_no_arguments_is_help(hotbed):
+    result = hotbed()
+    assert "Usage: hotbed" in result.out + result.err
+
+
+def test_version(hotbed):
+    assert hotbed("--version").out == f"hotbed {package.__version__}\n"
+
+
+def test_a_mistyped_command_gets_a_hint(hotbed):
+    result = hotbed("trian")
+    assert result.code == 2
+    assert "Did you mean 'train'" in result.err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(hotbed, name):
+    result = hotbed(name, "--help")
+    assert result.code == 0
+    assert f"Usage: hotbed {name}" in result.out
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "predict"])
+def test_help_teaches_by_example(hotbed, name):
+    assert f"hotbed {name} runs/" in hotbed(name, "--help").out or name == "train"
+    assert "For example" in hotbed(name, "--help").out
+
+
+def test_an_unknown_option_is_told(hotbed):
+    result = hotbed("train", "--epoch", "3")
+    assert result.code == 2
+    assert "--epoch" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_python_m_hotbed():
+    command = [sys.executable, "-m", "hotbed", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == f"hotbed {package.__version__}\n"
+
+
+def test_an_interrupt_is_no_traceback(hotbed, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hotbed.cli.train._config", interrupted)
+    result = hotbed("train")
+    assert result.code == 130
+    assert "Traceback" not in result.err

@@ -1,0 +1,251 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from hotbed.config import RunConfig
+
+SMALL = ("--set", "model.dim=4", "--set", "model.options.hidden=[8]", "--set", "train.device=cpu")
+CLICKS = ("--data", "criteo-like:3000", "--set", "data.batch_size=256", *SMALL)
+
+
+def test_a_run_from_nothing_but_a_dataset(hotbed, tmp_path):
+    result = hotbed("train", *CLICKS)
+    assert result.code == 0, result.err
+    run = tmp_path / "runs" / "deepfm-criteo-like-3000-1"
+    assert "best possible AUC" in result.out
+    assert "samples/s" in result.out
+    assert f"report: {run.relative_to(tmp_path)}/report.html" in result.out
+    names = {path.name for path in run.iterdir()}
+    assert names >= {"config.json", "data.json", "metrics.jsonl", "summary.json", "model", "checkpoint", "report.html"}
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["finished"]
+    assert set(summary["gap"]) == {"valid", "test"}
+    assert "<html" in (run / "report.html").read_text()
+    assert hotbed("train", *CLICKS).code == 0
+    assert (tmp_path / "runs" / "deepfm-criteo-like-3000-2").is_dir()
+
+
+def test_train_evaluate_predict_on_real_data(hotbed, tmp_path):
+    run = tmp_path / "run"
+    assert hotbed("train", "--data", "adult", "--epochs", 2, "--out", run, "--quiet", *SMALL).code == 0
+    final = json.loads((run / "summary.json").read_text())["final"]
+    assert final["test"]["auc"] > 0.88
+    result = hotbed("evaluate", run)
+    assert result.code == 0
+    assert f"{final['test']['auc']:.4f}" in result.out
+    assert f"{final['valid']['auc']:.4f}" in hotbed("evaluate", run, "--split", "valid", "--data", "adult").out
+
+    assert hotbed("predict", run, "adult", "--out", tmp_path / "scores.parquet").code == 0
+    scores = pq.read_table(tmp_path / "scores.parquet")
+    assert scores.column_names == ["row", "label", "score"]
+    assert scores.num_rows == final["test"]["samples"]
+    assert sum(scores["label"].to_pylist()) == final["test"]["positives"]
+    calibration = sum(scores["score"].to_pylist()) / final["test"]["positives"]
+    assert calibration == pytest.approx(final["test"]["calibration"], rel=1e-6)
+    result = hotbed("predict", run, "adult", "--split", "valid", "--out", tmp_path / "deep" / "scores.csv")
+    assert result.code == 0, result.err
+    first, *rest = (tmp_path / "deep" / "scores.csv").read_text().splitlines()
+    assert first == '"row","label","score"'
+    assert len(rest) == final["valid"]["samples"]
+
+
+def test_raw_rows_get_the_scores_of_the_dataset(hotbed, tmp_path):
+    raw = tmp_path / "log.csv"
+    lines = ["click,user,price"]
+    lines += [f"{int((n * 7) % 5 < 2)},u{n % 11},{n % 13}" for n in range(600)]
+    raw.write_text("\n".join(lines) + "\n")
+    made = hotbed("prepare", raw, "--out", tmp_path / "data", "--split", "train=500,test=100")
+    assert made.code == 0, made.err
+    run = tmp_path / "run"
+    sets = ("--set", "data.batch_size=50", *SMALL)
+    assert hotbed("train", "--data", tmp_path / "data", "--out", run, *sets).code == 0
+    assert hotbed("predict", run, tmp_path / "data", "--out", tmp_path / "a.parquet").code == 0
+    bad = tmp_path / "new.csv"
+    bad.write_text("\n".join([lines[0], *lines[501:], "1,too,many,columns,here", ",u3,4", "0,never-seen,"]) + "\n")
+    assert hotbed("predict", run, bad, "--out", tmp_path / "b.parquet", "--max-bad", 0).code == 2
+    assert not (tmp_path / "b.parquet").exists()
+    result = hotbed("predict", run, bad, "--out", tmp_path / "b.parquet", "--max-bad", 1)
+    assert result.code == 0, result.err
+    assert "1 rows could not be read" in result.err
+    ours, theirs = pq.read_table(tmp_path / "a.parquet"), pq.read_table(tmp_path / "b.parquet")
+    assert theirs.column_names == ["file", "line", "label", "score"]
+    assert theirs["score"].to_pylist()[:100] == pytest.approx(ours["score"].to_pylist(), abs=1e-6)
+    assert theirs["label"].to_pylist()[99:] == [*ours["label"].to_pylist()[99:], None, 0.0]
+    assert theirs["line"].to_pylist()[98:] == [100, 101, 103, 104]
+
+
+def test_flags_files_and_sets_reach_the_run(hotbed, tmp_path):
+    (tmp_path / "run.yaml").write_text("model: {name: dnn, dim: 4}\ntrain: {epochs: 9, seed: 1}\ndata: {path: adult}\n")
+    result = hotbed("train", "run.yaml", "--model", "fm", "--epochs", 2, "--set", "train.seed=5", "--show")
+    assert result.code == 0
+    shown = yaml.safe_load(result.out)
+    assert (shown["model"]["name"], shown["model"]["dim"]) == ("fm", 4)
+    assert (shown["train"]["epochs"], shown["train"]["seed"]) == (2, 5)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_show_prints_is_a_run_file(hotbed, tmp_path):
+    (tmp_path / "all.yaml").write_text(hotbed("train", "--show").out)
+    again = yaml.safe_load(hotbed("train", "all.yaml", "--show").out)
+    assert again == json.loads(RunConfig().to_json())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (["--model", "deepfmm"], ["no model 'deepfmm'", "deepfm, dlrm"]),
+        (["--set", "model.options.dropuot=1"], ["no option 'dropuot'", "Did you mean 'dropout'"]),
+        (["--set", "modle.dim=3"], ["did you mean model.dim"]),
+        (["--set", "model.dim"], ["must have the form path=value"]),
+        (["--set", "model.dim=wide", "--set", "data.batch_size=0", "--model", "x"], ["3 settings are wrong"]),
+        (["--set", "tables.options.beta1=0.5"], ["adagrad has no setting beta1"]),
+        (["--set", "tables.options.lr=0.5"], ["set tables.lr instead"]),
+        (["--data", "nowhere"], ["nowhere is neither an embedded dataset"]),
+        (["--data", "."], ["is not a hotbed dataset"]),
+        (["--data", "criteo-like:many"], ["criteo-like:many"]),
+        (["absent.yaml"], ["cannot read the run file absent.yaml"]),
+        (["--resume", "nothing"], ["nothing is not a run"]),
+        (["--device", "cuda:99"], ["train.device", "finds"]),
+        (["--device", "tpu"], ["train.device: must be auto, cpu, cuda or cuda:N, not 'tpu'"]),
+        (["--epochs", "0"], ["train.epochs: must be at least 1, not 0"]),
+        (["--out", "taken.txt"], ["taken.txt is a file"]),
+        (["--resume", "x", "--out", "y"], ["leave out --out"]),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(hotbed, tmp_path, arguments, messages):
+    (tmp_path / "taken.txt").write_text("")
+    result = hotbed("train", *arguments)
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    for message in messages:
+        assert message in result.err
+    assert "Traceback" not in result.err
+    assert {path.name for path in tmp_path.iterdir()} == {"taken.txt"}
+
+
+def test_an_existing_run_is_kept(hotbed, tmp_path):
+    run = tmp_path / "run"
+    assert hotbed("train", *CLICKS, "--out", run).code == 0
+    before = (run / "summary.json").read_bytes()
+    result = hotbed("train", *CLICKS, "--out", run)
+    assert result.code == 2
+    assert "already holds a run" in result.err
+    assert (run / "summary.json").read_bytes() == before
+    assert hotbed("train", *CLICKS, "--out", run, "--overwrite", "--model", "fm", "--set", "model.options={}").code == 0
+    assert json.loads((run / "summary.json").read_text())["model"] == "fm"
+
+
+def test_a_finished_run_can_only_go_on_for_longer(hotbed, tmp_path):
+    run = tmp_path / "run"
+    assert hotbed("train", *CLICKS, "--out", run).code == 0
+    result = hotbed("train", "--resume", run)
+    assert result.code == 2
+    assert "is finished: the epoch is done" in result.err
+    assert f"--resume {run} --epochs 2" in result.err
+    result = hotbed("train", "--resume", run, "--set", "model.dim=8")
+    assert "model.dim cannot change on --resume" in result.err
+    result = hotbed("train", "--resume", run, "--epochs", 2)
+    assert result.code == 0, result.err
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 2
+    assert json.loads((run / "config.json").read_text())["train"]["epochs"] == 2
+
+
+def test_evaluating_what_cannot_be(hotbed, tmp_path):
+    run = tmp_path / "run"
+    assert hotbed("train", *CLICKS, "--out", run, "--quiet").code == 0
+    assert "has no split 'tset'" in hotbed("evaluate", run, "--split", "tset").err
+    assert "other dense columns" in hotbed("evaluate", run, "--data", "adult").err
+    assert "holds no trained model" in hotbed("evaluate", tmp_path / "nothing").err
+    assert "written as .parquet or .csv" in hotbed("predict", run, "criteo-like:3000", "--out", "scores.txt").err
+    (run / "model" / "tables.safetensors").write_bytes(b"junk")
+    result = hotbed("evaluate", run)
+    assert result.code == 2
+    assert "is damaged" in result.err
+
+
+def test_a_diverging_run_says_so_and_has_a_page(hotbed, tmp_path):
+    run = tmp_path / "run"
+    sets = ("--set", "tables.optimizer=sgd", "--set", "tables.lr=1e30", "--set", "dense.lr=1e30")
+    result = hotbed("train", *CLICKS, "--out", run, *sets)
+    assert result.code == 2
+    assert "diverged" in result.err
+    assert (run / "report.html").is_file()
+    assert not json.loads((run / "summary.json").read_text())["finished"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_real_signal_to_a_real_process(hotbed, cache, tmp_path, number, code):
+    run = tmp_path / "run"
+    assert hotbed("data", "describe", "criteo-like:3000").code == 0  # built before the clock runs
+    arguments = ["train", *CLICKS, "--epochs", "100000", "--out", str(run)]
+    command = [sys.executable, "-m", "hotbed", *arguments]
+    environment = {**os.environ, "HOTBED_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "valid AUC" in line:
+                process.send_signal(number)
+                break
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    assert f"Go on with: hotbed train --resume {run}" in err
+    assert f"report: {run}/report.html" in out
+    steps = json.loads((run / "checkpoint" / "state.json").read_text())["progress"]["step"]
+    result = hotbed("train", "--resume", run, "--set", f"train.max_steps={steps + 5}")
+    assert result.code == 0, result.err
+    assert json.loads((run / "summary.json").read_text())["steps"] == steps + 5
+
+
+def test_progress_on_a_terminal():
+    from io import StringIO
+
+    from rich.console import Console
+
+    from hotbed.cli.progress import LiveBar, PlainLines, watcher
+    from hotbed.train.checkpoint import Progress
+
+    text = StringIO()
+    console = Console(file=text, force_terminal=True, width=120)
+    bar = watcher(console)
+    assert isinstance(bar, LiveBar)
+    assert isinstance(watcher(Console(file=StringIO())), PlainLines)
+    bar.begin(Progress(), 100)
+    bar.step(Progress(step=50, batch=50))
+    bar.record({"kind": "train", "loss": 0.5, "auc": 0.75, "samples_per_s": 12345.0, "epoch": 1, "step": 50})
+    bar.record({"kind": "eval", "split": "valid", "auc": None, "log_loss": 0.4, "epoch": 1, "step": 50})
+    bar.say("hello")
+    bar.end()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue())
+    assert "loss 0.5000, AUC 0.7500, 12,345 samples/s" in shown
+    assert "50/100" in shown
+    assert "epoch 1, step 50: valid AUC -, log loss 0.4000" in shown
+    assert "hello" in shown
+
+
+def test_plain_lines_are_sparse():
+    from io import StringIO
+
+    from rich.console import Console
+
+    from hotbed.cli.progress import PlainLines
+    from hotbed.train.checkpoint import Progress
+
+    text = StringIO()
+    lines = PlainLines(Console(file=text, width=200), every_seconds=1e9)
+    lines.begin(Progress(), 100)
+    for step in (10, 20, 30):
+        lines.record({"kind": "train", "loss": 0.5, "auc": 0.75, "samples_per_s": None, "epoch": 1, "step": step})
+    lines.record({"kind": "eval", "split": "test", "auc": 0.8, "log_loss": 0.4, "epoch": 1, "step": 30})
+    assert text.getvalue().splitlines() == [
+        "epoch 1, step 10 of 100: loss 0.5000, AUC 0.7500, 0 samples/s",
+        "epoch 1, step 30 of 100: test AUC 0.8000, log loss 0.4000",
+    ]

@@ -3,19 +3,26 @@ PYTHON ?= $(shell command -v python3.11 >/dev/null 2>&1 && python3.11 -c '' 2>/d
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test lint types unit format gpu bench clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-$(READY): pyproject.toml constraints.txt
+INSTALLED := $(VENV)/.installed
+
+$(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hotbed needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e .
 	@touch $@
 
-demo: $(READY)  ## train the default model on the embedded click log; prints the AUC, writes the report page
+$(READY): $(INSTALLED)
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)  ## train the default model on the embedded click log; prints the AUC, writes the report page
 	$(BIN)/hotbed train --out runs/demo --overwrite
 
 test: lint types unit  ## everything CI runs

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # Numba rebuilds a cached kernel when its own file changes, not when a function it calls does: key the cache by all sources.
 _digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((ROOT / "hotbed").rglob("*.py"))))
 os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / f"numba-{_digest.hexdigest()[:16]}"))
+
+if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
 hypothesis.settings.register_profile("hotbed", deadline=None, print_blob=True, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("hotbed")
@@ -29,8 +34,6 @@ def real_data() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    import torch
-
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

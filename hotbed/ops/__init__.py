@@ -1,5 +1,5 @@
 """Ops: ids -> keys -> vectors -> gradients -> updated rows.
 
-One folder per op: reference.py is plain torch and obviously right, numba.py is the compiled CPU version, __init__.py
-chooses. On a CUDA device the reference runs, on the device.
+One folder per op: reference.py is plain torch and obviously right, numba.py is compiled for the CPU, triton.py for CUDA,
+__init__.py chooses.
 """

@@ -2,7 +2,8 @@
 
 A rule is two plain functions over numbers. `row` runs once per row and may carry one number of state; `element` runs for
 every weight and may carry two. They use only arithmetic and the names in `MATH`, so the same source runs over torch
-tensors (the reference, broadcasting [U, 1] against [U, D]) and over scalars inside a compiled loop (Numba).
+tensors (the reference, broadcasting [U, 1] against [U, D]), over scalars inside a compiled loop (Numba) and over blocks
+(Triton, which takes annotations for its own types: so there are none here).
 
     row(r, mean_square, lr, h)        -> (r', c0, c1)       r: row state, mean_square: of the row's gradient, h: constants
     element(w, g, a, b, c0, c1, h)    -> (w', a', b')       w: weight, g: gradient, a and b: state
@@ -32,7 +33,7 @@ class Rule(NamedTuple):
 
     def bind(self, math: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """(row, element) with the names of MATH taken from `math`."""
-        namespace = {name: math[name] for name in MATH}
+        namespace = dict(math)
         row, element = (types.FunctionType(f.__code__, namespace, f.__name__) for f in (self.row, self.element))
         return row, element
 
@@ -44,40 +45,40 @@ where: Any = None
 absolute: Any = None
 
 
-def _constant_rate_row(r: Any, mean_square: Any, lr: Any, h: Any) -> Any:
+def _constant_rate_row(r, mean_square, lr, h):
     return r, lr, 0.0
 
 
-def _descent_element(w: Any, g: Any, a: Any, b: Any, c0: Any, c1: Any, h: Any) -> Any:
+def _descent_element(w, g, a, b, c0, c1, h):
     return w - c0 * g, a, b
 
 
-def _adagrad_element(w: Any, g: Any, a: Any, b: Any, c0: Any, c1: Any, h: Any) -> Any:
+def _adagrad_element(w, g, a, b, c0, c1, h):
     a = a + g * g
     return w - c0 * g / (sqrt(a) + h[0]), a, b
 
 
-def _rowwise_adagrad_row(r: Any, mean_square: Any, lr: Any, h: Any) -> Any:
+def _rowwise_adagrad_row(r, mean_square, lr, h):
     r = r + mean_square
     return r, lr / (sqrt(r) + h[0]), 0.0
 
 
-def _adam_row(r: Any, mean_square: Any, lr: Any, h: Any) -> Any:
+def _adam_row(r, mean_square, lr, h):
     step = r + 1.0
     return step, lr / (1.0 - power(h[1], step)), 1.0 / sqrt(1.0 - power(h[3], step))
 
 
-def _adam_element(w: Any, g: Any, a: Any, b: Any, c0: Any, c1: Any, h: Any) -> Any:
+def _adam_element(w, g, a, b, c0, c1, h):
     a = h[1] * a + h[2] * g
     b = h[3] * b + h[4] * (g * g)
     return w - c0 * a / (sqrt(b) * c1 + h[0]), a, b
 
 
-def _ftrl_row(r: Any, mean_square: Any, lr: Any, h: Any) -> Any:
+def _ftrl_row(r, mean_square, lr, h):
     return r, 1.0 / lr, 0.0
 
 
-def _ftrl_element(w: Any, g: Any, a: Any, b: Any, c0: Any, c1: Any, h: Any) -> Any:
+def _ftrl_element(w, g, a, b, c0, c1, h):
     n = b + g * g
     a = a + g - (sqrt(n) - sqrt(b)) * c0 * w
     shrunk = where(a > 0.0, a - h[1], a + h[1])

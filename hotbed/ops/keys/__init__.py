@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotbed.ops.backend import backend_of
 from hotbed.ops.keys import reference
 from hotbed.ops.keys.addresses import Addresses
 from hotbed.ops.lookups import Span, span_array
@@ -16,8 +17,13 @@ __all__ = ["Addresses", "make_keys"]
 
 def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tuple[Tensor, int]:
     """Keys [L] of ids [L] (-1 for padding), and the first position whose id lies outside its table, or -1."""
-    if ids.device.type != "cpu":
+    backend = backend_of(ids)
+    if backend == "reference":
         return reference.make_keys(ids, spans, addresses)
+    if backend == "triton":
+        from hotbed.ops.keys import triton
+
+        return triton.make_keys(ids, spans, addresses)
     from hotbed.ops.keys import numba
 
     keys = torch.empty_like(ids)

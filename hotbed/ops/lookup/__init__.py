@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hotbed.ops.backend import backend_of
 from hotbed.ops.lookup import reference
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.threads import in_parallel
@@ -14,8 +15,13 @@ __all__ = ["lookup"]
 
 def lookup(records: Tensor, lookups: Lookups, dim: int) -> Tensor:
     """Pooled vectors [O, D] of the look-ups; rows of absent bags and padding are zero."""
-    if records.device.type != "cpu":
+    backend = backend_of(records)
+    if backend == "reference":
         return reference.lookup(records, lookups, dim)
+    if backend == "triton":
+        from hotbed.ops.lookup import triton
+
+        return triton.lookup(records, lookups, dim)
     from hotbed.ops.lookup import numba
 
     out = torch.empty(lookups.num_out, dim, dtype=records.dtype)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotbed.ops.backend import backend_of
 from hotbed.ops.lookups import Lookups, span_array
 from hotbed.ops.records import Layout
 from hotbed.ops.threads import in_parallel, num_threads
@@ -21,7 +22,13 @@ _MAX_PARTS = 16  # of one table; each part reads the table's whole list of slots
 def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, settings: UpdateSettings) -> None:
     """Apply the row optimizer in place; grad is the gradient of the pooled vectors [O, D]."""
     grad = grad.contiguous()
-    if records.device.type != "cpu":
+    backend = backend_of(records)
+    if backend == "triton" and not settings.whole_table:
+        from hotbed.ops.update import triton
+
+        triton.update(records, layout, grad, lookups, settings)
+        return
+    if backend != "numba":  # whole tables are dense work, which torch does well
         reference.update(records, layout, grad, lookups, settings)
         return
     from hotbed.ops.update import numba

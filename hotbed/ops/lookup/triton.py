@@ -1,0 +1,96 @@
+"""Look-up and pooling as Triton kernels. A program owns whole output rows, so every sum has one order: that of the bag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hotbed.ops.lookups import Lookups
+
+
+@triton.jit
+def _single(records, slots, out, num_lookups, width, dim: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Out [L, D]: one row per look-up."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)
+    here = i < num_lookups
+    slot = tl.load(slots + i, mask=here, other=-1)
+    for start in range(0, dim, BLOCK_D):
+        d = start + tl.arange(0, BLOCK_D)
+        inside = (d < dim)[None, :]
+        rows = tl.load(records + slot[:, None] * width + d[None, :], mask=(slot >= 0)[:, None] & inside, other=0.0)
+        tl.store(out + i[:, None] * dim + d[None, :], rows, mask=here[:, None] & inside)
+
+
+@triton.jit
+def _bags(
+    records,
+    slots,
+    scale,
+    starts,
+    out_rows,
+    out,
+    num_bags,
+    width,
+    dim: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Out [O, D]: the sum of each bag, value after value."""
+    n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    here = n < num_bags
+    first = tl.load(starts + n, mask=here, other=0)
+    length = tl.load(starts + n + 1, mask=here, other=0) - first
+    row = tl.load(out_rows + n, mask=here, other=0)
+    longest = tl.max(length, axis=0)
+    for start in range(0, dim, BLOCK_D):
+        d = start + tl.arange(0, BLOCK_D)
+        inside = (d < dim)[None, :]
+        total = tl.zeros([BLOCK_N, BLOCK_D], dtype=out.dtype.element_ty)
+        j = 0
+        while j < longest:
+            slot = tl.load(slots + first + j, mask=j < length, other=-1)
+            value = tl.load(records + slot[:, None] * width + d[None, :], mask=(slot >= 0)[:, None] & inside, other=0.0)
+            if SCALED:
+                value *= tl.load(scale + first + j, mask=j < length, other=0.0)[:, None]
+            total += value
+            j += 1
+        tl.store(out + row[:, None] * dim + d[None, :], total, mask=here[:, None] & inside)
+
+
+def lookup(records: Tensor, lookups: Lookups, dim: int) -> Tensor:
+    """Pooled vectors [O, D]."""
+    out = torch.empty(lookups.num_out, dim, dtype=records.dtype, device=records.device)
+    block_d = min(triton.next_power_of_2(dim), 256)
+    block: dict[str, Any] = {"BLOCK_D": block_d, "num_warps": 4}
+    rows_at_once = max(1, 2048 // block_d)
+    width = records.stride(0)
+    if lookups.starts is None or lookups.out_rows is None:
+        count = lookups.slots.shape[0]
+        if count:
+            _single[(triton.cdiv(count, rows_at_once),)](
+                records, lookups.slots, out, count, width, dim, BLOCK_L=rows_at_once, **block
+            )
+        return out
+    num_bags = lookups.out_rows.shape[0]
+    scale = out if lookups.scale is None else lookups.scale
+    if num_bags:
+        _bags[(triton.cdiv(num_bags, rows_at_once),)](
+            records,
+            lookups.slots,
+            scale,
+            lookups.starts,
+            lookups.out_rows,
+            out,
+            num_bags,
+            width,
+            dim,
+            SCALED=lookups.scale is not None,
+            BLOCK_N=rows_at_once,
+            **block,
+        )
+    return out

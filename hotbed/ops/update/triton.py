@@ -1,0 +1,244 @@
+"""Gradient sum per row and row update as Triton kernels: sorted look-ups in, updated records out, twice over the borders.
+
+The look-ups are sorted by row (stable, so equal rows keep the order of the batch) and cut into chunks of 64. A program walks
+one chunk: a row that lies within it is summed and updated at once; the parts of a row that crosses a border are kept, and a
+second kernel adds them, chunk after chunk, and updates. A row that fills hundreds of chunks is therefore summed by hundreds
+of programs. Where borders fall depends on the keys of the batch alone: the result is the same bits whatever slot a row is in.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hotbed.ops.lookups import Lookups
+from hotbed.ops.records import Layout
+from hotbed.ops.update.settings import UpdateSettings
+from hotbed.optim.rules import Rule
+
+_CHUNK = 64
+_HEADS = 16  # borders added at once by the second kernel
+
+
+@triton.jit
+def _power(base, exponent):
+    return tl.exp2(exponent * tl.log2(base))
+
+
+@triton.jit
+def _sqrt(x):
+    return tl.sqrt(x)
+
+
+@triton.jit
+def _where(condition, yes, no):
+    return tl.where(condition, yes, no)
+
+
+@triton.jit
+def _absolute(x):
+    return tl.abs(x)
+
+
+_MATH = {"sqrt": _sqrt, "power": _power, "where": _where, "absolute": _absolute, "tl": tl}
+
+
+@triton.jit
+def _apply(
+    records, slot, g, count, d, inside, lr, l2, weight_decay, clip_norm, constants, width,
+    DIM: tl.constexpr, STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
+    ROW: tl.constexpr, ELEMENT: tl.constexpr,
+):  # fmt: skip
+    """One record: count scaling, clipping, decay, rule; constants [5] are float64."""
+    kind = records.dtype.element_ty
+    place = records + slot * width + d
+    w = tl.load(place, mask=inside, other=0.0)
+    lr = tl.full([], 0.0, dtype=tl.float64) + lr
+    if BY_COUNT:
+        g = g / count.to(kind)
+    if CLIP:
+        norm = tl.sqrt(tl.sum(g.to(tl.float64) * g.to(tl.float64), axis=0))
+        g = tl.where(norm > clip_norm, g * (clip_norm / norm).to(kind), g)
+    g = g + l2 * w
+    w = w * (1.0 - lr * weight_decay).to(kind)
+    g = tl.where(inside, g, 0.0)
+    mean_square = tl.sum(g.to(tl.float64) * g.to(tl.float64), axis=0) / DIM
+    h0, h1, h2, h3, h4 = (
+        tl.load(constants), tl.load(constants + 1), tl.load(constants + 2), tl.load(constants + 3), tl.load(constants + 4)
+    )  # fmt: skip
+    r = mean_square * 0.0
+    if ROW_STATE:
+        r = tl.load(records + slot * width + DIM * (1 + STATES)).to(tl.float64)
+    r, c0, c1 = ROW(r, mean_square, lr, (h0, h1, h2, h3, h4))
+    c0, c1 = (c0 + 0.0 * lr).to(kind), (c1 + 0.0 * lr).to(kind)
+    h = (h0.to(kind), h1.to(kind), h2.to(kind), h3.to(kind), h4.to(kind))
+    a = w * 0.0
+    b = w * 0.0
+    if STATES >= 1:
+        a = tl.load(place + DIM, mask=inside, other=0.0)
+    if STATES >= 2:
+        b = tl.load(place + 2 * DIM, mask=inside, other=0.0)
+    w, a, b = ELEMENT(w, g, a, b, c0, c1, h)
+    tl.store(place, w, mask=inside)
+    if STATES >= 1:
+        tl.store(place + DIM, a, mask=inside)
+    if STATES >= 2:
+        tl.store(place + 2 * DIM, b, mask=inside)
+    if ROW_STATE:
+        tl.store(records + slot * width + DIM * (1 + STATES), r.to(kind))
+
+
+@triton.jit
+def _chunks(
+    records, keys, order, grad, out_rows, scale, partial, partial_count,
+    lr, l2, weight_decay, clip_norm, constants, num_lookups, width,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, BAGS: tl.constexpr, SCALED: tl.constexpr,
+    STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
+    ROW: tl.constexpr, ELEMENT: tl.constexpr,
+):  # fmt: skip
+    """Sum and update the rows within one chunk; keep the sums that cross its borders in partial [chunks, 2, D]."""
+    chunk = tl.program_id(0).to(tl.int64)
+    first = chunk * CHUNK
+    stop = tl.minimum(first + CHUNK, num_lookups)
+    d = tl.arange(0, BLOCK_D)
+    inside = d < DIM
+    key = tl.load(keys + first)
+    continues = key == tl.load(keys + first - 1, mask=first > 0, other=-2)
+    total = tl.zeros([BLOCK_D], dtype=grad.dtype.element_ty)
+    count = first * 0
+    i = first
+    while i < stop:
+        position = tl.load(order + i)
+        row = position
+        if BAGS:
+            row = tl.load(out_rows + position)
+        value = tl.load(grad + row * DIM + d, mask=inside, other=0.0)
+        if SCALED:
+            value *= tl.load(scale + position)
+        total += value
+        count += 1
+        following = tl.load(keys + i + 1, mask=i + 1 < num_lookups, other=-2)
+        ends = following != key
+        if ends | (i + 1 == stop):
+            if continues | (ends == 0):
+                side = chunk * 2 + tl.where(continues, 0, 1)
+                tl.store(partial + side * DIM + d, total, mask=inside)
+                tl.store(partial_count + side, count)
+            elif key >= 0:
+                _apply(records, key, total, count, d, inside, lr, l2, weight_decay, clip_norm, constants, width,
+                       DIM, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
+            total = tl.zeros([BLOCK_D], dtype=grad.dtype.element_ty)
+            count = first * 0
+            continues = first < 0
+        key = following
+        i += 1
+
+
+@triton.jit
+def _borders(
+    records, keys, partial, partial_count, lr, l2, weight_decay, clip_norm, constants, num_lookups, num_chunks, width,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, HEADS: tl.constexpr,
+    STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
+    ROW: tl.constexpr, ELEMENT: tl.constexpr,
+):  # fmt: skip
+    """The row that starts in this chunk and goes on into the next, if there is one."""
+    chunk = tl.program_id(0).to(tl.int64)
+    first = chunk * CHUNK
+    stop = first + CHUNK
+    key = tl.load(keys + stop - 1, mask=stop < num_lookups, other=-1)
+    goes_on = key == tl.load(keys + stop, mask=stop < num_lookups, other=-2)
+    before = tl.load(keys + first - 1, mask=first > 0, other=-2)
+    starts_here = (key != tl.load(keys + first)) | (key != before)
+    if goes_on & starts_here & (key >= 0):
+        d = tl.arange(0, BLOCK_D)
+        inside = d < DIM
+        total = tl.load(partial + (chunk * 2 + 1) * DIM + d, mask=inside, other=0.0)
+        count = tl.load(partial_count + chunk * 2 + 1)
+        c = chunk + 1
+        more = c < num_chunks
+        while more:
+            heads = c + tl.arange(0, HEADS)
+            same = tl.load(keys + heads * CHUNK, mask=heads < num_chunks, other=-2) == key
+            values = tl.load(
+                partial + heads[:, None] * 2 * DIM + d[None, :], mask=same[:, None] & inside[None, :], other=0.0
+            )
+            total += tl.sum(values, axis=0)
+            count += tl.sum(tl.load(partial_count + heads * 2, mask=same, other=0), axis=0)
+            c += HEADS
+            more = (tl.sum(same.to(tl.int32), axis=0) == HEADS) & (c < num_chunks)
+        _apply(records, key, total, count, d, inside, lr, l2, weight_decay, clip_norm, constants, width,
+               DIM, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
+
+
+@cache
+def _bound(rule: Rule) -> tuple[Any, Any]:
+    """The rule's functions as Triton functions."""
+    row, element = (triton.jit(function) for function in rule.bind(_MATH))
+    return row, element
+
+
+@cache
+def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
+    padded = [*values, *[0.0] * (5 - len(values))]
+    return torch.tensor(padded, dtype=torch.float64, device=device)
+
+
+def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, settings: UpdateSettings) -> None:
+    """Apply the row optimizer in place to every row with a gradient."""
+    keys, order = torch.sort(lookups.slots, stable=True)
+    num_lookups, dim = keys.shape[0], layout.dim
+    if num_lookups == 0:
+        return
+    num_chunks = triton.cdiv(num_lookups, _CHUNK)
+    partial = torch.empty(num_chunks, 2, dim, dtype=grad.dtype, device=grad.device)
+    partial_count = torch.empty(num_chunks, 2, dtype=torch.int64, device=grad.device)
+    out_rows = lookups.out_row_of_lookup()
+    row, element = _bound(settings.rule)
+    rates = (settings.lr, settings.l2, settings.weight_decay, settings.clip_norm)
+    numbers = (*map(float, rates), _constants(settings.constants, grad.device))
+    block_d = triton.next_power_of_2(dim)
+    shape: dict[str, Any] = {
+        "DIM": dim,
+        "BLOCK_D": block_d,
+        "CHUNK": _CHUNK,
+        "STATES": len(layout.element_states),
+        "ROW_STATE": bool(layout.row_states),
+        "CLIP": settings.clip_norm > 0,
+        "BY_COUNT": settings.scale_by_count,
+        "ROW": row,
+        "ELEMENT": element,
+        "num_warps": max(1, min(8, block_d // 128)),
+    }
+    _chunks[(num_chunks,)](
+        records,
+        keys,
+        order,
+        grad,
+        keys if out_rows is None else out_rows,
+        grad if lookups.scale is None else lookups.scale,
+        partial,
+        partial_count,
+        *numbers,
+        num_lookups,
+        records.stride(0),
+        BAGS=out_rows is not None,
+        SCALED=lookups.scale is not None,
+        **shape,
+    )
+    _borders[(num_chunks,)](
+        records,
+        keys,
+        partial,
+        partial_count,
+        *numbers,
+        num_lookups,
+        num_chunks,
+        records.stride(0),
+        HEADS=_HEADS,
+        **shape,
+    )

@@ -1,0 +1,97 @@
+"""The Triton kernels against their references: on a CUDA device where there is one, else under Triton's interpreter."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from hotbed.ops.keys import Addresses
+from hotbed.ops.keys import reference as keys_reference
+from hotbed.ops.lookup import reference as lookup_reference
+from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.update import TableRows, settings_of
+from hotbed.ops.update import reference as update_reference
+from tests.ops.cases import random_bags, random_matrix
+from tests.ops.test_update import OPTIMIZERS, ROWS, VARIANTS, start
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def on_device(lookups):
+    def move(value):
+        return value.to(DEVICE) if isinstance(value, torch.Tensor) else value
+
+    return Lookups(*map(move, lookups))
+
+
+@pytest.mark.parametrize("make", [random_matrix, random_bags])
+@pytest.mark.parametrize("dim", [1, 5, 63, 300])
+def test_lookup(make, dim):
+    from hotbed.ops.lookup.triton import lookup
+
+    for batch in (0, 1, 7):
+        generator = torch.Generator().manual_seed(dim + batch)
+        lookups, _ = make(ROWS, batch, generator)
+        records = torch.randn(sum(ROWS), dim + 3, generator=generator)
+        actual = lookup(records.to(DEVICE), on_device(lookups), dim)
+        torch.testing.assert_close(actual.cpu(), lookup_reference.lookup(records, lookups, dim), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [random_matrix, random_bags])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule.name)
+def test_update(optimizer, make):
+    from hotbed.ops.update.triton import update
+
+    for variant, dim, batch in [(VARIANTS[0], 1, 2), (VARIANTS[1], 5, 9), (VARIANTS[2], 16, 30), (VARIANTS[3], 33, 9)]:
+        optimizer = dataclasses.replace(optimizer, **variant)
+        generator = torch.Generator().manual_seed(dim + batch)
+        lookups, tables = make(ROWS, batch, generator)
+        layout, records = start(optimizer, dim, generator)
+        grad = torch.randn(lookups.num_out, dim, generator=generator)
+        settings = settings_of(optimizer, 0.1, tables)
+        actual = records.to(DEVICE)
+        update(actual, layout, grad.to(DEVICE), on_device(lookups), settings)
+        update_reference.update(records, layout, grad, lookups, settings)
+        torch.testing.assert_close(actual.cpu(), records, rtol=3e-5, atol=3e-5)
+
+
+def test_hot_rows_cross_many_chunks():
+    """Rows of 1, 63, 64, 65 and 1,300 look-ups: inside a chunk, at its borders, across twenty of them."""
+    from hotbed.ops.update.triton import update
+
+    counts = [1, 63, 64, 65, 1300, 2]
+    slots = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    slots = slots[torch.randperm(slots.shape[0], generator=torch.Generator().manual_seed(0))]
+    lookups = Lookups(slots, (Span("a", 0, slots.shape[0], 1),), slots.shape[0])
+    grad = torch.randn(slots.shape[0], 3, generator=torch.Generator().manual_seed(1))
+    optimizer = dataclasses.replace(OPTIMIZERS[3], scale_by_count=True)
+    layout, records = start(optimizer, 3, torch.Generator().manual_seed(2))
+    settings = settings_of(optimizer, 0.1, (TableRows(0, 6, 0, 1),))
+    actual = records.to(DEVICE)
+    update(actual, layout, grad.to(DEVICE), on_device(lookups), settings)
+    update_reference.update(records, layout, grad, lookups, settings)
+    torch.testing.assert_close(actual.cpu(), records, rtol=3e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("bad", [None, 10, -1, -(2**63)])
+def test_keys(bad):
+    from hotbed.ops.keys.triton import make_keys
+
+    addresses = Addresses(
+        np.array([0, 10]), np.array([10, 7]), np.array([False, True]), np.array([True, False]), np.array([3, 0])
+    )
+    spans = (Span("a", 0, 1500, 2), Span("b", 1, 1500, 2))
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 10, (3000,), generator=generator)
+    ids[1::2] = torch.randint(-(2**62), 2**62, (1500,), generator=generator)
+    if bad is not None:
+        ids[2222] = bad
+        ids[2600] = bad
+    keys, position = make_keys(ids.to(DEVICE), spans, addresses)
+    expected, expected_position = keys_reference.make_keys(ids, spans, addresses)
+    assert position == expected_position == (-1 if bad is None else 2222)
+    if bad is None:
+        assert torch.equal(keys.cpu(), expected)

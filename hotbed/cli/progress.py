@@ -67,21 +67,24 @@ class PlainLines:
         self._console = console
         self._every = every_seconds
         self._last = float("-inf")
-        self._total = 0
 
     def begin(self, progress: Position, total_steps: int) -> None:
-        self._total = total_steps
+        self._total, self._first_step, self._began = total_steps, progress.step, time.monotonic()
 
     def step(self, progress: Position) -> None:
         """A step alone is not worth a line."""
 
     def record(self, record: Record) -> None:
-        now = time.monotonic()
+        now, step = time.monotonic(), record["step"]
+        left = ""
         if record["kind"] == "train":
             if now - self._last < self._every:
                 return
             self._last = now
-        self.say(f"epoch {record['epoch']}, step {record['step']:,} of {self._total:,}: {facts(record)}")
+            if self._first_step < step < self._total:
+                seconds = (now - self._began) / (step - self._first_step) * (self._total - step)
+                left = f", {seconds:,.0f} s left"
+        self.say(f"epoch {record['epoch']}, step {step:,} of {self._total:,}: {facts(record)}{left}")
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)

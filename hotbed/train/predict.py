@@ -46,7 +46,7 @@ def predict(learner: Learner, tables: Iterable[tuple[Batch, dict[str, Any]]], pa
     finally:
         if writer is not None:
             writer.close()
-        temporary.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     return count
 
 

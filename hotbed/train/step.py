@@ -6,6 +6,7 @@ Nothing here waits for the device.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ class Learner:
 @contextmanager
 def repeatable() -> Iterator[None]:
     """Only kernels that give the same bits on every run; torch's filling of fresh memory, a debugging aid, stays off."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses to run in this mode without it
     before = torch.are_deterministic_algorithms_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True)

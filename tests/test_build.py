@@ -1,0 +1,164 @@
+import dataclasses
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from hotbed.build import build, changed_settings, check_same_ids, load_learner, option_problems, pick_device
+from hotbed.config import DENSE_RATES, FIELDS, ROW_RATES, RunConfig
+from hotbed.data.dataset import Dataset
+from hotbed.errors import ConfigError, SchemaError
+from hotbed.optim import ROW_OPTIMIZERS
+from hotbed.run_file import compose
+from hotbed.train.run import run
+from tests.train.small import SMALL, write_dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return Dataset.open(write_dataset(tmp_path_factory.mktemp("data") / "clicks"))
+
+
+def configured(*sets):
+    config, problems = compose(None, {"data.path": "clicks", "data.batch_size": 128}, [*SMALL, *sets])
+    assert problems == []
+    return config
+
+
+def test_names_of_the_config_are_those_of_the_optimizers():
+    assert set(ROW_RATES) == set(ROW_OPTIMIZERS)
+    assert {name: kind().lr for name, kind in ROW_OPTIMIZERS.items()} == ROW_RATES
+    for name in DENSE_RATES:
+        assert option_problems(configured(f"dense.optimizer={name}")) == []
+
+
+@pytest.mark.parametrize("name", ROW_RATES)
+@pytest.mark.parametrize("dense", DENSE_RATES)
+def test_every_pair_of_optimizers_trains(dataset, tmp_path, name, dense):
+    sets = (f"tables.optimizer={name}", f"dense.optimizer={dense}", "train.max_steps=2", "tables.clip_norm=1.0")
+    built = build(configured(*sets), dataset, tmp_path)
+    assert run(built.training, built.subject).summary["finished"]
+
+
+def test_tables_follow_the_schema(dataset, tmp_path):
+    built = build(configured("tables.pooling=sum"), dataset, tmp_path)
+    tables = built.training.learner.tables.tables
+    assert {name: table.rows for name, table in tables.items()} == {"user": 50, "tags": 9, "ad": 20, "site": 31}
+    assert {name for name, table in tables.items() if table.hashing} == {"site"}
+    assert {table.dim for table in tables.values()} == {5}
+    assert tables["tags"].pooling == "sum"
+    built = build(configured("model.name=lr", "model.options={}"), dataset, tmp_path)
+    tables = built.training.learner.tables.tables
+    assert {table.dim for table in tables.values()} == {1}
+    assert tables["tags"].pooling == "mean"
+
+
+def test_the_seed_decides_all_first_values(dataset, tmp_path):
+    def first(seed):
+        torch.rand(3)
+        learner = build(configured(f"train.seed={seed}"), dataset, tmp_path).training.learner
+        dense = torch.cat([one.detach().reshape(-1) for one in learner.model.parameters()])
+        return learner.tables.weight("user").clone(), dense
+
+    one, same, other = first(4), first(4), first(5)
+    assert all(torch.equal(a, b) for a, b in zip(one, same))
+    assert not any(torch.equal(a, b) for a, b in zip(one, other))
+
+
+def test_mistakes_of_options_come_together():
+    config = configured("model.options={'hidden': 'wide', 'nope': 1}", "tables.options.beta3=1", "train.device=cuda:99")
+    problems = option_problems(config)
+    assert [problem.partition(":")[0] for problem in problems] == ["model", "tables", "train.device"]
+    assert "nope" in problems[0]
+    assert "hidden" in problems[0]
+
+
+def test_a_config_made_in_python_is_checked(dataset, tmp_path):
+    config = dataclasses.replace(RunConfig(), data=dataclasses.replace(RunConfig().data, batch_size=-1))
+    with pytest.raises(ConfigError, match=r"data\.batch_size: must be at least 1, not -1"):
+        build(config, dataset, tmp_path)
+
+
+def test_tables_that_do_not_fit_are_refused_with_the_ways_out(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr("hotbed.build.available_memory", lambda device: 5000)
+    with pytest.raises(
+        ConfigError, match=r"110 rows with the state of adagrad take 5\.2 KiB, and cpu has 4\.9 KiB"
+    ) as caught:
+        build(configured(), dataset, tmp_path)
+    for way_out in ("model.dim", "rowwise_adagrad", "--min-count"):
+        assert way_out in str(caught.value)
+    build(configured("tables.optimizer=rowwise_adagrad"), dataset, tmp_path)
+    monkeypatch.setattr("hotbed.build.available_memory", lambda device: None)
+    build(configured(), dataset, tmp_path)
+
+
+def test_splits_that_are_needed(dataset, tmp_path):
+    data = Dataset.open(write_dataset(tmp_path / "data", {"train": 10, "test": 5}))
+    config = configured("train.patience=2", "train.plateau_factor=0.5")
+    with pytest.raises(
+        ConfigError, match=r"(?s)2 settings.*train\.patience: needs a valid split.*train\.plateau_factor"
+    ):
+        build(config, data, tmp_path)
+    data = Dataset.open(write_dataset(tmp_path / "other", {"test": 5}))
+    with pytest.raises(ConfigError, match="has no rows to train on"):
+        build(configured(), data, tmp_path)
+
+
+def test_devices():
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ConfigError, match=r"the device cuda:99 was asked for, but torch .* finds .* CUDA device"):
+        pick_device("cuda:99")
+
+
+def test_changed_settings():
+    assert changed_settings(configured(), configured()) == []
+    assert changed_settings(configured(), configured("model.dim=9", "train.epochs=3")) == ["model.dim", "train.epochs"]
+    assert set(changed_settings(RunConfig(), configured())) <= set(FIELDS)
+
+
+@pytest.fixture(scope="module")
+def trained(dataset, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    built = build(configured(), dataset, folder)
+    run(built.training, built.subject)
+    return folder, built.training
+
+
+def test_a_saved_model_scores_as_the_trained_one(dataset, trained):
+    folder, training = trained
+    again = load_learner(folder / "model", "cpu")
+    for batch in training.loaders.held_out["test"].epoch(0):
+        assert torch.equal(again.score(batch), training.learner.score(batch))
+    assert again.tables.num_bytes < training.learner.tables.num_bytes
+
+
+def test_the_same_ids_are_asked_for(dataset, trained, tmp_path):
+    model = trained[0] / "model"
+    check_same_ids(model, dataset)
+    copy = tmp_path / "copy"
+    shutil.copytree(dataset.path, copy)
+    counts = pq.read_table(copy / "counts" / "user.parquet")
+    pq.write_table(
+        counts.set_column(1, "count", pa.array(np.ones(len(counts), np.int64))), copy / "counts" / "user.parquet"
+    )
+    check_same_ids(model, Dataset.open(copy))
+    pq.write_table(counts.take(np.arange(len(counts))[::-1]), copy / "counts" / "user.parquet")
+    with pytest.raises(SchemaError, match="numbers the ids of user otherwise"):
+        check_same_ids(model, Dataset.open(copy))
+
+
+def test_other_columns_are_refused(dataset, trained, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(dataset.path, copy)
+    schema = dataset.schema
+    for change in (
+        {"dense": schema.dense[:1]},
+        {"features": (dataclasses.replace(schema.features[0], rows=51), *schema.features[1:])},
+    ):
+        dataclasses.replace(schema, **change).save(copy)
+        with pytest.raises(SchemaError, match=f"has other {next(iter(change))} columns"):
+            check_same_ids(trained[0] / "model", Dataset.open(copy))

@@ -1,0 +1,75 @@
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from hotbed.errors import RunError
+from hotbed.train.evaluate import evaluate
+from hotbed.train.metrics import measure
+from hotbed.train.predict import predict, split_batches
+
+
+@pytest.fixture
+def training(start, tmp_path):
+    return start(tmp_path / "run", "data.eval_batch_size=37").training
+
+
+def test_every_sample_counts_once(training):
+    found = evaluate(training.learner, training.loaders.held_out["valid"])
+    assert found is not None
+    assert found.metrics.samples == len(found.labels) == len(found.logits) == 400
+    assert found.metrics == measure(found.labels, found.logits)
+
+
+def test_it_can_be_stopped(training):
+    calls = iter([False, False, True])
+    assert evaluate(training.learner, training.loaders.held_out["valid"], lambda: next(calls)) is None
+
+
+def test_a_model_that_has_diverged_is_told(training):
+    training.learner.tables.weight("user").fill_(float("nan"))
+    with pytest.raises(Exception, match="diverged"):
+        evaluate(training.learner, training.loaders.held_out["valid"])
+
+
+@pytest.mark.parametrize("name", ["scores.parquet", "scores.csv"])
+def test_scores_are_the_probabilities_of_the_logits(training, tmp_path, name):
+    loader = training.loaders.held_out["test"]
+    found = evaluate(training.learner, loader)
+    assert found is not None
+    assert predict(training.learner, split_batches(loader), tmp_path / name) == 300
+    if name.endswith("csv"):
+        row, label, score = np.loadtxt(tmp_path / name, delimiter=",", skiprows=1).T
+    else:
+        row, label, score = (column.to_numpy() for column in pq.read_table(tmp_path / name).columns)
+    np.testing.assert_array_equal(row, np.arange(300))
+    np.testing.assert_array_equal(label, found.labels)
+    np.testing.assert_allclose(score, 1 / (1 + np.exp(-found.logits.astype(np.float64))), rtol=1e-12)
+
+
+def test_scores_appear_whole_or_not_at_all(training, tmp_path):
+    path = tmp_path / "scores.parquet"
+    batches = split_batches(training.loaders.held_out["test"])
+
+    def broken():
+        yield next(batches)
+        raise RunError("the input broke off")
+
+    with pytest.raises(RunError, match="broke off"):
+        predict(training.learner, broken(), path)
+    with pytest.raises(RunError, match="nothing to score"):
+        predict(training.learner, iter([]), path)
+    training.learner.tables.weight("user").fill_(float("nan"))
+    with pytest.raises(RunError, match="diverged"):
+        predict(training.learner, split_batches(training.loaders.held_out["test"]), path)
+    assert [one.name for one in tmp_path.iterdir()] == ["run"]
+
+
+def test_scores_have_two_formats(training, tmp_path):
+    with pytest.raises(RunError, match=r"written as \.parquet or \.csv; .*ends in '\.txt'"):
+        predict(training.learner, iter([]), tmp_path / "scores.txt")
+
+
+def test_an_unwritable_place_is_told(training, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write"):
+        predict(training.learner, split_batches(training.loaders.held_out["test"]), tmp_path / "file" / "s.csv")

@@ -1,0 +1,43 @@
+import json
+
+import pytest
+
+from hotbed.errors import RunError
+from hotbed.train.model_folder import load_weights, read_card, save_model, weights_of
+
+
+@pytest.fixture
+def built(start, tmp_path):
+    return start(tmp_path / "run")
+
+
+def test_a_model_folder_holds_what_scoring_needs(built, dataset, tmp_path):
+    folder = tmp_path / "run" / "model"
+    save_model(folder, built.training.learner, dataset, built.subject.card)
+    card = read_card(folder)
+    assert card["model"]["name"] == "deepfm"
+    assert card["tables"]["site"] == {"rows": 31, "dim": 5, "pooling": "sum", "hashing": True}
+    assert json.loads((folder / "schema.json").read_text())["splits"] == {}
+    assert [path.name for path in (folder / "counts").iterdir()] == ["user.parquet"]
+    assert set(weights_of(built.training.learner.tables)) == {"user.weight", "tags.weight", "ad.weight", "site.weight"}
+
+
+def test_what_is_no_model_is_told(built, dataset, tmp_path):
+    with pytest.raises(RunError, match="holds no trained model"):
+        read_card(tmp_path / "absent" / "model")
+    folder = tmp_path / "model"
+    save_model(folder, built.training.learner, dataset, {**built.subject.card, "format_version": 9})
+    with pytest.raises(RunError, match="format version 9"):
+        read_card(folder)
+    (folder / "model.json").unlink()
+    with pytest.raises(RunError, match="is damaged"):
+        read_card(folder)
+
+
+def test_weights_of_another_model_are_told(built, start, dataset, tmp_path):
+    folder = tmp_path / "model"
+    save_model(folder, built.training.learner, dataset, built.subject.card)
+    for change in ("model.dim=8", "model.options.hidden=[9]"):
+        other = start(tmp_path / "other", change).training.learner
+        with pytest.raises(RunError, match="do not fit the model"):
+            load_weights(folder, other.model, other.tables)

@@ -96,9 +96,11 @@ def prepare_command(
 
     hotbed prepare train=a.csv test=b.csv --out mine --label click --ids '*' --drop request_id
 
-    Strings become 64-bit ids by a stable hash; an empty value is a value of its own. Rows that cannot be read go to
-    DIR/quarantine.jsonl. Memory: a few hundred MB plus 24 to 32 bytes per distinct id. Files may be packed (.gz .bz2
-    .xz .zst). Nothing appears under DIR until all of it is done.
+    Strings become 64-bit ids by a stable hash; an empty value is a value.
+    Rows that cannot be read go to DIR/quarantine.jsonl.
+    Files may be packed (.gz .bz2 .xz .zst).
+    Memory: a few hundred MB plus 24 to 32 bytes per distinct id.
+    Nothing appears under DIR until all of it is done.
     """
     from hotbed.data.prepare import prepare
 

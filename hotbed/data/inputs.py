@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,8 +57,9 @@ def check_split_name(name: str) -> None:
 def _name_split(given: str | Path) -> tuple[str, str | Path]:
     text = str(given)
     split, equals, path = text.partition("=")
-    if isinstance(given, Path) or not equals or Path(text).exists() or "/" in split:
+    if isinstance(given, Path) or not equals or "/" in split or os.path.exists(text):
         return "", given
+    check_split_name(split)
     return split, path
 
 
@@ -70,8 +72,10 @@ def _files(path: Path) -> list[Path]:
             return files
         if not path.exists():
             raise FormatError(f"{path} does not exist.")
-    except OSError as error:
-        raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
+        if not path.is_file():
+            raise FormatError(f"{path} is not a plain file; hotbed reads its input more than once. Write it to a file.")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise FormatError(f"{str(path)!r} cannot be read: {error}.") from error
     return [path]
 
 
@@ -104,7 +108,7 @@ class SplitRule:
                 share = int(number) if number.isdecimal() else float(number)
             except ValueError:
                 share = 0
-            if name in shares or not share > 0:  # also refuses nan
+            if name in shares or not 0 < share < 2**62:  # also refuses nan
                 raise ConfigError(
                     f"split {text!r} cannot be read at {part!r}. Write train=0.8,valid=0.1,test=0.1 or train=50000,test=10000."
                 )

@@ -1,8 +1,9 @@
 """The first chunk of a file and the user's wishes in; label, number columns and id features out.
 
 A column the user does not name is sorted by what it holds: integers and floats are numbers, other text and strings are
-ids, lists are bags. Integer numbers follow `integers`: "log" (a number, log-scaled), "bucket" (an id feature of log
-buckets, named COLUMN_bucket) or "both". `*` in `ids` or `dense` stands for every column not named elsewhere.
+ids, lists are bags. A text column (CSV) holds numbers if nine tenths of its values are numbers; a stray word in it is
+then a bad row. Integer numbers follow `integers`: "log" (a number, log-scaled), "bucket" (an id feature of log buckets,
+named COLUMN_bucket) or "both". `*` in `ids` or `dense` stands for every column not named elsewhere.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from hotbed.data.encoded import BUCKET_SUFFIX, raw_column
 from hotbed.data.formats import Chunk, Column, Floats, Integers, Lists
@@ -21,6 +24,7 @@ Kind = Literal["integer", "float", "string", "list"]
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y")
 INTEGER_MODES = ("log", "bucket", "both")
 EVERY_OTHER = "*"
+MOSTLY = 0.9
 
 
 @dataclass(frozen=True)
@@ -130,15 +134,15 @@ def _kind(column: Column, typed: bool) -> Kind:
         return "integer"
     if isinstance(column, Floats):
         return "float"
-    if typed or not (column.ends > column.starts).any():
+    if typed:
         return "string"
-    codes = parse_integers(column).codes
-    if (codes <= MISSING).all():
+    integers, floats = parse_integers(column).codes, parse_floats(column).codes
+    enough = max(MOSTLY * int(np.count_nonzero(floats != MISSING)), 1)
+    if np.count_nonzero(integers == OK) >= enough:
         return "integer"
-    if (codes == TOO_LARGE).any():  # integers beyond 64 bits are names, not quantities
-        return "string"
-    codes = parse_floats(column).codes
-    return "float" if (codes <= MISSING).all() and (codes == OK).any() else "string"
+    if np.count_nonzero((floats == OK) & (integers != TOO_LARGE)) >= enough:
+        return "float"
+    return "string"  # also integers beyond 64 bits: they are names, not quantities
 
 
 def _part(name: str, kind: Kind, wishes: Wishes) -> Literal["multi", "id", "dense"]:

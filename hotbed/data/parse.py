@@ -111,6 +111,9 @@ def parse_sources(
     with ThreadPoolExecutor((os.cpu_count() or 1) + 1) as threads:
         for number, chunk, bytes_read in _ahead(_chunks(sources, reader), threads):
             if parsed is None:
+                if len(chunk.lines) == 0:
+                    quarantine.add(chunk.bad, 0)  # nothing to judge the columns by
+                    continue
                 parsed = begin(chunk)
             parsed.layout.check_columns(chunk)
             encoded = encode(chunk, parsed.labels, parsed.layout.dense, parsed.layout.features, threads)

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hotbed.errors import SchemaError
 
 FORMAT_VERSION = 1
+SOURCES = ("string", "integer", "bucket")
 IdMode = Literal["vocabulary", "hash", "direct"]
 
 
@@ -100,7 +102,7 @@ class Schema:
                 raise SchemaError(
                     f"{path} has format version {version}; this hotbed reads up to {FORMAT_VERSION}. Update hotbed."
                 )
-            return cls(
+            schema = cls(
                 **{
                     **raw,
                     "dense": tuple(DenseColumn(**column) for column in raw["dense"]),
@@ -111,7 +113,31 @@ class Schema:
                     },
                 }
             )
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            schema._check()
+            return schema
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
             raise SchemaError(
                 f"{path} is damaged ({type(error).__name__}: {error}). Run `hotbed prepare` again."
             ) from error
+
+    def _check(self) -> None:
+        """A ValueError for values that no dataset can have."""
+        names = [self.label, *(one.name for one in self.dense), *(one.name for one in self.features)]
+        _demand(all(isinstance(name, str) and name and "/" not in name for name in names), f"names {names}")
+        _demand(len(set(names)) == len(names), f"a name stands twice in {names}")
+        for one in self.dense:
+            _demand(one.transform in ("none", "log") and math.isfinite(one.mean), f"{one}")
+            _demand(math.isfinite(one.scale) and one.scale != 0, f"{one}")
+        for feature in self.features:
+            _demand(type(feature.rows) is int and feature.rows >= 0 and type(feature.multi) is bool, f"{feature}")
+            _demand(feature.mode in get_args(IdMode) and feature.source in SOURCES, f"{feature}")
+        for split in self.splits.values():
+            _demand(all(isinstance(file, str) for file in split.files), f"{split}")
+            _demand(all(type(rows) is int and rows >= 0 for rows in split.file_rows), f"{split}")
+            _demand(len(split.files) == len(split.file_rows), f"{split}")
+        _demand(isinstance(self.notes, dict) and isinstance(self.best_auc, dict), "notes or best_auc")
+
+
+def _demand(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"impossible value: {what[:200]}")

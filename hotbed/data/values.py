@@ -21,6 +21,10 @@ from hotbed.errors import FormatError
 BUCKET_STARTS = np.unique([math.ceil(math.exp(math.sqrt(k))) for k in range(1, 1900)]).astype(np.float64)
 
 
+LARGEST = 1e30  # numbers beyond it are damage, and their squares would overflow
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
 class Bags(NamedTuple):
     """One bag of ids per row: row i owns ids[offsets[i]:offsets[i + 1]]."""
 
@@ -60,7 +64,9 @@ class LabelReader:
         else:
             keys, missing = column.values, np.isnan(column.values)
         _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        distinct = np.array([self._label(_string(column, i)) for i in first.tolist()], dtype=np.float32)
+        distinct = np.empty(len(first), dtype=np.float32)
+        for k in np.argsort(first):  # in file order: the first other value is the negative one
+            distinct[k] = self._label(_string(column, int(first[k])))
         labels: np.ndarray = distinct[inverse]
         labels[missing] = np.nan
         if not self._optional:
@@ -109,8 +115,8 @@ def read_dense(column: Column, spec: DenseColumn, faults: Faults) -> np.ndarray:
 
 def standardise(values: np.ndarray, spec: DenseColumn) -> np.ndarray:
     """What the dataset holds and the model sees, float32 [n]."""
-    standard: np.ndarray = ((values - spec.mean) / spec.scale).astype(np.float32)
-    return standard
+    standard = (values - spec.mean) / spec.scale
+    return np.clip(standard, -_FLOAT32_MAX, _FLOAT32_MAX).astype(np.float32)
 
 
 def read_ids(column: Column, feature: IdFeature, faults: Faults) -> np.ndarray | Bags:
@@ -165,12 +171,16 @@ def _numbers(column: Scalar, name: str, faults: Faults) -> np.ndarray:
     if isinstance(column, Integers):
         return np.where(column.missing, np.nan, column.values.astype(np.float64))
     if isinstance(column, Floats):
-        faults.mark(np.isinf(column.values), f"{name} is not finite")
-        return np.where(np.isinf(column.values), np.nan, column.values)
-    values, codes = parse_floats(column)
-    if codes.max(initial=0) > MISSING:
-        faults.mark(codes == NOT_A_NUMBER, f"{name} is not a number")
-        faults.mark(codes == TOO_LARGE, f"{name} is not finite")
+        values = column.values
+    else:
+        values, codes = parse_floats(column)
+        if codes.max(initial=0) > MISSING:
+            faults.mark(codes == NOT_A_NUMBER, f"{name} is not a number")
+            faults.mark(codes == TOO_LARGE, f"{name} is infinite or beyond {LARGEST:g}")
+    huge = np.abs(values) > LARGEST
+    if huge.any():
+        faults.mark(huge, f"{name} is infinite or beyond {LARGEST:g}")
+        values = np.where(huge, np.nan, values)
     return values
 
 

@@ -62,8 +62,9 @@ class Numbering:
                 f"a feature has more than {self._size:,} distinct ids; a vocabulary holds at most 2**31. "
                 "Use the hashing trick: --ids-mode hash --hash-rows N."
             )
-        self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
-        self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        ids, counts = np.empty(slots // 2, dtype=np.int64), np.zeros(slots // 2, dtype=np.int64)
+        ids[: self._size], counts[: self._size] = self.ids, self.counts  # the rest takes no memory until it is used
+        self._ids, self._counts = ids, counts
         self._number_of_slot = np.full(slots, -1, dtype=np.int32)
         _reindex(self._number_of_slot, self._ids, self._size)
 

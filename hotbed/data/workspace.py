@@ -24,8 +24,8 @@ class Workspace:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> Workspace:
-        self._check_out()
         try:
+            self._check_out()
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / "lock").open("w")
             try:
@@ -39,8 +39,8 @@ class Workspace:
             for left in self.path.iterdir():
                 if left.name != "lock":
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
-        except OSError as error:
-            raise DataError(f"{self._out} cannot be written: {error.strerror or error}.") from error
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            raise DataError(f"{str(self._out)!r} cannot be written: {error}.") from error
         return self
 
     def _check_out(self) -> None:
@@ -77,4 +77,4 @@ class Workspace:
             shutil.rmtree(self.path, ignore_errors=True)
             self._lock.close()
         if isinstance(error, OSError):
-            raise DataError(f"{self._out} cannot be written: {error.strerror or error}.") from error
+            raise DataError(f"{str(self._out)!r} cannot be written: {error}.") from error

@@ -54,7 +54,8 @@ def write_dataset(
     """Write counts and splits; the temporary files are deleted as they are used up."""
     (directory / "counts").mkdir()
     features, values = [], []
-    for feature, numbering in zip(parsed.layout.features, parsed.numberings):
+    for feature in parsed.layout.features:
+        numbering = parsed.numberings.pop(0)  # its memory is free once its rows are known
         path = directory / "counts" / f"{feature.name}.parquet"
         done, value_of_number = _finish_feature(feature, numbering, min_count, hash_rows, path)
         features.append(done)

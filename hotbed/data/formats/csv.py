@@ -55,7 +55,7 @@ def _header(block: Block, path: Path, delimiter: str) -> tuple[list[str], Block]
     data = block.data
     start, line = 0, block.first_line
     while True:  # blank lines before the header
-        breaks = np.flatnonzero(data[start : start + (1 << 20)] == ord("\n"))
+        breaks = np.flatnonzero(data[start:] == ord("\n"))
         end = start + int(breaks[0]) if len(breaks) else len(data)
         text = data[start:end].tobytes().rstrip(b"\r")
         if text or end >= len(data):

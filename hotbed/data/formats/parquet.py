@@ -55,13 +55,12 @@ class ParquetFormat:
                 yield Chunk(str(path), columns, lines, show, [], read)
 
     def _batches(self, raw: BinaryIO, path: Path) -> Iterator[tuple[pa.RecordBatch, int | None]]:
-        """Record batches of at most CHUNK_ROWS rows, and the rows of the whole file where known. Always at least one."""
+        """Record batches of at most CHUNK_ROWS rows, and the rows of the whole file where known."""
         magic = raw.read(6)
         raw.seek(0)
         if magic.startswith(b"PAR1") or not magic:
             file = pq.ParquetFile(raw)
             names = self._wanted(file.schema_arrow.names, path)
-            yield pa.RecordBatch.from_pylist([], file.schema_arrow).select(names), 0
             for batch in file.iter_batches(CHUNK_ROWS, columns=names):
                 yield batch.select(names), file.metadata.num_rows
             return
@@ -72,7 +71,6 @@ class ParquetFormat:
             reader = pa.ipc.open_stream(raw)
             stored = iter(reader)
         names = self._wanted(reader.schema.names, path)
-        yield pa.RecordBatch.from_pylist([], reader.schema).select(names), 0
         for batch in stored:
             batch.validate(full=True)
             for start in range(0, batch.num_rows, CHUNK_ROWS):

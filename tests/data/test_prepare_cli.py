@@ -1,0 +1,117 @@
+"""`hotbed prepare` as a user meets it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hotbed.cli.prepare import prepare_command
+from hotbed.data.schema import Schema
+from tests.data.raw_files import criteo_line, write
+
+app = typer.Typer()
+app.command("prepare")(prepare_command)
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(one) for one in arguments], env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def raw(tmp_path):
+    lines = [f"{i % 2},c{i % 3},{i},{i / 7},a|b{i},r{i}" for i in range(100)]
+    return write(tmp_path / "f.csv", "click,city,age,price,tags,request", *lines, "7,x,1,1,,r")
+
+
+def test_all_options_arrive(tmp_path, raw):
+    out = tmp_path / "out"
+    code, output = run(
+        *(raw, "--out", out, "--format", "csv", "--label", "click", "--dense", "price", "--ids", "city,age"),
+        *("--multi", "tags:|", "--drop", "request", "--split", "train=0.7,test=0.3", "--max-bad", "2"),
+        *("--ids-mode", "hash", "--hash-rows", "64", "--delimiter", ","),
+    )
+    assert code == 0, output
+    schema = Schema.load(out)
+    assert [one.name for one in schema.dense] == ["price"]
+    assert [(one.name, one.mode, one.rows, one.multi) for one in schema.features] == [
+        ("city", "hash", 64, False),
+        ("age", "hash", 64, False),
+        ("tags", "hash", 64, True),
+    ]
+    assert set(schema.splits) == {"train", "test"}
+
+
+def test_the_table_tells_all(tmp_path, raw):
+    code, output = run(
+        raw, "--out", tmp_path / "out", "--drop", "request,tags", "--split", "train=60,test=30", "--integers", "both"
+    )
+    assert code == 0, output
+    for piece in (
+        "train",
+        "60",
+        "30 (50.0%)",
+        "age_bucket",
+        "city",
+        "price",
+        "age (log)",
+        "label click is not 0 or 1",
+        "10 good rows",
+    ):
+        assert piece in output
+
+
+def test_two_words_for_a_label(tmp_path):
+    table = pa.table({"income": [">50K", "<=50K", "<=50K"], "job": ["a", "b", "a"]})
+    pq.write_table(table, tmp_path / "f.parquet")
+    code, output = run(
+        f"train={tmp_path / 'f.parquet'}", "--out", tmp_path / "out", "--label", "income", "--positive", ">50K"
+    )
+    assert code == 0, output
+    assert Schema.load(tmp_path / "out").splits["train"].positives == 1
+
+
+def test_a_tab_can_be_typed(tmp_path):
+    raw = write(tmp_path / "f", "label\tx,y", "1\ta,b", "0\tc,d")
+    code, output = run(raw, "--out", tmp_path / "out", "--delimiter", "\\t")
+    assert code == 0, output
+    assert [one.name for one in Schema.load(tmp_path / "out").features] == ["x,y"]
+
+
+def test_overwrite(tmp_path):
+    raw = write(tmp_path / "f", *(criteo_line(i % 2) for i in range(10)))
+    assert run(raw, "--out", tmp_path / "out")[0] == 0
+    code, output = run(raw, "--out", tmp_path / "out")
+    assert code == 2
+    assert "--overwrite" in output
+    assert run(raw, "--out", tmp_path / "out", "--overwrite")[0] == 0
+
+
+def test_interrupt(tmp_path, raw, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hotbed.data.prepare.write_dataset", stop)
+    code, output = run(raw, "--out", tmp_path / "out")
+    assert code == 130
+    assert "nothing was written" in output
+    assert [path.name for path in tmp_path.iterdir()] == ["f.csv"]
+
+
+def test_help_names_every_option_and_an_example():
+    code, output = run("--help")
+    assert code == 0
+    for option in (
+        "--integers",
+        "--min-count",
+        "--max-bad",
+        "--positive",
+        "hotbed prepare train=a.csv",
+        "quarantine.jsonl",
+    ):
+        assert option in output

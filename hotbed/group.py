@@ -37,6 +37,13 @@ class Member(NamedTuple):
     padding_id: int | None
 
 
+class _Way(NamedTuple):
+    """What a sequence of spans, named by their tables, means inside the group."""
+
+    addresses: Addresses
+    rows: tuple[TableRows, ...]
+
+
 class TableGroup:
     """Records of several tables and the ops over them."""
 
@@ -47,6 +54,7 @@ class TableGroup:
         self.members = {member.name: member for member in members}
         self.layout: Layout = layout_of(dim, optimizer)
         self.optimizer = optimizer
+        self._ways: dict[tuple[str, ...], _Way] = {}
         num_rows = sum(member.rows for member in members)
         self.records = empty_records(num_rows, self.layout, torch.float32, device)
 
@@ -78,17 +86,9 @@ class TableGroup:
         part = self.records[member.base : member.base + member.rows]
         return {state: part[:, self.layout.columns(state)] for state in self.layout.states}
 
-    def keys(self, ids: Tensor, spans: tuple[Span, ...], tables: Sequence[str]) -> tuple[Tensor, int]:
+    def keys(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, int]:
         """Keys [L] of ids [L], one table name per span; and the first position with a bad id, or -1."""
-        members = [self.members[table] for table in tables]
-        addresses = Addresses(
-            base=np.array([m.base for m in members], dtype=np.int64),
-            rows=np.array([m.rows for m in members], dtype=np.int64),
-            hashing=np.array([m.hashing for m in members], dtype=np.bool_),
-            has_padding=np.array([m.padding_id is not None for m in members], dtype=np.bool_),
-            padding=np.array([m.padding_id or 0 for m in members], dtype=np.int64),
-        )
-        return make_keys(ids, spans, addresses)
+        return make_keys(ids, spans, self._way_of(tables).addresses)
 
     def refuse(self, table: str, feature: str, sample: int, value: int) -> IdError:
         """The error for an id outside its table."""
@@ -102,12 +102,27 @@ class TableGroup:
         """Pooled vectors [O, D]."""
         return lookup(self.records, lookups, self.layout.dim)
 
-    def update(self, lookups: Lookups, tables: Sequence[str], grad: Tensor, lr: float) -> None:
+    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float) -> None:
         """One row-optimizer step from the gradient of the pooled vectors; `tables` names the table of every span."""
-        used = []
-        for name, member in self.members.items():
-            spans = [p for p, table in enumerate(tables) if table == name]
-            first, stop = (spans[0], spans[-1] + 1) if spans else (0, 0)
-            if spans or self.optimizer.decay_scope == "table":
-                used.append(TableRows(member.base, member.rows, first, stop))
-        update(self.records, self.layout, grad, lookups, settings_of(self.optimizer, lr, tuple(used)))
+        settings = settings_of(self.optimizer, lr, self._way_of(tables).rows)
+        update(self.records, self.layout, grad, lookups, settings)
+
+    def _way_of(self, tables: tuple[str, ...]) -> _Way:
+        """Where the spans lead; computed once, because every batch asks the same."""
+        if tables not in self._ways:
+            members = [self.members[table] for table in tables]
+            addresses = Addresses(
+                base=np.array([m.base for m in members], dtype=np.int64),
+                rows=np.array([m.rows for m in members], dtype=np.int64),
+                hashing=np.array([m.hashing for m in members], dtype=np.bool_),
+                has_padding=np.array([m.padding_id is not None for m in members], dtype=np.bool_),
+                padding=np.array([m.padding_id or 0 for m in members], dtype=np.int64),
+            )
+            rows = []
+            for name, member in self.members.items():
+                spans = [p for p, table in enumerate(tables) if table == name]
+                first, stop = (spans[0], spans[-1] + 1) if spans else (0, 0)
+                if spans or self.optimizer.decay_scope == "table":
+                    rows.append(TableRows(member.base, member.rows, first, stop))
+            self._ways[tables] = _Way(addresses, tuple(rows))
+        return self._ways[tables]

@@ -88,7 +88,8 @@ def flatten(group: TableGroup, features: Sequence[Feature], given: Given) -> tup
 
     Output rows: sample-major for the pooled features, [B, F'] flattened, then the values of each sequence feature.
     """
-    in_table_order = sorted(range(len(features)), key=lambda j: list(group.members).index(features[j].table))
+    place = {table: i for i, table in enumerate(group.members)}
+    in_table_order = sorted(range(len(features)), key=lambda j: place[features[j].table])
     if all(feature.pooling != "none" and feature.name in given.columns for feature in features):
         return _flatten_matrix(group, features, given, in_table_order)
     return _flatten_bags(group, features, given, in_table_order)

@@ -9,6 +9,7 @@ Shapes: L look-ups, N bags, O output rows, P spans.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ class Lookups(NamedTuple):
         return torch.repeat_interleave(self.out_rows, self.starts.diff(), output_size=self.slots.shape[0])
 
 
+@lru_cache(maxsize=64)
 def span_array(spans: tuple[Span, ...]) -> NDArray[np.int64]:
-    """[P, 3]: start, count, stride."""
+    """[P, 3]: start, length, stride. Batches of one shape share the array: read it only."""
     return np.array([span[1:] for span in spans], dtype=np.int64).reshape(len(spans), 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -34,7 +36,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     from hotbed.ops.update import numba
 
     out_rows = lookups.out_row_of_lookup()
-    counts = [_lookups_of(table, lookups) for table in settings.tables]
+    counts = tuple(_lookups_of(table, lookups) for table in settings.tables)
     numbers = (settings.lr, settings.l2, settings.weight_decay, settings.clip_norm, float(settings.scale_by_count))
     constants = np.array(settings.constants, dtype=np.float64)
     threads = num_threads()
@@ -61,7 +63,8 @@ def _lookups_of(table: TableRows, lookups: Lookups) -> int:
     return sum(span.length for span in lookups.spans[table.first_span : table.stop_span])
 
 
-def _parts(tables: tuple[TableRows, ...], counts: list[int]) -> NDArray[np.int64]:
+@lru_cache(maxsize=64)
+def _parts(tables: tuple[TableRows, ...], counts: tuple[int, ...]) -> NDArray[np.int64]:
     """[P, 6]: base, rows, first span, stop span, mask, residue; a part holds the rows with row & mask == residue."""
     parts = []
     for table, count in zip(tables, counts):

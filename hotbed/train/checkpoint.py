@@ -53,6 +53,7 @@ class Progress:
     train_seconds: float = 0.0
     seconds: float = 0.0
     log_position: int = 0
+    train_rows: int = 0  # of the dataset; a resumed run must find as many
 
 
 def checkpoint_folder(run: Path) -> Path:

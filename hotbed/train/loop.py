@@ -71,7 +71,7 @@ class Training:
         self.pace = pace
         self.course = course
         self.observer = observer
-        self.progress = Progress()
+        self.progress = Progress(train_rows=loaders.train.num_rows)
         self._interval = Interval()
         self._log: MetricsLog | None = None
         self._last_valid: tuple[int, Evaluation] | None = None  # step, what was found
@@ -94,6 +94,12 @@ class Training:
     def resume(self) -> None:
         """Go to where the run's checkpoint was taken."""
         self.progress, self._interval = load_checkpoint(self.run, self.learner)
+        rows = self.loaders.train.num_rows
+        if self.progress.train_rows != rows:
+            raise RunError(
+                f"{self.run} was trained on {self.progress.train_rows:,} rows, but its dataset now has {rows:,}. "
+                "Start a new run, or bring the old dataset back."
+            )
         self._seconds_before = self.progress.seconds
         self._line_seconds = self.progress.train_seconds
         best = self.progress.best

@@ -8,10 +8,14 @@ import signal
 import pytest
 import torch
 
+from hotbed.build import build
+from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
+from hotbed.run_file import compose
 from hotbed.train.checkpoint import load_checkpoint
+from hotbed.train.files import _checksum
 from hotbed.train.run import run
-from tests.train.small import lines, model_bytes
+from tests.train.small import SMALL, lines, model_bytes, write_dataset
 from tests.train.test_run import Spy
 
 SETS = (
@@ -34,10 +38,6 @@ def whole(dataset, tmp_path_factory):
 
 
 def _start(dataset, folder, *sets, observers=()):
-    from hotbed.build import build
-    from hotbed.run_file import compose
-    from tests.train.small import SMALL
-
     folder.mkdir(exist_ok=True)
     config, problems = compose(None, {"data.path": "clicks", "data.batch_size": 64}, [*SMALL, *SETS, *sets])
     assert problems == []
@@ -160,12 +160,16 @@ def test_a_checkpoint_of_another_model_is_told(dataset, stopped):
         _start(dataset, stopped, "tables.optimizer=adagrad").training.resume()
 
 
+def test_a_dataset_that_has_changed_is_told(stopped, tmp_path_factory):
+    other = Dataset.open(write_dataset(tmp_path_factory.mktemp("other") / "clicks", {"train": 999, "valid": 9}))
+    with pytest.raises(RunError, match="trained on 1,000 rows, but its dataset now has 999"):
+        _start(other, stopped).training.resume()
+
+
 def rewrite_state(folder, **changes):
     path = folder / "checkpoint" / "state.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     manifest = json.loads((folder / "checkpoint" / "manifest.json").read_text())
-    from hotbed.train.files import _checksum
-
     manifest["state.json"] = [path.stat().st_size, _checksum(path)]
     (folder / "checkpoint" / "manifest.json").write_text(json.dumps(manifest))
 

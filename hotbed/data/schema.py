@@ -124,7 +124,8 @@ class Schema:
         """A ValueError for values that no dataset can have."""
         names = [self.label, *(one.name for one in self.dense), *(one.name for one in self.features)]
         _demand(all(isinstance(name, str) and name and "/" not in name for name in names), f"names {names}")
-        _demand(len(set(names)) == len(names), f"a name stands twice in {names}")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        _demand(not twice, f"{', '.join(twice)} more than once")
         for one in self.dense:
             _demand(one.transform in ("none", "log") and math.isfinite(one.mean), f"{one}")
             _demand(math.isfinite(one.scale) and one.scale != 0, f"{one}")
@@ -140,4 +141,4 @@ class Schema:
 
 def _demand(holds: bool, what: str) -> None:
     if not holds:
-        raise ValueError(f"impossible value: {what[:200]}")
+        raise ValueError(f"it cannot hold {what[:200]}")

@@ -123,22 +123,23 @@ class Schema:
     def _check(self) -> None:
         """A ValueError for values that no dataset can have."""
         names = [self.label, *(one.name for one in self.dense), *(one.name for one in self.features)]
-        _demand(all(isinstance(name, str) and name and "/" not in name for name in names), f"names {names}")
+        _demand(all(isinstance(name, str) and name and "/" not in name for name in names), f"has names {names}")
         twice = sorted({name for name in names if names.count(name) > 1})
-        _demand(not twice, f"{', '.join(twice)} more than once")
+        _demand(not twice, f"names {', '.join(twice)} more than once")
         for one in self.dense:
             _demand(one.transform in ("none", "log") and math.isfinite(one.mean), f"{one}")
             _demand(math.isfinite(one.scale) and one.scale != 0, f"{one}")
         for feature in self.features:
             _demand(type(feature.rows) is int and feature.rows >= 0 and type(feature.multi) is bool, f"{feature}")
             _demand(feature.mode in get_args(IdMode) and feature.source in SOURCES, f"{feature}")
-        for split in self.splits.values():
+        for name, split in self.splits.items():
             _demand(all(isinstance(file, str) for file in split.files), f"{split}")
             _demand(all(type(rows) is int and rows >= 0 for rows in split.file_rows), f"{split}")
-            _demand(len(split.files) == len(split.file_rows), f"{split}")
-        _demand(isinstance(self.notes, dict) and isinstance(self.best_auc, dict), "notes or best_auc")
+            files, counts = len(split.files), len(split.file_rows)
+            _demand(files == counts, f"split {name} lists {files} files and {counts} row counts")
+        _demand(isinstance(self.notes, dict) and isinstance(self.best_auc, dict), "notes or best_auc is no mapping")
 
 
 def _demand(holds: bool, what: str) -> None:
     if not holds:
-        raise ValueError(f"it cannot hold {what[:200]}")
+        raise ValueError(what[:200])

@@ -123,7 +123,7 @@ class Schema:
     def _check(self) -> None:
         """A ValueError for values that no dataset can have."""
         names = [self.label, *(one.name for one in self.dense), *(one.name for one in self.features)]
-        _demand(all(isinstance(name, str) and name and "/" not in name for name in names), f"has names {names}")
+        _demand(all(isinstance(name, str) and name for name in names), f"has names {names}")
         twice = sorted({name for name in names if names.count(name) > 1})
         _demand(not twice, f"names {', '.join(twice)} more than once")
         for one in self.dense:
@@ -131,6 +131,7 @@ class Schema:
             _demand(math.isfinite(one.scale) and one.scale != 0, f"{one}")
         for feature in self.features:
             _demand(type(feature.rows) is int and feature.rows >= 0 and type(feature.multi) is bool, f"{feature}")
+            _demand("/" not in feature.name, f"{feature}")  # it is also a file name
             _demand(feature.mode in get_args(IdMode) and feature.source in SOURCES, f"{feature}")
         for name, split in self.splits.items():
             _demand(all(isinstance(file, str) for file in split.files), f"{split}")

@@ -192,6 +192,12 @@ class TestDirectory:
         np.testing.assert_array_equal(ids[back["n"].to_numpy()], np.arange(n))
         assert [len(bag) for bag in back["tags"].to_pylist()] == [i % 4 for i in range(n)]
 
+    def test_names_with_odd_characters(self, tmp_path):
+        path = write(tmp_path / "f.csv", "y/n,clicks/day,a b:ü?", "1,2,x", "0,3,y")
+        report = prepare([path], tmp_path / "out", label="y/n")
+        assert Schema.load(tmp_path / "out") == report.schema
+        assert rows(tmp_path / "out", "train").column_names == ["y/n", "clicks/day", "a b:ü?"]
+
 
 class TestSplits:
     def test_counts_are_in_file_order(self, tmp_path):

@@ -92,8 +92,8 @@ INTEGER_COLUMNS = (
     IntegerColumn("I12", (0, 0, 0, 0, 1, 4, 16, 490), "I12"),
     IntegerColumn("I13", (0, 0, 2, 5, 13, 39, 74, 6560), "visit"),
 )
-# id columns whose pairs interact: many ids, none of which rules its column
-INTERACTING = ("C1", "C2", "C6", "C8", "C11", "C13", "C14", "C17", "C18", "C23")
+# id columns whose pairs interact: few enough ids that most pairs of frequent ones meet often
+INTERACTING = ("C1", "C2", "C5", "C6", "C8", "C14", "C17", "C20", "C23", "C25")
 
 
 def probabilities(column: IdColumn, count: int) -> NDArray[np.float64]:

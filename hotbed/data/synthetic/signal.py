@@ -31,10 +31,10 @@ from hotbed.data.synthetic.shape import (
 )
 
 LATENT = 4  # rank of the pairwise interactions
-RARE = 1e-4  # an id of this probability carries half the effect of a frequent one
+RARE = 1e-3  # an id of this probability carries half the effect of a frequent one
 CUT = RARE / 10  # ids below this probability carry none
 MAX_HEAD = 1 << 17
-ANGLE = 0.03  # radians by which main effects turn in a day
+ANGLE = 0.015  # radians by which main effects turn in a day
 
 
 class Signal(NamedTuple):
@@ -74,7 +74,7 @@ def plant(seed: int) -> Signal:
         center=moments[:, 0],
         spread=moments[:, 1],
         slope=bends[0],
-        bend=0.5 * bends[1],
+        bend=0.25 * bends[1],
     )
 
 

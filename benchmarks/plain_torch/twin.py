@@ -61,6 +61,7 @@ class PlainTwin(nn.Module):
         if name == "adam":
             for_tables = torch.optim.SparseAdam(rows, lr=lr) if self.sparse else torch.optim.Adam(rows, lr=lr)
         elif name == "adagrad":
+            torch.sparse.check_sparse_tensor_invariants.disable()  # the default, said aloud: else torch warns
             for_tables = torch.optim.Adagrad(rows, lr=lr)
         elif name == "sgd":
             for_tables = torch.optim.SGD(rows, lr=lr)

@@ -129,7 +129,7 @@ def read_ids(column: Column, feature: IdFeature, faults: Faults) -> np.ndarray |
         column = split_values(column, feature.separator)
     if not isinstance(column, Lists):
         raise FormatError(f"column {feature.name} holds single values where lists are expected.")
-    value_faults = Faults(len(column.values[0] if not isinstance(column.values, Text) else column.values.starts))
+    value_faults = Faults(int(column.offsets[-1]))
     ids = _scalar_ids(column.values, feature, value_faults)
     if value_faults.any:
         row_of_value = np.repeat(np.arange(len(column.offsets) - 1), np.diff(column.offsets))

@@ -24,6 +24,7 @@ from hotbed.data.vocabulary import Numbering
 
 GROUP_ROWS = 1 << 16
 PART_ROWS = 1 << 20
+_FEW = 1 << 15  # distinct ids; above, a dictionary costs a fifth of the writing time and a seventh of the size
 _MOST_THREADS = 4  # each holds a row group and its Parquet pages, some 50 MB
 
 
@@ -41,6 +42,7 @@ class _Finish(NamedTuple):
     schema: pa.Schema
     dense: tuple[DenseColumn, ...]
     value_of_number: list[np.ndarray]  # per feature: row (int32) or id (int64) of every number
+    few_values: list[str]  # columns that Parquet stores better as a dictionary
 
 
 def write_dataset(
@@ -65,7 +67,9 @@ def write_dataset(
     for feature in features:
         kind = pa.int32() if hash_rows is None else pa.int64()
         fields.append(pa.field(feature.name, pa.list_(kind) if feature.multi else kind))
-    finish = _Finish(pa.schema(fields), dense, values)
+    few_values = [parsed.layout.label, *(spec.name for spec in dense)]
+    few_values += [feature.name for feature in features if feature.distinct <= _FEW]
+    finish = _Finish(pa.schema(fields), dense, values, few_values)
     total = sum(split.rows for split in parsed.splits.values())
     splits: dict[str, Split] = {}
     for name, split in parsed.splits.items():
@@ -104,9 +108,9 @@ def _write_split(
     files = [f"{name}/part-{number:05d}.parquet" for number in range(len(sizes))]
 
     def write(number: int) -> int:
-        with pq.ParquetWriter(
-            directory / files[number], finish.schema, compression="zstd", compression_level=1
-        ) as writer:
+        path = directory / files[number]
+        options = {"compression": "zstd", "compression_level": 1, "use_dictionary": finish.few_values}
+        with pq.ParquetWriter(path, finish.schema, **options) as writer:
             for group in _groups(split, starts[number], sizes[number]):
                 writer.write_table(_finished(group, finish), row_group_size=GROUP_ROWS)
         return sizes[number]

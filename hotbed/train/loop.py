@@ -152,7 +152,7 @@ class Training:
 
     def evaluate_split(self, split: str, stop: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the weights as they are and write the line, unless it is there already; None when stopped."""
-        position = self._position()
+        position = self.position()
         valid = split == "valid"
         if valid and self._last_valid is not None and self._last_valid[0] == position["step"]:
             return self._last_valid[1]
@@ -176,6 +176,12 @@ class Training:
         if last is not None and not last.metrics.auc > best.auc:
             load_weights(self._best_folder(), self.learner.model, self.learner.tables)
             self._restored = best
+
+    def position(self) -> Record:
+        """What the weights have seen; epochs are counted from 1."""
+        at = self._restored or self.progress
+        epoch = at.epoch if at is self._restored or self.progress.batch == 0 else at.epoch + 1
+        return {"epoch": epoch, "step": at.step, "samples": at.samples}
 
     def close(self) -> None:
         if self._log is not None:
@@ -208,7 +214,7 @@ class Training:
         self._write(
             {
                 "kind": "train",
-                **self._position(),
+                **self.position(),
                 "loss": summary.loss,
                 "lr": self.learner.dense_lr * factor,
                 "lr_factor": factor,
@@ -221,12 +227,6 @@ class Training:
         record["seconds"] = self._clock()
         self.log.write(record)
         self.observer.record(record)
-
-    def _position(self) -> Record:
-        """What the weights have seen; epochs are counted from 1."""
-        at = self._restored or self.progress
-        epoch = at.epoch if at is self._restored or self.progress.batch == 0 else at.epoch + 1
-        return {"epoch": epoch, "step": at.step, "samples": at.samples}
 
     def _evaluate_if_due(self, stop: Callable[[], bool]) -> None:
         progress, every = self.progress, self.pace.eval_every
@@ -244,7 +244,7 @@ class Training:
         """Is it the best so far? If not, slow down, and count."""
         progress = self.progress
         if not math.isnan(auc) and (progress.best is None or auc > progress.best.auc):
-            progress.best, progress.stale = Best(auc, **self._position()), 0
+            progress.best, progress.stale = Best(auc, **self.position()), 0
             if self.reason_to_end() is None:  # else the weights stay as they are, and the model is written from them
                 self._save_best()
         else:
@@ -263,10 +263,9 @@ class Training:
         if offset is None:
             return
         step = self.progress.step - len(self._interval) + 1 + offset
-        kept = checkpoint_folder(self.run)
-        way_back = (
-            f" `hotbed train --resume {self.run} --set ...` goes on from the last good checkpoint." * kept.is_dir()
-        )
+        way_back = ""
+        if checkpoint_folder(self.run).is_dir():
+            way_back = f" `hotbed train --resume {self.run} --set ...` goes on from the last good checkpoint."
         raise RunError(
             f"the loss is no longer a number at step {step}: training has diverged. Lower tables.lr or dense.lr, set "
             f"tables.clip_norm, warm up (train.schedule=warmup), or look for huge dense features.{way_back}"

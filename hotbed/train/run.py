@@ -108,7 +108,7 @@ def _summary(training: Training, subject: Subject, found: dict[str, Evaluation] 
         "final": final,
         "best_auc": best,
         "gap": {split: value - final[split]["auc"] for split, value in best.items()},
-        "best_epoch": progress.best.epoch if progress.best else None,
+        "best_epoch": training.position()["epoch"],  # whose weights were kept
         "epochs": progress.epoch,
         "steps": progress.step,
         "seconds": progress.seconds,

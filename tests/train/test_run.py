@@ -130,10 +130,11 @@ def test_patience_plateau_and_the_best_model(start, tmp_path, keep_best):
     assert len(scores) < 30
     assert summary["stopped_because"] == "no better valid AUC in 2 evaluations"
     assert summary["final"]["valid"]["auc"] == (max(scores) if keep_best else scores[-1])
-    assert summary["best_epoch"] == valid[best]["epoch"]
+    kept = valid[best] if keep_best else valid[-1]
+    assert summary["best_epoch"] == kept["epoch"]
     test_line = lines(tmp_path)[-1]
     assert test_line["split"] == "test"
-    assert test_line["step"] == (valid[best] if keep_best else valid[-1])["step"]
+    assert test_line["step"] == kept["step"]
     factors = {line["epoch"]: line["lr_factor"] for line in lines(tmp_path) if line["kind"] == "train"}
     assert factors[best + 1] == 0.5 ** sum(1 for n in range(best) if scores[n] < max(scores[: n + 1]))
     assert factors[best + 3] == factors[best + 2] * 0.5

@@ -22,7 +22,7 @@ from hotbed.errors import ConfigError
 DEVICES = r"auto|cpu|cuda(:\d+)?"
 INIT = r"(normal|uniform|constant)\(\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*\)"
 
-ROW_RATES = {"sgd": 0.1, "adagrad": 0.05, "rowwise_adagrad": 0.05, "adam": 0.001, "ftrl": 0.05}
+ROW_RATES = {"sgd": 0.1, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001, "ftrl": 0.05}
 DENSE_RATES = {"adam": 0.001, "adagrad": 0.01, "sgd": 0.1}
 
 

@@ -30,7 +30,6 @@ def configured(*sets):
 
 def test_names_of_the_config_are_those_of_the_optimizers():
     assert set(ROW_RATES) == set(ROW_OPTIMIZERS)
-    assert {name: kind().lr for name, kind in ROW_OPTIMIZERS.items()} == ROW_RATES
     for name in DENSE_RATES:
         assert option_problems(configured(f"dense.optimizer={name}")) == []
 

@@ -5,6 +5,7 @@
     ├── DataError        the input data is not what it claims to be
     │   ├── FormatError  a raw file cannot be parsed, or too many of its rows are bad
     │   └── SchemaError  a dataset directory or schema does not fit what is asked of it
+    ├── BudgetError      a batch needs more rows at once than the cache has slots
     ├── IdError          an id lies outside its table; names table, feature, sample and id
     ├── ShapeError       tensors of the wrong shape or type reach a table or a model
     └── RunError         a run directory cannot be written, resumed or read
@@ -32,6 +33,10 @@ class FormatError(DataError):
 
 class SchemaError(DataError):
     """A dataset directory or schema does not fit what is asked of it."""
+
+
+class BudgetError(HotbedError):
+    """A batch needs more rows at once than the cache has slots."""
 
 
 class IdError(HotbedError, IndexError):

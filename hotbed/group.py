@@ -6,7 +6,7 @@ key), which is the exact reference for everything that keeps rows elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +47,14 @@ class _Way(NamedTuple):
 class TableGroup:
     """Records of several tables and the ops over them."""
 
-    def __init__(self, members: Sequence[Member], dim: int, optimizer: RowOptimizer, device: torch.device) -> None:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        dim: int,
+        optimizer: RowOptimizer,
+        device: torch.device,
+        num_slots: int = 0,
+    ) -> None:
         too_large = [f"{m.name} ({m.rows:,})" for m in members if m.rows >= _MAX_ROWS]
         if too_large:
             raise ConfigError(f"tables with 2^32 rows or more: {', '.join(too_large)}. Hash their ids into fewer rows.")
@@ -55,36 +62,63 @@ class TableGroup:
         self.layout: Layout = layout_of(dim, optimizer)
         self.optimizer = optimizer
         self._ways: dict[tuple[str, ...], _Way] = {}
-        num_rows = sum(member.rows for member in members)
-        self.records = empty_records(num_rows, self.layout, torch.float32, device)
+        self.num_rows = sum(member.rows for member in members)
+        self.records = empty_records(num_slots or self.num_rows, self.layout, torch.float32, device)
+        self._seed = 0
 
     def initialise(self, seed: int) -> None:
         """Write the first value and state of every row."""
-        dim, device = self.layout.dim, self.records.device
-        for member in self.members.values():
-            stream = stream_of(seed, member.name)
-            for start in range(0, member.rows, _INIT_CHUNK):
-                stop = min(start + _INIT_CHUNK, member.rows)
-                part = self.records[member.base + start : member.base + stop]
-                weights = torch.empty(stop - start, dim, dtype=part.dtype, device=device)
-                init_rows(weights, torch.arange(start, stop, device=device), stream, member.init)
-                if member.padding_id is not None and start <= member.padding_id < stop:
-                    weights[member.padding_id - start] = 0
-                part.zero_()
-                part[:, :dim] = weights
-                for state, value in self.optimizer.first_state(weights).items():
-                    part[:, self.layout.columns(state)] = value
+        self._seed = seed
+        for start in range(0, self.num_rows, _INIT_CHUNK):
+            stop = min(start + _INIT_CHUNK, self.num_rows)
+            self.records[start:stop] = self.first_records(torch.arange(start, stop, device=self.records.device))
 
-    def weight(self, table: str) -> Tensor:
-        """The weights [rows, D] of one table; a view, so writing to it changes the table."""
-        member = self.members[table]
-        return self.records[member.base : member.base + member.rows, : self.layout.dim]
+    def first_records(self, keys: Tensor) -> Tensor:
+        """The records [U, W] that rows start from; keys [U] ascend."""
+        layout = self.layout
+        records = torch.zeros(keys.shape[0], layout.width, dtype=torch.float32, device=keys.device)
+        bases = torch.tensor([member.base for member in self.members.values()], device=keys.device)
+        cuts = [*torch.searchsorted(keys, bases).tolist(), keys.shape[0]]
+        for member, start, stop in zip(self.members.values(), cuts, cuts[1:]):
+            if start == stop:
+                continue
+            ids = keys[start:stop] - member.base
+            weights = torch.empty(stop - start, layout.dim, device=keys.device)
+            init_rows(weights, ids, stream_of(self._seed, member.name), member.init)
+            if member.padding_id is not None:
+                weights[ids == member.padding_id] = 0
+            part = records[start:stop]
+            part[:, : layout.dim] = weights
+            for state, value in self.optimizer.first_state(weights).items():
+                part[:, layout.columns(state)] = value
+        return records
 
-    def states(self, table: str) -> dict[str, Tensor]:
-        """The optimizer state of one table, by name, [rows, D] or [rows, 1]; views."""
+    def columns(self, table: str) -> dict[str, Tensor]:
+        """`weight` [rows, D] and every optimizer state [rows, D] or [rows, 1] of one table: views, so writing changes it."""
         member = self.members[table]
-        part = self.records[member.base : member.base + member.rows]
-        return {state: part[:, self.layout.columns(state)] for state in self.layout.states}
+        return self._cut(self.records[member.base : member.base + member.rows])
+
+    def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
+        """Take over columns of one table."""
+        for name, view in self.columns(table).items():
+            if name in columns:
+                view.copy_(columns[name])
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Follow `nn.Module.to`."""
+        self.records = fn(self.records)
+
+    def placed(self, lookups: Lookups) -> Lookups:
+        """The same look-ups with the slots their rows are in now; here a row's slot is its key, for good."""
+        return lookups
+
+    def _slots_of(self, member: Member) -> tuple[int, int]:
+        """(first, number) of the slots a table's rows may be in."""
+        return member.base, member.rows
+
+    def _cut(self, records: Tensor) -> dict[str, Tensor]:
+        layout = self.layout
+        return {"weight": records[:, : layout.dim]} | {s: records[:, layout.columns(s)] for s in layout.states}
 
     def keys(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, int]:
         """Keys [L] of ids [L], one table name per span; and the first position with a bad id, or -1."""
@@ -123,6 +157,6 @@ class TableGroup:
                 spans = [p for p, table in enumerate(tables) if table == name]
                 first, stop = (spans[0], spans[-1] + 1) if spans else (0, 0)
                 if spans or self.optimizer.decay_scope == "table":
-                    rows.append(TableRows(member.base, member.rows, first, stop))
+                    rows.append(TableRows(*self._slots_of(member), first, stop))
             self._ways[tables] = _Way(addresses, tuple(rows))
         return self._ways[tables]

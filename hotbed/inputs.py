@@ -109,7 +109,7 @@ def _flatten_matrix(
     if bad >= 0:
         sample, j = divmod(bad, len(features))
         raise group.refuse(features[j].table, features[j].name, sample, int(ids[bad]))
-    return Lookups(keys, spans, num_out=ids.shape[0]), tables
+    return group.placed(Lookups(keys, spans, num_out=ids.shape[0])), tables
 
 
 def _flatten_bags(
@@ -152,7 +152,8 @@ def _flatten_bags(
         sample = int(torch.searchsorted(offsets, torch.tensor(bad - spans[p].start, device=device), right=True)) - 1
         raise group.refuse(tables[p], spans[p].feature, sample, int(ids[bad]))
     scale = _scales([features[j] for j in order], bags, keys, spans, group.records.dtype)
-    return Lookups(keys, tuple(spans), num_out, torch.cat(starts), torch.cat(out_rows), scale), tables
+    lookups = Lookups(keys, tuple(spans), num_out, torch.cat(starts), torch.cat(out_rows), scale=scale)
+    return group.placed(lookups), tables
 
 
 def _scales(

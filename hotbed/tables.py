@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from hotbed.cached_group import CachedGroup
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.group import Member, TableGroup
 from hotbed.inputs import Feature, Given, as_given, flatten
@@ -54,6 +55,9 @@ class EmbeddingTables(nn.Module):
     `output`: "stack" gives [B, F, D] and needs equal dims and pooled features, "concat" gives [B, sum of dims], "dict" gives
     {feature: [B, D]} (for pooling "none" the vectors of all values: [L, D] for a Jagged, [B, T, D] for a matrix [B, T]).
     "auto" is stack where possible, else dict.
+
+    `cache=0.015` keeps that share of the rows on the device and the rest in host memory, with the same results to the bit;
+    `policy` says which rows stay. For now every batch waits for its copies.
     """
 
     def __init__(
@@ -64,6 +68,8 @@ class EmbeddingTables(nn.Module):
         seed: int = 0,
         device: torch.device | str = "cpu",
         output: Output = "auto",
+        cache: float | None = None,
+        policy: str = "lfu",
     ) -> None:
         super().__init__()
         self.optimizer = optimizer if optimizer is not None else Adagrad()
@@ -72,7 +78,7 @@ class EmbeddingTables(nn.Module):
         self.output = _output(output, self.tables, self.features)
         self.lr_factor = 1.0  # multiplies the row learning rate; for schedules driven from outside
         self.num_updates = 0
-        self.groups = _groups(self.tables, self.optimizer, torch.empty(0, device=device).device)
+        self.groups = _groups(self.tables, self.optimizer, torch.empty(0, device=device).device, cache, policy)
         for group in self.groups:
             group.initialise(seed)
         self._features_of_group = [[f for f in self.features if f.table in group.members] for group in self.groups]
@@ -107,11 +113,12 @@ class EmbeddingTables(nn.Module):
 
     def weight(self, table: str) -> Tensor:
         """The weights [rows, dim] of a table: a view, so writing to it changes the rows."""
-        return self._group_of(table).weight(table)
+        return self._group_of(table).columns(table)["weight"]
 
     def states(self, table: str) -> dict[str, Tensor]:
         """The optimizer state of a table by name, [rows, dim] or [rows, 1]: views."""
-        return self._group_of(table).states(table)
+        columns = self._group_of(table).columns(table)
+        return {name: column for name, column in columns.items() if name != "weight"}
 
     @property
     def num_bytes(self) -> int:
@@ -137,17 +144,16 @@ class EmbeddingTables(nn.Module):
                     f"embedding rows are kept in float32 and cannot become {dtype}; convert the dense model alone "
                     "and use torch.autocast for its products"
                 )
-            group.records = fn(group.records)
+            group.move(fn)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def _named_columns(self) -> dict[str, Tensor]:
         """Every view that a checkpoint holds: `<table>.weight` and `<table>.<state>`."""
-        columns = {}
+        columns: dict[str, Tensor] = {}
         for group in self.groups:
             for table in group.members:
-                columns[f"{table}.weight"] = group.weight(table)
-                columns |= {f"{table}.{name}": state for name, state in group.states(table).items()}
+                columns |= {f"{table}.{name}": column for name, column in group.columns(table).items()}
         return columns
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -166,6 +172,7 @@ class EmbeddingTables(nn.Module):
         error_msgs: list[str],
     ) -> None:
         columns = self._named_columns()
+        fitting: dict[str, dict[str, Tensor]] = {}
         for name, column in columns.items():
             saved = state_dict.get(prefix + name)
             if saved is None:
@@ -173,7 +180,10 @@ class EmbeddingTables(nn.Module):
             elif saved.shape != column.shape:
                 error_msgs.append(f"{prefix + name} is {list(saved.shape)}, but the table has {list(column.shape)}")
             else:
-                column.copy_(saved)
+                table, _, part = name.rpartition(".")
+                fitting.setdefault(table, {})[part] = saved
+        for table, saved_columns in fitting.items():
+            self._group_of(table).load(table, saved_columns)
         counters = {"num_updates", "lr_factor"}
         missing_keys += [prefix + name for name in counters if prefix + name not in state_dict]
         self.num_updates = int(state_dict.get(prefix + "num_updates", self.num_updates))
@@ -229,6 +239,7 @@ class _LookUp(torch.autograd.Function):
                 "call the tables again instead of keeping the graph"
             )
         call.done = True
+        call.lookups = call.group.placed(call.lookups)  # another look-up may have moved the rows
         grad_scale = None
         if ctx.needs_input_grad[1]:
             out_rows = call.lookups.out_row_of_lookup()
@@ -295,14 +306,25 @@ def _output(output: Output, tables: dict[str, Table], features: list[Feature]) -
     return output
 
 
-def _groups(tables: dict[str, Table], optimizer: RowOptimizer, device: torch.device) -> list[TableGroup]:
+def _groups(
+    tables: dict[str, Table], optimizer: RowOptimizer, device: torch.device, cache: float | None, policy: str
+) -> list[TableGroup]:
     """Tables of one dim share a group (the optimizer is the same for all, so the record width is too)."""
-    groups = []
+    if cache is not None and (isinstance(cache, bool) or not isinstance(cache, (int, float)) or not 0 < cache <= 1):
+        raise ConfigError(f"cache is the share of rows on the device, above 0 and at most 1, not {cache!r}")
+    if cache is not None and optimizer.decay_scope == "table":
+        raise ConfigError(
+            "decay_scope='table' visits every row at every step, which a cache cannot hold; use 'touched'"
+        )
+    groups: list[TableGroup] = []
     for dim in dict.fromkeys(table.dim for table in tables.values()):
         members, base = [], 0
         for name, table in tables.items():
             if table.dim == dim:
                 members.append(Member(name, table.rows, base, table.init, table.hashing, table.padding_id))
                 base += table.rows
-        groups.append(TableGroup(members, dim, optimizer, device))
+        if cache is None:
+            groups.append(TableGroup(members, dim, optimizer, device))
+        else:
+            groups.append(CachedGroup(members, dim, optimizer, device, max(1, round(cache * base)), policy))
     return groups

@@ -14,9 +14,10 @@ PACKAGE = Path(hotbed.__file__).parent
 # A room may import from the floors below its own (earlier in this list).
 FLOORS = [
     {"types", "errors"},
-    {"config", "memory", "data", "plan", "cache", "store", "optim"},
+    {"config", "memory", "data", "plan", "cache", "optim"},
     {"run_file", "ops", "models"},
-    {"group"},
+    {"group", "store"},
+    {"cached_group"},
     {"inputs"},
     {"tables"},
     {"embedding_bag", "pipeline", "parallel"},

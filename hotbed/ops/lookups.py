@@ -36,6 +36,8 @@ class Lookups(NamedTuple):
     starts: Tensor | None = None  # int64 [N + 1]
     out_rows: Tensor | None = None  # int64 [N]
     scale: Tensor | None = None  # [L], with starts only: weight of the look-up, and 1 / bag size for mean pooling
+    keys: Tensor | None = None  # int64 [L], where a slot is not its key: sums run in key order, never in slot order
+    window: int = 0  # the cache's window that chose the slots; they hold until the next one
 
     def out_row_of_lookup(self) -> Tensor | None:
         """The output row each look-up goes to, int64 [L]; None when look-up i goes to row i."""

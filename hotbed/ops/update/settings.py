@@ -9,7 +9,7 @@ from hotbed.optim.rules import Rule
 
 
 class TableRows(NamedTuple):
-    """The rows of one table in its group, and the spans (first, stop) of the features that read it."""
+    """The slots that rows of one table may be in, and the spans (first, stop) of the features that read it."""
 
     base: int
     rows: int

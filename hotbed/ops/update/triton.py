@@ -95,7 +95,7 @@ def _apply(
 
 @triton.jit
 def _chunks(
-    records, keys, order, grad, out_rows, scale, partial, partial_count,
+    records, keys, order, slots, grad, out_rows, scale, partial, partial_count,
     lr, l2, weight_decay, clip_norm, constants, num_lookups, width,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, BAGS: tl.constexpr, SCALED: tl.constexpr,
     STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
@@ -130,7 +130,8 @@ def _chunks(
                 tl.store(partial + side * DIM + d, total, mask=inside)
                 tl.store(partial_count + side, count)
             elif key >= 0:
-                _apply(records, key, total, count, d, inside, lr, l2, weight_decay, clip_norm, constants, width,
+                slot = tl.load(slots + position)
+                _apply(records, slot, total, count, d, inside, lr, l2, weight_decay, clip_norm, constants, width,
                        DIM, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
             total = tl.zeros([BLOCK_D], dtype=grad.dtype.element_ty)
             count = first * 0
@@ -141,7 +142,8 @@ def _chunks(
 
 @triton.jit
 def _borders(
-    records, keys, partial, partial_count, lr, l2, weight_decay, clip_norm, constants, num_lookups, num_chunks, width,
+    records, keys, order, slots, partial, partial_count,
+    lr, l2, weight_decay, clip_norm, constants, num_lookups, num_chunks, width,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, HEADS: tl.constexpr,
     STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
     ROW: tl.constexpr, ELEMENT: tl.constexpr,
@@ -171,7 +173,8 @@ def _borders(
             count += tl.sum(tl.load(partial_count + heads * 2, mask=same, other=0), axis=0)
             c += HEADS
             more = (tl.sum(same.to(tl.int32), axis=0) == HEADS) & (c < num_chunks)
-        _apply(records, key, total, count, d, inside, lr, l2, weight_decay, clip_norm, constants, width,
+        slot = tl.load(slots + tl.load(order + stop))
+        _apply(records, slot, total, count, d, inside, lr, l2, weight_decay, clip_norm, constants, width,
                DIM, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
 
 
@@ -190,7 +193,7 @@ def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, settings: UpdateSettings) -> None:
     """Apply the row optimizer in place to every row with a gradient."""
-    keys, order = torch.sort(lookups.slots, stable=True)
+    keys, order = torch.sort(lookups.slots if lookups.keys is None else lookups.keys, stable=True)
     num_lookups, dim = keys.shape[0], layout.dim
     if num_lookups == 0:
         return
@@ -218,6 +221,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
         records,
         keys,
         order,
+        lookups.slots,
         grad,
         keys if out_rows is None else out_rows,
         grad if lookups.scale is None else lookups.scale,
@@ -233,6 +237,8 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     _borders[(num_chunks,)](
         records,
         keys,
+        order,
+        lookups.slots,
         partial,
         partial_count,
         *numbers,

@@ -1,0 +1,5 @@
+"""Keys -> records below the device."""
+
+from hotbed.store.memory import MemoryStore
+
+__all__ = ["MemoryStore"]

@@ -1,0 +1,48 @@
+import resource
+from pathlib import Path
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotbed import optim
+from hotbed.ops.records import layout_of
+from hotbed.store import MemoryStore
+
+LAYOUT = layout_of(2, optim.SGD())
+
+
+def first(keys):
+    return keys.unsqueeze(1).float() * torch.ones(1, LAYOUT.width) + 0.5
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+def test_against_a_dict(data):
+    store, model = MemoryStore(20, LAYOUT, first), {}
+    for step in range(data.draw(st.integers(1, 6))):
+        keys = torch.tensor(sorted(data.draw(st.sets(st.integers(0, 19), min_size=1))))
+        out = torch.full((keys.shape[0], LAYOUT.width), torch.nan)
+        store.read(keys, out)
+        expected = [model.get(key, first(torch.tensor([key]))[0].tolist()) for key in keys.tolist()]
+        assert out.tolist() == expected
+        if data.draw(st.booleans()):
+            records = torch.rand(keys.shape[0], LAYOUT.width) + step
+            store.write(keys, records)
+            model |= dict(zip(keys.tolist(), records.tolist()))
+    found = {key: record for keys, records in store.items(3) for key, record in zip(keys.tolist(), records.tolist())}
+    assert found == model
+    assert store.num_written == len(model)
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_opening_a_large_store_takes_no_memory():
+    before = resident_bytes()
+    store = MemoryStore(50_000_000, LAYOUT, first)  # 800 MB once every row is used
+    out = torch.empty(2, LAYOUT.width)
+    store.read(torch.tensor([3, 49_999_999]), out)
+    assert out[:, 0].tolist() == [3.5, 50_000_000.0]
+    assert resident_bytes() - before < 100e6

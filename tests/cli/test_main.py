@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -64,3 +65,13 @@ def test_an_interrupt_is_no_traceback(hotbed, monkeypatch):
     result = hotbed("train")
     assert result.code == 130
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_waiting_threads_sleep_unless_told_otherwise(hotbed, monkeypatch, given, found):
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    else:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    hotbed("--version")
+    assert os.environ["OMP_WAIT_POLICY"] == found

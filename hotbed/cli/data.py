@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from hotbed.cli.console import err, out
 from hotbed.errors import ConfigError
@@ -37,7 +38,7 @@ def describe_command(
         out().print_json(data=figures)
         return
     console = out()
-    console.print(f"[bold]{dataset}[/bold]  {opened.path}", soft_wrap=True)
+    console.print(Text.assemble((dataset, "bold"), f"  {opened.path}"), soft_wrap=True)
     console.print(_split_table(figures["splits"], opened.schema.best_auc))
     console.print(_feature_table(figures))
     console.print(
@@ -79,9 +80,8 @@ def get_command(
     entry = find_public_set(name)
     folders = choose_folders(entry, tuple(day or ()))
     console = err()
-    console.print(
-        f"[bold]{entry.name}[/bold]: {entry.summary}\npage: {entry.page}\nlicence: {entry.licence}", soft_wrap=True
-    )
+    facts = f": {entry.summary}\npage: {entry.page}\nlicence: {entry.licence}"
+    console.print(Text.assemble((entry.name, "bold"), facts), soft_wrap=True)
     if entry.by_hand:
         steps = "\n".join(f"  {number}. {step}" for number, step in enumerate((*entry.by_hand, *entry.then), 1))
         raise DataError(f"{entry.name} can only be had with an account at its publisher. By hand:\n{steps}")
@@ -95,9 +95,7 @@ def get_command(
             path = download(file, directory, progress)
             checked = file.checksum.partition(":")[0] + " checked" if file.checksum else "no checksum is published"
             console.print(f"{path} ({path.stat().st_size:,} bytes, {checked})", soft_wrap=True)
-    console.print(
-        "then, in that directory:", *(f"  {step}" for step in entry.then), sep="\n", markup=False, soft_wrap=True
-    )
+    console.print("then, in that directory:", *(f"  {step}" for step in entry.then), sep="\n", soft_wrap=True)
 
 
 @data_app.command("make", no_args_is_help=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from hotbed.cli.console import err, out
 from hotbed.cli.dataset import open_dataset
@@ -37,7 +38,7 @@ def evaluate_command(
         dataset = open_dataset(data or card["dataset"])
         check_same_ids(folder, dataset)
         learner = load_learner(folder, device)
-    with err().status(f"evaluating the {split} split"):
+    with err().status(Text(f"evaluating the {split} split")):
         loader = Loader(dataset, split, batch_size=batch_size, pin_memory=learner.device.type == "cuda")
         found = evaluate(learner, loader)
         assert found is not None, "nothing asked to stop"

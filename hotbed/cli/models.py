@@ -5,9 +5,9 @@ from __future__ import annotations
 
 def models_command() -> None:
     """List the models: what they do, table width, options with defaults, reference."""
-    from rich.console import Console
     from rich.table import Table
 
+    from hotbed.cli.console import out
     from hotbed.models import MODELS, model_card
 
     table = Table(title="Models (hotbed train --model NAME)", show_lines=True)
@@ -17,7 +17,7 @@ def models_command() -> None:
         card = model_card(name)
         options = "\n".join(f"{option}={_shown(default)}" for option, default in card.options.items())
         table.add_row(card.name, card.summary, card.width, options or "-", card.reference)
-    Console().print(table, markup=False)
+    out().print(table)
 
 
 def _shown(value: object) -> str:

@@ -48,6 +48,6 @@ def predict_command(
             batches = raw_batches(reader)
     with err().status("scoring"):
         count = predict(learner, batches, scores)
-    out().print(f"{count:,} scores in {scores}", markup=False, soft_wrap=True)
+    out().print(f"{count:,} scores in {scores}", soft_wrap=True)
     if reader is not None and reader.quarantine.bad_rows:
-        err().print(f"{reader.quarantine.bad_rows:,} rows could not be read and have no score", markup=False)
+        err().print(f"{reader.quarantine.bad_rows:,} rows could not be read and have no score")

@@ -170,7 +170,7 @@ def _show(report: PrepareReport) -> None:
     for name, split in schema.splits.items():
         share = f"{split.positives:,} ({split.positives / split.rows:.1%})"
         splits.add_row(name, f"{split.rows:,}", share, str(len(split.files)))
-    console.print(splits, markup=False)
+    console.print(splits)
     features = Table("feature", "distinct ids in train", "table rows", "made of")
     for feature in schema.features:
         made = f"{feature.source}s, many per row" if feature.multi else feature.source
@@ -179,16 +179,16 @@ def _show(report: PrepareReport) -> None:
         console.print(features)
     if schema.dense:
         numbers = ", ".join(f"{one.name} (log)" if one.transform == "log" else one.name for one in schema.dense)
-        console.print(f"numbers: {numbers}", markup=False)
+        console.print(f"numbers: {numbers}")
     if report.bad_rows:
         bad = Table("bad rows", "reason", title="left out, see quarantine.jsonl", title_justify="left")
         for reason, rows in report.bad_rows.items():
             bad.add_row(f"{rows:,}", reason)
-        console.print(bad, markup=False)
+        console.print(bad)
     else:
         console.print("no bad rows")
     if report.left_out:
         console.print(f"{report.left_out:,} good rows are in no split (--split leaves them out)")
     speed = report.raw_bytes / 1e6 / max(report.seconds, 1e-9)
     console.print(f"{report.raw_bytes / 1e6:,.1f} MB in {report.seconds:.1f} s ({speed:.0f} MB/s)")
-    console.print(f"next: hotbed train --data {report.path}", markup=False, soft_wrap=True)
+    console.print(f"next: hotbed train --data {report.path}", soft_wrap=True)

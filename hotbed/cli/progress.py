@@ -54,7 +54,7 @@ class LiveBar:
             self._console.print(f"epoch {record['epoch']}, step {record['step']:,}: {facts(record)}")
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(text)
 
     def end(self) -> None:
         self._bar.stop()
@@ -87,7 +87,7 @@ class PlainLines:
         self.say(f"epoch {record['epoch']}, step {step:,} of {self._total:,}: {facts(record)}{left}")
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
     def end(self) -> None:
         """Lines need no end."""

@@ -20,4 +20,4 @@ def report_command(
     """
     from hotbed.report import write_report
 
-    out().print(f"report: {write_report(run)}", markup=False, soft_wrap=True)
+    out().print(f"report: {write_report(run)}", soft_wrap=True)

@@ -169,7 +169,7 @@ def _run(built: Built, quiet: bool) -> None:
 
     folder = built.training.run
     if not quiet:
-        err().print(_opening(built), markup=False, soft_wrap=True)
+        err().print(_opening(built), soft_wrap=True)
     try:
         ending = run(built.training, built.subject)
     except HotbedError:
@@ -188,12 +188,11 @@ def _run(built: Built, quiet: bool) -> None:
     trained = (
         f"{summary['samples']:,} samples in {seconds:,.1f} s of training, {rate:,.0f} samples/s on {summary['device']}"
     )
-    out().print(f"{trained}\nreport: {page}", markup=False, soft_wrap=True)
+    out().print(f"{trained}\nreport: {page}", soft_wrap=True)
     if not summary["finished"]:
         err().print(
             f"interrupted at step {summary['steps']:,}; the checkpoint is saved. Go on with: "
             f"hotbed train --resume {shlex.quote(str(folder))}",
-            markup=False,
             soft_wrap=True,
         )
         raise typer.Exit(ending.exit_code)

@@ -37,6 +37,14 @@ def test_describe(tmp_path, capsys):
     assert "neither an embedded dataset" in err
 
 
+def test_a_path_is_shown_as_it_is(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_dataset(tmp_path / "d[" / "bold]:100:", {"train": [30]})
+    code, out, err = run(capsys, "describe", "d[/bold]:100:")
+    assert code == 0, err
+    assert "d[/bold]:100:" in out
+
+
 def test_list_names_every_set_and_licence(capsys):
     code, out, _ = run(capsys, "list")
     assert code == 0

@@ -75,3 +75,23 @@ def test_waiting_threads_sleep_unless_told_otherwise(hotbed, monkeypatch, given,
         monkeypatch.setenv("OMP_WAIT_POLICY", given)
     hotbed("--version")
     assert os.environ["OMP_WAIT_POLICY"] == found
+
+
+def run_hotbed(*arguments, **options):
+    return subprocess.run([sys.executable, "-m", "hotbed", *arguments], timeout=120, check=False, **options)
+
+
+def test_a_terminal_that_knows_only_ascii():
+    done = run_hotbed("data", "list", capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert b"criteo-like" in done.stdout
+
+
+def test_a_closed_stderr_ends_nothing():
+    """A run whose log is piped into `head` goes on."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "from hotbed.cli.console import err; err().print('x' * 99999); err().print('y'); print('still here')"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=writer, timeout=120, check=False)
+    os.close(writer)
+    assert done.stdout == b"still here\n"

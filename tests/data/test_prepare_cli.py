@@ -115,3 +115,12 @@ def test_help_names_every_option_and_an_example():
         "quarantine.jsonl",
     ):
         assert option in output
+
+
+def test_names_are_shown_as_they_are(tmp_path):
+    """Brackets are no markup, and :100: is no emoji."""
+    raw = write(tmp_path / "f.csv", "label,c[red],:100:,n[/x]", *["1,a,b,3", "0,c,d,4"] * 5, "1,a,b,many")
+    code, output = run(raw, "--out", tmp_path / "o[bold]", "--max-bad", 1, "--dense", "n[/x]")
+    assert code == 0, output
+    for name in ("c[red]", ":100:", "n[/x] (log)", "n[/x] is not a number", "o[bold]"):
+        assert name in output

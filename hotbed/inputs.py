@@ -83,38 +83,54 @@ def as_given(
     return Given(size, matrix, columns, given, shapes)
 
 
-def flatten(group: TableGroup, features: Sequence[Feature], given: Given) -> tuple[Lookups, tuple[str, ...]]:
-    """The look-ups of one group's features, and the table of every span.
+class GroupInputs:
+    """The features of one group, and what every batch of one size would otherwise work out again."""
+
+    def __init__(self, group: TableGroup, features: Sequence[Feature]) -> None:
+        place = {table: i for i, table in enumerate(group.members)}
+        self.features = tuple(features)
+        self.order = sorted(range(len(features)), key=lambda j: place[features[j].table])  # tables together
+        self.tables = tuple(features[j].table for j in self.order)
+        self.all_pooled = all(feature.pooling != "none" for feature in features)
+        self._matrix_spans: dict[int, tuple[Span, ...]] = {}
+
+    def matrix_spans(self, size: int) -> tuple[Span, ...]:
+        """The columns of a matrix of `size` samples."""
+        if size not in self._matrix_spans:
+            if len(self._matrix_spans) >= 64:
+                self._matrix_spans.clear()
+            width = len(self.features)
+            self._matrix_spans[size] = tuple(Span(self.features[j].name, j, size, width) for j in self.order)
+        return self._matrix_spans[size]
+
+
+def flatten(group: TableGroup, inputs: GroupInputs, given: Given) -> Lookups:
+    """The look-ups of one group's features, with spans in the order of `inputs.tables`.
 
     Output rows: sample-major for the pooled features, [B, F'] flattened, then the values of each sequence feature.
     """
-    place = {table: i for i, table in enumerate(group.members)}
-    in_table_order = sorted(range(len(features)), key=lambda j: place[features[j].table])
-    if all(feature.pooling != "none" and feature.name in given.columns for feature in features):
-        return _flatten_matrix(group, features, given, in_table_order)
-    return _flatten_bags(group, features, given, in_table_order)
+    if inputs.all_pooled and all(feature.name in given.columns for feature in inputs.features):
+        return _flatten_matrix(group, inputs, given)
+    return _flatten_bags(group, inputs, given)
 
 
-def _flatten_matrix(
-    group: TableGroup, features: Sequence[Feature], given: Given, order: list[int]
-) -> tuple[Lookups, tuple[str, ...]]:
+def _flatten_matrix(group: TableGroup, inputs: GroupInputs, given: Given) -> Lookups:
+    features = inputs.features
     columns = [given.columns[feature.name] for feature in features]
     matrix = given.matrix
     if columns != list(range(matrix.shape[1])):
         matrix = matrix[:, columns]
     ids = matrix.contiguous().view(-1)
-    spans = tuple(Span(features[j].name, j, given.size, len(features)) for j in order)
-    tables = tuple(features[j].table for j in order)
-    keys, bad = group.keys(ids, spans, tables)
+    spans = inputs.matrix_spans(given.size)
+    keys, bad = group.keys(ids, spans, inputs.tables)
     if bad >= 0:
         sample, j = divmod(bad, len(features))
         raise group.refuse(features[j].table, features[j].name, sample, int(ids[bad]))
-    return group.placed(Lookups(keys, spans, num_out=ids.shape[0])), tables
+    return group.placed(Lookups(keys, spans, num_out=ids.shape[0]))
 
 
-def _flatten_bags(
-    group: TableGroup, features: Sequence[Feature], given: Given, order: list[int]
-) -> tuple[Lookups, tuple[str, ...]]:
+def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: Given) -> Lookups:
+    features, order, tables = inputs.features, inputs.order, inputs.tables
     size, device = given.size, given.matrix.device
     pooled = [feature.name for feature in features if feature.pooling != "none"]
     one_each = torch.arange(size + 1, device=device)
@@ -143,7 +159,6 @@ def _flatten_bags(
             out_rows.append(torch.arange(size, device=device) * len(pooled) + pooled.index(name))
         position += count
     starts.append(torch.tensor([position], device=device))
-    tables = tuple(features[j].table for j in order)
     ids = torch.cat(values) if values else torch.empty(0, dtype=torch.int64, device=device)
     keys, bad = group.keys(ids, tuple(spans), tables)
     if bad >= 0:
@@ -153,7 +168,7 @@ def _flatten_bags(
         raise group.refuse(tables[p], spans[p].feature, sample, int(ids[bad]))
     scale = _scales([features[j] for j in order], bags, keys, spans, group.records.dtype)
     lookups = Lookups(keys, tuple(spans), num_out, torch.cat(starts), torch.cat(out_rows), scale=scale)
-    return group.placed(lookups), tables
+    return group.placed(lookups)
 
 
 def _scales(

@@ -7,7 +7,7 @@ model does not see them. Rows change only in train mode (`tables.train()`) and u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,11 +18,12 @@ from torch.autograd.function import once_differentiable
 from hotbed.cached_group import CachedGroup
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.group import Member, TableGroup
-from hotbed.inputs import Feature, Given, as_given, flatten
+from hotbed.inputs import Feature, Given, GroupInputs, as_given, flatten
 from hotbed.ops.init_rows import Init, Normal
 from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups
 from hotbed.optim import Adagrad, RowOptimizer
+from hotbed.optim.schedules import as_schedule
 from hotbed.types import Jagged
 
 Pooling = Literal["sum", "mean", "none"]
@@ -81,7 +82,11 @@ class EmbeddingTables(nn.Module):
         self.groups = _groups(self.tables, self.optimizer, torch.empty(0, device=device).device, cache, policy)
         for group in self.groups:
             group.initialise(seed)
-        self._features_of_group = [[f for f in self.features if f.table in group.members] for group in self.groups]
+        self._inputs = [
+            GroupInputs(group, [feature for feature in self.features if feature.table in group.members])
+            for group in self.groups
+        ]
+        self._schedule = as_schedule(self.optimizer.lr)
         # autograd calls backward only for functions of something that requires a gradient
         self._trigger = torch.zeros(0, requires_grad=True)
 
@@ -98,15 +103,15 @@ class EmbeddingTables(nn.Module):
         given = as_given(self.features, ids, bags, self.groups[0].records.device)
         step = _Step(self)
         vectors: dict[str, Tensor] = {}
-        for group, features in zip(self.groups, self._features_of_group):
-            lookups, tables = flatten(group, features, given)
+        for group, inputs in zip(self.groups, self._inputs):
+            lookups = flatten(group, inputs, given)
             if self.training and torch.is_grad_enabled():
-                out: Tensor = _LookUp.apply(self._trigger, lookups.scale, _Call(group, lookups, tables, step))  # type: ignore[no-untyped-call]
+                out: Tensor = _LookUp.apply(self._trigger, lookups.scale, _Call(group, lookups, inputs.tables, step))  # type: ignore[no-untyped-call]
             else:
                 out = group.lookup(lookups)
             if self.output == "stack":
-                return out.view(given.size, len(features), group.layout.dim)
-            vectors |= _by_feature(out, features, given)
+                return out.view(given.size, len(inputs.features), group.layout.dim)
+            vectors |= _by_feature(out, inputs.features, given)
         if self.output == "concat":
             return torch.cat([vectors[feature.name] for feature in self.features], dim=1)
         return {feature.name: vectors[feature.name] for feature in self.features}
@@ -204,7 +209,7 @@ class _Step:
         """The learning rate of this call's update."""
         if self._lr is None:
             tables = self._tables
-            self._lr = tables.optimizer.rate(tables.num_updates) * tables.lr_factor
+            self._lr = tables._schedule.at(tables.num_updates) * tables.lr_factor
             tables.num_updates += 1
         return self._lr
 
@@ -249,7 +254,7 @@ class _LookUp(torch.autograd.Function):
         return None, grad_scale, None
 
 
-def _by_feature(out: Tensor, features: list[Feature], given: Given) -> dict[str, Tensor]:
+def _by_feature(out: Tensor, features: Sequence[Feature], given: Given) -> dict[str, Tensor]:
     """Cut one group's output rows into features."""
     pooled = [feature.name for feature in features if feature.pooling != "none"]
     cut = given.size * len(pooled)

@@ -9,7 +9,7 @@ from numba import njit
 
 from hotbed.ops.prefetch import prefetch
 
-_AHEAD = 12  # look-ups between asking for a row and reading it
+_AHEAD = 24  # look-ups between asking for a row and reading it
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.ops.backend import backend_of
-from hotbed.ops.lookups import Lookups, span_array
+from hotbed.ops.lookups import Lookups, Span, span_array
 from hotbed.ops.records import Layout
 from hotbed.ops.threads import in_parallel, num_threads
 from hotbed.ops.update import reference
@@ -36,40 +36,45 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     from hotbed.ops.update import numba
 
     out_rows = lookups.out_row_of_lookup()
-    counts = tuple(_lookups_of(table, lookups) for table in settings.tables)
     numbers = (settings.lr, settings.l2, settings.weight_decay, settings.clip_norm, float(settings.scale_by_count))
     constants = np.array(settings.constants, dtype=np.float64)
     threads = num_threads()
+    parts, most = _parts(settings.tables, lookups.spans, threads)
     in_parallel(
-        numba.update,
+        numba.update_kernel(settings.rule),
         records.numpy(),
         lookups.slots.numpy(),
         span_array(lookups.spans),
-        _parts(settings.tables, counts),
+        parts,
         grad.numpy(),
         np.empty(0, dtype=np.int64) if out_rows is None else out_rows.numpy(),
         np.empty(0, dtype=grad.numpy().dtype) if lookups.scale is None else lookups.scale.numpy(),
-        numba.KINDS.index(settings.rule),
         np.array(numbers, dtype=np.float64),
         constants,
         constants.astype(records.numpy().dtype),
         settings.whole_table,
-        np.empty((threads, 2, max(counts, default=0)), dtype=np.uint64),
+        np.empty((threads, 2, most), dtype=np.uint64),
         threads=threads,
     )
 
 
-def _lookups_of(table: TableRows, lookups: Lookups) -> int:
-    return sum(span.length for span in lookups.spans[table.first_span : table.stop_span])
-
-
 @lru_cache(maxsize=64)
-def _parts(tables: tuple[TableRows, ...], counts: tuple[int, ...]) -> NDArray[np.int64]:
-    """[P, 6]: base, rows, first span, stop span, mask, residue; a part holds the rows with row & mask == residue."""
-    parts = []
+def _parts(tables: tuple[TableRows, ...], spans: tuple[Span, ...], threads: int) -> tuple[NDArray[np.int64], int]:
+    """(parts, most look-ups of one table).
+
+    parts [P, 6]: base, rows, first span, stop span, mask, residue; a part holds the rows with row & mask == residue.
+    Thread t takes parts t, t + threads, ...: their order balances the work.
+    """
+    counts = [sum(span.length for span in spans[table.first_span : table.stop_span]) for table in tables]
+    parts: list[tuple[float, tuple[int, ...]]] = []
     for table, count in zip(tables, counts):
         num_parts = 1
         while num_parts < _MAX_PARTS and num_parts * _PART < count:
             num_parts *= 2
-        parts += [(*table, num_parts - 1, residue) for residue in range(num_parts)]
-    return np.array(parts, dtype=np.int64).reshape(len(parts), 6)
+        work = (count + 3 * min(count, table.rows)) / num_parts  # a row costs about three times a look-up
+        parts += [(work, (*table, num_parts - 1, residue)) for residue in range(num_parts)]
+    parts.sort(key=lambda part: -part[0])
+    dealt = [part for _, part in parts]
+    for start in range(0, len(dealt), 2 * threads):  # largest first, to and fro, so that every thread gets a fair share
+        dealt[start + threads : start + 2 * threads] = dealt[start + threads : start + 2 * threads][::-1]
+    return np.array(dealt, dtype=np.int64).reshape(len(dealt), 6), max(counts, default=0)

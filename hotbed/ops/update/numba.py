@@ -9,21 +9,21 @@ threads ever meet in a row, and no sum depends on the number of threads or parts
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numba import njit
 
 from hotbed.ops.prefetch import prefetch
-from hotbed.optim.rules import ADAGRAD_RULE, ADAM_RULE, FTRL_RULE, ROWWISE_ADAGRAD_RULE, SGD_RULE, Rule
+from hotbed.optim.rules import Rule
 
 _DIGIT_BITS = 11
 _DIGITS = 1 << _DIGIT_BITS
-_AHEAD = 8  # rows between asking for a record and updating it
+_AHEAD = 16  # look-ups between asking for a record or gradient and reading it
 _LOW = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
-
-KINDS = (SGD_RULE, ADAGRAD_RULE, ROWWISE_ADAGRAD_RULE, ADAM_RULE, FTRL_RULE)  # kind = position
+_MEMO = 256  # results of a row rule that depends on the row's state alone (Adam's powers), kept by state
 
 
 @njit(nogil=True, error_model="numpy")
@@ -34,47 +34,92 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
 _MATH = {"sqrt": math.sqrt, "power": math.pow, "where": _where, "absolute": abs}
 
 
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _square(values: Any, i: Any, D: Any) -> Any:
+    """The sum of squares of values[i, :D] in float64; four running sums, because one waits for itself."""
+    s0, s1, s2, s3 = 0.0, 0.0, 0.0, 0.0
+    quarter = D // np.uint64(4)
+    for d in range(quarter):
+        at = d * np.uint64(4)
+        v0, v1 = np.float64(values[i, at]), np.float64(values[i, at + np.uint64(1)])
+        v2, v3 = np.float64(values[i, at + np.uint64(2)]), np.float64(values[i, at + np.uint64(3)])
+        s0 += v0 * v0
+        s1 += v1 * v1
+        s2 += v2 * v2
+        s3 += v3 * v3
+    for d in range(quarter * np.uint64(4), D):
+        v0 = np.float64(values[i, d])
+        s0 += v0 * v0
+    return (s0 + s1) + (s2 + s3)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _prepare(records: Any, slot: Any, g: Any, count: Any, numbers: Any) -> None:
+    """Count scaling, clipping and decay, on the sum g [1, D]; numbers = lr, l2, weight_decay, clip_norm, by_count."""
+    D = np.uint64(g.shape[1])
+    lr, l2, weight_decay, clip_norm = numbers[0], numbers[1], numbers[2], numbers[3]
+    if numbers[4] != 0 and count > 1:
+        for d in range(D):
+            g[0, d] /= records.dtype.type(count)
+    if clip_norm > 0:
+        norm = math.sqrt(_square(g, 0, D))
+        if norm > clip_norm:
+            factor = records.dtype.type(clip_norm / norm)
+            for d in range(D):
+                g[0, d] *= factor
+    if l2 != 0:
+        strength = records.dtype.type(l2)
+        for d in range(D):
+            g[0, d] += strength * records[slot, d]
+    if weight_decay != 0:
+        keep = records.dtype.type(1.0 - lr * weight_decay)
+        for d in range(D):
+            records[slot, d] *= keep
+
+
 def _compile(rule: Rule) -> Any:
-    """apply(records, slot, g, dim, lr, constants, h): one rule on one record, as a compiled loop."""
+    """apply(records, slot, g, i, lr, constants, h, memo): one rule on one record with gradient g[i], as a compiled loop."""
     row, element = (njit(nogil=True, error_model="numpy")(f) for f in rule.bind(_MATH))
     num_states, has_row_state, uses_mean_square = len(rule.element_states), bool(rule.row_states), rule.uses_mean_square
 
     @njit(nogil=True, error_model="numpy")
-    def apply(records: Any, slot: Any, g: Any, dim: Any, lr: Any, constants: Any, h: Any) -> None:
-        D = np.uint64(dim)
+    def apply(records: Any, slot: Any, g: Any, i: Any, lr: Any, constants: Any, h: Any, memo: Any) -> None:
+        D = np.uint64(g.shape[1])
         mean_square = 0.0
         if uses_mean_square:
-            for d in range(D):
-                mean_square += np.float64(g[d]) * np.float64(g[d])
-            mean_square /= np.float64(dim)
+            mean_square = _square(g, i, D) / np.float64(g.shape[1])
         state = D * np.uint64(1 + num_states)
         r = 0.0
         if has_row_state:
             r = np.float64(records[slot, state])
-        r, rate, factor = row(r, mean_square, lr, constants)
+        if has_row_state and not uses_mean_square:
+            place = np.uint64(r) % np.uint64(_MEMO)
+            if memo[place, 0] != r:
+                memo[place, 0] = r
+                memo[place, 1], memo[place, 2], memo[place, 3] = row(r, mean_square, lr, constants)
+            r, rate, factor = memo[place, 1], memo[place, 2], memo[place, 3]
+        else:
+            r, rate, factor = row(r, mean_square, lr, constants)
         c0, c1 = records.dtype.type(rate), records.dtype.type(factor)
         if has_row_state:
             records[slot, state] = r
         zero = records.dtype.type(0)
         if num_states == 0:
             for d in range(D):
-                records[slot, d] = element(records[slot, d], g[d], zero, zero, c0, c1, h)[0]
+                records[slot, d] = element(records[slot, d], g[i, d], zero, zero, c0, c1, h)[0]
         elif num_states == 1:
             for d in range(D):
-                w, a, _ = element(records[slot, d], g[d], records[slot, D + d], zero, c0, c1, h)
+                w, a, _ = element(records[slot, d], g[i, d], records[slot, D + d], zero, c0, c1, h)
                 records[slot, d] = w
                 records[slot, D + d] = a
         else:
             for d in range(D):
-                w, a, b = element(records[slot, d], g[d], records[slot, D + d], records[slot, D + D + d], c0, c1, h)
+                w, a, b = element(records[slot, d], g[i, d], records[slot, D + d], records[slot, D + D + d], c0, c1, h)
                 records[slot, d] = w
                 records[slot, D + d] = a
                 records[slot, D + D + d] = b
 
     return apply
-
-
-_sgd, _adagrad, _rowwise_adagrad, _adam, _ftrl = (_compile(rule) for rule in KINDS)
 
 
 @njit(nogil=True, cache=True)
@@ -117,107 +162,121 @@ def _sort(items: Any, spare: Any, count: Any, largest: Any, histogram: Any) -> A
     return items
 
 
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _sum_eight(grad: Any, items: Any, first: Any, stop: Any, start: Any, g: Any) -> None:
+    """Eight columns of a sum, kept in registers: the compiler cannot know that g is not part of grad."""
+    zero = grad.dtype.type(0)
+    a0, a1, a2, a3, a4, a5, a6, a7 = zero, zero, zero, zero, zero, zero, zero, zero
+    for i in range(first, stop):
+        o = items[i] & _LOW
+        a0 += grad[o, start + np.uint64(0)]
+        a1 += grad[o, start + np.uint64(1)]
+        a2 += grad[o, start + np.uint64(2)]
+        a3 += grad[o, start + np.uint64(3)]
+        a4 += grad[o, start + np.uint64(4)]
+        a5 += grad[o, start + np.uint64(5)]
+        a6 += grad[o, start + np.uint64(6)]
+        a7 += grad[o, start + np.uint64(7)]
+    g[0, start + np.uint64(0)] = a0
+    g[0, start + np.uint64(1)] = a1
+    g[0, start + np.uint64(2)] = a2
+    g[0, start + np.uint64(3)] = a3
+    g[0, start + np.uint64(4)] = a4
+    g[0, start + np.uint64(5)] = a5
+    g[0, start + np.uint64(6)] = a6
+    g[0, start + np.uint64(7)] = a7
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
-def _sum(grad: Any, items: Any, first: Any, stop: Any, count: Any, out_rows: Any, scale: Any, g: Any) -> None:
-    """The gradients of look-ups items[first:stop], added in that order, into g; asks for those of the look-ups after."""
-    D = np.uint64(g.shape[0])
-    for d in range(D):
-        g[d] = 0
+def _sum(grad: Any, items: Any, first: Any, stop: Any, out_rows: Any, scale: Any, g: Any) -> None:
+    """The gradients of look-ups items[first:stop], added in that order, into g [1, D]."""
+    D = np.uint64(g.shape[1])
+    start = np.uint64(0)
+    if out_rows.shape[0] == 0 and scale.shape[0] == 0:
+        while start + np.uint64(8) <= D:
+            _sum_eight(grad, items, first, stop, start, g)
+            start += np.uint64(8)
+    for d in range(start, D):
+        g[0, d] = 0
     for i in range(first, stop):
         position = items[i] & _LOW
-        ahead = items[min(i + _AHEAD, count - 1)] & _LOW
-        o = position
-        if out_rows.shape[0] > 0:
-            o = np.uint64(out_rows[position])
-            ahead = np.uint64(out_rows[ahead])
-        for column in range(0, g.shape[0], 16):
-            prefetch(grad, ahead, column)
-        if scale.shape[0] > 0:
-            factor = scale[position]
-            for d in range(D):
-                g[d] += grad[o, d] * factor
-        else:
-            for d in range(D):
-                g[d] += grad[o, d]
+        o = np.uint64(out_rows[position]) if out_rows.shape[0] > 0 else position
+        factor = scale[position] if scale.shape[0] > 0 else grad.dtype.type(1)
+        for d in range(start, D):
+            g[0, d] += grad[o, d] * factor
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _finish(records: Any, slot: Any, g: Any, count: Any, kind: Any, numbers: Any, constants: Any, h: Any) -> None:
-    """Count scaling, clipping, decay and the rule on one record; numbers = lr, l2, weight_decay, clip_norm, by_count."""
-    dim = g.shape[0]
-    D = np.uint64(dim)
-    lr, l2, weight_decay, clip_norm = numbers[0], numbers[1], numbers[2], numbers[3]
-    if numbers[4] != 0 and count > 1:
-        for d in range(D):
-            g[d] /= records.dtype.type(count)
-    if clip_norm > 0:
-        square = 0.0
-        for d in range(D):
-            square += np.float64(g[d]) * np.float64(g[d])
-        norm = math.sqrt(square)
-        if norm > clip_norm:
-            factor = records.dtype.type(clip_norm / norm)
-            for d in range(D):
-                g[d] *= factor
-    if l2 != 0:
-        strength = records.dtype.type(l2)
-        for d in range(D):
-            g[d] += strength * records[slot, d]
-    if weight_decay != 0:
-        keep = records.dtype.type(1.0 - lr * weight_decay)
-        for d in range(D):
-            records[slot, d] *= keep
-    if kind == 0:
-        _sgd(records, slot, g, dim, lr, constants, h)
-    elif kind == 1:
-        _adagrad(records, slot, g, dim, lr, constants, h)
-    elif kind == 2:
-        _rowwise_adagrad(records, slot, g, dim, lr, constants, h)
-    elif kind == 3:
-        _adam(records, slot, g, dim, lr, constants, h)
-    else:
-        _ftrl(records, slot, g, dim, lr, constants, h)
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _ask(records: Any, grad: Any, items: Any, first: Any, stop: Any, base: Any, out_rows: Any) -> None:
+    """Ask for the gradients and records of look-ups items[first:stop]."""
+    for i in range(first, stop):
+        position = items[i] & _LOW
+        o = np.uint64(out_rows[position]) if out_rows.shape[0] > 0 else position
+        for column in range(0, grad.shape[1], 16):
+            prefetch(grad, o, column)
+        row = items[i] >> _S32
+        if i == 0 or items[i - 1] >> _S32 != row:
+            for column in range(0, records.shape[1], 16):
+                prefetch(records, np.int64(row) + base, column)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def update(
-    thread: int,
-    num_threads: int,
-    records: Any,
-    slots: Any,
-    spans: Any,
-    parts: Any,
-    grad: Any,
-    out_rows: Any,
-    scale: Any,
-    kind: int,
-    numbers: Any,
-    constants: Any,
-    h: Any,
-    whole_table: bool,
-    scratch: Any,
-) -> None:
-    """Every num_threads-th part. parts [P, 6]: base, rows, first span, stop span, mask, residue. scratch [T, 2, L] uint64."""
-    g = np.empty(grad.shape[1], dtype=grad.dtype)
-    histogram = np.empty(_DIGITS, dtype=np.int64)
-    width = records.shape[1]
-    for p in range(thread, parts.shape[0], num_threads):
-        base, rows, mask, residue = parts[p, 0], parts[p, 1], parts[p, 4], parts[p, 5]
-        count, largest = _collect(slots, spans, parts[p], scratch[thread, 0])
-        items = _sort(scratch[thread, 0], scratch[thread, 1], count, largest, histogram)
-        i = 0
-        next_row = residue
-        while i < count or (whole_table and next_row < rows):
-            row = np.int64(items[i] >> _S32) if i < count else rows
-            if whole_table:
-                row = next_row
-                next_row += mask + 1
-            elif i + _AHEAD < count:
-                ahead = np.int64(items[i + _AHEAD] >> _S32) + base
-                for column in range(0, width, 16):
-                    prefetch(records, ahead, column)
-            first = i
-            while i < count and np.int64(items[i] >> _S32) == row:
-                i += 1
-            _sum(grad, items, first, i, count, out_rows, scale, g)
-            _finish(records, np.uint64(base + row), g, i - first, kind, numbers, constants, h)
+@cache
+def update_kernel(rule: Rule) -> Any:
+    """The kernel of one rule; compiled at its first call, then kept on disk.
+
+    update(thread, num_threads, records, slots, spans, parts, grad, out_rows, scale, numbers, constants, h, whole_table,
+    scratch): every num_threads-th part. parts [P, 6]: base, rows, first span, stop span, mask, residue; numbers as in
+    _prepare; scratch [T, 2, L] uint64.
+    """
+    apply = _compile(rule)
+
+    @njit(nogil=True, cache=True, error_model="numpy")
+    def update(
+        thread: int,
+        num_threads: int,
+        records: Any,
+        slots: Any,
+        spans: Any,
+        parts: Any,
+        grad: Any,
+        out_rows: Any,
+        scale: Any,
+        numbers: Any,
+        constants: Any,
+        h: Any,
+        whole_table: bool,
+        scratch: Any,
+    ) -> None:
+        g = np.empty((1, grad.shape[1]), dtype=grad.dtype)
+        memo = np.full((_MEMO, 4), np.nan)
+        histogram = np.empty(_DIGITS, dtype=np.int64)
+        lr = numbers[0]
+        plain = numbers[1] == 0 and numbers[2] == 0 and numbers[3] == 0 and numbers[4] == 0
+        for p in range(thread, parts.shape[0], num_threads):
+            base, rows, mask, residue = parts[p, 0], parts[p, 1], parts[p, 4], parts[p, 5]
+            count, largest = _collect(slots, spans, parts[p], scratch[thread, 0])
+            items = _sort(scratch[thread, 0], scratch[thread, 1], count, largest, histogram)
+            i, asked = 0, 0
+            next_row = residue
+            while i < count or (whole_table and next_row < rows):
+                row = np.int64(items[i] >> _S32) if i < count else rows
+                if whole_table:
+                    row = next_row
+                    next_row += mask + 1
+                first = i
+                while i < count and np.int64(items[i] >> _S32) == row:
+                    i += 1
+                ahead = min(count, i + _AHEAD)
+                _ask(records, grad, items, asked, ahead, base, out_rows)
+                asked = ahead
+                slot = np.uint64(base + row)
+                if plain and i - first == 1 and scale.shape[0] == 0:  # a row used once: its gradient is the sum
+                    position = items[first] & _LOW
+                    o = np.uint64(out_rows[position]) if out_rows.shape[0] > 0 else position
+                    apply(records, slot, grad, o, lr, constants, h, memo)
+                    continue
+                _sum(grad, items, first, i, out_rows, scale, g)
+                _prepare(records, slot, g, i - first, numbers)
+                apply(records, slot, g, np.uint64(0), lr, constants, h, memo)
+
+    return update

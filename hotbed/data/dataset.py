@@ -6,7 +6,12 @@ truncated, or has other columns, types or row counts than the schema says is fou
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
+import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +65,21 @@ class Dataset:
             for name, split in schema.splits.items()
         }
         return cls(directory, schema, row_groups)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells two datasets apart by columns, splits, id lists, and the footers (sizes and ranges) of all files of rows."""
+        known = dataclasses.asdict(dataclasses.replace(self.schema, notes={}))
+        digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+        for feature in self.schema.features:
+            path = self.path / "counts" / f"{feature.name}.parquet"
+            if path.is_file():
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+        for split in self.schema.splits.values():
+            for name in split.files:
+                digest.update(_footer(self.path / name))
+        return digest.hexdigest()[:16]
 
     def split(self, name: str) -> tuple[RowGroup, ...]:
         """The row groups of a split."""
@@ -139,6 +159,15 @@ def _row_groups(file: Path, rows: int, expected: dict[str, tuple[pa.DataType, ..
         raise SchemaError(f"{file} holds {metadata.num_rows:,} rows; schema.json says {rows:,}. {AGAIN}")
     sizes = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
     return [RowGroup(file, number, size) for number, size in enumerate(sizes) if size]
+
+
+def _footer(file: Path) -> bytes:
+    """The end of a Parquet file that describes the rest: ... footer, its length (4 bytes), PAR1."""
+    with file.open("rb") as bytes_of:
+        bytes_of.seek(-8, os.SEEK_END)
+        length = int.from_bytes(bytes_of.read(4), "little")
+        bytes_of.seek(-8 - length, os.SEEK_END)
+        return bytes_of.read(length)
 
 
 def _same_type(kind: pa.DataType, allowed: pa.DataType) -> bool:

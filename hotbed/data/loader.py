@@ -62,6 +62,7 @@ class Loader:
             if value < 1:
                 raise ConfigError(f"{name} is {value}; a loader needs at least 1.")
         self.batch_size = batch_size
+        self.dataset = dataset
         self._schema = dataset.schema
         self._groups = dataset.split(split)
         self._shuffle = shuffle

@@ -54,6 +54,7 @@ class Progress:
     seconds: float = 0.0
     log_position: int = 0
     train_rows: int = 0  # of the dataset; a resumed run must find as many
+    data: str = ""  # fingerprint of the dataset; a resumed run must find the same
 
 
 def checkpoint_folder(run: Path) -> Path:
@@ -98,7 +99,7 @@ def load_checkpoint(run: Path, learner: Learner) -> tuple[Progress, Interval]:
         learner.tables.load_state_dict(read_tensors(folder / "tables.safetensors"))
         interval = Interval.from_state(read_tensors(folder / "interval.safetensors"), learner.device)
         _set_generators(state["generators"], learner.device)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise RunError(f"{folder} does not fit this run ({type(error).__name__}: {error}).") from error
     return progress, interval
 

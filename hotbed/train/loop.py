@@ -22,7 +22,7 @@ from hotbed.errors import RunError
 from hotbed.optim import Schedule
 from hotbed.train.checkpoint import Best, Progress, checkpoint_folder, load_checkpoint, save_checkpoint
 from hotbed.train.evaluate import Evaluation, evaluate
-from hotbed.train.files import write_folder
+from hotbed.train.files import check_folder, write_folder
 from hotbed.train.interval import Interval
 from hotbed.train.log import MetricsLog, Record
 from hotbed.train.model_folder import load_weights, save_weights
@@ -71,7 +71,7 @@ class Training:
         self.pace = pace
         self.course = course
         self.observer = observer
-        self.progress = Progress(train_rows=loaders.train.num_rows)
+        self.progress = Progress(train_rows=loaders.train.num_rows, data=loaders.train.dataset.fingerprint)
         self._interval = Interval()
         self._log: MetricsLog | None = None
         self._last_valid: tuple[int, Evaluation] | None = None  # step, what was found
@@ -100,11 +100,17 @@ class Training:
                 f"{self.run} was trained on {self.progress.train_rows:,} rows, but its dataset now has {rows:,}. "
                 "Start a new run, or bring the old dataset back."
             )
+        data = self.loaders.train.dataset
+        if self.progress.data not in ("", data.fingerprint):
+            raise RunError(
+                f"{data.path} is not what {self.run} was trained on: its ids, columns or rows have changed. "
+                "Start a new run, or bring the old dataset back."
+            )
         self._seconds_before = self.progress.seconds
         self._line_seconds = self.progress.train_seconds
         best = self.progress.best
-        if best is not None and best.step == self.progress.step and not self._best_folder().is_dir():
-            self._save_best()  # the run had ended here; it will leave these weights behind
+        if self.course.keep_best and best is not None and best.step != self.progress.step:
+            check_folder(self._best_folder())
 
     def reason_to_end(self) -> str | None:
         """Why there is no further step, if so."""
@@ -120,6 +126,9 @@ class Training:
         """Step until there is a reason to end, or `stop` asks for it; save a checkpoint; return the reason."""
         self.observer.begin(self.progress, self.total_steps)
         self._session_since = self._running_since = time.perf_counter()
+        best = self.progress.best
+        if best is not None and best.step == self.progress.step and not self._best_folder().is_dir():
+            self._save_best()  # the run had ended here; it will leave these weights behind
         self._evaluate_if_due(stop)  # the evaluation that an interruption cut short
         while not stop() and self.reason_to_end() is None:
             with closing(self.loaders.train.epoch(self.progress.epoch, start_batch=self.progress.batch)) as batches:
@@ -174,6 +183,7 @@ class Training:
             return
         last = self.evaluate_split("valid", stop)
         if last is not None and not last.metrics.auc > best.auc:
+            check_folder(self._best_folder())
             load_weights(self._best_folder(), self.learner.model, self.learner.tables)
             self._restored = best
 

@@ -5,6 +5,8 @@ import json
 import shutil
 import signal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -166,6 +168,28 @@ def test_a_dataset_that_has_changed_is_told(stopped, tmp_path_factory):
         _start(other, stopped).training.resume()
 
 
+def test_other_ids_under_the_same_rows_are_told(stopped, tmp_path_factory):
+    """As many rows and ids of each feature, so every tensor fits; but row 7 of a table is another id now."""
+    other = write_dataset(tmp_path_factory.mktemp("other") / "clicks")
+    counts = pq.read_table(other / "counts" / "user.parquet")
+    turned = pa.table({"id": counts["id"].to_numpy()[::-1], "count": counts["count"]})
+    pq.write_table(turned, other / "counts" / "user.parquet")
+    with pytest.raises(RunError, match=r"is not what .* was trained on"):
+        _start(Dataset.open(other), stopped).training.resume()
+
+
+def test_other_rows_with_the_same_ids_are_told(stopped, tmp_path_factory):
+    other = Dataset.open(write_dataset(tmp_path_factory.mktemp("other") / "clicks", seed=1))
+    with pytest.raises(RunError, match=r"is not what .* was trained on"):
+        _start(other, stopped).training.resume()
+
+
+def test_a_copy_of_the_dataset_will_do(dataset, stopped, tmp_path_factory):
+    copy = tmp_path_factory.mktemp("copy") / "clicks"
+    shutil.copytree(dataset.path, copy)
+    _start(Dataset.open(copy), stopped).training.resume()
+
+
 def rewrite_state(folder, **changes):
     path = folder / "checkpoint" / "state.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -186,13 +210,23 @@ def test_a_checkpoint_without_its_progress_is_told(dataset, stopped):
         _start(dataset, stopped).training.resume()
 
 
-def test_lost_best_weights_are_told(dataset, stopped):
+def test_lost_best_weights_are_told_before_the_run_goes_on(dataset, stopped):
     shutil.rmtree(stopped / "best")
+    with pytest.raises(RunError, match="best"):
+        _start(dataset, stopped).training.resume()
+
+
+def test_damaged_best_weights_never_become_the_model(dataset, stopped):
     built = _start(dataset, stopped)
     built.training.resume()
     built.training.progress.best = dataclasses.replace(built.training.progress.best, auc=2.0)
-    with pytest.raises(RunError, match="best"):
+    (path,) = (stopped / "best").glob("*/tables.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match="is damaged"):
         run(built.training, built.subject)
+    assert not (stopped / "model").exists()
 
 
 def test_the_checkpoint_is_no_pickle(stopped):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,22 +125,25 @@ def _train(
     from hotbed.build import build
     from hotbed.data.describe import describe
     from hotbed.train.files import write_text
-    from hotbed.train.run_folder import check_free, default_run, make_run
+    from hotbed.train.run_folder import alone, check_free, default_run, make_run
 
     run_folder = folder or default_run(config.model.name, config.data.path)
     if not resume:
         check_free(run_folder, overwrite)
     dataset = open_dataset(config.data.path)
-    with err().status("building tables and model"):
-        built = build(config, dataset, run_folder, _observers(run_folder, quiet))
-        if resume:
-            built.training.resume()
-            _refuse_finished(built.training)
-        else:
-            make_run(run_folder, overwrite)
-            write_text(run_folder / "data.json", json.dumps(describe(dataset)) + "\n")
-        write_text(run_folder / "config.json", config.to_json())
-    _run(built, quiet)
+    with ExitStack() as held:
+        with err().status("building tables and model"):
+            built = build(config, dataset, run_folder, _observers(run_folder, quiet))
+            held.enter_context(alone(run_folder))
+            if resume:
+                built.training.resume()
+                _refuse_finished(built.training)
+            else:
+                make_run(run_folder, overwrite)
+            write_text(run_folder / "config.json", config.to_json())
+            if not resume:
+                write_text(run_folder / "data.json", json.dumps(describe(dataset)) + "\n")
+        _run(built, quiet)
 
 
 def _observers(folder: Path, quiet: bool) -> list[Observer]:
@@ -155,7 +159,11 @@ def _refuse_finished(training: Training) -> None:
     from hotbed.train.run_folder import read_json
 
     reason = training.reason_to_end()
-    if reason is not None and read_json(training.run / "summary.json").get("finished"):
+    summary = training.run / "summary.json"
+    if reason is None or not summary.is_file():  # a run that was killed in its last evaluation has no summary yet
+        return
+    ended = read_json(summary)
+    if ended.get("finished") and ended.get("steps") == training.progress.step:
         raise RunError(
             f"{training.run} is finished: {reason}. To train longer: "
             f"`hotbed train --resume {shlex.quote(str(training.run))} --epochs {training.pace.epochs + 1}`."
@@ -163,7 +171,7 @@ def _refuse_finished(training: Training) -> None:
 
 
 def _run(built: Built, quiet: bool) -> None:
-    from hotbed.errors import HotbedError
+    from hotbed.errors import HotbedError, RunError
     from hotbed.report import write_report
     from hotbed.train.run import run
 
@@ -173,9 +181,13 @@ def _run(built: Built, quiet: bool) -> None:
     try:
         ending = run(built.training, built.subject)
     except HotbedError:
-        write_report(folder)
+        with suppress(RunError):  # what ended the run is the error to tell
+            write_report(folder)
         raise
-    page = write_report(folder)
+    try:
+        page = f"report: {write_report(folder)}"
+    except RunError as error:
+        page = f"no report page: {error}"
     summary = ending.summary
     if summary["final"]:
         known = {"best_auc": summary["best_auc"], "gap": summary["gap"]}
@@ -188,7 +200,7 @@ def _run(built: Built, quiet: bool) -> None:
     trained = (
         f"{summary['samples']:,} samples in {seconds:,.1f} s of training, {rate:,.0f} samples/s on {summary['device']}"
     )
-    out().print(f"{trained}\nreport: {page}", soft_wrap=True)
+    out().print(f"{trained}\n{page}", soft_wrap=True)
     if not summary["finished"]:
         err().print(
             f"interrupted at step {summary['steps']:,}; the checkpoint is saved. Go on with: "

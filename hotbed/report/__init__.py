@@ -7,6 +7,7 @@ off. It loads nothing from anywhere and holds no time stamp: equal run directori
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from hotbed.errors import RunError
@@ -24,5 +25,10 @@ def write_report(run_dir: Path) -> Path:
         temporary.write_bytes(page)
         os.replace(temporary, path)
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}. Make the directory writable.") from error
+        with suppress(OSError):
+            temporary.unlink()
+        raise RunError(
+            f"{path} cannot be written: {error.strerror}. Free some space or make the directory writable; "
+            "`hotbed report` writes the page later."
+        ) from error
     return path

@@ -50,8 +50,12 @@ def write_text(path: Path, text: str) -> None:
     """Write a small file in one step: a reader sees the old text or the new."""
     temporary = path.with_name(path.name + ".tmp")
     with writing(path):
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -91,13 +95,17 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     with writing(folder):
         recover_folder(folder)
         shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        fill(new)
-        files = sorted(path for path in new.rglob("*") if path.is_file())
-        marks = {str(path.relative_to(new)): [path.stat().st_size, _checksum(path)] for path in files}
-        (new / MANIFEST).write_text(json.dumps(marks, indent=1) + "\n")
-        for path in [*files, new / MANIFEST, new]:
-            _flush(path)
+        try:
+            new.mkdir(parents=True)
+            fill(new)
+            files = sorted(path for path in new.rglob("*") if path.is_file())
+            marks = {str(path.relative_to(new)): [path.stat().st_size, _checksum(path)] for path in files}
+            (new / MANIFEST).write_text(json.dumps(marks, indent=1) + "\n")
+            for path in [*files, new / MANIFEST, new]:
+                _flush(path)
+        except (OSError, RunError):
+            shutil.rmtree(new, ignore_errors=True)  # a full disk needs the space
+            raise
         if folder.exists():
             os.replace(folder, old)
         os.replace(new, folder)

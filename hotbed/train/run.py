@@ -11,6 +11,7 @@ import json
 import math
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,10 +60,10 @@ def run(training: Training, subject: Subject) -> Ending:
         except (MemoryError, torch.OutOfMemoryError) as error:
             what = str(error).partition("\n")[0] or "of the host"
             reason = f"out of memory at step {training.progress.step} ({what})."
-            write_summary(training.run, _summary(training, subject, None, reason))
+            _try_summary(training, subject, reason)
             raise RunError(f"{reason} Lower data.batch_size, data.eval_batch_size or model.dim.") from error
         except HotbedError as error:
-            write_summary(training.run, _summary(training, subject, None, str(error)))
+            _try_summary(training, subject, str(error))
             raise
         finally:
             training.close()
@@ -72,6 +73,12 @@ def run(training: Training, subject: Subject) -> Ending:
 def write_summary(folder: Path, summary: Summary) -> None:
     """summary.json; nan (the AUC of one class) becomes null."""
     write_text(folder / "summary.json", json.dumps(_without_nan(summary), indent=1, allow_nan=False) + "\n")
+
+
+def _try_summary(training: Training, subject: Subject, reason: str) -> None:
+    """The summary of a run that failed; where it cannot be written either, the first failure is the one to tell."""
+    with suppress(RunError):
+        write_summary(training.run, _summary(training, subject, None, reason))
 
 
 def _finish(training: Training, subject: Subject, stop: Callable[[], bool]) -> dict[str, Evaluation] | None:

@@ -5,9 +5,13 @@ config.json  data.json  metrics.jsonl  summary.json  model/  checkpoint/  best/ 
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ CONTENT = (
     "best",
     "tensorboard",
 )
+BEGINNING = "config.json.tmp"  # all that a run leaves that was killed before it wrote anything whole
 
 
 def default_run(model: str, dataset: str, parent: Path = Path("runs")) -> Path:
@@ -40,7 +45,7 @@ def check_free(folder: Path, overwrite: bool = False) -> None:
     """A RunError unless a new run may begin here; only a folder that holds a run is ever overwritten."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file; a run needs a folder. Choose another with --out.")
-    if not folder.is_dir() or not any(folder.iterdir()):
+    if not folder.is_dir() or all(path.name == BEGINNING for path in folder.iterdir()):
         return
     if not (folder / "config.json").is_file():
         raise RunError(f"{folder} is not empty and holds no run. Choose another folder with --out.")
@@ -56,12 +61,32 @@ def make_run(folder: Path, overwrite: bool = False) -> None:
     check_free(folder, overwrite)
     with writing(folder):
         for name in CONTENT:
-            for path in (folder / name, folder / f"{name}.new", folder / f"{name}.old"):
+            for path in (folder / f"{name}{ending}" for ending in ("", ".new", ".old", ".tmp")):
                 if path.is_dir():
                     shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in the folder, which is made if it is not there."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(
+                f"another process is training in {folder}. Wait for it, or choose another folder with --out."
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 import yaml
 
 from hotbed.config import RunConfig
+from hotbed.errors import RunError
+from hotbed.train.run_folder import alone
 
 SMALL = ("--set", "model.dim=4", "--set", "model.options.hidden=[8]", "--set", "train.device=cpu")
 CLICKS = ("--data", "criteo-like:3000", "--set", "data.batch_size=256", *SMALL)
@@ -155,6 +158,52 @@ def test_a_finished_run_can_only_go_on_for_longer(hotbed, tmp_path):
     assert result.code == 0, result.err
     assert json.loads((run / "summary.json").read_text())["epochs"] == 2
     assert json.loads((run / "config.json").read_text())["train"]["epochs"] == 2
+
+
+def test_a_run_killed_in_its_last_evaluation_goes_on(hotbed, tmp_path):
+    run = tmp_path / "run"
+    assert hotbed("train", *CLICKS, "--out", run).code == 0
+    model = (run / "model" / "tables.safetensors").read_bytes()
+    shutil.rmtree(run / "model")
+    summary = (run / "summary.json").read_text()
+    (run / "summary.json").unlink()
+    result = hotbed("train", "--resume", run)
+    assert result.code == 0, result.err
+    assert (run / "model" / "tables.safetensors").read_bytes() == model
+    assert hotbed("train", "--resume", run, "--epochs", 2).code == 0
+    (run / "summary.json").write_text(summary)  # of the first epoch: the second one was killed before it wrote its own
+    assert hotbed("train", "--resume", run).code == 0
+
+
+def test_a_refused_resume_changes_nothing(hotbed, tmp_path):
+    run = tmp_path / "run"
+    assert hotbed("train", *CLICKS, "--out", run).code == 0
+    before = sorted(run.rglob("*"))
+    assert hotbed("train", "--resume", run).code == 2
+    assert sorted(run.rglob("*")) == before
+
+
+def test_a_page_that_cannot_be_written_does_not_hide_the_result(hotbed, tmp_path, monkeypatch):
+    def full(*_):
+        raise RunError("report.html cannot be written: No space left on device.")
+
+    monkeypatch.setattr("hotbed.report.write_report", full)
+    result = hotbed("train", *CLICKS, "--out", tmp_path / "run")
+    assert result.code == 0, result.err
+    assert "AUC" in result.out
+    assert "no report page: report.html cannot be written" in result.out
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"]
+
+
+def test_two_processes_cannot_train_in_one_folder(hotbed, tmp_path):
+    run = tmp_path / "run"
+    assert hotbed("train", *CLICKS, "--out", run).code == 0
+    with alone(run):
+        for arguments in (("--resume", run, "--epochs", 2), (*CLICKS, "--out", run, "--overwrite")):
+            result = hotbed("train", *arguments)
+            assert result.code == 2
+            assert "another process is training in" in result.err
+    assert (run / "model").is_dir()
 
 
 def test_evaluating_what_cannot_be(hotbed, tmp_path):

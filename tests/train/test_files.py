@@ -90,6 +90,7 @@ def test_the_old_folder_survives_a_failed_write(tmp_path):
         write_folder(folder, fill)
     check_folder(folder)
     assert (folder / "inner" / "a.txt").read_text() == "one"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 @pytest.mark.parametrize("renames", [0, 1])
@@ -157,3 +158,16 @@ def test_text_is_replaced_in_one_step(tmp_path):
     write_text(tmp_path / "a.json", json.dumps({"a": 2}))
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": 2}
+
+
+def test_text_that_finds_no_place_leaves_nothing(tmp_path, monkeypatch):
+    write_text(tmp_path / "a.json", "old")
+
+    def full(self, *_, **__):
+        self.write_bytes(b"ne")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(RunError, match="No space left"):
+        write_text(tmp_path / "a.json", "new")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.json": "old"}

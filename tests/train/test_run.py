@@ -231,6 +231,18 @@ def test_a_full_disk_is_told(start, tmp_path, monkeypatch):
         run(built.training, built.subject)
 
 
+def test_a_disk_too_full_for_the_summary_does_not_hide_the_cause(start, tmp_path, monkeypatch):
+    built = start(tmp_path)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hotbed.train.checkpoint.write_tensors", full)
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(RunError, match=r"cannot write .*checkpoint"):
+        run(built.training, built.subject)
+
+
 def test_progress_is_plain_data(start, tmp_path):
     built = start(tmp_path)
     run(built.training, built.subject)

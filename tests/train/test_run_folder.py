@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from hotbed.errors import RunError
-from hotbed.train.run_folder import CONTENT, check_free, default_run, make_run, read_json
+from hotbed.train.run_folder import CONTENT, alone, check_free, default_run, make_run, read_json
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,24 @@ def test_what_is_no_run_is_never_overwritten(tmp_path):
 def test_an_empty_folder_is_free(tmp_path):
     check_free(tmp_path)
     check_free(tmp_path / "absent")
+
+
+def test_a_run_that_was_killed_at_once_left_its_folder_free(tmp_path):
+    (tmp_path / "config.json.tmp").write_text("{")
+    check_free(tmp_path)
+    make_run(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_at_a_time(tmp_path):
+    folder = tmp_path / "runs" / "a"
+    with alone(folder):
+        with pytest.raises(RunError, match="another process is training in"), alone(folder):
+            pass
+        with alone(tmp_path / "runs" / "b"):
+            pass
+    with alone(folder):
+        assert list(folder.iterdir()) == []
 
 
 def test_files_of_a_run_are_read_or_told(tmp_path):

@@ -57,7 +57,7 @@ class Twin:
         loss.backward()
         for optimizer in self._optimizers:
             optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ class AutoInt(Model):
         attention_dim: Count = 32,
         scale: bool = False,
         layer_norm: bool = False,
-        hidden: Widths = (256, 128),
+        hidden: Widths = (128, 64),
         dropout: Rate = 0.0,
         batch_norm: bool = False,
         activation: Activation = "relu",

@@ -33,7 +33,7 @@ class DCNv2(Model):
         structure: Literal["parallel", "stacked"] = "parallel",
         num_cross: Count = 2,
         low_rank: CountOrZero = 0,
-        hidden: Widths = (256, 128),
+        hidden: Widths = (128, 64),
         dropout: Rate = 0.0,
         batch_norm: bool = False,
         activation: Activation = "relu",

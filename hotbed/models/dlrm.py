@@ -34,7 +34,7 @@ class DLRM(Model):
         dim: int,
         num_dense: int,
         *,
-        hidden: Widths = (256, 128),
+        hidden: Widths = (128, 64),
         bottom: Widths = (128,),
         interaction: Literal["dot", "cat"] = "dot",
         dropout: Rate = 0.0,

@@ -35,7 +35,7 @@ class FinalMLP(Model):
         dim: int,
         num_dense: int,
         *,
-        hidden: Widths = (256, 128),
+        hidden: Widths = (128, 64),
         second_hidden: Widths | None = None,
         dropout: Rate = 0.0,
         second_dropout: Rate | None = None,

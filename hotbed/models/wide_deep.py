@@ -25,7 +25,7 @@ class WideDeep(Model):
         dim: int,
         num_dense: int,
         *,
-        hidden: Widths = (256, 128),
+        hidden: Widths = (128, 64),
         dropout: Rate = 0.0,
         batch_norm: bool = False,
         activation: Activation = "relu",

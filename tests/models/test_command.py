@@ -11,7 +11,7 @@ def test_lists_names_options_and_references(capsys, monkeypatch):
     for name in MODELS:
         assert f" {name} " in shown
         assert all(f"{option}=" in shown for option in model_card(name).options)
-    assert "hidden=[256, 128]" in shown
+    assert "hidden=[128, 64]" in shown
     assert "batch_norm=false" in shown
     assert "second_hidden=null" in shown
     assert "arXiv 1703.04247" in shown

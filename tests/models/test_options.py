@@ -23,7 +23,7 @@ def test_unknown_model_lists_the_known():
 
 
 def test_unknown_option_lists_the_known_and_guesses():
-    with pytest.raises(ConfigError, match=r"no option 'hiden'; it has hidden=\(256, 128\), dropout=0.0.*'hidden'\?"):
+    with pytest.raises(ConfigError, match=r"no option 'hiden'; it has hidden=\(128, 64\), dropout=0.0.*'hidden'\?"):
         build("dnn", hiden=[3])
     with pytest.raises(ConfigError, match="no options"):
         build("lr", hidden=[3])

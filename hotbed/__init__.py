@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hotbed.kernel_cache import find_kernel_cache
 
 if TYPE_CHECKING:
     from hotbed import data, errors, models, optim
@@ -38,6 +41,8 @@ _HOME = {
     "Table": "hotbed.tables",
     "Uniform": "hotbed.ops.init_rows",
 }
+
+find_kernel_cache(Path(__file__).parent)
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ PACKAGE = Path(hotbed.__file__).parent
 
 # A room may import from the floors below its own (earlier in this list).
 FLOORS = [
-    {"types", "errors"},
+    {"types", "errors", "kernel_cache"},
     {"config", "memory", "data", "plan", "cache", "optim"},
     {"run_file", "ops", "models"},
     {"group", "store"},

@@ -8,6 +8,7 @@ import typer
 
 from hotbed.cli.console import err, out
 from hotbed.cli.dataset import open_dataset
+from hotbed.errors import ConfigError
 
 
 def predict_command(
@@ -30,6 +31,8 @@ def predict_command(
 
     hotbed predict runs/mine new-day.tsv --out scores.csv
     """
+    if any(scores.exists() and Path(one).exists() and scores.samefile(one) for one in inputs):
+        raise ConfigError(f"--out {scores} is one of the inputs and would be lost. Choose another file.")
     with err().status("loading the model"):
         from hotbed.build import check_same_ids, load_learner
         from hotbed.data.encode import RawReader

@@ -90,7 +90,13 @@ def cache_root(cache_dir: str | Path | None = None) -> Path:
     if cache_dir is not None:
         return Path(cache_dir)
     named = os.environ.get(CACHE_VARIABLE)
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "hotbed"
+    try:
+        return Path(named).expanduser() if named else Path.home() / ".cache" / "hotbed"
+    except RuntimeError as error:  # a user without a home, as in many containers
+        raise ConfigError(
+            f"no home directory is known for the cache of embedded datasets ({error}) Set {CACHE_VARIABLE} to a directory "
+            "with 500 MB free."
+        ) from error
 
 
 def _recipe(name: str, progress: Progress | None) -> _Recipe | None:

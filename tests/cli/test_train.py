@@ -206,6 +206,20 @@ def test_two_processes_cannot_train_in_one_folder(hotbed, tmp_path):
     assert (run / "model").is_dir()
 
 
+def test_scores_never_replace_their_input(hotbed, tmp_path):
+    raw = tmp_path / "log.csv"
+    raw.write_text("label,city\n" + "1,a\n0,b\n" * 20)
+    assert hotbed("prepare", raw, "--out", tmp_path / "data").code == 0
+    assert hotbed("train", "--data", tmp_path / "data", "--out", tmp_path / "run", "--quiet", *SMALL).code == 0
+    (tmp_path / "link.csv").symlink_to(raw)
+    before = raw.read_text()
+    for out in ("log.csv", "link.csv"):
+        result = hotbed("predict", tmp_path / "run", raw, "--out", tmp_path / out)
+        assert result.code == 2
+        assert "is one of the inputs" in result.err
+    assert raw.read_text() == before
+
+
 def test_evaluating_what_cannot_be(hotbed, tmp_path):
     run = tmp_path / "run"
     assert hotbed("train", *CLICKS, "--out", run, "--quiet").code == 0

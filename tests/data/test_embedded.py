@@ -163,6 +163,18 @@ def test_a_read_only_cache_names_the_variable(tmp_path):
         resolve(NAME, tmp_path / "cache")
 
 
+@pytest.mark.parametrize("named", ["", "~no-such-user/cache"])
+def test_a_user_without_a_home_is_told_the_variable(monkeypatch, named):
+    def unknown(*_):
+        raise KeyError("uid not found")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setenv("HOTBED_CACHE", named)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(ConfigError, match="Set HOTBED_CACHE"):
+        embedded.cache_root()
+
+
 @pytest.mark.parametrize(
     "name", ["criteo-like:", "criteo-like:0", "criteo-like:-5", "criteo-like:many", "criteo-like:1e6"]
 )

@@ -264,3 +264,13 @@ def test_wrong_sizes_and_places(tmp_path):
         write_dataset(tmp_path / "file", train=10, valid=0, test=0)
     with pytest.raises(DataError, match="cannot be written"):
         write_tsv(tmp_path / "no" / "such" / "place", 0, 10)
+
+
+def test_half_a_log_is_not_left_behind(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hotbed.data.synthetic.text.render", full)
+    with pytest.raises(DataError, match="No space left"):
+        write_tsv(tmp_path / "log.tsv", 0, 10)
+    assert list(tmp_path.iterdir()) == []

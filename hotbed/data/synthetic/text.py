@@ -33,6 +33,8 @@ def write_tsv(path: str | Path, start: int, stop: int, seed: int = 0, threads: i
             for text in run_ahead(lambda pair: render(log.rows(*pair)), ranges, threads=threads, ahead=threads):
                 written += file.write(text)
     except OSError as error:
+        if Path(path).is_file():
+            Path(path).unlink()  # half a log looks like a whole one
         raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
     return written
 

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -117,7 +118,7 @@ class Dataset:
 
 def _check_names(directory: Path, schema: Schema) -> None:
     names = [schema.label, *(column.name for column in schema.dense), *(feature.name for feature in schema.features)]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise SchemaError(f"{directory / 'schema.json'} names {', '.join(twice)} more than once. {AGAIN}")
     for name, split in schema.splits.items():

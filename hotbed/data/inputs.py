@@ -79,6 +79,15 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
+def file_mark(path: Path) -> tuple[int, int]:
+    """Size and time of the last change: what tells whether a file is still the same."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return found.st_size, found.st_mtime_ns
+
+
 class SplitRule:
     """Sends rows to splits: `train=0.8,test=0.2` at random by file and line, `train=50000,test=10000` in file order."""
 

@@ -8,6 +8,7 @@ named COLUMN_bucket) or "both". `*` in `ids` or `dense` stands for every column 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -162,7 +163,7 @@ def _part(name: str, kind: Kind, wishes: Wishes) -> Literal["multi", "id", "dens
 def _check_names(label: str, dense: Sequence[DenseColumn], features: Sequence[IdFeature]) -> None:
     """Names become Parquet columns, and those of features file names."""
     names = [label, *(spec.name for spec in dense), *(feature.name for feature in features)]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise ConfigError(f"column {', '.join(twice)} would be written twice. Rename or --drop one of the raw columns.")
     for feature in features:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from hotbed.data.encoded import Encoded, encode, take_rows
 from hotbed.data.formats import Chunk, Format
-from hotbed.data.inputs import Source, SplitRule
+from hotbed.data.inputs import Source, SplitRule, file_mark
 from hotbed.data.layout import Layout, Wishes, choose_layout
 from hotbed.data.quarantine import Quarantine
 from hotbed.data.schema import DenseColumn
@@ -93,6 +93,7 @@ class Parsed:
     numberings: list[Numbering]  # one per feature
     moments: list[Moments]  # one per dense column
     splits: dict[str, ParsedSplit]
+    raw_bytes: int = 0  # of all files on disk
     left_out: int = 0  # good rows that belong to no split
 
 
@@ -106,10 +107,11 @@ def parse_sources(
     progress: Callable[[Progress], None],
 ) -> Parsed:
     """Read everything. `begin` decides from the first chunk what the columns are."""
-    total = sum(source.path.stat().st_size for source in sources)
+    marks = [file_mark(source.path) for source in sources]
+    total = sum(size for size, _ in marks)
     parsed: Parsed | None = None
     with ThreadPoolExecutor((os.cpu_count() or 1) + 1) as threads:
-        for number, chunk, bytes_read in _ahead(_chunks(sources, reader), threads):
+        for number, chunk, bytes_read in _ahead(_chunks(sources, marks, reader), threads):
             if parsed is None:
                 if len(chunk.lines) == 0:
                     quarantine.add(chunk.bad, 0)  # nothing to judge the columns by
@@ -130,6 +132,7 @@ def parse_sources(
     if parsed is None or quarantine.good_rows == 0:
         raise FormatError(f"{', '.join(str(source.path) for source in sources[:3])}: not one good row was found.")
     _check_splits(parsed, quarantine.good_rows)
+    parsed.raw_bytes = total
     return parsed
 
 
@@ -141,12 +144,14 @@ class _Numbered(NamedTuple):
     bytes_read: int
 
 
-def _chunks(sources: Sequence[Source], reader: Format) -> Iterator[_Numbered]:
+def _chunks(sources: Sequence[Source], marks: Sequence[tuple[int, int]], reader: Format) -> Iterator[_Numbered]:
     before = 0
-    for number, source in enumerate(sources):
+    for number, (source, mark) in enumerate(zip(sources, marks)):
         for chunk in reader.chunks(source.path):
             yield _Numbered(number, chunk, before + chunk.bytes_read)
-        before += source.path.stat().st_size
+        if file_mark(source.path) != mark:
+            raise FormatError(f"{source.path} changed while it was read. Wait until it is complete, or copy it first.")
+        before += mark[0]
 
 
 def _ahead(chunks: Iterator[_Numbered], threads: Executor) -> Iterator[_Numbered]:

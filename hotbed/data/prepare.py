@@ -101,7 +101,7 @@ def prepare(
         schema=schema,
         bad_rows=dict(quarantine.reasons.most_common()),
         left_out=parsed.left_out,
-        raw_bytes=sum(source.path.stat().st_size for source in sources),
+        raw_bytes=parsed.raw_bytes,
         seconds=time.perf_counter() - started,
     )
 

@@ -17,6 +17,7 @@ import dataclasses
 import json
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -124,7 +125,7 @@ class Schema:
         """A ValueError for values that no dataset can have."""
         names = [self.label, *(one.name for one in self.dense), *(one.name for one in self.features)]
         _demand(all(isinstance(name, str) and name for name in names), f"has names {names}")
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
         _demand(not twice, f"names {', '.join(twice)} more than once")
         for one in self.dense:
             _demand(one.transform in ("none", "log") and math.isfinite(one.mean), f"{one}")

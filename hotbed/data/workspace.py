@@ -59,6 +59,12 @@ class Workspace:
             raise ConfigError(
                 f"{out} is not a hotbed dataset; --overwrite replaces only datasets. Choose another --out."
             )
+        strange = sorted(path.name for path in out.iterdir() if not _is_ours(path))
+        if strange:
+            raise ConfigError(
+                f"{out} holds more than a dataset ({', '.join(strange[:5])}), which --overwrite would delete. "
+                "Move it away, or choose another --out."
+            )
 
     def commit(self) -> None:
         """Put the work in its place."""
@@ -78,3 +84,12 @@ class Workspace:
             self._lock.close()
         if isinstance(error, OSError):
             raise DataError(f"{str(self._out)!r} cannot be written: {error}.") from error
+
+
+def _is_ours(path: Path) -> bool:
+    """What a dataset directory holds: schema, counts, quarantine, and splits, which are directories of parts."""
+    if path.name.startswith("."):
+        return path.is_file()  # left there by a file manager or a network drive
+    if path.name in ("schema.json", "quarantine.jsonl"):
+        return path.is_file()
+    return path.is_dir() and all(inside.suffix == ".parquet" and inside.is_file() for inside in path.iterdir())

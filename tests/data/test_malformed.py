@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from typer.testing import CliRunner
 
 from hotbed.cli.prepare import prepare_command
 from hotbed.data.encode import RawReader
+from hotbed.data.formats.blocks import read_blocks
 from hotbed.data.prepare import prepare
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError, FormatError, HotbedError, SchemaError
@@ -385,6 +387,34 @@ def test_a_second_file_that_does_not_fit(tmp_path, text, message):
         prepare([first, second], tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert_command_fails([str(first), str(second), "--out", str(tmp_path / "out")], caught.value)
+
+
+@pytest.mark.parametrize("change", ["cut", "grown", "gone"])
+def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
+    """Half of a log that is still being copied is never taken for the whole of it."""
+    monkeypatch.setattr("hotbed.data.formats.csv.read_blocks", partial(read_blocks, block_bytes=4096))
+    raw = write(tmp_path / "f.csv", CSV_HEADER, *GOOD_CSV * 2000)
+    whole = raw.read_bytes()
+
+    def meddle(_: object) -> None:
+        if change == "gone":
+            raw.unlink(missing_ok=True)
+        else:
+            raw.write_bytes(whole[:10_000] if change == "cut" else whole * 2)
+
+    with pytest.raises(FormatError, match=r"changed while it was read|f\.csv cannot be read"):
+        prepare([raw], tmp_path / "out", progress=meddle)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "header", ["label," + ",".join(f"c{i}" for i in range(10_000)), 'label,"' + "c," * 9_000, "label" + ",c" * 9_000]
+)
+def test_a_header_of_very_many_columns(tmp_path, header):
+    raw = write(tmp_path / "f.csv", header, "1" + ",2" * 10_000)
+    message = "10,001 columns; at most 10,000|a quote is not closed|names c more than once"
+    with pytest.raises(FormatError, match=message):
+        prepare([raw], tmp_path / "out")
 
 
 def test_a_second_file_with_more_columns_in_another_order_is_fine(tmp_path):

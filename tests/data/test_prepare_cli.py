@@ -124,3 +124,15 @@ def test_names_are_shown_as_they_are(tmp_path):
     assert code == 0, output
     for name in ("c[red]", ":100:", "n[/x] (log)", "n[/x] is not a number", "o[bold]"):
         assert name in output
+
+
+@pytest.mark.parametrize("name", ["raw.csv", "notes.txt", "train/plan.txt", "mine/x.csv"])
+def test_overwrite_deletes_nothing_but_a_dataset(tmp_path, raw, name):
+    out = tmp_path / "out"
+    assert run(raw, "--out", out, "--max-bad", 1)[0] == 0
+    (out / name).parent.mkdir(exist_ok=True)
+    (out / name).write_bytes(raw.read_bytes())
+    code, output = run(out / name, "--out", out, "--overwrite", "--format", "csv", "--max-bad", 1)
+    assert code == 2
+    assert f"holds more than a dataset ({name.partition('/')[0]})" in output
+    assert (out / name).read_bytes() == raw.read_bytes()

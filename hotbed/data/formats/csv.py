@@ -6,6 +6,7 @@ may hold delimiters and doubled quotes but no line break: a quote that stays ope
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from hotbed.data.formats.split import show_span, split_block
 from hotbed.errors import ConfigError, FormatError
 
 DELIMITERS = ",\t;|"
+MAX_COLUMNS = 10_000
 
 
 class CsvFormat:
@@ -64,11 +66,16 @@ def _header(block: Block, path: Path, delimiter: str) -> tuple[list[str], Block]
     if not text:
         raise FormatError(f"{path} is empty: a CSV file needs a header line with the column names.")
     num_columns = text.count(delimiter.encode()) + 1
+    if num_columns > MAX_COLUMNS:
+        raise FormatError(
+            f"{path}: the header (line {line}) has {num_columns:,} columns; at most {MAX_COLUMNS:,} are read. "
+            "Put values of one kind into one column and read it with --multi, or use libsvm."
+        )
     for count in range(num_columns, 0, -1):  # quoted names may hold delimiters
         rows = split_block(Block(data[start:end], line, 0), str(path), count, delimiter, quote=True)
-        if not rows.bad:
+        if not rows.bad or not rows.bad[0].reason.startswith("fewer"):
             break
-    else:
+    if rows.bad:
         raise FormatError(
             f"{path}: the header (line {line}) cannot be read: {rows.bad[0].reason}: {rows.bad[0].text!r}"
         )
@@ -81,6 +88,6 @@ def _check_names(names: list[str], path: Path) -> None:
     empty = [str(i + 1) for i, name in enumerate(names) if not name]
     if empty:
         raise FormatError(f"{path}: column {', '.join(empty)} has no name in the header. Every column needs one.")
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise FormatError(f"{path}: the header names {', '.join(twice)} more than once. Column names must differ.")

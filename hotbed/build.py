@@ -105,7 +105,10 @@ def pick_device(name: str) -> torch.device:
     """The device of a name; auto is CUDA when there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:  # cuda:999, a number that torch cannot hold
+        raise ConfigError(f"there is no device {name}. Use cpu, cuda or cuda:N.") from None
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
@@ -147,14 +150,20 @@ def _learner(config: RunConfig, schema: Schema, device: torch.device) -> Learner
     optimizer = _row_optimizer(config)
     tables = _tables(config, schema)
     raise_problems(_memory_problems(tables, optimizer, device))
+
+    def make_model() -> nn.Module:
+        return build_model(
+            config.model.name,
+            num_features=len(schema.features),
+            dim=config.model.dim,
+            num_dense=len(schema.dense),
+            options=config.model.options,
+        )
+
+    with torch.device("meta"):  # shapes without memory
+        raise_problems(_model_problems(make_model(), device))
     torch.manual_seed(config.train.seed)
-    model = build_model(
-        config.model.name,
-        num_features=len(schema.features),
-        dim=config.model.dim,
-        num_dense=len(schema.dense),
-        options=config.model.options,
-    ).to(device)
+    model = make_model().to(device)
     rows = EmbeddingTables(tables, optimizer, seed=config.train.seed, device=device)
     return Learner(rows, model, _dense_optimizer(config, model), config.dense.lr, device)
 
@@ -249,6 +258,18 @@ def _memory_problems(tables: dict[str, Table], optimizer: RowOptimizer, device: 
         f"the tables do not fit: {rows:,} rows with the state of {name} take {in_words(needed)}, and {device} has "
         f"{in_words(free)} left. Lower model.dim, take a row optimizer with less state (rowwise_adagrad, sgd), or make the "
         "vocabulary smaller with `hotbed prepare --min-count`"
+    ]
+
+
+def _model_problems(model: nn.Module, device: torch.device) -> list[str]:
+    free = available_memory(device)
+    weights = sum(one.numel() for one in model.parameters())
+    needed = weights * 4 * 4  # float32, with the gradient and the two states of Adam
+    if free is None or needed <= free:
+        return []
+    return [
+        f"the model does not fit: its {weights:,} dense weights with gradient and optimizer state take {in_words(needed)}, "
+        f"and {device} has {in_words(free)} left. Lower model.dim or the widths in model.options"
     ]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 
 from hotbed.ops.prefetch import prefetch
-from hotbed.optim.rules import Rule
+from hotbed.optim.rules import RULES, Rule
 
 _DIGIT_BITS = 11
 _DIGITS = 1 << _DIGIT_BITS
@@ -220,15 +220,33 @@ def _ask(records: Any, grad: Any, items: Any, first: Any, stop: Any, base: Any, 
                 prefetch(records, np.int64(row) + base, column)
 
 
+_sgd, _adagrad, _rowwise_adagrad, _adam, _ftrl = (_compile(rule) for rule in RULES)
+
+
+@njit(nogil=True, error_model="numpy", inline="always")
+def _apply(number: Any, records: Any, slot: Any, g: Any, i: Any, lr: Any, constants: Any, h: Any, memo: Any) -> None:
+    """The rule of that number; a constant in each kernel, so one branch remains."""
+    if number == 0:
+        _sgd(records, slot, g, i, lr, constants, h, memo)
+    elif number == 1:
+        _adagrad(records, slot, g, i, lr, constants, h, memo)
+    elif number == 2:
+        _rowwise_adagrad(records, slot, g, i, lr, constants, h, memo)
+    elif number == 3:
+        _adam(records, slot, g, i, lr, constants, h, memo)
+    else:
+        _ftrl(records, slot, g, i, lr, constants, h, memo)
+
+
 @cache
 def update_kernel(rule: Rule) -> Any:
-    """The kernel of one rule; compiled at its first call, then kept on disk.
+    """The kernel of one rule; compiled at its first call, then kept on disk under the rule's number.
 
     update(thread, num_threads, records, slots, spans, parts, grad, out_rows, scale, numbers, constants, h, whole_table,
     scratch): every num_threads-th part. parts [P, 6]: base, rows, first span, stop span, mask, residue; numbers as in
     _prepare; scratch [T, 2, L] uint64.
     """
-    apply = _compile(rule)
+    number = RULES.index(rule)  # a function here, instead of a number, would make Numba compile anew in every process
 
     @njit(nogil=True, cache=True, error_model="numpy")
     def update(
@@ -273,10 +291,10 @@ def update_kernel(rule: Rule) -> Any:
                 if plain and i - first == 1 and scale.shape[0] == 0:  # a row used once: its gradient is the sum
                     position = items[first] & _LOW
                     o = np.uint64(out_rows[position]) if out_rows.shape[0] > 0 else position
-                    apply(records, slot, grad, o, lr, constants, h, memo)
+                    _apply(number, records, slot, grad, o, lr, constants, h, memo)
                     continue
                 _sum(grad, items, first, i, out_rows, scale, g)
                 _prepare(records, slot, g, i - first, numbers)
-                apply(records, slot, g, np.uint64(0), lr, constants, h, memo)
+                _apply(number, records, slot, g, np.uint64(0), lr, constants, h, memo)
 
     return update

@@ -3,7 +3,8 @@ PYTHON ?= $(shell command -v python3.11 >/dev/null 2>&1 && python3.11 -c '' 2>/d
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PIP = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# compat: a script beside the clone must find the package, not the clone's folder of the same name
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 
 .PHONY: demo test lint types unit format gpu bench clean help
 

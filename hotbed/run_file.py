@@ -28,6 +28,8 @@ def compose(
 
 def read_run_file(path: Path) -> dict[str, Any]:
     """The nested mapping of a .yaml, .yml, .toml or .json file."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder, not a run file. To train on a dataset: `hotbed train --data {path}`.")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -158,9 +158,11 @@ def test_broken_run_files(tmp_path, name, text, message):
 
 def test_unreadable_run_files(tmp_path):
     (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00")
-    for path in (tmp_path / "absent.yaml", tmp_path, tmp_path / "run.yaml"):
+    for path in (tmp_path / "absent.yaml", tmp_path / "run.yaml"):
         with pytest.raises(ConfigError, match="cannot read the run file"):
             read_run_file(path)
+    with pytest.raises(ConfigError, match="is a folder, not a run file"):
+        read_run_file(tmp_path)
 
 
 def test_an_empty_run_file_is_all_defaults(tmp_path):

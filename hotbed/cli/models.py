@@ -12,7 +12,7 @@ def models_command() -> None:
 
     table = Table(title="Models (hotbed train --model NAME)", show_lines=True)
     for heading in ("name", "what it is", "row width", "options", "reference"):
-        table.add_column(heading, no_wrap=heading in ("name", "row width"), overflow="fold")
+        table.add_column(heading, no_wrap=heading in ("name", "row width", "options"), overflow="fold")
     for name in MODELS:
         card = model_card(name)
         options = "\n".join(f"{option}={_shown(default)}" for option, default in card.options.items())

@@ -191,4 +191,8 @@ def _show(report: PrepareReport) -> None:
         console.print(f"{report.left_out:,} good rows are in no split (--split leaves them out)")
     speed = report.raw_bytes / 1e6 / max(report.seconds, 1e-9)
     console.print(f"{report.raw_bytes / 1e6:,.1f} MB in {report.seconds:.1f} s ({speed:.0f} MB/s)")
+    if set(report.schema.splits) == {"train"}:
+        console.print(
+            "all rows are in train: nothing to test on (--split train=0.8,valid=0.1,test=0.1 keeps some back)"
+        )
     console.print(f"next: hotbed train --data {report.path}", soft_wrap=True)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hotbed.train.observer import Observer
 
 # Changing these on --resume would make another run of it, not the same one longer.
+_FEW_STEPS = 40
 _RESUME_MAY_CHANGE = {
     "data.eval_batch_size",
     "data.threads",
@@ -143,7 +144,17 @@ def _train(
             write_text(run_folder / "config.json", config.to_json())
             if not resume:
                 write_text(run_folder / "data.json", json.dumps(describe(dataset)) + "\n")
+        _warn_of_few_steps(built.training, config.data.batch_size)
         _run(built, quiet)
+
+
+def _warn_of_few_steps(training: Training, batch_size: int) -> None:
+    """A small log in large batches learns nothing, and nothing else would say so."""
+    if training.total_steps < _FEW_STEPS and not training.pace.max_steps:
+        err().print(
+            f"note: {training.total_steps} steps of {batch_size:,} samples are few to learn from; more epochs (--epochs 10) or "
+            "smaller batches (--set data.batch_size=256) make more of a small log"
+        )
 
 
 def _observers(folder: Path, quiet: bool) -> list[Observer]:

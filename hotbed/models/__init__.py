@@ -7,6 +7,7 @@ inputs (without out: no last term), plus 2 (h_1 + ... + h_k) with batch norm; la
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -53,7 +54,10 @@ class ModelCard(NamedTuple):
 def find_model(name: str) -> type[Model]:
     """The class behind a name."""
     if name not in MODELS:
-        raise ConfigError(f"no model {name!r}; there are {', '.join(MODELS)}.")
+        close = [model for model in MODELS if name and (model.startswith(name) or name.startswith(model))]
+        close = close or difflib.get_close_matches(name, MODELS, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"no model {name!r}; there are {', '.join(MODELS)}.{hint}")
     return MODELS[name]
 
 

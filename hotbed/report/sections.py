@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hotbed.config import FIELDS
+from hotbed.config import DENSE_RATES, FIELDS, ROW_RATES
 from hotbed.report.charts import figure
 from hotbed.report.curves import calibration_chart, headline_split, learning_charts, skew_chart
 from hotbed.report.formats import MISSING, compact, count, decimal, duration, percent
@@ -70,7 +70,9 @@ def data(run: Run) -> str:
 def asked(run: Run) -> str:
     """Every setting of the run; the ones that differ from the default first to see."""
     settings = list(_flatten(run.config))
-    changed = [(path, value) for path, value in settings if path not in FIELDS or value != _default(path)]
+    changed = [
+        (path, value) for path, value in settings if path not in FIELDS or value not in _defaults(path, dict(settings))
+    ]
     left_out = len(settings) - MAX_SETTINGS
     more = f"<p>{count(left_out)} more settings stand in config.json.</p>" if left_out > 0 else ""
     intro = (
@@ -294,9 +296,13 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield path, value
 
 
-def _default(path: str) -> Any:
+def _defaults(path: str, settings: Mapping[str, Any]) -> list[Any]:
+    """The values of a setting that nobody has to choose: its default and, for a learning rate, the optimizer's usual one."""
     made = FIELDS[path]
-    return made.default_factory() if callable(made.default_factory) else made.default
+    usual = {"tables.lr": ROW_RATES, "dense.lr": DENSE_RATES}.get(path, {})
+    optimizer = str(settings.get(path.replace(".lr", ".optimizer")))
+    default = made.default_factory() if callable(made.default_factory) else made.default
+    return [default, *([usual[optimizer]] if optimizer in usual else [])]
 
 
 def _value(value: Any) -> str:

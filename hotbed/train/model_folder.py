@@ -52,8 +52,11 @@ def read_card(folder: Path) -> dict[str, Any]:
     """model.json of a whole and undamaged model folder."""
     recover_folder(folder)
     if not folder.is_dir():
+        if not folder.parent.exists():
+            raise RunError(f"there is no {folder.parent}; give the folder of a run, such as runs/demo.")
         raise RunError(
-            f"{folder.parent} holds no trained model. A run writes one when it ends; `hotbed train --resume` ends it."
+            f"{folder.parent} holds no trained model. A run writes one when it ends; "
+            f"`hotbed train --resume {folder.parent}` ends it."
         )
     check_folder(folder)
     try:

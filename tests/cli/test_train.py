@@ -225,7 +225,9 @@ def test_evaluating_what_cannot_be(hotbed, tmp_path):
     assert hotbed("train", *CLICKS, "--out", run, "--quiet").code == 0
     assert "has no split 'tset'" in hotbed("evaluate", run, "--split", "tset").err
     assert "other dense columns" in hotbed("evaluate", run, "--data", "adult").err
-    assert "holds no trained model" in hotbed("evaluate", tmp_path / "nothing").err
+    assert "there is no" in hotbed("evaluate", tmp_path / "nothing").err
+    (tmp_path / "empty").mkdir()
+    assert "holds no trained model" in hotbed("evaluate", tmp_path / "empty").err
     assert "written as .parquet or .csv" in hotbed("predict", run, "criteo-like:3000", "--out", "scores.txt").err
     (run / "model" / "tables.safetensors").write_bytes(b"junk")
     result = hotbed("evaluate", run)
@@ -311,3 +313,11 @@ def test_plain_lines_are_sparse():
     first, second = text.getvalue().splitlines()
     assert re.fullmatch(r"epoch 1, step 10 of 100: loss 0\.5000, AUC 0\.7500, 0 samples/s, \d+ s left", first)
     assert second == "epoch 1, step 30 of 100: test AUC 0.8000, log loss 0.4000"
+
+
+def test_few_steps_are_said_aloud(hotbed, tmp_path):
+    done = hotbed("train", "--data", "criteo-like:5000", "--out", tmp_path / "few", "--quiet")
+    assert "are few to learn from" in done.err
+    again = hotbed("train", tmp_path / "few", "--out", tmp_path / "other")
+    assert "is a folder, not a run file" in again.err
+    assert "Did you mean dcnv2?" in hotbed("train", "--model", "dcn", "--out", tmp_path / "other").err

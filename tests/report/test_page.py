@@ -318,3 +318,11 @@ def test_whatever_the_files_hold_there_is_a_page(make_run, whole_run, data):
     metrics = [spoil(line) for line in whole_run["metrics.jsonl"][::40]]
     files = {name: json.dumps(value).encode() for name, value in files.items()}
     page_of(make_run(**files, **{"metrics.jsonl": metrics}))
+
+
+def test_a_usual_learning_rate_is_no_changed_setting():
+    from hotbed.report.sections import _defaults
+
+    assert 0.02 in _defaults("tables.lr", {"tables.optimizer": "adagrad"})
+    assert 0.02 not in _defaults("tables.lr", {"tables.optimizer": "adam"})
+    assert 0.001 in _defaults("dense.lr", {"dense.optimizer": "adam"})

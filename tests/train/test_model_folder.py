@@ -23,8 +23,10 @@ def test_a_model_folder_holds_what_scoring_needs(built, dataset, tmp_path):
 
 
 def test_what_is_no_model_is_told(built, dataset, tmp_path):
-    with pytest.raises(RunError, match="holds no trained model"):
+    with pytest.raises(RunError, match="there is no"):
         read_card(tmp_path / "absent" / "model")
+    with pytest.raises(RunError, match="holds no trained model"):
+        read_card(tmp_path / "model")
     folder = tmp_path / "model"
     save_model(folder, built.training.learner, dataset, {**built.subject.card, "format_version": 9})
     with pytest.raises(RunError, match="format version 9"):

@@ -2,7 +2,7 @@
 
 Before a batch is looked up its rows are brought in and the rows that make place for them are written back, each with its
 optimizer state. The ops see slots instead of keys and nothing else changes, so results are those of a TableGroup to the bit.
-This is the plain way: it waits for every copy. (Nothing overlaps yet.)
+This is the plain way: it waits for every copy, and serves one thread at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hotbed.cache import Cache, make_policy
+from hotbed.errors import ConfigError
 from hotbed.group import Member, TableGroup
 from hotbed.ops.lookups import Lookups
 from hotbed.optim import RowOptimizer
@@ -82,6 +83,8 @@ class CachedGroup(TableGroup):
         self._forget()
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
+        if fn(self.records[:0]).dtype != torch.float32:
+            raise ConfigError("rows behind a cache are float32; leave out cache= to train in another type")
         self.flush()
         self.records = fn(self.records)
         self._forget()

@@ -67,10 +67,19 @@ class EmbeddingBag(nn.Module):
         if scale_grad_by_freq:
             optimizer = dataclasses.replace(optimizer, scale_by_count=True)
         self.tables = EmbeddingTables({_NAME: table}, optimizer, seed=seed, device=device or "cpu", output="dict")
+        if frozen:
+            self.tables.eval()
         if _weight is not None:
             if tuple(_weight.shape) != (num_embeddings, embedding_dim):
                 raise ShapeError(f"_weight must be [{num_embeddings}, {embedding_dim}]; got {list(_weight.shape)}")
             self.weight.copy_(_weight)
+
+    def train(self, mode: bool = True) -> EmbeddingBag:
+        """Train mode, in which frozen rows still do not learn."""
+        super().train(mode)
+        if self.frozen:
+            self.tables.eval()
+        return self
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **arguments: Any) -> EmbeddingBag:
@@ -88,8 +97,7 @@ class EmbeddingBag(nn.Module):
         bags = self._bags(input, offsets, per_sample_weights)
         if self.max_norm is not None:
             torch.embedding_renorm_(self.weight, bags.values, self.max_norm, self.norm_type)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            vectors: Tensor = self.tables({_NAME: bags})[_NAME]
+        vectors: Tensor = self.tables({_NAME: bags})[_NAME]
         if self.mode == "max":
             return _maximum(vectors, bags, self.padding_idx)
         return vectors

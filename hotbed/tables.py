@@ -105,10 +105,13 @@ class EmbeddingTables(nn.Module):
         vectors: dict[str, Tensor] = {}
         for group, inputs in zip(self.groups, self._inputs):
             lookups = flatten(group, inputs, given)
-            if self.training and torch.is_grad_enabled():
-                out: Tensor = _LookUp.apply(self._trigger, lookups.scale, _Call(group, lookups, inputs.tables, step))  # type: ignore[no-untyped-call]
+            weighted = lookups.scale is not None and lookups.scale.requires_grad
+            if torch.is_grad_enabled() and (self.training or weighted):
+                call = _Call(group, lookups, inputs.tables, step, self.training)
+                out: Tensor = _LookUp.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
             else:
-                out = group.lookup(lookups)
+                scale = None if lookups.scale is None else lookups.scale.detach()
+                out = group.lookup(lookups._replace(scale=scale))
             if self.output == "stack":
                 return out.view(given.size, len(inputs.features), group.layout.dim)
             vectors |= _by_feature(out, inputs.features, given)
@@ -222,6 +225,7 @@ class _Call:
     lookups: Lookups
     tables: tuple[str, ...]
     step: _Step
+    learns: bool  # in eval mode rows stay, and only the weights of a bag get a gradient
     done: bool = False
 
 
@@ -250,7 +254,8 @@ class _LookUp(torch.autograd.Function):
             out_rows = call.lookups.out_row_of_lookup()
             grad_LD = grad if out_rows is None else grad[out_rows]
             grad_scale = (grad_LD * rows_of(call.group.records, call.lookups, call.group.layout.dim)).sum(1)
-        call.group.update(call.lookups, call.tables, grad, call.step.lr())
+        if call.learns:
+            call.group.update(call.lookups, call.tables, grad, call.step.lr())
         return None, grad_scale, None
 
 

@@ -85,6 +85,18 @@ def test_frozen_rows_stay():
     assert not torch.equal(thawed.weight, before)
 
 
+def test_frozen_rows_and_eval_mode_still_give_the_weights_a_gradient():
+    rows, ids = torch.randn(5, 3), torch.tensor([[1, 2]])
+    for bag in (
+        hotbed.EmbeddingBag.from_pretrained(rows, mode="sum").train(),
+        hotbed.EmbeddingBag(5, 3, mode="sum", _weight=rows).eval(),
+    ):
+        weights = torch.ones(1, 2, requires_grad=True)
+        bag(ids, per_sample_weights=weights).sum().backward()
+        torch.testing.assert_close(weights.grad, rows[ids].sum(2))
+        assert torch.equal(bag.weight, rows)
+
+
 def test_first_values_look_like_torchs():
     weight = hotbed.EmbeddingBag(20_000, 8).weight
     assert abs(float(weight.mean())) < 0.01

@@ -144,6 +144,8 @@ def test_cache_mistakes(cache):
 
 
 def test_policy_and_scope_mistakes():
+    with pytest.raises(ConfigError, match="float32"):
+        hotbed.EmbeddingTables({"a": Table(10, 2)}, cache=0.5).double()
     with pytest.raises(ConfigError, match="there are lfu, lru"):
         hotbed.EmbeddingTables({"a": Table(10, 2)}, cache=0.5, policy="mru")
     with pytest.raises(ConfigError, match="decay_scope"):

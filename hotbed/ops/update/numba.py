@@ -8,15 +8,18 @@ threads ever meet in a row, and no sum depends on the number of threads or parts
 
 from __future__ import annotations
 
+import hashlib
 import math
 import types
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import njit
 
 from hotbed.ops.prefetch import prefetch
+from hotbed.optim import rules
 from hotbed.optim.rules import Rule
 
 _DIGIT_BITS = 11
@@ -24,6 +27,8 @@ _DIGITS = 1 << _DIGIT_BITS
 _AHEAD = 16  # look-ups between asking for a record or gradient and reading it
 _LOW = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
+# Numba looks at a kernel's own file only: the name carries what the rules say, so that a changed rule is compiled anew
+_SOURCE = hashlib.sha256(Path(rules.__file__).read_bytes()).hexdigest()[:12]
 _MEMO = 256  # results of a row rule that depends on the row's state alone (Adam's powers), kept by state
 
 
@@ -279,12 +284,12 @@ def _update(
 
 @cache
 def update_kernel(rule: Rule) -> Any:
-    """_update for one rule, compiled at its first call and then kept on disk under the rule's name.
+    """_update for one rule, compiled at its first call and then kept on disk under the rule's name and source.
 
     The rule goes in through the globals: through a closure, Numba would compile anew in every process; through a switch on
     a number, the update takes a fifth longer.
     """
     namespace = {**globals(), "apply_rule": _compile(rule)}
-    function = types.FunctionType(_update.__code__, namespace, f"update_{rule.name}")
+    function = types.FunctionType(_update.__code__, namespace, f"update_{rule.name}_{_SOURCE}")
     function.__qualname__, function.__module__ = function.__name__, __name__
     return njit(nogil=True, cache=True, error_model="numpy")(function)

@@ -1,16 +1,59 @@
-"""How much memory a device can still give, in bytes; None where the system does not say."""
+"""Amounts of memory: what a user writes ("2GiB") in bytes and back, and what a device can still give.
+
+None where the system does not say how much is left. torch is loaded only to ask a CUDA device, so that settings can be read
+without it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from hotbed.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "BYTES": 1,
+    **{f"{letter}IB": 1024 ** (power + 1) for power, letter in enumerate("KMGT")},
+    **{f"{letter}B": 1000 ** (power + 1) for power, letter in enumerate("KMGT")},
+}
+_AMOUNT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+
+
+def parse_bytes(amount: str | int, name: str) -> int:
+    """The bytes of "2GiB", "1.5 GiB" (steps of 1024), "2GB" (of 1000), "4096" or 4096; else a ConfigError that names `name`."""
+    wrong = f"{name}: must be an amount of memory such as 2GiB, 512MiB or 2GB, not {amount!r}"
+    if isinstance(amount, bool) or not isinstance(amount, int | str):
+        raise ConfigError(wrong)
+    if isinstance(amount, int):
+        count = Fraction(amount)
+    else:
+        match = _AMOUNT.fullmatch(amount.strip())
+        if match is None:
+            raise ConfigError(wrong)
+        number, unit = match[1], match[2].upper()
+        if unit in ("K", "M", "G", "T"):
+            raise ConfigError(f"{wrong}; {number}{unit}iB is in steps of 1024, {number}{unit}B in steps of 1000")
+        if unit not in _UNITS:
+            raise ConfigError(f"{wrong}; the units are bytes, KiB, MiB, GiB, TiB and KB, MB, GB, TB")
+        count = Fraction(number) * _UNITS[unit]
+    if not 1 <= count < 2**63:
+        raise ConfigError(f"{wrong}; it must be at least 1 byte and below 8 EiB")
+    return int(count)
 
 
 def available_memory(device: torch.device) -> int | None:
     """Free memory of a CUDA device; for the CPU what the machine has left, or its container if that is less."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.mem_get_info(device)[0]
     known = [amount for amount in (_machine(), _container()) if amount is not None]
     return min(known) if known else None

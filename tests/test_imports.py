@@ -14,7 +14,8 @@ PACKAGE = Path(hotbed.__file__).parent
 # A room may import from the floors below its own (earlier in this list).
 FLOORS = [
     {"types", "errors", "kernel_cache"},
-    {"config", "memory", "data", "plan", "cache", "optim"},
+    {"memory"},
+    {"config", "data", "plan", "cache", "optim"},
     {"run_file", "ops", "models"},
     {"group", "store"},
     {"cached_group"},

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from hotbed import memory
-from hotbed.memory import available_memory, in_words
+from hotbed.errors import ConfigError
+from hotbed.memory import available_memory, in_words, parse_bytes
 
 
 def test_this_machine_has_some_memory():
@@ -23,6 +24,54 @@ def test_this_machine_has_some_memory():
 )
 def test_in_words(amount, words):
     assert in_words(amount) == words
+
+
+@pytest.mark.parametrize(
+    ("given", "amount"),
+    [
+        ("2GiB", 2 << 30),
+        (" 2 gib ", 2 << 30),
+        ("1.5 GiB", 3 << 29),
+        (".5KiB", 512),
+        ("64GB", 64 * 10**9),
+        ("2MB", 2 * 10**6),
+        ("3TiB", 3 << 40),
+        ("0.1GB", 10**8),  # exact, though 0.1 is no binary fraction
+        ("17", 17),
+        ("17 bytes", 17),
+        ("17B", 17),
+        (1 << 33, 1 << 33),
+    ],
+)
+def test_amounts(given, amount):
+    assert parse_bytes(given, "hbm") == amount
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("", "hbm: must be an amount of memory such as 2GiB, 512MiB or 2GB, not ''"),
+        ("much", "not 'much'"),
+        ("2 GiBs", "the units are bytes, KiB"),
+        ("2G", "2GiB is in steps of 1024, 2GB in steps of 1000"),
+        ("-2GiB", "not '-2GiB'"),
+        ("1e9", "not '1e9'"),
+        ("1,5GiB", "not '1,5GiB'"),
+        ("\u0661GiB", "such as 2GiB"),
+        ("0GiB", "at least 1 byte"),
+        (0, "at least 1 byte"),
+        (-5, "at least 1 byte"),
+        ("9999999TiB", "below 8 EiB"),
+        (1.5, "not 1.5"),
+        (True, "not True"),
+        (None, "not None"),
+    ],
+)
+def test_what_is_no_amount(given, said):
+    with pytest.raises(ConfigError) as caught:
+        parse_bytes(given, "hbm")
+    assert str(caught.value).startswith("hbm: must be an amount of memory")
+    assert said in str(caught.value)
 
 
 def test_a_container_counts_with_its_file_cache(tmp_path):

@@ -18,12 +18,15 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from hotbed.errors import ConfigError
+from hotbed.memory import parse_bytes
 
 DEVICES = r"auto|cpu|cuda(:\d+)?"
 INIT = r"(normal|uniform|constant)\(\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*\)"
 
 ROW_RATES = {"sgd": 0.1, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001, "ftrl": 0.05}
 DENSE_RATES = {"adam": 0.001, "adagrad": 0.01, "sgd": 0.1}
+POLICIES = ("oracle", "lfu", "lru", "static")
+PRECISIONS = ("fp32", "fp16", "bf16")
 
 
 def setting(
@@ -35,10 +38,11 @@ def setting(
     above: float | None = None,
     one_of: tuple[str, ...] = (),
     form: tuple[str, str] = ("", ""),
+    amount: bool = False,
 ) -> Any:
-    """A field with its limits; `form` is a pattern and its description in words."""
+    """A field with its limits; `form` is a pattern and its description in words, `amount` is for bytes ("" is off)."""
     limits = {"about": about, "least": least, "most": most, "above": above, "one_of": one_of, "form": form}
-    return field(default=default, metadata=limits)
+    return field(default=default, metadata={**limits, "amount": amount})
 
 
 def _usual_rate(section: Any, rates: Mapping[str, float]) -> None:
@@ -55,9 +59,15 @@ class DataConfig:
         "criteo-like", "dataset directory, or criteo-like, criteo-like:ROWS, adult", form=(r"\S.*", "a name")
     )
     batch_size: int = setting(4096, "samples per training step", least=1)
-    eval_batch_size: int = setting(16384, "samples per evaluation step", least=1)
+    eval_batch_size: int = setting(0, "samples per evaluation step; 0 takes data.batch_size", least=0)
     shuffle: bool = setting(True, "a new order of the train split every epoch, from the seed")
     threads: int = setting(2, "reader threads; no effect on the result", least=1, most=256)
+
+    def __post_init__(self) -> None:
+        if (
+            self.eval_batch_size == 0 < self.batch_size
+        ):  # a cache that holds a batch of training then holds one of evaluation
+            object.__setattr__(self, "eval_batch_size", self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,13 @@ class TablesConfig:
         form=(INIT, "normal(std), uniform(bound) or constant(value)"),
     )
     pooling: str = setting("mean", "joins the ids of a multi-valued feature", one_of=("sum", "mean"))
+    cache: float = setting(0.0, "share of the rows on the device, the rest in host memory; 0 is off", least=0, most=1)
+    hbm: str = setting("", "device memory for rows and all that finds them, e.g. 2GiB, instead of a share", amount=True)
+    memory: str = setting("", "most host memory for the rows behind the cache, e.g. 64GiB", amount=True)
+    policy: str = setting("lfu", "which rows stay in the cache; no effect on the result", one_of=POLICIES)
+    window: int = setting(0, "batches planned and fetched together; 0 is automatic", least=0)
+    look_ahead: int = setting(0, "batches whose ids are known before they are planned; 0 is automatic", least=0)
+    precision: str = setting("fp32", "number type of the rows; the 16-bit ones round stochastically", one_of=PRECISIONS)
     options: dict[str, Any] = field(
         default_factory=dict, metadata={"about": "the optimizer's own settings, e.g. eps, beta1, l1"}
     )
@@ -226,14 +243,40 @@ def from_flat(flat: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
     for path, given in flat.items():
         section, name = path.split(".")
         try:
-            value = _typed(TYPES[path], given)
-            _limit(FIELDS[path].metadata, value)
+            if FIELDS[path].metadata.get("amount"):
+                value = _amount(path, given)
+            else:
+                value = _typed(TYPES[path], given)
+                _limit(FIELDS[path].metadata, value)
+        except ConfigError as error:
+            problems.append(str(error))
         except ValueError as error:
             problems.append(f"{path}: {error}, not {shown(given)}")
         else:
             sections[section][name] = value
     config = RunConfig(**{name: SECTIONS[name](**values) for name, values in sections.items()})
-    return config, problems + _contradictions(config.train)
+    return config, problems + _contradictions(config.train) + _cache_contradictions(config.tables)
+
+
+def _cache_contradictions(tables: TablesConfig) -> list[str]:
+    problems = []
+    if tables.cache and tables.hbm:
+        given = f"not {tables.hbm!r} beside tables.cache={tables.cache:g}"
+        problems.append(f"tables.hbm: is the other way to say how large the cache is, {given}; leave one of them out")
+    if (tables.cache or tables.hbm) and tables.decay_scope == "table":
+        size = "tables.cache" if tables.cache else "tables.hbm"
+        why = "every row decays at every step, and a cache holds only some"
+        problems.append(f"tables.decay_scope: must be touched with {size}, not 'table'; {why}")
+    if tables.memory and not tables.cache and not tables.hbm:
+        problems.append("tables.memory: is for the rows behind a cache; give tables.cache or tables.hbm too")
+    return problems
+
+
+def _amount(path: str, given: Any) -> str:
+    """Text that parse_bytes reads, as it was given; numbers may come without quotes."""
+    if given != "":
+        parse_bytes(given, path)
+    return str(given)
 
 
 def _contradictions(train: TrainConfig) -> list[str]:

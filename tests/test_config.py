@@ -246,6 +246,56 @@ def test_warmup_needs_its_schedule():
     assert compose(sets=["train.schedule=cosine", "train.warmup_steps=5"])[1] == []
 
 
+def test_an_evaluation_batch_is_a_training_batch_unless_said():
+    assert compose(sets=["data.batch_size=77"])[0].data.eval_batch_size == 77
+    assert compose(sets=["data.eval_batch_size=5"])[0].data.eval_batch_size == 5
+
+
+@pytest.mark.parametrize(("given", "kept"), [("2GiB", "2GiB"), ("512 MB", "512 MB"), (4096, "4096"), ("", "")])
+def test_amounts_of_memory_stay_as_written(given, kept):
+    config = read_tree({"tables": {"hbm": given}})
+    assert config.tables.hbm == kept
+    assert read_tree(json.loads(config.to_json())) == config
+    assert compose(sets=[f"tables.hbm={given}"])[0] == config
+
+
+@pytest.mark.parametrize("given", ["2G", "much", 0, 1.5, True, None, ["2GiB"]])
+def test_what_is_no_amount_of_memory(given):
+    with pytest.raises(
+        ConfigError, match=r"1 setting is wrong:\n  - tables\.hbm: must be an amount of memory such as 2GiB"
+    ):
+        read_tree({"tables": {"hbm": given}})
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["cache=0.1", "hbm=2GiB"], "tables.hbm: is the other way to say how large the cache is, not '2GiB' beside"),
+        (["cache=0.1", "decay_scope=table"], "tables.decay_scope: must be touched with tables.cache, not 'table'"),
+        (["hbm=1MiB", "decay_scope=table"], "tables.decay_scope: must be touched with tables.hbm, not 'table'"),
+        (["memory=1GiB"], "tables.memory: is for the rows behind a cache; give tables.cache or tables.hbm too"),
+        (["cache=1.5"], "tables.cache: must be at most 1, not 1.5"),
+        (["policy=fifo"], "tables.policy: must be one of oracle, lfu, lru, static, not 'fifo'"),
+        (["window=-1"], "tables.window: must be at least 0, not -1"),
+        (["precision=int8"], "tables.precision: must be one of fp32, fp16, bf16, not 'int8'"),
+    ],
+)
+def test_mistakes_about_the_cache(sets, said):
+    _, problems = compose(sets=[f"tables.{one}" for one in sets])
+    assert len(problems) == 1
+    assert said in problems[0]
+
+
+def test_contradictions_come_with_all_other_mistakes():
+    sets = ["tables.cache=0.1", "tables.hbm=2GiB", "tables.decay_scope=table", "model.dim=0", "tables.memory=2G"]
+    assert [one.partition(":")[0] for one in compose(sets=sets)[1]] == [
+        "model.dim",
+        "tables.memory",
+        "tables.hbm",
+        "tables.decay_scope",
+    ]
+
+
 def test_types_know_every_field():
     assert set(TYPES) == set(FIELDS)
     assert all(dataclasses.is_dataclass(kind) for kind in SECTIONS.values())

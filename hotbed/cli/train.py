@@ -26,6 +26,12 @@ _FEW_STEPS = 40
 _RESUME_MAY_CHANGE = {
     "data.eval_batch_size",
     "data.threads",
+    "tables.cache",
+    "tables.hbm",
+    "tables.memory",
+    "tables.policy",
+    "tables.window",
+    "tables.look_ahead",
     "tables.lr",
     "tables.l2",
     "tables.weight_decay",
@@ -50,6 +56,12 @@ def train_command(
     folder: Path | None = typer.Option(None, "--out", help="Run folder; runs/MODEL-DATA-N if not given."),
     device: str | None = typer.Option(None, help="auto, cpu, cuda or cuda:N."),
     epochs: int | None = typer.Option(None, help="Passes over the train split."),
+    cache: float | None = typer.Option(
+        None, help="Share of the rows on the device, e.g. 0.015; the rest in host memory."
+    ),
+    hbm: str | None = typer.Option(None, help="The same as bytes of device memory, e.g. 2GiB."),
+    memory: str | None = typer.Option(None, help="Most host memory for rows behind the cache, e.g. 64GiB."),
+    policy: str | None = typer.Option(None, help="Which rows stay in the cache: oracle, lfu, lru or static."),
     seed: int | None = typer.Option(None, help="Same seed, same machine: same bits."),
     sets: list[str] = typer.Option([], "--set", help="path=value, e.g. model.dim=32; may be given many times."),
     resume: Path | None = typer.Option(None, help="Go on with this run folder, as if it had never stopped."),
@@ -67,6 +79,8 @@ def train_command(
 
     hotbed train --data adult --model dcnv2 --epochs 5
 
+    hotbed train --cache 0.015
+
     hotbed train run.yaml --set model.dim=32 --set model.options.dropout=0.2 --out runs/wide
 
     hotbed train --resume runs/wide
@@ -77,6 +91,9 @@ def train_command(
         "train.device": device,
         "train.epochs": epochs,
         "train.seed": seed,
+        **_cache_flags(cache, hbm),
+        "tables.memory": memory,
+        "tables.policy": policy,
     }
     given = {path: value for path, value in flags.items() if value is not None}
     if show:
@@ -86,6 +103,15 @@ def train_command(
     else:
         refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite}
         _train(_resumed(resume, given, sets, refused), resume, resume=True, quiet=quiet)
+
+
+def _cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str | None]:
+    """One flag alone takes the place of whatever a run file says about the size of the cache."""
+    if cache is not None and hbm is None:
+        return {"tables.cache": cache, "tables.hbm": ""}
+    if hbm is not None and cache is None:
+        return {"tables.cache": 0.0, "tables.hbm": hbm}
+    return {"tables.cache": cache, "tables.hbm": hbm}
 
 
 def _config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -> RunConfig:

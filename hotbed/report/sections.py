@@ -297,8 +297,10 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _defaults(path: str, settings: Mapping[str, Any]) -> list[Any]:
-    """The values of a setting that nobody has to choose: its default and, for a learning rate, the optimizer's usual one."""
+    """The values of a setting that nobody has to choose: its default, or what 0 stands for there."""
     made = FIELDS[path]
+    if path == "data.eval_batch_size":
+        return [made.default, settings.get("data.batch_size")]
     usual = {"tables.lr": ROW_RATES, "dense.lr": DENSE_RATES}.get(path, {})
     optimizer = str(settings.get(path.replace(".lr", ".optimizer")))
     default = made.default_factory() if callable(made.default_factory) else made.default

@@ -94,6 +94,22 @@ def test_flags_files_and_sets_reach_the_run(hotbed, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "cache", "hbm"),
+    [
+        ([], 0.0, "1GiB"),
+        (["--cache", "0.015"], 0.015, ""),
+        (["--cache", "0"], 0.0, ""),
+        (["--hbm", "2GiB"], 0.0, "2GiB"),
+    ],
+)
+def test_a_flag_replaces_the_cache_of_the_run_file(hotbed, tmp_path, flags, cache, hbm):
+    (tmp_path / "run.yaml").write_text("tables: {hbm: 1GiB}\n")
+    result = hotbed("train", "run.yaml", *flags, "--policy", "lru", "--show")
+    shown = yaml.safe_load(result.out)["tables"]
+    assert (shown["cache"], shown["hbm"], shown["policy"]) == (cache, hbm, "lru")
+
+
 def test_what_show_prints_is_a_run_file(hotbed, tmp_path):
     (tmp_path / "all.yaml").write_text(hotbed("train", "--show").out)
     again = yaml.safe_load(hotbed("train", "all.yaml", "--show").out)
@@ -119,6 +135,11 @@ def test_what_show_prints_is_a_run_file(hotbed, tmp_path):
         (["--device", "tpu"], ["train.device: must be auto, cpu, cuda or cuda:N, not 'tpu'"]),
         (["--epochs", "0"], ["train.epochs: must be at least 1, not 0"]),
         (["--out", "taken.txt"], ["taken.txt is a file"]),
+        (
+            ["--cache", "0.1", "--hbm", "2GiB", "--memory", "8G"],
+            ["2 settings are wrong", "tables.hbm", "tables.memory"],
+        ),
+        (["--cache", "0.1", "--set", "tables.decay_scope=table"], ["tables.decay_scope: must be touched"]),
         (["--resume", "x", "--out", "y"], ["leave out --out"]),
     ],
 )

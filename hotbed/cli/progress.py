@@ -20,7 +20,15 @@ def facts(record: Record) -> str:
     score = in_digits(record["auc"])
     if record["kind"] == "eval":
         return f"{record['split']} AUC {score}, log loss {in_digits(record['log_loss'])}"
-    return f"loss {in_digits(record['loss'])}, AUC {score}, {record['samples_per_s'] or 0:,.0f} samples/s"
+    said = f"loss {in_digits(record['loss'])}, AUC {score}, {record['samples_per_s'] or 0:,.0f} samples/s"
+    cache = record.get("cache")
+    if not cache:
+        return said
+    return f"{said}, {_percent(cache['lookup_hit_rate'])} hits, {_percent(cache['stall_share'])} waiting"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 class LiveBar:

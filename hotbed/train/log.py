@@ -33,9 +33,8 @@ class MetricsLog:
 
     def write(self, record: Record) -> None:
         """Append one line; nan becomes null, which every JSON reader takes."""
-        line = {key: _plain(value) for key, value in record.items()}
         with writing(self.path):
-            self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            self._file.write(json.dumps(_plain(record), allow_nan=False).encode() + b"\n")
             self._file.flush()
 
     def flush_to_disk(self) -> None:
@@ -48,4 +47,6 @@ class MetricsLog:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

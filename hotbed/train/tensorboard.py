@@ -1,6 +1,7 @@
 """The lines of metrics.jsonl as TensorBoard scalars in RUN/tensorboard, when TensorBoard is installed.
 
     train/loss, train/auc, train/lr, train/samples_per_s        <split>/auc, <split>/log_loss, ... over steps
+    cache/hit_rate, cache/bytes_in, cache/stall_share, ...      where rows are cached
 
 TensorBoard takes a third of a second to import, so it is imported when training begins. It changes nothing in the run.
 """
@@ -47,9 +48,11 @@ class TensorBoardWriter:
         if self._writer is None:
             return
         group = record["split"] if record["kind"] == "eval" else record["kind"]
-        for name, value in record.items():
-            if name not in POSITION and isinstance(value, int | float) and math.isfinite(value):
-                self._writer.add_scalar(f"{group}/{name}", value, global_step=record["step"])
+        named = {f"{group}/{name}": value for name, value in record.items() if name not in POSITION}
+        named |= {f"cache/{name}": value for name, value in (record.get("cache") or {}).items()}
+        for name, value in named.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                self._writer.add_scalar(name, value, global_step=record["step"])
 
     def say(self, text: str) -> None:
         """Nothing to draw."""

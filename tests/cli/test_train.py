@@ -317,6 +317,15 @@ def test_progress_on_a_terminal():
     assert "hello" in shown
 
 
+def test_progress_tells_of_the_cache():
+    from hotbed.cli.progress import facts
+
+    line = {"kind": "train", "loss": 0.25, "auc": 0.75, "samples_per_s": 9.0}
+    assert facts(line | {"cache": None}).endswith("9 samples/s")
+    told = facts(line | {"cache": {"lookup_hit_rate": 0.9876, "stall_share": None}})
+    assert told.endswith("9 samples/s, 98.8 % hits, - waiting")
+
+
 def test_plain_lines_are_sparse():
     from io import StringIO
 

@@ -13,6 +13,13 @@ def test_lines_are_there_as_soon_as_written(tmp_path):
     log.close()
 
 
+def test_a_nan_deep_inside_is_null_too(tmp_path):
+    log = MetricsLog(tmp_path / "m.jsonl")
+    log.write({"cache": {"hit_rate": float("nan"), "keys": 3}})
+    assert json.loads((tmp_path / "m.jsonl").read_text()) == {"cache": {"hit_rate": None, "keys": 3}}
+    log.close()
+
+
 def test_a_resumed_log_forgets_what_came_after(tmp_path):
     log = MetricsLog(tmp_path / "m.jsonl")
     log.write({"a": 1})

@@ -48,6 +48,20 @@ def test_each_line_becomes_scalars(writer, tmp_path):
     assert found == {"train/loss": [(4, 2.0), (8, 4.0)], "valid/auc": [(8, 0.75)], "valid/log_loss": [(8, 0.5)]}
 
 
+def test_what_the_cache_did_becomes_scalars(writer, tmp_path):
+    writer.begin(Progress(), 8)
+    writer.record(
+        {**TRAIN, "step": 4, "loss": 2.0, "cache": {"hit_rate": 0.75, "bytes_in": 512.0, "stall_share": None}}
+    )
+    writer.record({**TRAIN, "step": 8, "loss": 2.0, "cache": None})
+    writer.end()
+    found = scalars(tmp_path / "tensorboard")
+    assert {name: found[name] for name in found if name.startswith("cache/")} == {
+        "cache/hit_rate": [(4, 0.75)],
+        "cache/bytes_in": [(4, 512.0)],
+    }
+
+
 def test_a_resumed_run_replaces_what_came_after_its_checkpoint(writer, tmp_path):
     for start, loss in ((0, 1.0), (4, 2.0)):
         writer.begin(Progress(step=start), 8)

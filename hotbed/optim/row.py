@@ -64,9 +64,15 @@ class RowOptimizer:
         """The `h` of the rule."""
         return ()
 
-    def first_state(self, weights: Tensor) -> dict[str, Tensor | float]:
-        """The state of rows that were never updated, from their weights [rows, D]; absent columns are zero."""
-        return {}
+    def first_constants(self) -> tuple[float, float, float]:
+        """The `f` of the rule's `first`."""
+        return (0.0, 0.0, 0.0)
+
+    def first_state(self, weights: Tensor) -> dict[str, Tensor]:
+        """The state of rows that were never updated, from their weights [rows, D]."""
+        f = tuple(weights.new_tensor(value) for value in self.first_constants())
+        element_states = zip(self.rule.element_states, self.rule.bind_first({"where": torch.where})(weights, f))
+        return dict(element_states) | dict.fromkeys(self.rule.row_states, f[2])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +95,8 @@ class Adagrad(RowOptimizer):
     def constants(self) -> tuple[float, ...]:
         return (self.eps,)
 
-    def first_state(self, weights: Tensor) -> dict[str, Tensor | float]:
-        return {"sum_of_squares": self.initial_sum}
+    def first_constants(self) -> tuple[float, float, float]:
+        return (self.initial_sum, 0.0, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +111,8 @@ class RowwiseAdagrad(RowOptimizer):
     def constants(self) -> tuple[float, ...]:
         return (self.eps,)
 
-    def first_state(self, weights: Tensor) -> dict[str, Tensor | float]:
-        return {"sum_of_mean_squares": self.initial_sum}
+    def first_constants(self) -> tuple[float, float, float]:
+        return (0.0, 0.0, self.initial_sum)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +151,11 @@ class FTRL(RowOptimizer):
     def constants(self) -> tuple[float, ...]:
         return (self.beta, self.l1, self.ridge)
 
-    def first_state(self, weights: Tensor) -> dict[str, Tensor | float]:
+    def first_constants(self) -> tuple[float, float, float]:
         rate = self.rate(0)
         if rate <= 0:
             raise ConfigError(f"FTRL: lr must be above 0 at every step, not {rate!r}")
-        return {"z": -weights * (self.beta / rate + self.ridge) - torch.sign(weights) * self.l1}
+        return (-(self.beta / rate + self.ridge), self.l1, 0.0)
 
 
 ROW_OPTIMIZERS: dict[str, type[RowOptimizer]] = {

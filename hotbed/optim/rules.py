@@ -1,12 +1,13 @@
 """The update rules of the row optimizers, each written once.
 
-A rule is two plain functions over numbers. `row` runs once per row and may carry one number of state; `element` runs for
-every weight and may carry two. They use only arithmetic and the names in `MATH`, so the same source runs over torch
-tensors (the reference, broadcasting [U, 1] against [U, D]), over scalars inside a compiled loop (Numba) and over blocks
-(Triton, which takes annotations for its own types: so there are none here).
+A rule is three plain functions over numbers. `row` runs once per row and may carry one number of state; `element` runs for
+every weight and may carry two; `first` says where that state starts. They use only arithmetic and the names in `MATH`, so
+the same source runs over torch tensors (the reference, broadcasting [U, 1] against [U, D]), over scalars inside a compiled
+loop (Numba) and over blocks (Triton, which takes annotations for its own types: so there are none here).
 
     row(r, mean_square, lr, h)        -> (r', c0, c1)       r: row state, mean_square: of the row's gradient, h: constants
     element(w, g, a, b, c0, c1, h)    -> (w', a', b')       w: weight, g: gradient, a and b: state
+    first(w, f)                       -> (a, b)             f: three constants; the row state starts at f[2]
 
 `row` is computed in float64 and its results are rounded to the record's type, because 1 - 0.999**step loses four digits
 in float32; `element` is computed in the record's type.
@@ -14,11 +15,16 @@ in float32; `element` is computed in the record's type.
 
 from __future__ import annotations
 
+import builtins
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 MATH = ("sqrt", "power", "where", "absolute")
+
+
+def _constant_first(w, f):
+    return f[0], f[1]
 
 
 class Rule(NamedTuple):
@@ -30,12 +36,20 @@ class Rule(NamedTuple):
     row: Callable[..., Any]
     element: Callable[..., Any]
     uses_mean_square: bool = False
+    first: Callable[..., Any] = _constant_first
 
     def bind(self, math: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """(row, element) with the names of MATH taken from `math`."""
-        namespace = dict(math)
-        row, element = (types.FunctionType(f.__code__, namespace, f.__name__) for f in (self.row, self.element))
-        return row, element
+        return _bind(self.row, math), _bind(self.element, math)
+
+    def bind_first(self, math: Mapping[str, Any]) -> Callable[..., Any]:
+        """`first` with the names of MATH taken from `math`."""
+        return _bind(self.first, math)
+
+
+def _bind(function: Callable[..., Any], math: Mapping[str, Any]) -> Callable[..., Any]:
+    namespace = {"__builtins__": builtins, **math}  # torch imports parts of itself inside operators
+    return types.FunctionType(function.__code__, namespace, function.__name__)
 
 
 # Rule.bind gives these names their meaning; unbound they mean nothing.
@@ -85,11 +99,15 @@ def _ftrl_element(w, g, a, b, c0, c1, h):
     return where(absolute(a) <= h[1], a - a, -shrunk / ((h[0] + sqrt(n)) * c0 + h[2])), a, n
 
 
+def _ftrl_first(w, f):
+    return w * f[0] - where(w > 0.0, f[1], where(w < 0.0, 0.0 - f[1], f[2])), f[2]
+
+
 SGD_RULE = Rule("sgd", (), (), _constant_rate_row, _descent_element)
 ADAGRAD_RULE = Rule("adagrad", ("sum_of_squares",), (), _constant_rate_row, _adagrad_element)
 ROWWISE_ADAGRAD_RULE = Rule(
     "rowwise_adagrad", (), ("sum_of_mean_squares",), _rowwise_adagrad_row, _descent_element, uses_mean_square=True
 )
 ADAM_RULE = Rule("adam", ("mean", "variance"), ("step",), _adam_row, _adam_element)
-FTRL_RULE = Rule("ftrl", ("z", "n"), (), _ftrl_row, _ftrl_element)
+FTRL_RULE = Rule("ftrl", ("z", "n"), (), _ftrl_row, _ftrl_element, first=_ftrl_first)
 RULES = (SGD_RULE, ADAGRAD_RULE, ROWWISE_ADAGRAD_RULE, ADAM_RULE, FTRL_RULE)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from hotbed.ops.backend import backend_of
 from hotbed.ops.init_rows import reference
-from hotbed.ops.init_rows.distributions import Constant, Init, Normal, Uniform, parse_init
+from hotbed.ops.init_rows.distributions import Constant, Init, Normal, Uniform, parse_init, scale_of
 from hotbed.ops.threads import in_parallel
 
-__all__ = ["Constant", "Init", "Normal", "Uniform", "init_rows", "parse_init", "stream_of"]
+__all__ = ["Constant", "Init", "Normal", "Uniform", "init_rows", "parse_init", "scale_of", "stream_of"]
 
 
 def stream_of(seed: int, table: str) -> int:
@@ -22,12 +24,16 @@ def stream_of(seed: int, table: str) -> int:
 
 def init_rows(out: Tensor, ids: Tensor, stream: int, init: Init) -> None:
     """Write the first values of `ids` [U] into `out` [U, D]."""
-    if out.device.type != "cpu" or isinstance(init, Constant):
-        reference.init_rows(out, ids, stream, init)
-        return
-    from hotbed.ops.init_rows import numba
+    backend = backend_of(out)
+    if backend == "triton" and out.dtype == torch.float32 and out.is_contiguous():
+        from hotbed.ops.init_rows import triton
 
-    array = out.numpy()
-    scale = init.bound / (1 << 24) if isinstance(init, Uniform) else init.std / Normal.UNIT
-    normal = isinstance(init, Normal)
-    in_parallel(numba.fill, array, ids.numpy(), np.uint64(stream), normal, array.dtype.type(scale))
+        triton.init_rows(out, ids, stream, init)
+    elif backend != "numba" or isinstance(init, Constant):
+        reference.init_rows(out, ids, stream, init)
+    else:
+        from hotbed.ops.init_rows import numba
+
+        array = out.numpy()
+        scale = array.dtype.type(scale_of(init))
+        in_parallel(numba.fill, array, ids.numpy(), np.uint64(stream), isinstance(init, Normal), scale)

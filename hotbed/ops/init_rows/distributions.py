@@ -34,6 +34,19 @@ class Constant:
 
 
 Init = Uniform | Normal | Constant
+UNIFORM, NORMAL, CONSTANT = 0, 1, 2  # inside kernels
+
+
+def kind_of(init: Init) -> int:
+    """The number of the distribution inside kernels."""
+    return {Uniform: UNIFORM, Normal: NORMAL, Constant: CONSTANT}[type(init)]
+
+
+def scale_of(init: Init) -> float:
+    """What the whole number behind an element is multiplied by; of a Constant, its value."""
+    if isinstance(init, Constant):
+        return init.value
+    return init.bound / (1 << 24) if isinstance(init, Uniform) else init.std / Normal.UNIT
 
 
 def parse_init(text: str) -> Init:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotbed.ops.init_rows.distributions import Constant, Init, Normal, Uniform
+from hotbed.ops.init_rows.distributions import Constant, Init, Uniform, scale_of
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -31,14 +31,14 @@ def init_rows(out: Tensor, ids: Tensor, stream: int, init: Init) -> None:
     row = _mix((ids + _signed(stream)) * _signed(_GOLDEN)).unsqueeze(1)
     counter = torch.arange(1, out.shape[1] + 1, device=ids.device).unsqueeze(0)
     bits = _mix(row + counter * _signed(_GOLDEN))
+    scale = torch.tensor(scale_of(init), dtype=out.dtype, device=out.device)
     if isinstance(init, Uniform):
         odd = 2 * ((bits >> 40) & 0xFFFFFF) + 1 - (1 << 24)
-        out.copy_(odd.to(out.dtype) * torch.tensor(init.bound / (1 << 24), dtype=out.dtype, device=out.device))
+        out.copy_(odd.to(out.dtype) * scale)
         return
     more = _mix(bits ^ _signed(_GOLDEN))
     centred = torch.full_like(bits, -8 * 0xFFFF)
     for word in (bits, more):
         for shift in (0, 16, 32, 48):
             centred += 2 * ((word >> shift) & 0xFFFF)
-    scale = init.std / Normal.UNIT
-    out.copy_(centred.to(out.dtype) * torch.tensor(scale, dtype=out.dtype, device=out.device))
+    out.copy_(centred.to(out.dtype) * scale)

@@ -1,0 +1,100 @@
+"""Moving whole records: into the cache, out of it, and to and from host memory.
+
+    host records --gather_rows--> staging (host) ==copy==> staging (device) --unpack--> cache
+    host records <-scatter_rows-- staging (host) <==copy== staging (device) <--pack---- cache
+
+A row that was never stored is not copied: `unpack` creates its first record in place, from the same pure function of
+(seed, table, id) on every device. No call waits for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hotbed.ops.backend import backend_of
+from hotbed.ops.move import reference
+from hotbed.ops.move.first import FirstRows, FirstTable, arrays, first_rows
+from hotbed.ops.threads import in_parallel, num_threads
+
+__all__ = [
+    "FirstRows",
+    "FirstTable",
+    "first_records",
+    "first_rows",
+    "gather_rows",
+    "pack",
+    "scatter_rows",
+    "unpack",
+]
+
+_PER_THREAD = 1 << 14  # numbers that pay for waking one more thread
+
+
+def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys: Tensor, first: FirstRows) -> None:
+    """Bring M rows into records [S, W].
+
+    records[slots[i]] becomes staging[source[i]], or the first record of keys[i] where source[i] is negative; negative
+    slots are skipped. slots and keys are int64 [M], source is int32 [M], staging is [N, W]; all contiguous, on one device.
+    """
+    backend = backend_of(records)
+    if backend == "reference":
+        reference.unpack(records, slots, source, staging, keys, first)
+        return
+    if backend == "triton":
+        from hotbed.ops.move import triton
+
+        triton.unpack(records, slots, source, staging, keys, first)
+        return
+    from hotbed.ops.move import numba
+
+    layout = first.layout
+    in_parallel(
+        numba.unpack_kernel(first.rule),
+        records.numpy(),
+        slots.numpy(),
+        source.numpy(),
+        staging.numpy(),
+        keys.numpy(),
+        *arrays(first),
+        layout.dim,
+        len(layout.element_states),
+        bool(layout.row_states),
+        threads=_threads(slots.shape[0], layout.width),
+    )
+
+
+def first_records(keys: Tensor, first: FirstRows) -> Tensor:
+    """The records [M, W] that the rows of `keys` [M] start from."""
+    num_rows = keys.shape[0]
+    records = torch.empty(num_rows, first.layout.width, device=keys.device)
+    slots = torch.arange(num_rows, device=keys.device)
+    source = torch.full([num_rows], -1, dtype=torch.int32, device=keys.device)
+    unpack(records, slots, source, records[:0], keys, first)
+    return records
+
+
+def pack(records: Tensor, slots: Tensor, out: Tensor) -> None:
+    """out[i] = records[slots[i]]; slots int64 [V], out [V, W], on one device."""
+    if backend_of(records) == "numba":
+        gather_rows(records, slots, out)
+    else:
+        reference.pack(records, slots, out)
+
+
+def gather_rows(records: Tensor, keys: Tensor, out: Tensor) -> None:
+    """out[i] = records[keys[i]] on the host; keys int64 [M], best sorted, out [M, W], may be pinned."""
+    from hotbed.ops.move import numba
+
+    in_parallel(numba.gather, records.numpy(), keys.numpy(), out.numpy(), threads=_threads(*out.shape))
+
+
+def scatter_rows(records: Tensor, keys: Tensor, values: Tensor) -> None:
+    """records[keys[i]] = values[i] on the host; keys int64 [M], distinct, best sorted, values [M, W]."""
+    from hotbed.ops.move import numba
+
+    in_parallel(numba.scatter, records.numpy(), keys.numpy(), values.numpy(), threads=_threads(*values.shape))
+
+
+def _threads(num_rows: int, width: int) -> int:
+    return min(num_threads(), 1 + num_rows * width // _PER_THREAD)

@@ -1,0 +1,145 @@
+"""Moving whole records on the CPU, compiled. Threads take disjoint runs of rows and ask for memory some rows ahead."""
+
+from __future__ import annotations
+
+import hashlib
+import types
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from hotbed.ops.init_rows.distributions import CONSTANT, NORMAL
+from hotbed.ops.init_rows.numba import first_number, row_bits
+from hotbed.ops.prefetch import prefetch
+from hotbed.optim import rules
+from hotbed.optim.rules import Rule
+
+_LINES_AHEAD = 36  # cache lines asked for before the first of them is read
+# Numba looks at a kernel's own file only: the name carries what the rules say, so that a changed rule is compiled anew
+_SOURCE = hashlib.sha256(Path(rules.__file__).read_bytes()).hexdigest()[:12]
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _ask(records: Any, row: Any) -> None:
+    for column in range(0, records.shape[1], 16):
+        prefetch(records, row, column)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _rows_ahead(width: Any) -> Any:
+    return 1 + _LINES_AHEAD // (1 + width // 16)
+
+
+@njit(nogil=True, cache=True)
+def gather(thread: int, num_threads: int, records: Any, rows: Any, out: Any) -> None:
+    """out[i] = records[rows[i]]."""
+    num_rows, width = out.shape
+    W = np.uint64(width)
+    ahead = _rows_ahead(width)
+    stop = num_rows * (thread + 1) // num_threads
+    for i in range(num_rows * thread // num_threads, stop):
+        if i + ahead < stop:
+            _ask(records, rows[i + ahead])
+        row = np.uint64(rows[i])
+        for c in range(W):
+            out[i, c] = records[row, c]
+
+
+@njit(nogil=True, cache=True)
+def scatter(thread: int, num_threads: int, records: Any, rows: Any, values: Any) -> None:
+    """records[rows[i]] = values[i]; rows are distinct."""
+    num_rows, width = values.shape
+    W = np.uint64(width)
+    ahead = _rows_ahead(width)
+    stop = num_rows * (thread + 1) // num_threads
+    for i in range(num_rows * thread // num_threads, stop):
+        if i + ahead < stop:
+            _ask(records, rows[i + ahead])
+        row = np.uint64(rows[i])
+        for c in range(W):
+            records[row, c] = values[i, c]
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _table_of(bases: Any, key: Any) -> Any:
+    """The last table whose base is not above the key."""
+    low, high = 0, bases.shape[0]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if bases[middle] <= key:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@njit(nogil=True, error_model="numpy")
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+    return yes if condition else no
+
+
+first_state: Any = None  # the rule's `first`, given by unpack_kernel
+
+
+def _unpack(
+    thread: int,
+    num_threads: int,
+    records: Any,
+    slots: Any,
+    source: Any,
+    staging: Any,
+    keys: Any,
+    tables: Any,
+    scales: Any,
+    f: Any,
+    dim: int,
+    num_states: int,
+    has_row_state: bool,
+) -> None:
+    """Copy or create; tables [T, 4] are base, stream, kind, padding id, scales [T] and f [3] are float32."""
+    width = np.uint64(records.shape[1])
+    D = np.uint64(dim)
+    used = D * np.uint64(1 + num_states)
+    ahead = _rows_ahead(records.shape[1])
+    stop = slots.shape[0] * (thread + 1) // num_threads
+    for i in range(slots.shape[0] * thread // num_threads, stop):
+        if i + ahead < stop and slots[i + ahead] >= 0:
+            _ask(records, slots[i + ahead])
+        if slots[i] < 0:
+            continue
+        slot = np.uint64(slots[i])
+        if source[i] >= 0:
+            row = np.uint64(source[i])
+            for c in range(width):
+                records[slot, c] = staging[row, c]
+            continue
+        t = _table_of(tables[:, 0], keys[i])
+        number, kind, scale = keys[i] - tables[t, 0], tables[t, 2], scales[t]
+        bits = row_bits(number, np.uint64(tables[t, 1]))
+        for d in range(D):
+            w = scale
+            if number == tables[t, 3]:
+                w = np.float32(0)
+            elif kind != CONSTANT:
+                w = np.float32(first_number(bits, d, kind == NORMAL)) * scale
+            a, b = first_state(w, f)
+            records[slot, d] = w
+            if num_states > 0:
+                records[slot, D + d] = a
+            if num_states > 1:
+                records[slot, D + D + d] = b
+        for c in range(used, width):
+            records[slot, c] = f[2] if has_row_state and c == used else np.float32(0)
+
+
+@cache
+def unpack_kernel(rule: Rule) -> Any:
+    """_unpack for one rule, compiled at its first call and then kept on disk under the name and source of its `first`."""
+    bound = rule.bind_first({"where": _where})
+    namespace = {**globals(), "first_state": njit(nogil=True, error_model="numpy")(bound)}
+    function = types.FunctionType(_unpack.__code__, namespace, f"unpack_{rule.name}_{_SOURCE}")
+    function.__qualname__, function.__module__ = function.__name__, __name__
+    return njit(nogil=True, cache=True, error_model="numpy")(function)

@@ -1,0 +1,125 @@
+"""Bringing rows into the cache as one Triton kernel: a program copies or creates the records of a few misses."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hotbed.ops.init_rows.distributions import Normal, Uniform
+from hotbed.ops.init_rows.triton import first_values, row_bits
+from hotbed.ops.move.first import FirstRows, arrays
+
+_COLUMNS = 512  # of a record moved at once
+_NUMBERS = 1024  # of all records of a program moved at once
+
+
+@triton.jit
+def _where(condition, yes, no):
+    return tl.where(condition, yes, no)
+
+
+@triton.jit
+def _table_of(tables, key, NUM_TABLES: tl.constexpr, STEPS: tl.constexpr):
+    """The last of tables [T, 4] whose base is not above the key."""
+    low = (key * 0).to(tl.int32)
+    high = low + NUM_TABLES
+    for _ in tl.static_range(STEPS):
+        middle = (low + high) // 2  # where the search has ended this is low, and nothing changes
+        below = tl.load(tables + middle * 4) <= key
+        low = tl.where(below, middle, low)
+        high = tl.where(below, high, middle)
+    return low
+
+
+@triton.jit
+def _unpack(
+    records, slots, source, staging, keys, tables, scales, f0, f1, f2, num_rows,
+    NUM_TABLES: tl.constexpr, STEPS: tl.constexpr,
+    WIDTH: tl.constexpr, DIM: tl.constexpr, STATES: tl.constexpr, ROW_STATE: tl.constexpr,
+    ANY_UNIFORM: tl.constexpr, ANY_NORMAL: tl.constexpr, FIRST: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Tables [T, 4] are base, stream, kind, padding id; scales [T] are float32."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    slot = tl.load(slots + i, mask=i < num_rows, other=-1).to(tl.int64)
+    origin = tl.load(source + i, mask=i < num_rows, other=-1).to(tl.int64)
+    place = (records + slot * WIDTH)[:, None]
+    copied = (slot >= 0) & (origin >= 0)
+    for start in range(0, WIDTH, BLOCK_C):
+        c = (start + tl.arange(0, BLOCK_C))[None, :]
+        mask = copied[:, None] & (c < WIDTH)
+        values = tl.load(staging + origin[:, None] * WIDTH + c, mask=mask)
+        tl.store(place + c, values, mask=mask)
+    created = (slot >= 0) & (origin < 0)
+    if tl.max(created.to(tl.int32), axis=0) > 0:
+        key = tl.load(keys + i, mask=created, other=0)
+        table = _table_of(tables, key, NUM_TABLES, STEPS)
+        number = key - tl.load(tables + table * 4)
+        bits = row_bits(number, tl.load(tables + table * 4 + 1))[:, None]
+        kind = tl.load(tables + table * 4 + 2)[:, None]
+        padding = (number == tl.load(tables + table * 4 + 3))[:, None]
+        scale = tl.load(scales + table)[:, None]
+        for start in range(0, DIM, BLOCK_D):
+            d = (start + tl.arange(0, BLOCK_D))[None, :]
+            mask = created[:, None] & (d < DIM)
+            w = tl.where(padding, 0.0, first_values(bits, d, kind, scale, ANY_UNIFORM, ANY_NORMAL))
+            a, b = FIRST(w, (f0, f1, f2))
+            tl.store(place + d, w, mask=mask)
+            if STATES >= 1:
+                tl.store(place + DIM + d, a, mask=mask)
+            if STATES >= 2:
+                tl.store(place + 2 * DIM + d, b, mask=mask)
+        c = (DIM * (1 + STATES) + tl.arange(0, 4))[None, :]
+        rest = tl.where(ROW_STATE & (c == DIM * (1 + STATES)), f2, 0.0)
+        tl.store(place + c, rest, mask=created[:, None] & (c < WIDTH))
+
+
+@lru_cache(maxsize=64)
+def _shape(first: FirstRows, device: torch.device) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """(tables, scales, all that is fixed when the kernel is compiled)."""
+    layout = first.layout
+    block_c, block_d = (min(_COLUMNS, triton.next_power_of_2(n)) for n in (layout.width, layout.dim))
+    kinds = {type(table.init) for table in first.tables}
+    shape = {
+        "NUM_TABLES": len(first.tables),
+        "STEPS": (len(first.tables) - 1).bit_length(),
+        "WIDTH": layout.width,
+        "DIM": layout.dim,
+        "STATES": len(layout.element_states),
+        "ROW_STATE": bool(layout.row_states),
+        "ANY_UNIFORM": Uniform in kinds,
+        "ANY_NORMAL": Normal in kinds,
+        "FIRST": triton.jit(first.rule.bind_first({"where": _where, "tl": tl})),
+        "BLOCK_M": max(1, _NUMBERS // block_c),
+        "BLOCK_C": block_c,
+        "BLOCK_D": block_d,
+    }
+    tables, scales, _ = (torch.from_numpy(array).to(device) for array in arrays(first))
+    return tables, scales, shape
+
+
+def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys: Tensor, first: FirstRows) -> None:
+    """records[slots[i]] = staging[source[i]], or the first record of keys[i] where source[i] < 0; slots < 0 are skipped."""
+    num_rows = slots.shape[0]
+    if num_rows == 0:
+        return
+    tables, scales, shape = _shape(first, records.device)
+    _unpack[(triton.cdiv(num_rows, shape["BLOCK_M"]),)](
+        records,
+        slots,
+        source,
+        staging,
+        keys,
+        tables,
+        scales,
+        *first.constants,
+        num_rows,
+        **shape,
+        num_warps=4,
+        enable_fp_fusion=False,  # a product and a sum stay two roundings, as everywhere else
+    )

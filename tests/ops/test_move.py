@@ -1,0 +1,99 @@
+"""Records come and go unchanged, and a row that was never stored starts as its group says, bit for bit."""
+
+import pytest
+import torch
+
+import hotbed
+from hotbed.group import Member, TableGroup
+from hotbed.ops import move
+from hotbed.ops.init_rows import stream_of
+from hotbed.ops.move import reference
+from hotbed.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
+
+OPTIMIZERS = [
+    SGD(),
+    Adagrad(initial_sum=0.1),
+    RowwiseAdagrad(initial_sum=0.3),
+    Adam(),
+    FTRL(l1=0.003, ridge=0.1),
+    FTRL(beta=0.0),
+]
+MEMBERS = [
+    Member("user", 500, 0, hotbed.Normal(0.01), False, None),
+    Member("one", 1, 500, hotbed.Constant(-0.7), False, None),
+    Member("ad", 40, 501, hotbed.Uniform(0.05), False, 3),
+    Member("zero", 9, 541, hotbed.Constant(0.0), False, 0),
+    Member("last", 3, 550, hotbed.Normal(2.0), False, None),
+]
+SEED = 11
+ROWS = 553
+
+
+def describe(optimizer, dim, members=MEMBERS):
+    tables = [move.FirstTable(m.base, stream_of(SEED, m.name), m.init, m.padding_id) for m in members]
+    return move.first_rows(dim, optimizer, tables)
+
+
+def bits(tensor):
+    return tensor.cpu().view(torch.int32)
+
+
+def case(width, num_misses, generator):
+    """(records, slots, source, staging, keys): two of three rows are fetched, one slot of ten is skipped."""
+    num_slots, num_staged = num_misses + 7, num_misses + 3
+    records = torch.full([num_slots, width], float("nan"))
+    slots = torch.randperm(num_slots, generator=generator)[:num_misses]
+    slots[torch.rand(num_misses, generator=generator) < 0.1] = -1
+    source = torch.randint(0, num_staged, [num_misses], generator=generator, dtype=torch.int32)
+    source[torch.rand(num_misses, generator=generator) < 0.3] = -1
+    staging = torch.randn(num_staged, width, generator=generator)
+    keys = torch.randint(0, ROWS, [num_misses], generator=generator)
+    return records, slots, source, staging, keys
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+@pytest.mark.parametrize("dim", [1, 3, 16])
+def test_first_records_are_those_of_the_group(optimizer, dim):
+    group = TableGroup(MEMBERS, dim, optimizer, torch.device("cpu"))
+    group.initialise(SEED)
+    keys = torch.randperm(ROWS)
+    first = describe(optimizer, dim)
+    assert torch.equal(bits(reference.first_records(keys, first)), bits(group.records[keys]))
+    assert torch.equal(bits(move.first_records(keys, first)), bits(group.records[keys]))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+@pytest.mark.parametrize(("dim", "num_misses"), [(1, 1), (7, 0), (5, 200), (33, 3000), (1000, 20)])
+def test_compiled_unpack_equals_reference(optimizer, dim, num_misses):
+    first = describe(optimizer, dim)
+    expected, *moves = case(first.layout.width, num_misses, torch.Generator().manual_seed(dim))
+    actual = expected.clone()
+    reference.unpack(expected, *moves, first)
+    move.unpack(actual, *moves, first)
+    assert torch.equal(bits(actual), bits(expected))
+
+
+@pytest.mark.parametrize("num_tables", [1, 2, 3, 64, 300])
+def test_a_key_finds_its_table_among_many(num_tables):
+    members, base = [], 0
+    for n in range(num_tables):
+        members.append(Member(str(n), 1 + n % 3, base, hotbed.Constant(float(n)), False, None))
+        base += members[-1].rows
+    expected = torch.repeat_interleave(torch.arange(num_tables), torch.tensor([m.rows for m in members])).float()
+    records = move.first_records(torch.arange(base), describe(SGD(), 2, members))
+    assert torch.equal(records[:, 0], expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (1, 1), (100, 17), (3000, 132), (20, 3076)])
+def test_gather_scatter_and_pack(shape):
+    store, keys = torch.randn(shape[0] + 50, shape[1]), torch.randperm(shape[0] + 50)[: shape[0]]
+    out = torch.full(shape, float("nan"))
+    move.gather_rows(store, keys, out)
+    assert torch.equal(out, store[keys])
+    packed = torch.full(shape, float("nan"))
+    move.pack(store, keys, packed)
+    assert torch.equal(packed, out)
+    values, expected = torch.randn(shape), store.clone()
+    expected[keys] = values
+    move.scatter_rows(store, keys, values)
+    assert torch.equal(store, expected)

@@ -18,7 +18,7 @@ SEEN = "samples seen"
 
 def learning_charts(run: Run) -> list[Chart]:
     """Loss, AUC, speed and learning rate over samples seen."""
-    divisions = _epoch_ends(run.train)
+    divisions = epoch_ends(run.train)
     return [
         Chart(
             "loss",
@@ -151,7 +151,8 @@ def _best_marks(run: Run) -> tuple[Mark, ...]:
     return (Mark(best, f"best possible {decimal(best)}"),) if usable(best) else ()
 
 
-def _epoch_ends(train: tuple[TrainPoint, ...]) -> tuple[float, ...]:
+def epoch_ends(train: tuple[TrainPoint, ...]) -> tuple[float, ...]:
+    """Samples seen at the ends of epochs, where they are few enough to draw."""
     ends = tuple(before.samples for before, after in pairwise(train) if after.epoch != before.epoch)
     return ends if len(ends) <= MAX_DIVISIONS else ()
 

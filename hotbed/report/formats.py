@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from hotbed.memory import in_words
+
 MISSING = "–"
 SPACE = "\u202f"  # narrow and never broken across lines
 
@@ -36,6 +38,11 @@ def percent(share: float, digits: int = 1) -> str:
 def significant(value: float, digits: int = 4) -> str:
     """A number of any size: 0.001, 2.5e-05."""
     return f"{value:.{digits}g}" if math.isfinite(value) else _odd(value)
+
+
+def size(amount: float) -> str:
+    """Bytes: 1.5 GiB."""
+    return in_words(amount).replace(" ", SPACE) if math.isfinite(amount) and 0 <= amount < 1e18 else _odd(amount)
 
 
 def duration(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 
 from hotbed.report import sections
+from hotbed.report.cache import cache
 from hotbed.report.markup import text
 from hotbed.report.read import Run
 
@@ -18,12 +19,13 @@ def render(run: Run) -> str:
     here = files("hotbed.report")
     style, script = (here.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
     parts = (
-        sections.learning,
-        sections.quality,
-        sections.data,
-        sections.asked,
-        sections.go_on,
-        sections.made_with,
+        sections.learning(run),
+        sections.quality(run),
+        cache(run, sections.CACHE_SHARE),
+        sections.data(run),
+        sections.asked(run),
+        sections.go_on(run),
+        sections.made_with(run),
     )
     title = text(f"{run.model} on {run.dataset}", 120)
     return (
@@ -33,6 +35,6 @@ def render(run: Run) -> str:
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{title} - hotbed</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
         '<a class="skip" href="#learning">Skip to the curves</a>\n<main>\n'
-        f"{sections.headline(run)}\n{chr(10).join(part(run) for part in parts)}\n</main>\n"
+        f"{sections.headline(run)}\n{chr(10).join(part for part in parts if part)}\n</main>\n"
         f"<script>\n{script}</script>\n</body>\n</html>\n"
     )

@@ -19,6 +19,22 @@ from hotbed.errors import RunError
 NAN = float("nan")
 
 
+class CachePoint(NamedTuple):
+    """What the cache did in an interval (train/cache_watch): shares, and means over the batches planned."""
+
+    batches: float
+    hit_rate: float  # of the distinct keys of windows
+    lookup_hit_rate: float
+    keys: float
+    misses: float
+    created: float
+    evictions: float
+    written_back: float
+    bytes_in: float
+    bytes_out: float
+    stall_share: float
+
+
 class TrainPoint(NamedTuple):
     """One line of kind "train": the state after an interval of steps."""
 
@@ -30,6 +46,7 @@ class TrainPoint(NamedTuple):
     auc: float
     samples_per_s: float
     seconds: float
+    cache: CachePoint | None = None
 
 
 class Score(NamedTuple):
@@ -96,6 +113,7 @@ class Run:
     features: tuple[Skew, ...] = ()
     total: Skew | None = None
     parameters: dict[str, float] = field(default_factory=dict)
+    cache: dict[str, float] = field(default_factory=dict)  # sizes: slots, device_bytes, table_bytes
     versions: dict[str, str] = field(default_factory=dict)
     samples: float = NAN
     samples_per_s: float = NAN
@@ -136,6 +154,7 @@ def read_run(directory: Path) -> Run:
         features=tuple(_skew(_mapping(feature)) for feature in _listing(data.get("features"))),
         total=_skew(total) if total else None,
         parameters={name: _number(value) for name, value in _mapping(summary.get("parameters")).items()},
+        cache={name: _number(value) for name, value in _mapping(summary.get("cache")).items()},
         versions={name: str(value) for name, value in _mapping(summary.get("versions")).items()},
         samples=_first(_number(summary.get("samples")), train[-1].samples if train else NAN),
         samples_per_s=_first(_number(summary.get("samples_per_s")), _median([p.samples_per_s for p in train])),
@@ -233,8 +252,16 @@ def _point(line: bytes) -> TrainPoint | EvalPoint | None:
         return EvalPoint(int(step), samples, str(raw["split"]), _score({**raw, "samples": None}))
     if raw.get("kind") != "train":
         return None
-    rest = (_number(raw.get(name)) for name in ("loss", "lr", "auc", "samples_per_s", "seconds"))
-    return TrainPoint(int(epoch) if math.isfinite(epoch) else 0, int(step), samples, *rest)
+    loss, lr, auc, rate, seconds = (
+        _number(raw.get(name)) for name in ("loss", "lr", "auc", "samples_per_s", "seconds")
+    )
+    cache = _cache(_mapping(raw.get("cache")))
+    epoch = epoch if math.isfinite(epoch) else 0
+    return TrainPoint(int(epoch), int(step), samples, loss, lr, auc, rate, seconds, cache)
+
+
+def _cache(raw: Mapping[str, Any]) -> CachePoint | None:
+    return CachePoint(**{name: _number(raw.get(name)) for name in CachePoint._fields}) if raw else None
 
 
 def _score(value: object) -> Score:

@@ -27,6 +27,25 @@ def train_line(step, **changes):
     return {**line, **changes}
 
 
+def cache_of(step, **changes):
+    """The `cache` of a train line: the cache fills, so misses become fewer."""
+    missing = 100 + 300 * math.exp(-step / 20)
+    made = {
+        "batches": 1,
+        "hit_rate": 1 - missing / 1000,
+        "lookup_hit_rate": 1 - missing / 4000,
+        "keys": 1000,
+        "misses": missing,
+        "created": missing / 2,
+        "evictions": 80,
+        "written_back": 60,
+        "bytes_in": missing / 2 * 64,
+        "bytes_out": 60 * 64,
+        "stall_share": 0.02,
+    }
+    return {**made, **changes}
+
+
 def eval_line(step, split="valid", **changes):
     line = {"kind": "eval", "epoch": 0, "step": step, "samples": step * 100, "split": split, "seconds": step / 10}
     metrics = {"auc": 0.74, "log_loss": 0.45, "normalized_entropy": 0.83, "calibration": 1.02, "positives": 250}
@@ -108,6 +127,22 @@ def whole_run():
 def lines():
     """The makers of single lines of metrics.jsonl."""
     return train_line, eval_line
+
+
+@pytest.fixture
+def cached_run():
+    """Changes that make the full run one with a cache."""
+    whole = full_run()
+    metrics = [
+        {**line, "cache": cache_of(line["step"])} if line["kind"] == "train" else line
+        for line in whole["metrics.jsonl"]
+    ]
+    sizes = {"slots": 6, "device_bytes": 2048, "table_bytes": 3 << 20}
+    return {
+        "metrics.jsonl": metrics,
+        "summary.json": {**whole["summary.json"], "cache": sizes},
+        "config.json": {**whole["config.json"], "tables": {"cache": 0.015, "policy": "oracle"}},
+    }
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hotbed.errors import RunError
 from hotbed.report import write_report
+from tests.report.conftest import cache_of
 
 VOID = {"meta", "wbr", "link", "br", "hr", "img", "input"}
 SECTIONS = ["learning", "quality", "data", "config", "next", "versions"]
@@ -224,7 +225,10 @@ def test_a_thousand_features_and_a_very_long_run(make_run, whole_run, lines, fea
     train_line, eval_line = lines
     features = [feature(f"feature {k} " + "x" * 90, 40 + k) for k in range(1000)]
     config = {**whole_run["config.json"], "tables": {f"t{k}": {"rows": k, "note": "y" * 400} for k in range(1000)}}
-    metrics = [train_line(step, loss=7.0 if step == 9_999 else 0.5) for step in range(1, 20_001)]
+    metrics = [
+        train_line(step, loss=7.0 if step == 9_999 else 0.5, cache=cache_of(step, keys=step))
+        for step in range(1, 20_001)
+    ]
     metrics += [eval_line(step) for step in range(10, 20_000, 10)]
     data = {**whole_run["data.json"], "features": features}
     page = page_of(make_run(**{"data.json": data, "config.json": config, "metrics.jsonl": metrics}))
@@ -315,7 +319,7 @@ def test_whatever_the_files_hold_there_is_a_page(make_run, whole_run, data):
         return value
 
     files = {name: spoil(whole_run[name]) for name in ("summary.json", "data.json")}
-    metrics = [spoil(line) for line in whole_run["metrics.jsonl"][::40]]
+    metrics = [spoil({**line, "cache": cache_of(1)}) for line in whole_run["metrics.jsonl"][::40]]
     files = {name: json.dumps(value).encode() for name, value in files.items()}
     page_of(make_run(**files, **{"metrics.jsonl": metrics}))
 

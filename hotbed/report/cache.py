@@ -1,0 +1,172 @@
+"""A run with a cache -> what the cache did: three sentences with the run's own numbers, four charts; nothing without one.
+
+All counts are means over the batches that were planned in an interval, so runs with other intervals can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import attrgetter
+
+from hotbed.report.charts import Chart, Series, figure
+from hotbed.report.curves import SEEN, epoch_ends
+from hotbed.report.formats import count, percent, size
+from hotbed.report.markup import section, text
+from hotbed.report.read import CachePoint, Run, TrainPoint
+from hotbed.report.series import usable
+
+MIB = 2.0**20
+LITTLE = 0.05  # of the time; waiting less than this is hidden well
+
+
+def cache(run: Run, static_share: float) -> str:
+    """The section, or nothing; `static_share` is the share of ids that data.json measured the skew for."""
+    if not any(point.cache for point in run.train):
+        return ""
+    said = f"{_held(run)}{_hits(run, static_share)}{_moved(run)}{_waited(run)}"
+    charts = "".join(figure(chart) for chart in cache_charts(run))
+    return section("cache", "What the cache did", said, f'<div class="figures">{charts}</div>')
+
+
+def cache_charts(run: Run) -> list[Chart]:
+    """Hit rate, rows, bytes and waiting over samples seen."""
+
+    def line(name: str, color: int, value: Callable[[CachePoint], float]) -> Series:
+        return Series(name, [(p.samples, value(p.cache)) for p in run.train if p.cache], color)
+
+    ends = epoch_ends(run.train)
+    return [
+        Chart(
+            "hits",
+            "Hit rate",
+            "Rows that were on the device when their batch was planned, counted once per look-up and once per distinct row "
+            "of a window. Every row is there before its batch starts; a miss costs time, never accuracy.",
+            SEEN,
+            "share found",
+            (
+                line("of look-ups", 1, lambda c: c.lookup_hit_rate),
+                line("of distinct rows", 2, lambda c: c.hit_rate),
+            ),
+            y_format="share",
+            zero=True,
+            divisions=ends,
+        ),
+        Chart(
+            "rows",
+            "Rows per batch",
+            "Distinct rows a batch needs, and what had to be done for them: new rows are made on the device, known ones "
+            "are read from host memory, and rows that were changed are written back when they leave.",
+            SEEN,
+            "rows per batch",
+            (
+                line("needed", 1, lambda c: c.keys),
+                line("made new", 3, lambda c: c.created),
+                line("read from host memory", 2, lambda c: c.misses - c.created),
+                line("written back", 4, lambda c: c.written_back),
+            ),
+            y_format="count",
+            zero=True,
+            divisions=ends,
+        ),
+        Chart(
+            "bytes",
+            "Traffic per batch",
+            "Records (weights with their optimizer state) copied between host memory and the device, each way.",
+            SEEN,
+            "MiB per batch",
+            (
+                line("to the device", 2, lambda c: c.bytes_in / MIB),
+                line("to host memory", 4, lambda c: c.bytes_out / MIB),
+            ),
+            y_format="significant",
+            zero=True,
+            divisions=ends,
+        ),
+        Chart(
+            "stall",
+            "Time waited for rows",
+            "Share of the training time in which a batch was ready to train and its rows were not.",
+            SEEN,
+            "share of time",
+            (line("share of time", 5, lambda c: c.stall_share),),
+            y_format="share",
+            zero=True,
+            divisions=ends,
+        ),
+    ]
+
+
+def _held(run: Run) -> str:
+    slots, rows = run.cache.get("slots", math.nan), run.parameters.get("rows", math.nan)
+    if not (usable(slots) and usable(rows) and rows > 0):
+        return ""
+    saved = ""
+    device, whole = run.cache.get("device_bytes", math.nan), run.cache.get("table_bytes", math.nan)
+    if usable(device) and usable(whole):
+        saved = f", in {size(device)} with all that finds them; the whole tables take {size(whole)}"
+    policy = run.config.get("tables")
+    name = policy.get("policy") if isinstance(policy, dict) else None
+    chosen = f" The policy {text(name, 40)} chose which." if isinstance(name, str) and slots < rows else ""
+    return f"<p>The device held {count(slots)} of {count(rows)} rows ({percent(slots / rows)}){saved}.{chosen}</p>"
+
+
+def _hits(run: Run, static_share: float) -> str:
+    lookups = _mean(run, lambda c: c.lookup_hit_rate)
+    if not usable(lookups):
+        return ""
+    said = f'<p class="finding">Of all look-ups of training, <strong>{percent(lookups)} found their row on the device</strong>'
+    keys, misses = _mean(run, lambda c: c.keys), _mean(run, lambda c: c.misses)
+    if usable(keys) and usable(misses) and keys > 0:
+        said += f", and {percent(1 - misses / keys)} of the distinct rows"
+    tables = run.config.get("tables")
+    if isinstance(tables, dict) and tables.get("cache") == static_share and run.total and usable(run.total.top_share):
+        said += (
+            f". The most frequent {percent(static_share)} of the ids, held all the time, would catch up to "
+            f"{percent(run.total.top_share)} of the look-ups"
+        )
+    return said + ".</p>"
+
+
+def _moved(run: Run) -> str:
+    names = ("keys", "misses", "created", "written_back", "bytes_in", "bytes_out")
+    keys, misses, created, back, into, out = (_mean(run, attrgetter(name)) for name in names)
+    if not all(map(usable, (keys, misses, created, back, into, out))):
+        return ""
+    read = round(misses) - round(created)  # so that the sentence adds up
+    return (
+        f"<p>An average batch needed {count(keys)} distinct rows. {count(misses)} were not there: {count(created)} had never "
+        f"been used before and were made on the device, {count(read)} came from host memory ({size(into)}). To make room, "
+        f"{count(back)} changed rows went back to host memory with their optimizer state ({size(out)}).</p>"
+    )
+
+
+def _waited(run: Run) -> str:
+    share = _mean(run, lambda c: c.stall_share, weight=_seconds)
+    if not usable(share):
+        return ""
+    if share < LITTLE:
+        meaning = "the copies ran beside the computing"
+    else:
+        meaning = "a larger cache moves fewer rows, and smaller batches let two windows fit at once"
+    return (
+        f"<p>Training waited for rows {percent(share)} of its time: {meaning}. The losses and the model are those of tables "
+        "held as a whole, to the bit; a cache decides where rows are, not what they are.</p>"
+    )
+
+
+def _batches(point: TrainPoint) -> float:
+    return point.cache.batches if point.cache else math.nan
+
+
+def _seconds(point: TrainPoint) -> float:
+    """Proportional to the time an interval took."""
+    return _batches(point) / point.samples_per_s if point.samples_per_s > 0 else math.nan
+
+
+def _mean(run: Run, value: Callable[[CachePoint], float], weight: Callable[[TrainPoint], float] = _batches) -> float:
+    """Over the intervals, each by its weight; nan when none is known."""
+    known = [(value(point.cache), weight(point)) for point in run.train if point.cache]
+    known = [(one, much) for one, much in known if usable(one) and usable(much) and much > 0]
+    total = sum(much for _, much in known)
+    return sum(one * much for one, much in known) / total if total > 0 else math.nan

@@ -1,0 +1,119 @@
+"""One measurement as a CSV row: what was measured, the figures, and the hardware, versions and commit behind them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from hotbed.bench.setting import Setting
+from hotbed.bench.timing import COUNTED, Timing
+from hotbed.errors import ConfigError
+
+
+class Result(NamedTuple):
+    """A system, timed at a setting."""
+
+    system: str
+    rule: str
+    setting: Setting
+    timing: Timing
+    peak_bytes: int  # on the device, above what all systems share: ids, gradient or MLP
+    step_bytes: float  # the fewest a step of the embedding must move
+    copy_speed: float  # bytes per second, this device's limit
+    baseline: str = ""  # the system that `ratio` is to
+    ratio: float | None = None  # of the medians; below 1 is faster than the baseline
+
+    @property
+    def ms(self) -> float:
+        """Median milliseconds of a step."""
+        return self.timing.quantile(5)
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.setting.batch / self.ms * 1e3
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Needed bytes over time; with an MLP behind it the time is not the embedding's."""
+        return None if self.setting.dense else self.step_bytes / self.ms * 1e3
+
+    def row(self) -> dict[str, object]:
+        """Names and values of a CSV row, all but where it was measured."""
+        one, timing = self.setting, self.timing
+        counts = timing.counts_per_step
+        per_s = self.bytes_per_s
+        return {
+            "benchmark": "training_step" if one.dense else "embedding_step",
+            "system": self.system,
+            "optimizer": one.optimizer,
+            "rule": self.rule,
+            "dim": one.dim,
+            "batch": one.batch,
+            "dense": one.dense,
+            "table_rows": sum(one.rows),
+            **_cache_columns(self.system, one),
+            "steps": one.steps,
+            "warmup": one.warmup,
+            "ms_p20": _rounded(timing.quantile(2), 4),
+            "ms_p50": _rounded(self.ms, 4),
+            "ms_p80": _rounded(timing.quantile(8), 4),
+            "ms_mean": _rounded(timing.ms_mean, 4),
+            "samples_per_s": round(self.samples_per_s),
+            "baseline": self.baseline,
+            "ratio": _rounded(self.ratio, 3),
+            "peak_gib": _rounded(self.peak_bytes / 2**30 if one.device.type == "cuda" else None, 3),
+            "step_mb": _rounded(self.step_bytes / 1e6, 1),
+            "gb_per_s": _rounded(None if per_s is None else per_s / 1e9, 1),
+            "copy_gb_per_s": _rounded(self.copy_speed / 1e9, 1),
+            "share_of_copy": _rounded(None if per_s is None else per_s / self.copy_speed, 3),
+            **{f"{name}_per_step": _rounded(counts.get(name), 1) for name in COUNTED},
+            "stall_share": _rounded(timing.stall_share, 4),
+        }
+
+
+def columns(setting: Setting) -> list[str]:
+    """The columns that every result's row has."""
+    return list(Result("", "", setting, Timing([1.0], {}, None), 0, 0.0, 1.0).row())
+
+
+def _cache_columns(system: str, setting: Setting) -> dict[str, object]:
+    cached = system not in ("torch", "hotbed-hbm", "fbgemm-hbm", "fbgemm-cpu")
+    ours = system.startswith("hotbed") and cached
+    return {
+        "cache": setting.cache if cached else "",
+        "policy": (setting.policy or "default") if ours else "",
+        "window": (setting.window or "auto") if ours else "",
+        "look_ahead": (setting.look_ahead or "auto") if ours else "",
+        "warm_store": setting.warm_store if ours else "",
+    }
+
+
+def _rounded(value: float | None, digits: int) -> float | str:
+    return "" if value is None else round(value, digits)
+
+
+class CsvFile:
+    """Appends rows one by one, so that a run that is cut off keeps what it has measured."""
+
+    def __init__(self, path: Path, columns: Iterable[str]) -> None:
+        self._path, self._columns = path, list(columns)
+        if path.exists() and path.stat().st_size:
+            with path.open(newline="") as file:
+                present = next(csv.reader(file), [])
+            if present != self._columns:
+                raise ConfigError(f"{path} has other columns than this version writes; name another file with --csv")
+        else:
+            self._append(dict(zip(self._columns, self._columns)))
+
+    def add(self, row: Mapping[str, object]) -> None:
+        """One more measurement."""
+        self._append(row)
+
+    def _append(self, row: Mapping[str, object]) -> None:
+        try:
+            with self._path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
+        except OSError as error:
+            raise ConfigError(f"cannot write {self._path}: {error.strerror}; name another file with --csv") from None

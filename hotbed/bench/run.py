@@ -1,0 +1,110 @@
+"""All settings, all systems, one after the other in one process.
+
+In: settings that share their ids, and names of systems. Out: a Result or a Skip for every pair, as soon as it is known. A
+system that is missing, has no room, fails its check or raises is skipped with a reason, and the others go on. Between two
+systems all memory is given back.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from hotbed.bench.check import check
+from hotbed.bench.limits import copy_speed, step_bytes
+from hotbed.bench.results import Result
+from hotbed.bench.setting import Setting
+from hotbed.bench.systems import BASELINES, KINDS, first_line, missing, no_room
+from hotbed.bench.timing import Behind, batches_needed, time_steps
+from hotbed.bench.workload import Workload, make_workload
+from hotbed.errors import HotbedError
+
+
+class Skip(NamedTuple):
+    """A system that was not timed."""
+
+    system: str
+    setting: Setting
+    reason: str
+    is_fault: bool = False  # it was there and fit, but was wrong or broke
+    trace: str = ""
+
+
+class Ground(NamedTuple):
+    """What all systems share."""
+
+    workload: Workload
+    distinct: float  # rows a batch touches
+    copy_speed: float  # bytes per second
+    absent: dict[str, str]  # why a system cannot be had
+
+
+def run(settings: Sequence[Setting], systems: Sequence[str]) -> Iterator[Result | Skip]:
+    """Measure every system at every setting, in this order; settings differ in dim, optimizer and dense alone."""
+    ground = _prepare(settings, systems)
+    verdicts: dict[tuple[str, str, int], Skip | None] = {}
+    for setting in settings:
+        baseline = BASELINES[setting.device.type]
+        baseline_ms: float | None = None
+        for name in systems:
+            outcome = _attempt(name, setting, ground, verdicts)
+            _release()
+            if isinstance(outcome, Result):
+                baseline_ms = outcome.ms if name == baseline else baseline_ms
+                if baseline_ms is not None:
+                    outcome = outcome._replace(baseline=baseline, ratio=outcome.ms / baseline_ms)
+            yield outcome
+
+
+def _prepare(settings: Sequence[Setting], systems: Sequence[str]) -> Ground:
+    one = settings[0]
+    workload = make_workload(one.rows, one.batch, max(map(batches_needed, settings)), one.device)
+    absent = {name: reason for name in systems if (reason := missing(name))}
+    return Ground(workload, workload.distinct_keys(), copy_speed(one.device), absent)
+
+
+def _attempt(
+    name: str, setting: Setting, ground: Ground, verdicts: dict[tuple[str, str, int], Skip | None]
+) -> Result | Skip:
+    reason = ground.absent.get(name) or no_room(name, setting)
+    if reason:
+        return Skip(name, setting, reason)
+    case = (name, setting.optimizer, setting.dim)
+    try:
+        if case not in verdicts:
+            wrong = check(name, setting)
+            verdicts[case] = Skip(name, setting, f"check failed: {wrong}", is_fault=True) if wrong else None
+            _release()
+        verdict = verdicts[case]
+        return _measure(name, setting, ground) if verdict is None else verdict._replace(setting=setting)
+    except HotbedError as error:
+        return Skip(name, setting, str(error))
+    except Exception as error:  # a peer may raise anything, and the others must go on
+        return Skip(name, setting, f"failed: {first_line(error)}", is_fault=True, trace=traceback.format_exc())
+
+
+def _measure(name: str, setting: Setting, ground: Ground) -> Result:
+    behind = Behind(setting)
+    on_device = setting.device.type == "cuda"
+    shared = torch.cuda.memory_allocated(setting.device) if on_device else 0
+    if on_device:
+        torch.cuda.reset_peak_memory_stats(setting.device)
+    system = KINDS[name].make(setting)
+    timing = time_steps(system, setting, ground.workload, behind)
+    peak = torch.cuda.max_memory_allocated(setting.device) - shared if on_device else 0
+    return Result(name, system.rule, setting, timing, peak, step_bytes(setting, ground.distinct), ground.copy_speed)
+
+
+def _release() -> None:
+    """Give memory back: what is unreachable, and what torch keeps for later on the device and pinned on the host."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        empty_host_cache = getattr(torch._C, "_host_emptyCache", None)
+        if empty_host_cache is not None:
+            empty_host_cache()

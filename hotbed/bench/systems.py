@@ -1,0 +1,122 @@
+"""The systems by name: what each is, where it runs, what it needs, and how it is built from a setting."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from hotbed.bench.fbgemm import FbgemmSystem
+from hotbed.bench.hotbed_systems import CachedSystem, HotbedSystem, PrefetchedSystem
+from hotbed.bench.setting import Setting
+from hotbed.bench.torch_bags import TorchSystem
+from hotbed.bench.workload import Workload
+from hotbed.errors import ConfigError
+from hotbed.memory import available_memory, in_words
+
+Holds = Literal["device", "host", "managed"]
+
+
+class System(Protocol):
+    """One way to do the embedding step."""
+
+    rule: str  # the row optimizer it really applies, as check.RULES names it
+
+    def vectors(self, workload: Workload) -> Iterator[Tensor]:
+        """Look up batch after batch, [B, F, D] or [B, F * D]; the caller runs backward before it asks for the next."""
+        ...
+
+    def weights(self) -> list[Tensor]:
+        """The weights of every table, float32 [rows, D] on the host."""
+        ...
+
+    def counts(self) -> Any:
+        """Cumulative CacheCounts, or None."""
+        ...
+
+
+class Kind(NamedTuple):
+    """A line of the list of systems."""
+
+    about: str
+    make: Callable[[Setting], System]
+    devices: tuple[str, ...]
+    holds: Holds  # where all rows are, beside those a cache keeps on the device
+    needs: str = ""  # a module that must be there
+
+
+def _fbgemm(way: str, about: str, holds: Holds, device: str = "cuda") -> Kind:
+    return Kind(about, partial(FbgemmSystem, way=way), (device,), holds, needs="fbgemm_gpu")
+
+
+_BOTH = ("cuda", "cpu")
+KINDS = {
+    "fbgemm-hbm": _fbgemm("hbm", "FBGEMM, every row on the device", "device"),
+    "fbgemm-cpu": _fbgemm("cpu", "FBGEMM on the CPU", "device", "cpu"),
+    "fbgemm-lru-managed": _fbgemm("lru_managed", "its LRU cache over managed memory", "managed"),
+    "fbgemm-lru-mapped": _fbgemm("lru_mapped", "its LRU cache over mapped host memory", "host"),
+    "fbgemm-lfu-mapped": _fbgemm("lfu_mapped", "its LFU cache over mapped host memory", "host"),
+    "fbgemm-lru-managed-prefetch": _fbgemm(
+        "lru_managed_prefetch", "its LRU cache, fetching one batch ahead", "managed"
+    ),
+    "torch": Kind("nn.EmbeddingBag with sparse gradients", TorchSystem, _BOTH, "device"),
+    "hotbed-hbm": Kind("hotbed, every row on the device", HotbedSystem, _BOTH, "device"),
+    "hotbed-cached": Kind("hotbed, a cache under hotbed.prefetch", PrefetchedSystem, _BOTH, "host"),
+    "hotbed-cached-plain": Kind("the same cache in a plain loop", CachedSystem, _BOTH, "host"),
+}
+BASELINES = {"cuda": "fbgemm-hbm", "cpu": "fbgemm-cpu"}  # what ratios are to
+EXACT_TWIN = {"hotbed-cached": "hotbed-hbm", "hotbed-cached-plain": "hotbed-hbm"}  # rows must be equal to the bit
+
+
+def choose_systems(names: Sequence[str], device: torch.device) -> list[str]:
+    """The systems asked for, the baseline first; none asked for: all that run on this device."""
+    fitting = [name for name, kind in KINDS.items() if device.type in kind.devices]
+    unknown = [name for name in names if name not in KINDS]
+    elsewhere = [name for name in names if name in KINDS and name not in fitting]
+    if unknown or elsewhere:
+        wrong = [f"no system {name!r}" for name in unknown]
+        wrong += [f"{name} does not run on {device.type}" for name in elsewhere]
+        raise ConfigError(f"--systems: {', '.join(wrong)}; on {device.type} there are {', '.join(fitting)}")
+    return [name for name in fitting if not names or name in names]
+
+
+def missing(name: str) -> str | None:
+    """Why a system cannot be had on this machine, in one line."""
+    needs = KINDS[name].needs
+    if not needs:
+        return None
+    if importlib.util.find_spec(needs) is None:
+        return f"{needs}: not installed"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(needs)
+    except Exception as error:  # a library for another torch or CUDA fails in many ways
+        return f"{needs}: cannot be imported ({first_line(error)})"
+    return None
+
+
+def no_room(name: str, setting: Setting) -> str | None:
+    """Why the rows do not fit, where that is known beforehand.
+
+    Managed memory beyond what the device has free can hang it, so that counts as device memory too.
+    """
+    holds = KINDS[name].holds
+    if holds == "host" and setting.device.type == "cuda":
+        return None  # a virtual machine may grow its memory on demand, so what it shows as free is no limit
+    free = available_memory(setting.device)
+    if free is None or setting.table_bytes < free:
+        return None
+    return f"needs {in_words(setting.table_bytes)} for its rows, but {setting.device} has {in_words(free)} free"
+
+
+def first_line(error: BaseException) -> str:
+    """The class of an error and the first line of what it says."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__

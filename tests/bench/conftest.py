@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hotbed.bench.setting import Setting
+
+
+@pytest.fixture
+def setting():
+    """A setting that takes milliseconds on the CPU."""
+    return Setting(
+        device=torch.device("cpu"),
+        dim=8,
+        batch=64,
+        optimizer="rowwise_adagrad",
+        dense=0,
+        cache=0.2,
+        policy=None,
+        window=None,
+        look_ahead=None,
+        warm_store=False,
+        steps=20,
+        warmup=4,
+        rows=(5, 300, 2000),
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """The matrices are so small that threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _known_copy_speed(monkeypatch):
+    """Measuring it takes seconds; test_results measures it once."""
+    monkeypatch.setattr("hotbed.bench.run.copy_speed", lambda device: 1e10)

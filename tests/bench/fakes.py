@@ -1,0 +1,66 @@
+"""Systems whose behaviour a test chooses."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class FakeCounts(NamedTuple):
+    hits: int = 0
+    misses: int = 0
+    created: int = 0
+    evictions: int = 0
+    written_back: int = 0
+    missed_lookups: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    stall_seconds: float = 0.0
+
+
+class FakeSystem:
+    """Plain SGD over dense tables; `wrong` says how it misbehaves."""
+
+    def __init__(self, setting, wrong=""):
+        generator = torch.Generator().manual_seed(3)
+        self.rule = "sgd"
+        self.wrong = wrong
+        self.tables = [torch.randn(n, setting.dim, generator=generator) for n in setting.rows]
+        self.steps = 0
+        self.is_closed = False
+
+    def vectors(self, workload):
+        try:
+            for ids in workload.matrices:
+                yield self._step(ids)
+        finally:
+            self.is_closed = True
+
+    def _step(self, ids):
+        self.steps += 1
+        if self.wrong == "raises" and self.steps > 2:
+            raise RuntimeError("out of luck\nsecond line")
+        columns = ids.t() if self.wrong != "neighbours" else (ids.t() ^ 1).clamp(max=2)
+        out = torch.stack([table[one] for table, one in zip(self.tables, columns)], dim=1)
+        if self.wrong == "nan":
+            out[0, 0, 0] = torch.nan
+        out.requires_grad_()
+        out.register_hook(lambda grad: self._update(ids, grad))
+        return out
+
+    def _update(self, ids, grad):
+        lr = 0.0101 if self.wrong == "rate" else 0.01
+        for i, table in enumerate(self.tables):
+            if self.wrong == "drops duplicates":
+                table[ids[:, i]] -= lr * grad[:, i]
+            else:
+                table.index_add_(0, ids[:, i], grad[:, i], alpha=-lr)
+
+    def weights(self):
+        return [table.clone() for table in self.tables]
+
+    def counts(self):
+        if self.wrong != "counts":
+            return None
+        return FakeCounts(10 * self.steps, 3 * self.steps, *(self.steps,) * 6, stall_seconds=0.0)

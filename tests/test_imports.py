@@ -22,7 +22,7 @@ FLOORS = [
     {"inputs"},
     {"tables"},
     {"embedding_bag", "pipeline", "parallel"},
-    {"train", "checkpoint", "report"},
+    {"train", "checkpoint", "report", "bench"},
     {"build"},
     {"cli"},
     {"__main__"},

@@ -16,7 +16,8 @@ class TorchSystem:
     """Every row on the device. torch has no row-wise Adagrad; its sparse SGD, which does less, stands in."""
 
     def __init__(self, setting: Setting) -> None:
-        torch.sparse.check_sparse_tensor_invariants.disable()  # as is the default; said aloud, torch does not warn of it
+        # as is the default; said aloud, torch does not warn of it
+        torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
         self._bags = nn.ModuleList(_bag(n, setting) for n in setting.rows)
         self._offsets = torch.arange(setting.batch, device=setting.device)
         parameters = list(self._bags.parameters())

@@ -35,6 +35,7 @@ COMMANDS = {
     "prepare": Entry("hotbed.cli.prepare", "prepare_command", "Turn raw logs into a dataset directory."),
     "data": Entry("hotbed.cli.data", "data_app", "Describe a dataset, or fetch a public one."),
     "models": Entry("hotbed.cli.models", "models_command", "List the models and their options."),
+    "bench": Entry("hotbed.cli.bench", "bench_command", "Time the training step beside FBGEMM's and torch's."),
     "report": Entry("hotbed.cli.report", "report_command", "Write the report page of a run again."),
 }
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hotbed import data, errors, models, optim
     from hotbed.embedding_bag import EmbeddingBag
     from hotbed.ops.init_rows import Constant, Normal, Uniform
+    from hotbed.pipeline import prefetch
     from hotbed.tables import EmbeddingTables, Table
     from hotbed.types import Batch, Jagged
 
@@ -29,6 +30,7 @@ __all__ = [
     "errors",
     "models",
     "optim",
+    "prefetch",
 ]
 
 _HOME = {
@@ -40,6 +42,7 @@ _HOME = {
     "Normal": "hotbed.ops.init_rows",
     "Table": "hotbed.tables",
     "Uniform": "hotbed.ops.init_rows",
+    "prefetch": "hotbed.pipeline",
 }
 
 find_kernel_cache(Path(__file__).parent)

@@ -36,7 +36,11 @@ class SchemaError(DataError):
 
 
 class BudgetError(HotbedError):
-    """A batch needs more rows at once than the cache has slots."""
+    """A batch needs more rows at once than the cache has slots; `num_slots` would do."""
+
+    def __init__(self, message: str, num_slots: int = 0) -> None:
+        super().__init__(message)
+        self.num_slots = num_slots
 
 
 class IdError(HotbedError, IndexError):

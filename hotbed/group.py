@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import ConfigError, IdError
-from hotbed.ops.init_rows import Init, init_rows, stream_of
-from hotbed.ops.keys import Addresses, make_keys
+from hotbed.ops.init_rows import Init, stream_of
+from hotbed.ops.keys import Addresses, FirstBad, make_keys
 from hotbed.ops.lookup import lookup
 from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.move import FirstRows, FirstTable, first_records, first_rows
 from hotbed.ops.records import Layout, empty_records, layout_of
 from hotbed.ops.update import TableRows, settings_of, update
 from hotbed.optim import RowOptimizer
@@ -69,29 +70,17 @@ class TableGroup:
     def initialise(self, seed: int) -> None:
         """Write the first value and state of every row."""
         self._seed = seed
+        first = self.first_rows()
         for start in range(0, self.num_rows, _INIT_CHUNK):
             stop = min(start + _INIT_CHUNK, self.num_rows)
-            self.records[start:stop] = self.first_records(torch.arange(start, stop, device=self.records.device))
+            self.records[start:stop] = first_records(torch.arange(start, stop, device=self.records.device), first)
 
-    def first_records(self, keys: Tensor) -> Tensor:
-        """The records [U, W] that rows start from; keys [U] ascend."""
-        layout = self.layout
-        records = torch.zeros(keys.shape[0], layout.width, dtype=torch.float32, device=keys.device)
-        bases = torch.tensor([member.base for member in self.members.values()], device=keys.device)
-        cuts = [*torch.searchsorted(keys, bases).tolist(), keys.shape[0]]
-        for member, start, stop in zip(self.members.values(), cuts, cuts[1:]):
-            if start == stop:
-                continue
-            ids = keys[start:stop] - member.base
-            weights = torch.empty(stop - start, layout.dim, device=keys.device)
-            init_rows(weights, ids, stream_of(self._seed, member.name), member.init)
-            if member.padding_id is not None:
-                weights[ids == member.padding_id] = 0
-            part = records[start:stop]
-            part[:, : layout.dim] = weights
-            for state, value in self.optimizer.first_state(weights).items():
-                part[:, layout.columns(state)] = value
-        return records
+    def first_rows(self) -> FirstRows:
+        """What rows start from, as the kernels need it."""
+        tables = [
+            FirstTable(m.base, stream_of(self._seed, m.name), m.init, m.padding_id) for m in self.members.values()
+        ]
+        return first_rows(self.layout.dim, self.optimizer, tables)
 
     def columns(self, table: str) -> dict[str, Tensor]:
         """`weight` [rows, D] and every optimizer state [rows, D] or [rows, 1] of one table: views, so writing changes it."""
@@ -108,9 +97,16 @@ class TableGroup:
         """Follow `nn.Module.to`."""
         self.records = fn(self.records)
 
-    def placed(self, lookups: Lookups) -> Lookups:
+    def placed(self, lookups: Lookups, learns: bool = True) -> Lookups:
         """The same look-ups with the slots their rows are in now; here a row's slot is its key, for good."""
         return lookups
+
+    def ordered(self, lookups: Lookups) -> Lookups:
+        """The same look-ups with what the update would otherwise work out itself."""
+        if lookups.slots.device.type != "cuda":
+            return lookups
+        sorted_keys, order = torch.sort(lookups.slots, stable=True)
+        return lookups._replace(sorted_keys=sorted_keys, order=order)
 
     def _slots_of(self, member: Member) -> tuple[int, int]:
         """(first, number) of the slots a table's rows may be in."""
@@ -120,8 +116,8 @@ class TableGroup:
         layout = self.layout
         return {"weight": records[:, : layout.dim]} | {s: records[:, layout.columns(s)] for s in layout.states}
 
-    def keys(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, int]:
-        """Keys [L] of ids [L], one table name per span; and the first position with a bad id, or -1."""
+    def keys(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, FirstBad]:
+        """Keys [L] of ids [L], one table name per span; and the first position with a bad id."""
         return make_keys(ids, spans, self._way_of(tables).addresses)
 
     def refuse(self, table: str, feature: str, sample: int, value: int) -> IdError:

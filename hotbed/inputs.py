@@ -6,14 +6,15 @@ everything else is flattened feature by feature into bags. Every mistake is a Sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hotbed.errors import ShapeError
+from hotbed.errors import IdError, ShapeError
 from hotbed.group import TableGroup
+from hotbed.ops.keys import FirstBad
 from hotbed.ops.lookups import Lookups, Span
 from hotbed.types import Jagged
 
@@ -105,7 +106,7 @@ class GroupInputs:
 
 
 def flatten(group: TableGroup, inputs: GroupInputs, given: Given) -> Lookups:
-    """The look-ups of one group's features, with spans in the order of `inputs.tables`.
+    """The look-ups of one group's features, with spans in the order of `inputs.tables`; their slots are keys so far.
 
     Output rows: sample-major for the pooled features, [B, F'] flattened, then the values of each sequence feature.
     """
@@ -122,11 +123,13 @@ def _flatten_matrix(group: TableGroup, inputs: GroupInputs, given: Given) -> Loo
         matrix = matrix[:, columns]
     ids = matrix.contiguous().view(-1)
     spans = inputs.matrix_spans(given.size)
-    keys, bad = group.keys(ids, spans, inputs.tables)
-    if bad >= 0:
-        sample, j = divmod(bad, len(features))
-        raise group.refuse(features[j].table, features[j].name, sample, int(ids[bad]))
-    return group.placed(Lookups(keys, spans, num_out=ids.shape[0]))
+    keys, first_bad = group.keys(ids, spans, inputs.tables)
+
+    def refuse(position: int) -> IdError:
+        sample, j = divmod(position, len(features))
+        return group.refuse(features[j].table, features[j].name, sample, int(ids[position]))
+
+    return _checked(Lookups(keys, spans, num_out=ids.shape[0]), first_bad, refuse)
 
 
 def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: Given) -> Lookups:
@@ -160,15 +163,33 @@ def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: Given) -> Looku
         position += count
     starts.append(torch.tensor([position], device=device))
     ids = torch.cat(values) if values else torch.empty(0, dtype=torch.int64, device=device)
-    keys, bad = group.keys(ids, tuple(spans), tables)
-    if bad >= 0:
-        p = next(p for p, span in enumerate(spans) if span.start <= bad < span.start + span.length)
+    keys, first_bad = group.keys(ids, tuple(spans), tables)
+
+    def refuse(position: int) -> IdError:
+        p = next(p for p, span in enumerate(spans) if span.start <= position < span.start + span.length)
         offsets = bags[spans[p].feature].offsets
-        sample = int(torch.searchsorted(offsets, torch.tensor(bad - spans[p].start, device=device), right=True)) - 1
-        raise group.refuse(tables[p], spans[p].feature, sample, int(ids[bad]))
+        sample = (
+            int(torch.searchsorted(offsets, torch.tensor(position - spans[p].start, device=device), right=True)) - 1
+        )
+        return group.refuse(tables[p], spans[p].feature, sample, int(ids[position]))
+
     scale = _scales([features[j] for j in order], bags, keys, spans, group.records.dtype)
     lookups = Lookups(keys, tuple(spans), num_out, torch.cat(starts), torch.cat(out_rows), scale=scale)
-    return group.placed(lookups)
+    return _checked(lookups, first_bad, refuse)
+
+
+def _checked(lookups: Lookups, first_bad: FirstBad, refuse: Callable[[int], IdError]) -> Lookups:
+    """Raise for a bad id where that is known at once; else let the look-ups carry the question."""
+
+    def check() -> None:
+        position = first_bad.get()
+        if position is not None:
+            raise refuse(position)
+
+    if first_bad.flag is None:
+        check()
+        return lookups
+    return lookups._replace(bad=first_bad.flag, check=check)
 
 
 def _scales(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from hotbed.cache import DEFAULT_POLICY, CacheCounts
 from hotbed.cached_group import CachedGroup
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.group import Member, TableGroup
@@ -24,6 +25,7 @@ from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups
 from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_schedule
+from hotbed.turns import Turns
 from hotbed.types import Jagged
 
 Pooling = Literal["sum", "mean", "none"]
@@ -70,7 +72,7 @@ class EmbeddingTables(nn.Module):
         device: torch.device | str = "cpu",
         output: Output = "auto",
         cache: float | None = None,
-        policy: str = "lfu",
+        policy: str = DEFAULT_POLICY,
     ) -> None:
         super().__init__()
         self.optimizer = optimizer if optimizer is not None else Adagrad()
@@ -82,10 +84,12 @@ class EmbeddingTables(nn.Module):
         self.groups = _groups(self.tables, self.optimizer, torch.empty(0, device=device).device, cache, policy)
         for group in self.groups:
             group.initialise(seed)
-        self._inputs = [
+        self.group_inputs = [
             GroupInputs(group, [feature for feature in self.features if feature.table in group.members])
             for group in self.groups
         ]
+        self.turns = Turns()
+        self._unchecked: list[Callable[[], None]] = []  # questions whose answer is still on its way from the device
         self._schedule = as_schedule(self.optimizer.lr)
         # autograd calls backward only for functions of something that requires a gradient
         self._trigger = torch.zeros(0, requires_grad=True)
@@ -100,11 +104,17 @@ class EmbeddingTables(nn.Module):
                 every feature to a tensor [B], a tensor [B, T] (bags of T values) or a Jagged.
             bags: the multi-valued features, beside an id matrix.
         """
-        given = as_given(self.features, ids, bags, self.groups[0].records.device)
+        planned = self.turns.find(ids, bags)
+        given = planned.given if planned is not None else as_given(self.features, ids, bags, self.device)
+        self._check_ids()
         step = _Step(self)
+        learning = torch.is_grad_enabled() and self.training
         vectors: dict[str, Tensor] = {}
-        for group, inputs in zip(self.groups, self._inputs):
-            lookups = flatten(group, inputs, given)
+        for g, (group, inputs) in enumerate(zip(self.groups, self.group_inputs)):
+            lookups = flatten(group, inputs, given) if planned is None else planned.lookups[g]
+            lookups = self._placed(group, lookups, learning)
+            if lookups.ticket is None and lookups.check is not None:
+                self._unchecked.append(lookups.check)
             weighted = lookups.scale is not None and lookups.scale.requires_grad
             if torch.is_grad_enabled() and (self.training or weighted):
                 call = _Call(group, lookups, inputs.tables, step, self.training)
@@ -119,12 +129,34 @@ class EmbeddingTables(nn.Module):
             return torch.cat([vectors[feature.name] for feature in self.features], dim=1)
         return {feature.name: vectors[feature.name] for feature in self.features}
 
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are looked up."""
+        return self.groups[0].records.device
+
+    def counters(self) -> CacheCounts:
+        """What the caches have done since they were made; all zero without one. Waits for nothing."""
+        counts = CacheCounts()
+        for group in self.groups:
+            if isinstance(group, CachedGroup):
+                counts = counts.plus(group.counts)
+        return counts
+
+    def flush(self) -> None:
+        """Write every changed row of the caches back to host memory."""
+        self._claim()
+        for group in self.groups:
+            if isinstance(group, CachedGroup):
+                group.flush()
+
     def weight(self, table: str) -> Tensor:
-        """The weights [rows, dim] of a table: a view, so writing to it changes the rows."""
+        """The weights [rows, dim] of a table: a view, so writing to it changes the rows; behind a cache, a copy."""
+        self._claim()
         return self._group_of(table).columns(table)["weight"]
 
     def states(self, table: str) -> dict[str, Tensor]:
         """The optimizer state of a table by name, [rows, dim] or [rows, 1]: views."""
+        self._claim()
         columns = self._group_of(table).columns(table)
         return {name: column for name, column in columns.items() if name != "weight"}
 
@@ -137,6 +169,24 @@ class EmbeddingTables(nn.Module):
         rows = sum(table.rows for table in self.tables.values())
         return f"{len(self.tables)} tables, {rows:,} rows, {self.num_bytes / 2**20:,.1f} MiB, {self.optimizer}"
 
+    def _placed(self, group: TableGroup, lookups: Lookups, learns: bool) -> Lookups:
+        """Look-ups whose rows are in their slots; where no feed saw to that, now."""
+        if not isinstance(group, CachedGroup) or (lookups.ticket is not None and lookups.ticket.valid):
+            return lookups
+        self.turns.claim()
+        return group.placed(lookups, learns)
+
+    def _check_ids(self) -> None:
+        """Raise for a bad id of the batch before; its rows were not updated."""
+        checks, self._unchecked = self._unchecked, []
+        for check in checks:
+            check()
+
+    def _claim(self) -> None:
+        """Before anything reads or writes all rows."""
+        self._check_ids()
+        self.turns.claim()
+
     def _group_of(self, table: str) -> TableGroup:
         for group in self.groups:
             if table in group.members:
@@ -145,6 +195,7 @@ class EmbeddingTables(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingTables:
         """`.to(device)` moves the records; rows are float32 (or float64), so `.half()` and the like are refused."""
+        self._claim()
         for group in self.groups:
             dtype = fn(group.records[:0]).dtype
             if dtype not in (torch.float32, torch.float64):
@@ -158,6 +209,7 @@ class EmbeddingTables(nn.Module):
 
     def _named_columns(self) -> dict[str, Tensor]:
         """Every view that a checkpoint holds: `<table>.weight` and `<table>.<state>`."""
+        self._claim()
         columns: dict[str, Tensor] = {}
         for group in self.groups:
             for table in group.members:
@@ -205,13 +257,13 @@ class _Step:
     """One forward call. Its groups share one number, given when the first of them is updated."""
 
     def __init__(self, tables: EmbeddingTables) -> None:
-        self._tables = tables
+        self.tables = tables
         self._lr: float | None = None
 
     def lr(self) -> float:
         """The learning rate of this call's update."""
         if self._lr is None:
-            tables = self._tables
+            tables = self.tables
             self._lr = tables._schedule.at(tables.num_updates) * tables.lr_factor
             tables.num_updates += 1
         return self._lr
@@ -248,7 +300,7 @@ class _LookUp(torch.autograd.Function):
                 "call the tables again instead of keeping the graph"
             )
         call.done = True
-        call.lookups = call.group.placed(call.lookups)  # another look-up may have moved the rows
+        call.lookups = call.step.tables._placed(call.group, call.lookups, call.learns)  # they may have been moved
         grad_scale = None
         if ctx.needs_input_grad[1]:
             out_rows = call.lookups.out_row_of_lookup()

@@ -9,6 +9,7 @@ Shapes: L look-ups, N bags, O output rows, P spans.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,6 +28,14 @@ class Span(NamedTuple):
     stride: int
 
 
+class Ticket:
+    """The promise that rows stay in their slots; the cache takes it back before it moves them."""
+
+    def __init__(self, learns: bool) -> None:
+        self.valid = True
+        self.learns = learns  # the rows are marked as changed
+
+
 class Lookups(NamedTuple):
     """The look-ups of one batch in one group."""
 
@@ -36,8 +45,12 @@ class Lookups(NamedTuple):
     starts: Tensor | None = None  # int64 [N + 1]
     out_rows: Tensor | None = None  # int64 [N]
     scale: Tensor | None = None  # [L], with starts only: weight of the look-up, and 1 / bag size for mean pooling
-    keys: Tensor | None = None  # int64 [L], where a slot is not its key: sums run in key order, never in slot order
-    window: int = 0  # the cache's window that chose the slots; they hold until the next one
+    keys: Tensor | None = None  # [L], where a slot is not its key: sums run in key order, never in slot order
+    sorted_keys: Tensor | None = None  # [L], on CUDA, where they are known ahead
+    order: Tensor | None = None  # [L], their positions; equal keys keep the order of the batch
+    bad: Tensor | None = None  # int64 [1], on CUDA: NONE, or the position of a bad id; then the update does nothing
+    check: Callable[[], None] | None = None  # waits for the ids to be checked and raises IdError
+    ticket: Ticket | None = None  # says whether the slots still hold
 
     def out_row_of_lookup(self) -> Tensor | None:
         """The output row each look-up goes to, int64 [L]; None when look-up i goes to row i."""

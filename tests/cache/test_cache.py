@@ -1,121 +1,153 @@
-"""The cache against a dict: whatever windows come, index, slots and victims tell one story."""
+"""The cache against its reference over dictionaries: random streams, every policy, on the CPU and as Triton kernels."""
+
+from __future__ import annotations
+
+import importlib.util
 
 import pytest
 import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from hotbed.cache import POLICIES, Cache, make_policy
-from hotbed.cache.index import SortedIndex
-from hotbed.errors import BudgetError
+from hotbed.cache import POLICIES, Arrival, Cache, make_policy
+from hotbed.cache.reference import ReferenceCache
+from hotbed.errors import BudgetError, ConfigError
+from hotbed.ops.index import AHEAD_BITS
 
-CPU = torch.device("cpu")
-SLOTS = 6
-
-
-class CacheMachine(RuleBasedStateMachine):
-    """Slots are modelled by a dict slot -> key."""
-
-    policy = "lru"
-
-    def __init__(self):
-        super().__init__()
-        self.cache = Cache(SLOTS, make_policy(self.policy, SLOTS, CPU), CPU)
-        self.model = {}
-
-    @rule(window=st.lists(st.integers(0, 30), min_size=1, max_size=12))
-    def a_window(self, window):
-        keys, counts = torch.unique(torch.tensor(window), return_counts=True)
-        if keys.shape[0] > SLOTS:
-            with pytest.raises(BudgetError):
-                self.cache.plan(keys, counts)
-            return
-        plan = self.cache.plan(keys, counts)
-        before = dict(self.model)
-        for key, slot in zip(plan.victim_keys.tolist(), plan.victim_slots.tolist()):
-            assert self.model.pop(slot) == key
-            assert key not in window
-        for key, slot in zip(plan.miss_keys.tolist(), plan.miss_slots.tolist()):
-            assert key not in before.values()
-            assert slot not in self.model
-            self.model[slot] = key
-        for key, slot in zip(keys.tolist(), plan.slots.tolist()):
-            assert self.model[slot] == key
-        free = SLOTS - len(before)
-        assert plan.victim_keys.shape[0] == max(0, plan.miss_keys.shape[0] - free)  # no row leaves without need
-        self.cache.commit(plan)
-
-    @invariant()
-    def index_and_slots_agree(self):
-        self.cache.check_integrity()
-        keys, slots = self.cache.resident()
-        assert dict(zip(slots.tolist(), keys.tolist())) == self.model
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BACKENDS = ["numba", pytest.param("triton", marks=needs_triton)]
 
 
-class LFUMachine(CacheMachine):
-    policy = "lfu"
+class Feeder:
+    """Feeds the cache as its group does: sorted where the kernels are Triton's."""
+
+    def __init__(self, num_slots: int, policy: str, backend: str) -> None:
+        self.sorts = backend == "triton"
+        self.device = torch.device(DEVICE if self.sorts else "cpu")
+        self.cache = Cache(num_slots, make_policy(policy), self.device)
+        if self.sorts:
+            from hotbed.ops.index import triton
+
+            self.cache._ops = triton
+
+    def arrive(self, keys: list[int], at_once: bool = False) -> Arrival:
+        tensor = torch.tensor(keys, dtype=torch.int64, device=self.device)
+        arrive = self.cache.arrive_at_once if at_once else self.cache.arrive
+        if not self.sorts:
+            return arrive(tensor, None)
+        return arrive(*torch.sort(tensor, stable=True))
+
+    def slots(self, arrival: Arrival) -> tuple[list[int], int]:
+        missed = torch.zeros(1, dtype=torch.int64, device=self.device)
+        slots = self.cache.slots_of(arrival, missed)
+        return slots.tolist(), int(missed)
 
 
-TestLRU = CacheMachine.TestCase
-TestLFU = LFUMachine.TestCase
+STREAMS = st.lists(st.lists(st.integers(-1, 40), max_size=9), min_size=1, max_size=14)
 
 
-def windows(cache, *windows):
-    misses = []
-    for window in windows:
-        keys, counts = torch.unique(torch.tensor(window), return_counts=True)
-        plan = cache.plan(keys, counts)
-        cache.commit(plan)
-        misses.append(plan.miss_keys.tolist())
-    return misses
+def replay(stream: list[list[int]], policy: str, backend: str, window: int, ahead: int, num_slots: int) -> None:
+    """Windows of a stream through both caches, with as many batches ahead as allowed."""
+    feeder, reference = Feeder(num_slots, policy, backend), ReferenceCache(num_slots, make_policy(policy))
+    arrivals: list[Arrival] = []
+    read = planned = 0
+    pins = 1
+    while planned < len(stream):
+        while read < len(stream) and read - planned < max(ahead, window):
+            arrivals.append(feeder.arrive(stream[read]))
+            reference.arrive(stream[read])
+            read += 1
+        batches = arrivals[planned : planned + window]
+        room = sum(len({k for k in b if k >= 0}) for b in stream[max(0, planned - window) : planned + window])
+        pinned = pins if room <= num_slots else feeder.cache.clock + 1
+        train = planned % 3 != 1
+        pins = feeder.cache.clock + 1
+        plan = feeder.cache.plan(batches, pinned, train)
+        expected = reference.plan(len(batches), pinned, train)
+        assert (plan.num_hits, plan.miss_keys.tolist()) == (expected.num_hits, expected.miss_keys)
+        assert plan.miss_slots.tolist() == expected.miss_slots
+        num_written, num_evictions, _ = plan.counts.tolist()
+        written = zip(plan.victim_keys[:num_written].tolist(), plan.victim_slots[:num_written].tolist())
+        assert dict(written) == expected.written
+        assert num_evictions == expected.num_evictions
+        for arrival, batch in zip(batches, stream[planned : planned + window]):
+            slots, missed = feeder.slots(arrival)
+            assert slots == [-1 if key < 0 else reference.slot_of_key[key] for key in batch]
+            assert missed == sum(key in expected.miss_keys for key in batch)
+        feeder.cache.check_integrity()
+        planned += len(batches)
 
 
-def test_lru_evicts_the_oldest():
-    cache = Cache(3, make_policy("lru", 3, CPU), CPU)
-    assert windows(cache, [1, 2, 3], [1], [2], [4], [1, 2], [3]) == [[1, 2, 3], [], [], [4], [], [3]]
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@given(stream=STREAMS, window=st.integers(1, 3), ahead=st.integers(1, AHEAD_BITS))
+def test_every_decision_is_that_of_the_reference(stream: list[list[int]], policy: str, window: int, ahead: int) -> None:
+    replay(stream, policy, "numba", window, ahead, num_slots=28)
 
 
-def test_lfu_keeps_the_frequent():
-    cache = Cache(2, make_policy("lfu", 2, CPU), CPU)
-    assert windows(cache, [7, 7, 7, 8], [9], [7], [8]) == [[7, 8], [9], [], [8]]
+@needs_triton
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@settings(max_examples=5)
+@given(stream=STREAMS, window=st.integers(1, 3), ahead=st.integers(1, AHEAD_BITS))
+def test_the_kernels_decide_as_the_reference(stream: list[list[int]], policy: str, window: int, ahead: int) -> None:
+    replay(stream, policy, "triton", window, ahead, num_slots=28)
 
 
-def test_lfu_forgets():
-    """A row that was hot long ago gives way to one that is used now and then."""
-    cache = Cache(2, make_policy("lfu", 2, CPU), CPU)
-    windows(cache, [1] * 1000)
-    later = windows(cache, *[[2 + i % 2] * 5 for i in range(2000)])
-    assert later[-1] == []
-    assert 1 not in cache.resident()[0].tolist()
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_buckets_spill_over_and_the_table_grows(backend: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    stream = [torch.randint(-1, 5000, (150,), generator=generator).tolist() for _ in range(12)]
+    replay(stream, "oracle", backend, window=1, ahead=10, num_slots=300)
 
 
-def test_counts():
-    cache = Cache(2, make_policy("lru", 2, CPU), CPU)
-    windows(cache, [1, 1, 2], [3, 3, 3, 1], [3])
-    assert cache.counts._asdict() == {
-        "windows": 3,
-        "keys": 5,
-        "misses": 3,
-        "evictions": 1,
-        "lookups": 8,
-        "missed_lookups": 6,
-    }
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_ahead_can_be_dropped(backend: str) -> None:
+    feeder = Feeder(8, "oracle", backend)
+    first = feeder.arrive([1, 2, 3, 3])
+    feeder.arrive([3, 4, 5])
+    feeder.arrive([5, 6])
+    feeder.cache.plan([first], 0, True)
+    feeder.cache.drop_ahead()
+    feeder.cache.check_integrity()
+    assert feeder.cache.num_ahead == 0
+    assert sorted(feeder.cache.resident()[0].tolist()) == [1, 2, 3]
+    assert feeder.cache._count_live() == 3
+    again = feeder.arrive([4, 1])
+    assert feeder.cache.plan([again], 0, True).miss_keys.tolist() == [4]
 
 
-def test_integrity_check_can_fail():
-    cache = Cache(2, make_policy("lru", 2, CPU), CPU)
-    windows(cache, [1, 2])
-    cache.key_of_slot[0] = 9
-    with pytest.raises(AssertionError, match="another key"):
-        cache.check_integrity()
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_batch_at_once_leaves_the_look_ahead_alone(backend: str) -> None:
+    feeder = Feeder(3, "oracle", backend)
+    ahead = feeder.arrive([7, 8])
+    at_once = feeder.arrive([1, 7, 7], at_once=True)
+    assert feeder.cache.plan([at_once], 0, True).miss_keys.tolist() == [1, 7]
+    other = feeder.arrive([2, 3], at_once=True)
+    plan = feeder.cache.plan([other], 0, True)  # one slot is free, one row must leave: 7 is used next, 1 is not
+    assert plan.victim_keys[:1].tolist() == [1]
+    assert feeder.cache.plan([ahead], 0, True).miss_keys.tolist() == [8]
+    feeder.cache.check_integrity()
 
 
-def test_every_policy_is_tested():
-    assert set(POLICIES) == {"lru", "lfu"}
+def test_what_does_not_fit_is_refused_with_the_number_that_would() -> None:
+    feeder = Feeder(4, "lru", "numba")
+    arrival = feeder.arrive([1, 2, 3, 4, 5, 5])
+    with pytest.raises(BudgetError, match="needs 5 rows at once, but the cache has 4 slots") as caught:
+        feeder.cache.plan([arrival], 0, True)
+    assert caught.value.num_slots == 5
+    feeder.cache.check_integrity()
 
 
-def test_index_of_nothing():
-    index = SortedIndex(CPU)
-    assert index.find(torch.tensor([3, 5])).tolist() == [-1, -1]
-    index.replace(torch.empty(0, dtype=torch.int64), torch.tensor([2, 5]), torch.tensor([1, 0]))
-    assert index.find(torch.tensor([1, 2, 5, 9])).tolist() == [-1, 1, 0, -1]
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hot_rows_stay_under_the_static_policy(backend: str) -> None:
+    feeder = Feeder(4, "static", backend)
+    feeder.cache.keep(torch.tensor([10, 11]))
+    for keys in ([10, 11], [1, 2], [3, 4], [5, 6], [10, 11]):
+        plan = feeder.cache.plan([feeder.arrive(keys)], feeder.cache.clock + 1, True)
+    assert plan.num_misses == 0
+    feeder.cache.check_integrity()
+
+
+def test_unknown_policy() -> None:
+    with pytest.raises(ConfigError, match="no cache policy 'fifo'; there are lfu, lru, oracle, static"):
+        make_policy("fifo")

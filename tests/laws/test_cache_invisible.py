@@ -9,6 +9,7 @@ import hotbed
 from hotbed import Jagged, Table, optim
 from hotbed.cache import POLICIES
 from hotbed.errors import BudgetError, ConfigError
+from hotbed.pipeline.batches import to_device
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 OPTIMIZERS = {
@@ -21,8 +22,14 @@ OPTIMIZERS = {
 ROWS = {"a": 60, "b": 45}
 
 
-def train(optimizer, batches, *, device="cpu", pooling="sum", **cache):
-    """(losses, state) after training on bags; the loss couples all rows of a sample."""
+def inputs_of(batch):
+    ends = torch.tensor([0, *(len(bag) for bag in batch["a"])]).cumsum(0)
+    values = torch.tensor([value for bag in batch["a"] for value in bag], dtype=torch.int64)
+    return {"a": Jagged(values, ends), "b": torch.tensor(batch["b"]), "c": torch.tensor(batch["c"])}
+
+
+def train(optimizer, batches, *, device="cpu", pooling="sum", ahead=None, **cache):
+    """(losses, state) after training on bags; the loss couples all rows of a sample. `ahead`: arguments of prefetch."""
     tables = hotbed.EmbeddingTables(
         {"a": Table(ROWS["a"], 5, pooling=pooling), "b": Table(ROWS["b"], 5, pooling=pooling, features=("b", "c"))},
         optimizer,
@@ -30,21 +37,20 @@ def train(optimizer, batches, *, device="cpu", pooling="sum", **cache):
         **cache,
     )
     losses = []
-    for batch in batches:
-        ends = torch.tensor([0, *(len(bag) for bag in batch["a"])]).cumsum(0)
-        values = torch.tensor([value for bag in batch["a"] for value in bag], dtype=torch.int64)
-        inputs = {
-            "a": Jagged(values.to(device), ends.to(device)),
-            "b": torch.tensor(batch["b"], device=device),
-            "c": torch.tensor(batch["c"], device=device),
-        }
+    loader = [inputs_of(batch) for batch in batches]
+    if ahead is None:
+        loader = [to_device(inputs, torch.device(device)) for inputs in loader]
+    else:
+        loader = hotbed.prefetch(loader, tables, **ahead)
+    for inputs in loader:
         vectors = tables(inputs)
         loss = (vectors.prod(dim=1).tanh() + vectors.sum(dim=1)).pow(2).mean()
         loss.backward()
         losses.append(loss.item())
-        for group in tables.groups:
-            if "cache" in cache:
-                group.cache.check_integrity()
+        if ahead is None and "cache" in cache:
+            tables.groups[0].cache.check_integrity()
+    if "cache" in cache:
+        tables.groups[0].cache.check_integrity()
     return losses, {name: value.cpu().clone() for name, value in tables.state_dict().items()}, tables
 
 
@@ -80,9 +86,26 @@ def test_any_cache_gives_the_same_bits(name, policy, pooling, device):
     for share in (1.0, 0.5, 0.34):
         cached = train(OPTIMIZERS[name], batches, device=device, pooling=pooling, cache=share, policy=policy)
         assert_same(plain, cached)
-    counts = cached[2].groups[0].cache.counts
+    counts = cached[2].counters()
     assert counts.windows == 12
     assert counts.evictions > 60  # the smallest cache evicts at every batch, rows with state among them
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("window", [1, 2, 4, 8])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_window_gives_the_same_bits(name, policy, window, device):
+    batches = random_batches(20, 9)
+    plain = train(OPTIMIZERS[name], batches, device=device, pooling="mean")
+    for share in (1.0, 0.6, 0.34):
+        ahead = {"window": window, "look_ahead": window + 4}
+        cached = train(OPTIMIZERS[name], batches, device=device, pooling="mean", cache=share, policy=policy, ahead=ahead)
+        assert_same(plain, cached)
+    counts = cached[2].counters()
+    assert counts.batches == 20
+    assert counts.evictions > 100
+    assert counts.misses > counts.created  # dirty rows left and came back
 
 
 @settings(max_examples=25)
@@ -99,7 +122,10 @@ def test_any_stream_of_ids_gives_the_same_bits(data):
     optimizer = OPTIMIZERS[data.draw(st.sampled_from(sorted(OPTIMIZERS)))]
     policy = data.draw(st.sampled_from(sorted(POLICIES)))
     share = data.draw(st.sampled_from([0.3, 0.5, 0.9]))
-    assert_same(train(optimizer, batches), train(optimizer, batches, cache=share, policy=policy))
+    window, look_ahead = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
+    ahead = data.draw(st.sampled_from([None, {}, {"window": window, "look_ahead": look_ahead}]))
+    plain = train(optimizer, batches)
+    assert_same(plain, train(optimizer, batches, cache=share, policy=policy, ahead=ahead))
 
 
 def test_a_batch_that_cannot_fit_is_an_error_and_nothing_changes():
@@ -146,7 +172,7 @@ def test_cache_mistakes(cache):
 def test_policy_and_scope_mistakes():
     with pytest.raises(ConfigError, match="float32"):
         hotbed.EmbeddingTables({"a": Table(10, 2)}, cache=0.5).double()
-    with pytest.raises(ConfigError, match="there are lfu, lru"):
+    with pytest.raises(ConfigError, match="there are lfu, lru, oracle, static"):
         hotbed.EmbeddingTables({"a": Table(10, 2)}, cache=0.5, policy="mru")
     with pytest.raises(ConfigError, match="decay_scope"):
         hotbed.EmbeddingTables({"a": Table(10, 2)}, optim.SGD(l2=0.1, decay_scope="table"), cache=0.5)

@@ -27,7 +27,7 @@ def test_compiled_equals_reference(batch):
     flat = ids.reshape(-1)
     keys, bad = make_keys(flat, spans, table)
     expected, expected_bad = reference.make_keys(flat, spans, table)
-    assert bad == expected_bad == -1
+    assert (bad.get(), expected_bad.get()) == (None, None)
     assert torch.equal(keys, expected)
     assert torch.equal(keys.view(-1, 3)[:, 2] == -1, ids[:, 2] == 3)
 
@@ -38,5 +38,5 @@ def test_the_first_bad_position_is_found(value):
     ids[23], ids[31] = value, value
     table = addresses([10, 10], [False, False], [None, None])
     spans = (Span("a", 0, 20, 2), Span("b", 1, 20, 2))
-    assert make_keys(ids, spans, table)[1] == 23
-    assert reference.make_keys(ids, spans, table)[1] == 23
+    assert make_keys(ids, spans, table)[1].get() == 23
+    assert reference.make_keys(ids, spans, table)[1].get() == 23

@@ -1,39 +1,25 @@
-"""Policies: which rows stay. Each scores slots; none moves data, none knows a device, all run in training and in simulation.
+"""Policies: which rows stay. Each is one function of a slot's story; none moves data, none knows a device.
 
-A policy is told of every use (`used`) and asked for a score per slot (`scores`, higher stays). Scores are compared among
-slots that no batch in flight needs; a free slot goes first, whatever its score.
+The same function is compiled for the CPU, for CUDA and for the simulator; see `Scoring` for what it is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
-
-import torch
-from torch import Tensor
-
 from hotbed.cache.policies.lfu import LFU
 from hotbed.cache.policies.lru import LRU
+from hotbed.cache.policies.oracle import ORACLE
+from hotbed.cache.policies.static import STATIC
 from hotbed.errors import ConfigError
+from hotbed.ops.index import Scoring
 
-__all__ = ["LFU", "LRU", "POLICIES", "Policy", "make_policy"]
+__all__ = ["DEFAULT_POLICY", "LFU", "LRU", "ORACLE", "POLICIES", "STATIC", "make_policy"]
 
-
-class Policy(Protocol):
-    """What the cache asks of a policy."""
-
-    def used(self, slots: Tensor, counts: Tensor, is_new: Tensor) -> None:
-        """A window uses `slots`, `counts` times each; `is_new` slots hold a row that just came in."""
-
-    def scores(self) -> Tensor:
-        """[S]: the lowest are evicted first."""
+POLICIES: dict[str, Scoring] = {policy.name: policy for policy in (LRU, LFU, STATIC, ORACLE)}
+DEFAULT_POLICY = "oracle"
 
 
-POLICIES: dict[str, Callable[[int, torch.device], Policy]] = {"lru": LRU, "lfu": LFU}
-
-
-def make_policy(name: str, num_slots: int, device: torch.device) -> Policy:
+def make_policy(name: str) -> Scoring:
     """A policy by name."""
     if name not in POLICIES:
         raise ConfigError(f"no cache policy {name!r}; there are {', '.join(sorted(POLICIES))}")
-    return POLICIES[name](num_slots, device)
+    return POLICIES[name]

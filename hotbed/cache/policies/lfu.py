@@ -1,26 +1,15 @@
-"""Least frequently used, with ageing: uses are counted, and every window takes a small share off all counts.
+"""Least frequently used, with ageing: a count halves for every half-life without use.
 
-Without ageing a row that was hot last week stays for ever; with it a count is a mean over about 1 / (1 - KEEP) windows.
+Without ageing a row that was hot last week stays for ever.
 """
 
-from __future__ import annotations
+from typing import Any
 
-import torch
-from torch import Tensor
-
-KEEP = 0.995
+from hotbed.ops.index import Scoring
 
 
-class LFU:
-    """One number per slot: its aged count of uses."""
+def _score(next_use: Any, uses: Any, age: Any, hot: Any) -> Any:
+    return uses
 
-    def __init__(self, num_slots: int, device: torch.device) -> None:
-        self._counts = torch.zeros(num_slots, dtype=torch.float32, device=device)
 
-    def used(self, slots: Tensor, counts: Tensor, is_new: Tensor) -> None:
-        self._counts *= KEEP
-        before = torch.where(is_new, 0.0, self._counts[slots])
-        self._counts[slots] = before + counts.to(torch.float32)
-
-    def scores(self) -> Tensor:
-        return self._counts
+LFU = Scoring("lfu", _score, half_life=64)

@@ -9,14 +9,18 @@ from torch import Tensor
 from hotbed.ops.backend import backend_of
 from hotbed.ops.keys import reference
 from hotbed.ops.keys.addresses import Addresses
+from hotbed.ops.keys.first_bad import NONE, FirstBad
 from hotbed.ops.lookups import Span, span_array
 from hotbed.ops.threads import in_parallel, num_threads
 
-__all__ = ["Addresses", "make_keys"]
+__all__ = ["Addresses", "FirstBad", "make_keys"]
 
 
-def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tuple[Tensor, int]:
-    """Keys [L] of ids [L] (-1 for padding), and the first position whose id lies outside its table, or -1."""
+def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tuple[Tensor, FirstBad]:
+    """Keys [L] of ids [L] (-1 for padding), and the first position whose id lies outside its table.
+
+    On CUDA keys are int32 where they fit, and nothing waits.
+    """
     backend = backend_of(ids)
     if backend == "reference":
         return reference.make_keys(ids, spans, addresses)
@@ -29,7 +33,13 @@ def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tup
     keys = torch.empty_like(ids)
     first_bad = np.full(num_threads(), -1, dtype=np.int64)
     in_parallel(
-        numba.make_keys, ids.numpy(), span_array(spans), *addresses, keys.numpy(), first_bad, threads=first_bad.size
+        numba.make_keys,
+        ids.numpy(),
+        span_array(spans),
+        *addresses.columns,
+        keys.numpy(),
+        first_bad,
+        threads=first_bad.size,
     )
     found = first_bad[first_bad >= 0]
-    return keys, int(found.min()) if found.size else -1
+    return keys, FirstBad(int(found.min()) if found.size else NONE)

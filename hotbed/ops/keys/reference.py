@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from hotbed.ops.keys.addresses import Addresses
+from hotbed.ops.keys.first_bad import NONE, FirstBad
 from hotbed.ops.lookups import Span
 
 
-def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tuple[Tensor, int]:
-    """Keys [L] of ids [L], and the first position whose id lies outside its table, or -1."""
+def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tuple[Tensor, FirstBad]:
+    """Keys [L] of ids [L], and the first position whose id lies outside its table."""
     keys = torch.empty_like(ids)
     bad = torch.zeros_like(ids, dtype=torch.bool)
     for p, span in enumerate(spans):
@@ -26,4 +27,4 @@ def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tup
         keys[positions] = torch.where(wanted, local + int(addresses.base[p]), -1)
         bad[positions] = wanted & ~inside
     where = bad.nonzero()
-    return keys, int(where[0, 0]) if where.numel() else -1
+    return keys, FirstBad(int(where[0, 0]) if where.numel() else NONE)

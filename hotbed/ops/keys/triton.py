@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 import torch
 import triton
@@ -11,10 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from hotbed.ops.keys.addresses import Addresses
+from hotbed.ops.keys.first_bad import NONE, FirstBad
 from hotbed.ops.lookups import Span, span_array
 
 _BLOCK = 1024
-_NONE = 2**62
 
 
 @triton.jit
@@ -33,25 +31,29 @@ def _make_keys(ids, plan, keys, first_bad, BLOCK: tl.constexpr):
     local = tl.where(hashing != 0, tl.where(rest < 0, rest + rows, rest), value)
     bad = here & wanted & ((local < 0) | (local >= rows))
     tl.store(keys + position, tl.where(wanted & (bad == 0), base + local, -1), mask=here)
-    tl.atomic_min(first_bad, tl.min(tl.where(bad, position, 4611686018427387904), axis=0))
+    first = tl.min(tl.where(bad, position, 4611686018427387904), axis=0)
+    if first < 4611686018427387904:
+        tl.atomic_min(first_bad, first)
 
 
-@lru_cache(maxsize=16)
-def _plan(spans: tuple[Span, ...], addresses: bytes, device: torch.device) -> Tensor:
-    """The spans and addresses on the device; equal shapes of batches share one copy."""
-    rest = np.frombuffer(addresses, dtype=np.int64).reshape(len(spans), 5)
-    return torch.from_numpy(np.concatenate([span_array(spans), rest], axis=1)).to(device)
+def _plan(spans: tuple[Span, ...], addresses: Addresses, device: torch.device) -> tuple[Tensor, int]:
+    """([P, 8] on the device, length of the longest span); batches of one shape share it, found by the tuple's identity."""
+    found = addresses.on_device.get(id(spans))
+    if found is None or found[0] is not spans:
+        if len(addresses.on_device) >= 64:
+            addresses.on_device.clear()
+        columns = [column.astype(np.int64)[:, None] for column in addresses.columns]
+        plan = torch.from_numpy(np.concatenate([span_array(spans), *columns], axis=1)).to(device)
+        found = addresses.on_device[id(spans)] = (spans, plan, max((span.length for span in spans), default=0))
+    return found[1], found[2]
 
 
-def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tuple[Tensor, int]:
-    """Keys [L] of ids [L], and the first position whose id lies outside its table, or -1. Waits for the device."""
-    keys = torch.empty_like(ids)
-    longest = max((span.length for span in spans), default=0)
-    if longest == 0:
-        return keys, -1
-    columns = np.stack([column.astype(np.int64) for column in addresses], axis=1)
-    first_bad = torch.full([1], _NONE, dtype=torch.int64, device=ids.device)
-    plan = _plan(spans, columns.tobytes(), ids.device)
-    _make_keys[(len(spans), triton.cdiv(longest, _BLOCK))](ids, plan, keys, first_bad, BLOCK=_BLOCK)
-    found = int(first_bad.item())
-    return keys, -1 if found == _NONE else found
+def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tuple[Tensor, FirstBad]:
+    """Keys [L] of ids [L], int32 where they fit, and the first position whose id lies outside its table."""
+    small = int((addresses.base + addresses.rows).max(initial=0)) < 2**31
+    keys = torch.empty(ids.shape, dtype=torch.int32 if small else torch.int64, device=ids.device)
+    first_bad = torch.full([1], NONE, dtype=torch.int64, device=ids.device)
+    plan, longest = _plan(spans, addresses, ids.device)
+    if longest:
+        _make_keys[(len(spans), triton.cdiv(longest, _BLOCK))](ids, plan, keys, first_bad, BLOCK=_BLOCK)
+    return keys, FirstBad(first_bad)

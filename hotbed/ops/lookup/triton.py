@@ -9,25 +9,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotbed.ops.lookup.reference import result_type
 from hotbed.ops.lookups import Lookups
 
 
 @triton.jit
-def _single(records, slots, out, num_lookups, width, dim: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr):
+def _single(numbers, slots, out, num_lookups, width, dim: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr):
     """Out [L, D]: one row per look-up."""
     i = tl.program_id(0).to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)
     here = i < num_lookups
-    slot = tl.load(slots + i, mask=here, other=-1)
+    slot = tl.load(slots + i, mask=here, other=-1).to(tl.int64)
     for start in range(0, dim, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
         inside = (d < dim)[None, :]
-        rows = tl.load(records + slot[:, None] * width + d[None, :], mask=(slot >= 0)[:, None] & inside, other=0.0)
-        tl.store(out + i[:, None] * dim + d[None, :], rows, mask=here[:, None] & inside)
+        rows = tl.load(numbers + slot[:, None] * width + d[None, :], mask=(slot >= 0)[:, None] & inside, other=0.0)
+        tl.store(out + i[:, None] * dim + d[None, :], rows.to(out.dtype.element_ty), mask=here[:, None] & inside)
 
 
 @triton.jit
 def _bags(
-    records,
+    numbers,
     slots,
     scale,
     starts,
@@ -53,8 +54,9 @@ def _bags(
         total = tl.zeros([BLOCK_N, BLOCK_D], dtype=out.dtype.element_ty)
         j = 0
         while j < longest:
-            slot = tl.load(slots + first + j, mask=j < length, other=-1)
-            value = tl.load(records + slot[:, None] * width + d[None, :], mask=(slot >= 0)[:, None] & inside, other=0.0)
+            slot = tl.load(slots + first + j, mask=j < length, other=-1).to(tl.int64)
+            value = tl.load(numbers + slot[:, None] * width + d[None, :], mask=(slot >= 0)[:, None] & inside, other=0.0)
+            value = value.to(out.dtype.element_ty)
             if SCALED:
                 value *= tl.load(scale + first + j, mask=j < length, other=0.0)[:, None]
             total += value
@@ -62,25 +64,25 @@ def _bags(
         tl.store(out + row[:, None] * dim + d[None, :], total, mask=here[:, None] & inside)
 
 
-def lookup(records: Tensor, lookups: Lookups, dim: int) -> Tensor:
-    """Pooled vectors [O, D]."""
-    out = torch.empty(lookups.num_out, dim, dtype=records.dtype, device=records.device)
+def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
+    """Pooled vectors [O, D], at least float32."""
+    out = torch.empty(lookups.num_out, dim, dtype=result_type(numbers), device=numbers.device)
     block_d = min(triton.next_power_of_2(dim), 256)
     block: dict[str, Any] = {"BLOCK_D": block_d, "num_warps": 4}
     rows_at_once = max(1, 2048 // block_d)
-    width = records.stride(0)
+    width = numbers.stride(0)
     if lookups.starts is None or lookups.out_rows is None:
         count = lookups.slots.shape[0]
         if count:
             _single[(triton.cdiv(count, rows_at_once),)](
-                records, lookups.slots, out, count, width, dim, BLOCK_L=rows_at_once, **block
+                numbers, lookups.slots, out, count, width, dim, BLOCK_L=rows_at_once, **block
             )
         return out
     num_bags = lookups.out_rows.shape[0]
     scale = out if lookups.scale is None else lookups.scale
     if num_bags:
         _bags[(triton.cdiv(num_bags, rows_at_once),)](
-            records,
+            numbers,
             lookups.slots,
             scale,
             lookups.starts,

@@ -56,6 +56,7 @@ def _apply(
 ):  # fmt: skip
     """One record: count scaling, clipping, decay, rule; constants [5] are float64."""
     kind = records.dtype.element_ty
+    slot = slot.to(tl.int64)
     place = records + slot * width + d
     w = tl.load(place, mask=inside, other=0.0)
     lr = tl.full([], 0.0, dtype=tl.float64) + lr
@@ -95,9 +96,10 @@ def _apply(
 
 @triton.jit
 def _chunks(
-    records, keys, order, slots, grad, out_rows, scale, partial, partial_count,
+    records, keys, order, slots, grad, out_rows, scale, bad, partial, partial_count,
     lr, l2, weight_decay, clip_norm, constants, num_lookups, width,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, BAGS: tl.constexpr, SCALED: tl.constexpr,
+    CHECKED: tl.constexpr,
     STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
     ROW: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
@@ -112,6 +114,8 @@ def _chunks(
     total = tl.zeros([BLOCK_D], dtype=grad.dtype.element_ty)
     count = first * 0
     i = first
+    if CHECKED:  # a batch with a bad id must not teach anything
+        stop = tl.where(tl.load(bad) == 4611686018427387904, stop, first)
     while i < stop:
         position = tl.load(order + i)
         row = position
@@ -142,9 +146,10 @@ def _chunks(
 
 @triton.jit
 def _borders(
-    records, keys, order, slots, partial, partial_count,
+    records, keys, order, slots, bad, partial, partial_count,
     lr, l2, weight_decay, clip_norm, constants, num_lookups, num_chunks, width,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, HEADS: tl.constexpr,
+    CHECKED: tl.constexpr,
     STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
     ROW: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
@@ -156,6 +161,8 @@ def _borders(
     goes_on = key == tl.load(keys + stop, mask=stop < num_lookups, other=-2)
     before = tl.load(keys + first - 1, mask=first > 0, other=-2)
     starts_here = (key != tl.load(keys + first)) | (key != before)
+    if CHECKED:
+        goes_on = goes_on & (tl.load(bad) == 4611686018427387904)
     if goes_on & starts_here & (key >= 0):
         d = tl.arange(0, BLOCK_D)
         inside = d < DIM
@@ -193,7 +200,9 @@ def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, settings: UpdateSettings) -> None:
     """Apply the row optimizer in place to every row with a gradient."""
-    keys, order = torch.sort(lookups.slots if lookups.keys is None else lookups.keys, stable=True)
+    keys, order = lookups.sorted_keys, lookups.order
+    if keys is None or order is None:
+        keys, order = torch.sort(lookups.slots if lookups.keys is None else lookups.keys, stable=True)
     num_lookups, dim = keys.shape[0], layout.dim
     if num_lookups == 0:
         return
@@ -201,6 +210,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     partial = torch.empty(num_chunks, 2, dim, dtype=grad.dtype, device=grad.device)
     partial_count = torch.empty(num_chunks, 2, dtype=torch.int64, device=grad.device)
     out_rows = lookups.out_row_of_lookup()
+    bad = order if lookups.bad is None else lookups.bad
     row, element = _bound(settings.rule)
     rates = (settings.lr, settings.l2, settings.weight_decay, settings.clip_norm)
     numbers = (*map(float, rates), _constants(settings.constants, grad.device))
@@ -211,6 +221,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
         "CHUNK": _CHUNK,
         "STATES": len(layout.element_states),
         "ROW_STATE": bool(layout.row_states),
+        "CHECKED": lookups.bad is not None,
         "CLIP": settings.clip_norm > 0,
         "BY_COUNT": settings.scale_by_count,
         "ROW": row,
@@ -225,6 +236,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
         grad,
         keys if out_rows is None else out_rows,
         grad if lookups.scale is None else lookups.scale,
+        bad,
         partial,
         partial_count,
         *numbers,
@@ -239,6 +251,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
         keys,
         order,
         lookups.slots,
+        bad,
         partial,
         partial_count,
         *numbers,

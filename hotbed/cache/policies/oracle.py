@@ -1,0 +1,17 @@
+"""The loader knows the future: the row whose next use is farthest goes first.
+
+Rows that no batch ahead uses rank below all that one does, by their aged count.
+"""
+
+from typing import Any
+
+from hotbed.ops.index import Scoring
+
+where: Any = None  # Scoring.bind gives it its meaning
+
+
+def _score(next_use: Any, uses: Any, age: Any, hot: Any) -> Any:
+    return where(next_use > 0, 0x40000000 - next_use, uses)
+
+
+ORACLE = Scoring("oracle", _score, half_life=64)

@@ -1,0 +1,17 @@
+"""The hottest rows of the data set stay; the others take turns in the slots that are left, least recently used first.
+
+Right where yesterday's counts are known and today is like yesterday: nothing is learned during the run.
+"""
+
+from typing import Any
+
+from hotbed.ops.index import Scoring
+
+where: Any = None  # Scoring.bind gives it its meaning
+
+
+def _score(next_use: Any, uses: Any, age: Any, hot: Any) -> Any:
+    return where(hot > 0, 0x20000000 - age, -age)
+
+
+STATIC = Scoring("static", _score, half_life=64)

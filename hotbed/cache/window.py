@@ -1,0 +1,26 @@
+"""How many batches are planned together.
+
+A window of K batches costs one plan and one round of copies, so long windows are cheap. But the rows of two windows are in
+the cache at once and cannot leave it (one trains while the next is fetched), so long windows leave the policy less to choose
+from. Counted in distinct keys, batch by batch: an upper bound of the window's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MOST_BATCHES = 4  # of an automatic window
+_SHARE = 4  # an automatic window takes at most a quarter of the slots
+
+
+def window_length(num_keys: Sequence[int], num_slots: int, given: int | None) -> int:
+    """Of the batches that wait, the number the next window takes; at least one, at most `given` where it is given."""
+    room = num_slots if given else num_slots // _SHARE
+    most = given or MOST_BATCHES
+    total = length = 0
+    for count in num_keys[:most]:
+        total += count
+        if total > room:
+            break
+        length += 1
+    return max(1, length)

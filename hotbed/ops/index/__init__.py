@@ -1,0 +1,138 @@
+"""The index of a cache: which key is in which slot, and which batches ahead will use it. Its size follows the cache.
+
+A hash table of cells in buckets of 16. A cell belongs to one key that is in a slot, or that a batch ahead will use, or both;
+it stays where it is for its whole life, so batches remember cells instead of keys. A key is searched for in its home bucket
+and, while buckets on the way are marked as spilled, in the next ones. Freeing a cell needs no tombstone: the mark stays.
+
+    arrive    distinct keys of a batch get cells, with the batch's bit in `future`     (look-ahead)
+    collect   a batch's turn: hits are marked as used, misses listed, the bit cleared  (plan)
+    score     one number per slot, from the policy
+    assign    misses take slots, victims leave them                                    (plan)
+    place     look-ups of a batch -> slots
+    drop      a batch that will not be used after all
+    respill   the marks of spilled buckets, worked out again
+
+Shapes: T cells, S slots, L look-ups, U distinct keys, M misses, V victims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed.ops.backend import backend_of
+
+__all__ = [
+    "AHEAD_BITS",
+    "EMPTY",
+    "FREE",
+    "HOT_BIT",
+    "SYNC_BIT",
+    "UNIT",
+    "WAYS",
+    "Arrived",
+    "Assigned",
+    "Cells",
+    "Scoring",
+    "SlotState",
+    "new_cells",
+    "new_slots",
+    "ops_for",
+]
+
+WAYS = 16  # cells of a bucket
+EMPTY = -1  # key of a cell nobody uses
+FREE = -1  # cell of a slot nobody uses; slot of a cell whose key is in none
+CLAIMED = -2  # slot of a cell whose key is missed in the window being planned
+UNIT = 16  # what one use adds to the aged count
+AHEAD_BITS = 30  # of `future`: at most so many batches are ahead at a time
+HOT_BIT = 30  # of `future`: a row the policy was told to keep; its cell stays for good
+SYNC_BIT = 31  # of `future`: the batch that is planned at once
+
+
+class Cells(NamedTuple):
+    """The hash table."""
+
+    key: Tensor  # int64 [T]
+    slot: Tensor  # int32 [T]
+    future: Tensor  # int32 [T]: bit n < 30 stands for the batch ahead whose number modulo 30 is n
+    spilled: Tensor  # int32 [T / 16]: a key of this bucket may be in the next one
+
+
+class SlotState(NamedTuple):
+    """What is known of every slot."""
+
+    cell: Tensor  # int32 [S]
+    last: Tensor  # int32 [S]: clock of the last use
+    uses: Tensor  # int32 [S]: uses, halved with age, as of `last`
+    dirty: Tensor  # uint8 [S]: may differ from the row below
+
+
+class Scoring(NamedTuple):
+    """How a policy values a slot: score(next_use, uses, age, hot) -> int32, the lowest leave first.
+
+    next_use: batches to the next use, counted from the end of the window; 0 when none is known. uses: aged count. age: batches
+    since the last use. hot: 1 for rows the policy was told to keep. Integer arithmetic and `where` only, so that every device
+    and the simulator agree.
+    """
+
+    name: str
+    score: Callable[..., Any]
+    half_life: int  # batches without use after which a count is halved
+
+    def bind(self, names: Mapping[str, Any]) -> Callable[..., Any]:
+        """The score with `where` taken from `names`."""
+        return FunctionType(self.score.__code__, dict(names), self.score.__name__)
+
+
+class Arrived(NamedTuple):
+    """A batch that has cells."""
+
+    cells: Tensor  # int32 [>= U], one for each distinct key
+    counts: Tensor  # int64 [2]: U, and how many of the cells are new
+    cell_of_lookup: Tensor | None  # int32 [L], on the CPU
+
+
+class Assigned(NamedTuple):
+    """What `assign` decided; of the victims the first counts[0] are meant."""
+
+    miss_keys: Tensor  # int64 [M], ascending
+    victim_keys: Tensor  # int64 [M]
+    victim_slots: Tensor  # int64 [M]: dirty rows to write back
+    counts: Tensor  # int64 [3]: victims to write back, evictions, cells freed
+
+
+def new_cells(num_cells: int, device: torch.device) -> Cells:
+    """A table of at least `num_cells` cells, all empty."""
+    num_buckets = max(1, -(-num_cells // WAYS))
+    return Cells(
+        key=torch.full((num_buckets * WAYS,), EMPTY, dtype=torch.int64, device=device),
+        slot=torch.full((num_buckets * WAYS,), FREE, dtype=torch.int32, device=device),
+        future=torch.zeros(num_buckets * WAYS, dtype=torch.int32, device=device),
+        spilled=torch.zeros(num_buckets, dtype=torch.int32, device=device),
+    )
+
+
+def new_slots(num_slots: int, device: torch.device) -> SlotState:
+    """Free slots."""
+    return SlotState(
+        cell=torch.full((num_slots,), FREE, dtype=torch.int32, device=device),
+        last=torch.zeros(num_slots, dtype=torch.int32, device=device),
+        uses=torch.zeros(num_slots, dtype=torch.int32, device=device),
+        dirty=torch.zeros(num_slots, dtype=torch.uint8, device=device),
+    )
+
+
+def ops_for(tensor: Tensor) -> Any:
+    """The module with the functions above for tensors on this device."""
+    if backend_of(tensor) == "triton":
+        from hotbed.ops.index import triton
+
+        return triton
+    from hotbed.ops.index import numba
+
+    return numba

@@ -1,0 +1,51 @@
+"""Stages and streams: batches in, batches whose rows are in place out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from hotbed.errors import ConfigError
+from hotbed.ops.index import AHEAD_BITS
+from hotbed.pipeline.feed import Feed
+from hotbed.tables import EmbeddingTables
+
+__all__ = ["DEFAULT_LOOK_AHEAD", "prefetch"]
+
+DEFAULT_LOOK_AHEAD = 16
+
+BatchT = TypeVar("BatchT")
+
+
+def prefetch(
+    loader: Iterable[BatchT], tables: EmbeddingTables, *, window: int | None = None, look_ahead: int | None = None
+) -> Iterator[BatchT]:
+    """The batches of `loader`, on the tables' device, each with its rows in the cache when it is handed out.
+
+        for batch in hotbed.prefetch(loader, tables):
+            loss(model(tables(batch.ids)), batch.labels).backward()
+
+    Results are those of the plain loop to the bit; only the waiting differs. Call the tables with the very objects of the
+    batch (`batch.ids`, not a copy): that is how a prepared batch is known. Other calls work too, and wait for their rows.
+
+    Args:
+        loader: yields hotbed Batches, tensors of ids, tuples that start with ids, or mappings (with "ids", or of the features);
+            it is read in a background thread, `look_ahead` batches ahead of training.
+        tables: with a cache; without one, batches are moved to the device ahead and that is all.
+        window: batches planned and fetched together, at most; by default as many as the cache holds well.
+        look_ahead: batches whose ids the policy knows in advance, up to 30; more find better victims and take memory.
+    """
+    for name, value, most in (("window", window, AHEAD_BITS), ("look_ahead", look_ahead, AHEAD_BITS)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
+            raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {value!r}")
+    ahead = max(look_ahead or DEFAULT_LOOK_AHEAD, window or 1)
+    return _batches(Feed(loader, tables, window, ahead))
+
+
+def _batches(feed: Feed) -> Iterator[BatchT]:
+    try:
+        feed.start()
+        while found := feed.next():
+            yield found[0]
+    finally:
+        feed.close()

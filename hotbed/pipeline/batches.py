@@ -1,0 +1,57 @@
+"""What a loader may yield, and where its ids are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed.errors import ShapeError
+from hotbed.types import Batch, Jagged
+
+
+class Ids(NamedTuple):
+    """The arguments with which the tables will be called for a batch."""
+
+    ids: Any  # Tensor or a mapping of features
+    bags: Mapping[str, Jagged] | None
+
+
+def ids_of(batch: Any, features: Sequence[str]) -> Ids:
+    """A Batch; a tensor of ids; a tuple or list that starts with ids; a mapping with `ids`, or of the features themselves."""
+    if isinstance(batch, Batch):
+        return Ids(batch.ids, batch.bags or None)
+    if isinstance(batch, Tensor):
+        return Ids(batch, None)
+    if isinstance(batch, Mapping):
+        if "ids" in batch and "ids" not in features:
+            return Ids(batch["ids"], batch.get("bags") or None)
+        return Ids(batch, None)
+    if isinstance(batch, (tuple, list)) and batch:
+        return ids_of(batch[0], features) if isinstance(batch[0], Batch) else Ids(batch[0], None)
+    raise ShapeError(
+        f"prefetch cannot find the ids in a batch of type {type(batch).__name__}. Yield a hotbed.types.Batch, a tensor of ids, "
+        "a tuple that starts with them, or a mapping with the key 'ids' or of the features."
+    )
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Every tensor inside `value` on the device, copied from pinned memory; everything else as it is."""
+    if isinstance(value, Tensor):
+        if value.device == device:
+            return value
+        if device.type == "cuda" and value.device.type == "cpu" and not value.is_pinned():
+            value = value.pin_memory()
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Batch):
+        fields = (value.labels, value.dense, value.ids, value.bags)
+        return Batch(*(to_device(field, device) for field in fields))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(to_device(part, device) for part in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(to_device(part, device) for part in value)
+    if isinstance(value, Mapping):
+        return {name: to_device(part, device) for name, part in value.items()}
+    return value

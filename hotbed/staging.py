@@ -1,0 +1,47 @@
+"""Pinned memory between the store and the device: rows gathered on the host wait here for their copy, in two buffers.
+
+A buffer is filled again only when the copy out of it is done, so the copy of one window runs while the next is gathered.
+On the CPU nothing is copied twice: rows are unpacked straight from here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_ROUND = 4096  # rows
+
+
+class Staging:
+    """Buffers for rows of W floats; they grow to the largest window and stay."""
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        self._width = width
+        self._pinned = device.type == "cuda"
+        self._in: list[tuple[Tensor, Tensor]] = [self._new(0), self._new(0)]
+        self._sent: list[torch.cuda.Event | None] = [None, None]
+        self._turn = 0
+
+    def inward(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        """(rows [N, W], source int32 [N]) to fill; waits for the copy that still reads them."""
+        self._turn = 1 - self._turn
+        event = self._sent[self._turn]
+        if event is not None:
+            event.synchronize()
+        if self._in[self._turn][0].shape[0] < num_rows:
+            self._in[self._turn] = self._new(num_rows + num_rows // 4)
+        rows, source = self._in[self._turn]
+        return rows[:num_rows], source[:num_rows]
+
+    def sent(self) -> None:
+        """The copies out of what `inward` gave are on the current stream."""
+        if self._pinned:
+            event = self._sent[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+
+    def _new(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        num_rows = -(-num_rows // _ROUND) * _ROUND
+        return (
+            torch.empty(num_rows, self._width, pin_memory=self._pinned),
+            torch.empty(num_rows, dtype=torch.int32, pin_memory=self._pinned),
+        )

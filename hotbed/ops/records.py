@@ -1,15 +1,16 @@
 """The layout of a record: a row's weights and its optimizer state, one contiguous block.
 
-    [ weights (D) | element state (D) ... | row state (1) ... | padding ]        padded to 16 bytes of float32
+    [ weights (D) | element state (D) ... | row state (1) ... | padding ]        padded to 16 bytes
 
-One block means one cache miss, one copy and one write-back per row, whatever the optimizer.
+One block means one cache miss, one copy and one write-back per row, whatever the optimizer. Columns are words of float32;
+weights of 16 bits stand two in a word, an odd one beside zeros.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ from hotbed.optim import RowOptimizer
 
 _HUGE_PAGE = 2 << 20
 
+Precision = Literal["fp32", "fp16", "bf16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
 
 class Layout(NamedTuple):
     """Where the parts of a record are, in columns."""
@@ -25,28 +30,46 @@ class Layout(NamedTuple):
     dim: int
     element_states: tuple[str, ...]
     row_states: tuple[str, ...]
+    precision: Precision = "fp32"  # of the weights; state is float32
+
+    @property
+    def weight_columns(self) -> int:
+        """How many columns the weights take."""
+        return self.dim if self.precision == "fp32" else -(-self.dim // 2)
+
+    @property
+    def used(self) -> int:
+        """How many columns are no padding."""
+        return self.weight_columns + self.dim * len(self.element_states) + len(self.row_states)
 
     @property
     def width(self) -> int:
-        used = self.dim * (1 + len(self.element_states)) + len(self.row_states)
-        return -(-used // 4) * 4
+        return -(-self.used // 4) * 4
 
     def columns(self, state: str) -> slice:
         """The columns of one state."""
         if state in self.element_states:
-            start = self.dim * (1 + self.element_states.index(state))
+            start = self.weight_columns + self.dim * self.element_states.index(state)
             return slice(start, start + self.dim)
-        start = self.dim * (1 + len(self.element_states)) + self.row_states.index(state)
+        start = self.weight_columns + self.dim * len(self.element_states) + self.row_states.index(state)
         return slice(start, start + 1)
+
+    def numbers(self, records: Tensor) -> Tensor:
+        """Records [S, W] in the type of their weights, which are the first D columns of the result: a view."""
+        return records if self.precision == "fp32" else records.view(_TYPES[self.precision])
+
+    def weights(self, records: Tensor) -> Tensor:
+        """The weights [S, D] of records [S, W]: a view."""
+        return self.numbers(records)[:, : self.dim]
 
     @property
     def states(self) -> tuple[str, ...]:
         return self.element_states + self.row_states
 
 
-def layout_of(dim: int, optimizer: RowOptimizer) -> Layout:
+def layout_of(dim: int, optimizer: RowOptimizer, precision: Precision = "fp32") -> Layout:
     """The layout of records of `dim` weights under an optimizer."""
-    return Layout(dim, optimizer.rule.element_states, optimizer.rule.row_states)
+    return Layout(dim, optimizer.rule.element_states, optimizer.rule.row_states, precision)
 
 
 def empty_records(num_rows: int, layout: Layout, dtype: torch.dtype, device: torch.device) -> Tensor:

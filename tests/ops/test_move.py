@@ -8,6 +8,7 @@ from hotbed.group import Member, TableGroup
 from hotbed.ops import move
 from hotbed.ops.init_rows import stream_of
 from hotbed.ops.move import reference
+from hotbed.ops.records import PRECISIONS
 from hotbed.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
 
 OPTIMIZERS = [
@@ -29,9 +30,9 @@ SEED = 11
 ROWS = 553
 
 
-def describe(optimizer, dim, members=MEMBERS):
+def describe(optimizer, dim, members=MEMBERS, precision="fp32"):
     tables = [move.FirstTable(m.base, stream_of(SEED, m.name), m.init, m.padding_id) for m in members]
-    return move.first_rows(dim, optimizer, tables)
+    return move.first_rows(dim, optimizer, tables, precision)
 
 
 def bits(tensor):
@@ -63,9 +64,10 @@ def test_first_records_are_those_of_the_group(optimizer, dim):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("dim", "num_misses"), [(1, 1), (7, 0), (5, 200), (33, 3000), (1000, 20)])
-def test_compiled_unpack_equals_reference(optimizer, dim, num_misses):
-    first = describe(optimizer, dim)
+def test_compiled_unpack_equals_reference(optimizer, dim, num_misses, precision):
+    first = describe(optimizer, dim, precision=precision)
     expected, *moves = case(first.layout.width, num_misses, torch.Generator().manual_seed(dim))
     actual = expected.clone()
     reference.unpack(expected, *moves, first)
@@ -97,3 +99,15 @@ def test_gather_scatter_and_pack(shape):
     expected[keys] = values
     move.scatter_rows(store, keys, values)
     assert torch.equal(store, expected)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("dim", [1, 5, 8])
+def test_first_weights_of_16_bits_are_the_nearest_ones(precision, dim):
+    keys, optimizer = torch.arange(ROWS), FTRL(l1=0.003)
+    full, half = (describe(optimizer, dim, precision=kind) for kind in ("fp32", precision))
+    records = move.first_records(keys, half)
+    weights = half.layout.weights(records)
+    assert weights.dtype == {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    assert torch.equal(weights, full.layout.weights(move.first_records(keys, full)).to(weights.dtype))
+    assert torch.equal(records[:, half.layout.columns("z")], optimizer.first_state(weights.float())["z"])

@@ -8,6 +8,7 @@ from hotbed.ops import move
 from hotbed.ops.init_rows import init_rows, stream_of
 from hotbed.ops.init_rows import reference as init_reference
 from hotbed.ops.move import reference
+from hotbed.ops.records import PRECISIONS
 from tests.ops.test_init_rows import INITS
 from tests.ops.test_move import OPTIMIZERS, bits, case, describe
 
@@ -30,11 +31,12 @@ def test_init_rows(init, shape, stream):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("dim", "num_misses"), [(1, 1), (7, 0), (5, 200), (33, 100), (1000, 9)])
-def test_unpack(optimizer, dim, num_misses):
+def test_unpack(optimizer, dim, num_misses, precision):
     from hotbed.ops.move import triton
 
-    first = describe(optimizer, dim)
+    first = describe(optimizer, dim, precision=precision)
     expected, *moves = case(first.layout.width, num_misses, torch.Generator().manual_seed(dim))
     actual = expected.to(DEVICE)
     reference.unpack(expected, *moves, first)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hotbed import optim
+from hotbed.ops.precision import numba as rounding
 from hotbed.ops.records import layout_of
 from hotbed.ops.update import reference, settings_of, update
 from hotbed.optim import rules
@@ -102,6 +103,7 @@ def test_kernels_are_found_on_disk_again(optimizer):
     from hotbed.ops.update.numba import update_kernel
 
     function = update_kernel(optimizer.rule).py_func
-    source = hashlib.sha256(Path(rules.__file__).read_bytes()).hexdigest()[:12]  # a changed rule is another kernel
-    assert function.__qualname__ == f"update_{optimizer.rule.name}_{source}"
+    sources = b"".join(Path(module.__file__).read_bytes() for module in (rules, rounding))
+    digest = hashlib.sha256(sources).hexdigest()[:12]  # a changed rule is another kernel
+    assert function.__qualname__ == f"update_{optimizer.rule.name}_0_{digest}"
     assert function.__closure__ is None

@@ -23,12 +23,17 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
+def row_bits(ids: Tensor, stream: int) -> Tensor:
+    """The 64 bits, as int64 [U], that (stream, id) stand for; all elements of the row follow from them."""
+    return _mix((ids + _signed(stream)) * _signed(_GOLDEN))
+
+
 def init_rows(out: Tensor, ids: Tensor, stream: int, init: Init) -> None:
     """Write the first values of `ids` [U] into `out` [U, D]; `stream` names (seed, table)."""
     if isinstance(init, Constant):
         out.fill_(init.value)
         return
-    row = _mix((ids + _signed(stream)) * _signed(_GOLDEN)).unsqueeze(1)
+    row = row_bits(ids, stream).unsqueeze(1)
     counter = torch.arange(1, out.shape[1] + 1, device=ids.device).unsqueeze(0)
     bits = _mix(row + counter * _signed(_GOLDEN))
     scale = torch.tensor(scale_of(init), dtype=out.dtype, device=out.device)

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hotbed.ops.backend import backend_of
 from hotbed.ops.lookup import reference
 from hotbed.ops.lookups import Lookups
+from hotbed.ops.precision import BF16, FP16
 from hotbed.ops.threads import in_parallel
 
 __all__ = ["lookup"]
 
 
-def lookup(records: Tensor, lookups: Lookups, dim: int) -> Tensor:
-    """Pooled vectors [O, D] of the look-ups; rows of absent bags and padding are zero."""
-    backend = backend_of(records)
+def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
+    """Pooled vectors [O, D] of the look-ups, at least float32; rows of absent bags and padding are zero.
+
+    numbers is layout.numbers(records): its first D columns are the weights.
+    """
+    backend = backend_of(numbers)
     if backend == "reference":
-        return reference.lookup(records, lookups, dim)
+        return reference.lookup(numbers, lookups, dim)
     if backend == "triton":
         from hotbed.ops.lookup import triton
 
-        return triton.lookup(records, lookups, dim)
+        return triton.lookup(numbers, lookups, dim)
     from hotbed.ops.lookup import numba
 
-    out = torch.empty(lookups.num_out, dim, dtype=records.dtype)
+    out = torch.empty(lookups.num_out, dim, dtype=reference.result_type(numbers))
+    kind = FP16 if numbers.dtype == torch.float16 else BF16  # of weights of 16 bits
+    array = numbers.view(torch.int16).numpy().view(np.uint16) if numbers.itemsize == 2 else numbers.numpy()
     slots = lookups.slots.numpy()
     if lookups.starts is None or lookups.out_rows is None:
-        in_parallel(numba.lookup_single, records.numpy(), slots, out.numpy())
+        in_parallel(numba.lookup_single, array, kind, slots, out.numpy())
     else:
-        scale = records.new_empty(0) if lookups.scale is None else lookups.scale
+        scale = out.new_empty(0) if lookups.scale is None else lookups.scale
         in_parallel(
             numba.lookup_bags,
-            records.numpy(),
+            array,
+            kind,
             slots,
             scale.numpy(),
             lookups.starts.numpy(),

@@ -1,4 +1,7 @@
-"""Look-up and pooling on the CPU, compiled. Threads take disjoint runs of look-ups or bags."""
+"""Look-up and pooling on the CPU, compiled. Threads take disjoint runs of look-ups or bags.
+
+Weights are floats, or uint16 that stand for numbers of a `kind` (see ops/precision).
+"""
 
 from __future__ import annotations
 
@@ -7,32 +10,33 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from hotbed.ops.precision.numba import as_float
 from hotbed.ops.prefetch import prefetch
 
 _AHEAD = 24  # look-ups between asking for a row and reading it
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _ask(records: Any, slot: Any, dim: Any) -> None:
+def _ask(numbers: Any, slot: Any, dim: Any) -> None:
     if slot >= 0:
         for column in range(0, dim, 16):
-            prefetch(records, slot, column)
+            prefetch(numbers, slot, column)
 
 
 @njit(nogil=True, cache=True)
-def lookup_single(thread: int, num_threads: int, records: Any, slots: Any, out: Any) -> None:
+def lookup_single(thread: int, num_threads: int, numbers: Any, kind: int, slots: Any, out: Any) -> None:
     """out [L, D]: one row per look-up."""
     num_lookups, dim = out.shape
     D = np.uint64(dim)
     stop = num_lookups * (thread + 1) // num_threads
     for i in range(num_lookups * thread // num_threads, stop):
         if i + _AHEAD < stop:
-            _ask(records, slots[i + _AHEAD], dim)
+            _ask(numbers, slots[i + _AHEAD], dim)
         slot = slots[i]
         if slot >= 0:
             s = np.uint64(slot)
             for d in range(D):
-                out[i, d] = records[s, d]
+                out[i, d] = as_float(numbers[s, d], kind)
         else:
             for d in range(D):
                 out[i, d] = 0
@@ -42,7 +46,8 @@ def lookup_single(thread: int, num_threads: int, records: Any, slots: Any, out: 
 def lookup_bags(
     thread: int,
     num_threads: int,
-    records: Any,
+    numbers: Any,
+    kind: int,
     slots: Any,
     scale: Any,
     starts: Any,
@@ -60,14 +65,14 @@ def lookup_bags(
             out[o, d] = 0
         for i in range(starts[n], starts[n + 1]):
             if i + _AHEAD < starts[last]:
-                _ask(records, slots[i + _AHEAD], dim)
+                _ask(numbers, slots[i + _AHEAD], dim)
             if slots[i] < 0:
                 continue
             s = np.uint64(slots[i])
             if scaled:
                 factor = scale[i]
                 for d in range(D):
-                    out[o, d] += records[s, d] * factor
+                    out[o, d] += as_float(numbers[s, d], kind) * factor
             else:
                 for d in range(D):
-                    out[o, d] += records[s, d]
+                    out[o, d] += as_float(numbers[s, d], kind)

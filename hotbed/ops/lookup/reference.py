@@ -8,23 +8,28 @@ from torch import Tensor
 from hotbed.ops.lookups import Lookups
 
 
-def rows_of(records: Tensor, lookups: Lookups, dim: int) -> Tensor:
-    """The weights each look-up reads [L, D], zero for padding, before scaling."""
-    slots = lookups.slots
-    if records.shape[0] == 0:
-        return records.new_zeros(slots.shape[0], dim)
-    rows = records[:, :dim].index_select(0, slots.clamp(min=0))
+def rows_of(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
+    """The weights each look-up reads [L, D], at least float32, zero for padding, before scaling."""
+    slots, dtype = lookups.slots, result_type(numbers)
+    if numbers.shape[0] == 0:
+        return numbers.new_zeros(slots.shape[0], dim, dtype=dtype)
+    rows = numbers[:, :dim].index_select(0, slots.clamp(min=0)).to(dtype)
     return torch.where((slots >= 0).unsqueeze(1), rows, 0)
 
 
-def lookup(records: Tensor, lookups: Lookups, dim: int) -> Tensor:
+def result_type(numbers: Tensor) -> torch.dtype:
+    """The type of vectors: that of the weights, or float32 where those have 16 bits."""
+    return torch.float32 if numbers.itemsize == 2 else numbers.dtype
+
+
+def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
     """Pooled vectors [O, D]."""
-    rows = rows_of(records, lookups, dim)
+    rows = rows_of(numbers, lookups, dim)
     if lookups.starts is None or lookups.out_rows is None:
         return rows
     if lookups.scale is not None:
         rows = rows * lookups.scale.unsqueeze(1)
-    out = torch.zeros(lookups.num_out, dim, dtype=records.dtype, device=records.device)
+    out = torch.zeros(lookups.num_out, dim, dtype=rows.dtype, device=rows.device)
     if rows.shape[0]:
         out[lookups.out_rows] = torch.segment_reduce(rows, "sum", offsets=lookups.starts, initial=0)
     return out

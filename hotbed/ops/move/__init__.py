@@ -9,12 +9,14 @@ A row that was never stored is not copied: `unpack` creates its first record in 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hotbed.ops.backend import backend_of
 from hotbed.ops.move import reference
 from hotbed.ops.move.first import FirstRows, FirstTable, arrays, first_rows
+from hotbed.ops.precision import KINDS
 from hotbed.ops.threads import in_parallel, num_threads
 
 __all__ = [
@@ -52,6 +54,8 @@ def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys
     in_parallel(
         numba.unpack_kernel(first.rule),
         records.numpy(),
+        records.numpy().view(np.uint16),
+        KINDS[layout.precision],
         slots.numpy(),
         source.numpy(),
         staging.numpy(),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.ops.init_rows.distributions import Init, kind_of, scale_of
-from hotbed.ops.records import Layout, layout_of
+from hotbed.ops.records import Layout, Precision, layout_of
 from hotbed.optim import RowOptimizer
 from hotbed.optim.rules import Rule
 
@@ -35,10 +35,13 @@ class FirstRows:
     constants: tuple[float, float, float]  # the f of rule.first
 
 
-def first_rows(dim: int, optimizer: RowOptimizer, tables: Iterable[FirstTable]) -> FirstRows:
+def first_rows(
+    dim: int, optimizer: RowOptimizer, tables: Iterable[FirstTable], precision: Precision = "fp32"
+) -> FirstRows:
     """The first records of tables of `dim` weights under an optimizer."""
     ordered = tuple(sorted(tables, key=lambda table: table.base))
-    return FirstRows(layout_of(dim, optimizer), ordered, optimizer.rule, optimizer.first_constants())
+    layout = layout_of(dim, optimizer, precision)
+    return FirstRows(layout, ordered, optimizer.rule, optimizer.first_constants())
 
 
 class FirstArrays(NamedTuple):

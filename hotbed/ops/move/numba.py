@@ -13,6 +13,8 @@ from numba import njit
 
 from hotbed.ops.init_rows.distributions import CONSTANT, NORMAL
 from hotbed.ops.init_rows.numba import first_number, row_bits
+from hotbed.ops.precision import FP32
+from hotbed.ops.precision.numba import round_nearest, widen
 from hotbed.ops.prefetch import prefetch
 from hotbed.optim import rules
 from hotbed.optim.rules import Rule
@@ -88,6 +90,8 @@ def _unpack(
     thread: int,
     num_threads: int,
     records: Any,
+    halves: Any,
+    kind: int,
     slots: Any,
     source: Any,
     staging: Any,
@@ -99,10 +103,14 @@ def _unpack(
     num_states: int,
     has_row_state: bool,
 ) -> None:
-    """Copy or create; tables [T, 4] are base, stream, kind, padding id, scales [T] and f [3] are float32."""
+    """Copy or create; tables [T, 4] are base, stream, init, padding id, scales [T] and f [3] are float32.
+
+    halves is records as uint16, where the weights are of a `kind` of 16 bits.
+    """
     width = np.uint64(records.shape[1])
     D = np.uint64(dim)
-    used = D * np.uint64(1 + num_states)
+    state = D if kind == FP32 else (D + np.uint64(1)) // np.uint64(2)
+    used = state + D * np.uint64(num_states)
     ahead = _rows_ahead(records.shape[1])
     stop = slots.shape[0] * (thread + 1) // num_threads
     for i in range(slots.shape[0] * thread // num_threads, stop):
@@ -117,20 +125,26 @@ def _unpack(
                 records[slot, c] = staging[row, c]
             continue
         t = _table_of(tables[:, 0], keys[i])
-        number, kind, scale = keys[i] - tables[t, 0], tables[t, 2], scales[t]
+        number, init, scale = keys[i] - tables[t, 0], tables[t, 2], scales[t]
         bits = row_bits(number, np.uint64(tables[t, 1]))
+        if kind != FP32:
+            records[slot, state - np.uint64(1)] = 0  # an odd weight stands beside zeros
         for d in range(D):
             w = scale
             if number == tables[t, 3]:
                 w = np.float32(0)
-            elif kind != CONSTANT:
-                w = np.float32(first_number(bits, d, kind == NORMAL)) * scale
+            elif init != CONSTANT:
+                w = np.float32(first_number(bits, d, init == NORMAL)) * scale
+            if kind == FP32:
+                records[slot, d] = w
+            else:
+                halves[slot, d] = round_nearest(w, kind)
+                w = widen(halves[slot, d], kind)  # state starts from the weights as they are stored
             a, b = first_state(w, f)
-            records[slot, d] = w
             if num_states > 0:
-                records[slot, D + d] = a
+                records[slot, state + d] = a
             if num_states > 1:
-                records[slot, D + D + d] = b
+                records[slot, state + D + d] = b
         for c in range(used, width):
             records[slot, c] = f[2] if has_row_state and c == used else np.float32(0)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hotbed.ops.init_rows import reference
 from hotbed.ops.move.first import FirstRows
+from hotbed.ops.precision.reference import round_nearest
 
 
 def first_records(keys: Tensor, first: FirstRows) -> Tensor:
@@ -24,7 +25,10 @@ def first_records(keys: Tensor, first: FirstRows) -> Tensor:
             part[ids == table.padding_id] = 0
         weights[mine] = part
     records = torch.zeros(keys.shape[0], layout.width, device=device)
-    records[:, : layout.dim] = weights
+    if layout.precision != "fp32":
+        weights = round_nearest(weights, layout.numbers(records).dtype)
+    layout.weights(records).copy_(weights)
+    weights = weights.float()  # state starts from the weights as they are stored
     f = tuple(torch.tensor(value, dtype=torch.float32, device=device) for value in first.constants)
     states = first.rule.bind_first({"where": torch.where})(weights, f)
     for name, value in zip(layout.element_states, states):

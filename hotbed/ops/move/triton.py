@@ -13,7 +13,10 @@ from torch import Tensor
 from hotbed.ops.init_rows.distributions import Normal, Uniform
 from hotbed.ops.init_rows.triton import first_values, row_bits
 from hotbed.ops.move.first import FirstRows, arrays
+from hotbed.ops.precision import FP32, KINDS
+from hotbed.ops.precision.triton import round_nearest, widen
 
+_FP32 = tl.constexpr(FP32)
 _COLUMNS = 512  # of a record moved at once
 _NUMBERS = 1024  # of all records of a program moved at once
 
@@ -38,13 +41,17 @@ def _table_of(tables, key, NUM_TABLES: tl.constexpr, STEPS: tl.constexpr):
 
 @triton.jit
 def _unpack(
-    records, slots, source, staging, keys, tables, scales, f0, f1, f2, num_rows,
+    records, halves, slots, source, staging, keys, tables, scales, f0, f1, f2, num_rows,
     NUM_TABLES: tl.constexpr, STEPS: tl.constexpr,
-    WIDTH: tl.constexpr, DIM: tl.constexpr, STATES: tl.constexpr, ROW_STATE: tl.constexpr,
+    WIDTH: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr,
+    STATE: tl.constexpr, STATES: tl.constexpr, ROW_STATE: tl.constexpr,
     ANY_UNIFORM: tl.constexpr, ANY_NORMAL: tl.constexpr, FIRST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Tables [T, 4] are base, stream, kind, padding id; scales [T] are float32."""
+    """Tables [T, 4] are base, stream, init, padding id; scales [T] are float32.
+
+    Halves is records as int16, where the weights are of a KIND of 16 bits; state starts at column STATE.
+    """
     i = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     slot = tl.load(slots + i, mask=i < num_rows, other=-1).to(tl.int64)
     origin = tl.load(source + i, mask=i < num_rows, other=-1).to(tl.int64)
@@ -61,21 +68,29 @@ def _unpack(
         table = _table_of(tables, key, NUM_TABLES, STEPS)
         number = key - tl.load(tables + table * 4)
         bits = row_bits(number, tl.load(tables + table * 4 + 1))[:, None]
-        kind = tl.load(tables + table * 4 + 2)[:, None]
+        init = tl.load(tables + table * 4 + 2)[:, None]
         padding = (number == tl.load(tables + table * 4 + 3))[:, None]
         scale = tl.load(scales + table)[:, None]
         for start in range(0, DIM, BLOCK_D):
             d = (start + tl.arange(0, BLOCK_D))[None, :]
             mask = created[:, None] & (d < DIM)
-            w = tl.where(padding, 0.0, first_values(bits, d, kind, scale, ANY_UNIFORM, ANY_NORMAL))
+            w = tl.where(padding, 0.0, first_values(bits, d, init, scale, ANY_UNIFORM, ANY_NORMAL))
+            if KIND == _FP32:
+                tl.store(place + d, w, mask=mask)
+            else:
+                half = round_nearest(w, KIND)
+                half_place = halves + (slot * (2 * WIDTH))[:, None] + d
+                tl.store(half_place, half.to(tl.int16, bitcast=True), mask=mask)
+                if DIM % 2 == 1:  # an odd weight stands beside zeros
+                    tl.store(half_place + 1, (d * 0).to(tl.int16), mask=mask & (d == DIM - 1))
+                w = widen(half, KIND)  # state starts from the weights as they are stored
             a, b = FIRST(w, (f0, f1, f2))
-            tl.store(place + d, w, mask=mask)
             if STATES >= 1:
-                tl.store(place + DIM + d, a, mask=mask)
+                tl.store(place + STATE + d, a, mask=mask)
             if STATES >= 2:
-                tl.store(place + 2 * DIM + d, b, mask=mask)
-        c = (DIM * (1 + STATES) + tl.arange(0, 4))[None, :]
-        rest = tl.where(ROW_STATE & (c == DIM * (1 + STATES)), f2, 0.0)
+                tl.store(place + STATE + DIM + d, b, mask=mask)
+        c = (STATE + DIM * STATES + tl.arange(0, 4))[None, :]
+        rest = tl.where(ROW_STATE & (c == STATE + DIM * STATES), f2, 0.0)
         tl.store(place + c, rest, mask=created[:, None] & (c < WIDTH))
 
 
@@ -90,6 +105,8 @@ def _shape(first: FirstRows, device: torch.device) -> tuple[Tensor, Tensor, dict
         "STEPS": (len(first.tables) - 1).bit_length(),
         "WIDTH": layout.width,
         "DIM": layout.dim,
+        "KIND": KINDS[layout.precision],
+        "STATE": layout.weight_columns,
         "STATES": len(layout.element_states),
         "ROW_STATE": bool(layout.row_states),
         "ANY_UNIFORM": Uniform in kinds,
@@ -111,6 +128,7 @@ def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys
     tables, scales, shape = _shape(first, records.device)
     _unpack[(triton.cdiv(num_rows, shape["BLOCK_M"]),)](
         records,
+        records.view(torch.int16),
         slots,
         source,
         staging,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hotbed.ops.backend import backend_of
 from hotbed.ops.lookups import Lookups, Span, span_array
+from hotbed.ops.precision import KINDS
 from hotbed.ops.records import Layout
 from hotbed.ops.threads import in_parallel, num_threads
 from hotbed.ops.update import reference
@@ -41,9 +42,11 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     threads = num_threads()
     parts, most = _parts(settings.tables, lookups.spans, threads)
     in_parallel(
-        numba.update_kernel(settings.rule),
+        numba.update_kernel(settings.rule, KINDS[layout.precision]),
         records.numpy(),
+        records.numpy().view(np.uint16),
         lookups.slots.numpy(),
+        np.empty(0, dtype=np.int64) if lookups.keys is None else lookups.keys.numpy(),
         span_array(lookups.spans),
         parts,
         grad.numpy(),
@@ -53,6 +56,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
         constants,
         constants.astype(records.numpy().dtype),
         settings.whole_table,
+        np.uint64(settings.salt),
         np.empty((threads, 2, most), dtype=np.uint64),
         threads=threads,
     )

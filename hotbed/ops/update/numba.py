@@ -18,6 +18,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from hotbed.ops.init_rows.numba import row_bits
+from hotbed.ops.precision import FP32, numba
+from hotbed.ops.precision.numba import random_bits, round_stochastic, widen
 from hotbed.ops.prefetch import prefetch
 from hotbed.optim import rules
 from hotbed.optim.rules import Rule
@@ -28,7 +31,7 @@ _AHEAD = 16  # look-ups between asking for a record or gradient and reading it
 _LOW = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 # Numba looks at a kernel's own file only: the name carries what the rules say, so that a changed rule is compiled anew
-_SOURCE = hashlib.sha256(Path(rules.__file__).read_bytes()).hexdigest()[:12]
+_SOURCE = hashlib.sha256(b"".join(Path(str(m.__file__)).read_bytes() for m in (rules, numba))).hexdigest()[:12]
 _MEMO = 256  # results of a row rule that depends on the row's state alone (Adam's powers), kept by state
 
 
@@ -60,44 +63,59 @@ def _square(values: Any, i: Any, D: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _prepare(records: Any, slot: Any, g: Any, count: Any, numbers: Any) -> None:
+def _prepare(weights: Any, at: Any, g: Any, count: Any, numbers: Any) -> None:
     """Count scaling, clipping and decay, on the sum g [1, D]; numbers = lr, l2, weight_decay, clip_norm, by_count."""
     D = np.uint64(g.shape[1])
     lr, l2, weight_decay, clip_norm = numbers[0], numbers[1], numbers[2], numbers[3]
     if numbers[4] != 0 and count > 1:
         for d in range(D):
-            g[0, d] /= records.dtype.type(count)
+            g[0, d] /= weights.dtype.type(count)
     if clip_norm > 0:
         norm = math.sqrt(_square(g, 0, D))
         if norm > clip_norm:
-            factor = records.dtype.type(clip_norm / norm)
+            factor = weights.dtype.type(clip_norm / norm)
             for d in range(D):
                 g[0, d] *= factor
     if l2 != 0:
-        strength = records.dtype.type(l2)
+        strength = weights.dtype.type(l2)
         for d in range(D):
-            g[0, d] += strength * records[slot, d]
+            g[0, d] += strength * weights[at, d]
     if weight_decay != 0:
-        keep = records.dtype.type(1.0 - lr * weight_decay)
+        keep = weights.dtype.type(1.0 - lr * weight_decay)
         for d in range(D):
-            records[slot, d] *= keep
+            weights[at, d] *= keep
 
 
 def _compile(rule: Rule) -> Any:
-    """apply(records, slot, g, i, lr, constants, h, memo): one rule on one record with gradient g[i], as a compiled loop."""
+    """apply(...): one rule on one record, as a compiled loop.
+
+    Its weights are weights[at, :D], its gradient is g[i]; its state is records[slot, state:].
+    """
     row, element = (njit(nogil=True, error_model="numpy")(f) for f in rule.bind(_MATH))
     num_states, has_row_state, uses_mean_square = len(rule.element_states), bool(rule.row_states), rule.uses_mean_square
 
     @njit(nogil=True, error_model="numpy")
-    def apply(records: Any, slot: Any, g: Any, i: Any, lr: Any, constants: Any, h: Any, memo: Any) -> None:
+    def apply(
+        weights: Any,
+        at: Any,
+        records: Any,
+        slot: Any,
+        state: Any,
+        g: Any,
+        i: Any,
+        lr: Any,
+        constants: Any,
+        h: Any,
+        memo: Any,
+    ) -> None:
         D = np.uint64(g.shape[1])
         mean_square = 0.0
         if uses_mean_square:
             mean_square = _square(g, i, D) / np.float64(g.shape[1])
-        state = D * np.uint64(1 + num_states)
+        row_state = state + D * np.uint64(num_states)
         r = 0.0
         if has_row_state:
-            r = np.float64(records[slot, state])
+            r = np.float64(records[slot, row_state])
         if has_row_state and not uses_mean_square:
             place = np.uint64(r) % np.uint64(_MEMO)
             if memo[place, 0] != r:
@@ -108,22 +126,23 @@ def _compile(rule: Rule) -> Any:
             r, rate, factor = row(r, mean_square, lr, constants)
         c0, c1 = records.dtype.type(rate), records.dtype.type(factor)
         if has_row_state:
-            records[slot, state] = r
+            records[slot, row_state] = r
         zero = records.dtype.type(0)
         if num_states == 0:
             for d in range(D):
-                records[slot, d] = element(records[slot, d], g[i, d], zero, zero, c0, c1, h)[0]
+                weights[at, d] = element(weights[at, d], g[i, d], zero, zero, c0, c1, h)[0]
         elif num_states == 1:
             for d in range(D):
-                w, a, _ = element(records[slot, d], g[i, d], records[slot, D + d], zero, c0, c1, h)
-                records[slot, d] = w
-                records[slot, D + d] = a
+                w, a, _ = element(weights[at, d], g[i, d], records[slot, state + d], zero, c0, c1, h)
+                weights[at, d] = w
+                records[slot, state + d] = a
         else:
             for d in range(D):
-                w, a, b = element(records[slot, d], g[i, d], records[slot, D + d], records[slot, D + D + d], c0, c1, h)
-                records[slot, d] = w
-                records[slot, D + d] = a
-                records[slot, D + D + d] = b
+                a, b = records[slot, state + d], records[slot, state + D + d]
+                w, a, b = element(weights[at, d], g[i, d], a, b, c0, c1, h)
+                weights[at, d] = w
+                records[slot, state + d] = a
+                records[slot, state + D + d] = b
 
     return apply
 
@@ -227,13 +246,16 @@ def _ask(records: Any, grad: Any, items: Any, first: Any, stop: Any, base: Any, 
 
 
 apply_rule: Any = None  # what _compile returns, given by update_kernel
+KIND = FP32  # the type of the weights, likewise
 
 
 def _update(
     thread: int,
     num_threads: int,
     records: Any,
+    halves: Any,
     slots: Any,
+    keys: Any,
     spans: Any,
     parts: Any,
     grad: Any,
@@ -243,12 +265,17 @@ def _update(
     constants: Any,
     h: Any,
     whole_table: bool,
+    salt: Any,
     scratch: Any,
 ) -> None:
     """Every num_threads-th part, with the rule that `update_kernel` puts in the place of apply_rule.
 
-    parts [P, 6]: base, rows, first span, stop span, mask, residue; numbers as in _prepare; scratch [T, 2, L] uint64.
+    halves is records as uint16; keys [L], or empty where a slot is its key; parts [P, 6]: base, rows, first span, stop span,
+    mask, residue; numbers as in _prepare; scratch [T, 2, L] uint64.
     """
+    D = np.uint64(grad.shape[1])
+    state = D if KIND == FP32 else (D + np.uint64(1)) // np.uint64(2)
+    w = np.empty((1, grad.shape[1]), dtype=records.dtype)
     g = np.empty((1, grad.shape[1]), dtype=grad.dtype)
     memo = np.full((_MEMO, 4), np.nan)
     histogram = np.empty(_DIGITS, dtype=np.int64)
@@ -272,24 +299,35 @@ def _update(
             _ask(records, grad, items, asked, ahead, base, out_rows)
             asked = ahead
             slot = np.uint64(base + row)
+            if KIND != FP32:
+                key = keys[items[first] & _LOW] if keys.shape[0] > 0 and i > first else base + row
+                bits = row_bits(key, salt)
+                for d in range(D):
+                    w[0, d] = widen(halves[slot, d], KIND)
+                _sum(grad, items, first, i, out_rows, scale, g)
+                _prepare(w, 0, g, i - first, numbers)
+                apply_rule(w, 0, records, slot, state, g, np.uint64(0), lr, constants, h, memo)
+                for d in range(D):
+                    halves[slot, d] = round_stochastic(w[0, d], random_bits(bits, d), KIND)
+                continue
             if plain and i - first == 1 and scale.shape[0] == 0:  # a row used once: its gradient is the sum
                 position = items[first] & _LOW
                 o = np.uint64(out_rows[position]) if out_rows.shape[0] > 0 else position
-                apply_rule(records, slot, grad, o, lr, constants, h, memo)
+                apply_rule(records, slot, records, slot, state, grad, o, lr, constants, h, memo)
                 continue
             _sum(grad, items, first, i, out_rows, scale, g)
             _prepare(records, slot, g, i - first, numbers)
-            apply_rule(records, slot, g, np.uint64(0), lr, constants, h, memo)
+            apply_rule(records, slot, records, slot, state, g, np.uint64(0), lr, constants, h, memo)
 
 
 @cache
-def update_kernel(rule: Rule) -> Any:
-    """_update for one rule, compiled at its first call and then kept on disk under the rule's name and source.
+def update_kernel(rule: Rule, kind: int = FP32) -> Any:
+    """_update for one rule and type, compiled at its first call and then kept on disk under the rule's name and source.
 
     The rule goes in through the globals: through a closure, Numba would compile anew in every process; through a switch on
     a number, the update takes a fifth longer.
     """
-    namespace = {**globals(), "apply_rule": _compile(rule)}
-    function = types.FunctionType(_update.__code__, namespace, f"update_{rule.name}_{_SOURCE}")
+    namespace = {**globals(), "apply_rule": _compile(rule), "KIND": kind}
+    function = types.FunctionType(_update.__code__, namespace, f"update_{rule.name}_{kind}_{_SOURCE}")
     function.__qualname__, function.__module__ = function.__name__, __name__
     return njit(nogil=True, cache=True, error_model="numpy")(function)

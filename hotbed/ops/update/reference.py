@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hotbed.ops.lookups import Lookups
+from hotbed.ops.precision.reference import random_bits, round_stochastic
 from hotbed.ops.records import Layout
 from hotbed.ops.update.settings import UpdateSettings
 
@@ -37,7 +38,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     if slots.numel() == 0:
         return
     part = records.index_select(0, slots)
-    w = part[:, : layout.dim]
+    w = layout.weights(part).to(part.dtype)
     if settings.scale_by_count:
         g = g / counts.clamp(min=1).unsqueeze(1)
     if settings.clip_norm > 0:
@@ -58,8 +59,20 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     a, b = [*states, g.new_zeros(1), g.new_zeros(1)][:2]
     c0, c1 = (torch.as_tensor(c, device=g.device).to(g.dtype) for c in (c0, c1))
     w, *new = element(w, g, a, b, c0, c1, tuple(c.to(g.dtype) for c in h))
-    columns = [w, *new[: len(states)]]
+    if layout.precision != "fp32":
+        random = random_bits(_keys_of(slots, lookups), settings.salt, layout.dim)
+        w = round_stochastic(w, random, layout.numbers(part).dtype)
+    layout.weights(part).copy_(w)
+    for state, value in zip(states, new):
+        state.copy_(value)
     if has_row_state:
-        columns.append(r.to(g.dtype))
-    used = torch.cat(columns, dim=1)
-    records[:, : used.shape[1]].index_copy_(0, slots, used)
+        part[:, layout.columns(layout.row_states[0])] = r.to(g.dtype)
+    records.index_copy_(0, slots, part)
+
+
+def _keys_of(slots: Tensor, lookups: Lookups) -> Tensor:
+    """The keys [U] of the rows in `slots` [U]."""
+    if lookups.keys is None:
+        return slots
+    order = torch.argsort(lookups.slots)
+    return lookups.keys[order][torch.searchsorted(lookups.slots[order], slots)].long()

@@ -29,9 +29,10 @@ class UpdateSettings(NamedTuple):
     scale_by_count: bool
     whole_table: bool  # visit every row, not only those with a gradient
     tables: tuple[TableRows, ...]
+    salt: int = 0  # names this update of this group, where weights of 16 bits are rounded at random
 
 
-def settings_of(optimizer: RowOptimizer, lr: float, tables: tuple[TableRows, ...]) -> UpdateSettings:
+def settings_of(optimizer: RowOptimizer, lr: float, tables: tuple[TableRows, ...], salt: int = 0) -> UpdateSettings:
     """The settings of one update under an optimizer at learning rate `lr`."""
     return UpdateSettings(
         rule=optimizer.rule,
@@ -43,4 +44,5 @@ def settings_of(optimizer: RowOptimizer, lr: float, tables: tuple[TableRows, ...
         scale_by_count=optimizer.scale_by_count,
         whole_table=optimizer.decay_scope == "table",
         tables=tables,
+        salt=salt,
     )

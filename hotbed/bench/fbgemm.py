@@ -51,7 +51,7 @@ class FbgemmSystem:
         self._module.flush()
         return [weight.detach().clone().cpu() for weight in self._module.split_embedding_weights()]
 
-    def counts(self) -> Any:
+    def counts(self) -> None:
         return None
 
     def _prefetched(self, flat: list[Tensor]) -> Iterator[Tensor]:

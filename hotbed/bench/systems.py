@@ -7,7 +7,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from hotbed.bench.hotbed_systems import CachedSystem, HotbedSystem, PrefetchedSy
 from hotbed.bench.setting import Setting
 from hotbed.bench.torch_bags import TorchSystem
 from hotbed.bench.workload import Workload
+from hotbed.cache import CacheCounts
 from hotbed.errors import ConfigError
 from hotbed.memory import available_memory, in_words
 
@@ -36,8 +37,8 @@ class System(Protocol):
         """The weights of every table, float32 [rows, D] on the host."""
         ...
 
-    def counts(self) -> Any:
-        """Cumulative CacheCounts, or None."""
+    def counts(self) -> CacheCounts | None:
+        """What its cache has done since it was made, where that is counted."""
         ...
 
 

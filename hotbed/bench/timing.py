@@ -11,7 +11,7 @@ import itertools
 import statistics
 import time
 from contextlib import closing
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hotbed.bench.setting import GROUP, Setting
 from hotbed.bench.systems import System
 from hotbed.bench.workload import Workload
+from hotbed.cache import CacheCounts
 
 COUNTED = ("hits", "misses", "created", "evictions", "written_back", "missed_lookups", "bytes_in", "bytes_out")
 
@@ -74,8 +75,10 @@ def batches_needed(setting: Setting) -> int:
 def time_steps(system: System, setting: Setting, workload: Workload, behind: Behind) -> Timing:
     """Warm up, then time `steps` steps in groups; the pipeline runs on behind the last one until it is closed."""
     marks: list[float] = []
-    before: Any = None
-    with closing(cast(Any, system.vectors(workload))) as vectors:
+    before: CacheCounts | None = None
+    after: CacheCounts | None = None
+    running: Any = system.vectors(workload)
+    with closing(running) as vectors:
         for done, out in enumerate(vectors, start=1 - setting.warmup):
             behind.backward(out)
             if done >= 0 and done % GROUP == 0:
@@ -88,10 +91,11 @@ def time_steps(system: System, setting: Setting, workload: Workload, behind: Beh
                     raise ArithmeticError("vectors are not finite after training")
                 break
     milliseconds = [(stop - start) * 1e3 / GROUP for start, stop in itertools.pairwise(marks)]
-    if before is None:
+    if before is None or after is None:
         return Timing(milliseconds, {}, None)
-    counts = {name: (getattr(after, name) - getattr(before, name)) / setting.steps for name in COUNTED}
-    return Timing(milliseconds, counts, (after.stall_seconds - before.stall_seconds) / (marks[-1] - marks[0]))
+    during = after.minus(before)
+    counts = {name: getattr(during, name) / setting.steps for name in COUNTED}
+    return Timing(milliseconds, counts, during.stall_seconds / (marks[-1] - marks[0]))
 
 
 def _wait(device: torch.device) -> None:

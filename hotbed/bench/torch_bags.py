@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +42,7 @@ class TorchSystem:
     def weights(self) -> list[Tensor]:
         return [parameter.detach().clone().cpu() for parameter in self._bags.parameters()]
 
-    def counts(self) -> Any:
+    def counts(self) -> None:
         return None
 
 

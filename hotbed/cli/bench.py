@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hotbed.bench.run import Skip
     from hotbed.bench.setting import Setting
 
-_WIDE = 150  # columns of a table that goes to a file
+_WIDE = 170  # columns of a table that goes to a file
 
 
 class _Usual(NamedTuple):
@@ -213,7 +213,8 @@ def _table(setting: Setting, results: Iterable[Result]) -> Table:
     from rich.table import Table
 
     share = f"{100 * setting.cache:g} % cached of {sum(setting.rows):,} rows"
-    table = Table("system", title=f"{_title(setting)}, {share}", title_justify="left")
+    table = Table(title=f"{_title(setting)}, {share}", title_justify="left")
+    table.add_column("system", no_wrap=True)
     headings = ["ms p50", "p20 to p80", "samples/s", "to FBGEMM", "device GiB", "GB/s", "of copy"]
     for heading in [*headings, "hits", "misses", "created", "written", "stall"]:
         table.add_column(heading, justify="right")

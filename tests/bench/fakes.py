@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
-
-class FakeCounts(NamedTuple):
-    hits: int = 0
-    misses: int = 0
-    created: int = 0
-    evictions: int = 0
-    written_back: int = 0
-    missed_lookups: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    stall_seconds: float = 0.0
+from hotbed.cache import CacheCounts
 
 
 class FakeSystem:
@@ -63,4 +51,4 @@ class FakeSystem:
     def counts(self):
         if self.wrong != "counts":
             return None
-        return FakeCounts(10 * self.steps, 3 * self.steps, *(self.steps,) * 6, stall_seconds=0.0)
+        return CacheCounts(hits=10 * self.steps, misses=3 * self.steps, stall_seconds=0.1 * self.steps)

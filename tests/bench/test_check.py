@@ -50,7 +50,7 @@ def test_rows_that_no_look_up_shows_are_checked_too(setting, fake, wrong, monkey
 
 def test_a_wrong_rule_is_stopped(setting, monkeypatch):
     """hotbed's Adam counts the steps of a row, which is not the rule of a table's steps."""
-    made = KINDS["hotbed-hbm"].make(replace(setting, optimizer="adam", rows=(3, 50, 20_000, 400), batch=256))
+    made = KINDS["hotbed-hbm"].make(replace(setting, optimizer="adam", rows=gate._ROWS, batch=gate._BATCH))
     made.rule = "adam_by_table"
     monkeypatch.setitem(KINDS, "other rule", KINDS["hotbed-hbm"]._replace(make=lambda _: made))
     assert "reference" in gate.check("other rule", replace(setting, optimizer="adam"))
@@ -71,3 +71,15 @@ def test_an_exact_twin_must_be_equal_to_the_bit(setting, fake, monkeypatch):
     monkeypatch.setattr(FakeSystem, "_update", nearly)
     fake("one", wrong="a bit")
     assert "to the bit" in gate.check("one", setting)
+
+
+@pytest.mark.parametrize("policy", [None, "lru"])
+@pytest.mark.parametrize("name", EXACT_TWIN)
+def test_hotbeds_caches_pass_though_they_evict(setting, name, policy, monkeypatch):
+    made = []
+    kind = KINDS[name]
+    monkeypatch.setitem(KINDS, name, kind._replace(make=lambda small: made.append(kind.make(small)) or made[-1]))
+    assert gate.check(name, replace(setting, policy=policy, optimizer="adam")) is None
+    counts = made[0].counts()
+    assert counts.evictions > 0
+    assert counts.bytes_in > 0  # rows came back that had left

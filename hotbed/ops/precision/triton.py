@@ -34,8 +34,9 @@ def round_nearest(x, KIND: tl.constexpr):
     magnitude = bits & 0x7FFFFFFF
     if KIND == _FP16:
         normal = ((magnitude + 0xFFF + ((magnitude >> 13) & 1)) >> 13) - 114688
-        small = (magnitude.to(tl.float32, bitcast=True) + 0.5).to(tl.uint32, bitcast=True) - 0x3F000000
-        return _finish(bits, tl.where(magnitude < 0x38800000, small, normal), 0x7C00, 0x7E00)
+        tiny = magnitude < 0x38800000  # below 2^-14 halves are whole multiples of 2^-24, as floats near 0.5 are
+        small = (tl.where(tiny, magnitude, 0).to(tl.float32, bitcast=True) + 0.5).to(tl.uint32, bitcast=True)
+        return _finish(bits, tl.where(tiny, small - 0x3F000000, normal), 0x7C00, 0x7E00)
     return _finish(bits, (magnitude + 0x7FFF + ((magnitude >> 16) & 1)) >> 16, 0x7F80, 0x7FC0)
 
 

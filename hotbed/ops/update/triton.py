@@ -16,11 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotbed.ops.init_rows.triton import row_bits
 from hotbed.ops.lookups import Lookups
+from hotbed.ops.precision import FP32, KINDS
+from hotbed.ops.precision.triton import random_bits, round_stochastic, widen
 from hotbed.ops.records import Layout
 from hotbed.ops.update.settings import UpdateSettings
 from hotbed.optim.rules import Rule
 
+_FP32 = tl.constexpr(FP32)
 _CHUNK = 64
 _HEADS = 16  # borders added at once by the second kernel
 
@@ -50,15 +54,19 @@ _MATH = {"sqrt": _sqrt, "power": _power, "where": _where, "absolute": _absolute,
 
 @triton.jit
 def _apply(
-    records, slot, g, count, d, inside, lr, l2, weight_decay, clip_norm, constants, width,
-    DIM: tl.constexpr, STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
-    ROW: tl.constexpr, ELEMENT: tl.constexpr,
+    records, slot, key, g, count, d, inside, lr, l2, weight_decay, clip_norm, constants, salt, width,
+    DIM: tl.constexpr, PRECISION: tl.constexpr, STATE: tl.constexpr, STATES: tl.constexpr, ROW_STATE: tl.constexpr,
+    CLIP: tl.constexpr, BY_COUNT: tl.constexpr, ROW: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
-    """One record: count scaling, clipping, decay, rule; constants [5] are float64."""
+    """One record: count scaling, clipping, decay, rule; constants [5] are float64, the state starts at column STATE."""
     kind = records.dtype.element_ty
     slot = slot.to(tl.int64)
-    place = records + slot * width + d
-    w = tl.load(place, mask=inside, other=0.0)
+    place = records + slot * width + STATE + d
+    if PRECISION == _FP32:
+        w = tl.load(records + slot * width + d, mask=inside, other=0.0)
+    else:
+        halves = records.to(tl.pointer_type(tl.uint16), bitcast=True) + slot * width * 2 + d
+        w = widen(tl.load(halves, mask=inside, other=0), PRECISION)
     lr = tl.full([], 0.0, dtype=tl.float64) + lr
     if BY_COUNT:
         g = g / count.to(kind)
@@ -74,32 +82,35 @@ def _apply(
     )  # fmt: skip
     r = mean_square * 0.0
     if ROW_STATE:
-        r = tl.load(records + slot * width + DIM * (1 + STATES)).to(tl.float64)
+        r = tl.load(records + slot * width + STATE + DIM * STATES).to(tl.float64)
     r, c0, c1 = ROW(r, mean_square, lr, (h0, h1, h2, h3, h4))
     c0, c1 = (c0 + 0.0 * lr).to(kind), (c1 + 0.0 * lr).to(kind)
     h = (h0.to(kind), h1.to(kind), h2.to(kind), h3.to(kind), h4.to(kind))
     a = w * 0.0
     b = w * 0.0
     if STATES >= 1:
-        a = tl.load(place + DIM, mask=inside, other=0.0)
+        a = tl.load(place, mask=inside, other=0.0)
     if STATES >= 2:
-        b = tl.load(place + 2 * DIM, mask=inside, other=0.0)
+        b = tl.load(place + DIM, mask=inside, other=0.0)
     w, a, b = ELEMENT(w, g, a, b, c0, c1, h)
-    tl.store(place, w, mask=inside)
+    if PRECISION == _FP32:
+        tl.store(records + slot * width + d, w, mask=inside)
+    else:
+        tl.store(halves, round_stochastic(w, random_bits(row_bits(key, salt), d), PRECISION), mask=inside)
     if STATES >= 1:
-        tl.store(place + DIM, a, mask=inside)
+        tl.store(place, a, mask=inside)
     if STATES >= 2:
-        tl.store(place + 2 * DIM, b, mask=inside)
+        tl.store(place + DIM, b, mask=inside)
     if ROW_STATE:
-        tl.store(records + slot * width + DIM * (1 + STATES), r.to(kind))
+        tl.store(records + slot * width + STATE + DIM * STATES, r.to(kind))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["salt"])
 def _chunks(
     records, keys, order, slots, grad, out_rows, scale, bad, partial, partial_count,
-    lr, l2, weight_decay, clip_norm, constants, num_lookups, width,
+    lr, l2, weight_decay, clip_norm, constants, salt, num_lookups, width,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, BAGS: tl.constexpr, SCALED: tl.constexpr,
-    CHECKED: tl.constexpr,
+    CHECKED: tl.constexpr, PRECISION: tl.constexpr, STATE: tl.constexpr,
     STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
     ROW: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
@@ -135,8 +146,8 @@ def _chunks(
                 tl.store(partial_count + side, count)
             elif key >= 0:
                 slot = tl.load(slots + position)
-                _apply(records, slot, total, count, d, inside, lr, l2, weight_decay, clip_norm, constants, width,
-                       DIM, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
+                _apply(records, slot, key, total, count, d, inside, lr, l2, weight_decay, clip_norm, constants, salt, width,
+                       DIM, PRECISION, STATE, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
             total = tl.zeros([BLOCK_D], dtype=grad.dtype.element_ty)
             count = first * 0
             continues = first < 0
@@ -144,12 +155,12 @@ def _chunks(
         i += 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["salt"])
 def _borders(
     records, keys, order, slots, bad, partial, partial_count,
-    lr, l2, weight_decay, clip_norm, constants, num_lookups, num_chunks, width,
+    lr, l2, weight_decay, clip_norm, constants, salt, num_lookups, num_chunks, width,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, HEADS: tl.constexpr,
-    CHECKED: tl.constexpr,
+    CHECKED: tl.constexpr, PRECISION: tl.constexpr, STATE: tl.constexpr,
     STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
     ROW: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
@@ -181,8 +192,8 @@ def _borders(
             c += HEADS
             more = (tl.sum(same.to(tl.int32), axis=0) == HEADS) & (c < num_chunks)
         slot = tl.load(slots + tl.load(order + stop))
-        _apply(records, slot, total, count, d, inside, lr, l2, weight_decay, clip_norm, constants, width,
-               DIM, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
+        _apply(records, slot, key, total, count, d, inside, lr, l2, weight_decay, clip_norm, constants, salt, width,
+               DIM, PRECISION, STATE, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
 
 
 @cache
@@ -213,12 +224,15 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     bad = order if lookups.bad is None else lookups.bad
     row, element = _bound(settings.rule)
     rates = (settings.lr, settings.l2, settings.weight_decay, settings.clip_norm)
-    numbers = (*map(float, rates), _constants(settings.constants, grad.device))
+    salt = settings.salt - (1 << 64) if settings.salt >> 63 else settings.salt
+    numbers = (*map(float, rates), _constants(settings.constants, grad.device), salt)
     block_d = triton.next_power_of_2(dim)
     shape: dict[str, Any] = {
         "DIM": dim,
         "BLOCK_D": block_d,
         "CHUNK": _CHUNK,
+        "PRECISION": KINDS[layout.precision],
+        "STATE": layout.weight_columns,
         "STATES": len(layout.element_states),
         "ROW_STATE": bool(layout.row_states),
         "CHECKED": lookups.bad is not None,

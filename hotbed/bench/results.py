@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from hotbed.bench.setting import Setting
 from hotbed.bench.timing import COUNTED, Timing
+from hotbed.cache import DEFAULT_POLICY
 from hotbed.errors import ConfigError
+from hotbed.pipeline import DEFAULT_LOOK_AHEAD
 
 
 class Result(NamedTuple):
@@ -68,7 +70,7 @@ class Result(NamedTuple):
             "gb_per_s": _rounded(None if per_s is None else per_s / 1e9, 1),
             "copy_gb_per_s": _rounded(self.copy_speed / 1e9, 1),
             "share_of_copy": _rounded(None if per_s is None else per_s / self.copy_speed, 3),
-            **{f"{name}_per_step": _rounded(counts.get(name), 1) for name in COUNTED},
+            **{f"{name}_per_step": _rounded(counts.get(name), 3) for name in COUNTED},
             "stall_share": _rounded(timing.stall_share, 4),
         }
 
@@ -83,9 +85,9 @@ def _cache_columns(system: str, setting: Setting) -> dict[str, object]:
     ours = system.startswith("hotbed") and cached
     return {
         "cache": setting.cache if cached else "",
-        "policy": (setting.policy or "default") if ours else "",
+        "policy": (setting.policy or DEFAULT_POLICY) if ours else "",
         "window": (setting.window or "auto") if ours else "",
-        "look_ahead": (setting.look_ahead or "auto") if ours else "",
+        "look_ahead": (setting.look_ahead or DEFAULT_LOOK_AHEAD) if ours else "",
         "warm_store": setting.warm_store if ours else "",
     }
 

@@ -62,6 +62,8 @@ def run(settings: Sequence[Setting], systems: Sequence[str]) -> Iterator[Result 
 
 def _prepare(settings: Sequence[Setting], systems: Sequence[str]) -> Ground:
     one = settings[0]
+    if one.device.type == "cuda":
+        torch.cuda.set_device(one.device)  # FBGEMM builds on the current device
     workload = make_workload(one.rows, one.batch, max(map(batches_needed, settings)), one.device)
     absent = {name: reason for name in systems if (reason := missing(name))}
     return Ground(workload, workload.distinct_keys(), copy_speed(one.device), absent)

@@ -21,7 +21,10 @@ from hotbed.bench.systems import System
 from hotbed.bench.workload import Workload
 from hotbed.cache import CacheCounts
 
-COUNTED = ("hits", "misses", "created", "evictions", "written_back", "missed_lookups", "bytes_in", "bytes_out")
+COUNTED = (
+    *("windows", "hits", "misses", "created", "evictions", "written_back"),
+    *("lookups", "missed_lookups", "bytes_in", "bytes_out"),
+)
 
 
 class Timing(NamedTuple):

@@ -121,7 +121,7 @@ def bench_command(
         warmup=usual.warmup if warmup is None else warmup,
     )
     scale = usual.rows_scale if rows_scale is None else rows_scale
-    raise_problems([*_wrong_lists(*asked), *_wrong_numbers(base, scale)])
+    raise_problems([*_wrong_lists(*asked), *_wrong_values(base, scale)])
     base = replace(base, steps=-(-steps // 10) * 10, rows=scaled_rows(scale))
     dims, optimizers, denses = asked
     settings = [
@@ -148,11 +148,18 @@ def _wrong_lists(dims: list[str], optimizers: list[str], denses: list[str]) -> I
         yield f"--optimizer is one or more of {', '.join(OPTIMIZERS)}, not {', '.join(unknown) or 'nothing'}"
 
 
-def _wrong_numbers(setting: Setting, rows_scale: float) -> Iterator[str]:
+def _wrong_values(setting: Setting, rows_scale: float) -> Iterator[str]:
+    from hotbed.cache import POLICIES
+    from hotbed.ops.index import AHEAD_BITS
+
+    if setting.policy is not None and setting.policy not in POLICIES:
+        yield f"--policy is one of {', '.join(POLICIES)}, not {setting.policy}"
     for name in ("batch", "steps", "warmup", "window", "look_ahead"):
         value = getattr(setting, name)
         if value is not None and value < 1:
             yield f"--{name.replace('_', '-')} must be at least 1, not {value}"
+        if name in ("window", "look_ahead") and value is not None and value > AHEAD_BITS:
+            yield f"--{name.replace('_', '-')} is at most {AHEAD_BITS}, not {value}"
     for option, share in (("--cache", setting.cache), ("--rows-scale", rows_scale)):
         if not 0 < share <= 1:
             yield f"{option} is a share, above 0 and at most 1, not {share}"
@@ -216,7 +223,7 @@ def _table(setting: Setting, results: Iterable[Result]) -> Table:
     table = Table(title=f"{_title(setting)}, {share}", title_justify="left")
     table.add_column("system", no_wrap=True)
     headings = ["ms p50", "p20 to p80", "samples/s", "to FBGEMM", "device GiB", "GB/s", "of copy"]
-    for heading in [*headings, "hits", "misses", "created", "written", "stall"]:
+    for heading in [*headings, "hits", "misses", "created", "written", "window", "stall"]:
         table.add_column(heading, justify="right")
     for result in results:
         row, counts = result.row(), result.timing.counts_per_step
@@ -230,6 +237,7 @@ def _table(setting: Setting, results: Iterable[Result]) -> Table:
             _shown(result.bytes_per_s, "{:,.0f}", 1e9),
             _shown(result.bytes_per_s, "{:.0%}", result.copy_speed),
             *(_shown(counts.get(name), "{:,.0f}") for name in ("hits", "misses", "created", "written_back")),
+            f"{1 / counts['windows']:.1f}" if counts.get("windows") else "-",
             _shown(result.timing.stall_share, "{:.1%}"),
         )
     return table

@@ -78,14 +78,39 @@ def test_a_cache_too_small_is_told_and_is_no_failure():
 
 
 def test_all_mistakes_at_once():
+    more = ("--look-ahead", "31", "--policy", "lucky", "--device", "cpu")
     with pytest.raises(ConfigError) as caught:
-        run("--dim", "8,x", "--optimizer", "adamw", "--dense", "-1", "--cache", "2", "--steps", "0", "--window", "0")
+        run(
+            "--dim",
+            "8,x",
+            "--optimizer",
+            "adamw",
+            "--dense",
+            "-1",
+            "--cache",
+            "2",
+            "--steps",
+            "0",
+            "--window",
+            "0",
+            *more,
+        )
     message = str(caught.value)
-    for part in ("--dim takes", "adamw", "--dense takes", "--cache is", "--steps must", "--window must"):
+    for part in (
+        "--dim takes",
+        "adamw",
+        "--dense takes",
+        "--cache is",
+        "--steps must",
+        "--window must",
+        "at most 30",
+        "lucky",
+    ):
         assert part in message
 
 
 def test_steps_are_rounded_up_to_groups(tmp_path):
     path = tmp_path / "bench.csv"
     run(*SMALL, "--systems", "hotbed-hbm", "--dense", "0", "--steps", "11", "--csv", path)
-    assert path.read_text().splitlines()[1].split(",")[13] == "20"
+    (row,) = csv.DictReader(path.read_text().splitlines())
+    assert row["steps"] == "20"

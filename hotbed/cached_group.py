@@ -24,6 +24,7 @@ from hotbed.memory import in_words
 from hotbed.ops.host import Later
 from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.ops.move import FirstRows, first_records, pack, unpack
+from hotbed.ops.records import Precision
 from hotbed.optim import RowOptimizer
 from hotbed.staging import Staging
 from hotbed.store import MemoryStore
@@ -83,8 +84,9 @@ class CachedGroup(TableGroup):
         device: torch.device,
         num_slots: int,
         policy: str,
+        precision: Precision = "fp32",
     ) -> None:
-        super().__init__(members, dim, optimizer, device, num_slots)
+        super().__init__(members, dim, optimizer, device, num_slots, precision)
         self._policy = make_policy(policy)
         self.store = MemoryStore(self.num_rows, self.layout, lambda keys: first_records(keys, self._first))
         self.cache = Cache(num_slots, self._policy, device)
@@ -195,10 +197,10 @@ class CachedGroup(TableGroup):
         if self._ticket is not None:
             self._ticket.valid = False
 
-    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float) -> None:
+    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
         if lookups.ticket is not None and not lookups.ticket.learns:
             self.cache.mark_dirty(lookups.slots)  # planned for evaluation, and then trained after all
-        super().update(lookups, tables, grad, lr)
+        super().update(lookups, tables, grad, lr, number)
 
     def flush(self) -> None:
         """Write every row that has changed back; the rows stay."""

@@ -19,7 +19,8 @@ from hotbed.ops.keys import Addresses, FirstBad, make_keys
 from hotbed.ops.lookup import lookup
 from hotbed.ops.lookups import Lookups, Span
 from hotbed.ops.move import FirstRows, FirstTable, first_records, first_rows
-from hotbed.ops.records import Layout, empty_records, layout_of
+from hotbed.ops.precision import salt_of
+from hotbed.ops.records import Layout, Precision, empty_records, layout_of
 from hotbed.ops.update import TableRows, settings_of, update
 from hotbed.optim import RowOptimizer
 
@@ -55,17 +56,23 @@ class TableGroup:
         optimizer: RowOptimizer,
         device: torch.device,
         num_slots: int = 0,
+        precision: Precision = "fp32",
     ) -> None:
         too_large = [f"{m.name} ({m.rows:,})" for m in members if m.rows >= _MAX_ROWS]
         if too_large:
             raise ConfigError(f"tables with 2^32 rows or more: {', '.join(too_large)}. Hash their ids into fewer rows.")
         self.members = {member.name: member for member in members}
-        self.layout: Layout = layout_of(dim, optimizer)
+        self.layout: Layout = layout_of(dim, optimizer, precision)
         self.optimizer = optimizer
         self._ways: dict[tuple[str, ...], _Way] = {}
         self.num_rows = sum(member.rows for member in members)
         self.records = empty_records(num_slots or self.num_rows, self.layout, torch.float32, device)
         self._seed = 0
+
+    @property
+    def _rounding(self) -> int:
+        """The stream of random bits that round this group's weights."""
+        return stream_of(self._seed, f"rounding of {', '.join(self.members)}")
 
     def initialise(self, seed: int) -> None:
         """Write the first value and state of every row."""
@@ -80,7 +87,7 @@ class TableGroup:
         tables = [
             FirstTable(m.base, stream_of(self._seed, m.name), m.init, m.padding_id) for m in self.members.values()
         ]
-        return first_rows(self.layout.dim, self.optimizer, tables)
+        return first_rows(self.layout.dim, self.optimizer, tables, self.layout.precision)
 
     def columns(self, table: str) -> dict[str, Tensor]:
         """`weight` [rows, D] and every optimizer state [rows, D] or [rows, 1] of one table: views, so writing changes it."""
@@ -95,6 +102,8 @@ class TableGroup:
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Follow `nn.Module.to`."""
+        if self.layout.precision != "fp32" and fn(self.records[:0]).dtype != torch.float32:
+            raise ConfigError(f"rows of precision={self.layout.precision!r} cannot change their type; leave it out")
         self.records = fn(self.records)
 
     def placed(self, lookups: Lookups, learns: bool = True) -> Lookups:
@@ -114,7 +123,7 @@ class TableGroup:
 
     def _cut(self, records: Tensor) -> dict[str, Tensor]:
         layout = self.layout
-        return {"weight": records[:, : layout.dim]} | {s: records[:, layout.columns(s)] for s in layout.states}
+        return {"weight": layout.weights(records)} | {s: records[:, layout.columns(s)] for s in layout.states}
 
     def keys(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, FirstBad]:
         """Keys [L] of ids [L], one table name per span; and the first position with a bad id."""
@@ -130,11 +139,20 @@ class TableGroup:
 
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
-        return lookup(self.records, lookups, self.layout.dim)
+        return lookup(self.numbers, lookups, self.layout.dim)
 
-    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float) -> None:
-        """One row-optimizer step from the gradient of the pooled vectors; `tables` names the table of every span."""
-        settings = settings_of(self.optimizer, lr, self._way_of(tables).rows)
+    @property
+    def numbers(self) -> Tensor:
+        """The records in the type of their weights, which are its first D columns."""
+        return self.layout.numbers(self.records)
+
+    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
+        """One row-optimizer step from the gradient of the pooled vectors; `tables` names the table of every span.
+
+        `number` counts the updates of all groups together; weights of 16 bits are rounded by it.
+        """
+        salt = 0 if self.layout.precision == "fp32" else salt_of(self._rounding, number)
+        settings = settings_of(self.optimizer, lr, self._way_of(tables).rows, salt)
         update(self.records, self.layout, grad, lookups, settings)
 
     def _way_of(self, tables: tuple[str, ...]) -> _Way:

@@ -23,6 +23,7 @@ from hotbed.inputs import Feature, Given, GroupInputs, as_given, flatten
 from hotbed.ops.init_rows import Init, Normal
 from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups
+from hotbed.ops.records import PRECISIONS, Precision
 from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_schedule
 from hotbed.turns import Turns
@@ -61,6 +62,9 @@ class EmbeddingTables(nn.Module):
 
     `cache=0.015` keeps that share of the rows on the device and the rest in host memory, with the same results to the bit;
     `policy` says which rows stay. For now every batch waits for its copies.
+
+    `precision="bf16"` or "fp16" keeps the weights in 16 bits, the optimizer state in float32; vectors are float32. Updated
+    weights are rounded up or down at random, so that small steps count on average: an approximation (docs/numerics.md).
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class EmbeddingTables(nn.Module):
         output: Output = "auto",
         cache: float | None = None,
         policy: str = DEFAULT_POLICY,
+        precision: Precision = "fp32",
     ) -> None:
         super().__init__()
         self.optimizer = optimizer if optimizer is not None else Adagrad()
@@ -81,7 +86,9 @@ class EmbeddingTables(nn.Module):
         self.output = _output(output, self.tables, self.features)
         self.lr_factor = 1.0  # multiplies the row learning rate; for schedules driven from outside
         self.num_updates = 0
-        self.groups = _groups(self.tables, self.optimizer, torch.empty(0, device=device).device, cache, policy)
+        self.groups = _groups(
+            self.tables, self.optimizer, torch.empty(0, device=device).device, cache, policy, precision
+        )
         for group in self.groups:
             group.initialise(seed)
         self.group_inputs = [
@@ -258,12 +265,14 @@ class _Step:
 
     def __init__(self, tables: EmbeddingTables) -> None:
         self.tables = tables
+        self.number = 0  # of the update, once it has a learning rate
         self._lr: float | None = None
 
     def lr(self) -> float:
         """The learning rate of this call's update."""
         if self._lr is None:
             tables = self.tables
+            self.number = tables.num_updates
             self._lr = tables._schedule.at(tables.num_updates) * tables.lr_factor
             tables.num_updates += 1
         return self._lr
@@ -305,9 +314,9 @@ class _LookUp(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             out_rows = call.lookups.out_row_of_lookup()
             grad_LD = grad if out_rows is None else grad[out_rows]
-            grad_scale = (grad_LD * rows_of(call.group.records, call.lookups, call.group.layout.dim)).sum(1)
+            grad_scale = (grad_LD * rows_of(call.group.numbers, call.lookups, call.group.layout.dim)).sum(1)
         if call.learns:
-            call.group.update(call.lookups, call.tables, grad, call.step.lr())
+            call.group.update(call.lookups, call.tables, grad, call.step.lr(), call.step.number)
         return None, grad_scale, None
 
 
@@ -369,7 +378,12 @@ def _output(output: Output, tables: dict[str, Table], features: list[Feature]) -
 
 
 def _groups(
-    tables: dict[str, Table], optimizer: RowOptimizer, device: torch.device, cache: float | None, policy: str
+    tables: dict[str, Table],
+    optimizer: RowOptimizer,
+    device: torch.device,
+    cache: float | None,
+    policy: str,
+    precision: Precision,
 ) -> list[TableGroup]:
     """Tables of one dim share a group (the optimizer is the same for all, so the record width is too)."""
     if cache is not None and (isinstance(cache, bool) or not isinstance(cache, (int, float)) or not 0 < cache <= 1):
@@ -378,6 +392,8 @@ def _groups(
         raise ConfigError(
             "decay_scope='table' visits every row at every step, which a cache cannot hold; use 'touched'"
         )
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
     groups: list[TableGroup] = []
     for dim in dict.fromkeys(table.dim for table in tables.values()):
         members, base = [], 0
@@ -386,7 +402,8 @@ def _groups(
                 members.append(Member(name, table.rows, base, table.init, table.hashing, table.padding_id))
                 base += table.rows
         if cache is None:
-            groups.append(TableGroup(members, dim, optimizer, device))
+            groups.append(TableGroup(members, dim, optimizer, device, precision=precision))
         else:
-            groups.append(CachedGroup(members, dim, optimizer, device, max(1, round(cache * base)), policy))
+            num_slots = max(1, round(cache * base))
+            groups.append(CachedGroup(members, dim, optimizer, device, num_slots, policy, precision))
     return groups

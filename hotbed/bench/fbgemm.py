@@ -69,6 +69,7 @@ class FbgemmSystem:
             if i + 1 < len(flat):
                 fetch(flat[i + 1])
             yield out
+            del out
 
 
 def _module(setting: Setting, way: str) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from hotbed.bench.setting import Setting
 from hotbed.bench.systems import BASELINES, KINDS, first_line, missing, no_room
 from hotbed.bench.timing import Behind, batches_needed, time_steps
 from hotbed.bench.workload import Workload, make_workload
-from hotbed.errors import HotbedError
+from hotbed.errors import BudgetError, ConfigError
 
 
 class Skip(NamedTuple):
@@ -83,7 +84,7 @@ def _attempt(
             _release()
         verdict = verdicts[case]
         return _measure(name, setting, ground) if verdict is None else verdict._replace(setting=setting)
-    except HotbedError as error:
+    except (ConfigError, BudgetError) as error:
         return Skip(name, setting, str(error))
     except Exception as error:  # a peer may raise anything, and the others must go on
         return Skip(name, setting, f"failed: {first_line(error)}", is_fault=True, trace=traceback.format_exc())
@@ -104,7 +105,9 @@ def _measure(name: str, setting: Setting, ground: Ground) -> Result:
 def _release() -> None:
     """Give memory back: what is unreachable, and what torch keeps for later on the device and pinned on the host."""
     gc.collect()
-    if torch.cuda.is_available():
+    if not torch.cuda.is_available():
+        return
+    with suppress(RuntimeError):  # a device that a system broke tells so again, to the next one
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         empty_host_cache = getattr(torch._C, "_host_emptyCache", None)

@@ -80,10 +80,12 @@ def time_steps(system: System, setting: Setting, workload: Workload, behind: Beh
     marks: list[float] = []
     before: CacheCounts | None = None
     after: CacheCounts | None = None
+    done = -setting.warmup
     running: Any = system.vectors(workload)
     with closing(running) as vectors:
-        for done, out in enumerate(vectors, start=1 - setting.warmup):
+        for out in vectors:
             behind.backward(out)
+            done += 1
             if done >= 0 and done % GROUP == 0:
                 _wait(setting.device)
                 before = system.counts() if not marks else before
@@ -93,6 +95,7 @@ def time_steps(system: System, setting: Setting, workload: Workload, behind: Beh
                 if not bool(torch.isfinite(out.detach()).all()):
                     raise ArithmeticError("vectors are not finite after training")
                 break
+            del out  # its memory serves the next look-up
     milliseconds = [(stop - start) * 1e3 / GROUP for start, stop in itertools.pairwise(marks)]
     if before is None or after is None:
         return Timing(milliseconds, {}, None)

@@ -37,6 +37,7 @@ class TorchSystem:
             out = torch.cat([bag(ids, self._offsets) for bag, ids in zip(self._bags, columns)], dim=1)
             self._optimizer.zero_grad(set_to_none=True)
             yield out
+            del out
             self._optimizer.step()
 
     def weights(self) -> list[Tensor]:

@@ -36,6 +36,7 @@ def _one_thread():
 
 
 @pytest.fixture(autouse=True)
-def _known_copy_speed(monkeypatch):
-    """Measuring it takes seconds; test_results measures it once."""
+def _quick(monkeypatch):
+    """Measuring the copy speed and collecting garbage take most of a small run; tests of their own do both."""
     monkeypatch.setattr("hotbed.bench.run.copy_speed", lambda device: 1e10)
+    monkeypatch.setattr("hotbed.bench.run._release", lambda: None)

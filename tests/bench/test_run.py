@@ -1,11 +1,12 @@
 """One system's trouble is its own."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
 
 from hotbed.bench.results import Result
-from hotbed.bench.run import Skip, run
+from hotbed.bench.run import Skip, _release, run
 from hotbed.bench.systems import BASELINES, KINDS, Kind, choose_systems, missing
 from hotbed.errors import ConfigError
 from tests.bench.fakes import FakeSystem
@@ -91,3 +92,22 @@ def test_systems_are_chosen_by_device_with_the_baseline_first(setting):
     assert "fbgemm-hbm" not in everything
     with pytest.raises(ConfigError, match=r"no system 'fbgem'.*fbgemm-hbm does not run on cpu.*there are fbgemm-cpu"):
         choose_systems(["fbgem", "fbgemm-hbm"], cpu)
+
+
+@pytest.mark.parametrize("wrong", ["", "raises"])
+def test_a_system_is_gone_before_the_next_is_built(setting, monkeypatch, wrong):
+    monkeypatch.setattr("hotbed.bench.run._release", _release)
+    alive = weakref.WeakSet()
+    alive_when_built = []
+
+    def make(one):
+        alive_when_built.append(len(alive))
+        system = FakeSystem(one, wrong=wrong)
+        system.itself = system  # only the garbage collector frees it
+        alive.add(system)
+        return system
+
+    for name in ("first", "second"):
+        monkeypatch.setitem(KINDS, name, Kind("fake", make, ("cpu",), "device"))
+    list(run([setting], ["first", "second"]))
+    assert alive_when_built == [0] * (2 if wrong else 4)

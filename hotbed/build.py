@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -19,18 +21,19 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.loader import Loader
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, SchemaError
-from hotbed.memory import available_memory, in_words
+from hotbed.forecast import Storage, model_problems, rows_of_batch, table_problems, too_small
 from hotbed.models import MODELS, build_model, check_model
 from hotbed.ops.init_rows import Constant, parse_init
-from hotbed.ops.records import layout_of
+from hotbed.ops.records import Precision
 from hotbed.optim import SGD, Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
 from hotbed.tables import EmbeddingTables, Table
 from hotbed.train.loop import Course, Loaders, Pace, Training
 from hotbed.train.model_folder import load_weights, read_card
 from hotbed.train.observer import Observer, Observers
-from hotbed.train.run import Subject
+from hotbed.train.run import Subject, cache_sizes
 from hotbed.train.step import Learner
 
+_BATCHES_TRIED = 8  # of each split
 _OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
 
 
@@ -64,6 +67,7 @@ def build(config: RunConfig, dataset: Dataset, run: Path, observers: Iterable[Ob
     device = pick_device(config.train.device)
     learner = _learner(config, dataset.schema, device)
     loaders = _loaders(config, dataset, device)
+    _check_batches_fit(learner, loaders)
     train = config.train
     pace = Pace(train.epochs, train.max_steps, train.log_every, train.eval_every, train.checkpoint_every)
     steps = train.epochs * len(loaders.train)
@@ -88,15 +92,16 @@ def build(config: RunConfig, dataset: Dataset, run: Path, observers: Iterable[Ob
     return Built(training, Subject(config.model.name, config.data.path, dataset, card))
 
 
-def load_learner(folder: Path, device: str = "auto") -> Learner:
-    """A trained model from its folder, ready to score."""
+def load_learner(folder: Path, device: str = "auto", cache: float | None = None, hbm: str | None = None) -> Learner:
+    """A trained model from its folder, ready to score; with a cache it need not fit on the device."""
     card = read_card(folder)
     on = pick_device(device)
     tables = {name: Table(**settings, init=Constant(0.0)) for name, settings in card["tables"].items()}
     optimizer = SGD(lr=0.0)  # stateless: a row takes no more than its weights
-    raise_problems(_memory_problems(tables, optimizer, on))
+    raise_problems(table_problems(tables, optimizer, on, Storage(cache, hbm)))
     model = build_model(**card["model"]).to(on)
-    learner = Learner(EmbeddingTables(tables, optimizer, device=on), model, None, 0.0, on)
+    rows = EmbeddingTables(tables, optimizer, device=on, cache=cache)
+    learner = Learner(rows, model, None, 0.0, on)
     load_weights(folder, learner.model, learner.tables)
     return learner
 
@@ -149,7 +154,10 @@ def _same_ids(one: Path, other: Path) -> bool:
 def _learner(config: RunConfig, schema: Schema, device: torch.device) -> Learner:
     optimizer = _row_optimizer(config)
     tables = _tables(config, schema)
-    raise_problems(_memory_problems(tables, optimizer, device))
+    given = config.tables
+    precision = cast(Precision, given.precision)
+    storage = Storage(given.cache or None, given.hbm or None, given.memory or None, precision)
+    raise_problems(table_problems(tables, optimizer, device, storage, _most_used(schema)))
 
     def make_model() -> nn.Module:
         return build_model(
@@ -161,11 +169,20 @@ def _learner(config: RunConfig, schema: Schema, device: torch.device) -> Learner
         )
 
     with torch.device("meta"):  # shapes without memory
-        raise_problems(_model_problems(make_model(), device))
+        raise_problems(model_problems(make_model(), device))
     torch.manual_seed(config.train.seed)
     model = make_model().to(device)
-    rows = EmbeddingTables(tables, optimizer, seed=config.train.seed, device=device)
-    return Learner(rows, model, _dense_optimizer(config, model), config.dense.lr, device)
+    rows = EmbeddingTables(
+        tables,
+        optimizer,
+        seed=config.train.seed,
+        device=device,
+        cache=storage.cache,
+        policy=given.policy,
+        precision=precision,
+    )
+    dense = _dense_optimizer(config, model)
+    return Learner(rows, model, dense, config.dense.lr, device, given.window or None, given.look_ahead or None)
 
 
 def _tables(config: RunConfig, schema: Schema) -> dict[str, Table]:
@@ -181,6 +198,26 @@ def _tables(config: RunConfig, schema: Schema) -> dict[str, Table]:
         )
         for feature in schema.features
     }
+
+
+def _most_used(schema: Schema) -> dict[str, int]:
+    """A feature with one id per sample uses no more rows than there are samples."""
+    samples = sum(split.rows for split in schema.splits.values())
+    return {feature.name: samples for feature in schema.features if not feature.multi}
+
+
+def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
+    """A BudgetError when the first batches of some split need more rows at once than the cache has slots."""
+    sizes = cache_sizes(learner.tables)
+    if sizes is None:
+        return
+    for split, loader in {"train": loaders.train, **loaders.held_out}.items():
+        with closing(loader.epoch(0)) as batches:
+            needed = max(rows_of_batch(learner.tables.tables, batch) for batch in islice(batches, _BATCHES_TRIED))
+        if needed > sizes["slots"]:
+            setting = "data.batch_size" if split == "train" else "data.eval_batch_size"
+            what = f"a batch of {loader.batch_size:,} samples of {split} ({setting})"
+            raise too_small(what, needed, sizes, learner.tables.tables)
 
 
 def _row_optimizer(config: RunConfig) -> RowOptimizer:
@@ -244,33 +281,6 @@ def _data_problems(config: RunConfig, schema: Schema) -> list[str]:
             if getattr(config.train, name) != off:
                 problems.append(f"train.{name}: needs a valid split, which {config.data.path} does not have")
     return problems
-
-
-def _memory_problems(tables: dict[str, Table], optimizer: RowOptimizer, device: torch.device) -> list[str]:
-    """Nothing, or one problem with the sum and the ways out."""
-    free = available_memory(device)
-    needed = sum(table.rows * layout_of(table.dim, optimizer).width * 4 for table in tables.values())
-    if free is None or needed <= free:
-        return []
-    rows = sum(table.rows for table in tables.values())
-    name = optimizer.rule.name
-    return [
-        f"the tables do not fit: {rows:,} rows with the state of {name} take {in_words(needed)}, and {device} has "
-        f"{in_words(free)} left. Lower model.dim, take a row optimizer with less state (rowwise_adagrad, sgd), or make the "
-        "vocabulary smaller with `hotbed prepare --min-count`"
-    ]
-
-
-def _model_problems(model: nn.Module, device: torch.device) -> list[str]:
-    free = available_memory(device)
-    weights = sum(one.numel() for one in model.parameters())
-    needed = weights * 4 * 4  # float32, with the gradient and the two states of Adam
-    if free is None or needed <= free:
-        return []
-    return [
-        f"the model does not fit: its {weights:,} dense weights with gradient and optimizer state take {in_words(needed)}, "
-        f"and {device} has {in_words(free)} left. Lower model.dim or the widths in model.options"
-    ]
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:

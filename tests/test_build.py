@@ -7,10 +7,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from hotbed import cache, config
 from hotbed.build import build, changed_settings, check_same_ids, load_learner, option_problems, pick_device
-from hotbed.config import DENSE_RATES, FIELDS, ROW_RATES, RunConfig
+from hotbed.config import DENSE_RATES, FIELDS, MOST_AHEAD, POLICIES, ROW_RATES, RunConfig, TablesConfig
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, SchemaError
+from hotbed.ops import records
+from hotbed.ops.index import AHEAD_BITS
 from hotbed.optim import ROW_OPTIMIZERS
 from hotbed.run_file import compose
 from hotbed.train.run import run
@@ -26,6 +29,13 @@ def configured(*sets):
     config, problems = compose(None, {"data.path": "clicks", "data.batch_size": 128}, [*SMALL, *sets])
     assert problems == []
     return config
+
+
+def test_words_of_the_config_are_those_of_the_cache():
+    assert set(POLICIES) == set(cache.POLICIES)
+    assert TablesConfig().policy == cache.DEFAULT_POLICY
+    assert MOST_AHEAD == AHEAD_BITS
+    assert config.PRECISIONS == records.PRECISIONS
 
 
 def test_names_of_the_config_are_those_of_the_optimizers():
@@ -92,7 +102,7 @@ def test_a_config_made_in_python_is_checked(dataset, tmp_path):
 
 
 def test_tables_that_do_not_fit_are_refused_with_the_ways_out(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr("hotbed.build.available_memory", lambda device: 5000)
+    monkeypatch.setattr("hotbed.forecast.available_memory", lambda device: 5000)
     with pytest.raises(
         ConfigError, match=r"110 rows with the state of adagrad take 5\.2 KiB, and cpu has 4\.9 KiB"
     ) as caught:
@@ -100,7 +110,7 @@ def test_tables_that_do_not_fit_are_refused_with_the_ways_out(dataset, tmp_path,
     for way_out in ("model.dim", "rowwise_adagrad", "--min-count"):
         assert way_out in str(caught.value)
     build(configured("tables.optimizer=rowwise_adagrad"), dataset, tmp_path)
-    monkeypatch.setattr("hotbed.build.available_memory", lambda device: None)
+    monkeypatch.setattr("hotbed.forecast.available_memory", lambda device: None)
     build(configured(), dataset, tmp_path)
 
 

@@ -23,7 +23,7 @@ FLOORS = [
     {"inputs"},
     {"turns"},
     {"tables"},
-    {"embedding_bag", "pipeline", "parallel"},
+    {"embedding_bag", "pipeline", "parallel", "forecast"},
     {"train", "checkpoint", "report", "bench"},
     {"build"},
     {"cli"},

@@ -17,7 +17,11 @@ def evaluate_command(
     data: str | None = typer.Option(None, help="Dataset; that of the run if not given."),
     split: str = typer.Option("test", help="train, valid or test."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
-    batch_size: int = typer.Option(16384, min=1, help="Samples at once; no effect on the result."),
+    batch_size: int = typer.Option(4096, min=1, help="Samples at once; no effect on the result."),
+    cache: float | None = typer.Option(
+        None, help="Share of the rows on the device, e.g. 0.015; the rest in host memory."
+    ),
+    hbm: str | None = typer.Option(None, help="The same as bytes of device memory, e.g. 2GiB."),
 ) -> None:
     """Measure a trained model: AUC, log loss, normalized entropy, calibration; exact, over every sample.
 
@@ -37,7 +41,7 @@ def evaluate_command(
         card = read_card(folder)
         dataset = open_dataset(data or card["dataset"])
         check_same_ids(folder, dataset)
-        learner = load_learner(folder, device)
+        learner = load_learner(folder, device, cache, hbm)
     with err().status(Text(f"evaluating the {split} split")):
         loader = Loader(dataset, split, batch_size=batch_size, pin_memory=learner.device.type == "cuda")
         found = evaluate(learner, loader)

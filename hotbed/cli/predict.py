@@ -17,7 +17,11 @@ def predict_command(
     scores: Path = typer.Option(..., "--out", help="Scores as .parquet or .csv."),
     split: str = typer.Option("test", help="Which split, when INPUT is a dataset."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
-    batch_size: int = typer.Option(16384, min=1, help="Samples at once; no effect on the result."),
+    batch_size: int = typer.Option(4096, min=1, help="Samples at once; no effect on the result."),
+    cache: float | None = typer.Option(
+        None, help="Share of the rows on the device, e.g. 0.015; the rest in host memory."
+    ),
+    hbm: str | None = typer.Option(None, help="The same as bytes of device memory, e.g. 2GiB."),
     max_bad: str = typer.Option("1%", help="Stop when more raw rows than this cannot be read: a number or a share."),
 ) -> None:
     """Score samples: one row each with its label, where there is one, and the predicted probability.
@@ -40,7 +44,7 @@ def predict_command(
         from hotbed.train.predict import predict, raw_batches, split_batches
 
         folder = run / "model"
-        learner = load_learner(folder, device)
+        learner = load_learner(folder, device, cache, hbm)
         reader = None
         if len(inputs) == 1 and not Path(inputs[0]).is_file():
             dataset = open_dataset(inputs[0])

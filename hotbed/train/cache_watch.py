@@ -28,18 +28,16 @@ class CacheWatch:
 
     def __init__(self, tables: Counting) -> None:
         self._tables = tables
-        self._before = self._counts()
-        self._beside: dict[str, float] = {}
+        self._before = tables.counters()  # what is not of the open interval: the past, and all that ran beside training
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What the cache does meanwhile is not training."""
-        before = self._counts()
+        began = self._tables.counters()
         try:
             yield
         finally:
-            spent = _less(self._counts(), before)
-            self._beside = {name: self._beside.get(name, 0) + value for name, value in spent.items()}
+            self._before = self._before.plus(self._tables.counters().minus(began))
 
     def interval(self, seconds: float) -> dict[str, Any] | None:
         """Close an interval of so many seconds of training; None when no batch was planned in it.
@@ -47,26 +45,14 @@ class CacheWatch:
         hit_rate is over the distinct keys of windows, lookup_hit_rate over look-ups, stall_share over the seconds. The
         others are means over the batches planned, a few of which may train only after the interval's end.
         """
-        now = self._counts()
-        done = _less(_less(now, self._before), self._beside)
-        self._before, self._beside = now, {}
-        if done["batches"] <= 0:
+        now = self._tables.counters()
+        done, self._before = now.minus(self._before), now
+        if done.batches <= 0:
             return None
         return {
-            "batches": done["batches"],
-            "hit_rate": _share(done["hits"], done["keys"]),
-            "lookup_hit_rate": _share(done["lookups"] - done["missed_lookups"], done["lookups"]),
-            **{name: done[name] / done["batches"] for name in PER_BATCH},
-            "stall_share": _share(done["stall_seconds"], seconds),
+            "batches": done.batches,
+            "hit_rate": done.hit_rate,
+            "lookup_hit_rate": max(done.lookup_hit_rate, 0.0),  # the last windows' misses may be counted a moment later
+            **{name: getattr(done, name) / done.batches for name in PER_BATCH},
+            "stall_share": min(done.stall_seconds / seconds, 1.0) if seconds > 0 else None,
         }
-
-    def _counts(self) -> dict[str, float]:
-        return self._tables.counters()._asdict()
-
-
-def _less(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
-    return {name: value - before.get(name, 0) for name, value in after.items()}
-
-
-def _share(part: float, whole: float) -> float | None:
-    return min(max(part / whole, 0.0), 1.0) if whole > 0 else None

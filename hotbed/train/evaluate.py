@@ -26,13 +26,13 @@ class Evaluation(NamedTuple):
 def evaluate(learner: Learner, loader: Loader, stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
     """Score every sample of the loader's split; None when `stop` asked to end before it was done."""
     labels, logits = [], []
-    with closing(loader.epoch(0)) as batches:
+    with torch.no_grad(), closing(loader.epoch(0)) as read, closing(learner.ahead(read)) as batches:
         for batch in batches:
             if stop():
                 return None
             labels.append(batch.labels)
-            logits.append(learner.score(batch.to(learner.device)))
+            logits.append(learner.score(batch))
     if not labels:
         raise RunError("there is nothing to evaluate: the split has no rows.")
-    label_array, logit_array = torch.cat(labels).numpy(), torch.cat(logits).float().cpu().numpy()
+    label_array, logit_array = torch.cat(labels).cpu().numpy(), torch.cat(logits).float().cpu().numpy()
     return Evaluation(measure(label_array, logit_array), label_array, logit_array)

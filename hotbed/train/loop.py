@@ -20,6 +20,7 @@ import torch
 from hotbed.data.loader import Loader
 from hotbed.errors import RunError
 from hotbed.optim import Schedule
+from hotbed.train.cache_watch import CacheWatch
 from hotbed.train.checkpoint import Best, Progress, checkpoint_folder, load_checkpoint, save_checkpoint
 from hotbed.train.evaluate import Evaluation, evaluate
 from hotbed.train.files import check_folder, write_folder
@@ -73,6 +74,7 @@ class Training:
         self.observer = observer
         self.progress = Progress(train_rows=loaders.train.num_rows, data=loaders.train.dataset.fingerprint)
         self._interval = Interval()
+        self._watch = CacheWatch(learner.tables)
         self._log: MetricsLog | None = None
         self._last_valid: tuple[int, Evaluation] | None = None  # step, what was found
         self._restored: Best | None = None  # set when the weights are those of an earlier step
@@ -131,7 +133,8 @@ class Training:
             self._save_best()  # the run had ended here; it will leave these weights behind
         self._evaluate_if_due(stop)  # the evaluation that an interruption cut short
         while not stop() and self.reason_to_end() is None:
-            with closing(self.loaders.train.epoch(self.progress.epoch, start_batch=self.progress.batch)) as batches:
+            read = self.loaders.train.epoch(self.progress.epoch, start_batch=self.progress.batch)
+            with closing(read), closing(self.learner.ahead(read)) as batches:  # what was only read ahead is read again
                 for batch in batches:
                     self._step(batch)
                     self._evaluate_if_due(stop)
@@ -153,7 +156,8 @@ class Training:
         self._refuse_bad_loss()
         self.log.flush_to_disk()
         self.progress.log_position = self.log.position
-        save_checkpoint(self.run, self.learner, self.progress, self._interval)
+        with self._watch.aside():
+            save_checkpoint(self.run, self.learner, self.progress, self._interval)
         for folder in (self.run / "best").glob("*"):
             if folder != self._best_folder():
                 shutil.rmtree(folder, ignore_errors=True)
@@ -165,7 +169,8 @@ class Training:
         valid = split == "valid"
         if valid and self._last_valid is not None and self._last_valid[0] == position["step"]:
             return self._last_valid[1]
-        found = evaluate(self.learner, self.loaders.held_out[split], stop)
+        with self._watch.aside():
+            found = evaluate(self.learner, self.loaders.held_out[split], stop)
         if found is None:
             return None
         if not valid or (self._restored is None and self.progress.evaluated_step != self.progress.step):
@@ -200,7 +205,6 @@ class Training:
     def _step(self, batch: Batch) -> None:
         progress = self.progress
         self.learner.set_rate(self.course.schedule.at(progress.step) * progress.plateau)
-        batch = batch.to(self.learner.device)
         result = self.learner.step(batch)
         self._interval.add(result.loss, result.logits, batch.labels)
         progress.batch += 1
@@ -221,6 +225,7 @@ class Training:
         seconds = self.progress.train_seconds - self._line_seconds
         self._line_seconds = self.progress.train_seconds
         self._interval = Interval()
+        cache = self._watch.interval(seconds)
         self._write(
             {
                 "kind": "train",
@@ -230,6 +235,7 @@ class Training:
                 "lr_factor": factor,
                 "auc": summary.auc,
                 "samples_per_s": summary.samples / seconds if seconds > 0 else None,
+                **({"cache": cache} if cache else {}),
             }
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ from hotbed.types import Batch
 FORMATS = (".parquet", ".csv")
 
 
-def predict(learner: Learner, tables: Iterable[tuple[Batch, dict[str, Any]]], path: Path) -> int:
+Located = tuple[Batch, dict[str, Any]]  # samples, and the columns that say where they come from
+
+
+@torch.no_grad()
+def predict(learner: Learner, samples: Iterable[Located], path: Path) -> int:
     """Write one row per sample: where it comes from, its label where there is one, its score; return their number."""
     if path.suffix not in FORMATS:
         raise RunError(f"scores are written as .parquet or .csv; {path} ends in {path.suffix or 'nothing'!r}.")
@@ -33,12 +38,12 @@ def predict(learner: Learner, tables: Iterable[tuple[Batch, dict[str, Any]]], pa
     writer: Any = None
     try:
         with writing(path):
-            for batch, origin in tables:
-                table = pa.table({**origin, **_scored(learner, batch)})
-                if writer is None:
-                    writer = _writer(temporary, path.suffix, table.schema)
-                writer.write_table(table)
-                count += batch.size
+            with closing(_scored(learner, samples)) as tables:
+                for table in tables:
+                    if writer is None:
+                        writer = _writer(temporary, path.suffix, table.schema)
+                    writer.write_table(table)
+                    count += table.num_rows
             if writer is None:
                 raise RunError("there is nothing to score: the input has no rows.")
             writer.close()
@@ -50,7 +55,7 @@ def predict(learner: Learner, tables: Iterable[tuple[Batch, dict[str, Any]]], pa
     return count
 
 
-def split_batches(loader: Loader) -> Iterator[tuple[Batch, dict[str, Any]]]:
+def split_batches(loader: Loader) -> Iterator[Located]:
     """The batches of a split; samples are named by their row number."""
     start = 0
     with closing(loader.epoch(0)) as batches:
@@ -59,19 +64,30 @@ def split_batches(loader: Loader) -> Iterator[tuple[Batch, dict[str, Any]]]:
             start += batch.size
 
 
-def raw_batches(reader: RawReader) -> Iterator[tuple[Batch, dict[str, Any]]]:
+def raw_batches(reader: RawReader) -> Iterator[Located]:
     """The batches of raw files; samples are named by file and line, so rows that were left out leave a gap."""
     for located in reader.located():
         names = pa.DictionaryArray.from_arrays(np.zeros(len(located.lines), np.int32), [located.file])
         yield located.batch, {"file": names.cast(pa.string()), "line": located.lines}
 
 
-def _scored(learner: Learner, batch: Batch) -> dict[str, Any]:
-    """Label (null where unknown) and probability in float64, so that confident scores do not collapse to 1."""
-    logits = learner.score(batch.to(learner.device)).double().cpu()
-    if bool(torch.isnan(logits).any()):
-        raise RunError("the model gives scores that are no number; it has diverged in training.")
-    return {"label": pa.array(batch.labels.numpy(), from_pandas=True), "score": torch.sigmoid(logits).numpy()}
+def _scored(learner: Learner, samples: Iterable[Located]) -> Generator[pa.Table, None, None]:
+    """Origin, label (null where unknown) and probability in float64, so that confident scores do not collapse to 1."""
+    waiting: deque[Located] = deque()  # read ahead, not yet scored
+
+    def batches() -> Generator[Batch, None, None]:
+        for located in samples:
+            waiting.append(located)
+            yield located[0]
+
+    with closing(batches()) as read, closing(learner.ahead(read)) as moved:
+        for batch in moved:
+            logits = learner.score(batch).double().cpu()
+            if bool(torch.isnan(logits).any()):
+                raise RunError("the model gives scores that are no number; it has diverged in training.")
+            here, origin = waiting.popleft()
+            labels = pa.array(here.labels.numpy(), from_pandas=True)
+            yield pa.table({**origin, "label": labels, "score": torch.sigmoid(logits).numpy()})
 
 
 def _writer(path: Path, suffix: str, schema: pa.Schema) -> Any:

@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 import torch
 
 import hotbed
+from hotbed.cached_group import CachedGroup
 from hotbed.data.dataset import Dataset
 from hotbed.errors import HotbedError, RunError
+from hotbed.tables import EmbeddingTables
 from hotbed.train.evaluate import Evaluation
 from hotbed.train.files import write_text
 from hotbed.train.loop import INTERRUPTED, Training
@@ -112,6 +114,7 @@ def _summary(training: Training, subject: Subject, found: dict[str, Evaluation] 
             "rows": sum(table.rows for table in tables),
             "row_values": sum(table.rows * table.dim for table in tables),
         },
+        "cache": cache_sizes(learner.tables),
         "final": final,
         "best_auc": best,
         "gap": {split: value - final[split]["auc"] for split, value in best.items()},
@@ -127,6 +130,18 @@ def _summary(training: Training, subject: Subject, found: dict[str, Evaluation] 
         "versions": _versions(),
         "finished": found is not None,
         "stopped_because": reason,
+    }
+
+
+def cache_sizes(tables: EmbeddingTables) -> dict[str, int] | None:
+    """Rows and bytes on the device, and what whole tables would take there; None without a cache."""
+    groups = [group for group in tables.groups if isinstance(group, CachedGroup)]
+    if not groups:
+        return None
+    return {
+        "slots": sum(group.num_slots for group in groups),
+        "device_bytes": sum(group.records.nbytes + group.cache.num_bytes for group in groups),
+        "table_bytes": sum(group.num_rows * group.layout.width * group.records.itemsize for group in groups),
     }
 
 

@@ -7,7 +7,7 @@ Nothing here waits for the device.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hotbed.pipeline import prefetch
 from hotbed.tables import EmbeddingTables
 from hotbed.types import Batch
 
@@ -36,6 +37,12 @@ class Learner:
     optimizer: torch.optim.Optimizer | None
     dense_lr: float
     device: torch.device
+    window: int | None = None  # batches planned together; None is automatic
+    look_ahead: int | None = None  # batches whose ids are known before they are planned
+
+    def ahead(self, batches: Iterable[Batch]) -> Generator[Batch, None, None]:
+        """The batches on the device, their rows brought in ahead of need; close it before closing `batches`."""
+        yield from prefetch(batches, self.tables, window=self.window, look_ahead=self.look_ahead)
 
     def step(self, batch: Batch) -> StepResult:
         """Look up, score, and move rows and dense weights against the gradient of the mean log loss."""

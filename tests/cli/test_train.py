@@ -84,6 +84,56 @@ def test_raw_rows_get_the_scores_of_the_dataset(hotbed, tmp_path):
     assert theirs["line"].to_pylist()[98:] == [100, 101, 103, 104]
 
 
+def measured(folder):
+    """Every number of a run that no clock and no cache has a say in."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    aside = ("seconds", "samples_per_s", "cache")
+    return [{name: value for name, value in line.items() if name not in aside} for line in lines]
+
+
+def test_a_cache_changes_nothing_but_the_page(hotbed, tmp_path):
+    whole, cached = tmp_path / "whole", tmp_path / "cached"
+    sets = ("--set", "train.eval_every=3", "--set", "train.log_every=2", "--epochs", "2")
+    assert hotbed("train", *CLICKS, *sets, "--out", whole).code == 0
+    result = hotbed("train", *CLICKS, *sets, "--out", cached, "--cache", "0.25", "--policy", "lru")
+    assert result.code == 0, result.err
+    assert "% hits" in result.err
+    assert measured(cached) == measured(whole)
+    for name in ("dense", "tables"):
+        ours, theirs = (run / "model" / f"{name}.safetensors" for run in (cached, whole))
+        assert ours.read_bytes() == theirs.read_bytes()
+    finals = [json.loads((run / "summary.json").read_text())["final"] for run in (cached, whole)]
+    assert finals[0] == finals[1]
+    assert "What the cache did" in (cached / "report.html").read_text()
+    assert "What the cache did" not in (whole / "report.html").read_text()
+    shown = [hotbed("evaluate", cached, *flags).out for flags in ((), ("--cache", "0.5"), ("--hbm", "8MiB"))]
+    assert shown[0] == shown[1] == shown[2]
+    for name, flags in (("a.csv", ()), ("b.csv", ("--cache", "0.5"))):
+        assert hotbed("predict", cached, "criteo-like:3000", "--out", tmp_path / name, *flags).code == 0
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+
+
+def test_a_cache_that_cannot_hold_a_batch(hotbed, tmp_path):
+    """Told before any training, with the smallest one that would do, and that one does."""
+    run = tmp_path / "run"
+    result = hotbed("train", *CLICKS, "--out", run, "--cache", "0.001")
+    assert result.code == 2
+    assert "Traceback" not in result.err
+    assert not run.exists()
+    share = re.search(r"--cache (0\.\d+)", result.err)[1]
+    result = hotbed("train", *CLICKS, "--out", run, "--cache", share)
+    assert result.code == 0, result.err
+
+
+def test_an_evaluation_batch_that_does_not_fit_is_told_before_training(hotbed, tmp_path):
+    run = tmp_path / "run"
+    sets = ("--set", "data.batch_size=16", "--set", "data.eval_batch_size=300")
+    result = hotbed("train", *CLICKS, *sets, "--out", run, "--cache", "0.05")
+    assert result.code == 2
+    assert "data.eval_batch_size" in result.err
+    assert not run.exists()
+
+
 def test_flags_files_and_sets_reach_the_run(hotbed, tmp_path):
     (tmp_path / "run.yaml").write_text("model: {name: dnn, dim: 4}\ntrain: {epochs: 9, seed: 1}\ndata: {path: adult}\n")
     result = hotbed("train", "run.yaml", "--model", "fm", "--epochs", 2, "--set", "train.seed=5", "--show")

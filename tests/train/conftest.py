@@ -26,8 +26,7 @@ def _leave_torch_alone():
     torch.set_rng_state(state)
 
 
-@pytest.fixture
-def start(dataset):
+def ready_for(dataset: Dataset):
     """start(folder, "path=value", ...) -> a run of the small dataset, ready to train."""
 
     def ready(folder: Path, *sets: str, data: Dataset = dataset, observers=()):
@@ -37,3 +36,8 @@ def start(dataset):
         return build(config, data, folder, observers)
 
     return ready
+
+
+@pytest.fixture(scope="session")
+def start(dataset):
+    return ready_for(dataset)

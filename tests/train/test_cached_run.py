@@ -1,0 +1,132 @@
+"""Laws 1 and 7 for whole runs: a cache changes no loss, no metric and no weight, also when the run is stopped and goes on."""
+
+import json
+
+import pytest
+import torch
+
+from hotbed.build import load_learner
+from hotbed.train.run import run
+from tests.train.small import lines, model_bytes
+from tests.train.test_resume import interrupt
+from tests.train.test_run import Spy
+
+# 110 rows; a batch of 16 needs up to 70 of them
+SETS = ("data.batch_size=16", "train.epochs=2", "train.eval_every=25", "tables.optimizer=adam", "tables.lr=0.05")
+CACHE = "tables.cache=0.7"
+
+
+@pytest.fixture(scope="module")
+def whole(start, tmp_path_factory):
+    """The run whose tables are held as a whole."""
+    folder = tmp_path_factory.mktemp("whole")
+    built = start(folder, *SETS)
+    run(built.training, built.subject)
+    return folder
+
+
+def cache_lines(folder):
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["cache"] for line in found if "cache" in line]  # a short last interval may have nothing to plan
+
+
+@pytest.mark.parametrize("policy", ["oracle", "lfu", "lru"])
+@pytest.mark.parametrize("ahead", [(0, 0), (1, 1), (2, 5)], ids=["automatic", "one", "two of five"])
+def test_a_cache_is_invisible(start, whole, tmp_path, policy, ahead):
+    sets = (CACHE, f"tables.policy={policy}", f"tables.window={ahead[0]}", f"tables.look_ahead={ahead[1]}")
+    built = start(tmp_path, *SETS, *sets)
+    assert run(built.training, built.subject).summary["finished"]
+    assert lines(tmp_path) == lines(whole)
+    assert model_bytes(tmp_path) == model_bytes(whole)
+
+
+def test_every_line_says_what_the_cache_did(start, tmp_path):
+    built = start(tmp_path, *SETS, CACHE, "train.eval_every=0")
+    run(built.training, built.subject)
+    found = cache_lines(tmp_path)
+    assert sum(one["batches"] for one in found) == 2 * 63
+    assert sum(one["evictions"] for one in found) > 0
+    total = {name: sum(one[name] * one["batches"] for one in found) for name in found[0]}
+    assert 77 < total["created"] <= 110  # each row is made at most once, whatever comes back later
+    assert total["created"] < total["misses"] < total["keys"] <= 110 * 2 * 63
+    assert total["written_back"] <= total["evictions"] <= total["misses"]
+    record = 64  # bytes: four weights, a first-order weight, two states of each and a count, in blocks of 16
+    assert total["bytes_in"] == pytest.approx((total["misses"] - total["created"]) * record)
+    assert total["bytes_out"] == pytest.approx(total["written_back"] * record)
+    for one in found:
+        assert one["hit_rate"] == pytest.approx(1 - one["misses"] / one["keys"])
+        assert 0 <= one["lookup_hit_rate"] <= 1
+        assert 0 <= one["stall_share"] <= 1
+    assert found[0]["hit_rate"] < found[-1]["hit_rate"]
+
+
+def test_without_a_cache_lines_do_not_speak_of_one(whole):
+    assert "cache" not in (whole / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("step", [1, 24, 25, 63, 100])
+def test_stopped_and_resumed_behind_a_cache(start, whole, tmp_path, step):
+    """Batches that were read ahead when the run stopped are read and trained again."""
+    built = start(tmp_path, *SETS, CACHE, "tables.window=2", observers=[Spy(at=step, act=interrupt)])
+    assert run(built.training, built.subject).exit_code == 130
+    built = start(tmp_path, *SETS, CACHE, "tables.window=2")
+    built.training.resume()
+    assert built.training.progress.step == step
+    assert run(built.training, built.subject).summary["finished"]
+    assert lines(tmp_path) == lines(whole)
+    assert model_bytes(tmp_path) == model_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("tables.cache=0", CACHE), (CACHE, "tables.cache=0"), (CACHE, "tables.cache=1")]
+)
+def test_resumed_with_another_cache(start, whole, tmp_path, before, after):
+    built = start(tmp_path, *SETS, before, observers=[Spy(at=40, act=interrupt)])
+    run(built.training, built.subject)
+    built = start(tmp_path, *SETS, after)
+    built.training.resume()
+    run(built.training, built.subject)
+    assert lines(tmp_path) == lines(whole)
+    assert model_bytes(tmp_path) == model_bytes(whole)
+
+
+def test_weights_of_16_bits_behind_a_cache(start, tmp_path):
+    """They round at random, by key and update: the same in a cache, and after a stop."""
+    sets = (*SETS, "tables.precision=bf16")
+    built = start(tmp_path / "whole", *sets)
+    run(built.training, built.subject)
+    built = start(tmp_path / "cached", *sets, CACHE, observers=[Spy(at=40, act=interrupt)])
+    run(built.training, built.subject)
+    built = start(tmp_path / "cached", *sets, CACHE)
+    built.training.resume()
+    run(built.training, built.subject)
+    assert lines(tmp_path / "cached") == lines(tmp_path / "whole")
+    assert model_bytes(tmp_path / "cached") == model_bytes(tmp_path / "whole")
+    scored = load_learner(tmp_path / "cached" / "model", "cpu")
+    for batch in built.training.loaders.held_out["test"].epoch(0):
+        assert torch.equal(scored.score(batch), built.training.learner.score(batch))
+
+
+def test_a_crash_behind_a_cache_goes_back_to_the_last_checkpoint(start, whole, tmp_path):
+    def crash():
+        raise ZeroDivisionError
+
+    sets = (*SETS, CACHE, "train.checkpoint_every=10")
+    built = start(tmp_path, *sets, observers=[Spy(at=38, act=crash)])
+    with pytest.raises(ZeroDivisionError):
+        run(built.training, built.subject)
+    built = start(tmp_path, *sets)
+    built.training.resume()
+    assert built.training.progress.step == 30
+    run(built.training, built.subject)
+    assert lines(tmp_path) == lines(whole)
+    assert model_bytes(tmp_path) == model_bytes(whole)
+
+
+def test_the_page_tells_of_the_cache(start, tmp_path):
+    from hotbed.report import write_report
+
+    built = start(tmp_path, *SETS, CACHE)
+    run(built.training, built.subject)
+    (tmp_path / "config.json").write_text("{}")
+    assert "The device held 77 of 110 rows" in write_report(tmp_path).read_text()

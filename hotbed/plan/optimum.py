@@ -11,6 +11,7 @@ knows the farthest list that is not empty, so the work is one sort of the trace 
 from __future__ import annotations
 
 import heapq
+import math
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,17 @@ def check_fits(trace: Trace, num_slots: int) -> None:
     """A BudgetError when some batch alone has more distinct keys than there are slots."""
     needed = trace.most_keys
     if needed > num_slots:
-        share = needed / max(trace.num_rows, 1)
         raise BudgetError(
             f"one batch needs {needed:,} rows at once, but the cache has {num_slots:,} slots. Give the cache {needed:,} slots "
-            f"or more ({share:.4g} of the {trace.num_rows:,} rows), or take smaller batches.",
+            f"or more (cache={_share(needed, trace.num_rows)} of the {trace.num_rows:,} rows), or take smaller batches.",
             needed,
         )
+
+
+def _share(part: int, whole: int) -> str:
+    """part / whole in four digits, rounded up: a share that is enough."""
+    unit = 10.0 ** (math.floor(math.log10(part / whole)) - 3)
+    return f"{min(math.ceil(part / whole / unit) * unit, 1.0):.4g}"
 
 
 @njit(nogil=True, cache=True)

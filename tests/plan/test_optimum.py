@@ -1,5 +1,6 @@
 """The clairvoyant optimum against every possible choice of victims."""
 
+import re
 from itertools import combinations
 
 import numpy as np
@@ -71,5 +72,18 @@ def test_empty_batches(batches):
 
 
 def test_a_batch_that_does_not_fit():
-    with pytest.raises(BudgetError, match=r"needs 3 rows at once, but the cache has 2 slots\. Give the cache 3 slots"):
+    with pytest.raises(
+        BudgetError, match=r"needs 3 rows at once, but the cache has 2 slots\. .*cache=0\.03 of"
+    ) as told:
         optimum(as_trace([{1}, {1, 2, 3}]), 2)
+    assert told.value.num_slots == 3
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**9))
+def test_the_share_that_is_named_is_enough(needed, more):
+    trace = trace_of([np.arange(needed % 50 + 1)], num_rows=needed % 50 + more)
+    with pytest.raises(BudgetError) as told:
+        optimum(trace, needed % 50)
+    share = float(re.search(r"cache=(\S+) of", str(told.value))[1])
+    assert round(share * trace.num_rows) >= trace.most_keys
+    assert share <= 1

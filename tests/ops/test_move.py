@@ -1,5 +1,10 @@
 """Records come and go unchanged, and a row that was never stored starts as its group says, bit for bit."""
 
+import os
+import subprocess
+import sys
+import threading
+
 import pytest
 import torch
 
@@ -86,8 +91,10 @@ def test_a_key_finds_its_table_among_many(num_tables):
     assert torch.equal(records[:, 0], expected)
 
 
+@pytest.mark.parametrize("way", ["crew", "in_parallel"])
 @pytest.mark.parametrize("shape", [(0, 4), (1, 1), (100, 17), (3000, 132), (20, 3076)])
-def test_gather_scatter_and_pack(shape):
+def test_gather_scatter_and_pack(shape, way, monkeypatch):
+    monkeypatch.setattr(move.crew, "AVAILABLE", move.crew.AVAILABLE and way == "crew")
     store, keys = torch.randn(shape[0] + 50, shape[1]), torch.randperm(shape[0] + 50)[: shape[0]]
     out = torch.full(shape, float("nan"))
     move.gather_rows(store, keys, out)
@@ -111,3 +118,63 @@ def test_first_weights_of_16_bits_are_the_nearest_ones(precision, dim):
     assert weights.dtype == {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     assert torch.equal(weights, full.layout.weights(move.first_records(keys, full)).to(weights.dtype))
     assert torch.equal(records[:, half.layout.columns("z")], optimizer.first_state(weights.float())["z"])
+
+
+def test_callers_in_several_threads_take_turns():
+    store = torch.randn(5000, 40)
+    wrong = []
+
+    def copy(seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(40):
+            keys = torch.randint(
+                0, 5000, (int(torch.randint(0, 3000, (1,), generator=generator)),), generator=generator
+            )
+            out = torch.full((keys.shape[0], 40), float("nan"))
+            move.gather_rows(store, keys, out)
+            if not torch.equal(out, store[keys]):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=copy, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+FORKED = """
+import os, numpy as np, torch
+from hotbed.ops.move import gather_rows
+torch.set_num_threads(3)
+store, keys = np.random.rand(20_000, 64), np.arange(0, 20_000, 2)
+def check():  # in numpy: torch's own threads do not survive a fork
+    out = np.full((10_000, 64), np.nan)
+    gather_rows(*map(torch.from_numpy, (store, keys, out)))
+    return np.array_equal(out, store[::2])
+assert check()
+child = os.fork()
+if child == 0:
+    os._exit(0 if check() else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert check()
+print("fine")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_copies_and_the_process_ends():
+    """Workers asleep or awake must not keep the process, nor crash it on its way out."""
+    code = "import warnings; warnings.simplefilter('ignore')\n" + FORKED
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "fine"), done.stderr
+
+
+def test_rows_that_do_not_fit_are_refused():
+    store, out = torch.zeros(10, 4), torch.zeros(3, 4)
+    with pytest.raises(ValueError, match="do not fit records"):
+        move.gather_rows(store, torch.arange(4), out)
+    with pytest.raises(ValueError, match="do not fit records"):
+        move.scatter_rows(store, torch.arange(3, dtype=torch.int32), out)
+    with pytest.raises(ValueError, match="contiguous"):
+        move.gather_rows(torch.zeros(10, 8)[:, :4], torch.arange(3), out)

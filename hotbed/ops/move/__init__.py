@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hotbed.ops.backend import backend_of
-from hotbed.ops.move import reference
+from hotbed.ops.move import crew, reference
 from hotbed.ops.move.first import FirstRows, FirstTable, arrays, first_rows
 from hotbed.ops.precision import KINDS
 from hotbed.ops.threads import in_parallel, num_threads
@@ -87,17 +87,37 @@ def pack(records: Tensor, slots: Tensor, out: Tensor) -> None:
 
 
 def gather_rows(records: Tensor, keys: Tensor, out: Tensor) -> None:
-    """out[i] = records[keys[i]] on the host; keys int64 [M], best sorted, out [M, W], may be pinned."""
+    """out[i] = records[keys[i]] on the host; keys int64 [M], best sorted, out [M, W], may be pinned; all contiguous."""
+    if crew.AVAILABLE:
+        crew.move_rows(crew.GATHER, *_addresses(records, keys, out))
+        return
     from hotbed.ops.move import numba
 
     in_parallel(numba.gather, records.numpy(), keys.numpy(), out.numpy(), threads=_threads(*out.shape))
 
 
 def scatter_rows(records: Tensor, keys: Tensor, values: Tensor) -> None:
-    """records[keys[i]] = values[i] on the host; keys int64 [M], distinct, best sorted, values [M, W]."""
+    """records[keys[i]] = values[i] on the host; keys int64 [M], distinct, best sorted, values [M, W]; all contiguous."""
+    if crew.AVAILABLE:
+        crew.move_rows(crew.SCATTER, *_addresses(records, keys, values))
+        return
     from hotbed.ops.move import numba
 
     in_parallel(numba.scatter, records.numpy(), keys.numpy(), values.numpy(), threads=_threads(*values.shape))
+
+
+def _addresses(records: Tensor, keys: Tensor, packed: Tensor) -> tuple[int, int, int, int, int]:
+    """(records, keys, packed, number of rows, bytes of a row); what would read foreign memory is refused."""
+    num_rows, width = packed.shape
+    fits = keys.shape == (num_rows,) and records.shape[1] == width and records.dtype == packed.dtype
+    if not (fits and keys.dtype == torch.int64):
+        raise ValueError(
+            f"keys {keys.dtype} {list(keys.shape)} and rows {packed.dtype} {list(packed.shape)} do not fit records "
+            f"{records.dtype} {list(records.shape)}"
+        )
+    if not (records.is_contiguous() and keys.is_contiguous() and packed.is_contiguous()):
+        raise ValueError("records, keys and rows must be contiguous")
+    return records.data_ptr(), keys.data_ptr(), packed.data_ptr(), num_rows, width * packed.itemsize
 
 
 def _threads(num_rows: int, width: int) -> int:

@@ -249,13 +249,20 @@ def _run(built: Built, quiet: bool) -> None:
 
 def _opening(built: Built) -> str:
     from hotbed.memory import in_words
+    from hotbed.train.run import cache_sizes
 
     training, subject = built.training, built.subject
     tables = training.learner.tables
     rows = sum(table.rows for table in tables.tables.values())
+    cached, device = cache_sizes(tables), training.learner.device
+    if cached is None:
+        place = f"({in_words(tables.num_bytes)}), {device}"
+    else:
+        amounts = f"{in_words(cached['device_bytes'])} instead of {in_words(cached['table_bytes'])}"
+        place = f"with {cached['slots']:,} of them ({amounts}) on {device}"
     return (
         f"{subject.model} on {subject.dataset_name}: {training.loaders.train.num_rows:,} train samples, {rows:,} rows in "
-        f"{len(tables.tables)} tables ({in_words(tables.num_bytes)}), {training.learner.device}; writing to {training.run}"
+        f"{len(tables.tables)} tables {place}; writing to {training.run}"
     )
 
 

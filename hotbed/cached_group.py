@@ -3,9 +3,9 @@
 Before a batch is looked up its rows are brought in and the rows that make place for them are written back, each with its
 optimizer state. The ops see slots instead of keys and nothing else changes, so results are those of a TableGroup to the bit.
 
-The steps of one window, as small methods: `arrive`, `plan`, then of the Fetch it gives `read`, `pack`, `unpack`, `write`.
+The steps of one window, as small methods: `arrive`, `begin`, `finish`, then of the Fetch it gives `read`, `exchange`, `write`.
 `placed` is the plain way, one after the other for a batch that is needed now; the pipeline calls the same steps ahead of
-time from its threads. One of the two at a time: see EmbeddingTables.
+time, `read` and `write` from a thread of its own. One of the two at a time: see Turns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, make_policy
+from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, Decision, make_policy
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.group import Member, TableGroup
 from hotbed.memory import in_words
@@ -42,35 +42,16 @@ class Ahead(NamedTuple):
 class Fetch:
     """The rows of one window on their way, in and out."""
 
-    def __init__(self, plan: CachePlan, missed: Tensor, num_lookups: int) -> None:
+    def __init__(self, plan: CachePlan) -> None:
         self.plan = plan
-        self.num_lookups = num_lookups
-        # one small copy tells the host all it must know
-        self._lists = Later(torch.cat([plan.miss_keys, plan.victim_keys, plan.counts, missed]))
+        self.late: Tensor | None = None  # positions of misses that leave with an earlier window and are not written yet
         self.source: Tensor | None = None
         self.staged: Tensor | None = None
         self.leaving: Later | None = None
 
     @property
-    def miss_keys(self) -> Tensor:
-        return self._lists.get()[: self.plan.num_misses]
-
-    @property
-    def victim_keys(self) -> Tensor:
-        first = self.plan.num_misses
-        return self._lists.get()[first : first + self.num_victims]
-
-    @property
-    def num_victims(self) -> int:
-        return int(self._lists.get()[-4])
-
-    @property
-    def num_evictions(self) -> int:
-        return int(self._lists.get()[-3])
-
-    @property
-    def num_missed_lookups(self) -> int:
-        return int(self._lists.get()[-1])
+    def num_late(self) -> int:
+        return 0 if self.late is None else int(self.late.shape[0])
 
 
 class CachedGroup(TableGroup):
@@ -118,15 +99,18 @@ class CachedGroup(TableGroup):
         arrive = self.cache.arrive_at_once if at_once else self.cache.arrive
         return Ahead(lookups, arrive(sorted_keys, lookups.order))
 
-    def plan(self, window: Sequence[Ahead], pinned: int, ticket: Ticket) -> tuple[Fetch, list[Lookups]]:
-        """Decide what comes and goes; the look-ups with their slots, which hold as long as the ticket does."""
+    def begin(self, window: Sequence[Ahead], learns: bool) -> Decision:
+        """Look for the rows of the next batches."""
         try:
-            plan = self.cache.plan([ahead.arrival for ahead in window], pinned, ticket.learns)
+            return self.cache.begin([ahead.arrival for ahead in window], learns)
         except BudgetError as error:
             raise self._explain(error) from None
-        missed = torch.zeros(1, dtype=torch.int64, device=self.records.device)
-        placed = [a.lookups._replace(slots=self.cache.slots_of(a.arrival, missed), ticket=ticket) for a in window]
-        num_lookups = sum(ahead.arrival.num_lookups for ahead in window)
+
+    def finish(self, window: Sequence[Ahead], decision: Decision, ticket: Ticket) -> tuple[Fetch, list[Lookups]]:
+        """Decide what comes and goes; the look-ups with their slots, which hold as long as the ticket does."""
+        plan = self.cache.finish(decision)
+        placed = [a.lookups._replace(slots=self.cache.slots_of(a.arrival, plan), ticket=ticket) for a in window]
+        self.cache.numbers.publish()
         self._count(
             CacheCounts(
                 windows=1,
@@ -134,45 +118,59 @@ class CachedGroup(TableGroup):
                 keys=plan.num_keys,
                 hits=plan.num_hits,
                 misses=plan.num_misses,
-                lookups=num_lookups,
+                lookups=sum(ahead.arrival.num_lookups for ahead in window),
             )
         )
-        return Fetch(plan, missed, num_lookups), placed
+        return Fetch(plan), placed
 
     def read(self, fetch: Fetch) -> None:
         """Host: rows that exist below go to the staging area and on to the device (on the current stream)."""
-        rows, source = self._staging.inward(fetch.plan.num_misses)
-        num_rows = self.store.fetch(fetch.miss_keys, rows, source)
-        device = self.records.device
-        fetch.source = source.to(device, non_blocking=True)
-        fetch.staged = rows[:num_rows].to(device, non_blocking=True)
+        plan = fetch.plan
+        rows, source = self._staging.inward(plan.num_misses)
+        self.store.expect(plan.victim_keys)
+        num_rows, fetch.late = self.store.fetch(plan.miss_keys, rows, source)
+        num_late = fetch.num_late
+        fetch.staged = torch.empty(num_rows + num_late, self.layout.width, device=self.records.device)
+        fetch.staged[:num_rows].copy_(rows[:num_rows], non_blocking=True)
+        fetch.source = torch.empty_like(source, device=self.records.device).copy_(source, non_blocking=True)
         self._staging.sent()
         self._count(
             CacheCounts(
-                created=fetch.plan.num_misses - num_rows,
-                evictions=fetch.num_evictions,
-                written_back=fetch.num_victims,
-                missed_lookups=fetch.num_missed_lookups,
-                bytes_in=num_rows * self.layout.width * 4,
-                bytes_out=fetch.num_victims * self.layout.width * 4,
+                created=plan.num_misses - num_rows - num_late,
+                evictions=plan.num_evictions,
+                written_back=plan.num_victims,
+                missed_lookups=plan.num_missed_lookups,
+                bytes_in=(num_rows + num_late) * self.layout.width * 4,
+                bytes_out=plan.num_victims * self.layout.width * 4,
             )
         )
 
-    def pack(self, fetch: Fetch) -> None:
-        """Device: victims go to the staging area (on the current stream)."""
-        if fetch.num_victims:
-            fetch.leaving = Later(self._packed(fetch.plan.victim_slots[: fetch.num_victims]))
+    def read_late(self, fetch: Fetch) -> None:
+        """Host: rows that left with an earlier window and have been written by now (on the current stream)."""
+        if fetch.late is None or fetch.source is None or fetch.staged is None or not fetch.late.shape[0]:
+            return
+        late, device = fetch.late, self.records.device
+        rows = torch.empty(late.shape[0], self.layout.width, pin_memory=device.type == "cuda")
+        self.store.read(fetch.plan.miss_keys[late], rows)
+        first = fetch.staged.shape[0] - late.shape[0]
+        fetch.staged[first:] = rows.to(device, non_blocking=True)
+        places = torch.arange(first, fetch.staged.shape[0], dtype=torch.int32)
+        fetch.source[late.to(device)] = places.to(device)
+        fetch.late = None
 
-    def unpack(self, fetch: Fetch) -> None:
-        """Device: misses take their slots, rows never written before are created (on the current stream)."""
-        if fetch.plan.num_misses and fetch.staged is not None and fetch.source is not None:
-            plan = fetch.plan
-            unpack(self.records, plan.miss_slots, fetch.source, fetch.staged, plan.miss_keys, self._first)
+    def exchange(self, fetch: Fetch) -> None:
+        """Device: victims leave their slots, misses take them, rows never written before are created (current stream)."""
+        plan = fetch.plan
+        if plan.num_victims:
+            fetch.leaving = Later(self._packed(plan.victim_slots))
+        if plan.num_misses and fetch.staged is not None and fetch.source is not None:
+            lists = plan.lists
+            unpack(self.records, lists.miss_slots, fetch.source, fetch.staged, lists.miss_keys, self._first)
 
     def write(self, fetch: Fetch) -> None:
         """Host: victims reach the store."""
         if fetch.leaving is not None:
-            self.store.write(fetch.victim_keys, fetch.leaving.get())
+            self.store.write(fetch.plan.victim_keys, fetch.leaving.get())
 
     def placed(self, lookups: Lookups, learns: bool = True) -> Lookups:
         """Bring the rows in and name their slots, now. A call whose rows were moved since is placed again."""
@@ -183,12 +181,11 @@ class CachedGroup(TableGroup):
         self.let_go()
         if lookups.keys is not None:
             lookups = lookups._replace(slots=lookups.keys)
-        ahead = self.arrive(lookups, at_once=True)
+        window = [self.arrive(lookups, at_once=True)]
         self._ticket = Ticket(learns)
-        fetch, (placed,) = self.plan([ahead], self.cache.clock + 1, self._ticket)
+        fetch, (placed,) = self.finish(window, self.begin(window, learns), self._ticket)
         self.read(fetch)
-        self.pack(fetch)
-        self.unpack(fetch)
+        self.exchange(fetch)
         self.write(fetch)
         return placed
 

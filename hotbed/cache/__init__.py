@@ -1,17 +1,19 @@
 """Keys -> slots: the policies, the plan of a window."""
 
-from hotbed.cache.cache import Arrival, Cache, CachePlan
+from hotbed.cache.cache import Arrival, Cache, CachePlan, Decision
 from hotbed.cache.counts import CacheCounts
 from hotbed.cache.policies import DEFAULT_POLICY, POLICIES, make_policy
-from hotbed.cache.window import window_length
+from hotbed.cache.window import MOST_BATCHES, window_length
 
 __all__ = [
     "DEFAULT_POLICY",
+    "MOST_BATCHES",
     "POLICIES",
     "Arrival",
     "Cache",
     "CacheCounts",
     "CachePlan",
+    "Decision",
     "make_policy",
     "window_length",
 ]

@@ -1,13 +1,15 @@
 """The cache: slots, the keys in them, the batches ahead, and the plan of a window.
 
-    arrive(keys)         a batch is known: its distinct keys have cells, and the policy knows they will be used
-    plan(arrivals)       its turn: what is missing gets slots, what must leave is named
-    slots_of(arrival)    where its look-ups go
+    arrive(keys)                     a batch is known: its distinct keys have cells, and the policy knows they will be used
+    begin(arrivals), then finish     its turn: what is missing gets slots, what must leave is named
+    slots_of(arrival)                where its look-ups go
 
 In: keys. Out: a CachePlan: the misses to bring in and the victims to write back first. The cache moves no rows and knows no
 store; what it decides depends on the keys alone, never on timing or on the device, so a simulator runs this very code.
-Everything but one small number per window stays on the device, and the size of everything follows the cache and the batches
-ahead, never the table.
+A plan says how slots are once the windows before it have been trained: whoever moves the rows does so between two windows.
+
+`begin` and `finish` are apart because the number of misses must come from the device first; who can wait calls `plan`.
+The size of everything follows the cache and the batches ahead, never the table.
 
 Shapes: L look-ups of a batch, U distinct keys of it, M misses of a window, V victims, S slots, T cells.
 """
@@ -20,15 +22,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hotbed.cache.numbers import Numbers, Row
 from hotbed.errors import BudgetError
-from hotbed.ops.host import Later
 from hotbed.ops.index import (
     AHEAD_BITS,
     EMPTY,
+    EVICTIONS,
     FREE,
+    FREED,
+    HITS,
     HOT_BIT,
+    MISSED_LOOKUPS,
+    MISSES,
+    NEW_CELLS,
+    NUM_KEYS,
     SYNC_BIT,
+    VICTIMS,
     Arrived,
+    Lists,
     Scoring,
     new_cells,
     new_slots,
@@ -38,17 +49,19 @@ from hotbed.ops.index import (
 _CELLS_PER_SLOT = 2
 _FULL = 0.7  # of the cells; above it the table grows
 _RESPILL = 64  # windows between two cleanings
+HOST_LISTS = 6  # plans whose lists the host can read at a time
 
 
 class Arrival:
     """A batch that is known and not yet planned."""
 
-    def __init__(self, arrived: Arrived, bit: int, sorted_keys: Tensor, order: Tensor | None) -> None:
+    def __init__(self, arrived: Arrived, bit: int, sorted_keys: Tensor, order: Tensor | None, row: Row) -> None:
         self.arrived = arrived
         self.bit = bit
         self.sorted_keys = sorted_keys  # [L]; in the order of the batch on the CPU, where nothing is sorted
         self.order = order  # [L], the positions of sorted_keys in the batch
-        self._counts = Later(arrived.counts)
+        self.row = row
+        self._known: list[int] | None = None
 
     @property
     def num_lookups(self) -> int:
@@ -57,27 +70,75 @@ class Arrival:
     @property
     def num_keys(self) -> int:
         """U; waits for the device if it has not come so far."""
-        return int(self._counts.get()[0])
+        return self._numbers()[NUM_KEYS]
 
     @property
     def num_new(self) -> int:
-        return int(self._counts.get()[1])
+        return self._numbers()[NEW_CELLS]
+
+    def _numbers(self) -> list[int]:
+        if self._known is None:
+            self._known = self.row.read()
+        return self._known
 
 
-class CachePlan(NamedTuple):
-    """One window, decided."""
+class Decision(NamedTuple):
+    """A window whose keys have been looked for."""
 
-    num_hits: int
-    num_misses: int
-    miss_keys: Tensor  # int64 [M], ascending
-    miss_slots: Tensor  # int64 [M]
-    victim_keys: Tensor  # int64 [M], of which the first V are meant: rows to write back before their slots are filled
-    victim_slots: Tensor  # int64 [M]
-    counts: Tensor  # int64 [3]: V, evictions, cells freed
+    window: Sequence[Arrival]
+    row: Row
+    misses: Tensor  # int32 [>= M], cells
+    since: int  # the clock at its first batch
+    turn: int  # bit of the batch after it
+    clock: int  # at its last batch
+    train: bool
+
+
+class CachePlan:
+    """One window, decided. Numbers and keys are read on the host; they wait for the device if they must."""
+
+    def __init__(self, num_hits: int, num_misses: int, lists: Lists, row: Row) -> None:
+        self.num_hits = num_hits
+        self.num_misses = num_misses
+        self.lists = lists
+        self.row = row
 
     @property
     def num_keys(self) -> int:
         return self.num_hits + self.num_misses
+
+    @property
+    def num_victims(self) -> int:
+        """V: rows to write back."""
+        return self.row.read()[VICTIMS]
+
+    @property
+    def num_evictions(self) -> int:
+        return self.row.read()[EVICTIONS]
+
+    @property
+    def num_missed_lookups(self) -> int:
+        return self.row.read()[MISSED_LOOKUPS]
+
+    @property
+    def num_freed(self) -> int:
+        return self.row.read()[FREED]
+
+    @property
+    def miss_keys(self) -> Tensor:
+        """int64 [M], on the host."""
+        self.row.read()
+        return self.lists.host_miss_keys[: self.num_misses]
+
+    @property
+    def victim_keys(self) -> Tensor:
+        """int64 [V], on the host: rows to write back before their slots are filled."""
+        return self.lists.host_victim_keys[: self.num_victims]
+
+    @property
+    def victim_slots(self) -> Tensor:
+        """int64 [V], on the device."""
+        return self.lists.victim_slots[: self.num_victims]
 
 
 class Cache:
@@ -88,13 +149,15 @@ class Cache:
         self.policy = policy
         self.device = device
         self.clock = 0  # batches planned
+        self.numbers = Numbers(device)
         self._slots = new_slots(num_slots, device)
         self._cells = new_cells(_CELLS_PER_SLOT * num_slots, device)
         self._ops = ops_for(self._cells.key)
         self._live = 0  # cells in use, as far as it is known
         self._waiting: list[Arrival] = []  # arrived, not planned, in order
-        self._unknown: list[Arrival] = []  # whose counts are not in _live yet
-        self._freed: list[Later] = []
+        self._uncounted: list[Arrival | CachePlan] = []  # what is not in _live yet
+        self._host_lists: list[tuple[Tensor, Tensor]] = [_host_lists(0, device)] * HOST_LISTS
+        self._usual = 0  # cells a batch has taken lately
         self._next_bit = 0
         self._windows = 0
 
@@ -103,13 +166,9 @@ class Cache:
         """Batches that have arrived and are not planned."""
         return len(self._waiting)
 
-    @property
-    def can_arrive(self) -> bool:
-        return len(self._waiting) < AHEAD_BITS
-
     def arrive(self, sorted_keys: Tensor, order: Tensor | None) -> Arrival:
         """A batch ahead: its keys [L] (-1 for none), sorted where there is an order."""
-        assert self.can_arrive, f"{len(self._waiting)} batches are ahead, {AHEAD_BITS} at most"
+        assert len(self._waiting) < AHEAD_BITS, f"{len(self._waiting)} batches are ahead, {AHEAD_BITS} at most"
         arrival = self._arrive(sorted_keys, order, self._next_bit)
         self._next_bit = (self._next_bit + 1) % AHEAD_BITS
         self._waiting.append(arrival)
@@ -122,55 +181,75 @@ class Cache:
     def drop_ahead(self) -> None:
         """Forget every batch that has arrived and is not planned."""
         for arrival in self._waiting:
-            freed = self._ops.drop(self._cells, arrival.arrived, arrival.bit)
-            self._freed.append(Later(freed))
+            row = self.numbers.take()
+            self._ops.drop(self._cells, arrival.arrived, arrival.row.counts, arrival.bit, row.counts)
+            self._live -= row.read()[FREED]
+            self._live += arrival.num_new if arrival in self._uncounted else 0
+        self._uncounted = [u for u in self._uncounted if u not in self._waiting]
         self._waiting, self._next_bit = [], 0
 
-    def plan(self, window: Sequence[Arrival], pinned: int, train: bool) -> CachePlan:
-        """Decide and take note: rows of this window come in; rows used at clock `pinned` or later stay.
+    def plan(self, window: Sequence[Arrival], train: bool) -> CachePlan:
+        """Decide at once."""
+        return self.finish(self.begin(window, train))
 
-        Raises BudgetError, with nothing changed, when the window's rows do not fit beside those that stay.
+    def begin(self, window: Sequence[Arrival], train: bool) -> Decision:
+        """Look for the rows of the next batches, in the order in which they arrived.
+
+        Raises BudgetError, with nothing changed, when they do not fit together.
         """
         most = sum(arrival.num_keys for arrival in window)
         if most > self.num_slots:
             self._refuse(most, len(window))
+        row = self.numbers.take()
         since = self.clock + 1
         misses = torch.empty(most, dtype=torch.int32, device=self.device)
-        counts = torch.zeros(2, dtype=torch.int64, device=self.device)
         for arrival in window:
             self.clock += 1
             self._ops.collect(
-                self._cells, self._slots, arrival.arrived, arrival.bit, self.clock, since, self.policy.half_life,
-                train, misses, counts,
+                self._cells, self._slots, arrival.arrived, arrival.row.counts, arrival.bit, self.clock, since,
+                self.policy.half_life, train, misses, row.counts,
             )  # fmt: skip
         if window[0].bit != SYNC_BIT:
             assert self._waiting[: len(window)] == list(window), (
                 "batches are planned in the order in which they arrived"
             )
             del self._waiting[: len(window)]
-        num_hits, num_misses = Later(counts).get().tolist()
         turn = self._waiting[0].bit if self._waiting else self._next_bit
-        pinned = min(pinned, since)
-        chosen = self._ops.select(self._cells, self._slots, self.policy, turn, self.clock, pinned, num_misses)
-        assigned = self._ops.assign(self._cells, self._slots, misses[:num_misses], chosen, self.clock, train)
-        self._freed.append(Later(assigned.counts[2:]))
+        return Decision(window, row, misses, since, turn, self.clock, train)
+
+    def finish(self, decision: Decision) -> CachePlan:
+        """Choose slots and take note; windows are finished in the order in which they were begun."""
+        row = decision.row
+        numbers = row.read()
+        num_hits, num_misses = numbers[HITS], numbers[MISSES]
+        lists = self._lists(num_misses)
+        if num_misses:
+            order = self._ops.rank(
+                self._cells, self._slots, self.policy, decision.turn, decision.clock, decision.since, num_misses
+            )
+            self._ops.assign(
+                self._cells, self._slots, decision.misses[:num_misses], order, decision.clock, decision.train, lists,
+                row.counts,
+            )  # fmt: skip
+        row.again()
+        plan = CachePlan(num_hits, num_misses, lists, row)
+        self._uncounted.append(plan)
         self._windows += 1
         if self._windows % _RESPILL == 0:
             self._ops.respill(self._cells)
-        return CachePlan(num_hits, num_misses, assigned.miss_keys, chosen, *assigned[1:])
+        return plan
 
-    def slots_of(self, arrival: Arrival, missed: Tensor) -> Tensor:
-        """The slot [L] of every look-up of a planned batch; `missed` [1] grows by those of rows that just came in."""
+    def slots_of(self, arrival: Arrival, plan: CachePlan) -> Tensor:
+        """The slot [L] of every look-up of a batch that was just planned."""
         slots: Tensor = self._ops.place(
-            self._cells, self._slots, arrival.arrived, arrival.sorted_keys, arrival.order, missed
+            self._cells, self._slots, arrival.arrived, arrival.sorted_keys, arrival.order, plan.row.counts
         )
         return slots
 
     def keep(self, keys: Tensor) -> None:
         """Tell the policy that these keys (distinct, ascending, at most S) are hot."""
         assert keys.shape[0] <= self.num_slots, f"{keys.shape[0]} hot rows for {self.num_slots} slots"
-        arrived = self._arrive(keys.to(self.device), None if self.device.type == "cpu" else keys, HOT_BIT)
-        del arrived
+        self._arrive(keys.to(self.device), None, HOT_BIT)
 
     def mark_dirty(self, slots: Tensor) -> None:
         """These slots' rows are about to change."""
@@ -208,14 +287,23 @@ class Cache:
         assert bool((key[cell[used]] != EMPTY).all()), "a slot holds an empty cell"
         empty = key == EMPTY
         assert bool((self._cells.future[empty] == 0).all()), "an empty cell has a future"
-        known = self._count_live()
+        known = self._count_live(wait=True)
         assert known == keys.shape[0], f"{known} cells counted, {keys.shape[0]} in use"
 
     def _arrive(self, sorted_keys: Tensor, order: Tensor | None, bit: int) -> Arrival:
         self._make_room(int(sorted_keys.shape[0]))
-        arrival = Arrival(self._ops.arrive(self._cells, sorted_keys, bit), bit, sorted_keys, order)
-        self._unknown.append(arrival)
+        row = self.numbers.take()
+        arrival = Arrival(self._ops.arrive(self._cells, sorted_keys, bit, row.counts), bit, sorted_keys, order, row)
+        self._uncounted.append(arrival)
         return arrival
+
+    def _lists(self, num_misses: int) -> Lists:
+        turn = self._windows % HOST_LISTS
+        if self._host_lists[turn][0].shape[0] < num_misses:
+            self._host_lists[turn] = _host_lists(num_misses + num_misses // 4, self.device)
+        on_device = (torch.empty(num_misses, dtype=torch.int64, device=self.device) for _ in range(3))
+        miss_keys, miss_slots, victim_slots = on_device
+        return Lists(miss_keys, miss_slots, victim_slots, *self._host_lists[turn])
 
     def _refuse(self, needed: int, num_batches: int) -> None:
         what = "one batch needs" if num_batches == 1 else f"a window of {num_batches} batches needs"
@@ -225,17 +313,32 @@ class Cache:
             needed,
         )
 
-    def _count_live(self) -> int:
-        self._live += sum(arrival.num_new for arrival in self._unknown)
-        self._live -= sum(int(freed.get()[0]) for freed in self._freed)
-        self._unknown, self._freed = [], []
+    def _count_live(self, *, wait: bool) -> int:
+        """Cells in use; without `wait`, as far as it is known."""
+        counted = 0
+        for each in self._uncounted:
+            if not wait and not each.row.ready():
+                break
+            if isinstance(each, Arrival):
+                self._live += each.num_new
+                self._usual = max(each.num_new, self._usual - self._usual // 8)
+            else:
+                self._live -= each.num_freed
+            counted += 1
+        del self._uncounted[:counted]
         return self._live
 
     def _make_room(self, num_lookups: int) -> None:
-        """Let no bucket search run long: the table grows before it is full."""
-        limit = _FULL * self._cells.key.shape[0]
-        pending = sum(arrival.num_lookups for arrival in self._unknown)
-        if self._live + pending + num_lookups > limit and self._count_live() + num_lookups > limit:
+        """Let no search run long: the table grows before it is full."""
+        num_cells = self._cells.key.shape[0]
+        pending = [each.num_lookups for each in self._uncounted if isinstance(each, Arrival)]
+        usual = 2 * self._usual * (len(pending) + 1) if self._usual else sum(pending) + num_lookups
+        if (
+            self._count_live(wait=False) + usual <= _FULL * num_cells
+            and self._live + sum(pending) + num_lookups <= num_cells
+        ):
+            return
+        if self._count_live(wait=True) + num_lookups > _FULL * num_cells:
             self._grow(int((self._live + num_lookups) / _FULL * 1.25))
 
     def _grow(self, num_cells: int) -> None:
@@ -245,7 +348,7 @@ class Cache:
         keys, by_key = torch.sort(old.key[used])
         from_cells = used[by_key]
         self._cells = new_cells(num_cells, self.device)
-        arrived: Arrived = self._ops.arrive(self._cells, keys, 0)
+        arrived: Arrived = self._ops.arrive(self._cells, keys, 0, self.numbers.take().counts)
         to_cells = arrived.cells.to(torch.int64)
         to_cells = to_cells[torch.sort(self._cells.key[to_cells]).indices]
         self._cells.slot[to_cells] = old.slot[from_cells]
@@ -259,3 +362,9 @@ class Cache:
             if arrival.arrived.cell_of_lookup is not None:
                 cell_of = arrival.arrived.cell_of_lookup
                 cell_of.copy_(new_cell[cell_of.to(torch.int64)])
+
+
+def _host_lists(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two arrays that kernels on the device can write and the host can read."""
+    pinned = device.type == "cuda"
+    return tuple(torch.empty(length, dtype=torch.int64, pin_memory=pinned) for _ in range(2))  # type: ignore[return-value]

@@ -1,16 +1,16 @@
 """How many batches are planned together.
 
-A window of K batches costs one plan and one round of copies, so long windows are cheap. But the rows of two windows are in
-the cache at once and cannot leave it (one trains while the next is fetched), so long windows leave the policy less to choose
-from. Counted in distinct keys, batch by batch: an upper bound of the window's own.
+A window of K batches costs one plan and one round of copies, so long windows are cheap for the host. But its rows are in the
+cache together and cannot leave it, and the policy sees K batches less of the future, so short windows miss less. Counted in
+distinct keys, batch by batch: an upper bound of the window's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-MOST_BATCHES = 4  # of an automatic window
-_SHARE = 4  # an automatic window takes at most a quarter of the slots
+MOST_BATCHES = 2  # of an automatic window
+_SHARE = 3  # an automatic window of several batches takes at most a third of the slots
 
 
 def window_length(num_keys: Sequence[int], num_slots: int, given: int | None) -> int:

@@ -12,7 +12,7 @@ from hotbed.tables import EmbeddingTables
 
 __all__ = ["DEFAULT_LOOK_AHEAD", "prefetch"]
 
-DEFAULT_LOOK_AHEAD = 16
+DEFAULT_LOOK_AHEAD = AHEAD_BITS
 
 BatchT = TypeVar("BatchT")
 

@@ -1,4 +1,4 @@
-"""The streams of the pipeline: planning, rows coming in, rows going out. On the CPU they are nothing at all."""
+"""The streams of the pipeline: planning, and rows coming in, beside the one that trains. On the CPU they are nothing at all."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import torch
 
 
 class Streams:
-    """Three side streams beside the one that trains."""
+    """Two side streams."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.on_cuda = device.type == "cuda"
         self.planning: Any = self._new()
         self.inward: Any = self._new()
-        self.outward: Any = self._new()
 
     def use(self, stream: Any) -> AbstractContextManager[Any]:
         """Work under it goes to `stream`."""
@@ -30,23 +29,20 @@ class Streams:
         event.record()
         return event
 
-    def after(self, *marks: Any) -> None:
-        """The current stream goes on when all marks are reached."""
-        for mark in marks:
-            if mark is not None:
-                torch.cuda.current_stream(self.device).wait_event(mark)
+    def after(self, mark: Any) -> None:
+        """The current stream goes on when the mark is reached."""
+        if mark is not None:
+            torch.cuda.current_stream(self.device).wait_event(mark)
 
-    def all_after(self, mark: Any) -> None:
-        """The side streams go on when the mark is reached."""
-        for stream in (self.planning, self.inward, self.outward):
-            if mark is not None:
-                stream.wait_event(mark)
+    def planning_after(self, mark: Any) -> None:
+        """Planning goes on when the mark is reached."""
+        if mark is not None:
+            self.planning.wait_event(mark)
 
-    def main_after_all(self) -> None:
-        """The current stream goes on when the side streams have done what they were given."""
+    def after_planning(self) -> None:
+        """The current stream goes on when what was planned so far is done."""
         if self.on_cuda:
-            for stream in (self.planning, self.inward, self.outward):
-                torch.cuda.current_stream(self.device).wait_stream(stream)
+            torch.cuda.current_stream(self.device).wait_stream(self.planning)
 
     def _new(self) -> Any:
         return torch.cuda.Stream(self.device) if self.on_cuda else None  # type: ignore[no-untyped-call]

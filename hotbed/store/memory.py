@@ -18,6 +18,7 @@ from hotbed.errors import BudgetError
 from hotbed.memory import in_words
 from hotbed.ops.move import gather_rows, scatter_rows
 from hotbed.ops.records import Layout
+from hotbed.store.states import ABSENT, EXPECTED, WRITTEN, mark, sort_out
 
 _CHUNK = 1 << 16
 
@@ -27,55 +28,57 @@ class MemoryStore:
 
     def __init__(self, num_rows: int, layout: Layout, first: Callable[[Tensor], Tensor]) -> None:
         self._records = _untouched(num_rows, layout.width)
-        self._written = torch.from_numpy(np.zeros(num_rows, dtype=np.bool_))
+        self._state = np.zeros(num_rows, dtype=np.uint8)  # ABSENT, WRITTEN or EXPECTED
         self._first = first
 
     def read(self, keys: Tensor, out: Tensor) -> None:
         """The records of `keys` [U] into `out` [U, W], on the host."""
         gather_rows(self._records, keys, out)
-        absent = ~self._written[keys]
+        absent = torch.from_numpy(self._state[keys.numpy()] == ABSENT)
         if bool(absent.any()):
             out[absent] = self._first(keys[absent])
 
-    def fetch(self, keys: Tensor, out: Tensor, source: Tensor) -> int:
-        """The rows that were ever written, close together, into `out` [>= U, W]; their number.
+    def expect(self, keys: Tensor) -> None:
+        """These rows are on their way here: who wants one before it was written must wait."""
+        mark(self._state, keys.numpy(), EXPECTED)
 
-        source int32 [U]: the place of each key's row in `out`, or -1 for one that still has its first value.
+    def fetch(self, keys: Tensor, out: Tensor, source: Tensor) -> tuple[int, Tensor]:
+        """The rows that were ever written, close together, into `out` [>= U, W]: (their number, positions of late ones).
+
+        source int32 [U]: the place of each key's row in `out`, or -1 for one that still has its first value. Late rows are
+        those that are expected; they have no place yet.
         """
-        written = self._written[keys]
-        present = keys[written]
-        count = int(present.shape[0])
-        source.fill_(-1)
-        source[written] = torch.arange(count, dtype=torch.int32)
-        gather_rows(self._records, present, out[:count])
-        return count
+        found, late = np.empty(keys.shape[0], dtype=np.int64), np.empty(keys.shape[0], dtype=np.int64)
+        num_found, num_late = sort_out(self._state, keys.numpy(), source.numpy(), found, late)
+        gather_rows(self._records, torch.from_numpy(found[:num_found]), out[:num_found])
+        return num_found, torch.from_numpy(late[:num_late])
 
     def write(self, keys: Tensor, records: Tensor) -> None:
         """Keep the records [U, W] of `keys` [U], distinct, on the host."""
         scatter_rows(self._records, keys, records)
-        self._written[keys] = True
+        mark(self._state, keys.numpy(), WRITTEN)
 
     def write_first_values(self) -> None:
         """Write every row that was never written: what a run that has seen all its ids looks like."""
         for start in range(0, self._records.shape[0], _CHUNK):
-            keys = (~self._written[start : start + _CHUNK]).nonzero().squeeze(1) + start
+            keys = torch.from_numpy(np.flatnonzero(self._state[start : start + _CHUNK] == ABSENT) + start)
             self.write(keys, self._first(keys))
 
     def items(self, chunk: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of every row ever written, in key order."""
-        written = self._written.nonzero().squeeze(1)
+        written = torch.from_numpy(np.flatnonzero(self._state != ABSENT))
         for start in range(0, written.shape[0], chunk):
             keys = written[start : start + chunk]
             yield keys, self._records[keys]
 
     @property
     def num_written(self) -> int:
-        return int(self._written.sum())
+        return int(np.count_nonzero(self._state))
 
     @property
     def num_bytes(self) -> int:
         """Address space; pages become memory when they are written."""
-        return self._records.nbytes + self._written.nbytes
+        return self._records.nbytes + self._state.nbytes
 
 
 def _untouched(num_rows: int, width: int) -> Tensor:

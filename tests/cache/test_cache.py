@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbed.cache import POLICIES, Arrival, Cache, make_policy
+from hotbed.cache import POLICIES, Arrival, Cache, CachePlan, make_policy
 from hotbed.cache.reference import ReferenceCache
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.ops.index import AHEAD_BITS
@@ -38,10 +38,12 @@ class Feeder:
             return arrive(tensor, None)
         return arrive(*torch.sort(tensor, stable=True))
 
-    def slots(self, arrival: Arrival) -> tuple[list[int], int]:
-        missed = torch.zeros(1, dtype=torch.int64, device=self.device)
-        slots = self.cache.slots_of(arrival, missed)
-        return slots.tolist(), int(missed)
+    def slots(self, arrival: Arrival, plan: CachePlan) -> list[int]:
+        return self.cache.slots_of(arrival, plan).tolist()
+
+    def key_of_slot(self) -> dict[int, int]:
+        keys, slots = self.cache.resident()
+        return dict(zip(slots.tolist(), keys.tolist()))
 
 
 STREAMS = st.lists(st.lists(st.integers(-1, 40), max_size=9), min_size=1, max_size=14)
@@ -52,29 +54,31 @@ def replay(stream: list[list[int]], policy: str, backend: str, window: int, ahea
     feeder, reference = Feeder(num_slots, policy, backend), ReferenceCache(num_slots, make_policy(policy))
     arrivals: list[Arrival] = []
     read = planned = 0
-    pins = 1
     while planned < len(stream):
         while read < len(stream) and read - planned < max(ahead, window):
             arrivals.append(feeder.arrive(stream[read]))
             reference.arrive(stream[read])
             read += 1
         batches = arrivals[planned : planned + window]
-        room = sum(len({k for k in b if k >= 0}) for b in stream[max(0, planned - window) : planned + window])
-        pinned = pins if room <= num_slots else feeder.cache.clock + 1
         train = planned % 3 != 1
-        pins = feeder.cache.clock + 1
-        plan = feeder.cache.plan(batches, pinned, train)
-        expected = reference.plan(len(batches), pinned, train)
-        assert (plan.num_hits, plan.miss_keys.tolist()) == (expected.num_hits, expected.miss_keys)
-        assert plan.miss_slots.tolist() == expected.miss_slots
-        num_written, num_evictions, _ = plan.counts.tolist()
-        written = zip(plan.victim_keys[:num_written].tolist(), plan.victim_slots[:num_written].tolist())
-        assert dict(written) == expected.written
-        assert num_evictions == expected.num_evictions
+        before = feeder.key_of_slot()
+        plan = feeder.cache.plan(batches, train)
+        after = feeder.key_of_slot()
+        missed = 0
+        expected = reference.plan(len(batches), train)
         for arrival, batch in zip(batches, stream[planned : planned + window]):
-            slots, missed = feeder.slots(arrival)
-            assert slots == [-1 if key < 0 else reference.slot_of_key[key] for key in batch]
-            assert missed == sum(key in expected.miss_keys for key in batch)
+            slots = feeder.slots(arrival, plan)
+            assert [after.get(slot, -1) for slot in slots] == batch
+            missed += sum(key in expected.misses for key in batch)
+        feeder.cache.numbers.publish()
+        assert plan.num_hits == expected.num_hits
+        assert sorted(plan.miss_keys.tolist()) == sorted(expected.misses)
+        assert [after[slot] for slot in plan.lists.miss_slots.tolist()] == plan.miss_keys.tolist()
+        assert sorted(plan.victim_keys.tolist()) == sorted(expected.written)
+        assert [before[slot] for slot in plan.victim_slots.tolist()] == plan.victim_keys.tolist()
+        assert plan.num_evictions == expected.num_evictions
+        assert plan.num_missed_lookups == missed
+        assert set(after.values()) == set(reference.rows)
         feeder.cache.check_integrity()
         planned += len(batches)
 
@@ -106,14 +110,14 @@ def test_batches_ahead_can_be_dropped(backend: str) -> None:
     first = feeder.arrive([1, 2, 3, 3])
     feeder.arrive([3, 4, 5])
     feeder.arrive([5, 6])
-    feeder.cache.plan([first], 0, True)
+    feeder.cache.plan([first], True)
     feeder.cache.drop_ahead()
     feeder.cache.check_integrity()
     assert feeder.cache.num_ahead == 0
     assert sorted(feeder.cache.resident()[0].tolist()) == [1, 2, 3]
-    assert feeder.cache._count_live() == 3
+    assert feeder.cache._count_live(wait=True) == 3
     again = feeder.arrive([4, 1])
-    assert feeder.cache.plan([again], 0, True).miss_keys.tolist() == [4]
+    assert feeder.cache.plan([again], True).miss_keys.tolist() == [4]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -121,11 +125,11 @@ def test_a_batch_at_once_leaves_the_look_ahead_alone(backend: str) -> None:
     feeder = Feeder(3, "oracle", backend)
     ahead = feeder.arrive([7, 8])
     at_once = feeder.arrive([1, 7, 7], at_once=True)
-    assert feeder.cache.plan([at_once], 0, True).miss_keys.tolist() == [1, 7]
+    assert sorted(feeder.cache.plan([at_once], True).miss_keys.tolist()) == [1, 7]
     other = feeder.arrive([2, 3], at_once=True)
-    plan = feeder.cache.plan([other], 0, True)  # one slot is free, one row must leave: 7 is used next, 1 is not
-    assert plan.victim_keys[:1].tolist() == [1]
-    assert feeder.cache.plan([ahead], 0, True).miss_keys.tolist() == [8]
+    plan = feeder.cache.plan([other], True)  # one slot is free, one row must leave: 7 is used next, 1 is not
+    assert plan.victim_keys.tolist() == [1]
+    assert feeder.cache.plan([ahead], True).miss_keys.tolist() == [8]
     feeder.cache.check_integrity()
 
 
@@ -133,7 +137,7 @@ def test_what_does_not_fit_is_refused_with_the_number_that_would() -> None:
     feeder = Feeder(4, "lru", "numba")
     arrival = feeder.arrive([1, 2, 3, 4, 5, 5])
     with pytest.raises(BudgetError, match="needs 5 rows at once, but the cache has 4 slots") as caught:
-        feeder.cache.plan([arrival], 0, True)
+        feeder.cache.plan([arrival], True)
     assert caught.value.num_slots == 5
     feeder.cache.check_integrity()
 
@@ -143,7 +147,7 @@ def test_hot_rows_stay_under_the_static_policy(backend: str) -> None:
     feeder = Feeder(4, "static", backend)
     feeder.cache.keep(torch.tensor([10, 11]))
     for keys in ([10, 11], [1, 2], [3, 4], [5, 6], [10, 11]):
-        plan = feeder.cache.plan([feeder.arrive(keys)], feeder.cache.clock + 1, True)
+        plan = feeder.cache.plan([feeder.arrive(keys)], True)
     assert plan.num_misses == 0
     feeder.cache.check_integrity()
 

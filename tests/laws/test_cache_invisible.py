@@ -100,7 +100,9 @@ def test_any_window_gives_the_same_bits(name, policy, window, device):
     plain = train(OPTIMIZERS[name], batches, device=device, pooling="mean")
     for share in (1.0, 0.6, 0.34):
         ahead = {"window": window, "look_ahead": window + 4}
-        cached = train(OPTIMIZERS[name], batches, device=device, pooling="mean", cache=share, policy=policy, ahead=ahead)
+        cached = train(
+            OPTIMIZERS[name], batches, device=device, pooling="mean", cache=share, policy=policy, ahead=ahead
+        )
         assert_same(plain, cached)
     counts = cached[2].counters()
     assert counts.batches == 20

@@ -3,13 +3,11 @@
 Without ageing a row that was hot last week stays for ever.
 """
 
-from typing import Any
-
 from hotbed.ops.index import Scoring
 
 
-def _score(next_use: Any, uses: Any, age: Any, hot: Any) -> Any:
+def _score(next_use, uses, age, hot):
     return uses
 
 
-LFU = Scoring("lfu", _score, half_life=64)
+LFU = Scoring("lfu", _score, half_life=128)

@@ -1,12 +1,10 @@
 """Least recently used: the row whose last use lies farthest back goes first."""
 
-from typing import Any
-
 from hotbed.ops.index import Scoring
 
 
-def _score(next_use: Any, uses: Any, age: Any, hot: Any) -> Any:
+def _score(next_use, uses, age, hot):
     return -age
 
 
-LRU = Scoring("lru", _score, half_life=64)
+LRU = Scoring("lru", _score, half_life=128)

@@ -10,8 +10,8 @@ from hotbed.ops.index import Scoring
 where: Any = None  # Scoring.bind gives it its meaning
 
 
-def _score(next_use: Any, uses: Any, age: Any, hot: Any) -> Any:
+def _score(next_use, uses, age, hot):
     return where(next_use > 0, 0x40000000 - next_use, uses)
 
 
-ORACLE = Scoring("oracle", _score, half_life=64)
+ORACLE = Scoring("oracle", _score, half_life=128)

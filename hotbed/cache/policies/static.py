@@ -10,8 +10,8 @@ from hotbed.ops.index import Scoring
 where: Any = None  # Scoring.bind gives it its meaning
 
 
-def _score(next_use: Any, uses: Any, age: Any, hot: Any) -> Any:
+def _score(next_use, uses, age, hot):
     return where(hot > 0, 0x20000000 - age, -age)
 
 
-STATIC = Scoring("static", _score, half_life=64)
+STATIC = Scoring("static", _score, half_life=128)

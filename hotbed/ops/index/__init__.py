@@ -6,11 +6,14 @@ and, while buckets on the way are marked as spilled, in the next ones. Freeing a
 
     arrive    distinct keys of a batch get cells, with the batch's bit in `future`     (look-ahead)
     collect   a batch's turn: hits are marked as used, misses listed, the bit cleared  (plan)
-    score     one number per slot, from the policy
+    rank      slots in the order in which they may be taken, by the policy's score     (plan)
     assign    misses take slots, victims leave them                                    (plan)
     place     look-ups of a batch -> slots
     drop      a batch that will not be used after all
     respill   the marks of spilled buckets, worked out again
+
+What they count goes to a row of eight numbers on the device, named below. Which rows stay never depends on the order in
+which threads finish: slots with equal scores rank by the key they hold.
 
 Shapes: T cells, S slots, L look-ups, U distinct keys, M misses, V victims.
 """
@@ -35,8 +38,8 @@ __all__ = [
     "UNIT",
     "WAYS",
     "Arrived",
-    "Assigned",
     "Cells",
+    "Lists",
     "Scoring",
     "SlotState",
     "new_cells",
@@ -49,6 +52,7 @@ EMPTY = -1  # key of a cell nobody uses
 FREE = -1  # cell of a slot nobody uses; slot of a cell whose key is in none
 CLAIMED = -2  # slot of a cell whose key is missed in the window being planned
 UNIT = 16  # what one use adds to the aged count
+NUM_KEYS, NEW_CELLS, HITS, MISSES, VICTIMS, EVICTIONS, FREED, MISSED_LOOKUPS = range(8)  # places in a row of counts
 AHEAD_BITS = 30  # of `future`: at most so many batches are ahead at a time
 HOT_BIT = 30  # of `future`: a row the policy was told to keep; its cell stays for good
 SYNC_BIT = 31  # of `future`: the batch that is planned at once
@@ -93,17 +97,17 @@ class Arrived(NamedTuple):
     """A batch that has cells."""
 
     cells: Tensor  # int32 [>= U], one for each distinct key
-    counts: Tensor  # int64 [2]: U, and how many of the cells are new
     cell_of_lookup: Tensor | None  # int32 [L], on the CPU
 
 
-class Assigned(NamedTuple):
-    """What `assign` decided; of the victims the first counts[0] are meant."""
+class Lists(NamedTuple):
+    """What `assign` decided: who comes, who leaves changed. Of the victims the first counts[VICTIMS] are meant."""
 
-    miss_keys: Tensor  # int64 [M], ascending
-    victim_keys: Tensor  # int64 [M]
-    victim_slots: Tensor  # int64 [M]: dirty rows to write back
-    counts: Tensor  # int64 [3]: victims to write back, evictions, cells freed
+    miss_keys: Tensor  # int64 [M]
+    miss_slots: Tensor  # int64 [M]
+    victim_slots: Tensor  # int64 [M]
+    host_miss_keys: Tensor  # int64 [>= M], in memory the host can read
+    host_victim_keys: Tensor  # int64 [>= M], likewise
 
 
 def new_cells(num_cells: int, device: torch.device) -> Cells:

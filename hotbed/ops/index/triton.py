@@ -1,7 +1,7 @@
 """The index as Triton kernels. Lanes of a program search side by side; distinct keys only, so nothing waits for a lock.
 
-Misses and victims are listed in the order programs finish, which varies; the misses are then sorted by key, so that which
-rows leave and which slot a row gets never varies.
+Misses and victims are listed in the order in which programs finish, and rows take slots in that order: which slot a row gets
+varies from run to run, which rows are in the cache does not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotbed.ops.index import CLAIMED, EMPTY, FREE, UNIT, WAYS, Arrived, Assigned, Cells, Scoring, SlotState
+from hotbed.ops.index import CLAIMED, EMPTY, FREE, UNIT, WAYS, Arrived, Cells, Lists, Scoring, SlotState
+from hotbed.ops.launch import Launch
 
 _EMPTY: tl.constexpr = tl.constexpr(EMPTY)
 _FREE: tl.constexpr = tl.constexpr(FREE)
@@ -102,19 +103,19 @@ def _collect(
     tl.store(dirty + slot, was_dirty | train.to(tl.uint8), mask=hit)
     num_hits = tl.sum((hit & (used < since)).to(tl.int64), axis=0)
     if num_hits > 0:
-        tl.atomic_add(counts, num_hits)
+        tl.atomic_add(counts + 2, num_hits)
     missed = slot == _FREE
     num_misses = tl.sum(missed.to(tl.int64), axis=0)
     if num_misses > 0:
-        start = tl.atomic_add(counts + 1, num_misses)
+        start = tl.atomic_add(counts + 3, num_misses)
         rank = tl.cumsum(missed.to(tl.int64), axis=0)
         tl.store(misses + start + rank - 1, cell, mask=missed)
         tl.store(slot_of + cell, tl.full(cell.shape, _CLAIMED, dtype=tl.int32), mask=missed)
 
 
-@triton.jit(do_not_specialize=["turn", "clock", "pinned", "half", "num_slots"])
+@triton.jit(do_not_specialize=["turn", "clock", "since", "half", "num_slots"])
 def _score(
-    cell_in, last, uses, cell_future, scores, turn, clock, pinned, half, num_slots,
+    cell_in, last, uses, cell_key, cell_future, ranks, turn, clock, since, half, num_slots,
     SCORE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -129,42 +130,48 @@ def _score(
     next_use = tl.where(ahead > 0, (lowest.to(tl.int32, bitcast=True) >> 23) - 126, 0)
     age = clock - used
     value = SCORE(next_use, count >> tl.minimum(age // half, 31), age, (bits >> 30) & 1)
-    value = tl.where(used >= pinned, 0x7FFFFFFF, value.to(tl.int32))
-    value = tl.where(cell < 0, -0x80000000, value)
-    tl.store(scores + s, value, mask=inside)
+    value = tl.where(used >= since, 0x7FFFFFFF, value.to(tl.int32))
+    value = tl.where(cell < 0, -0x80000000, value).to(tl.int64)
+    key = tl.load(cell_key + cell, mask=cell >= 0, other=0)
+    key = tl.where(cell < 0, s.to(tl.int64), key & 0xFFFFFFFF)
+    tl.store(ranks + s, (value << 32) | key, mask=inside)
 
 
 @triton.jit(do_not_specialize=["count", "clock", "train"])
 def _assign(
-    misses, chosen, cell_key, slot_of, cell_future, cell_in, last, uses, dirty, victim_keys, victim_slots, counts,
-    count, clock, train, BLOCK: tl.constexpr,
+    misses, order, cell_key, slot_of, cell_future, cell_in, last, uses, dirty, miss_keys, miss_slots, victim_slots,
+    host_miss_keys, host_victim_keys, counts, count, clock, train, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < count
-    slot = tl.load(chosen + i, mask=inside, other=0)
+    slot = tl.load(order + i, mask=inside, other=0)
     cell = tl.load(misses + i, mask=inside, other=0)
     victim = tl.load(cell_in + slot, mask=inside, other=-1)
     leaves = victim >= 0
     key = tl.load(cell_key + victim, mask=leaves, other=-1)
     written = leaves & (tl.load(dirty + slot, mask=leaves, other=0) != 0)
     rank = tl.cumsum(written.to(tl.int64), axis=0)
-    start = tl.atomic_add(counts, tl.sum(written.to(tl.int64), axis=0))
-    tl.store(victim_keys + start + rank - 1, key, mask=written)
+    start = tl.atomic_add(counts + 4, tl.sum(written.to(tl.int64), axis=0))
+    tl.store(host_victim_keys + start + rank - 1, key, mask=written)
     tl.store(victim_slots + start + rank - 1, slot, mask=written)
-    tl.atomic_add(counts + 1, tl.sum(leaves.to(tl.int64), axis=0))
+    tl.atomic_add(counts + 5, tl.sum(leaves.to(tl.int64), axis=0))
     tl.store(slot_of + victim, tl.full(victim.shape, _FREE, dtype=tl.int32), mask=leaves)
     unused = leaves & (tl.load(cell_future + victim, mask=leaves, other=1) == 0)
     tl.store(cell_key + victim, tl.full(key.shape, _EMPTY, dtype=tl.int64), mask=unused)
-    tl.atomic_add(counts + 2, tl.sum(unused.to(tl.int64), axis=0))
+    tl.atomic_add(counts + 6, tl.sum(unused.to(tl.int64), axis=0))
     tl.store(cell_in + slot, cell, mask=inside)
     tl.store(slot_of + cell, slot.to(tl.int32), mask=inside)
     tl.store(last + slot, tl.where(inside, clock, 0), mask=inside)
     tl.store(uses + slot, tl.full(cell.shape, _UNIT, dtype=tl.int32), mask=inside)
     tl.store(dirty + slot, tl.where(inside, train, 0).to(tl.uint8), mask=inside)
+    new_key = tl.load(cell_key + cell, mask=inside, other=0)
+    tl.store(miss_keys + i, new_key, mask=inside)
+    tl.store(host_miss_keys + i, new_key, mask=inside)
+    tl.store(miss_slots + i, slot, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_lookups", "num_buckets"])
-def _place(keys, order, cell_key, slot_of, spilled, uses, slots, missed, num_lookups, num_buckets, BLOCK: tl.constexpr):
+def _place(keys, order, cell_key, slot_of, spilled, uses, slots, counts, num_lookups, num_buckets, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < num_lookups
     key = tl.load(keys + i, mask=inside, other=-1).to(tl.int64)
@@ -175,20 +182,20 @@ def _place(keys, order, cell_key, slot_of, spilled, uses, slots, missed, num_loo
     new = (slot >= 0) & (tl.load(uses + slot, mask=slot >= 0, other=0) == _UNIT)
     num_new = tl.sum(new.to(tl.int64), axis=0)
     if num_new > 0:
-        tl.atomic_add(missed, num_new)
+        tl.atomic_add(counts + 7, num_new)
 
 
 @triton.jit(do_not_specialize=["bits"])
-def _drop(cells, counts, cell_key, slot_of, cell_future, freed, bits, BLOCK: tl.constexpr):
+def _drop(cells, num_keys, cell_key, slot_of, cell_future, counts, bits, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < tl.load(counts)
+    inside = i < tl.load(num_keys)
     cell = tl.load(cells + i, mask=inside, other=0)
     future = tl.load(cell_future + cell, mask=inside, other=1) & ~bits
     tl.store(cell_future + cell, future, mask=inside)
     slot = tl.load(slot_of + cell, mask=inside, other=0)
     unused = inside & (future == 0) & (slot == _FREE)
     tl.store(cell_key + cell, tl.full(future.shape, _EMPTY, dtype=tl.int64), mask=unused)
-    tl.atomic_add(freed, tl.sum(unused.to(tl.int64), axis=0))
+    tl.atomic_add(counts + 6, tl.sum(unused.to(tl.int64), axis=0))
 
 
 @triton.jit(do_not_specialize=["num_cells", "num_buckets"])
@@ -221,85 +228,78 @@ def _grid(count: int, block: int = _BLOCK) -> tuple[int]:
     return (triton.cdiv(count, block),)
 
 
-def arrive(table: Cells, keys: Tensor, bit: int) -> Arrived:
+_launch_arrive, _launch_collect, _launch_score = Launch(_arrive), Launch(_collect), Launch(_score)
+_launch_assign, _launch_place, _launch_drop = Launch(_assign), Launch(_place), Launch(_drop)
+
+
+def arrive(table: Cells, keys: Tensor, bit: int, counts: Tensor) -> Arrived:
     """Cells for the SORTED keys [L] of a batch, -1 for none."""
     num = keys.shape[0]
-    arrived = Arrived(
-        torch.empty(num, dtype=torch.int32, device=keys.device),
-        torch.zeros(2, dtype=torch.int64, device=keys.device),
-        None,
-    )
+    cells = torch.empty(num, dtype=torch.int32, device=keys.device)
     if num:
-        _arrive[_grid(num)](
-            keys, table.key, table.future, table.spilled, arrived.cells, arrived.counts,
-            num, table.spilled.shape[0], _bits(bit), BLOCK=_BLOCK,
+        _launch_arrive(
+            _grid(num), keys.dtype, keys, table.key, table.future, table.spilled, cells, counts,
+            num, table.spilled.shape[0], _bits(bit), _BLOCK,
         )  # fmt: skip
-    return arrived
+    return Arrived(cells, None)
 
 
 def collect(
-    table: Cells, slots: SlotState, batch: Arrived, bit: int, clock: int, since: int, half: int,
+    table: Cells, slots: SlotState, batch: Arrived, num_keys: Tensor, bit: int, clock: int, since: int, half: int,
     train: bool, misses: Tensor, counts: Tensor,
 ) -> None:  # fmt: skip
-    """One batch's turn; counts [2] grows by hits (first use since `since`) and misses, `misses` holds the cells."""
+    """One batch's turn: counts grow by hits (first use since `since`) and misses, whose cells `misses` holds."""
     if batch.cells.shape[0]:
-        _collect[_grid(batch.cells.shape[0])](
-            batch.cells, batch.counts, table.slot, table.future, slots.last, slots.uses, slots.dirty, misses, counts,
-            _bits(bit), clock, since, half, int(train), BLOCK=_BLOCK,
+        _launch_collect(
+            _grid(batch.cells.shape[0]), None, batch.cells, num_keys, table.slot, table.future, slots.last, slots.uses,
+            slots.dirty, misses, counts, _bits(bit), clock, since, half, int(train), _BLOCK,
         )  # fmt: skip
 
 
-def select(table: Cells, slots: SlotState, scoring: Scoring, turn: int, clock: int, pinned: int, count: int) -> Tensor:
-    """The `count` slots int64 [M] with the lowest (score, slot), ascending; free ones first, never one used since `pinned`."""
+def rank(table: Cells, slots: SlotState, scoring: Scoring, turn: int, clock: int, since: int, count: int) -> Tensor:
+    """Slots int64 [>= M], in the order in which they may be taken; free ones first, never one used at `since` or later."""
     num_slots = slots.cell.shape[0]
-    scores = torch.empty(num_slots, dtype=torch.int32, device=slots.cell.device)
-    _score[_grid(num_slots, 1024)](
-        slots.cell, slots.last, slots.uses, table.future, scores, turn, clock, pinned, scoring.half_life, num_slots,
-        SCORE=_bound(scoring), BLOCK=1024,
+    ranks = torch.empty(num_slots, dtype=torch.int64, device=slots.cell.device)
+    _launch_score(
+        _grid(num_slots, 1024), scoring.name, slots.cell, slots.last, slots.uses, table.key, table.future, ranks,
+        turn, clock, since, scoring.half_life, num_slots, _bound(scoring), 1024,
     )  # fmt: skip
-    return torch.sort(torch.sort(scores, stable=True).indices[:count]).values
+    return torch.sort(ranks).indices
 
 
-def assign(table: Cells, slots: SlotState, misses: Tensor, chosen: Tensor, clock: int, train: bool) -> Assigned:
-    """Let misses (cells [M]) into the chosen slots [M], in the order of their keys."""
-    miss_keys, order = torch.sort(table.key.index_select(0, misses))
+def assign(
+    table: Cells, slots: SlotState, misses: Tensor, order: Tensor, clock: int, train: bool, lists: Lists, counts: Tensor
+) -> None:
+    """Let misses (cells [M]) into slots; `lists` and `counts` say who came and who left."""
     num = misses.shape[0]
-    result = Assigned(
-        miss_keys,
-        victim_keys=torch.empty_like(miss_keys),
-        victim_slots=torch.empty_like(miss_keys),
-        counts=torch.zeros(3, dtype=torch.int64, device=misses.device),
-    )
     if num:
-        _assign[_grid(num)](
-            misses.index_select(0, order), chosen, table.key, table.slot, table.future, *slots, *result[1:],
-            num, clock, int(train), BLOCK=_BLOCK,
+        _launch_assign(
+            _grid(num), None, misses, order, table.key, table.slot, table.future, *slots, *lists, counts,
+            num, clock, int(train), _BLOCK,
         )  # fmt: skip
-    return result
 
 
-def place(table: Cells, state: SlotState, batch: Arrived, keys: Tensor, order: Tensor, missed: Tensor) -> Tensor:
+def place(table: Cells, state: SlotState, batch: Arrived, keys: Tensor, order: Tensor, counts: Tensor) -> Tensor:
     """The slot int32 [L] of every look-up, -1 for none, from SORTED keys [L] and their positions [L].
 
-    `missed` [1] grows by the look-ups of rows that just came in.
+    Counts grow by the look-ups of rows that just came in.
     """
     slots = torch.empty(keys.shape[0], dtype=torch.int32, device=keys.device)
     if keys.shape[0]:
-        _place[_grid(keys.shape[0])](
-            keys, order, table.key, table.slot, table.spilled, state.uses, slots, missed,
-            keys.shape[0], table.spilled.shape[0], BLOCK=_BLOCK,
+        _launch_place(
+            _grid(keys.shape[0]), (keys.dtype, order.dtype), keys, order, table.key, table.slot, table.spilled,
+            state.uses, slots, counts, keys.shape[0], table.spilled.shape[0], _BLOCK,
         )  # fmt: skip
     return slots
 
 
-def drop(table: Cells, batch: Arrived, bit: int) -> Tensor:
-    """Forget a batch that arrived and was not planned; the number of cells freed, int64 [1]."""
-    freed = torch.zeros(1, dtype=torch.int64, device=table.key.device)
+def drop(table: Cells, batch: Arrived, num_keys: Tensor, bit: int, counts: Tensor) -> None:
+    """Forget a batch that arrived and was not planned."""
     if batch.cells.shape[0]:
-        _drop[_grid(batch.cells.shape[0])](
-            batch.cells, batch.counts, table.key, table.slot, table.future, freed, _bits(bit), BLOCK=_BLOCK
-        )
-    return freed
+        _launch_drop(
+            _grid(batch.cells.shape[0]), None, batch.cells, num_keys, table.key, table.slot, table.future, counts,
+            _bits(bit), _BLOCK,
+        )  # fmt: skip
 
 
 def respill(table: Cells) -> None:

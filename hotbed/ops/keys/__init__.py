@@ -9,7 +9,7 @@ from torch import Tensor
 from hotbed.ops.backend import backend_of
 from hotbed.ops.keys import reference
 from hotbed.ops.keys.addresses import Addresses
-from hotbed.ops.keys.first_bad import NONE, FirstBad
+from hotbed.ops.keys.first_bad import FirstBad
 from hotbed.ops.lookups import Span, span_array
 from hotbed.ops.threads import in_parallel, num_threads
 
@@ -42,4 +42,4 @@ def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tup
         threads=first_bad.size,
     )
     found = first_bad[first_bad >= 0]
-    return keys, FirstBad(int(found.min()) if found.size else NONE)
+    return keys, FirstBad(int(found.min()) if found.size else None)

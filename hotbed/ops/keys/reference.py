@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hotbed.ops.keys.addresses import Addresses
-from hotbed.ops.keys.first_bad import NONE, FirstBad
+from hotbed.ops.keys.first_bad import FirstBad
 from hotbed.ops.lookups import Span
 
 
@@ -27,4 +27,4 @@ def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tup
         keys[positions] = torch.where(wanted, local + int(addresses.base[p]), -1)
         bad[positions] = wanted & ~inside
     where = bad.nonzero()
-    return keys, FirstBad(int(where[0, 0]) if where.numel() else NONE)
+    return keys, FirstBad(int(where[0, 0]) if where.numel() else None)

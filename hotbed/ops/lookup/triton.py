@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotbed.ops.launch import Launch
 from hotbed.ops.lookup.reference import result_type
 from hotbed.ops.lookups import Lookups
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_lookups"])
 def _single(numbers, slots, out, num_lookups, width, dim: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr):
     """Out [L, D]: one row per look-up."""
     i = tl.program_id(0).to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)
@@ -26,7 +25,7 @@ def _single(numbers, slots, out, num_lookups, width, dim: tl.constexpr, BLOCK_L:
         tl.store(out + i[:, None] * dim + d[None, :], rows.to(out.dtype.element_ty), mask=here[:, None] & inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_bags"])
 def _bags(
     numbers,
     slots,
@@ -64,35 +63,37 @@ def _bags(
         tl.store(out + row[:, None] * dim + d[None, :], total, mask=here[:, None] & inside)
 
 
+_launch_single, _launch_bags = Launch(_single), Launch(_bags)
+
+
 def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
     """Pooled vectors [O, D], at least float32."""
     out = torch.empty(lookups.num_out, dim, dtype=result_type(numbers), device=numbers.device)
     block_d = min(triton.next_power_of_2(dim), 256)
-    block: dict[str, Any] = {"BLOCK_D": block_d, "num_warps": 4}
     rows_at_once = max(1, 2048 // block_d)
     width = numbers.stride(0)
+    key = (numbers.dtype, lookups.slots.dtype, dim, width, lookups.scale is None)
     if lookups.starts is None or lookups.out_rows is None:
         count = lookups.slots.shape[0]
         if count:
-            _single[(triton.cdiv(count, rows_at_once),)](
-                numbers, lookups.slots, out, count, width, dim, BLOCK_L=rows_at_once, **block
+            _launch_single(
+                (triton.cdiv(count, rows_at_once),),
+                key,
+                numbers,
+                lookups.slots,
+                out,
+                count,
+                width,
+                dim,
+                rows_at_once,
+                block_d,
             )
         return out
     num_bags = lookups.out_rows.shape[0]
     scale = out if lookups.scale is None else lookups.scale
     if num_bags:
-        _bags[(triton.cdiv(num_bags, rows_at_once),)](
-            numbers,
-            lookups.slots,
-            scale,
-            lookups.starts,
-            lookups.out_rows,
-            out,
-            num_bags,
-            width,
-            dim,
-            SCALED=lookups.scale is not None,
-            BLOCK_N=rows_at_once,
-            **block,
-        )
+        _launch_bags(
+            (triton.cdiv(num_bags, rows_at_once),), key, numbers, lookups.slots, scale, lookups.starts, lookups.out_rows,
+            out, num_bags, width, dim, lookups.scale is not None, rows_at_once, block_d,
+        )  # fmt: skip
     return out

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hotbed.ops.init_rows.distributions import Normal, Uniform
 from hotbed.ops.init_rows.triton import first_values, row_bits
+from hotbed.ops.launch import Launch
 from hotbed.ops.move.first import FirstRows, arrays
 from hotbed.ops.precision import FP32, KINDS
 from hotbed.ops.precision.triton import round_nearest, widen
@@ -39,7 +40,7 @@ def _table_of(tables, key, NUM_TABLES: tl.constexpr, STEPS: tl.constexpr):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _unpack(
     records, halves, slots, source, staging, keys, tables, scales, f0, f1, f2, num_rows,
     NUM_TABLES: tl.constexpr, STEPS: tl.constexpr,
@@ -120,13 +121,19 @@ def _shape(first: FirstRows, device: torch.device) -> tuple[Tensor, Tensor, dict
     return tables, scales, shape
 
 
+# a product and a sum stay two roundings, as everywhere else
+_launch_unpack = Launch(_unpack, num_warps=4, enable_fp_fusion=False)
+
+
 def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys: Tensor, first: FirstRows) -> None:
     """records[slots[i]] = staging[source[i]], or the first record of keys[i] where source[i] < 0; slots < 0 are skipped."""
     num_rows = slots.shape[0]
     if num_rows == 0:
         return
     tables, scales, shape = _shape(first, records.device)
-    _unpack[(triton.cdiv(num_rows, shape["BLOCK_M"]),)](
+    _launch_unpack(
+        (triton.cdiv(num_rows, shape["BLOCK_M"]),),
+        (first, slots.dtype),
         records,
         records.view(torch.int16),
         slots,
@@ -137,7 +144,5 @@ def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys
         scales,
         *first.constants,
         num_rows,
-        **shape,
-        num_warps=4,
-        enable_fp_fusion=False,  # a product and a sum stay two roundings, as everywhere else
+        *shape.values(),
     )

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotbed.ops.init_rows.triton import row_bits
+from hotbed.ops.launch import Launch
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.precision import FP32, KINDS
 from hotbed.ops.precision.triton import random_bits, round_stochastic, widen
@@ -209,6 +210,9 @@ def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(padded, dtype=torch.float64, device=device)
 
 
+_launch_chunks, _launch_borders = Launch(_chunks), Launch(_borders)
+
+
 def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, settings: UpdateSettings) -> None:
     """Apply the row optimizer in place to every row with a gradient."""
     keys, order = lookups.sorted_keys, lookups.order
@@ -223,55 +227,34 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     out_rows = lookups.out_row_of_lookup()
     bad = order if lookups.bad is None else lookups.bad
     row, element = _bound(settings.rule)
-    rates = (settings.lr, settings.l2, settings.weight_decay, settings.clip_norm)
     salt = settings.salt - (1 << 64) if settings.salt >> 63 else settings.salt
-    numbers = (*map(float, rates), _constants(settings.constants, grad.device), salt)
-    block_d = triton.next_power_of_2(dim)
-    shape: dict[str, Any] = {
-        "DIM": dim,
-        "BLOCK_D": block_d,
-        "CHUNK": _CHUNK,
-        "PRECISION": KINDS[layout.precision],
-        "STATE": layout.weight_columns,
-        "STATES": len(layout.element_states),
-        "ROW_STATE": bool(layout.row_states),
-        "CHECKED": lookups.bad is not None,
-        "CLIP": settings.clip_norm > 0,
-        "BY_COUNT": settings.scale_by_count,
-        "ROW": row,
-        "ELEMENT": element,
-        "num_warps": max(1, min(8, block_d // 128)),
-    }
-    _chunks[(num_chunks,)](
-        records,
-        keys,
-        order,
-        lookups.slots,
-        grad,
-        keys if out_rows is None else out_rows,
-        grad if lookups.scale is None else lookups.scale,
-        bad,
-        partial,
-        partial_count,
-        *numbers,
-        num_lookups,
-        records.stride(0),
-        BAGS=out_rows is not None,
-        SCALED=lookups.scale is not None,
-        **shape,
+    numbers = (
+        float(settings.lr), float(settings.l2), float(settings.weight_decay), float(settings.clip_norm),
+        _constants(settings.constants, grad.device), salt,
+    )  # fmt: skip
+    width, block_d = records.stride(0), triton.next_power_of_2(dim)
+    bags, scaled, checked = out_rows is not None, lookups.scale is not None, lookups.bad is not None
+    rule = (
+        checked, KINDS[layout.precision], layout.weight_columns, len(layout.element_states), bool(layout.row_states),
+        settings.clip_norm > 0, settings.scale_by_count, row, element,
+    )  # fmt: skip
+    types = (
+        records.dtype,
+        keys.dtype,
+        order.dtype,
+        lookups.slots.dtype,
+        grad.dtype,
+        grad.data_ptr() % 16,
+        salt.bit_length() > 31,
     )
-    _borders[(num_chunks,)](
-        records,
-        keys,
-        order,
-        lookups.slots,
-        bad,
-        partial,
-        partial_count,
-        *numbers,
-        num_lookups,
-        num_chunks,
-        records.stride(0),
-        HEADS=_HEADS,
-        **shape,
-    )
+    key = (types, dim, width, bags, scaled, rule[:-2], settings.rule)
+    warps = max(1, min(8, block_d // 128))
+    _launch_chunks(
+        (num_chunks,), key, records, keys, order, lookups.slots, grad, out_rows if bags else keys,
+        lookups.scale if scaled else grad, bad, partial, partial_count, *numbers, num_lookups, width,
+        dim, block_d, _CHUNK, bags, scaled, *rule, num_warps=warps,
+    )  # fmt: skip
+    _launch_borders(
+        (num_chunks,), key, records, keys, order, lookups.slots, bad, partial, partial_count, *numbers, num_lookups,
+        num_chunks, width, dim, block_d, _CHUNK, _HEADS, *rule, num_warps=warps,
+    )  # fmt: skip

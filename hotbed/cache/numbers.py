@@ -1,0 +1,79 @@
+"""Small numbers that kernels count on the device and the host wants to know, many at a time, without stopping anything.
+
+Rows of eight in a ring. `publish` copies the whole ring, a few KiB, to memory the host can read and marks the point on the
+stream; reading a row waits for the first publication after the row was handed out, which is usually long past.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_ROWS = 512
+_HALF = _ROWS // 2
+WIDTH = 8
+
+
+class _Publication:
+    """One copy of the ring; `event` is its end."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.event: torch.cuda.Event | None = None
+
+
+class Row:
+    """Eight numbers."""
+
+    def __init__(self, numbers: Numbers, index: int) -> None:
+        self._numbers = numbers
+        self._index = index
+        self._publication = numbers.coming
+        self.counts = numbers.rows[index]  # int64 [8], on the device
+
+    def again(self) -> None:
+        """More will be counted: what is read from now on comes with the next publication."""
+        self._publication = self._numbers.coming
+
+    def ready(self) -> bool:
+        """Whether `read` would not wait."""
+        publication = self._publication
+        return publication.done and (publication.event is None or publication.event.query())  # type: ignore[no-untyped-call]
+
+    def read(self) -> list[int]:
+        """The numbers as they were when published."""
+        if not self._publication.done:
+            self._numbers.publish()
+        if self._publication.event is not None:
+            self._publication.event.synchronize()
+        numbers: list[int] = self._numbers.mirror[self._index].tolist()
+        return numbers
+
+
+class Numbers:
+    """The ring. Fewer than 256 rows are in use at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._ring = torch.zeros(_ROWS, WIDTH, dtype=torch.int64, device=device)
+        self._on_cuda = device.type == "cuda"
+        self.mirror = torch.zeros(_ROWS, WIDTH, dtype=torch.int64, pin_memory=True) if self._on_cuda else self._ring
+        self.rows: list[Tensor] = list(self._ring.unbind(0))
+        self.coming = _Publication()
+        self._next = 0
+
+    def take(self) -> Row:
+        """A row of zeros."""
+        if self._next % _HALF == 0:
+            self._ring[self._next : self._next + _HALF].zero_()
+        row = Row(self, self._next)
+        self._next = (self._next + 1) % _ROWS
+        return row
+
+    def publish(self) -> None:
+        """Tell the host all that was counted so far on the current stream."""
+        publication, self.coming = self.coming, _Publication()
+        if self._on_cuda:
+            self.mirror.copy_(self._ring, non_blocking=True)
+            publication.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            publication.event.record()
+        publication.done = True

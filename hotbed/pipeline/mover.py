@@ -1,0 +1,109 @@
+"""Moving rows: a thread that reads them from the store and writes them back, strictly in the order it is told.
+
+A row that leaves with one window and is needed by the next is read late: after it was written. That is rare, because a
+policy that looks ahead does not let such a row go.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import torch
+
+from hotbed.cached_group import CachedGroup, Fetch
+from hotbed.pipeline.streams import Streams
+
+Fetches = list[tuple[CachedGroup, Fetch]]
+
+
+class Move:
+    """The rows of one window."""
+
+    def __init__(self, number: int, fetches: Fetches, planned: Any) -> None:
+        self.number = number
+        self.fetches = fetches
+        self.planned = planned  # the mark at which its lists are complete
+        self.staged = threading.Event()  # all rows are on their way to the device
+        self.mark: Any = None  # the mark at which they have arrived
+
+
+class Mover:
+    """One thread; `read` and `write` return at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._streams = Streams(device)
+        self._tasks: queue.SimpleQueue[tuple[str, Move] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._given = self._done = 0
+        self._late: list[Move] = []
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="hotbed-mover", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def read(self, move: Move) -> None:
+        """Bring the window's rows to the device."""
+        self._give(("read", move))
+
+    def write(self, move: Move) -> None:
+        """Write the window's victims to the store; their copies to the host are under way."""
+        self._give(("write", move))
+
+    def drain(self) -> None:
+        """Wait until everything asked for is done; raises what went wrong."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done == self._given or self.error is not None)
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        self._tasks.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _give(self, task: tuple[str, Move]) -> None:
+        with self._changed:
+            self._given += 1
+        self._tasks.put(task)
+
+    def _work(self) -> None:
+        try:
+            while (task := self._tasks.get()) is not None:
+                kind, move = task
+                with self._streams.use(self._streams.inward):
+                    (self._read if kind == "read" else self._write)(move)
+                with self._changed:
+                    self._done += 1
+                    self._changed.notify_all()
+        except BaseException as error:  # handed to the training thread
+            with self._changed:
+                self.error = error
+                self._changed.notify_all()
+            if task is not None:
+                task[1].staged.set()
+            for move in self._late:
+                move.staged.set()
+
+    def _read(self, move: Move) -> None:
+        self._streams.after(move.planned)
+        for group, fetch in move.fetches:
+            group.read(fetch)
+        self._late.append(move)
+        if not any(fetch.num_late for _, fetch in move.fetches):
+            self._stage(move)
+
+    def _write(self, move: Move) -> None:
+        for group, fetch in move.fetches:
+            group.write(fetch)
+        for each in [late for late in self._late if late.number <= move.number + 1]:  # all they waited for is written
+            self._stage(each)
+
+    def _stage(self, move: Move) -> None:
+        for group, fetch in move.fetches:
+            group.read_late(fetch)
+        move.mark = self._streams.mark()
+        self._late.remove(move)
+        move.staged.set()

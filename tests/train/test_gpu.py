@@ -39,6 +39,23 @@ def test_stopped_and_resumed(start, tmp_path):
     assert model_bytes(tmp_path / "parts") == model_bytes(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("ahead", [(0, 0), (1, 1), (2, 5)], ids=["automatic", "one", "two of five"])
+def test_a_cache_is_invisible(start, tmp_path, optimizer, ahead):
+    """Evaluations run in the middle of an epoch, and the run is stopped once."""
+    sets = (*CUDA, "data.batch_size=16", "train.eval_every=40", f"tables.optimizer={optimizer}")
+    built = start(tmp_path / "whole", *sets)
+    run(built.training, built.subject)
+    cached = (*sets, "tables.cache=0.7", f"tables.window={ahead[0]}", f"tables.look_ahead={ahead[1]}")
+    built = start(tmp_path / "cached", *cached, observers=[Spy(at=100, act=interrupt)])
+    assert run(built.training, built.subject).exit_code == 130
+    built = start(tmp_path / "cached", *cached)
+    built.training.resume()
+    run(built.training, built.subject)
+    assert lines(tmp_path / "cached") == lines(tmp_path / "whole")
+    assert model_bytes(tmp_path / "cached") == model_bytes(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("model", ["lr", "fm", "dnn", "wide_deep", "deepfm", "dlrm", "dcnv2", "autoint", "finalmlp"])
 def test_every_model_trains_and_scores_on_the_cpu_too(start, tmp_path, model):
     built = start(tmp_path, "train.device=cuda", f"model.name={model}", "model.options={}")

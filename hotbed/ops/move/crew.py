@@ -2,8 +2,9 @@
 
 A job is cut into chunks; the caller opens it, takes chunks itself and leaves when all are done. Workers join when they wake:
 whoever comes late finds less to do, and nobody waits for a thread that sleeps. A worker looks out for the next job for some
-0.1 ms, then sleeps in a futex; who is woken wakes two others. Through `in_parallel`, whose threads take the GIL in turn, the
-same copy of 24,000 rows takes 1.7 ms on 16 cores.
+0.1 ms, then sleeps in a futex; who is woken wakes two others. On 16 cores (host of an H200) 24,000 rows of 528 bytes, sorted
+and out of the caches, are gathered in 0.33 ms and 100,000 in 1.06 ms, scattered in 0.27 and 0.93; a caller after 2 ms of
+silence waits 0.07 ms more. Through `in_parallel`, whose threads take the GIL in turn, the same gathers take 1.7 and 2.1 ms.
 
 The block of a job is an array of 64-bit words shared by all threads:
 

@@ -1,0 +1,118 @@
+"""A trace in, what a cache would do with it out: hits, misses, evictions, to the row those of training.
+
+The very Cache and policies that train run here, on the CPU and without rows, so nothing has to be kept in agreement but the
+order of events: `look_ahead` batches are known, then the next window is planned. Bytes and waiting are not known here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hotbed.cache import DEFAULT_POLICY, Arrival, Cache, CacheCounts, CachePlan, make_policy, window_length
+from hotbed.errors import ConfigError
+from hotbed.ops.index import AHEAD_BITS
+from hotbed.plan.optimum import check_fits
+from hotbed.plan.trace import Trace
+
+
+def simulate(
+    trace: Trace,
+    num_slots: int,
+    policy: str = DEFAULT_POLICY,
+    *,
+    window: int | None = None,
+    look_ahead: int = AHEAD_BITS,
+    hot: NDArray[np.int64] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> CacheCounts:
+    """What training on the trace counts.
+
+    Args:
+        trace: the batches.
+        num_slots: rows that fit in the cache.
+        policy: which rows stay.
+        window: batches planned together, at most; None is what `hotbed.prefetch` chooses.
+        look_ahead: batches known in advance, as in `hotbed.prefetch`; 0 is the plain loop, which knows none.
+        hot: keys that are told to the policy and brought in first, ascending; what the static policy keeps.
+        progress: called with the number of batches planned.
+    """
+    if not 0 <= look_ahead <= AHEAD_BITS:
+        raise ConfigError(f"look_ahead is {look_ahead}; it can be 0 to {AHEAD_BITS}.")
+    if window is not None and not 1 <= window <= AHEAD_BITS:
+        raise ConfigError(f"window is {window}; it can be 1 to {AHEAD_BITS}.")
+    check_fits(trace, num_slots)
+    run = _Run(trace, num_slots, policy, np.zeros(0, np.int64) if hot is None else hot)
+    if look_ahead:
+        run.ahead(window, max(look_ahead, window or 1), progress)
+    else:
+        run.plain(progress)
+    return run.counts
+
+
+class _Run:
+    """One cache and what it has done."""
+
+    def __init__(self, trace: Trace, num_slots: int, policy: str, hot: NDArray[np.int64]) -> None:
+        self.counts = CacheCounts()
+        self._trace = trace
+        self._cache = Cache(num_slots, make_policy(policy), torch.device("cpu"))
+        self._rows = np.unique(np.concatenate([trace.keys, hot]))
+        self._written = np.zeros(self._rows.shape[0], dtype=np.bool_)  # rows that the store holds
+        if hot.shape[0]:
+            self._cache.keep(torch.from_numpy(hot))
+            self._take_note([], self._cache.plan([self._cache.arrive_at_once(torch.from_numpy(hot), None)], False))
+
+    def plain(self, progress: Callable[[int], None]) -> None:
+        """Every batch when it comes."""
+        for number in range(self._trace.num_batches):
+            arrival = self._cache.arrive_at_once(self._keys(number), None)
+            self._take_note([number], self._cache.plan([arrival], True))
+            progress(number + 1)
+
+    def ahead(self, window: int | None, look_ahead: int, progress: Callable[[int], None]) -> None:
+        """Window after window, each with `look_ahead` batches known before it is planned."""
+        waiting: deque[Arrival] = deque()
+        known = planned = 0
+        while planned < self._trace.num_batches:
+            while len(waiting) < look_ahead and known < self._trace.num_batches:
+                waiting.append(self._cache.arrive(self._keys(known), None))
+                known += 1
+            num_keys = [arrival.num_keys for arrival in waiting]
+            length = window_length(num_keys, self._cache.num_slots, window)
+            plan = self._cache.plan([waiting.popleft() for _ in range(length)], True)
+            self._take_note(range(planned, planned + length), plan)
+            planned += length
+            progress(planned)
+
+    def _keys(self, number: int) -> torch.Tensor:
+        return torch.from_numpy(self._trace.batch(number))
+
+    def _take_note(self, batches: Sequence[int], plan: CachePlan) -> None:
+        """Count one window; every row of a batch is looked up as often as the trace says."""
+        trace, misses = self._trace, plan.miss_keys.numpy()
+        lookups = missed_lookups = 0
+        for number in batches:
+            times = trace.counts[trace.offsets[number] : trace.offsets[number + 1]]
+            lookups += int(times.sum())
+            missed_lookups += int(times[np.isin(trace.batch(number), misses, kind="sort")].sum())
+        is_new = ~self._written[np.searchsorted(self._rows, misses)]
+        self._written[np.searchsorted(self._rows, plan.victim_keys.numpy())] = True
+        self.counts = self.counts.plus(
+            CacheCounts(
+                windows=1,
+                batches=len(batches),
+                keys=plan.num_keys,
+                hits=plan.num_hits,
+                misses=plan.num_misses,
+                created=int(is_new.sum()),
+                evictions=plan.num_evictions,
+                written_back=plan.num_victims,
+                lookups=lookups,
+                missed_lookups=missed_lookups,
+            )
+        )

@@ -1,0 +1,109 @@
+"""The simulator counts what training counts, to the row."""
+
+import numpy as np
+import pytest
+import torch
+
+import hotbed
+from hotbed import EmbeddingTables, Table
+from hotbed.cache import POLICIES, CacheCounts
+from hotbed.errors import BudgetError, ConfigError
+from hotbed.plan import optimum, simulate, trace_of
+
+ROWS = (400, 90, 7)
+BATCH = 12
+MOVED = {"bytes_in": 0, "bytes_out": 0, "stall_seconds": 0.0}  # what a simulation does not know
+
+
+def random_ids(num_batches, seed=0):
+    """Skewed ids [B, F], and a drift: rows that are hot at first are cold in the end."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    for number in range(num_batches):
+        columns = [((torch.rand(BATCH, generator=generator) ** 4 * rows).long() + number // 3) % rows for rows in ROWS]
+        batches.append(torch.stack(columns, dim=1))
+    return batches
+
+
+def trace_from(batches):
+    base = np.cumsum([0, *ROWS[:-1]])
+    return trace_of([(batch.numpy() + base).ravel() for batch in batches], sum(ROWS))
+
+
+def train(batches, share, policy, ahead):
+    """Counters after training; `ahead` are the arguments of prefetch, None for the plain loop."""
+    tables = EmbeddingTables(
+        {f"t{f}": Table(rows=rows, dim=3) for f, rows in enumerate(ROWS)}, cache=share, policy=policy
+    )
+    for ids in batches if ahead is None else hotbed.prefetch(batches, tables, **ahead):
+        tables(ids).square().sum().backward()
+    return tables.counters()
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("share", [0.07, 0.2, 0.5, 1.0])
+def test_the_plain_loop(policy, share):
+    batches = random_ids(60)
+    counts = simulate(trace_from(batches), max(1, round(share * sum(ROWS))), policy, look_ahead=0)
+    assert counts == train(batches, share, policy, None)._replace(**MOVED)
+    assert counts.batches == counts.windows == 60
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("share", [0.07, 0.2, 0.5])
+@pytest.mark.parametrize(
+    "ahead", [{}, {"window": 1}, {"window": 4}, {"window": 2, "look_ahead": 5}, {"window": 8, "look_ahead": 3}]
+)
+def test_with_prefetch(policy, share, ahead):
+    batches = random_ids(70, seed=1)
+    counts = simulate(trace_from(batches), round(share * sum(ROWS)), policy, **ahead)
+    assert counts == train(batches, share, policy, ahead)._replace(**MOVED)
+    assert counts.misses > counts.created or share == 0.5
+
+
+@pytest.mark.parametrize("num_batches", [0, 1, 3])
+def test_fewer_batches_than_are_known_ahead(num_batches):
+    batches = random_ids(num_batches)
+    assert simulate(trace_from(batches), 60) == train(batches, 60 / sum(ROWS), "oracle", {})._replace(**MOVED)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("window", [None, 1, 3])
+def test_no_policy_beats_the_optimum(policy, window):
+    trace = trace_from(random_ids(80, seed=2))
+    for num_slots in (trace.most_keys, 60, 120, sum(ROWS)):
+        assert simulate(trace, num_slots, policy, window=window).misses >= optimum(trace, num_slots)
+    assert simulate(trace, sum(ROWS), policy, window=window).misses == trace.distinct().shape[0]
+
+
+def test_a_trace_that_is_known_to_its_end_is_served_as_well_as_can_be():
+    trace = trace_from(random_ids(25, seed=3))
+    for num_slots in (trace.most_keys, 45, 80):
+        assert simulate(trace, num_slots, window=1).misses == optimum(trace, num_slots)
+
+
+def test_hot_rows_are_brought_in_first_and_kept():
+    batches = [torch.tensor([[number % 3, number % 3, 0]]) for number in range(30)]
+    trace = trace_from(batches)
+    hot = np.array([0, 1, 2])
+    counts = simulate(trace, 7, "static", hot=hot, window=1)
+    without = simulate(trace, 4, "lru", window=1)
+    assert counts.misses == 3 + 4  # the hot ones, then the others once
+    assert without.misses == 1 + 2 * 30
+    assert counts.batches == 30
+
+
+def test_progress_and_mistakes():
+    trace = trace_from(random_ids(9))
+    seen = []
+    simulate(trace, 100, window=2, progress=seen.append)
+    assert seen == [2, 4, 6, 8, 9]
+    assert simulate(trace_from([]), 1) == CacheCounts()
+    with pytest.raises(BudgetError, match="rows at once, but the cache has 5 slots"):
+        simulate(trace, 5)
+    with pytest.raises(ConfigError, match="no cache policy 'best'"):
+        simulate(trace, 100, "best")
+    with pytest.raises(ConfigError, match="look_ahead is 99"):
+        simulate(trace, 100, look_ahead=99)
+    with pytest.raises(ConfigError, match="window is 0"):
+        simulate(trace, 100, window=0)

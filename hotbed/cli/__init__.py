@@ -35,6 +35,9 @@ COMMANDS = {
     "prepare": Entry("hotbed.cli.prepare", "prepare_command", "Turn raw logs into a dataset directory."),
     "data": Entry("hotbed.cli.data", "data_app", "Describe a dataset, or fetch a public one."),
     "models": Entry("hotbed.cli.models", "models_command", "List the models and their options."),
+    "simulate": Entry(
+        "hotbed.cli.simulate", "simulate_command", "Count a cache's hits on a dataset, without training."
+    ),
     "bench": Entry("hotbed.cli.bench", "bench_command", "Time the training step beside FBGEMM's and torch's."),
     "report": Entry("hotbed.cli.report", "report_command", "Write the report page of a run again."),
 }
@@ -73,7 +76,9 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
             if isinstance(command, typer.Typer):
                 app.add_typer(command, name=name, help=entry.summary)
             else:
-                app.command(name, no_args_is_help=name in ("evaluate", "predict", "prepare", "report"))(command)
+                app.command(name, no_args_is_help=name in ("evaluate", "predict", "prepare", "simulate", "report"))(
+                    command
+                )
         else:
             app.command(name, help=entry.summary)(_named_only)
     return app

@@ -1,0 +1,214 @@
+"""`hotbed simulate`: what caches of several sizes would do with a dataset, beside the best that any cache could do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hotbed.cli.console import err, out
+from hotbed.cli.dataset import open_dataset
+from hotbed.config import raise_problems
+
+if TYPE_CHECKING:
+    from hotbed.cache import CacheCounts
+    from hotbed.data.dataset import Dataset
+    from hotbed.plan import Trace
+
+_POLICIES = ("oracle", "lfu", "lru", "static")
+
+
+def simulate_command(
+    data: Annotated[str, typer.Argument(help="A dataset directory, or criteo-like, criteo-like:ROWS, adult.")],
+    cache: Annotated[str, typer.Option(help="Shares of the rows on the device, by comma.")] = "0.005,0.015,0.05",
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 4096,
+    policy: Annotated[str, typer.Option(help=f"By comma: {', '.join(_POLICIES)}; or all.")] = "all",
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Batches planned together, at most. Left out: as in training.")
+    ] = None,
+    look_ahead: Annotated[
+        int | None,
+        typer.Option(min=0, help="Batches whose ids are known ahead. Left out: as in training; 0: a plain loop."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="The split to read.")] = "train",
+    shuffle: Annotated[bool, typer.Option(help="In the order of a run's first epoch, or as on disk.")] = True,
+    seed: Annotated[int, typer.Option(help="The run's seed, which gives the order.")] = 0,
+    max_batches: Annotated[int | None, typer.Option(min=1, help="Read no more than these.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All counts as JSON.")] = False,
+) -> None:
+    """Count a cache's hits and misses on a dataset, without training.
+
+    The cache that trains is run over the dataset's ids, without rows: its counts are
+    those of a run with the same batch size, seed, share, policy, window and
+    look-ahead, to the row. Beside them stands the optimum: the fewest misses of any
+    cache of that size, found with the whole trace known.
+
+    The rows of a batch must fit in the cache together. A share that is too small is
+    named with the smallest one that would do.
+
+    [bold]For example:[/bold]
+
+    hotbed simulate criteo-like --cache 0.015,0.05
+
+    hotbed simulate DIR --batch-size 16384 --policy oracle,lru --max-batches 300
+
+    hotbed simulate DIR --look-ahead 0 --policy lfu
+    """
+    shares, policies = _read_lists(cache, policy)
+    with err().status("loading torch"):
+        from hotbed.plan import read_trace
+    dataset = open_dataset(data)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+    with Progress(*columns, TimeRemainingColumn(), console=err(), transient=True, disable=not err().is_terminal) as bar:
+        reading = bar.add_task("reading ids", total=None)
+        trace = read_trace(
+            dataset,
+            batch_size=batch_size,
+            split=split,
+            shuffle=shuffle,
+            seed=seed,
+            max_batches=max_batches,
+            progress=lambda done, total: bar.update(reading, completed=done, total=total),
+        )
+        sizes, refused = _fitting(trace, shares)
+        running = bar.add_task("simulating", total=len(sizes) * len(policies) * trace.num_batches)
+        settings: dict[str, Any] = {} if look_ahead is None else {"look_ahead": look_ahead}
+        asked = _Asked(dataset, trace, policies, {"window": window, **settings})
+        outcomes = asked.run(sizes, lambda done: bar.update(running, completed=done))
+    for message in refused:
+        err().print(f"left out: {message}", soft_wrap=True)
+    if as_json:
+        out().print_json(data=[outcome.figures() for outcome in outcomes])
+    else:
+        out().print(_table(trace, outcomes))
+
+
+def _read_lists(cache: str, policy: str) -> tuple[list[float], list[str]]:
+    """Shares and policies; all mistakes at once."""
+    problems, shares = [], []
+    for word in _words(cache):
+        try:
+            shares.append(float(word))
+        except ValueError:
+            problems.append(f"--cache takes shares of the rows by comma, not {word!r}")
+    problems += [f"--cache takes shares above 0 and at most 1, not {share:g}" for share in shares if not 0 < share <= 1]
+    policies = list(_POLICIES) if policy.strip() == "all" else _words(policy)
+    unknown = [name for name in policies if name not in _POLICIES]
+    if unknown or not policies:
+        problems.append(
+            f"--policy is one or more of {', '.join(_POLICIES)}, or all, not {', '.join(unknown) or 'nothing'}"
+        )
+    if not shares and not problems:
+        problems.append("--cache takes shares of the rows by comma, not nothing")
+    raise_problems(problems)
+    return shares, policies
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _fitting(trace: Trace, shares: list[float]) -> tuple[dict[float, int], list[str]]:
+    """({share: slots} of the caches that hold a batch, why not for the others); a BudgetError when none does."""
+    from hotbed.errors import BudgetError
+    from hotbed.plan import check_fits
+
+    sizes: dict[float, int] = {}
+    errors: list[tuple[float, BudgetError]] = []
+    for share in shares:
+        num_slots = max(1, round(share * trace.num_rows))
+        try:
+            check_fits(trace, num_slots)
+            sizes[share] = num_slots
+        except BudgetError as error:
+            errors.append((share, error))
+    if not sizes:
+        raise errors[-1][1]
+    return sizes, [f"--cache {share:g}: {error}" for share, error in errors]
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """One cache under one policy."""
+
+    share: float
+    num_slots: int
+    policy: str
+    counts: CacheCounts
+    optimum: int
+
+    def figures(self) -> dict[str, Any]:
+        moved = ("bytes_in", "bytes_out", "stall_seconds")  # which a simulation does not know
+        counts = {name: value for name, value in self.counts._asdict().items() if name not in moved}
+        return {
+            "cache": self.share,
+            "num_slots": self.num_slots,
+            "policy": self.policy,
+            **counts,
+            "hit_rate": self.counts.hit_rate,
+            "lookup_hit_rate": self.counts.lookup_hit_rate,
+            "optimum": self.optimum,
+        }
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What every cache is run with."""
+
+    dataset: Dataset
+    trace: Trace
+    policies: list[str]
+    settings: dict[str, Any]
+
+    def run(self, sizes: dict[float, int], progress: Callable[[int], None]) -> list[_Outcome]:
+        from hotbed.plan import hot_keys, optimum, simulate
+
+        outcomes: list[_Outcome] = []
+        for share, num_slots in sizes.items():
+            fewest = optimum(self.trace, num_slots)
+            for policy in self.policies:
+                before = len(outcomes) * self.trace.num_batches
+                counts = simulate(
+                    self.trace,
+                    num_slots,
+                    policy,
+                    hot=hot_keys(self.dataset, num_slots) if policy == "static" else None,
+                    progress=lambda done, before=before: progress(before + done),  # type: ignore[misc]
+                    **self.settings,
+                )
+                outcomes.append(_Outcome(share, num_slots, policy, counts, fewest))
+        return outcomes
+
+
+def _table(trace: Trace, outcomes: list[_Outcome]) -> Table:
+    title = (
+        f"{trace.num_batches:,} batches, {trace.num_lookups:,} look-ups of {trace.distinct().shape[0]:,} rows "
+        f"of {trace.num_rows:,}"
+    )
+    table = Table(title=title, title_justify="left")
+    for heading, justify in (("cache", "right"), ("slots", "right"), ("policy", "left")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for heading in ("misses a batch", "new rows", "rows hit", "look-ups hit", "x optimum"):
+        table.add_column(heading, justify="right")
+    shown = None
+    for outcome in outcomes:
+        counts = outcome.counts
+        if shown not in (None, outcome.share):
+            table.add_section()
+        first = shown != outcome.share
+        shown = outcome.share
+        table.add_row(
+            f"{100 * outcome.share:g} %" if first else "",
+            f"{outcome.num_slots:,}" if first else "",
+            outcome.policy,
+            f"{counts.misses / trace.num_batches:,.0f}",
+            f"{100 * counts.created / counts.misses:.0f} %" if counts.misses else "-",
+            f"{100 * counts.hit_rate:.2f} %",
+            f"{100 * counts.lookup_hit_rate:.2f} %",
+            f"{counts.misses / outcome.optimum:.3f}" if outcome.optimum else "-",
+        )
+    return table

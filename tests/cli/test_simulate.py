@@ -1,0 +1,94 @@
+"""`hotbed simulate` from the outside."""
+
+import json
+import re
+
+import pytest
+
+import hotbed as package
+from hotbed.data.dataset import Dataset
+from hotbed.data.loader import Loader
+from tests.data.small import make_dataset
+
+
+@pytest.fixture
+def data(tmp_path):
+    make_dataset(tmp_path / "data", {"train": [300, 120], "valid": [50]})
+    return tmp_path / "data"
+
+
+def test_a_table_with_a_line_for_every_cache_and_policy(hotbed, data):
+    result = hotbed("simulate", data, "--cache", "0.05,0.5", "--batch-size", 16)
+    assert result.code == 0, result.err
+    assert "27 batches, 840 look-ups of 470 rows of 1,050" in result.out
+    assert [len(re.findall(name, result.out)) for name in ("oracle", "lfu", "lru", "static")] == [2, 2, 2, 2]
+    assert re.search(r"5 % .*52.*oracle", result.out)
+    assert re.search(r"50 % .*525.*oracle", result.out)
+
+
+@pytest.mark.parametrize("ahead", [{}, {"window": 3, "look_ahead": 7}])
+def test_the_counts_are_those_of_training(hotbed, data, ahead):
+    options = [text for name, value in ahead.items() for text in (f"--{name.replace('_', '-')}", value)]
+    asked = ("--cache", "0.06", "--batch-size", 16, "--policy", "oracle", "--seed", 3, "--json", *options)
+    (figures,) = json.loads(hotbed("simulate", data, *asked).out)
+    dataset = Dataset.open(data)
+    tables = package.EmbeddingTables(
+        {f.name: package.Table(rows=f.rows, dim=2, hashing=f.mode == "hash") for f in dataset.schema.features},
+        cache=0.06,
+        policy="oracle",
+    )
+    loader = Loader(dataset, "train", batch_size=16, shuffle=True, seed=3)
+    for batch in package.prefetch(loader.epoch(0), tables, **ahead):
+        tables(batch.ids).sum().backward()
+    counts = tables.counters()
+    for name in ("windows", "batches", "keys", "hits", "misses", "created", "evictions", "written_back", "lookups"):
+        assert figures[name] == getattr(counts, name), name
+    assert figures["missed_lookups"] == counts.missed_lookups
+    assert figures["lookup_hit_rate"] == counts.lookup_hit_rate
+    assert 0 < figures["optimum"] <= figures["misses"]
+
+
+def test_order_length_and_split_can_be_chosen(hotbed, data):
+    def misses(*options):
+        asked = ("--cache", "0.05", "--batch-size", 16, "--policy", "lru", "--json", *options)
+        return json.loads(hotbed("simulate", data, *asked).out)[0]
+
+    assert misses("--max-batches", 4)["batches"] == 4
+    assert misses("--split", "valid")["lookups"] == 100
+    assert misses()["misses"] != misses("--no-shuffle")["misses"]
+    assert misses("--look-ahead", 0)["windows"] == 27
+
+
+def test_a_cache_that_holds_no_batch_is_left_out_with_the_way_out(hotbed, data):
+    result = hotbed("simulate", data, "--cache", "0.001,0.9", "--batch-size", 16)
+    assert result.code == 0
+    assert re.search(
+        r"left out: --cache 0\.001: one batch needs \d+ rows at once, but the cache has 1 slots", result.err
+    )
+    assert "90 %" in result.out
+    assert "0.1 %" not in result.out
+
+
+def test_no_cache_holds_a_batch(hotbed, data):
+    result = hotbed("simulate", data, "--cache", "0.001,0.002", "--batch-size", 16)
+    assert result.code == 2
+    assert re.search(r"error: one batch needs \d+ rows at once", result.err)
+    share = re.search(r"cache=(\S+) of the 1,050 rows", result.err)[1]
+    assert hotbed("simulate", data, "--cache", share, "--batch-size", 16).code == 0
+
+
+def test_all_mistakes_at_once(hotbed, data):
+    result = hotbed("simulate", data, "--cache", "2,x", "--policy", "lru,best")
+    assert result.code == 2
+    assert "3 settings are wrong" in result.err
+    for part in ("not 'x'", "at most 1, not 2", "not best"):
+        assert part in result.err
+    assert hotbed("simulate", data, "--cache", ",").code == 2
+    assert "look_ahead is 99" in hotbed("simulate", data, "--cache", "0.5", "--look-ahead", 99, "--batch-size", 8).err
+
+
+def test_help_says_what_comes_out(hotbed):
+    result = hotbed("simulate", "--help")
+    assert result.code == 0
+    for word in ("optimum", "--look-ahead", "For example"):
+        assert word in result.out

@@ -1,0 +1,99 @@
+"""The id traces that cache policies are judged on: four real logs in file order, and Zipf 1.05 over Criteo-Kaggle's tables.
+
+Real files are looked for in one directory (see docs/decisions/0002-policies.md for their names); they are prepared like any
+raw log, so a cache's share counts the rows that training would have.
+"""
+
+from __future__ import annotations
+
+import csv
+import lzma
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.workload import KAGGLE_ROWS, batches
+from hotbed.data.dataset import Dataset
+from hotbed.data.prepare import prepare
+from hotbed.plan import Trace, hot_keys, read_trace, trace_of
+from hotbed.plan.frequency import HOT_SHARE
+
+
+class Log(NamedTuple):
+    """A real log: its file, and how it becomes a dataset."""
+
+    file: str
+    prepare: Callable[[Path, Path], object]
+
+
+def _gowalla(raw: Path, out: Path) -> object:
+    """One line per user, `user item item ...`, becomes one row per pair; the label is made up."""
+    pairs = out.parent / "gowalla.csv"
+    with lzma.open(raw, "rt") as lines, pairs.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", "user", "item"])
+        for line in lines:
+            user, *items = line.split()
+            writer.writerows([1, user, item] for item in items)
+    return prepare([pairs], out, ids=["user", "item"])
+
+
+LOGS = {
+    "criteo": Log("criteo_60k.tsv.xz", lambda raw, out: prepare([raw], out)),
+    "avazu": Log("avazu_9k.csv.xz", lambda raw, out: prepare([raw], out, label="click", ids=["*"], drop=["id"])),
+    "frappe": Log("frappe_train.csv.xz", lambda raw, out: prepare([raw], out, label="label", ids=["*"])),
+    "gowalla": Log("gowalla_train.txt.xz", _gowalla),
+}
+
+
+class Case(NamedTuple):
+    """A cache and a batch size at which a batch takes between a twentieth and all of it."""
+
+    share: float
+    batch_size: int
+
+
+CASES = {
+    "criteo": [*(Case(0.005, n) for n in (8, 16, 32)), *(Case(0.015, n) for n in (8, 16, 32, 64, 128))]
+    + [Case(0.05, n) for n in (32, 64, 128, 256, 512)],
+    "avazu": [*(Case(0.015, n) for n in (8, 16)), *(Case(0.05, n) for n in (8, 16, 32, 64))],
+    "frappe": [Case(0.015, 8), *(Case(0.05, n) for n in (8, 16, 32, 64))],
+    "gowalla": [*(Case(0.005, n) for n in (16, 32, 64, 128, 256)), *(Case(0.015, n) for n in (64, 128, 256, 512, 1024))]
+    + [Case(0.05, n) for n in (256, 512, 1024, 2048)],
+}
+ZIPF_CASES = [Case(share, 16384) for share in (0.005, 0.015, 0.05)]
+
+
+def prepared(name: str, data: Path, work: Path) -> Dataset:
+    """The dataset of a real log, made in `work`."""
+    LOGS[name].prepare(data / LOGS[name].file, work / name)
+    return Dataset.open(work / name)
+
+
+def real_trace(dataset: Dataset, batch_size: int) -> Trace:
+    """The log as it is on file."""
+    return read_trace(dataset, batch_size=batch_size, shuffle=False)
+
+
+def zipf_trace(num_batches: int, batch_size: int = 16384) -> Trace:
+    """One Zipf 1.05 id per feature, as in the speed benchmarks."""
+    base = np.cumsum([0, *KAGGLE_ROWS[:-1]])
+
+    def lookups() -> Iterator[NDArray[np.int64]]:
+        for seed in range(num_batches):
+            (ids,) = batches(KAGGLE_ROWS, batch_size, 1, seed=seed)
+            yield (ids.numpy() + base).ravel()
+
+    return trace_of(lookups(), sum(KAGGLE_ROWS))
+
+
+def hot_of(trace: Trace, num_slots: int, dataset: Dataset | None) -> NDArray[np.int64]:
+    """What the static policy is told: the data set's counts, or for a made-up trace its own."""
+    if dataset is not None:
+        return hot_keys(dataset, num_slots)
+    keys, place = np.unique(trace.keys, return_inverse=True)
+    uses = np.bincount(place, weights=trace.counts)
+    return np.sort(keys[np.argsort(-uses, kind="stable")[: int(num_slots * HOT_SHARE)]])

@@ -1,5 +1,7 @@
 """The simulator counts what training counts, to the row."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,12 @@ import torch
 import hotbed
 from hotbed import EmbeddingTables, Table
 from hotbed.cache import POLICIES, CacheCounts
+from hotbed.data.dataset import Dataset
 from hotbed.errors import BudgetError, ConfigError
-from hotbed.plan import optimum, simulate, trace_of
+from hotbed.plan import optimum, read_trace, simulate, trace_of
+from hotbed.train.run import run
+from tests.train.conftest import ready_for
+from tests.train.small import write_dataset
 
 ROWS = (400, 90, 7)
 BATCH = 12
@@ -59,6 +65,22 @@ def test_with_prefetch(policy, share, ahead):
     counts = simulate(trace_from(batches), round(share * sum(ROWS)), policy, **ahead)
     assert counts == train(batches, share, policy, ahead)._replace(**MOVED)
     assert counts.misses > counts.created or share == 0.5
+
+
+@pytest.mark.parametrize("ahead", [(0, 0), (3, 8)], ids=["automatic", "three of eight"])
+def test_a_whole_run(tmp_path, ahead):
+    dataset = Dataset.open(write_dataset(tmp_path / "clicks"))
+    sets = ["data.batch_size=16", "train.epochs=1", "train.eval_every=0", "train.log_every=10", "tables.cache=0.7"]
+    built = ready_for(dataset)(tmp_path / "run", *sets, f"tables.window={ahead[0]}", f"tables.look_ahead={ahead[1]}")
+    run(built.training, built.subject)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    trained = [line["cache"] for line in lines if "cache" in line]  # figures of a batch, interval by interval
+    trace = read_trace(dataset, batch_size=16, shuffle=True)
+    given = {"window": ahead[0], "look_ahead": ahead[1]} if ahead[0] else {}
+    counts = simulate(trace, round(0.7 * trace.num_rows), **given)
+    for name in ("keys", "misses", "created", "evictions", "written_back"):
+        assert round(sum(one[name] * one["batches"] for one in trained)) == getattr(counts, name), name
+    assert counts.misses > counts.created
 
 
 @pytest.mark.parametrize("num_batches", [0, 1, 3])

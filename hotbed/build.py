@@ -211,13 +211,17 @@ def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
     sizes = cache_sizes(learner.tables)
     if sizes is None:
         return
-    for split, loader in {"train": loaders.train, **loaders.held_out}.items():
+    needed: dict[str, int] = {}
+    splits = {"train": loaders.train, **loaders.held_out}
+    for split, loader in splits.items():
         with closing(loader.epoch(0)) as batches:
-            needed = max(rows_of_batch(learner.tables.tables, batch) for batch in islice(batches, _BATCHES_TRIED))
-        if needed > sizes["slots"]:
-            setting = "data.batch_size" if split == "train" else "data.eval_batch_size"
-            what = f"a batch of {loader.batch_size:,} samples of {split} ({setting})"
-            raise too_small(what, needed, sizes, learner.tables.tables)
+            tried = islice(batches, _BATCHES_TRIED)
+            needed[split] = max(rows_of_batch(learner.tables.tables, batch) for batch in tried)
+    worst = max(needed, key=needed.__getitem__)
+    if needed[worst] > sizes["slots"]:
+        setting = "data.batch_size" if worst == "train" else "data.eval_batch_size"
+        what = f"a batch of {splits[worst].batch_size:,} samples of {worst} ({setting})"
+        raise too_small(what, needed[worst], sizes, learner.tables.tables)
 
 
 def _row_optimizer(config: RunConfig) -> RowOptimizer:

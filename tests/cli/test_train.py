@@ -126,6 +126,19 @@ def test_a_cache_that_cannot_hold_a_batch(hotbed, tmp_path):
     assert result.code == 0, result.err
 
 
+def test_a_run_goes_on_with_another_cache(hotbed, tmp_path):
+    whole, changed = tmp_path / "whole", tmp_path / "changed"
+    assert hotbed("train", *CLICKS, "--out", whole).code == 0
+    assert hotbed("train", *CLICKS, "--out", changed, "--set", "train.max_steps=5", "--cache", "0.2").code == 0
+    flags = ("--set", "train.max_steps=0", "--cache", "0.3", "--policy", "lfu", "--set", "tables.window=2")
+    result = hotbed("train", "--resume", changed, *flags)
+    assert result.code == 0, result.err
+    ours, theirs = (run / "model" / "tables.safetensors" for run in (changed, whole))
+    assert ours.read_bytes() == theirs.read_bytes()
+    result = hotbed("train", "--resume", changed, "--epochs", "2", "--set", "tables.precision=bf16")
+    assert "tables.precision cannot change on --resume" in result.err
+
+
 def test_an_evaluation_batch_that_does_not_fit_is_told_before_training(hotbed, tmp_path):
     run = tmp_path / "run"
     sets = ("--set", "data.batch_size=16", "--set", "data.eval_batch_size=300")

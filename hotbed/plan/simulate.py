@@ -61,8 +61,9 @@ class _Run:
         self.counts = CacheCounts()
         self._trace = trace
         self._cache = Cache(num_slots, make_policy(policy), torch.device("cpu"))
-        self._rows = np.unique(np.concatenate([trace.keys, hot]))
-        self._written = np.zeros(self._rows.shape[0], dtype=np.bool_)  # rows that the store holds
+        # by key; of a large table only the pages that are used take memory
+        self._written = np.zeros(trace.num_rows, dtype=np.bool_)  # the store holds the row
+        self._missed = np.zeros(trace.num_rows, dtype=np.bool_)  # in this window
         if hot.shape[0]:
             self._cache.keep(torch.from_numpy(hot))
             self._take_note([], self._cache.plan([self._cache.arrive_at_once(torch.from_numpy(hot), None)], False))
@@ -95,13 +96,15 @@ class _Run:
     def _take_note(self, batches: Sequence[int], plan: CachePlan) -> None:
         """Count one window; every row of a batch is looked up as often as the trace says."""
         trace, misses = self._trace, plan.miss_keys.numpy()
+        self._missed[misses] = True
         lookups = missed_lookups = 0
         for number in batches:
             times = trace.counts[trace.offsets[number] : trace.offsets[number + 1]]
             lookups += int(times.sum())
-            missed_lookups += int(times[np.isin(trace.batch(number), misses, kind="sort")].sum())
-        is_new = ~self._written[np.searchsorted(self._rows, misses)]
-        self._written[np.searchsorted(self._rows, plan.victim_keys.numpy())] = True
+            missed_lookups += int(times[self._missed[trace.batch(number)]].sum())
+        self._missed[misses] = False
+        num_written = int(self._written[misses].sum())
+        self._written[plan.victim_keys.numpy()] = True
         self.counts = self.counts.plus(
             CacheCounts(
                 windows=1,
@@ -109,7 +112,7 @@ class _Run:
                 keys=plan.num_keys,
                 hits=plan.num_hits,
                 misses=plan.num_misses,
-                created=int(is_new.sum()),
+                created=plan.num_misses - num_written,
                 evictions=plan.num_evictions,
                 written_back=plan.num_victims,
                 lookups=lookups,

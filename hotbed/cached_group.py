@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +21,18 @@ from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, Decision, make_
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.group import Member, TableGroup
 from hotbed.memory import in_words
-from hotbed.ops.host import Later
-from hotbed.ops.lookups import Lookups, Ticket
+from hotbed.ops.lookups import Lookups, Span, Ticket
 from hotbed.ops.move import FirstRows, first_records, pack, unpack
 from hotbed.ops.records import Precision
+from hotbed.ops.streams import after, mark
 from hotbed.optim import RowOptimizer
 from hotbed.staging import Staging
 from hotbed.store import MemoryStore
+
+if TYPE_CHECKING:  # lanes are Triton's, which need not be there
+    from hotbed.cache.lane import Lane, LanePlan
+    from hotbed.ops.keys.triton import KeyMaker
+    from hotbed.ops.move.porter import Porter
 
 _LOAD_CHUNK = 1 << 18
 
@@ -42,12 +47,15 @@ class Ahead(NamedTuple):
 class Fetch:
     """The rows of one window on their way, in and out."""
 
-    def __init__(self, plan: CachePlan) -> None:
+    def __init__(self, plan: CachePlan | LanePlan, num_batches: int, num_lookups: int) -> None:
         self.plan = plan
+        self.num_batches = num_batches
+        self.num_lookups = num_lookups
         self.late: Tensor | None = None  # positions of misses that leave with an earlier window and are not written yet
         self.source: Tensor | None = None
         self.staged: Tensor | None = None
-        self.leaving: Later | None = None
+        self.leaving: Tensor | None = None  # victims, packed on the device
+        self.packed: Any = None  # the mark at which they are
 
     @property
     def num_late(self) -> int:
@@ -111,17 +119,7 @@ class CachedGroup(TableGroup):
         plan = self.cache.finish(decision)
         placed = [a.lookups._replace(slots=self.cache.slots_of(a.arrival, plan), ticket=ticket) for a in window]
         self.cache.numbers.publish()
-        self._count(
-            CacheCounts(
-                windows=1,
-                batches=len(window),
-                keys=plan.num_keys,
-                hits=plan.num_hits,
-                misses=plan.num_misses,
-                lookups=sum(ahead.arrival.num_lookups for ahead in window),
-            )
-        )
-        return Fetch(plan), placed
+        return Fetch(plan, len(window), sum(ahead.arrival.num_lookups for ahead in window)), placed
 
     def read(self, fetch: Fetch) -> None:
         """Host: rows that exist below go to the staging area and on to the device (on the current stream)."""
@@ -136,6 +134,12 @@ class CachedGroup(TableGroup):
         self._staging.sent()
         self._count(
             CacheCounts(
+                windows=1,
+                batches=fetch.num_batches,
+                keys=plan.num_keys,
+                hits=plan.num_hits,
+                misses=plan.num_misses,
+                lookups=fetch.num_lookups,
                 created=plan.num_misses - num_rows - num_late,
                 evictions=plan.num_evictions,
                 written_back=plan.num_victims,
@@ -162,15 +166,68 @@ class CachedGroup(TableGroup):
         """Device: victims leave their slots, misses take them, rows never written before are created (current stream)."""
         plan = fetch.plan
         if plan.num_victims:
-            fetch.leaving = Later(self._packed(plan.victim_slots))
+            fetch.leaving = self._packed(plan.victim_slots)
+            fetch.packed = mark(self.records.device)
         if plan.num_misses and fetch.staged is not None and fetch.source is not None:
-            lists = plan.lists
-            unpack(self.records, lists.miss_slots, fetch.source, fetch.staged, lists.miss_keys, self._first)
+            unpack(self.records, plan.miss_slots, fetch.source, fetch.staged, plan.miss_keys_on_device, self._first)
 
     def write(self, fetch: Fetch) -> None:
-        """Host: victims reach the store."""
+        """Host: victims reach the store (copied on the current stream)."""
         if fetch.leaving is not None:
-            self.store.write(fetch.plan.victim_keys, fetch.leaving.get())
+            if fetch.packed is not None:
+                after(self.records.device, fetch.packed)
+            self.store.write(fetch.plan.victim_keys, self._staging.outward(fetch.leaving))
+
+    def new_lane(
+        self, spans: tuple[Span, ...], tables: tuple[str, ...], window: int, learns: bool
+    ) -> tuple[Lane, KeyMaker]:
+        """A lane for batches of these spans, on CUDA; and what makes its keys."""
+        from hotbed.cache.lane import Lane
+        from hotbed.ops.keys.triton import KeyMaker
+
+        keys = KeyMaker(spans, self._way_of(tables).addresses, self.records.device)
+        return Lane(self.cache, keys, sum(span.length for span in spans), window, learns), keys
+
+    def new_porter(self, lane: Lane) -> Porter:
+        """Who moves the rows of a lane's windows."""
+        from hotbed.ops.move.porter import Porter
+
+        return Porter(*self.store.parts(), lane.host_lists, self.records.device)
+
+    def exchange_with(self, porter: Porter, number: int, plan: LanePlan, num_batches: int, num_lookups: int) -> None:
+        """Device: as `exchange`, for a window whose rows the porter moves."""
+        slot, num_rows = porter.staged(number)
+        num_victims, num_misses = plan.num_victims, plan.num_misses
+        miss_keys, miss_slots, victim_slots = plan.device_lists
+        if self.records.device.type == "cuda":
+            from hotbed.ops.move import triton
+
+            triton.pack(self.records, victim_slots, slot.packed, num_victims)
+            triton.unpack(
+                self.records, miss_slots, slot.device_source, slot.device_rows, miss_keys, self._first, num_misses
+            )
+        else:
+            pack(self.records, victim_slots[:num_victims], slot.packed[:num_victims])
+            parts = (miss_slots[:num_misses], slot.device_source[:num_misses], slot.device_rows, miss_keys[:num_misses])
+            unpack(self.records, *parts, self._first)
+        porter.exchanged(number, mark(self.records.device))
+        num_bytes = self.layout.width * 4
+        self._count(
+            CacheCounts(
+                windows=1,
+                batches=num_batches,
+                keys=plan.num_keys,
+                hits=plan.num_hits,
+                misses=num_misses,
+                created=num_misses - num_rows,
+                evictions=plan.num_evictions,
+                written_back=num_victims,
+                lookups=num_lookups,
+                missed_lookups=plan.num_missed_lookups,
+                bytes_in=num_rows * num_bytes,
+                bytes_out=num_victims * num_bytes,
+            )
+        )
 
     def placed(self, lookups: Lookups, learns: bool = True) -> Lookups:
         """Bring the rows in and name their slots, now. A call whose rows were moved since is placed again."""
@@ -179,7 +236,9 @@ class CachedGroup(TableGroup):
         if lookups.check is not None:
             lookups.check()
         self.let_go()
-        if lookups.keys is not None:
+        if lookups.renew is not None:
+            lookups = lookups.renew()
+        elif lookups.keys is not None:
             lookups = lookups._replace(slots=lookups.keys)
         window = [self.arrive(lookups, at_once=True)]
         self._ticket = Ticket(learns)
@@ -237,6 +296,13 @@ class CachedGroup(TableGroup):
         self.records = fn(self.records)
         self._staging = Staging(self.layout.width, self.records.device)
         self._forget()
+
+    def refuse_batch(self, num_keys: int) -> None:
+        """Raise: one batch needs more rows than there are slots."""
+        try:
+            self.cache.refuse(num_keys, 1)
+        except BudgetError as error:
+            raise self._explain(error) from None
 
     def stalled(self, seconds: float) -> None:
         """Training waited this long for a window."""

@@ -1,13 +1,16 @@
-"""Pinned memory between the store and the device: rows gathered on the host wait here for their copy, in two buffers.
+"""Pinned memory between the store and the device: rows on their way wait here, in two buffers each way.
 
 A buffer is filled again only when the copy out of it is done, so the copy of one window runs while the next is gathered.
-On the CPU nothing is copied twice: rows are unpacked straight from here.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from hotbed.ops.streams import current, mark
 
 _ROUND = 4096  # rows
 
@@ -17,9 +20,11 @@ class Staging:
 
     def __init__(self, width: int, device: torch.device) -> None:
         self._width = width
+        self._device = device
         self._pinned = device.type == "cuda"
         self._in: list[tuple[Tensor, Tensor]] = [self._new(0), self._new(0)]
-        self._sent: list[torch.cuda.Event | None] = [None, None]
+        self._out = self._new(0)[0]
+        self._sent: list[Any] = [None, None]
         self._turn = 0
 
     def inward(self, num_rows: int) -> tuple[Tensor, Tensor]:
@@ -36,8 +41,18 @@ class Staging:
     def sent(self) -> None:
         """The copies out of what `inward` gave are on the current stream."""
         if self._pinned:
-            event = self._sent[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
+            self._sent[self._turn] = mark(self._device)
+
+    def outward(self, packed: Tensor) -> Tensor:
+        """Rows [V, W] on the host, when the copy (on the current stream) is done; they stay until the next call."""
+        if not self._pinned:
+            return packed
+        if self._out.shape[0] < packed.shape[0]:
+            self._out = self._new(packed.shape[0] + packed.shape[0] // 4)[0]
+        rows = self._out[: packed.shape[0]]
+        rows.copy_(packed, non_blocking=True)
+        current(packed.device).synchronize()
+        return rows
 
     def _new(self, num_rows: int) -> tuple[Tensor, Tensor]:
         num_rows = -(-num_rows // _ROUND) * _ROUND

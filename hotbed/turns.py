@@ -36,6 +36,7 @@ class Turns:
     def __init__(self) -> None:
         self.feed: Feeding | None = None
         self.broken: BaseException | None = None
+        self.lanes: dict[Any, Any] = {}  # recordings that the next feed can use again
         self._planned: dict[int, Planned] = {}
 
     def claim(self) -> None:

@@ -11,7 +11,6 @@ from hotbed.bench.setting import Setting
 from hotbed.bench.timing import COUNTED, Timing
 from hotbed.cache import DEFAULT_POLICY
 from hotbed.errors import ConfigError
-from hotbed.pipeline import DEFAULT_LOOK_AHEAD
 
 
 class Result(NamedTuple):
@@ -87,7 +86,7 @@ def _cache_columns(system: str, setting: Setting) -> dict[str, object]:
         "cache": setting.cache if cached else "",
         "policy": (setting.policy or DEFAULT_POLICY) if ours else "",
         "window": (setting.window or "auto") if ours else "",
-        "look_ahead": (setting.look_ahead or DEFAULT_LOOK_AHEAD) if ours else "",
+        "look_ahead": (setting.look_ahead or "auto") if ours else "",
         "warm_store": setting.warm_store if ours else "",
     }
 

@@ -1,12 +1,13 @@
 """Keys -> slots: the policies, the plan of a window."""
 
-from hotbed.cache.cache import Arrival, Cache, CachePlan, Decision
+from hotbed.cache.cache import MOST_AHEAD, Arrival, Cache, CachePlan, Decision, most_ahead
 from hotbed.cache.counts import CacheCounts
 from hotbed.cache.policies import DEFAULT_POLICY, POLICIES, make_policy
 from hotbed.cache.window import MOST_BATCHES, window_length
 
 __all__ = [
     "DEFAULT_POLICY",
+    "MOST_AHEAD",
     "MOST_BATCHES",
     "POLICIES",
     "Arrival",
@@ -15,5 +16,6 @@ __all__ = [
     "CachePlan",
     "Decision",
     "make_policy",
+    "most_ahead",
     "window_length",
 ]

@@ -16,6 +16,7 @@ Shapes: L look-ups of a batch, U distinct keys of it, M misses of a window, V vi
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -39,8 +40,11 @@ from hotbed.ops.index import (
     SYNC_BIT,
     VICTIMS,
     Arrived,
+    Cells,
     Lists,
     Scoring,
+    SlotState,
+    bits_of,
     new_cells,
     new_slots,
     ops_for,
@@ -49,15 +53,26 @@ from hotbed.ops.index import (
 _CELLS_PER_SLOT = 2
 _FULL = 0.7  # of the cells; above it the table grows
 _RESPILL = 64  # windows between two cleanings
+_MOST_STRIDE = 8
 HOST_LISTS = 6  # plans whose lists the host can read at a time
+
+
+def most_ahead(stride: int) -> int:
+    """Batches that can be ahead when `stride` of them share a bit: the first may be the last of its step."""
+    return (AHEAD_BITS - 1) * stride + 1
+
+
+MOST_AHEAD = most_ahead(_MOST_STRIDE)
 
 
 class Arrival:
     """A batch that is known and not yet planned."""
 
-    def __init__(self, arrived: Arrived, bit: int, sorted_keys: Tensor, order: Tensor | None, row: Row) -> None:
+    def __init__(
+        self, arrived: Arrived, number: int | None, sorted_keys: Tensor, order: Tensor | None, row: Row
+    ) -> None:
         self.arrived = arrived
-        self.bit = bit
+        self.number = number  # among the batches ahead; None for one that is planned at once
         self.sorted_keys = sorted_keys  # [L]; in the order of the batch on the CPU, where nothing is sorted
         self.order = order  # [L], the positions of sorted_keys in the batch
         self.row = row
@@ -136,6 +151,16 @@ class CachePlan:
         return self.lists.host_victim_keys[: self.num_victims]
 
     @property
+    def miss_slots(self) -> Tensor:
+        """int64 [M], on the device."""
+        return self.lists.miss_slots
+
+    @property
+    def miss_keys_on_device(self) -> Tensor:
+        """int64 [M]."""
+        return self.lists.miss_keys
+
+    @property
     def victim_slots(self) -> Tensor:
         """int64 [V], on the device."""
         return self.lists.victim_slots[: self.num_victims]
@@ -154,39 +179,54 @@ class Cache:
         self._cells = new_cells(_CELLS_PER_SLOT * num_slots, device)
         self._ops = ops_for(self._cells.key)
         self._live = 0  # cells in use, as far as it is known
-        self._waiting: list[Arrival] = []  # arrived, not planned, in order
         self._uncounted: list[Arrival | CachePlan] = []  # what is not in _live yet
         self._host_lists: list[tuple[Tensor, Tensor]] = [_host_lists(0, device)] * HOST_LISTS
         self._usual = 0  # cells a batch has taken lately
-        self._next_bit = 0
         self._windows = 0
+        self._ahead: deque[Arrival] = deque()  # arrived, not planned, in order
+        self.num_arrived = self.num_planned = 0  # batches, since none was ahead
+        self.stride = 1  # batches that share one bit of `future`
+        self.version = 0  # of the table: cells move when it grows
 
-    @property
-    def num_ahead(self) -> int:
-        """Batches that have arrived and are not planned."""
-        return len(self._waiting)
+    def look_ahead(self, num_keys: int, given: int | None) -> int:
+        """How many batches to know before a window is planned; called when the first one has `num_keys` distinct keys.
+
+        A row that will be used should be seen coming. The future that counts is four caches long: with fewer batches ahead
+        rows are let go that come back soon. There are 30 bits for the batches ahead; where that is not enough, several
+        batches share one.
+        """
+        if given is None:
+            self.stride = max(1, min(_MOST_STRIDE, -(-4 * self.num_slots // (AHEAD_BITS * max(1, num_keys)))))
+            return most_ahead(self.stride)
+        self.stride = next(stride for stride in range(1, given + 1) if most_ahead(stride) >= given)
+        return given
 
     def arrive(self, sorted_keys: Tensor, order: Tensor | None) -> Arrival:
         """A batch ahead: its keys [L] (-1 for none), sorted where there is an order."""
-        assert len(self._waiting) < AHEAD_BITS, f"{len(self._waiting)} batches are ahead, {AHEAD_BITS} at most"
-        arrival = self._arrive(sorted_keys, order, self._next_bit)
-        self._next_bit = (self._next_bit + 1) % AHEAD_BITS
-        self._waiting.append(arrival)
+        bit = self.note_arrival()
+        arrival = self._arrive(sorted_keys, order, bit, self.num_arrived - 1)
+        self._ahead.append(arrival)
         return arrival
+
+    def note_arrival(self) -> int:
+        """Number the next batch ahead; its bit."""
+        ahead = self.num_arrived - self.num_planned
+        assert ahead < most_ahead(self.stride), f"{ahead} batches are ahead, {most_ahead(self.stride)} at most"
+        self.num_arrived += 1
+        return ((self.num_arrived - 1) // self.stride) % AHEAD_BITS
 
     def arrive_at_once(self, sorted_keys: Tensor, order: Tensor | None) -> Arrival:
         """A batch that is planned before anything else happens."""
-        return self._arrive(sorted_keys, order, SYNC_BIT)
+        return self._arrive(sorted_keys, order, SYNC_BIT, None)
 
     def drop_ahead(self) -> None:
         """Forget every batch that has arrived and is not planned."""
-        for arrival in self._waiting:
-            row = self.numbers.take()
-            self._ops.drop(self._cells, arrival.arrived, arrival.row.counts, arrival.bit, row.counts)
-            self._live -= row.read()[FREED]
-            self._live += arrival.num_new if arrival in self._uncounted else 0
-        self._uncounted = [u for u in self._uncounted if u not in self._waiting]
-        self._waiting, self._next_bit = [], 0
+        self._count_live(wait=True)
+        row = self.numbers.take()
+        self._ops.sweep(self._cells, (1 << AHEAD_BITS) - 1, row.counts)
+        self._live -= row.read()[FREED]
+        self._ahead.clear()
+        self.num_arrived = self.num_planned = 0
 
     def plan(self, window: Sequence[Arrival], train: bool) -> CachePlan:
         """Decide at once."""
@@ -199,23 +239,36 @@ class Cache:
         """
         most = sum(arrival.num_keys for arrival in window)
         if most > self.num_slots:
-            self._refuse(most, len(window))
+            self.refuse(most, len(window))
         row = self.numbers.take()
         since = self.clock + 1
         misses = torch.empty(most, dtype=torch.int32, device=self.device)
         for arrival in window:
             self.clock += 1
             self._ops.collect(
-                self._cells, self._slots, arrival.arrived, arrival.row.counts, arrival.bit, self.clock, since,
-                self.policy.half_life, train, misses, row.counts,
+                self._cells, self._slots, arrival.arrived, arrival.sorted_keys, self.clock, since, self.policy.half_life,
+                train, misses, row.counts,
             )  # fmt: skip
-        if window[0].bit != SYNC_BIT:
-            assert self._waiting[: len(window)] == list(window), (
-                "batches are planned in the order in which they arrived"
-            )
-            del self._waiting[: len(window)]
-        turn = self._waiting[0].bit if self._waiting else self._next_bit
-        return Decision(window, row, misses, since, turn, self.clock, train)
+        bits = bits_of(SYNC_BIT)
+        if window[0].number is not None:
+            for arrival in window:
+                first = self._ahead.popleft()
+                assert first is arrival, f"batch {arrival.number} is planned before batch {first.number}"
+            bits = self.note_planned(len(window))
+        if bits:
+            self._ops.sweep(self._cells, bits, row.counts)
+        return Decision(window, row, misses, since, self.turn, self.clock, train)
+
+    def note_planned(self, num_batches: int) -> int:
+        """The next batches ahead are planned; the bits that nobody ahead has any more."""
+        past = range(self.num_planned // self.stride, (self.num_planned + num_batches) // self.stride)
+        self.num_planned += num_batches
+        return sum(1 << (step % AHEAD_BITS) for step in past)
+
+    @property
+    def turn(self) -> int:
+        """The bit of the next batch ahead."""
+        return (self.num_planned // self.stride) % AHEAD_BITS
 
     def finish(self, decision: Decision) -> CachePlan:
         """Choose slots and take note; windows are finished in the order in which they were begun."""
@@ -234,10 +287,14 @@ class Cache:
         row.again()
         plan = CachePlan(num_hits, num_misses, lists, row)
         self._uncounted.append(plan)
+        self.note_window()
+        return plan
+
+    def note_window(self) -> None:
+        """A window has been decided; now and then the table is tidied."""
         self._windows += 1
         if self._windows % _RESPILL == 0:
             self._ops.respill(self._cells)
-        return plan
 
     def slots_of(self, arrival: Arrival, plan: CachePlan) -> Tensor:
         """The slot [L] of every look-up of a batch that was just planned."""
@@ -249,7 +306,7 @@ class Cache:
     def keep(self, keys: Tensor) -> None:
         """Tell the policy that these keys (distinct, ascending, at most S) are hot."""
         assert keys.shape[0] <= self.num_slots, f"{keys.shape[0]} hot rows for {self.num_slots} slots"
-        self._arrive(keys.to(self.device), None, HOT_BIT)
+        self._arrive(keys.to(self.device), None, HOT_BIT, None)
 
     def mark_dirty(self, slots: Tensor) -> None:
         """These slots' rows are about to change."""
@@ -259,6 +316,10 @@ class Cache:
         """(keys, slots) of all rows that may differ from those below."""
         slots = (self._slots.dirty != 0).nonzero().squeeze(1)
         return self._cells.key[self._slots.cell[slots].to(torch.int64)], slots
+
+    def parts(self) -> tuple[Cells, SlotState]:
+        """For a lane, which runs the same steps on its own."""
+        return self._cells, self._slots
 
     def mark_clean(self) -> None:
         """All rows have been written back."""
@@ -290,10 +351,11 @@ class Cache:
         known = self._count_live(wait=True)
         assert known == keys.shape[0], f"{known} cells counted, {keys.shape[0]} in use"
 
-    def _arrive(self, sorted_keys: Tensor, order: Tensor | None, bit: int) -> Arrival:
-        self._make_room(int(sorted_keys.shape[0]))
+    def _arrive(self, sorted_keys: Tensor, order: Tensor | None, bit: int, number: int | None) -> Arrival:
+        self.make_room(int(sorted_keys.shape[0]))
         row = self.numbers.take()
-        arrival = Arrival(self._ops.arrive(self._cells, sorted_keys, bit, row.counts), bit, sorted_keys, order, row)
+        arrived = self._ops.arrive(self._cells, sorted_keys, bits_of(bit), row.counts)
+        arrival = Arrival(arrived, number, sorted_keys, order, row)
         self._uncounted.append(arrival)
         return arrival
 
@@ -305,7 +367,8 @@ class Cache:
         miss_keys, miss_slots, victim_slots = on_device
         return Lists(miss_keys, miss_slots, victim_slots, *self._host_lists[turn])
 
-    def _refuse(self, needed: int, num_batches: int) -> None:
+    def refuse(self, needed: int, num_batches: int) -> None:
+        """Raise: that many rows do not fit."""
         what = "one batch needs" if num_batches == 1 else f"a window of {num_batches} batches needs"
         raise BudgetError(
             f"{what} {needed:,} rows at once, but the cache has {self.num_slots:,} slots. "
@@ -328,18 +391,35 @@ class Cache:
         del self._uncounted[:counted]
         return self._live
 
-    def _make_room(self, num_lookups: int) -> None:
+    def make_room(self, num_lookups: int) -> None:
         """Let no search run long: the table grows before it is full."""
         num_cells = self._cells.key.shape[0]
         pending = [each.num_lookups for each in self._uncounted if isinstance(each, Arrival)]
         usual = 2 * self._usual * (len(pending) + 1) if self._usual else sum(pending) + num_lookups
-        if (
-            self._count_live(wait=False) + usual <= _FULL * num_cells
-            and self._live + sum(pending) + num_lookups <= num_cells
-        ):
+        known = self._count_live(wait=False)
+        if known + usual <= _FULL * num_cells and known + sum(pending) + num_lookups <= num_cells:
             return
         if self._count_live(wait=True) + num_lookups > _FULL * num_cells:
             self._grow(int((self._live + num_lookups) / _FULL * 1.25))
+
+    def reserve(self, num_cells: int) -> None:
+        """Make the table this large at once."""
+        if num_cells > self._cells.key.shape[0]:
+            self._grow(num_cells)
+
+    def has_room(self, usual: int, most: int) -> bool:
+        """Whether a lane may take that many cells, usually and at most."""
+        num_cells = self._cells.key.shape[0]
+        return self._live + usual <= _FULL * num_cells and self._live + most <= num_cells
+
+    @property
+    def num_live(self) -> int:
+        """Cells in use, as far as it is known."""
+        return self._live
+
+    def count_cells(self, more: int) -> None:
+        """A lane has taken or freed cells."""
+        self._live += more
 
     def _grow(self, num_cells: int) -> None:
         """A larger table; cells move, so everything that remembers one is told."""
@@ -348,20 +428,19 @@ class Cache:
         keys, by_key = torch.sort(old.key[used])
         from_cells = used[by_key]
         self._cells = new_cells(num_cells, self.device)
-        arrived: Arrived = self._ops.arrive(self._cells, keys, 0, self.numbers.take().counts)
-        to_cells = arrived.cells.to(torch.int64)
+        self._ops.arrive(self._cells, keys, 0, self.numbers.take().counts)
+        to_cells = (self._cells.key != EMPTY).nonzero().squeeze(1)
         to_cells = to_cells[torch.sort(self._cells.key[to_cells]).indices]
         self._cells.slot[to_cells] = old.slot[from_cells]
         self._cells.future[to_cells] = old.future[from_cells]
         new_cell = torch.full((old.key.shape[0] + 1,), FREE, dtype=torch.int32, device=self.device)  # [-1] stays -1
         new_cell[from_cells] = to_cells.to(torch.int32)
         self._slots.cell.copy_(new_cell[self._slots.cell.to(torch.int64)])
-        for arrival in self._waiting:
-            cells = arrival.arrived.cells[: arrival.num_keys]
-            cells.copy_(new_cell[cells.to(torch.int64)])
-            if arrival.arrived.cell_of_lookup is not None:
-                cell_of = arrival.arrived.cell_of_lookup
-                cell_of.copy_(new_cell[cell_of.to(torch.int64)])
+        for arrival in self._ahead:
+            for cells in arrival.arrived:
+                if cells is not None:
+                    cells.copy_(new_cell[cells.to(torch.int64)])
+        self.version += 1
 
 
 def _host_lists(length: int, device: torch.device) -> tuple[Tensor, Tensor]:

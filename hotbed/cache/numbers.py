@@ -6,8 +6,12 @@ stream; reading a row waits for the first publication after the row was handed o
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from hotbed.ops.streams import mark
 
 _ROWS = 512
 _HALF = _ROWS // 2
@@ -19,7 +23,7 @@ class _Publication:
 
     def __init__(self) -> None:
         self.done = False
-        self.event: torch.cuda.Event | None = None
+        self.event: Any = None
 
 
 class Row:
@@ -38,7 +42,7 @@ class Row:
     def ready(self) -> bool:
         """Whether `read` would not wait."""
         publication = self._publication
-        return publication.done and (publication.event is None or publication.event.query())  # type: ignore[no-untyped-call]
+        return publication.done and (publication.event is None or publication.event.query())
 
     def read(self) -> list[int]:
         """The numbers as they were when published."""
@@ -74,6 +78,5 @@ class Numbers:
         publication, self.coming = self.coming, _Publication()
         if self._on_cuda:
             self.mirror.copy_(self._ring, non_blocking=True)
-            publication.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            publication.event.record()
+            publication.event = mark(self._ring.device)
         publication.done = True

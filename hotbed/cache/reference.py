@@ -32,19 +32,29 @@ class ReferenceCache:
         self.num_slots = num_slots
         self.rows: dict[int, _Story] = {}
         self.hot: set[int] = set()
-        self.waiting: list[set[int]] = []
+        self.ahead: list[set[int]] = []  # every batch that arrived
+        self.num_planned = 0
+        self.stride = 1
         self.clock = 0
         self._policy = policy
         self._score = policy.bind({"where": lambda condition, yes, no: yes if condition else no})
 
     def arrive(self, keys: Sequence[int]) -> None:
         """A batch ahead."""
-        self.waiting.append({key for key in keys if key >= 0})
+        self.ahead.append({key for key in keys if key >= 0})
 
     def plan(self, num_batches: int, train: bool) -> ReferencePlan:
         """The next batches' turn."""
+        window = self.ahead[self.num_planned : self.num_planned + num_batches]
+        self.num_planned += num_batches
+        return self._plan(window, train)
+
+    def plan_at_once(self, keys: Sequence[int]) -> ReferencePlan:
+        """A batch that is used for evaluation before those ahead."""
+        return self._plan([set(keys)], train=False)
+
+    def _plan(self, window: list[set[int]], train: bool) -> ReferencePlan:
         since, half = self.clock + 1, self._policy.half_life
-        window, self.waiting = self.waiting[:num_batches], self.waiting[num_batches:]
         hits: set[int] = set()
         misses: set[int] = set()
         for batch in window:
@@ -68,7 +78,9 @@ class ReferenceCache:
 
     def _value(self, key: int) -> int:
         last, uses, _ = self.rows[key]
-        next_use = next((n for n, batch in enumerate(self.waiting, start=1) if key in batch), 0)
+        step = self.num_planned // self.stride  # a step's batches are known until the last of them is planned
+        known = self.ahead[step * self.stride :]
+        next_use = next((1 + n // self.stride for n, batch in enumerate(known) if key in batch), 0)
         age = self.clock - last
         uses >>= min(age // self._policy.half_life, 31)
         return int(self._score(next_use, uses, age, int(key in self.hot)))

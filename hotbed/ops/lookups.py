@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ class Lookups(NamedTuple):
     bad: Tensor | None = None  # int64 [1], on CUDA: NONE, or the position of a bad id; then the update does nothing
     check: Callable[[], None] | None = None  # waits for the ids to be checked and raises IdError
     ticket: Ticket | None = None  # says whether the slots still hold
+    renew: Callable[[], Any] | None = None  # where keys are not kept: the look-ups again, with keys as slots
 
     def out_row_of_lookup(self) -> Tensor | None:
         """The output row each look-up goes to, int64 [L]; None when look-up i goes to row i."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from hotbed.cache import MOST_AHEAD
 from hotbed.errors import ConfigError
-from hotbed.ops.index import AHEAD_BITS
 from hotbed.pipeline.feed import Feed
 from hotbed.tables import EmbeddingTables
 
-__all__ = ["DEFAULT_LOOK_AHEAD", "prefetch"]
+__all__ = ["prefetch"]
 
-DEFAULT_LOOK_AHEAD = AHEAD_BITS
+_MOST_WINDOW = 30
 
 BatchT = TypeVar("BatchT")
 
@@ -33,13 +33,12 @@ def prefetch(
             it is read in a background thread, `look_ahead` batches ahead of training.
         tables: with a cache; without one, batches are moved to the device ahead and that is all.
         window: batches planned and fetched together, at most; by default as many as the cache holds well.
-        look_ahead: batches whose ids the policy knows in advance, up to 30; more find better victims and take memory.
+        look_ahead: batches whose ids are read in advance, up to 233; by default as many as the policy can make use of.
     """
-    for name, value, most in (("window", window, AHEAD_BITS), ("look_ahead", look_ahead, AHEAD_BITS)):
+    for name, value, most in (("window", window, _MOST_WINDOW), ("look_ahead", look_ahead, MOST_AHEAD)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
             raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {value!r}")
-    ahead = max(look_ahead or DEFAULT_LOOK_AHEAD, window or 1)
-    return _batches(Feed(loader, tables, window, ahead))
+    return _batches(Feed(loader, tables, window, look_ahead))
 
 
 def _batches(feed: Feed) -> Iterator[BatchT]:

@@ -1,16 +1,16 @@
 """The overlapped loop: batches are known, planned and fetched while earlier ones train.
 
     reader (thread)     loader -> batches on the device
-    training thread     batch n + look_ahead arrives; window n + 2 begins; window n + 1 is decided; window n trains
-    mover (thread)      window n + 1: rows read from the store; window n: victims written to it
+    training thread     batch n + look_ahead is made known; window n + 2 is planned; window n trains
+    mover (thread)      window n + 1, n + 2: rows read from the store; window n: victims written to it
 
 Between two windows, on the training stream, the victims of the next leave their slots and its misses take them: two short
 kernels over rows that are already on the device. So planning a window need keep no rows but its own, and the rows that are
 in flight cost the policy nothing.
 
-Planning runs on the training thread, a little at every batch: it only starts kernels, and a second thread that did so would
-spend its time passing Python's lock to and fro. It never waits for the device: numbers asked for at one batch are read at the
-next.
+Planning runs on the training thread and stream, a little at every batch: it only starts kernels, and a second thread that did
+so would spend its time passing Python's lock to and fro. It never waits for the device. On CUDA, batches that are id matrices
+of one size go through a lane (recorded launches); all others are planned launch by launch.
 
 The plain way (`CachedGroup.placed`) runs the same steps one after the other.
 """
@@ -23,15 +23,17 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from hotbed.cache import MOST_BATCHES, Decision, window_length
-from hotbed.cached_group import Ahead, CachedGroup
+from hotbed.cached_group import Ahead, CachedGroup, Fetch
 from hotbed.inputs import Given, as_given, flatten
 from hotbed.ops.lookups import Lookups, Ticket
+from hotbed.ops.streams import after, mark
 from hotbed.pipeline.batches import Ids, ids_of
+from hotbed.pipeline.lanes import Lanes, LaneWindow, lanes_for
 from hotbed.pipeline.mover import Move, Mover
 from hotbed.pipeline.reader import Reader
-from hotbed.pipeline.streams import Streams
 from hotbed.tables import EmbeddingTables
 from hotbed.turns import Planned
 
@@ -44,8 +46,10 @@ class _Waiting(NamedTuple):
     batch: Any
     named: Ids
     given: Given
-    lookups: list[Lookups]  # by group; slots are keys
-    aheads: list[Ahead]  # by cached group
+    lookups: list[Lookups]  # by group; slots are keys; none in a lane
+    aheads: list[Ahead]  # by cached group; none in a lane
+    flat: list[Tensor]  # ids by group, in a lane
+    number: int  # in the lane
 
 
 class _Begun(NamedTuple):
@@ -58,7 +62,7 @@ class _Begun(NamedTuple):
 class _Window:
     """Batches whose rows are in place, or on their way."""
 
-    def __init__(self, move: Move, ticket: Ticket) -> None:
+    def __init__(self, move: Move | list[LaneWindow], ticket: Ticket) -> None:
         self.move = move
         self.ticket = ticket
         self.batches: deque[tuple[Any, Planned]] = deque()
@@ -69,28 +73,31 @@ class _Window:
 class Feed:
     """Batches of one pass over a loader, each with its rows in place when it is handed out."""
 
-    def __init__(self, loader: Iterable[Any], tables: EmbeddingTables, window: int | None, look_ahead: int) -> None:
+    def __init__(
+        self, loader: Iterable[Any], tables: EmbeddingTables, window: int | None, look_ahead: int | None
+    ) -> None:
         self._tables = tables
+        self._device = tables.device
         self._given_window = window
-        self._look_ahead = look_ahead
+        self._given_look_ahead = None if look_ahead is None else max(look_ahead, window or 1)
+        self._look_ahead = 1  # until the first batch is known
         self._names = [feature.name for feature in tables.features]
         self._cached = [group for group in tables.groups if isinstance(group, CachedGroup)]
         self._learns = tables.training and torch.is_grad_enabled()
-        self._streams = Streams(tables.device)
-        self._reader = Reader(loader, tables.device)
-        self._mover = Mover(tables.device)
+        self._reader = Reader(loader, self._device)
+        self._mover = Mover(self._device)
         self._waiting: deque[_Waiting] = deque()
         self._begun: _Begun | None = None
         self._decided: deque[_Window] = deque()
         self._current: _Window | None = None
+        self._lanes: Lanes | None = None
         self._num_windows = 0
-        self._paused = self._rearrive = False
+        self._started = self._paused = self._rearrive = self._in_lane = False
         self._retired: deque[tuple[Any, Any]] = deque()  # device memory that the training stream may still read
         self._waits: deque[tuple[Any, Any]] = deque()  # marks around the waits of the training stream
 
     def start(self) -> None:
         self._tables.turns.take(self)
-        self._streams.planning_after(self._streams.mark())
         self._reader.start()
         self._mover.start()
 
@@ -120,6 +127,8 @@ class Feed:
                 self.pause(drop=True)
         finally:
             self._mover.close()
+            if self._lanes is not None:
+                self._lanes.stop()
             self._tables.turns.leave(self)
             if self._mover.error is not None:
                 self._tables.turns.broken = self._mover.error
@@ -127,33 +136,42 @@ class Feed:
     def pause(self, *, drop: bool) -> None:
         """Carry out what was decided, so that slots are as the index says, and promise nothing any more."""
         self._paused = True
-        with self._streams.use(self._streams.planning):
-            if self._begun is not None:
-                self._decide()
+        if self._begun is not None:
+            self._decide()
         for window in (self._current, *self._decided):
             if window is not None:
                 self._exchange(window)
                 window.ticket.valid = False
-        try:
-            self._mover.drain()
-        except BaseException:
-            raise self._break() from None
-        self._streams.after_planning()
+        self._drain()
         if drop:
+            if self._lanes is not None:
+                self._lanes.forget()
             for group in self._cached:
                 group.cache.drop_ahead()
             self._rearrive = True
 
+    def _drain(self) -> None:
+        """Wait until every row that left is in its store."""
+        try:
+            self._mover.drain()
+            if self._lanes is not None:
+                self._lanes.drain()
+        except BaseException as error:
+            self._tables.turns.broken = error
+            raise
+
     def _resume(self) -> None:
         for group in self._cached:
             group.let_go()
-        self._streams.planning_after(self._streams.mark())
         self._paused = False
         if self._rearrive:
             self._rearrive = False
-            with self._streams.use(self._streams.planning):
-                known = [waiting._replace(aheads=self._arrive(waiting.lookups)) for waiting in self._waiting]
-            self._waiting = deque(known)
+            self._waiting = deque([self._known_again(waiting) for waiting in self._waiting])
+
+    def _known_again(self, waiting: _Waiting) -> _Waiting:
+        if waiting.flat and self._lanes is not None:
+            return waiting._replace(number=self._lanes.arrive(waiting.flat))
+        return waiting._replace(aheads=self._arrive(waiting.lookups))
 
     def _break(self) -> BaseException:
         """A copy failed: rows on their way may be lost."""
@@ -170,68 +188,77 @@ class Feed:
         window.ticket.valid = False
         for planned in window.delivered:
             self._tables.turns.withdraw(planned)
-        mark = self._streams.mark()
-        if mark is not None:
-            self._retired.append((mark, window))
+        point = mark(self._device)
+        if point is not None:
+            self._retired.append((point, window))
             while self._retired and self._retired[0][0].query():
                 self._retired.popleft()
         while self._waits and self._waits[0][1].query():
-            before, after = self._waits.popleft()
-            self._cached[0].stalled(before.elapsed_time(after) / 1e3)
+            before, until = self._waits.popleft()
+            self._cached[0].stalled(before.elapsed_time(until) / 1e3)
 
     def _enter(self) -> _Window | None:
         """The next window, its rows in their slots."""
         self._tables.turns.take(self)
         if self._paused and not self._decided:
             self._resume()
-        first = self._num_windows == 0  # nothing can be fetched ahead of it
-        began, before = time.perf_counter(), self._streams.mark(timed=True)
+        began, before = time.perf_counter(), mark(self._device, timed=True)
         while not self._decided:
             if not self._plan(wait=True):
                 return None
         window = self._decided.popleft()
-        self._exchange(window)
-        if self._cached and not first:
-            if before is None:
-                self._cached[0].stalled(time.perf_counter() - began)
-            else:
-                self._waits.append((before, self._streams.mark(timed=True)))
+        self._exchange(window, before)
+        if before is None and self._started and self._cached:  # nothing can be fetched ahead of the first
+            self._cached[0].stalled(time.perf_counter() - began)
+        self._started = True
         return window
 
-    def _exchange(self, window: _Window) -> None:
+    def _exchange(self, window: _Window, before: Any = None) -> None:
         """Victims leave, misses come; on the current stream, after all that was asked of the windows before."""
         if window.exchanged:
             return
         window.exchanged = True
         move = window.move
-        move.staged.wait()
-        if self._mover.error is not None:
-            raise self._break()
-        self._streams.after(move.planned)
-        self._streams.after(move.mark)
-        for group, fetch in move.fetches:
-            group.exchange(fetch)
-        if move.fetches:
+        if isinstance(move, Move):
+            move.staged.wait()
+            if self._mover.error is not None:
+                raise self._break()
+            after(self._device, move.mark)
+            for group, fetch in move.fetches:
+                group.exchange(fetch)
             self._mover.write(move)
+        elif self._lanes is not None:
+            self._lanes.exchange(move)
+        if before is not None and self._started and self._cached:
+            self._waits.append((before, mark(self._device, timed=True)))
 
     def _plan(self, *, wait: bool) -> bool:
         """Work ahead, as far as it goes; with `wait`, until a window is decided. False when there is none left.
 
         Which batches a decision knows of depends on their order alone: none arrives between its beginning and its end.
         """
-        with self._streams.use(self._streams.planning):
-            if self._begun is not None and (
-                wait or (len(self._decided) < _DECIDED and all(d.row.ready() for d in self._begun.decisions))
-            ):
-                self._decide()
-            if self._begun is None:
-                self._know(wait=wait and not self._decided)
-                if self._waiting and (len(self._waiting) >= self._look_ahead or self._reader.ended):
+        if self._begun is not None and (
+            wait or (len(self._decided) < _DECIDED and all(d.row.ready() for d in self._begun.decisions))
+        ):
+            self._decide()
+        if self._begun is None:
+            self._know(wait=wait and not self._decided)
+            if len(self._waiting) >= self._look_ahead or (self._waiting and self._reader.ended):
+                in_lane = bool(self._waiting[0].flat)
+                if in_lane != self._in_lane:
+                    if self._decided or not wait:
+                        return bool(self._decided)
+                    self._drain()  # rows are moved by another thread from here on
+                    self._in_lane = in_lane
+                if in_lane:
+                    if len(self._decided) < _DECIDED:
+                        self._decide_in_lanes()
+                else:
                     self._begin()
-                for group in self._cached:
-                    group.cache.numbers.publish()
-            if wait and not self._decided and self._begun is not None:
-                self._decide()
+                    for group in self._cached:
+                        group.cache.numbers.publish()
+        if wait and not self._decided and self._begun is not None:
+            self._decide()
         return bool(self._decided)
 
     def _know(self, *, wait: bool) -> None:
@@ -240,44 +267,80 @@ class Feed:
             found = self._reader.get(wait=wait)
             if found is None:
                 return
-            batch, mark = found
-            self._streams.after(mark)
+            batch, point = found
+            after(self._device, point)
             named = ids_of(batch, self._names)
-            given = as_given(self._tables.features, named.ids, named.bags, self._tables.device)
-            groups = zip(self._tables.groups, self._tables.group_inputs)
-            lookups = [flatten(group, inputs, given) for group, inputs in groups]
-            self._waiting.append(_Waiting(batch, named, given, lookups, self._arrive(lookups)))
+            if self._lanes is None:
+                self._lanes = lanes_for(self._tables, named, self._given_window or MOST_BATCHES, self._learns)
+                if self._lanes is not None:
+                    self._lanes.start()
+            flat = None if self._lanes is None else self._lanes.flat(named)
+            if flat is not None and self._lanes is not None:
+                given = self._lanes.given(named)
+                waiting = _Waiting(batch, named, given, [], [], flat, self._lanes.arrive(flat))
+            else:
+                given = as_given(self._tables.features, named.ids, named.bags, self._device)
+                groups = zip(self._tables.groups, self._tables.group_inputs)
+                lookups = [flatten(group, inputs, given) for group, inputs in groups]
+                waiting = _Waiting(batch, named, given, lookups, self._arrive(lookups), [], 0)
+            self._waiting.append(waiting)
+            if self._look_ahead == 1:
+                self._see_how_far(waiting)
+
+    def _see_how_far(self, waiting: _Waiting) -> None:
+        """The first batch tells how many to look ahead."""
+        found = [
+            group.cache.look_ahead(num_keys, self._given_look_ahead)
+            for group, num_keys in zip(self._cached, self._num_keys(waiting))
+        ]
+        self._look_ahead = min(found, default=_DECIDED)
+        if self._lanes is not None:
+            self._lanes.reserve(self._look_ahead)
+
+    def _num_keys(self, waiting: _Waiting) -> list[int]:
+        """Distinct keys of a batch, by cached group."""
+        if waiting.flat and self._lanes is not None:
+            return self._lanes.num_keys(waiting.number)
+        return [ahead.arrival.num_keys for ahead in waiting.aheads]
 
     def _arrive(self, lookups: list[Lookups]) -> list[Ahead]:
         groups = zip(self._tables.groups, lookups)
         return [group.arrive(each) for group, each in groups if isinstance(group, CachedGroup)]
 
-    def _begin(self) -> None:
-        length = 1 if not self._cached else len(self._waiting)
-        for c, group in enumerate(self._cached):
-            num_keys = [waiting.aheads[c].arrival.num_keys for waiting in self._some_waiting()]
+    def _next_batches(self) -> list[_Waiting]:
+        """Those of the next window: alike, and no more than every group can hold."""
+        if not self._cached:
+            return [self._waiting.popleft()]
+        in_lane = bool(self._waiting[0].flat)
+        most: list[_Waiting] = []
+        for waiting in self._waiting:
+            if len(most) == (self._given_window or MOST_BATCHES) or bool(waiting.flat) != in_lane:
+                break
+            most.append(waiting)
+        length = len(most)
+        for group, num_keys in zip(self._cached, zip(*(self._num_keys(waiting) for waiting in most))):
             length = min(length, window_length(num_keys, group.num_slots, self._given_window))
-        chosen = [self._waiting[i] for i in range(length)]
+            if num_keys[0] > group.num_slots:
+                group.refuse_batch(num_keys[0])
+        return [self._waiting.popleft() for _ in range(length)]
+
+    def _begin(self) -> None:
+        chosen = self._next_batches()
         for waiting in chosen:
             for lookups in waiting.lookups:
                 if lookups.check is not None:
                     lookups.check()
         parts = enumerate(self._cached)
         decisions = [group.begin([w.aheads[c] for w in chosen], self._learns) for c, group in parts]
-        for _ in chosen:
-            self._waiting.popleft()
         self._begun = _Begun(chosen, decisions)
-
-    def _some_waiting(self) -> list[_Waiting]:
-        most = self._given_window or MOST_BATCHES
-        return [self._waiting[i] for i in range(min(most, len(self._waiting)))]
 
     def _decide(self) -> None:
         """Choose slots for the window that was begun, and send for its rows."""
         assert self._begun is not None
         (batches, decisions), self._begun = self._begun, None
         ticket = Ticket(self._learns)
-        fetches, placed = [], []
+        fetches: list[tuple[CachedGroup, Fetch]] = []
+        placed: list[list[Lookups]] = []
         parts = iter(range(len(self._cached)))
         for g, group in enumerate(self._tables.groups):
             if isinstance(group, CachedGroup):
@@ -287,10 +350,24 @@ class Feed:
                 placed.append(lookups)
             else:
                 placed.append([group.ordered(w.lookups[g]) for w in batches])
-        window = _Window(Move(self._num_windows, fetches, self._streams.mark()), ticket)
+        move = Move(self._num_windows, fetches)
         self._num_windows += 1
+        self._line_up(batches, move, placed, ticket)
+        self._mover.read(move)
+
+    def _decide_in_lanes(self) -> None:
+        assert self._lanes is not None
+        self._lanes.check(waiting.named for waiting in self._waiting)
+        batches = self._next_batches()
+        ticket = Ticket(self._learns)
+        parts, placed = self._lanes.plan([(w.flat, w.named) for w in batches], ticket)
+        self._line_up(batches, parts, placed, ticket)
+
+    def _line_up(
+        self, batches: list[_Waiting], move: Move | list[LaneWindow], placed: list[list[Lookups]], ticket: Ticket
+    ) -> None:
+        window = _Window(move, ticket)
         for i, w in enumerate(batches):
             planned = Planned(w.named.ids, w.named.bags, w.given, [lookups[i] for lookups in placed])
             window.batches.append((w.batch, planned))
         self._decided.append(window)
-        self._mover.read(window.move)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import queue
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from hotbed.cached_group import CachedGroup, Fetch
-from hotbed.pipeline.streams import Streams
+from hotbed.ops.streams import mark, side_stream
 
 Fetches = list[tuple[CachedGroup, Fetch]]
 
@@ -21,11 +22,11 @@ Fetches = list[tuple[CachedGroup, Fetch]]
 class Move:
     """The rows of one window."""
 
-    def __init__(self, number: int, fetches: Fetches, planned: Any) -> None:
+    def __init__(self, number: int, fetches: Fetches) -> None:
         self.number = number
         self.fetches = fetches
-        self.planned = planned  # the mark at which its lists are complete
         self.staged = threading.Event()  # all rows are on their way to the device
+        self.written = threading.Event()  # its victims are in the store
         self.mark: Any = None  # the mark at which they have arrived
 
 
@@ -33,11 +34,12 @@ class Mover:
     """One thread; `read` and `write` return at once."""
 
     def __init__(self, device: torch.device) -> None:
-        self._streams = Streams(device)
+        self._device = device
         self._tasks: queue.SimpleQueue[tuple[str, Move] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._given = self._done = 0
         self._late: list[Move] = []
+        self._outward: Any = None
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="hotbed-mover", daemon=True)
 
@@ -70,11 +72,13 @@ class Mover:
         self._tasks.put(task)
 
     def _work(self) -> None:
+        task = None
         try:
+            self._outward = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+            side_stream(self._device)
             while (task := self._tasks.get()) is not None:
                 kind, move = task
-                with self._streams.use(self._streams.inward):
-                    (self._read if kind == "read" else self._write)(move)
+                (self._read if kind == "read" else self._write)(move)
                 with self._changed:
                     self._done += 1
                     self._changed.notify_all()
@@ -82,13 +86,11 @@ class Mover:
             with self._changed:
                 self.error = error
                 self._changed.notify_all()
-            if task is not None:
-                task[1].staged.set()
-            for move in self._late:
+            for move in (*self._late, *(() if task is None else (task[1],))):
                 move.staged.set()
+                move.written.set()
 
     def _read(self, move: Move) -> None:
-        self._streams.after(move.planned)
         for group, fetch in move.fetches:
             group.read(fetch)
         self._late.append(move)
@@ -96,14 +98,16 @@ class Mover:
             self._stage(move)
 
     def _write(self, move: Move) -> None:
-        for group, fetch in move.fetches:
-            group.write(fetch)
+        with torch.cuda.stream(self._outward) if self._outward is not None else nullcontext():
+            for group, fetch in move.fetches:
+                group.write(fetch)
+        move.written.set()
         for each in [late for late in self._late if late.number <= move.number + 1]:  # all they waited for is written
             self._stage(each)
 
     def _stage(self, move: Move) -> None:
         for group, fetch in move.fetches:
             group.read_late(fetch)
-        move.mark = self._streams.mark()
+        move.mark = mark(self._device)
         self._late.remove(move)
         move.staged.set()

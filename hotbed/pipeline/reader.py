@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from hotbed.ops.streams import after, mark, side_stream
 from hotbed.pipeline.batches import to_device
-from hotbed.pipeline.streams import Streams
 
 _FULL = 8  # batches read and not yet asked for
 _LOW = 4
@@ -25,7 +25,8 @@ class Reader:
 
     def __init__(self, loader: Iterable[Any], device: torch.device) -> None:
         self._loader = loader
-        self._streams = Streams(device)
+        self._device = device
+        self._began: Any = None
         self._found: deque[tuple[Any, Any]] = deque()
         self._arrived, self._room = threading.Event(), threading.Event()
         self._stopped = threading.Event()
@@ -35,7 +36,7 @@ class Reader:
         self._thread = threading.Thread(target=self._read_all, name="hotbed-reader", daemon=True)
 
     def start(self) -> None:
-        self._streams.planning_after(self._streams.mark())
+        self._began = mark(self._device)
         self._thread.start()
 
     def get(self, *, wait: bool) -> tuple[Any, Any] | None:
@@ -66,18 +67,20 @@ class Reader:
 
     def _read_all(self) -> None:
         try:
-            with self._streams.use(self._streams.planning):
-                for batch in self._loader:
-                    if self._stopped.is_set():
-                        return
-                    self._found.append((to_device(batch, self._streams.device), self._streams.mark()))
-                    self._arrived.set()
-                    if len(self._found) >= _FULL:
-                        self._room.clear()
-                        if len(self._found) >= _FULL and not self._stopped.is_set():
-                            self._room.wait()
-                    if self._stopped.is_set():
-                        return
+            side_stream(self._device)
+            after(self._device, self._began)
+            for batch in self._loader:
+                if self._stopped.is_set():
+                    return
+                moved = to_device(batch, self._device)
+                self._found.append((moved, None if moved is batch else mark(self._device)))
+                self._arrived.set()
+                if len(self._found) >= _FULL:
+                    self._room.clear()
+                    if len(self._found) >= _FULL and not self._stopped.is_set():
+                        self._room.wait()
+                if self._stopped.is_set():
+                    return
         except BaseException as error:  # handed to the training thread
             self._error = error
         finally:

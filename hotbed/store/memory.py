@@ -12,13 +12,14 @@ from contextlib import suppress
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.errors import BudgetError
 from hotbed.memory import in_words
 from hotbed.ops.move import gather_rows, scatter_rows
+from hotbed.ops.move.states import ABSENT, EXPECTED, WRITTEN, mark, sort_out
 from hotbed.ops.records import Layout
-from hotbed.store.states import ABSENT, EXPECTED, WRITTEN, mark, sort_out
 
 _CHUNK = 1 << 16
 
@@ -57,6 +58,10 @@ class MemoryStore:
         """Keep the records [U, W] of `keys` [U], distinct, on the host."""
         scatter_rows(self._records, keys, records)
         mark(self._state, keys.numpy(), WRITTEN)
+
+    def parts(self) -> tuple[Tensor, NDArray[np.uint8]]:
+        """(records [R, W], state [R]) for who moves rows without asking."""
+        return self._records, self._state
 
     def write_first_values(self) -> None:
         """Write every row that was never written: what a run that has seen all its ids looks like."""

@@ -49,9 +49,12 @@ class Feeder:
 STREAMS = st.lists(st.lists(st.integers(-1, 40), max_size=9), min_size=1, max_size=14)
 
 
-def replay(stream: list[list[int]], policy: str, backend: str, window: int, ahead: int, num_slots: int) -> None:
+def replay(
+    stream: list[list[int]], policy: str, backend: str, window: int, ahead: int, num_slots: int, stride: int = 1
+) -> None:
     """Windows of a stream through both caches, with as many batches ahead as allowed."""
     feeder, reference = Feeder(num_slots, policy, backend), ReferenceCache(num_slots, make_policy(policy))
+    feeder.cache.stride = reference.stride = stride
     arrivals: list[Arrival] = []
     read = planned = 0
     while planned < len(stream):
@@ -84,17 +87,21 @@ def replay(stream: list[list[int]], policy: str, backend: str, window: int, ahea
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@given(stream=STREAMS, window=st.integers(1, 3), ahead=st.integers(1, AHEAD_BITS))
-def test_every_decision_is_that_of_the_reference(stream: list[list[int]], policy: str, window: int, ahead: int) -> None:
-    replay(stream, policy, "numba", window, ahead, num_slots=28)
+@given(stream=STREAMS, window=st.integers(1, 3), ahead=st.integers(1, AHEAD_BITS), stride=st.integers(1, 3))
+def test_every_decision_is_that_of_the_reference(
+    stream: list[list[int]], policy: str, window: int, ahead: int, stride: int
+) -> None:
+    replay(stream, policy, "numba", window, ahead, num_slots=28, stride=stride)
 
 
 @needs_triton
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=5)
-@given(stream=STREAMS, window=st.integers(1, 3), ahead=st.integers(1, AHEAD_BITS))
-def test_the_kernels_decide_as_the_reference(stream: list[list[int]], policy: str, window: int, ahead: int) -> None:
-    replay(stream, policy, "triton", window, ahead, num_slots=28)
+@given(stream=STREAMS, window=st.integers(1, 3), ahead=st.integers(1, AHEAD_BITS), stride=st.integers(1, 3))
+def test_the_kernels_decide_as_the_reference(
+    stream: list[list[int]], policy: str, window: int, ahead: int, stride: int
+) -> None:
+    replay(stream, policy, "triton", window, ahead, num_slots=28, stride=stride)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -113,7 +120,7 @@ def test_batches_ahead_can_be_dropped(backend: str) -> None:
     feeder.cache.plan([first], True)
     feeder.cache.drop_ahead()
     feeder.cache.check_integrity()
-    assert feeder.cache.num_ahead == 0
+    assert feeder.cache.num_arrived == 0
     assert sorted(feeder.cache.resident()[0].tolist()) == [1, 2, 3]
     assert feeder.cache._count_live(wait=True) == 3
     again = feeder.arrive([4, 1])
@@ -155,3 +162,49 @@ def test_hot_rows_stay_under_the_static_policy(backend: str) -> None:
 def test_unknown_policy() -> None:
     with pytest.raises(ConfigError, match="no cache policy 'fifo'; there are lfu, lru, oracle, static"):
         make_policy("fifo")
+
+
+@needs_triton
+@settings(max_examples=8)
+@given(
+    stream=st.lists(st.lists(st.integers(-1, 40), min_size=9, max_size=9), min_size=1, max_size=12),
+    window=st.integers(1, 2),
+    ahead=st.integers(2, 6),
+    stride=st.integers(1, 3),
+    policy=st.sampled_from(sorted(POLICIES)),
+)
+def test_a_lane_decides_as_the_reference(
+    stream: list[list[int]], window: int, ahead: int, stride: int, policy: str
+) -> None:
+    """With plain batches in between, which the numbers on the device must catch up with."""
+    from hotbed.cache.lane import Lane
+
+    feeder, reference = Feeder(28, policy, "triton"), ReferenceCache(28, make_policy(policy))
+    feeder.cache.stride = reference.stride = stride
+    lane = Lane(feeder.cache, lambda ids: ids.to(torch.int32), 9, window, train=True)
+    batches = [torch.tensor(keys, device=feeder.device) for keys in stream]
+    read = planned = 0
+    while planned < len(stream):
+        while read < len(stream) and read - planned < ahead:
+            number = lane.arrive(batches[read])
+            reference.arrive(stream[read])
+            assert lane.num_keys(number) == len(reference.ahead[-1])
+            read += 1
+        if planned % 3 == 2:
+            feeder.cache.plan([feeder.arrive([1, 2, 3, planned], at_once=True)], False)
+            reference.plan_at_once([1, 2, 3, planned])
+        before = feeder.key_of_slot()
+        count = min(window, read - planned)
+        plan, placed = lane.plan(batches[planned : planned + count])
+        after, expected = feeder.key_of_slot(), reference.plan(count, True)
+        assert (plan.num_hits, sorted(plan.miss_keys.tolist())) == (expected.num_hits, sorted(expected.misses))
+        assert sorted(plan.victim_keys.tolist()) == sorted(expected.written)
+        assert [before[slot] for slot in plan.victim_slots.tolist()] == plan.victim_keys.tolist()
+        assert [after[slot] for slot in plan.miss_slots.tolist()] == plan.miss_keys_on_device.tolist()
+        for row, keys in zip(placed, stream[planned : planned + count]):
+            assert [after.get(slot, -1) for slot in row.slots.tolist()] == keys
+            assert row.sorted_keys.tolist() == sorted(keys)
+            assert [keys[position] for position in row.order.tolist()] == sorted(keys)
+        planned += count
+        lane._count()
+        feeder.cache.check_integrity()

@@ -5,11 +5,11 @@ it stays where it is for its whole life, so batches remember cells instead of ke
 and, while buckets on the way are marked as spilled, in the next ones. Freeing a cell needs no tombstone: the mark stays.
 
     arrive    distinct keys of a batch get cells, with the batch's bit in `future`     (look-ahead)
-    collect   a batch's turn: hits are marked as used, misses listed, the bit cleared  (plan)
+    collect   a batch's turn: hits are marked as used, misses listed                   (plan)
+    sweep     bits of batches that are past are cleared                                (plan)
     rank      slots in the order in which they may be taken, by the policy's score     (plan)
     assign    misses take slots, victims leave them                                    (plan)
     place     look-ups of a batch -> slots
-    drop      a batch that will not be used after all
     respill   the marks of spilled buckets, worked out again
 
 What they count goes to a row of eight numbers on the device, named below. Which rows stay never depends on the order in
@@ -42,6 +42,7 @@ __all__ = [
     "Lists",
     "Scoring",
     "SlotState",
+    "bits_of",
     "new_cells",
     "new_slots",
     "ops_for",
@@ -53,7 +54,7 @@ FREE = -1  # cell of a slot nobody uses; slot of a cell whose key is in none
 CLAIMED = -2  # slot of a cell whose key is missed in the window being planned
 UNIT = 16  # what one use adds to the aged count
 NUM_KEYS, NEW_CELLS, HITS, MISSES, VICTIMS, EVICTIONS, FREED, MISSED_LOOKUPS = range(8)  # places in a row of counts
-AHEAD_BITS = 30  # of `future`: at most so many batches are ahead at a time
+AHEAD_BITS = 30  # of `future`, for batches ahead
 HOT_BIT = 30  # of `future`: a row the policy was told to keep; its cell stays for good
 SYNC_BIT = 31  # of `future`: the batch that is planned at once
 
@@ -63,7 +64,7 @@ class Cells(NamedTuple):
 
     key: Tensor  # int64 [T]
     slot: Tensor  # int32 [T]
-    future: Tensor  # int32 [T]: bit n < 30 stands for the batch ahead whose number modulo 30 is n
+    future: Tensor  # int32 [T]: bit n < 30 stands for one step of batches ahead
     spilled: Tensor  # int32 [T / 16]: a key of this bucket may be in the next one
 
 
@@ -79,9 +80,9 @@ class SlotState(NamedTuple):
 class Scoring(NamedTuple):
     """How a policy values a slot: score(next_use, uses, age, hot) -> int32, the lowest leave first.
 
-    next_use: batches to the next use, counted from the end of the window; 0 when none is known. uses: aged count. age: batches
-    since the last use. hot: 1 for rows the policy was told to keep. Integer arithmetic and `where` only, so that every device
-    and the simulator agree.
+    next_use: steps to the next use, counted from the end of the window; 0 when none is known (a step is a batch, or several).
+    uses: aged count. age: batches since the last use. hot: 1 for rows the policy was told to keep. Integer arithmetic and
+    `where` only, so that every device and the simulator agree.
     """
 
     name: str
@@ -96,8 +97,8 @@ class Scoring(NamedTuple):
 class Arrived(NamedTuple):
     """A batch that has cells."""
 
-    cells: Tensor  # int32 [>= U], one for each distinct key
-    cell_of_lookup: Tensor | None  # int32 [L], on the CPU
+    cells: Tensor | None  # int32 [U], one for each distinct key; on CUDA they are found again from the sorted keys
+    cell_of_lookup: Tensor | None  # int32 [L], likewise
 
 
 class Lists(NamedTuple):
@@ -129,6 +130,11 @@ def new_slots(num_slots: int, device: torch.device) -> SlotState:
         uses=torch.zeros(num_slots, dtype=torch.int32, device=device),
         dirty=torch.zeros(num_slots, dtype=torch.uint8, device=device),
     )
+
+
+def bits_of(bit: int) -> int:
+    """One bit as a 32-bit number with a sign."""
+    return (1 << bit) - (1 << 32 if bit == SYNC_BIT else 0)
 
 
 def ops_for(tensor: Tensor) -> Any:

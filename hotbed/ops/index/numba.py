@@ -53,8 +53,11 @@ def _insert(keys: Any, spilled: Any, key: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _arrive(
-    lookups: Any, keys: Any, future: Any, spilled: Any, bit: Any, cells: Any, counts: Any, cell_of: Any
+    lookups: Any, keys: Any, future: Any, spilled: Any, bits: Any, cells: Any, counts: Any, cell_of: Any
 ) -> None:
+    mark = np.int32(
+        -0x80000000
+    )  # the bit of batches planned at once; it tells the first look-up of a key from the others
     for i in range(lookups.size):
         key = lookups[i]
         if key < 0:
@@ -65,32 +68,29 @@ def _arrive(
             cell = _insert(keys, spilled, key)
             counts[1] += 1
         cell_of[i] = cell
-        if future[cell] & bit == 0:
-            future[cell] |= bit
+        if future[cell] & mark == 0:
+            future[cell] |= mark
             cells[counts[0]] = cell
             counts[0] += 1
+    for i in range(counts[0]):
+        future[cells[i]] = (future[cells[i]] & ~mark) | bits
 
 
-def arrive(table: Cells, keys: Tensor, bit: int, counts: Tensor) -> Arrived:
-    """Cells for the keys [L] of a batch, -1 for none."""
+def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> Arrived:
+    """Cells for the keys [L] of a batch, -1 for none; `bits` are set in their futures."""
     cells, cell_of = np.empty(keys.shape[0], dtype=np.int32), np.empty(keys.shape[0], dtype=np.int32)
     arrays = (keys.numpy(), table.key.numpy(), table.future.numpy(), table.spilled.numpy())
-    _arrive(*arrays, np.int32(_signed(bit)), cells, counts.numpy(), cell_of)
+    _arrive(*arrays, np.int32(bits), cells, counts.numpy(), cell_of)
     return Arrived(torch.from_numpy(cells[: int(counts[0])].copy()), torch.from_numpy(cell_of))
-
-
-def _signed(bit: int) -> int:
-    return (1 << bit) - (1 << 32 if bit == 31 else 0)
 
 
 @njit(nogil=True, cache=True)
 def _collect(
-    batch: Any, slot_of: Any, future: Any, last: Any, uses: Any, dirty: Any,
-    bit: Any, clock: int, since: int, half: int, train: Any, misses: Any, counts: Any,
+    batch: Any, slot_of: Any, last: Any, uses: Any, dirty: Any, clock: int, since: int, half: int, train: Any,
+    misses: Any, counts: Any,
 ) -> None:  # fmt: skip
     for i in range(batch.size):
         cell = batch[i]
-        future[cell] &= ~bit
         slot = slot_of[cell]
         if slot >= 0:
             if last[slot] < since:
@@ -105,14 +105,30 @@ def _collect(
 
 
 def collect(
-    table: Cells, slots: SlotState, batch: Arrived, num_keys: Tensor, bit: int, clock: int, since: int, half: int,
-    train: bool, misses: Tensor, counts: Tensor,
+    table: Cells, slots: SlotState, batch: Arrived, keys: Tensor, clock: int, since: int, half: int, train: bool,
+    misses: Tensor, counts: Tensor,
 ) -> None:  # fmt: skip
     """One batch's turn: counts grow by hits (first use since `since`) and misses, whose cells `misses` holds."""
+    assert batch.cells is not None
     _collect(
-        batch.cells.numpy(), table.slot.numpy(), table.future.numpy(), slots.last.numpy(), slots.uses.numpy(),
-        slots.dirty.numpy(), np.int32(_signed(bit)), clock, since, half, np.uint8(train), misses.numpy(), counts.numpy(),
+        batch.cells.numpy(), table.slot.numpy(), slots.last.numpy(), slots.uses.numpy(), slots.dirty.numpy(),
+        clock, since, half, np.uint8(train), misses.numpy(), counts.numpy(),
     )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def _sweep(keys: Any, slot_of: Any, future: Any, bits: Any, counts: Any) -> None:
+    for cell in range(keys.size):
+        if future[cell] & bits:
+            future[cell] &= ~bits
+            if future[cell] == 0 and slot_of[cell] == _FREE:
+                keys[cell] = _EMPTY
+                counts[6] += 1
+
+
+def sweep(table: Cells, bits: int, counts: Tensor) -> None:
+    """Clear `bits` in every future: the batches they stand for are past. Cells that serve nothing any more are freed."""
+    _sweep(table.key.numpy(), table.slot.numpy(), table.future.numpy(), np.int32(bits), counts.numpy())
 
 
 @njit(nogil=True, inline="always")
@@ -212,21 +228,6 @@ def place(table: Cells, state: SlotState, batch: Arrived, keys: Tensor, order: T
     parts = (batch.cell_of_lookup, table.slot, state.uses, slots, counts)
     _place(*(part.numpy() for part in parts))
     return slots
-
-
-@njit(nogil=True, cache=True)
-def _drop(batch: Any, keys: Any, slot_of: Any, future: Any, counts: Any, bit: Any) -> None:
-    for cell in batch:
-        future[cell] &= ~bit
-        if future[cell] == 0 and slot_of[cell] == _FREE and keys[cell] != _EMPTY:
-            keys[cell] = _EMPTY
-            counts[6] += 1
-
-
-def drop(table: Cells, batch: Arrived, num_keys: Tensor, bit: int, counts: Tensor) -> None:
-    """Forget a batch that arrived and was not planned."""
-    arrays = (table.key.numpy(), table.slot.numpy(), table.future.numpy())
-    _drop(batch.cells.numpy(), *arrays, counts.numpy(), np.int32(_signed(bit)))
 
 
 @njit(nogil=True, cache=True)

@@ -22,7 +22,8 @@ _FREE: tl.constexpr = tl.constexpr(FREE)
 _CLAIMED: tl.constexpr = tl.constexpr(CLAIMED)
 _UNIT: tl.constexpr = tl.constexpr(UNIT)
 _WAYS: tl.constexpr = tl.constexpr(WAYS)
-_BLOCK = 128
+BLOCK = 128  # keys of one program
+WIDE = 1024  # cells or slots of one program
 
 
 @triton.jit
@@ -47,13 +48,26 @@ def _find(cell_key, spilled, key, active, num_buckets):
     return cell
 
 
-@triton.jit(do_not_specialize=["num_lookups", "num_buckets", "bits"])
-def _arrive(keys, cell_key, cell_future, spilled, cells, counts, num_lookups, num_buckets, bits, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+@triton.jit
+def _first_of(keys, i, num_lookups):
+    """(key, whether it is the first of its kind) of sorted keys."""
     inside = i < num_lookups
     key = tl.load(keys + i, mask=inside, other=-1).to(tl.int64)
     before = tl.load(keys + i - 1, mask=inside & (i > 0), other=-1).to(tl.int64)
-    first = inside & (key >= 0) & (key != before)
+    return key, inside & (key >= 0) & (key != before)
+
+
+@triton.jit(do_not_specialize=["num_lookups", "num_buckets", "bits", "stride"])
+def _arrive(
+    keys, cell_key, cell_future, spilled, counts, state, num_lookups, num_buckets, bits, stride,
+    LANE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    if LANE:
+        number = tl.load(state)
+        bits = tl.full([], 1, dtype=tl.int32) << ((number // stride) % 30).to(tl.int32)
+        counts += (number % LANE) * 8
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    key, first = _first_of(keys, i, num_lookups)
     cell = _find(cell_key, spilled, key, first, num_buckets)
     active = first & (cell < 0)
     num_new = tl.sum(active.to(tl.int64), axis=0)
@@ -75,24 +89,26 @@ def _arrive(keys, cell_key, cell_future, spilled, cells, counts, num_lookups, nu
         bucket = tl.where(full, tl.where(bucket + 1 < num_buckets, bucket + 1, 0), bucket)
     future = tl.load(cell_future + cell, mask=first, other=0)
     tl.store(cell_future + cell, future | bits, mask=first)
-    rank = tl.cumsum(first.to(tl.int64), axis=0)
-    start = tl.atomic_add(counts, tl.sum(first.to(tl.int64), axis=0))
-    tl.store(cells + start + rank - 1, cell.to(tl.int32), mask=first)
+    num_keys = tl.sum(first.to(tl.int64), axis=0)
+    if num_keys > 0:
+        tl.atomic_add(counts, num_keys)
     if num_new > 0:
         tl.atomic_add(counts + 1, num_new)
 
 
-@triton.jit(do_not_specialize=["bits", "clock", "since", "half", "train"])
+@triton.jit(do_not_specialize=["num_lookups", "num_buckets", "clock", "since", "half", "train"])
 def _collect(
-    cells, count, slot_of, cell_future, last, uses, dirty, misses, counts, bits, clock, since, half, train,
-    BLOCK: tl.constexpr,
+    keys, cell_key, spilled, slot_of, last, uses, dirty, misses, counts, state,
+    num_lookups, num_buckets, clock, since, half, train, LANE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    if LANE:  # `clock` counts the batches of the window up to this one
+        since = tl.load(state + 2).to(tl.int32) + 1
+        clock = since + clock - 1
+        counts += (tl.load(state + 3) % LANE) * 8
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < tl.load(count)
-    cell = tl.load(cells + i, mask=inside, other=0)
-    future = tl.load(cell_future + cell, mask=inside, other=0)
-    tl.store(cell_future + cell, future & ~bits, mask=inside)
-    slot = tl.load(slot_of + cell, mask=inside, other=_CLAIMED)
+    key, first = _first_of(keys, i, num_lookups)
+    cell = _find(cell_key, spilled, key, first, num_buckets)
+    slot = tl.load(slot_of + cell, mask=first, other=_CLAIMED)
     hit = slot >= 0
     used = tl.load(last + slot, mask=hit, other=0)
     before = tl.load(uses + slot, mask=hit, other=0)
@@ -109,15 +125,44 @@ def _collect(
     if num_misses > 0:
         start = tl.atomic_add(counts + 3, num_misses)
         rank = tl.cumsum(missed.to(tl.int64), axis=0)
-        tl.store(misses + start + rank - 1, cell, mask=missed)
+        tl.store(misses + start + rank - 1, cell.to(tl.int32), mask=missed)
         tl.store(slot_of + cell, tl.full(cell.shape, _CLAIMED, dtype=tl.int32), mask=missed)
 
 
-@triton.jit(do_not_specialize=["turn", "clock", "since", "half", "num_slots"])
-def _score(
-    cell_in, last, uses, cell_key, cell_future, ranks, turn, clock, since, half, num_slots,
-    SCORE: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit(do_not_specialize=["bits", "num_batches", "stride", "num_cells"])
+def _sweep(
+    cell_key, slot_of, cell_future, counts, state, bits, num_batches, stride, num_cells,
+    LANE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    if LANE:
+        number = tl.load(state + 1)
+        past, stop = number // stride, (number + num_batches) // stride
+        bits = tl.full([], 0, dtype=tl.int32)
+        while past < stop:
+            bits = bits | (tl.full([], 1, dtype=tl.int32) << (past % 30).to(tl.int32))
+            past += 1
+        counts += (tl.load(state + 3) % LANE) * 8
+    if bits != 0:
+        cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        future = tl.load(cell_future + cell, mask=cell < num_cells, other=0)
+        past_use = (future & bits) != 0
+        tl.store(cell_future + cell, future & ~bits, mask=past_use)
+        unused = past_use & ((future & ~bits) == 0) & (tl.load(slot_of + cell, mask=past_use, other=0) == _FREE)
+        tl.store(cell_key + cell, tl.full(cell.shape, _EMPTY, dtype=tl.int64), mask=unused)
+        num_freed = tl.sum(unused.to(tl.int64), axis=0)
+        if num_freed > 0:
+            tl.atomic_add(counts + 6, num_freed)
+
+
+@triton.jit(do_not_specialize=["turn", "clock", "since", "half", "num_slots", "num_batches", "stride"])
+def _score(
+    cell_in, last, uses, cell_key, cell_future, ranks, state, turn, clock, since, half, num_slots, num_batches, stride,
+    SCORE: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    if LANE:
+        turn = (((tl.load(state + 1) + num_batches) // stride) % 30).to(tl.int32)
+        since = tl.load(state + 2).to(tl.int32) + 1
+        clock = since + num_batches - 1
     s = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = s < num_slots
     cell = tl.load(cell_in + s, mask=inside, other=-1)
@@ -137,11 +182,21 @@ def _score(
     tl.store(ranks + s, (value << 32) | key, mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "clock", "train"])
+@triton.jit(do_not_specialize=["count", "clock", "train", "room"])
 def _assign(
     misses, order, cell_key, slot_of, cell_future, cell_in, last, uses, dirty, miss_keys, miss_slots, victim_slots,
-    host_miss_keys, host_victim_keys, counts, count, clock, train, BLOCK: tl.constexpr,
+    host_miss_keys, host_victim_keys, counts, state, count, clock, train, room, LANE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    if LANE:
+        window = tl.load(state + 3) % LANE
+        counts += window * 8
+        count = tl.load(counts + 3).to(tl.int32)
+        clock = tl.load(state + 2).to(tl.int32) + clock
+        miss_keys += window * room
+        miss_slots += window * room
+        victim_slots += window * room
+        host_miss_keys += window * room
+        host_victim_keys += window * room
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < count
     slot = tl.load(order + i, mask=inside, other=0)
@@ -150,15 +205,21 @@ def _assign(
     leaves = victim >= 0
     key = tl.load(cell_key + victim, mask=leaves, other=-1)
     written = leaves & (tl.load(dirty + slot, mask=leaves, other=0) != 0)
-    rank = tl.cumsum(written.to(tl.int64), axis=0)
-    start = tl.atomic_add(counts + 4, tl.sum(written.to(tl.int64), axis=0))
-    tl.store(host_victim_keys + start + rank - 1, key, mask=written)
-    tl.store(victim_slots + start + rank - 1, slot, mask=written)
-    tl.atomic_add(counts + 5, tl.sum(leaves.to(tl.int64), axis=0))
-    tl.store(slot_of + victim, tl.full(victim.shape, _FREE, dtype=tl.int32), mask=leaves)
-    unused = leaves & (tl.load(cell_future + victim, mask=leaves, other=1) == 0)
-    tl.store(cell_key + victim, tl.full(key.shape, _EMPTY, dtype=tl.int64), mask=unused)
-    tl.atomic_add(counts + 6, tl.sum(unused.to(tl.int64), axis=0))
+    num_written = tl.sum(written.to(tl.int64), axis=0)
+    if num_written > 0:
+        rank = tl.cumsum(written.to(tl.int64), axis=0)
+        start = tl.atomic_add(counts + 4, num_written)
+        tl.store(host_victim_keys + start + rank - 1, key, mask=written)
+        tl.store(victim_slots + start + rank - 1, slot, mask=written)
+    num_leaving = tl.sum(leaves.to(tl.int64), axis=0)
+    if num_leaving > 0:
+        tl.atomic_add(counts + 5, num_leaving)
+        tl.store(slot_of + victim, tl.full(victim.shape, _FREE, dtype=tl.int32), mask=leaves)
+        unused = leaves & (tl.load(cell_future + victim, mask=leaves, other=1) == 0)
+        tl.store(cell_key + victim, tl.full(key.shape, _EMPTY, dtype=tl.int64), mask=unused)
+        num_unused = tl.sum(unused.to(tl.int64), axis=0)
+        if num_unused > 0:
+            tl.atomic_add(counts + 6, num_unused)
     tl.store(cell_in + slot, cell, mask=inside)
     tl.store(slot_of + cell, slot.to(tl.int32), mask=inside)
     tl.store(last + slot, tl.where(inside, clock, 0), mask=inside)
@@ -170,8 +231,17 @@ def _assign(
     tl.store(miss_slots + i, slot, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_lookups", "num_buckets"])
-def _place(keys, order, cell_key, slot_of, spilled, uses, slots, counts, num_lookups, num_buckets, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["num_lookups", "num_buckets", "batch", "row_length"])
+def _place(
+    keys, order, cell_key, slot_of, spilled, uses, slots, kept_keys, kept_order, counts, state,
+    num_lookups, num_buckets, batch, row_length, LANE: tl.constexpr, WINDOWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    if LANE:  # LANE rows of slots, sorted keys and their order; `batch` is the place in the window
+        row = (tl.load(state + 1) + batch) % LANE
+        counts += (tl.load(state + 3) % WINDOWS) * 8
+        slots += row * row_length
+        kept_keys += row * row_length
+        kept_order += row * row_length
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < num_lookups
     key = tl.load(keys + i, mask=inside, other=-1).to(tl.int64)
@@ -179,23 +249,28 @@ def _place(keys, order, cell_key, slot_of, spilled, uses, slots, counts, num_loo
     slot = tl.load(slot_of + cell, mask=cell >= 0, other=-1)
     position = tl.load(order + i, mask=inside, other=0)
     tl.store(slots + position, slot, mask=inside)
+    if LANE:
+        tl.store(kept_keys + i, key, mask=inside)
+        tl.store(kept_order + i, position.to(tl.int32), mask=inside)
     new = (slot >= 0) & (tl.load(uses + slot, mask=slot >= 0, other=0) == _UNIT)
     num_new = tl.sum(new.to(tl.int64), axis=0)
     if num_new > 0:
         tl.atomic_add(counts + 7, num_new)
 
 
-@triton.jit(do_not_specialize=["bits"])
-def _drop(cells, num_keys, cell_key, slot_of, cell_future, counts, bits, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < tl.load(num_keys)
-    cell = tl.load(cells + i, mask=inside, other=0)
-    future = tl.load(cell_future + cell, mask=inside, other=1) & ~bits
-    tl.store(cell_future + cell, future, mask=inside)
-    slot = tl.load(slot_of + cell, mask=inside, other=0)
-    unused = inside & (future == 0) & (slot == _FREE)
-    tl.store(cell_key + cell, tl.full(future.shape, _EMPTY, dtype=tl.int64), mask=unused)
-    tl.atomic_add(counts + 6, tl.sum(unused.to(tl.int64), axis=0))
+@triton.jit(do_not_specialize=["num_batches"])
+def _tick(counts, host_counts, state, num_batches, AT: tl.constexpr, ROWS: tl.constexpr):
+    """A row of counts is complete: the host may read it, the next one is cleared, the state moves on."""
+    number = tl.load(state + AT)
+    row = number % ROWS
+    n = tl.arange(0, 8)
+    tl.store(host_counts + row * 16 + n, tl.load(counts + row * 8 + n))
+    tl.store(host_counts + row * 16 + 8, number + 1)
+    tl.store(counts + ((number + 1) % ROWS) * 8 + n, tl.zeros([8], dtype=tl.int64))
+    tl.store(state + AT, number + 1)
+    if AT == 3:
+        tl.store(state + 1, tl.load(state + 1) + num_batches)
+        tl.store(state + 2, tl.load(state + 2) + num_batches)
 
 
 @triton.jit(do_not_specialize=["num_cells", "num_buckets"])
@@ -216,53 +291,60 @@ def _where(condition, yes, no):
 
 
 @cache
-def _bound(scoring: Scoring) -> Any:
+def bound(scoring: Scoring) -> Any:
+    """The policy's score as a Triton function."""
     return triton.jit(scoring.bind({"where": _where, "tl": tl}))
 
 
-def _bits(bit: int) -> int:
-    return (1 << bit) - (1 << 32 if bit == 31 else 0)
-
-
-def _grid(count: int, block: int = _BLOCK) -> tuple[int]:
+def grid(count: int, block: int = BLOCK) -> tuple[int]:
+    """Programs for `count` items."""
     return (triton.cdiv(count, block),)
 
 
-_launch_arrive, _launch_collect, _launch_score = Launch(_arrive), Launch(_collect), Launch(_score)
-_launch_assign, _launch_place, _launch_drop = Launch(_assign), Launch(_place), Launch(_drop)
+launch_arrive, launch_collect, launch_sweep = Launch(_arrive), Launch(_collect), Launch(_sweep)
+launch_score, launch_assign, launch_place = Launch(_score), Launch(_assign), Launch(_place)
+launch_tick = Launch(_tick, num_warps=1)
 
 
-def arrive(table: Cells, keys: Tensor, bit: int, counts: Tensor) -> Arrived:
-    """Cells for the SORTED keys [L] of a batch, -1 for none."""
+def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> Arrived:
+    """Cells for the SORTED keys [L] of a batch, -1 for none; `bits` are set in their futures."""
     num = keys.shape[0]
-    cells = torch.empty(num, dtype=torch.int32, device=keys.device)
     if num:
-        _launch_arrive(
-            _grid(num), keys.dtype, keys, table.key, table.future, table.spilled, cells, counts,
-            num, table.spilled.shape[0], _bits(bit), _BLOCK,
+        launch_arrive(
+            grid(num), keys.dtype, keys, table.key, table.future, table.spilled, counts, counts,
+            num, table.spilled.shape[0], bits, 1, 0, BLOCK,
         )  # fmt: skip
-    return Arrived(cells, None)
+    return Arrived(None, None)
 
 
 def collect(
-    table: Cells, slots: SlotState, batch: Arrived, num_keys: Tensor, bit: int, clock: int, since: int, half: int,
-    train: bool, misses: Tensor, counts: Tensor,
+    table: Cells, slots: SlotState, batch: Arrived, keys: Tensor, clock: int, since: int, half: int, train: bool,
+    misses: Tensor, counts: Tensor,
 ) -> None:  # fmt: skip
-    """One batch's turn: counts grow by hits (first use since `since`) and misses, whose cells `misses` holds."""
-    if batch.cells.shape[0]:
-        _launch_collect(
-            _grid(batch.cells.shape[0]), None, batch.cells, num_keys, table.slot, table.future, slots.last, slots.uses,
-            slots.dirty, misses, counts, _bits(bit), clock, since, half, int(train), _BLOCK,
+    """The turn of a batch with SORTED keys [L]: counts grow by hits (first use since `since`) and misses."""
+    if keys.shape[0]:
+        launch_collect(
+            grid(keys.shape[0]), keys.dtype, keys, table.key, table.spilled, table.slot, slots.last, slots.uses,
+            slots.dirty, misses, counts, counts, keys.shape[0], table.spilled.shape[0], clock, since, half, int(train),
+            0, BLOCK,
         )  # fmt: skip
+
+
+def sweep(table: Cells, bits: int, counts: Tensor) -> None:
+    """Clear `bits` in every future: the batches they stand for are past. Cells that serve nothing any more are freed."""
+    num_cells = table.key.shape[0]
+    launch_sweep(
+        grid(num_cells, WIDE), 0, table.key, table.slot, table.future, counts, counts, bits, 0, 1, num_cells, 0, WIDE
+    )
 
 
 def rank(table: Cells, slots: SlotState, scoring: Scoring, turn: int, clock: int, since: int, count: int) -> Tensor:
     """Slots int64 [>= M], in the order in which they may be taken; free ones first, never one used at `since` or later."""
     num_slots = slots.cell.shape[0]
     ranks = torch.empty(num_slots, dtype=torch.int64, device=slots.cell.device)
-    _launch_score(
-        _grid(num_slots, 1024), scoring.name, slots.cell, slots.last, slots.uses, table.key, table.future, ranks,
-        turn, clock, since, scoring.half_life, num_slots, _bound(scoring), 1024,
+    launch_score(
+        grid(num_slots, WIDE), scoring.name, slots.cell, slots.last, slots.uses, table.key, table.future, ranks, ranks,
+        turn, clock, since, scoring.half_life, num_slots, 0, 1, bound(scoring), 0, WIDE,
     )  # fmt: skip
     return torch.sort(ranks).indices
 
@@ -273,9 +355,9 @@ def assign(
     """Let misses (cells [M]) into slots; `lists` and `counts` say who came and who left."""
     num = misses.shape[0]
     if num:
-        _launch_assign(
-            _grid(num), None, misses, order, table.key, table.slot, table.future, *slots, *lists, counts,
-            num, clock, int(train), _BLOCK,
+        launch_assign(
+            grid(num), 0, misses, order, table.key, table.slot, table.future, *slots, *lists, counts, counts,
+            num, clock, int(train), 0, 0, BLOCK,
         )  # fmt: skip
 
 
@@ -286,25 +368,16 @@ def place(table: Cells, state: SlotState, batch: Arrived, keys: Tensor, order: T
     """
     slots = torch.empty(keys.shape[0], dtype=torch.int32, device=keys.device)
     if keys.shape[0]:
-        _launch_place(
-            _grid(keys.shape[0]), (keys.dtype, order.dtype), keys, order, table.key, table.slot, table.spilled,
-            state.uses, slots, counts, keys.shape[0], table.spilled.shape[0], _BLOCK,
+        launch_place(
+            grid(keys.shape[0]), (keys.dtype, order.dtype), keys, order, table.key, table.slot, table.spilled,
+            state.uses, slots, slots, slots, counts, counts, keys.shape[0], table.spilled.shape[0], 0, 0, 0, 0, BLOCK,
         )  # fmt: skip
     return slots
-
-
-def drop(table: Cells, batch: Arrived, num_keys: Tensor, bit: int, counts: Tensor) -> None:
-    """Forget a batch that arrived and was not planned."""
-    if batch.cells.shape[0]:
-        _launch_drop(
-            _grid(batch.cells.shape[0]), None, batch.cells, num_keys, table.key, table.slot, table.future, counts,
-            _bits(bit), _BLOCK,
-        )  # fmt: skip
 
 
 def respill(table: Cells) -> None:
     """Work the marks out again: they are only ever set, and would in time be everywhere."""
     table.spilled.zero_()
-    _respill[_grid(table.key.shape[0], 256)](
+    _respill[grid(table.key.shape[0], 256)](
         table.key, table.spilled, table.key.shape[0], table.spilled.shape[0], BLOCK=256
     )

@@ -11,6 +11,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from hotbed.ops.streams import mark
+
 NONE = 2**62
 _FLAGS = 256  # batches whose answer may be outstanding
 
@@ -45,10 +47,7 @@ class FirstBad:
     def __init__(self, position: int | None, flags: Flags | None = None, index: int = 0) -> None:
         self._position = position
         self._flags, self._index = flags, index
-        self._event: torch.cuda.Event | None = None
-        if flags is not None and flags.on_device.device.type == "cuda":
-            self._event = torch.cuda.Event()
-            self._event.record()
+        self._event = None if flags is None else mark(flags.on_device.device)
 
     @property
     def flag(self) -> Tensor | None:

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotbed.ops.keys.addresses import Addresses
-from hotbed.ops.keys.first_bad import FirstBad, flags_of
+from hotbed.ops.keys.first_bad import NONE, FirstBad, Flags, flags_of
 from hotbed.ops.launch import Launch
 from hotbed.ops.lookups import Span, span_array
 
@@ -56,6 +56,32 @@ def _plan(spans: tuple[Span, ...], addresses: Addresses, device: torch.device) -
 
 
 _launch_keys = Launch(_make_keys)
+
+
+class KeyMaker:
+    """Keys for batches of one shape, again and again in the same memory; bad ids are noted, not waited for."""
+
+    def __init__(self, spans: tuple[Span, ...], addresses: Addresses, device: torch.device) -> None:
+        self._plan, self._longest, small = _plan(spans, addresses, device)
+        self._type = torch.int32 if small else torch.int64
+        self._grid = (len(spans), triton.cdiv(self._longest, _BLOCK))
+        self._flags = Flags(device)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        keys = torch.empty(ids.shape, dtype=self._type, device=ids.device)
+        key = (self._type, ids.data_ptr() % 16)
+        flags = self._flags
+        _launch_keys(self._grid, key, ids, self._plan, keys, flags.on_device, flags.on_host, 0, _BLOCK)
+        return keys
+
+    @property
+    def found_bad(self) -> bool:
+        """Whether any batch so far had an id outside its table, as far as the host knows."""
+        return int(self._flags.on_host[0, 0]) != NONE
+
+    def clear(self) -> None:
+        """A bad id has been reported."""
+        self._flags.clear(0)
 
 
 def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tuple[Tensor, FirstBad]:

@@ -192,7 +192,7 @@ def _run(job: Any, futex: Any, op: Any, records: Any, rows: Any, packed: Any, nu
     """Open a job, help with it and wait for its last chunk."""
     ticket = ((read(job + 8 * _NEXT) >> 32) + 1) << 32
     store(job + 8 * _NEXT, ticket | _CLOSED)
-    size = max(1, _CHUNK_BYTES // num_bytes)
+    size = max(1, _CHUNK_BYTES // max(num_bytes, 32))  # of single bytes, 4,096
     num_chunks = (num_rows + size - 1) // size
     store(job + 8 * _OP, op)
     store(job + 8 * _RECORDS, records)
@@ -223,10 +223,11 @@ def _stop(job: Any, futex: Any) -> None:
     syscall(futex, job + 8 * _CALL, _WAKE, 1 << 20, 0)
 
 
-class _Crew:
+class Crew:
     """The workers of one process. Callers take turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_workers: int = 0) -> None:
+        self._num_workers = num_workers
         self._words = np.zeros(_WORDS + 8, dtype=np.int64)
         self._job = -(-self._words.ctypes.data // 64) * 64
         self._words[(self._job - self._words.ctypes.data) // 8] = _CLOSED
@@ -237,11 +238,21 @@ class _Crew:
 
     def run(self, op: int, records: int, rows: int, packed: int, num_rows: int, num_bytes: int) -> None:
         with self._turn:
-            while len(self._workers) < num_threads() - 1:
-                worker = threading.Thread(target=_work, args=(self._job, _FUTEX), name="hotbed-rows", daemon=True)
-                worker.start()
-                self._workers.append(worker)
+            self.ready()
             _run(self._job, _FUTEX, op, records, rows, packed, num_rows, num_bytes)
+
+    def ready(self) -> int:
+        """Have the workers there; the address of the job, for compiled code that runs jobs itself, one at a time."""
+        while len(self._workers) < (self._num_workers or num_threads() - 1):
+            worker = threading.Thread(target=_work, args=(self._job, _FUTEX), name="hotbed-rows", daemon=True)
+            worker.start()
+            self._workers.append(worker)
+        return self._job
+
+    def close(self) -> None:
+        """Let the workers go."""
+        self.stop()
+        atexit.unregister(self.stop)
 
     def stop(self) -> None:
         """At exit: no thread may run compiled code that is being taken down."""
@@ -253,7 +264,7 @@ class _Crew:
                 self._workers = []
 
 
-_the_crew: _Crew | None = None
+_the_crew: Crew | None = None
 _making = threading.Lock()
 
 
@@ -265,5 +276,5 @@ def move_rows(op: int, records: int, rows: int, packed: int, num_rows: int, num_
     if _the_crew is None or _the_crew.process != os.getpid():
         with _making:
             if _the_crew is None or _the_crew.process != os.getpid():
-                _the_crew = _Crew()
+                _the_crew = Crew()
     _the_crew.run(op, records, rows, packed, num_rows, num_bytes)

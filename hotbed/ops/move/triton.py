@@ -125,9 +125,41 @@ def _shape(first: FirstRows, device: torch.device) -> tuple[Tensor, Tensor, dict
 _launch_unpack = Launch(_unpack, num_warps=4, enable_fp_fusion=False)
 
 
-def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys: Tensor, first: FirstRows) -> None:
-    """records[slots[i]] = staging[source[i]], or the first record of keys[i] where source[i] < 0; slots < 0 are skipped."""
-    num_rows = slots.shape[0]
+@triton.jit(do_not_specialize=["num_rows"])
+def _pack(records, slots, out, num_rows, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = i < num_rows
+    slot = tl.load(slots + i, mask=inside, other=0).to(tl.int64)
+    for start in range(0, WIDTH, BLOCK_C):
+        c = start + tl.arange(0, BLOCK_C)
+        mask = inside[:, None] & (c < WIDTH)[None, :]
+        rows = tl.load(records + slot[:, None] * WIDTH + c[None, :], mask=mask, other=0.0)
+        tl.store(out + i[:, None] * WIDTH + c[None, :], rows, mask=mask)
+
+
+_launch_pack = Launch(_pack, num_warps=4)
+
+
+def pack(records: Tensor, slots: Tensor, out: Tensor, count: int) -> None:
+    """out[i] = records[slots[i]] for the first `count`; contiguous float32 records."""
+    if count == 0:
+        return
+    width = records.shape[1]
+    block_c = min(_COLUMNS, triton.next_power_of_2(width))
+    block_m = max(1, 2048 // block_c)
+    _launch_pack(
+        (triton.cdiv(count, block_m),), (width, slots.dtype), records, slots, out, count, width, block_m, block_c
+    )
+
+
+def unpack(
+    records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys: Tensor, first: FirstRows, count: int = -1
+) -> None:
+    """records[slots[i]] = staging[source[i]], or the first record of keys[i] where source[i] < 0; slots < 0 are skipped.
+
+    `count`: how many of the slots are meant; all if it is left out.
+    """
+    num_rows = slots.shape[0] if count < 0 else count
     if num_rows == 0:
         return
     tables, scales, shape = _shape(first, records.device)

@@ -1,0 +1,127 @@
+"""The index for batches of one shape, CUDA only: every number that changes from batch to batch stays on the device.
+
+So a whole arrival, and a whole plan, is the same sequence of launches every time, and can be recorded once and replayed.
+Numbers and lists that the host wants are written by the kernels into memory it can read.
+
+Shapes: L look-ups of a batch, K batches of a window, S slots, `room` misses of a window at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed.ops.index import Cells, Lists, Scoring, SlotState
+from hotbed.ops.index.triton import (
+    BLOCK,
+    WIDE,
+    bound,
+    grid,
+    launch_arrive,
+    launch_assign,
+    launch_collect,
+    launch_place,
+    launch_score,
+    launch_sweep,
+    launch_tick,
+)
+
+ARRIVALS = 512  # batches ahead whose counts are kept
+WINDOWS = 8  # windows whose counts and lists are kept
+ARRIVED, PLANNED, CLOCK, NUM_WINDOWS = range(4)  # places in the state
+
+
+class LaneBuffers(NamedTuple):
+    """Device memory of a lane, and what the host can read of it."""
+
+    state: Tensor  # int64 [4]: batches arrived, batches planned, clock, windows planned
+    arrival_counts: Tensor  # int64 [ARRIVALS, 8]
+    host_arrival_counts: Tensor  # int64 [ARRIVALS, 16]; [8] is the batch's number + 1 once the counts are there
+    window_counts: Tensor  # int64 [WINDOWS, 8]
+    host_window_counts: Tensor  # int64 [WINDOWS, 16], likewise
+    misses: Tensor  # int32 [room], cells
+    lists: Lists  # [WINDOWS, room] each
+    slots: Tensor  # int32 [batches, >= L]
+    sorted_keys: Tensor  # [batches, >= L]
+    order: Tensor  # int32 [batches, >= L]
+
+
+def new_buffers(num_lookups: int, batches: int, room: int, key_type: torch.dtype, device: torch.device) -> LaneBuffers:
+    """For batches of `num_lookups`, `batches` of them planned and in use at a time. Rows begin at 64 bytes, for kernels."""
+    num_lookups, room = -(-num_lookups // 16) * 16, -(-room // 16) * 16
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype, device=device)
+
+    def on_host(*shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+
+    return LaneBuffers(
+        state=zeros(4),
+        arrival_counts=zeros(ARRIVALS, 8),
+        host_arrival_counts=on_host(ARRIVALS, 16),
+        window_counts=zeros(WINDOWS, 8),
+        host_window_counts=on_host(WINDOWS, 16),
+        misses=zeros(room, dtype=torch.int32),
+        lists=Lists(*(zeros(WINDOWS, room) for _ in range(3)), *(on_host(WINDOWS, room) for _ in range(2))),
+        slots=zeros(batches, num_lookups, dtype=torch.int32),
+        sorted_keys=zeros(batches, num_lookups, dtype=key_type),
+        order=zeros(batches, num_lookups, dtype=torch.int32),
+    )
+
+
+def lane_arrive(table: Cells, lane: LaneBuffers, keys: Tensor, stride: int) -> None:
+    """The next batch ahead; `stride` batches share a bit of `future`."""
+    num, sorted_keys = keys.shape[0], torch.sort(keys, stable=True).values
+    launch_arrive(
+        grid(num), (keys.dtype, 1), sorted_keys, table.key, table.future, table.spilled, lane.arrival_counts, lane.state,
+        num, table.spilled.shape[0], 0, stride, ARRIVALS, BLOCK,
+    )  # fmt: skip
+    launch_tick((1,), ARRIVED, lane.arrival_counts, lane.host_arrival_counts, lane.state, 0, ARRIVED, ARRIVALS)
+
+
+def lane_plan(
+    table: Cells,
+    slots: SlotState,
+    lane: LaneBuffers,
+    window: Sequence[Tensor],
+    scoring: Scoring,
+    stride: int,
+    train: bool,
+) -> None:
+    """The next window of batches (keys [L] each): decided, placed, and listed for the host."""
+    num, num_slots, num_batches = window[0].shape[0], slots.cell.shape[0], len(window)
+    num_buckets, num_cells, room = table.spilled.shape[0], table.key.shape[0], lane.misses.shape[0]
+    parts = [torch.sort(keys, stable=True) for keys in window]
+    for k, (sorted_keys, _) in enumerate(parts):
+        launch_collect(
+            grid(num), (sorted_keys.dtype, 1), sorted_keys, table.key, table.spilled, table.slot, slots.last, slots.uses,
+            slots.dirty, lane.misses, lane.window_counts, lane.state, num, num_buckets, k + 1, 0, scoring.half_life,
+            int(train), WINDOWS, BLOCK,
+        )  # fmt: skip
+    launch_sweep(
+        grid(num_cells, WIDE), 1, table.key, table.slot, table.future, lane.window_counts, lane.state, 0, num_batches,
+        stride, num_cells, WINDOWS, WIDE,
+    )  # fmt: skip
+    ranks = torch.empty(num_slots, dtype=torch.int64, device=slots.cell.device)
+    launch_score(
+        grid(num_slots, WIDE), (scoring.name, 1), slots.cell, slots.last, slots.uses, table.key, table.future, ranks,
+        lane.state, 0, 0, 0, scoring.half_life, num_slots, num_batches, stride, bound(scoring), 1, WIDE,
+    )  # fmt: skip
+    order = torch.sort(ranks).indices
+    launch_assign(
+        grid(room), 1, lane.misses, order, table.key, table.slot, table.future, *slots, *lane.lists,
+        lane.window_counts, lane.state, 0, num_batches, int(train), room, WINDOWS, BLOCK,
+    )  # fmt: skip
+    for k, (sorted_keys, positions) in enumerate(parts):
+        launch_place(
+            grid(num), (sorted_keys.dtype, positions.dtype, lane.slots.shape[0]), sorted_keys, positions, table.key,
+            table.slot, table.spilled, slots.uses, lane.slots, lane.sorted_keys, lane.order, lane.window_counts,
+            lane.state, num, num_buckets, k, lane.slots.shape[1], lane.slots.shape[0], WINDOWS, BLOCK,
+        )  # fmt: skip
+    launch_tick(
+        (1,), NUM_WINDOWS, lane.window_counts, lane.host_window_counts, lane.state, num_batches, NUM_WINDOWS, WINDOWS
+    )

@@ -1,0 +1,99 @@
+"""Lanes and porters: the recorded way, run here launch by launch under Triton's interpreter, against plain tables."""
+
+import importlib.util
+
+import pytest
+import torch
+
+import hotbed
+from hotbed import Table, optim
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
+
+
+@pytest.fixture
+def lanes_on_cpu(monkeypatch):
+    """Where there is no CUDA device the CPU stands in for it: kernels are interpreted, copies are the C library's."""
+    if torch.cuda.is_available():
+        pytest.skip("tests/gpu covers this on the device")
+    from hotbed.ops.index import triton
+
+    monkeypatch.setattr("hotbed.pipeline.lanes.backend_of", lambda tensor: "triton")
+    monkeypatch.setattr("hotbed.cache.cache.ops_for", lambda tensor: triton)
+    sort = hotbed.group.TableGroup.ordered
+
+    def ordered(group, lookups):
+        keys, order = torch.sort(lookups.slots, stable=True)
+        return sort(group, lookups)._replace(sorted_keys=keys, order=order)
+
+    monkeypatch.setattr(hotbed.group.TableGroup, "ordered", ordered)
+    place = triton.place
+    monkeypatch.setattr(triton, "place", lambda *arguments: place(*arguments).to(torch.int64))
+    original = hotbed.pipeline.lanes.Lanes._lookups
+
+    def lookups(lanes, g, row, named, ticket):  # the compiled look-up on the CPU takes 64-bit slots
+        return original(lanes, g, row._replace(slots=row.slots.to(torch.int64)), named, ticket)
+
+    monkeypatch.setattr(hotbed.pipeline.lanes.Lanes, "_lookups", lookups)
+
+
+def batches(count, size, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    columns = [(torch.rand(count, size, generator=generator) ** 3 * limit).long() for limit in (40, 25, 60)]
+    return list(torch.stack(columns, dim=2))
+
+
+def train(loader, **cache):
+    tables = hotbed.EmbeddingTables(
+        {"a": Table(40, 3), "b": Table(25, 3), "c": Table(60, 5)}, optim.Adam(lr=0.1), output="concat", **cache
+    )
+    losses = []
+    found = loader if not cache else hotbed.prefetch(loader, tables, window=2, look_ahead=5)
+    for ids in found:
+        loss = tables(ids).pow(2).sum()
+        loss.backward()
+        losses.append(loss.item())
+    return losses, tables
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
+@pytest.mark.parametrize("share", [0.35, 0.7])
+def test_the_recorded_way_gives_the_same_bits(share):
+    loader = batches(14, 6)
+    loader.insert(9, batches(1, 4, seed=3)[0])  # of another size: planned the other way, in between
+    plain, cached = train(loader), train(loader, cache=share)
+    assert plain[0] == cached[0]
+    for name, value in plain[1].state_dict().items():
+        assert torch.equal(value, cached[1].state_dict()[name]), name
+    counts = cached[1].counters()
+    assert counts.batches == 2 * 15  # two groups
+    assert counts.created > 0
+    if share < 0.5:
+        assert counts.misses > counts.created  # rows left and came back
+    assert counts.keys == counts.hits + counts.misses
+    for group in cached[1].groups:
+        group.cache.check_integrity()
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
+def test_plain_calls_and_passes_in_between():
+    results = []
+    for cache in ({}, {"cache": 0.4}):
+        tables = hotbed.EmbeddingTables({"a": Table(40, 3), "b": Table(25, 3)}, optim.Adagrad(lr=0.1), **cache)
+        losses = []
+        for number in range(2):
+            loader = [ids[:, :2].contiguous() for ids in batches(9, 6, seed=number)]
+            for n, ids in enumerate(hotbed.prefetch(loader, tables) if cache else loader):
+                loss = tables(ids).pow(2).sum()
+                if n == 3:
+                    losses.append(tables(loader[0].clone()).sum().item())  # moves rows between forward and backward
+                loss.backward()
+                if n == 5:
+                    losses.append(tables.weight("a").sum().item())
+                if number == 1 and n == 6:
+                    break
+                losses.append(loss.item())
+        results.append((losses, tables.state_dict()))
+    assert results[0][0] == results[1][0]
+    for name, value in results[0][1].items():
+        assert torch.equal(value, results[1][1][name]), name

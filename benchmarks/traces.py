@@ -1,6 +1,6 @@
 """The id traces that cache policies are judged on: four real logs in file order, and Zipf 1.05 over Criteo-Kaggle's tables.
 
-Real files are looked for in one directory (see docs/decisions/0002-policies.md for their names); they are prepared like any
+Real files are looked for in one directory (see docs/decisions/0003-policies.md for their names); they are prepared like any
 raw log, so a cache's share counts the rows that training would have.
 """
 

@@ -76,8 +76,7 @@ def simulate_command(
         )
         sizes, refused = _fitting(trace, shares)
         running = bar.add_task("simulating", total=len(sizes) * len(policies) * trace.num_batches)
-        settings: dict[str, Any] = {} if look_ahead is None else {"look_ahead": look_ahead}
-        asked = _Asked(dataset, trace, policies, {"window": window, **settings})
+        asked = _Asked(dataset, trace, policies, {"window": window, "look_ahead": look_ahead})
         outcomes = asked.run(sizes, lambda done: bar.update(running, completed=done))
     for message in refused:
         err().print(f"left out: {message}", soft_wrap=True)

@@ -1,7 +1,7 @@
 """A trace in, what a cache would do with it out: hits, misses, evictions, to the row those of training.
 
 The very Cache and policies that train run here, on the CPU and without rows, so nothing has to be kept in agreement but the
-order of events: `look_ahead` batches are known, then the next window is planned. Bytes and waiting are not known here.
+order of events: some batches are known, then the next window is planned. Bytes and waiting are not known here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotbed.cache import DEFAULT_POLICY, Arrival, Cache, CacheCounts, CachePlan, make_policy, window_length
+from hotbed.cache import (
+    DEFAULT_POLICY,
+    MOST_AHEAD,
+    Arrival,
+    Cache,
+    CacheCounts,
+    CachePlan,
+    make_policy,
+    window_length,
+)
 from hotbed.errors import ConfigError
 from hotbed.ops.index import AHEAD_BITS
 from hotbed.plan.optimum import check_fits
@@ -26,7 +35,7 @@ def simulate(
     policy: str = DEFAULT_POLICY,
     *,
     window: int | None = None,
-    look_ahead: int = AHEAD_BITS,
+    look_ahead: int | None = None,
     hot: NDArray[np.int64] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> CacheCounts:
@@ -37,20 +46,20 @@ def simulate(
         num_slots: rows that fit in the cache.
         policy: which rows stay.
         window: batches planned together, at most; None is what `hotbed.prefetch` chooses.
-        look_ahead: batches known in advance, as in `hotbed.prefetch`; 0 is the plain loop, which knows none.
+        look_ahead: batches known in advance; None is what `hotbed.prefetch` chooses, 0 the plain loop, which knows none.
         hot: keys that are told to the policy and brought in first, ascending; what the static policy keeps.
         progress: called with the number of batches planned.
     """
-    if not 0 <= look_ahead <= AHEAD_BITS:
-        raise ConfigError(f"look_ahead is {look_ahead}; it can be 0 to {AHEAD_BITS}.")
+    if look_ahead is not None and not 0 <= look_ahead <= MOST_AHEAD:
+        raise ConfigError(f"look_ahead is {look_ahead}; it can be 0 to {MOST_AHEAD}.")
     if window is not None and not 1 <= window <= AHEAD_BITS:
         raise ConfigError(f"window is {window}; it can be 1 to {AHEAD_BITS}.")
     check_fits(trace, num_slots)
     run = _Run(trace, num_slots, policy, np.zeros(0, np.int64) if hot is None else hot)
-    if look_ahead:
-        run.ahead(window, max(look_ahead, window or 1), progress)
-    else:
+    if look_ahead == 0:
         run.plain(progress)
+    else:
+        run.ahead(window, None if look_ahead is None else max(look_ahead, window or 1), progress)
     return run.counts
 
 
@@ -75,18 +84,22 @@ class _Run:
             self._take_note([number], self._cache.plan([arrival], True))
             progress(number + 1)
 
-    def ahead(self, window: int | None, look_ahead: int, progress: Callable[[int], None]) -> None:
-        """Window after window, each with `look_ahead` batches known before it is planned."""
+    def ahead(self, window: int | None, given: int | None, progress: Callable[[int], None]) -> None:
+        """Window after window; before one is planned, as many batches are known as the first one asked for."""
+        cache, num_batches = self._cache, self._trace.num_batches
         waiting: deque[Arrival] = deque()
         known = planned = 0
-        while planned < self._trace.num_batches:
-            while len(waiting) < look_ahead and known < self._trace.num_batches:
-                waiting.append(self._cache.arrive(self._keys(known), None))
+        look_ahead = 1
+        while planned < num_batches:
+            while len(waiting) < look_ahead and known < num_batches:
+                waiting.append(cache.arrive(self._keys(known), None))
                 known += 1
-            num_keys = [arrival.num_keys for arrival in waiting]
-            length = window_length(num_keys, self._cache.num_slots, window)
-            plan = self._cache.plan([waiting.popleft() for _ in range(length)], True)
-            self._take_note(range(planned, planned + length), plan)
+                if known == 1:
+                    look_ahead = cache.look_ahead(waiting[0].num_keys, given)
+            length = window_length([arrival.num_keys for arrival in waiting], cache.num_slots, window)
+            self._take_note(
+                range(planned, planned + length), cache.plan([waiting.popleft() for _ in range(length)], True)
+            )
             planned += length
             progress(planned)
 

@@ -84,7 +84,7 @@ def test_all_mistakes_at_once(hotbed, data):
     for part in ("not 'x'", "at most 1, not 2", "not best"):
         assert part in result.err
     assert hotbed("simulate", data, "--cache", ",").code == 2
-    assert "look_ahead is 99" in hotbed("simulate", data, "--cache", "0.5", "--look-ahead", 99, "--batch-size", 8).err
+    assert "look_ahead is 999" in hotbed("simulate", data, "--cache", "0.5", "--look-ahead", 999, "--batch-size", 8).err
 
 
 def test_help_says_what_comes_out(hotbed):

@@ -58,7 +58,16 @@ def test_the_plain_loop(policy, share):
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("share", [0.07, 0.2, 0.5])
 @pytest.mark.parametrize(
-    "ahead", [{}, {"window": 1}, {"window": 4}, {"window": 2, "look_ahead": 5}, {"window": 8, "look_ahead": 3}]
+    "ahead",
+    [
+        {},
+        {"window": 1},
+        {"window": 4},
+        {"window": 2, "look_ahead": 5},
+        {"window": 8, "look_ahead": 3},
+        {"look_ahead": 1},
+        {"look_ahead": 50},  # two batches share a bit
+    ],
 )
 def test_with_prefetch(policy, share, ahead):
     batches = random_ids(70, seed=1)
@@ -125,7 +134,7 @@ def test_progress_and_mistakes():
         simulate(trace, 5)
     with pytest.raises(ConfigError, match="no cache policy 'best'"):
         simulate(trace, 100, "best")
-    with pytest.raises(ConfigError, match="look_ahead is 99"):
-        simulate(trace, 100, look_ahead=99)
+    with pytest.raises(ConfigError, match="look_ahead is 999"):
+        simulate(trace, 100, look_ahead=999)
     with pytest.raises(ConfigError, match="window is 0"):
         simulate(trace, 100, window=0)

@@ -36,10 +36,10 @@ def trace_from(batches):
     return trace_of([(batch.numpy() + base).ravel() for batch in batches], sum(ROWS))
 
 
-def train(batches, share, policy, ahead):
+def train(batches, share, policy, ahead, device="cpu"):
     """Counters after training; `ahead` are the arguments of prefetch, None for the plain loop."""
     tables = EmbeddingTables(
-        {f"t{f}": Table(rows=rows, dim=3) for f, rows in enumerate(ROWS)}, cache=share, policy=policy
+        {f"t{f}": Table(rows=rows, dim=3) for f, rows in enumerate(ROWS)}, cache=share, policy=policy, device=device
     )
     for ids in batches if ahead is None else hotbed.prefetch(batches, tables, **ahead):
         tables(ids).square().sum().backward()
@@ -74,6 +74,17 @@ def test_with_prefetch(policy, share, ahead):
     counts = simulate(trace_from(batches), round(share * sum(ROWS)), policy, **ahead)
     assert counts == train(batches, share, policy, ahead)._replace(**MOVED)
     assert counts.misses > counts.created or share == 0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("share", [0.07, 0.2, 0.5])
+@pytest.mark.parametrize("ahead", [{}, {"window": 3}, {"window": 2, "look_ahead": 7}, {"look_ahead": 50}])
+def test_with_prefetch_on_cuda(policy, share, ahead):
+    """The index there is another program; its decisions are not."""
+    batches = random_ids(90, seed=4)
+    counts = simulate(trace_from(batches), round(share * sum(ROWS)), policy, **ahead)
+    assert counts == train(batches, share, policy, ahead, "cuda")._replace(**MOVED)
 
 
 @pytest.mark.parametrize("ahead", [(0, 0), (3, 8)], ids=["automatic", "three of eight"])

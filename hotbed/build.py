@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hotbed.config import RunConfig, TrainConfig, check, raise_problems
 from hotbed.data.dataset import Dataset
@@ -26,6 +26,7 @@ from hotbed.models import MODELS, build_model, check_model
 from hotbed.ops.init_rows import Constant, parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import SGD, Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
+from hotbed.plan import hot_keys
 from hotbed.tables import EmbeddingTables, Table
 from hotbed.train.loop import Course, Loaders, Pace, Training
 from hotbed.train.model_folder import load_weights, read_card
@@ -65,7 +66,7 @@ def build(config: RunConfig, dataset: Dataset, run: Path, observers: Iterable[Ob
     raise_problems(check(config) or option_problems(config))
     raise_problems(_data_problems(config, dataset.schema))
     device = pick_device(config.train.device)
-    learner = _learner(config, dataset.schema, device)
+    learner = _learner(config, dataset, device)
     loaders = _loaders(config, dataset, device)
     _check_batches_fit(learner, loaders)
     train = config.train
@@ -151,7 +152,8 @@ def _same_ids(one: Path, other: Path) -> bool:
     return bool(pq.read_table(one, columns=["id"]).equals(pq.read_table(other, columns=["id"])))
 
 
-def _learner(config: RunConfig, schema: Schema, device: torch.device) -> Learner:
+def _learner(config: RunConfig, dataset: Dataset, device: torch.device) -> Learner:
+    schema = dataset.schema
     optimizer = _row_optimizer(config)
     tables = _tables(config, schema)
     given = config.tables
@@ -182,7 +184,16 @@ def _learner(config: RunConfig, schema: Schema, device: torch.device) -> Learner
         precision=precision,
     )
     dense = _dense_optimizer(config, model)
-    return Learner(rows, model, dense, config.dense.lr, device, given.window or None, given.look_ahead or None)
+    ahead = given.window or None, given.look_ahead or None
+    return Learner(rows, model, dense, config.dense.lr, device, *ahead, _hot_keys(config, dataset, rows))
+
+
+def _hot_keys(config: RunConfig, dataset: Dataset, rows: EmbeddingTables) -> Tensor | None:
+    """What the static policy is told; all tables of a run have one width, so one group holds them in schema order."""
+    sizes = cache_sizes(rows)
+    if sizes is None or config.tables.policy != "static":
+        return None
+    return torch.from_numpy(hot_keys(dataset, sizes["slots"]))
 
 
 def _tables(config: RunConfig, schema: Schema) -> dict[str, Table]:

@@ -128,6 +128,8 @@ class Training:
         """Step until there is a reason to end, or `stop` asks for it; save a checkpoint; return the reason."""
         self.observer.begin(self.progress, self.total_steps)
         self._session_since = self._running_since = time.perf_counter()
+        with self._watch.aside():
+            self.learner.warm()
         best = self.progress.best
         if best is not None and best.step == self.progress.step and not self._best_folder().is_dir():
             self._save_best()  # the run had ended here; it will leave these weights behind

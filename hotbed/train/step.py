@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hotbed.cached_group import CachedGroup
 from hotbed.pipeline import prefetch
 from hotbed.tables import EmbeddingTables
 from hotbed.types import Batch
@@ -39,6 +40,13 @@ class Learner:
     device: torch.device
     window: int | None = None  # batches planned together; None is automatic
     look_ahead: int | None = None  # batches whose ids are known before they are planned
+    hot: Tensor | None = None  # int64, ascending: keys of the rows that a static cache keeps
+
+    def warm(self) -> None:
+        """Bring the rows in that a static cache keeps; loading rows forgets them."""
+        for group in self.tables.groups:
+            if self.hot is not None and isinstance(group, CachedGroup):
+                group.warm(self.hot)
 
     def ahead(self, batches: Iterable[Batch]) -> Generator[Batch, None, None]:
         """The batches on the device, their rows brought in ahead of need; close it before closing `batches`."""

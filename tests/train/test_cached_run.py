@@ -7,6 +7,7 @@ import torch
 
 from hotbed.build import load_learner
 from hotbed.train.run import run
+from hotbed.train.step import Learner
 from tests.train.small import lines, model_bytes
 from tests.train.test_resume import interrupt
 from tests.train.test_run import Spy
@@ -30,7 +31,7 @@ def cache_lines(folder):
     return [line["cache"] for line in found if "cache" in line]  # a short last interval may have nothing to plan
 
 
-@pytest.mark.parametrize("policy", ["oracle", "lfu", "lru"])
+@pytest.mark.parametrize("policy", ["oracle", "lfu", "lru", "static"])
 @pytest.mark.parametrize("ahead", [(0, 0), (1, 1), (2, 5)], ids=["automatic", "one", "two of five"])
 def test_a_cache_is_invisible(start, whole, tmp_path, policy, ahead):
     sets = (CACHE, f"tables.policy={policy}", f"tables.window={ahead[0]}", f"tables.look_ahead={ahead[1]}")
@@ -105,6 +106,30 @@ def test_weights_of_16_bits_behind_a_cache(start, tmp_path):
     scored = load_learner(tmp_path / "cached" / "model", "cpu")
     for batch in built.training.loaders.held_out["test"].epoch(0):
         assert torch.equal(scored.score(batch), built.training.learner.score(batch))
+
+
+def test_a_static_cache_is_warm_from_the_start_and_after_a_stop(start, whole, tmp_path, monkeypatch):
+    found = []  # updates done, rows made, hits when the hot rows are asked for again
+
+    def warm(learner):
+        before = learner.tables.counters()
+        real(learner)
+        made = learner.tables.counters().minus(before)
+        real(learner)
+        found.append((learner.tables.num_updates, made.misses, learner.tables.counters().minus(before).hits))
+
+    real = Learner.warm
+    monkeypatch.setattr(Learner, "warm", warm)
+    sets = (*SETS, CACHE, "tables.policy=static")
+    built = start(tmp_path, *sets, observers=[Spy(at=40, act=interrupt)])
+    run(built.training, built.subject)
+    built = start(tmp_path, *sets)
+    built.training.resume()
+    run(built.training, built.subject)
+    hot = int(77 * 0.9)
+    assert found == [(0, hot, hot), (40, hot, hot)]
+    assert lines(tmp_path) == lines(whole)
+    assert model_bytes(tmp_path) == model_bytes(whole)
 
 
 def test_a_crash_behind_a_cache_goes_back_to_the_last_checkpoint(start, whole, tmp_path):

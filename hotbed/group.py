@@ -110,6 +110,10 @@ class TableGroup:
         """The same look-ups with the slots their rows are in now; here a row's slot is its key, for good."""
         return lookups
 
+    def addresses(self, tables: tuple[str, ...]) -> Addresses:
+        """How ids become keys, one table name per span."""
+        return self._way_of(tables).addresses
+
     def ordered(self, lookups: Lookups) -> Lookups:
         """The same look-ups with what the update would otherwise work out itself."""
         if lookups.slots.device.type != "cuda":

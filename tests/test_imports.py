@@ -22,6 +22,7 @@ FLOORS = [
     {"cached_group"},
     {"inputs"},
     {"turns"},
+    {"recorded"},
     {"tables"},
     {"embedding_bag", "pipeline", "parallel", "forecast"},
     {"train", "checkpoint", "report", "bench"},

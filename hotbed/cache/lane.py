@@ -20,7 +20,8 @@ from torch import Tensor
 
 from hotbed.cache.cache import Cache
 from hotbed.ops.index import EVICTIONS, FREED, HITS, MISSED_LOOKUPS, MISSES, NEW_CELLS, NUM_KEYS, VICTIMS, Lists
-from hotbed.ops.index.lane import ARRIVALS, WINDOWS, lane_arrive, lane_plan, new_buffers
+from hotbed.ops.index.lane import ARRIVALS, ARRIVED, PLANNED, WINDOWS, lane_arrive, lane_plan, new_buffers
+from hotbed.ops.keys.triton import BATCHES, KeyMaker
 from hotbed.ops.streams import mark
 
 _NUMBER = 8  # place of the tag in a row of counts on the host
@@ -122,17 +123,15 @@ class LanePlan:
 class Lane:
     """Batches of L look-ups for one cache, at most `window` of them planned together."""
 
-    def __init__(
-        self, cache: Cache, make_keys: Callable[[Tensor], Tensor], num_lookups: int, window: int, train: bool
-    ) -> None:
+    def __init__(self, cache: Cache, make_keys: KeyMaker, num_lookups: int, window: int, train: bool) -> None:
         self.num_lookups = num_lookups
         self._cache = cache
         self._make_keys = make_keys
         self._train = train
-        self._ids = [torch.zeros(num_lookups, dtype=torch.int64, device=cache.device) for _ in range(window + 1)]
-        key_type = make_keys(self._ids[0]).dtype
+        self._addresses = torch.zeros(BATCHES, dtype=torch.int64, pin_memory=cache.device.type == "cuda")
+        self._host_addresses = self._addresses.numpy()
         room = min(cache.num_slots, num_lookups * window)
-        self._buffers = new_buffers(num_lookups, 6 * window, room, key_type, cache.device)
+        self._buffers = new_buffers(num_lookups, 6 * window, room, make_keys.type, cache.device)
         self._host_arrivals = self._buffers.host_arrival_counts.numpy()
         self._host_windows = self._buffers.host_window_counts.numpy()
         parts = (part[:, :num_lookups].unbind(0) for part in self._buffers[-3:])
@@ -149,24 +148,25 @@ class Lane:
         self._pending: deque[int] = deque()  # arrivals whose cells are not counted
 
     def arrive(self, ids: Tensor) -> int:
-        """A batch ahead, ids int64 [L]; its number."""
+        """A batch ahead, ids int64 [L], which stay where they are until it is planned; its number."""
         self._make_room()
         self._catch_up()
-        self._ids[0].copy_(ids, non_blocking=True)
+        self._note(ids)
         self._run(("arrive", self._cache.stride), self._arrive)
-        self._cache.note_arrival()
-        self._pending.append(self._cache.num_arrived - 1)
         self._remember()
         return self._cache.num_arrived - 1
 
-    def plan(self, window: Sequence[Tensor]) -> tuple[LanePlan, list[Placed]]:
-        """The next batches' turn, in the order in which they arrived: ids int64 [L] each."""
+    def plan(self, count: int, arriving: Sequence[Tensor] = ()) -> tuple[LanePlan, list[Placed]]:
+        """The turn of the next `count` batches; then as many arrive, or none, in the same recording."""
+        assert len(arriving) in (0, count)
+        if arriving:
+            self._make_room()
         self._catch_up()
-        for buffer, ids in zip(self._ids[1:], window):
-            buffer.copy_(ids, non_blocking=True)
-        first, count = self._cache.num_planned, len(window)
-        self._run(("plan", count, self._cache.stride), lambda: self._plan(count))
+        first = self._cache.num_planned
         self._cache.note_planned(count)
+        for ids in arriving:
+            self._note(ids)
+        self._run(("plan", count, bool(arriving), self._cache.stride), lambda: self._plan(count, bool(arriving)))
         self._cache.clock += count
         self._cache.note_window()
         self._remember()
@@ -174,6 +174,12 @@ class Lane:
         self._num_windows += 1
         self._uncounted.append(plan)
         return plan, [self._rows[(first + k) % len(self._rows)] for k in range(count)]
+
+    def _note(self, ids: Tensor) -> None:
+        number = self._cache.num_arrived
+        self._host_addresses[number % BATCHES] = ids.data_ptr()
+        self._cache.note_arrival()
+        self._pending.append(number)
 
     def num_keys(self, number: int) -> int:
         """Distinct keys of a batch ahead; waits for the device if it has not come so far."""
@@ -281,9 +287,12 @@ class Lane:
 
     def _arrive(self) -> None:
         cells, _ = self._cache.parts()
-        lane_arrive(cells, self._buffers, self._make_keys(self._ids[0]), self._cache.stride)
+        keys = self._make_keys(self._addresses, self._buffers.state, ARRIVED, 0)
+        lane_arrive(cells, self._buffers, keys, self._cache.stride)
 
-    def _plan(self, count: int) -> None:
+    def _plan(self, count: int, arriving: bool) -> None:
         cells, slots = self._cache.parts()
-        keys = [self._make_keys(ids) for ids in self._ids[1 : count + 1]]
+        keys = [self._make_keys(self._addresses, self._buffers.state, PLANNED, k) for k in range(count)]
         lane_plan(cells, slots, self._buffers, keys, self._cache.policy, self._cache.stride, self._train)
+        for _ in range(count if arriving else 0):
+            self._arrive()

@@ -92,7 +92,8 @@ class Feed:
         self._current: _Window | None = None
         self._lanes: Lanes | None = None
         self._num_windows = 0
-        self._started = self._paused = self._rearrive = self._in_lane = False
+        self._unknown: deque[tuple[Any, Any]] = deque()  # read, and put back
+        self._started = self._paused = self._rearrive = self._in_lane = self._lanes_tried = False
         self._retired: deque[tuple[Any, Any]] = deque()  # device memory that the training stream may still read
         self._waits: deque[tuple[Any, Any]] = deque()  # marks around the waits of the training stream
 
@@ -188,11 +189,12 @@ class Feed:
         window.ticket.valid = False
         for planned in window.delivered:
             self._tables.turns.withdraw(planned)
-        point = mark(self._device)
-        if point is not None:
-            self._retired.append((point, window))
-            while self._retired and self._retired[0][0].query():
+        if self._device.type == "cuda" and (self._reader.moves or isinstance(window.move, Move)):
+            self._retired.append((mark(self._device), window))
+            while self._retired[0][0].query():
                 self._retired.popleft()
+                if not self._retired:
+                    break
         while self._waits and self._waits[0][1].query():
             before, until = self._waits.popleft()
             self._cached[0].stalled(before.elapsed_time(until) / 1e3)
@@ -202,16 +204,24 @@ class Feed:
         self._tables.turns.take(self)
         if self._paused and not self._decided:
             self._resume()
-        began, before = time.perf_counter(), mark(self._device, timed=True)
         while not self._decided:
             if not self._plan(wait=True):
                 return None
         window = self._decided.popleft()
+        waits = self._started and bool(self._cached) and not window.exchanged and not self._is_staged(window)
+        began, before = time.perf_counter(), mark(self._device, timed=True) if waits else None
         self._exchange(window, before)
-        if before is None and self._started and self._cached:  # nothing can be fetched ahead of the first
+        if waits and before is None:
             self._cached[0].stalled(time.perf_counter() - began)
-        self._started = True
+        self._started = True  # nothing can be fetched ahead of the first
         return window
+
+    def _is_staged(self, window: _Window) -> bool:
+        """Whether its rows are there."""
+        move = window.move
+        if isinstance(move, Move):
+            return move.staged.is_set() and (move.mark is None or bool(move.mark.query()))
+        return self._lanes is not None and self._lanes.are_staged(move)
 
     def _exchange(self, window: _Window, before: Any = None) -> None:
         """Victims leave, misses come; on the current stream, after all that was asked of the windows before."""
@@ -229,7 +239,7 @@ class Feed:
             self._mover.write(move)
         elif self._lanes is not None:
             self._lanes.exchange(move)
-        if before is not None and self._started and self._cached:
+        if before is not None:
             self._waits.append((before, mark(self._device, timed=True)))
 
     def _plan(self, *, wait: bool) -> bool:
@@ -243,7 +253,8 @@ class Feed:
             self._decide()
         if self._begun is None:
             self._know(wait=wait and not self._decided)
-            if len(self._waiting) >= self._look_ahead or (self._waiting and self._reader.ended):
+            ended = self._reader.ended and not self._unknown
+            if len(self._waiting) >= self._look_ahead or (self._waiting and ended):
                 in_lane = bool(self._waiting[0].flat)
                 if in_lane != self._in_lane:
                     if self._decided or not wait:
@@ -264,18 +275,11 @@ class Feed:
     def _know(self, *, wait: bool) -> None:
         """Let batches arrive until as many are ahead as allowed."""
         while len(self._waiting) < self._look_ahead:
-            found = self._reader.get(wait=wait)
+            found = self._read(wait=wait)
             if found is None:
                 return
-            batch, point = found
-            after(self._device, point)
-            named = ids_of(batch, self._names)
-            if self._lanes is None:
-                self._lanes = lanes_for(self._tables, named, self._given_window or MOST_BATCHES, self._learns)
-                if self._lanes is not None:
-                    self._lanes.start()
-            flat = None if self._lanes is None else self._lanes.flat(named)
-            if flat is not None and self._lanes is not None:
+            batch, named, flat = found
+            if flat and self._lanes is not None:
                 given = self._lanes.given(named)
                 waiting = _Waiting(batch, named, given, [], [], flat, self._lanes.arrive(flat))
             else:
@@ -286,6 +290,21 @@ class Feed:
             self._waiting.append(waiting)
             if self._look_ahead == 1:
                 self._see_how_far(waiting)
+
+    def _read(self, *, wait: bool) -> tuple[Any, Ids, list[Tensor]] | None:
+        """The next batch of the loader: (batch, its ids, those ids by group if it fits the lanes)."""
+        found = self._unknown.popleft() if self._unknown else self._reader.get(wait=wait)
+        if found is None:
+            return None
+        batch, point = found
+        after(self._device, point)
+        named = ids_of(batch, self._names)
+        if self._lanes is None and not self._lanes_tried:
+            self._lanes_tried = True
+            self._lanes = lanes_for(self._tables, named, self._given_window or MOST_BATCHES, self._learns)
+            if self._lanes is not None:
+                self._lanes.start()
+        return batch, named, [] if self._lanes is None else self._lanes.flat(named) or []
 
     def _see_how_far(self, waiting: _Waiting) -> None:
         """The first batch tells how many to look ahead."""
@@ -360,8 +379,32 @@ class Feed:
         self._lanes.check(waiting.named for waiting in self._waiting)
         batches = self._next_batches()
         ticket = Ticket(self._learns)
-        parts, placed = self._lanes.plan([(w.flat, w.named) for w in batches], ticket)
+        new = self._as_many_new(len(batches))
+        number = self._lanes.num_arrived
+        parts, placed = self._lanes.plan([w.named for w in batches], [flat for _, _, flat in new], ticket)
+        for i, (batch, named, flat) in enumerate(new):
+            self._waiting.append(_Waiting(batch, named, self._lanes.given(named), [], [], flat, number + i))
         self._line_up(batches, parts, placed, ticket)
+
+    def _as_many_new(self, count: int) -> list[tuple[Any, Ids, list[Tensor]]]:
+        """The next batches of the loader, if they are there and fit the lanes: all or none."""
+        if len(self._waiting) + count > self._look_ahead:
+            return []
+        found: list[Any] = []
+        for _ in range(count):
+            one = self._unknown.popleft() if self._unknown else self._reader.get(wait=False)
+            if one is None:
+                break
+            found.append(one)
+        self._unknown.extendleft(reversed(found))
+        if len(found) < count:
+            return []
+        new = [self._read(wait=False) for _ in range(count)]
+        fitting = [each for each in new if each is not None and each[2]]
+        if len(fitting) < count:
+            self._unknown.extendleft(reversed([(each[0], None) for each in new if each is not None]))
+            return []
+        return fitting
 
     def _line_up(
         self, batches: list[_Waiting], move: Move | list[LaneWindow], placed: list[list[Lookups]], ticket: Ticket

@@ -56,6 +56,7 @@ class Lanes:
         self._tables = tables
         self._shape = shape
         self._names = [feature.name for feature in tables.features]
+        self._places = {name: column for column, name in enumerate(self._names)}
         self._groups = [group for group in tables.groups if isinstance(group, CachedGroup)]
         self._spans = [inputs.matrix_spans(shape[0]) for inputs in tables.group_inputs]
         self._columns: list[list[int] | None] = []
@@ -81,8 +82,7 @@ class Lanes:
 
     def given(self, named: Ids) -> Given:
         """The batch as the tables see it."""
-        columns = {name: column for column, name in enumerate(self._names)}
-        return Given(self._shape[0], named.ids, columns, {}, {})
+        return Given(self._shape[0], named.ids, self._places, {}, {})
 
     def arrive(self, flat: Sequence[Tensor]) -> int:
         """Make a batch known; its number."""
@@ -126,15 +126,27 @@ class Lanes:
             porter.drain()
 
     def plan(
-        self, window: Sequence[tuple[list[Tensor], Ids]], ticket: Ticket
+        self, window: Sequence[Ids], arriving: Sequence[list[Tensor]], ticket: Ticket
     ) -> tuple[list[LaneWindow], list[list[Lookups]]]:
-        """The next batches' turn: what comes and goes by group, and the look-ups by group and batch."""
+        """The next batches' turn: what comes and goes by group, and the look-ups by group and batch.
+
+        As many new ones may be made known in the same go.
+        """
         plans, placed = [], []
         for g, lane in enumerate(self._lanes):
-            plan, rows = lane.plan([flat[g] for flat, _ in window])
+            plan, rows = lane.plan(len(window), [flat[g] for flat in arriving])
             plans.append(LaneWindow(plan.number, plan, len(window), len(window) * lane.num_lookups))
-            placed.append([self._lookups(g, row, named, ticket) for row, (_, named) in zip(rows, window)])
+            placed.append([self._lookups(g, row, named, ticket) for row, named in zip(rows, window)])
         return plans, placed
+
+    @property
+    def num_arrived(self) -> int:
+        """Batches made known so far."""
+        return self._groups[0].cache.num_arrived
+
+    def are_staged(self, window: Sequence[LaneWindow]) -> bool:
+        """Whether `exchange` would not wait."""
+        return all(porter.is_staged(part.number) for porter, part in zip(self._porters, window))
 
     def exchange(self, window: Sequence[LaneWindow]) -> None:
         """Victims leave, misses come; waits for the rows."""

@@ -33,6 +33,7 @@ class Reader:
         self._finished = False
         self._error: BaseException | None = None
         self.ended = False
+        self.moves = False  # batches are copied to the device
         self._thread = threading.Thread(target=self._read_all, name="hotbed-reader", daemon=True)
 
     def start(self) -> None:
@@ -73,6 +74,7 @@ class Reader:
                 if self._stopped.is_set():
                     return
                 moved = to_device(batch, self._device)
+                self.moves |= moved is not batch
                 self._found.append((moved, None if moved is batch else mark(self._device)))
                 self._arrived.set()
                 if len(self._found) >= _FULL:

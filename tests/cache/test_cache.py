@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +14,8 @@ from hotbed.cache import POLICIES, Arrival, Cache, CachePlan, make_policy
 from hotbed.cache.reference import ReferenceCache
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.ops.index import AHEAD_BITS
+from hotbed.ops.keys import Addresses
+from hotbed.ops.lookups import Span
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -178,10 +181,13 @@ def test_a_lane_decides_as_the_reference(
 ) -> None:
     """With plain batches in between, which the numbers on the device must catch up with."""
     from hotbed.cache.lane import Lane
+    from hotbed.ops.keys.triton import KeyMaker
 
     feeder, reference = Feeder(28, policy, "triton"), ReferenceCache(28, make_policy(policy))
     feeder.cache.stride = reference.stride = stride
-    lane = Lane(feeder.cache, lambda ids: ids.to(torch.int32), 9, window, train=True)
+    addresses = Addresses(*(np.array([value]) for value in (0, 41, False, True, -1)))
+    maker = KeyMaker((Span("a", 0, 9, 1),), addresses, feeder.device)
+    lane = Lane(feeder.cache, maker, 9, window, train=True)
     batches = [torch.tensor(keys, device=feeder.device) for keys in stream]
     read = planned = 0
     while planned < len(stream):
@@ -195,7 +201,8 @@ def test_a_lane_decides_as_the_reference(
             reference.plan_at_once([1, 2, 3, planned])
         before = feeder.key_of_slot()
         count = min(window, read - planned)
-        plan, placed = lane.plan(batches[planned : planned + count])
+        arriving = batches[read : read + count] if len(stream) - read >= count and planned % 2 else []
+        plan, placed = lane.plan(count, arriving)
         after, expected = feeder.key_of_slot(), reference.plan(count, True)
         assert (plan.num_hits, sorted(plan.miss_keys.tolist())) == (expected.num_hits, sorted(expected.misses))
         assert sorted(plan.victim_keys.tolist()) == sorted(expected.written)
@@ -205,6 +212,9 @@ def test_a_lane_decides_as_the_reference(
             assert [after.get(slot, -1) for slot in row.slots.tolist()] == keys
             assert row.sorted_keys.tolist() == sorted(keys)
             assert [keys[position] for position in row.order.tolist()] == sorted(keys)
+        for keys in stream[read : read + len(arriving)]:
+            reference.arrive(keys)
+        read += len(arriving)
         planned += count
         lane._count()
         feeder.cache.check_integrity()

@@ -298,6 +298,13 @@ class Porter:
         words = self._words[_SLOT0 + s * _SLOT_WORDS :]
         return self._slots[s], int(words[_FOUND] + words[_LATE])
 
+    def is_staged(self, number: int) -> bool:
+        """Whether `staged` would not wait, nor the current stream."""
+        s = number % SLOTS
+        if self._words[_SLOT0 + s * _SLOT_WORDS + _STAGED] < number + 1:
+            return False
+        return self._device.type != "cuda" or bool(self._events[s][0].query())
+
     def exchanged(self, number: int, event: Any) -> None:
         """The victims of a window are packed when `event` is reached."""
         place = _SLOT0 + (number % SLOTS) * _SLOT_WORDS

@@ -210,6 +210,24 @@ def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(padded, dtype=torch.float64, device=device)
 
 
+_kept_partials: dict[Any, tuple[Tensor, Tensor]] = {}
+
+
+def _partials(num_chunks: int, dim: int, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for the sums that cross borders, [chunks, 2, D] and [chunks, 2]; kept for the next update on the same stream."""
+    stream = torch._C._cuda_getCurrentRawStream(grad.device.index) if grad.device.type == "cuda" else 0
+    key = (grad.device, stream, num_chunks, dim, grad.dtype)
+    found = _kept_partials.get(key)
+    if found is None:
+        if len(_kept_partials) >= 8:
+            _kept_partials.clear()
+        found = _kept_partials[key] = (
+            torch.empty(num_chunks, 2, dim, dtype=grad.dtype, device=grad.device),
+            torch.empty(num_chunks, 2, dtype=torch.int64, device=grad.device),
+        )
+    return found
+
+
 _launch_chunks, _launch_borders = Launch(_chunks), Launch(_borders)
 
 
@@ -222,8 +240,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     if num_lookups == 0:
         return
     num_chunks = triton.cdiv(num_lookups, _CHUNK)
-    partial = torch.empty(num_chunks, 2, dim, dtype=grad.dtype, device=grad.device)
-    partial_count = torch.empty(num_chunks, 2, dtype=torch.int64, device=grad.device)
+    partial, partial_count = _partials(num_chunks, dim, grad)
     out_rows = lookups.out_row_of_lookup()
     bad = order if lookups.bad is None else lookups.bad
     row, element = _bound(settings.rule)

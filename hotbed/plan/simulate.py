@@ -47,7 +47,7 @@ def simulate(
         policy: which rows stay.
         window: batches planned together, at most; None is what `hotbed.prefetch` chooses.
         look_ahead: batches known in advance; None is what `hotbed.prefetch` chooses, 0 the plain loop, which knows none.
-        hot: keys that are told to the policy and brought in first, ascending; what the static policy keeps.
+        hot: keys that are told to the policy, ascending; they are brought in first and counted as one batch, as in training.
         progress: called with the number of batches planned.
     """
     if look_ahead is not None and not 0 <= look_ahead <= MOST_AHEAD:
@@ -75,7 +75,8 @@ class _Run:
         self._missed = np.zeros(trace.num_rows, dtype=np.bool_)  # in this window
         if hot.shape[0]:
             self._cache.keep(torch.from_numpy(hot))
-            self._take_note([], self._cache.plan([self._cache.arrive_at_once(torch.from_numpy(hot), None)], False))
+            plan = self._cache.plan([self._cache.arrive_at_once(torch.from_numpy(hot), None)], False)
+            self._count(plan, num_batches=1, lookups=hot.shape[0], missed_lookups=plan.num_misses)
 
     def plain(self, progress: Callable[[int], None]) -> None:
         """Every batch when it comes."""
@@ -116,12 +117,15 @@ class _Run:
             lookups += int(times.sum())
             missed_lookups += int(times[self._missed[trace.batch(number)]].sum())
         self._missed[misses] = False
-        num_written = int(self._written[misses].sum())
+        self._count(plan, len(batches), lookups, missed_lookups)
+
+    def _count(self, plan: CachePlan, num_batches: int, lookups: int, missed_lookups: int) -> None:
+        num_written = int(self._written[plan.miss_keys.numpy()].sum())
         self._written[plan.victim_keys.numpy()] = True
         self.counts = self.counts.plus(
             CacheCounts(
                 windows=1,
-                batches=len(batches),
+                batches=num_batches,
                 keys=plan.num_keys,
                 hits=plan.num_hits,
                 misses=plan.num_misses,

@@ -11,7 +11,7 @@ from hotbed import EmbeddingTables, Table
 from hotbed.cache import POLICIES, CacheCounts
 from hotbed.data.dataset import Dataset
 from hotbed.errors import BudgetError, ConfigError
-from hotbed.plan import optimum, read_trace, simulate, trace_of
+from hotbed.plan import hot_keys, optimum, read_trace, simulate, trace_of
 from hotbed.train.run import run
 from tests.train.conftest import ready_for
 from tests.train.small import write_dataset
@@ -36,11 +36,13 @@ def trace_from(batches):
     return trace_of([(batch.numpy() + base).ravel() for batch in batches], sum(ROWS))
 
 
-def train(batches, share, policy, ahead, device="cpu"):
+def train(batches, share, policy, ahead, device="cpu", hot=None):
     """Counters after training; `ahead` are the arguments of prefetch, None for the plain loop."""
     tables = EmbeddingTables(
         {f"t{f}": Table(rows=rows, dim=3) for f, rows in enumerate(ROWS)}, cache=share, policy=policy, device=device
     )
+    if hot is not None:
+        tables.groups[0].warm(torch.from_numpy(hot))
     for ids in batches if ahead is None else hotbed.prefetch(batches, tables, **ahead):
         tables(ids).square().sum().backward()
     return tables.counters()
@@ -88,16 +90,22 @@ def test_with_prefetch_on_cuda(policy, share, ahead):
 
 
 @pytest.mark.parametrize("ahead", [(0, 0), (3, 8)], ids=["automatic", "three of eight"])
-def test_a_whole_run(tmp_path, ahead):
+@pytest.mark.parametrize("policy", ["oracle", "static"])
+def test_a_whole_run(tmp_path, ahead, policy):
     dataset = Dataset.open(write_dataset(tmp_path / "clicks"))
     sets = ["data.batch_size=16", "train.epochs=1", "train.eval_every=0", "train.log_every=10", "tables.cache=0.7"]
-    built = ready_for(dataset)(tmp_path / "run", *sets, f"tables.window={ahead[0]}", f"tables.look_ahead={ahead[1]}")
+    sets += [f"tables.policy={policy}", f"tables.window={ahead[0]}", f"tables.look_ahead={ahead[1]}"]
+    built = ready_for(dataset)(tmp_path / "run", *sets)
     run(built.training, built.subject)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     trained = [line["cache"] for line in lines if "cache" in line]  # figures of a batch, interval by interval
     trace = read_trace(dataset, batch_size=16, shuffle=True)
     given = {"window": ahead[0], "look_ahead": ahead[1]} if ahead[0] else {}
-    counts = simulate(trace, round(0.7 * trace.num_rows), **given)
+    num_slots = round(0.7 * trace.num_rows)
+    hot = hot_keys(dataset, num_slots) if policy == "static" else None
+    counts = simulate(trace, num_slots, policy, hot=hot, **given)
+    if hot is not None:  # the lines of a run begin after the hot rows have come in
+        counts = counts.minus(CacheCounts(keys=hot.size, misses=hot.size, created=hot.size))
     for name in ("keys", "misses", "created", "evictions", "written_back"):
         assert round(sum(one[name] * one["batches"] for one in trained)) == getattr(counts, name), name
     assert counts.misses > counts.created
@@ -132,7 +140,18 @@ def test_hot_rows_are_brought_in_first_and_kept():
     without = simulate(trace, 4, "lru", window=1)
     assert counts.misses == 3 + 4  # the hot ones, then the others once
     assert without.misses == 1 + 2 * 30
-    assert counts.batches == 30
+    assert counts.batches == 1 + 30
+
+
+@pytest.mark.parametrize("ahead", [None, {}, {"window": 3}])
+def test_hot_rows_in_training(ahead):
+    batches = random_ids(50, seed=5)
+    trace = trace_from(batches)
+    hot = np.sort(np.random.default_rng(0).choice(trace.distinct(), 95, replace=False))
+    given = {"look_ahead": 0} if ahead is None else ahead
+    counts = simulate(trace, round(0.2 * sum(ROWS)), "static", hot=hot, **given)
+    assert counts == train(batches, 0.2, "static", ahead, hot=hot)._replace(**MOVED)
+    assert counts.created > trace.distinct().size  # some hot rows left again before they were ever trained
 
 
 def test_progress_and_mistakes():

@@ -21,7 +21,15 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.loader import Loader
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, SchemaError
-from hotbed.forecast import Storage, model_problems, rows_of_batch, table_problems, too_small
+from hotbed.forecast import (
+    Storage,
+    amounts_of,
+    model_problems,
+    rows_of_batch,
+    share_on_device,
+    table_problems,
+    too_small,
+)
 from hotbed.models import MODELS, build_model, check_model
 from hotbed.ops.init_rows import Constant, parse_init
 from hotbed.ops.records import Precision
@@ -99,9 +107,12 @@ def load_learner(folder: Path, device: str = "auto", cache: float | None = None,
     on = pick_device(device)
     tables = {name: Table(**settings, init=Constant(0.0)) for name, settings in card["tables"].items()}
     optimizer = SGD(lr=0.0)  # stateless: a row takes no more than its weights
-    raise_problems(table_problems(tables, optimizer, on, Storage(cache, hbm)))
+    if cache and hbm:
+        raise ConfigError(f"--cache {cache:g} and --hbm {hbm} both say how large the cache is; leave one of them out.")
+    storage, amounts = Storage(cache or None, hbm), amounts_of(tables, optimizer)
+    raise_problems(table_problems(storage, amounts, on))
     model = build_model(**card["model"]).to(on)
-    rows = EmbeddingTables(tables, optimizer, device=on, cache=cache)
+    rows = EmbeddingTables(tables, optimizer, device=on, cache=share_on_device(storage, amounts))
     learner = Learner(rows, model, None, 0.0, on)
     load_weights(folder, learner.model, learner.tables)
     return learner
@@ -159,7 +170,8 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device) -> Learn
     given = config.tables
     precision = cast(Precision, given.precision)
     storage = Storage(given.cache or None, given.hbm or None, given.memory or None, precision)
-    raise_problems(table_problems(tables, optimizer, device, storage, _most_used(schema)))
+    amounts = amounts_of(tables, optimizer, precision)
+    raise_problems(table_problems(storage, amounts, device, _most_used(schema)))
 
     def make_model() -> nn.Module:
         return build_model(
@@ -179,7 +191,7 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device) -> Learn
         optimizer,
         seed=config.train.seed,
         device=device,
-        cache=storage.cache,
+        cache=share_on_device(storage, amounts),
         policy=given.policy,
         precision=precision,
     )
@@ -211,10 +223,10 @@ def _tables(config: RunConfig, schema: Schema) -> dict[str, Table]:
     }
 
 
-def _most_used(schema: Schema) -> dict[str, int]:
-    """A feature with one id per sample uses no more rows than there are samples."""
+def _most_used(schema: Schema) -> int:
+    """Rows that a run can ever use: a feature with one id per sample uses no more of them than there are samples."""
     samples = sum(split.rows for split in schema.splits.values())
-    return {feature.name: samples for feature in schema.features if not feature.multi}
+    return sum(feature.rows if feature.multi else min(feature.rows, samples) for feature in schema.features)
 
 
 def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
@@ -232,7 +244,9 @@ def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
     if needed[worst] > sizes["slots"]:
         setting = "data.batch_size" if worst == "train" else "data.eval_batch_size"
         what = f"a batch of {splits[worst].batch_size:,} samples of {worst} ({setting})"
-        raise too_small(what, needed[worst], sizes, learner.tables.tables)
+        rows = learner.tables
+        amounts = amounts_of(rows.tables, rows.optimizer, rows.groups[0].layout.precision)
+        raise too_small(what, needed[worst], sizes["slots"], amounts)
 
 
 def _row_optimizer(config: RunConfig) -> RowOptimizer:

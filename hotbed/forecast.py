@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from hotbed.cache import DEFAULT_POLICY, Cache, make_policy
 from hotbed.errors import BudgetError
 from hotbed.memory import available_memory, in_words, parse_bytes
 from hotbed.ops.records import Precision, layout_of
@@ -22,6 +23,7 @@ from hotbed.tables import Table
 from hotbed.types import Batch
 
 _CPU = torch.device("cpu")
+_TRIED_SLOTS = 1024
 
 
 class Storage(NamedTuple):
@@ -33,42 +35,60 @@ class Storage(NamedTuple):
     precision: Precision = "fp32"
 
 
-def table_problems(
-    tables: Mapping[str, Table],
-    optimizer: RowOptimizer,
-    device: torch.device,
-    storage: Storage = Storage(),  # noqa: B008  frozen
-    most_used: Mapping[str, int] | None = None,
-) -> list[str]:
-    """Nothing, or what does not fit with the ways out; `most_used` bounds the rows of a table that are ever used."""
-    rows = {name: table.rows for name, table in tables.items()}
-    record = {name: layout_of(table.dim, optimizer, storage.precision).width * 4 for name, table in tables.items()}
-    whole = sum(rows[name] * record[name] for name in tables)
-    what = f"{sum(rows.values()):,} rows with the state of {optimizer.rule.name} take {in_words(whole)}"
-    if not storage.cache and not storage.hbm:
-        free = available_memory(device)
-        if free is None or whole <= free:
-            return []
-        return [f"the tables do not fit: {what}, and {device} has {in_words(free)} left. {_ways_out(device)}"]
-    on_device = parse_bytes(storage.hbm, "tables.hbm") if storage.hbm else int((storage.cache or 0) * whole)
-    used = sum(min(rows[name], (most_used or {}).get(name, rows[name])) * record[name] for name in tables)
-    return _cached_problems(min(on_device, 2 * whole), used, device)
+class Amounts(NamedTuple):
+    """What tables take, in rows and bytes; their records are of one width."""
+
+    rows: int
+    record: int  # bytes of one record
+    slot: float  # bytes of one record in the cache, with all that finds it
+
+    @property
+    def whole(self) -> int:
+        return self.rows * self.record
 
 
-def _cached_problems(on_device: int, used: int, device: torch.device) -> list[str]:
-    problems = []
+def amounts_of(tables: Mapping[str, Table], optimizer: RowOptimizer, precision: Precision = "fp32") -> Amounts:
+    """Of tables of one dim."""
+    (dim,) = {table.dim for table in tables.values()}
+    record = layout_of(dim, optimizer, precision).width * 4
+    index = Cache(_TRIED_SLOTS, make_policy(DEFAULT_POLICY), _CPU).num_bytes / _TRIED_SLOTS
+    return Amounts(sum(table.rows for table in tables.values()), record, record + index)
+
+
+def share_on_device(storage: Storage, amounts: Amounts) -> float | None:
+    """The share of the rows that a budget holds; None without a cache. Batches on their way take memory beside it."""
+    if not storage.hbm:
+        return storage.cache
+    budget = parse_bytes(storage.hbm, "tables.hbm")
+    if budget < amounts.slot:
+        raise BudgetError(
+            f"tables.hbm is {in_words(budget)}, and one row with all that finds it takes {in_words(amounts.slot)}."
+        )
+    return min(int(budget / amounts.slot), amounts.rows) / amounts.rows
+
+
+def table_problems(storage: Storage, amounts: Amounts, device: torch.device, most_used: int | None = None) -> list[str]:
+    """Nothing, or what does not fit, with the ways out; `most_used` bounds the rows that are ever used."""
+    share = share_on_device(storage, amounts)
     free, host = available_memory(device), available_memory(_CPU)
+    if share is None:
+        if free is None or amounts.whole <= free:
+            return []
+        what = f"{amounts.rows:,} rows with their optimizer state take {in_words(amounts.whole)}"
+        return [f"the tables do not fit: {what}, and {device} has {in_words(free)} left. {_ways_out(device)}"]
+    problems = []
+    on_device = math.ceil(share * amounts.rows) * amounts.slot
     if free is not None and on_device > free:
         problems.append(
             f"the cache does not fit: it takes {in_words(on_device)}, and {device} has {in_words(free)} left. Lower "
             "tables.cache or tables.hbm"
         )
-    needed = used + (on_device if device == _CPU else 0)
-    if host is not None and needed > host:
-        problems.append(
-            f"the rows behind the cache do not fit: up to {in_words(used)} of records will be used, and the host has "
-            f"{in_words(host)} left. {_ways_out(_CPU)}"
-        )
+    below = min(amounts.rows, most_used or amounts.rows) * amounts.record + amounts.rows  # a byte says: was it written?
+    what = f"the rows behind the cache do not fit: up to {in_words(below)} will be used"
+    if storage.memory and below > parse_bytes(storage.memory, "tables.memory"):
+        problems.append(f"{what}, and tables.memory is {storage.memory}. {_ways_out(_CPU)}")
+    if host is not None and below + (on_device if device.type == "cpu" else 0) > host:
+        problems.append(f"{what}, and the host has {in_words(host)} left. {_ways_out(_CPU)}")
     return problems
 
 
@@ -92,21 +112,27 @@ def rows_of_batch(tables: Mapping[str, Table], batch: Batch) -> int:
     )
 
 
-def too_small(what: str, needed: int, sizes: Mapping[str, int], tables: Mapping[str, Table]) -> BudgetError:
+def too_small(what: str, needed: int, num_slots: int, amounts: Amounts) -> BudgetError:
     """The error for a cache that cannot hold a batch, with the smallest that can.
 
     Distinct rows of equally large batches scatter by less than the root of their number; four times that on top holds the
     largest of a long epoch, too.
     """
-    rows = sum(table.rows for table in tables.values())
-    enough = min(needed + 4 * math.isqrt(needed), rows)
-    share = math.ceil(1e4 * enough / rows) / 1e4
-    amount = in_words(math.ceil(1.05 * enough * sizes["device_bytes"] / sizes["slots"])).replace(" ", "")
+    enough = min(needed + 4 * math.isqrt(needed), amounts.rows)
+    share = math.ceil(1e4 * enough / amounts.rows) / 1e4
     return BudgetError(
-        f"the cache is too small: {what} needs {needed:,} rows at once, and the cache holds {sizes['slots']:,}. Take "
-        f"--cache {share:g} or --hbm {amount} or more, or smaller batches.",
+        f"the cache is too small: {what} needs {needed:,} rows at once, and the cache holds {num_slots:,}. Take --cache "
+        f"{share:g} or --hbm {_round_up(enough * amounts.slot)} or more, or smaller batches.",
         enough,
     )
+
+
+def _round_up(amount: float) -> str:
+    """An amount of memory that holds `amount`, as a user would write it."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if amount >= size:
+            return f"{math.ceil(10 * amount / size) / 10:g}{unit}"
+    return f"{math.ceil(amount / 1024)}KiB"
 
 
 def model_problems(model: nn.Module, device: torch.device) -> list[str]:

@@ -104,7 +104,7 @@ def test_a_config_made_in_python_is_checked(dataset, tmp_path):
 def test_tables_that_do_not_fit_are_refused_with_the_ways_out(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr("hotbed.forecast.available_memory", lambda device: 5000)
     with pytest.raises(
-        ConfigError, match=r"110 rows with the state of adagrad take 5\.2 KiB, and cpu has 4\.9 KiB"
+        ConfigError, match=r"110 rows with their optimizer state take 5\.2 KiB, and cpu has 4\.9 KiB"
     ) as caught:
         build(configured(), dataset, tmp_path)
     for way_out in ("model.dim", "rowwise_adagrad", "--min-count"):

@@ -1,14 +1,19 @@
 """What does not fit is told before it is built, with numbers and ways out."""
 
+import re
+
 import pytest
 import torch
 
-from hotbed import Batch, Jagged, Table, optim
+from hotbed import Batch, EmbeddingTables, Jagged, Table, optim
 from hotbed.errors import BudgetError
-from hotbed.forecast import Storage, rows_of_batch, table_problems, too_small
+from hotbed.forecast import Storage, amounts_of, rows_of_batch, share_on_device, table_problems, too_small
+from hotbed.memory import parse_bytes
+from hotbed.train.run import cache_sizes
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 TABLES = {"user": Table(rows=1000, dim=16), "ad": Table(rows=24, dim=16)}  # records of 32 floats under Adagrad
+AMOUNTS = amounts_of(TABLES, optim.Adagrad(lr=0.1))
 WHOLE = 1024 * 128
 
 
@@ -22,56 +27,76 @@ def free(monkeypatch):
     return left
 
 
-def problems(device, storage=Storage(), most_used=None):  # noqa: B008
-    return table_problems(TABLES, optim.Adagrad(lr=0.1), device, storage, most_used)
+def test_amounts():
+    assert (AMOUNTS.rows, AMOUNTS.record, AMOUNTS.whole) == (1024, 128, WHOLE)
+    assert 128 + 13 + 32 <= AMOUNTS.slot <= 128 + 64
+    assert amounts_of(TABLES, optim.Adagrad(lr=0.1), "bf16").record == 96
 
 
 def test_whole_tables(free):
     free(cpu=WHOLE, cuda=WHOLE - 1)
-    assert problems(CPU) == []
-    (told,) = problems(CUDA)
-    assert "1,024 rows with the state of adagrad take 128.0 KiB, and cuda:0 has 128.0 KiB left" in told
+    assert table_problems(Storage(), AMOUNTS, CPU) == []
+    (told,) = table_problems(Storage(), AMOUNTS, CUDA)
+    assert "1,024 rows with their optimizer state take 128.0 KiB, and cuda:0 has 128.0 KiB left" in told
     assert "--cache 0.015" in told
     free(cpu=WHOLE - 1, cuda=0)
-    assert "--cache" not in problems(CPU)[0]
+    assert "--cache" not in table_problems(Storage(), AMOUNTS, CPU)[0]
     free(cpu=None, cuda=None)
-    assert problems(CPU) == problems(CUDA) == []
+    assert table_problems(Storage(), AMOUNTS, CPU) == table_problems(Storage(), AMOUNTS, CUDA) == []
 
 
-def test_weights_of_16_bits_take_less(free):
-    free(cpu=WHOLE * 3 // 4)
-    assert problems(CPU)
-    assert problems(CPU, Storage(precision="bf16")) == []
+def test_a_budget_is_kept_with_all_metadata():
+    for budget in ("20KiB", "50KiB", "64KB", "100KiB"):
+        share = share_on_device(Storage(hbm=budget), AMOUNTS)
+        tables = EmbeddingTables(TABLES, optim.Adagrad(lr=0.1), cache=share)
+        taken = cache_sizes(tables)["device_bytes"]
+        assert (
+            parse_bytes(budget, "hbm") - 1024 < taken <= parse_bytes(budget, "hbm") + 512
+        )  # whole buckets of the index
+    assert share_on_device(Storage(hbm="1TiB"), AMOUNTS) == 1
+    assert share_on_device(Storage(cache=0.25), AMOUNTS) == 0.25
+    assert share_on_device(Storage(), AMOUNTS) is None
+    with pytest.raises(
+        BudgetError, match=r"tables\.hbm is 100 bytes, and one row with all that finds it takes 17\d bytes"
+    ):
+        share_on_device(Storage(hbm="100"), AMOUNTS)
 
 
-@pytest.mark.parametrize("storage", [Storage(cache=0.25), Storage(hbm="32KiB")])
+@pytest.mark.parametrize("storage", [Storage(cache=0.25), Storage(hbm=str(int(256 * AMOUNTS.slot)))])
 def test_behind_a_cache(free, storage):
-    free(cpu=WHOLE, cuda=WHOLE // 4)
-    assert problems(CUDA, storage) == []
-    free(cpu=WHOLE, cuda=WHOLE // 4 - 1)
-    assert "the cache does not fit: it takes 32.0 KiB, and cuda:0 has 32.0 KiB left" in problems(CUDA, storage)[0]
-    free(cpu=WHOLE - 1, cuda=WHOLE)
-    assert "the rows behind the cache do not fit: up to 128.0 KiB" in problems(CUDA, storage)[0]
+    below, cache = WHOLE + 1024, int(256 * AMOUNTS.slot)
+    free(cpu=below, cuda=cache)
+    assert table_problems(storage, AMOUNTS, CUDA) == []
+    free(cpu=below, cuda=cache - 200)
+    assert "the cache does not fit: it takes 43.4 KiB, and cuda:0 has 43.2 KiB left" in str(
+        table_problems(storage, AMOUNTS, CUDA)
+    )
+    free(cpu=below - 1, cuda=cache)
+    assert "the rows behind the cache do not fit: up to 129.0 KiB will be used, and the host" in str(
+        table_problems(storage, AMOUNTS, CUDA)
+    )
     free(cpu=0, cuda=0)
-    assert len(problems(CUDA, storage)) == 2
+    assert len(table_problems(storage, AMOUNTS, CUDA)) == 2
+
+
+def test_a_budget_of_host_memory(free):
+    free(cpu=None, cuda=None)
+    assert table_problems(Storage(cache=0.25, memory="129KiB"), AMOUNTS, CUDA) == []
+    told = table_problems(Storage(cache=0.25, memory="128KiB"), AMOUNTS, CUDA)
+    assert "up to 129.0 KiB will be used, and tables.memory is 128KiB" in str(told)
 
 
 def test_on_the_host_cache_and_rows_share_the_memory(free):
-    free(cpu=WHOLE + WHOLE // 4)
-    assert problems(CPU, Storage(cache=0.25)) == []
-    assert problems(CPU, Storage(cache=0.26)) != []
+    free(cpu=WHOLE + 1024 + int(256 * AMOUNTS.slot))
+    assert table_problems(Storage(cache=0.25), AMOUNTS, CPU) == []
+    assert table_problems(Storage(cache=0.26), AMOUNTS, CPU) != []
 
 
 def test_rows_that_are_never_used_take_no_memory(free):
-    free(cpu=(100 + 24) * 128, cuda=WHOLE)
-    assert problems(CUDA, Storage(cache=0.5)) != []
-    assert problems(CUDA, Storage(cache=0.5), {"user": 100, "ad": 100}) == []
-    assert problems(CUDA, Storage(cache=0.5), {"user": 101, "ad": 100}) != []
-
-
-def test_a_budget_beyond_the_tables_is_not_counted(free):
-    free(cpu=WHOLE, cuda=2 * WHOLE)
-    assert problems(CUDA, Storage(hbm="1TiB")) == []
+    free(cpu=124 * 128 + 1024, cuda=WHOLE)
+    assert table_problems(Storage(cache=0.5), AMOUNTS, CUDA) != []
+    assert table_problems(Storage(cache=0.5), AMOUNTS, CUDA, most_used=124) == []
+    assert table_problems(Storage(cache=0.5), AMOUNTS, CUDA, most_used=125) != []
 
 
 def test_rows_of_a_batch_are_distinct_per_table():
@@ -81,10 +106,12 @@ def test_rows_of_a_batch_are_distinct_per_table():
     assert rows_of_batch(tables, Batch(torch.zeros(3), torch.zeros(3, 0), ids, bags)) == 2 + 3 + 2
 
 
-def test_the_smallest_cache_that_will_do():
-    error = too_small("a batch", 400, {"slots": 10, "device_bytes": 10 * 160}, TABLES)
+@pytest.mark.parametrize(("needed", "enough"), [(400, 480), (7, 15), (1020, 1024)])
+def test_the_smallest_cache_that_will_do(needed, enough):
+    error = too_small("a batch", needed, 5, AMOUNTS)
     assert isinstance(error, BudgetError)
-    assert error.num_slots == 480
-    assert "a batch needs 400 rows at once, and the cache holds 10. Take --cache 0.4688 or --hbm 78.8KiB" in str(error)
-    assert 0.4688 * 1024 >= 480
-    assert "--cache 1 or" in str(too_small("a batch", 1020, {"slots": 10, "device_bytes": 1600}, TABLES))
+    assert error.num_slots == enough
+    assert f"a batch needs {needed:,} rows at once, and the cache holds 5. Take --cache " in str(error)
+    share, hbm = re.search(r"--cache (\S+) or --hbm (\S+) or more", str(error)).groups()
+    assert round(float(share) * 1024) >= enough
+    assert round(share_on_device(Storage(hbm=hbm), AMOUNTS) * 1024) >= enough

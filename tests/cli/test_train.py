@@ -109,6 +109,7 @@ def test_a_cache_changes_nothing_but_the_page(hotbed, tmp_path):
     assert "What the cache did" not in (whole / "report.html").read_text()
     shown = [hotbed("evaluate", cached, *flags).out for flags in ((), ("--cache", "0.5"), ("--hbm", "8MiB"))]
     assert shown[0] == shown[1] == shown[2]
+    assert "leave one of them out" in hotbed("evaluate", cached, "--cache", "0.5", "--hbm", "8MiB").err
     for name, flags in (("a.csv", ()), ("b.csv", ("--cache", "0.5"))):
         assert hotbed("predict", cached, "criteo-like:3000", "--out", tmp_path / name, *flags).code == 0
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
@@ -121,9 +122,13 @@ def test_a_cache_that_cannot_hold_a_batch(hotbed, tmp_path):
     assert result.code == 2
     assert "Traceback" not in result.err
     assert not run.exists()
-    share = re.search(r"--cache (0\.\d+)", result.err)[1]
-    result = hotbed("train", *CLICKS, "--out", run, "--cache", share)
-    assert result.code == 0, result.err
+    share, hbm = re.search(r"--cache (0\.\d+) or --hbm (\S+) or more", result.err).groups()
+    for flags in (("--cache", share), ("--hbm", hbm, "--memory", "64MiB")):
+        result = hotbed("train", *CLICKS, "--out", run, "--overwrite", *flags)
+        assert result.code == 0, result.err
+        assert re.search(r"16,522 rows in 26 tables with 2,[5-9]\d\d of them", result.err)
+    result = hotbed("train", *CLICKS, "--out", run, "--overwrite", "--hbm", hbm, "--memory", "100KiB")
+    assert "the rows behind the cache do not fit" in result.err
 
 
 def test_a_run_goes_on_with_another_cache(hotbed, tmp_path):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from hotbed.budget import cache_share, check_host, num_slots
 from hotbed.cache import DEFAULT_POLICY, CacheCounts
 from hotbed.cached_group import CachedGroup
 from hotbed.errors import ConfigError, HotbedError
@@ -23,7 +24,7 @@ from hotbed.inputs import Feature, Given, GroupInputs, as_given, flatten
 from hotbed.ops.init_rows import Init, Normal
 from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups
-from hotbed.ops.records import PRECISIONS, Precision
+from hotbed.ops.records import PRECISIONS, Precision, layout_of
 from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_schedule
 from hotbed.recorded import Recorded
@@ -62,7 +63,9 @@ class EmbeddingTables(nn.Module):
     "auto" is stack where possible, else dict.
 
     `cache=0.015` keeps that share of the rows on the device and the rest in host memory, with the same results to the bit;
-    `policy` says which rows stay. For now every batch waits for its copies.
+    `hbm="2GiB"` says the same in bytes, index included, and `memory="64GiB"` is the most that the rest may take. `policy` says
+    which rows stay. `for batch in hotbed.prefetch(loader, tables)` brings rows in ahead of time; without it every batch waits
+    for its own.
 
     `precision="bf16"` or "fp16" keeps the weights in 16 bits, the optimizer state in float32; vectors are float32. Updated
     weights are rounded up or down at random, so that small steps count on average: an approximation (docs/numerics.md).
@@ -77,6 +80,8 @@ class EmbeddingTables(nn.Module):
         device: torch.device | str = "cpu",
         output: Output = "auto",
         cache: float | None = None,
+        hbm: str | int | None = None,
+        memory: str | int | None = None,
         policy: str = DEFAULT_POLICY,
         precision: Precision = "fp32",
     ) -> None:
@@ -87,9 +92,16 @@ class EmbeddingTables(nn.Module):
         self.output = _output(output, self.tables, self.features)
         self.lr_factor = 1.0  # multiplies the row learning rate; for schedules driven from outside
         self.num_updates = 0
-        self.groups = _groups(
-            self.tables, self.optimizer, torch.empty(0, device=device).device, cache, policy, precision
-        )
+        if precision not in PRECISIONS:
+            raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
+        sizes = _sizes(self.tables, self.optimizer, precision)
+        share = cache_share(cache, hbm, sizes)
+        if share is not None:
+            check_host(memory, sizes)
+        elif memory is not None:
+            raise ConfigError("memory= is for the rows behind a cache; give cache= or hbm= too")
+        place = torch.empty(0, device=device).device
+        self.groups = _groups(self.tables, self.optimizer, place, _Cached(share, hbm is not None, policy), precision)
         for group in self.groups:
             group.initialise(seed)
         self.group_inputs = [
@@ -391,23 +403,30 @@ def _output(output: Output, tables: dict[str, Table], features: list[Feature]) -
     return output
 
 
+class _Cached(NamedTuple):
+    """The caches of all groups."""
+
+    share: float | None  # of the rows
+    exact: bool  # it is a budget, and is not exceeded
+    policy: str
+
+
+def _sizes(tables: dict[str, Table], optimizer: RowOptimizer, precision: Precision) -> list[tuple[int, int]]:
+    """(rows, bytes of a record) of every group."""
+    dims = dict.fromkeys(table.dim for table in tables.values())
+    rows = [sum(table.rows for table in tables.values() if table.dim == dim) for dim in dims]
+    return list(zip(rows, (layout_of(dim, optimizer, precision).width * 4 for dim in dims)))
+
+
 def _groups(
-    tables: dict[str, Table],
-    optimizer: RowOptimizer,
-    device: torch.device,
-    cache: float | None,
-    policy: str,
-    precision: Precision,
+    tables: dict[str, Table], optimizer: RowOptimizer, device: torch.device, cached: _Cached, precision: Precision
 ) -> list[TableGroup]:
     """Tables of one dim share a group (the optimizer is the same for all, so the record width is too)."""
-    if cache is not None and (isinstance(cache, bool) or not isinstance(cache, (int, float)) or not 0 < cache <= 1):
-        raise ConfigError(f"cache is the share of rows on the device, above 0 and at most 1, not {cache!r}")
-    if cache is not None and optimizer.decay_scope == "table":
+    share, exact, policy = cached
+    if share is not None and optimizer.decay_scope == "table":
         raise ConfigError(
             "decay_scope='table' visits every row at every step, which a cache cannot hold; use 'touched'"
         )
-    if precision not in PRECISIONS:
-        raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
     groups: list[TableGroup] = []
     for dim in dict.fromkeys(table.dim for table in tables.values()):
         members, base = [], 0
@@ -415,9 +434,9 @@ def _groups(
             if table.dim == dim:
                 members.append(Member(name, table.rows, base, table.init, table.hashing, table.padding_id))
                 base += table.rows
-        if cache is None:
+        if share is None:
             groups.append(TableGroup(members, dim, optimizer, device, precision=precision))
         else:
-            num_slots = max(1, round(cache * base))
-            groups.append(CachedGroup(members, dim, optimizer, device, num_slots, policy, precision))
+            slots = num_slots(share, base, exact=exact)
+            groups.append(CachedGroup(members, dim, optimizer, device, slots, policy, precision))
     return groups

@@ -18,7 +18,7 @@ FLOORS = [
     {"config", "data", "optim"},
     {"run_file", "ops", "models"},
     {"cache", "staging"},
-    {"group", "store", "plan"},
+    {"group", "store", "plan", "budget"},
     {"cached_group"},
     {"inputs"},
     {"turns"},

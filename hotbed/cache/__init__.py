@@ -1,11 +1,12 @@
 """Keys -> slots: the policies, the plan of a window."""
 
-from hotbed.cache.cache import MOST_AHEAD, Arrival, Cache, CachePlan, Decision, most_ahead
+from hotbed.cache.cache import BYTES_PER_SLOT, MOST_AHEAD, Arrival, Cache, CachePlan, Decision, most_ahead
 from hotbed.cache.counts import CacheCounts
 from hotbed.cache.policies import DEFAULT_POLICY, POLICIES, make_policy
 from hotbed.cache.window import MOST_BATCHES, window_length
 
 __all__ = [
+    "BYTES_PER_SLOT",
     "DEFAULT_POLICY",
     "MOST_AHEAD",
     "MOST_BATCHES",

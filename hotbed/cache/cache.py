@@ -52,6 +52,7 @@ from hotbed.ops.index import (
 
 _CELLS_PER_SLOT = 2
 _FULL = 0.7  # of the cells; above it the table grows
+BYTES_PER_SLOT = 47  # of index and slot state: two cells of 16 bytes and their share of a mark, and 13 bytes of state
 _RESPILL = 64  # windows between two cleanings
 _MOST_STRIDE = 8
 HOST_LISTS = 6  # plans whose lists the host can read at a time

@@ -225,7 +225,7 @@ class Lane:
 
     def _make_room(self) -> None:
         """Grow the table before it is full; it is known late how many cells a batch took."""
-        cache, most = self._cache, min(self.num_lookups, self._buffers.misses.shape[0])
+        cache, most = self._cache, self.num_lookups
         self._count()
         pending = len(self._pending)
         if cache.has_room(2 * self._usual * (pending + 1), most * (pending + 1)):

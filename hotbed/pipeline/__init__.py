@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import torch
 
 from hotbed.cache import MOST_AHEAD
+from hotbed.cached_group import CachedGroup
 from hotbed.errors import ConfigError
+from hotbed.ops.streams import after, mark
 from hotbed.pipeline.feed import Feed
+from hotbed.pipeline.reader import Reader
 from hotbed.tables import EmbeddingTables
 
 __all__ = ["prefetch"]
@@ -38,7 +44,26 @@ def prefetch(
     for name, value, most in (("window", window, _MOST_WINDOW), ("look_ahead", look_ahead, MOST_AHEAD)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
             raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {value!r}")
+    if not any(isinstance(group, CachedGroup) for group in tables.groups):
+        return _moved(Reader(loader, tables.device), tables.device)
     return _batches(Feed(loader, tables, window, look_ahead))
+
+
+def _moved(reader: Reader, device: torch.device) -> Iterator[BatchT]:
+    """Without a cache: batches on the device. A copied one is kept until the training stream is past it."""
+    used: deque[tuple[Any, Any]] = deque()
+    try:
+        reader.start()
+        while found := reader.get(wait=True):
+            batch, point = found
+            after(device, point)
+            yield batch
+            if point is not None:
+                used.append((mark(device), batch))
+                while used and used[0][0].query():
+                    used.popleft()
+    finally:
+        reader.close()
 
 
 def _batches(feed: Feed) -> Iterator[BatchT]:

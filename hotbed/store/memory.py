@@ -7,6 +7,7 @@ first value, which `first` computes from (seed, table, id); who can compute it e
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -22,6 +23,7 @@ from hotbed.ops.move.states import ABSENT, EXPECTED, WRITTEN, mark, sort_out
 from hotbed.ops.records import Layout
 
 _CHUNK = 1 << 16
+_NO_RESERVE = 0x4000  # Linux: address space beyond the memory there is; Python 3.12 has no name for it
 
 
 class MemoryStore:
@@ -90,9 +92,8 @@ def _untouched(num_rows: int, width: int) -> Tensor:
     """Float32 [R, W] that takes no memory until it is written, in huge pages where the system has them."""
     size = max(num_rows * width * 4, mmap.PAGESIZE)
     try:
-        if hasattr(mmap, "MAP_NORESERVE"):
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
-            pages = mmap.mmap(-1, size, flags=flags)
+        if sys.platform == "linux":  # private: shared memory, the default, gets no huge pages
+            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
         else:
             pages = mmap.mmap(-1, size)
     except (OSError, ValueError, OverflowError) as error:

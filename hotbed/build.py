@@ -26,7 +26,6 @@ from hotbed.forecast import (
     amounts_of,
     model_problems,
     rows_of_batch,
-    share_on_device,
     table_problems,
     too_small,
 )
@@ -107,12 +106,10 @@ def load_learner(folder: Path, device: str = "auto", cache: float | None = None,
     on = pick_device(device)
     tables = {name: Table(**settings, init=Constant(0.0)) for name, settings in card["tables"].items()}
     optimizer = SGD(lr=0.0)  # stateless: a row takes no more than its weights
-    if cache and hbm:
-        raise ConfigError(f"--cache {cache:g} and --hbm {hbm} both say how large the cache is; leave one of them out.")
-    storage, amounts = Storage(cache or None, hbm), amounts_of(tables, optimizer)
-    raise_problems(table_problems(storage, amounts, on))
+    storage = Storage(cache or None, hbm)
+    raise_problems(table_problems(storage, amounts_of(tables, optimizer), on))
     model = build_model(**card["model"]).to(on)
-    rows = EmbeddingTables(tables, optimizer, device=on, cache=share_on_device(storage, amounts))
+    rows = EmbeddingTables(tables, optimizer, device=on, cache=storage.cache, hbm=storage.hbm)
     learner = Learner(rows, model, None, 0.0, on)
     load_weights(folder, learner.model, learner.tables)
     return learner
@@ -191,7 +188,9 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device) -> Learn
         optimizer,
         seed=config.train.seed,
         device=device,
-        cache=share_on_device(storage, amounts),
+        cache=storage.cache,
+        hbm=storage.hbm,
+        memory=storage.memory,
         policy=given.policy,
         precision=precision,
     )

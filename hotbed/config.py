@@ -26,7 +26,7 @@ INIT = r"(normal|uniform|constant)\(\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)
 ROW_RATES = {"sgd": 0.1, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001, "ftrl": 0.05}
 DENSE_RATES = {"adam": 0.001, "adagrad": 0.01, "sgd": 0.1}
 POLICIES = ("oracle", "lfu", "lru", "static")
-MOST_AHEAD = 30  # batches; what the cache can keep track of
+MOST_WINDOW, MOST_AHEAD = 30, 233  # batches; what the cache can keep track of
 PRECISIONS = ("fp32", "fp16", "bf16")
 
 
@@ -110,7 +110,7 @@ class TablesConfig:
     hbm: str = setting("", "device memory for rows and all that finds them, e.g. 2GiB, instead of a share", amount=True)
     memory: str = setting("", "most host memory for the rows behind the cache, e.g. 64GiB", amount=True)
     policy: str = setting("oracle", "which rows stay in the cache; no effect on the result", one_of=POLICIES)
-    window: int = setting(0, "batches planned and fetched together; 0 is automatic", least=0, most=MOST_AHEAD)
+    window: int = setting(0, "batches planned and fetched together; 0 is automatic", least=0, most=MOST_WINDOW)
     look_ahead: int = setting(
         0, "batches whose ids are known before they are planned; 0 is automatic", least=0, most=MOST_AHEAD
     )

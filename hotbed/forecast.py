@@ -14,16 +14,16 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from hotbed.cache import DEFAULT_POLICY, Cache, make_policy
+from hotbed.budget import cache_share
+from hotbed.cache import BYTES_PER_SLOT
 from hotbed.errors import BudgetError
-from hotbed.memory import available_memory, in_words, parse_bytes
+from hotbed.memory import available_memory, in_words
 from hotbed.ops.records import Precision, layout_of
 from hotbed.optim import RowOptimizer
 from hotbed.tables import Table
 from hotbed.types import Batch
 
 _CPU = torch.device("cpu")
-_TRIED_SLOTS = 1024
 
 
 class Storage(NamedTuple):
@@ -40,36 +40,25 @@ class Amounts(NamedTuple):
 
     rows: int
     record: int  # bytes of one record
-    slot: float  # bytes of one record in the cache, with all that finds it
 
     @property
     def whole(self) -> int:
         return self.rows * self.record
 
+    def cached(self, num_rows: int) -> int:
+        """Bytes of a cache of so many rows, with all that finds them; batches on their way take memory beside it."""
+        return num_rows * (self.record + BYTES_PER_SLOT)
+
 
 def amounts_of(tables: Mapping[str, Table], optimizer: RowOptimizer, precision: Precision = "fp32") -> Amounts:
     """Of tables of one dim."""
     (dim,) = {table.dim for table in tables.values()}
-    record = layout_of(dim, optimizer, precision).width * 4
-    index = Cache(_TRIED_SLOTS, make_policy(DEFAULT_POLICY), _CPU).num_bytes / _TRIED_SLOTS
-    return Amounts(sum(table.rows for table in tables.values()), record, record + index)
-
-
-def share_on_device(storage: Storage, amounts: Amounts) -> float | None:
-    """The share of the rows that a budget holds; None without a cache. Batches on their way take memory beside it."""
-    if not storage.hbm:
-        return storage.cache
-    budget = parse_bytes(storage.hbm, "tables.hbm")
-    if budget < amounts.slot:
-        raise BudgetError(
-            f"tables.hbm is {in_words(budget)}, and one row with all that finds it takes {in_words(amounts.slot)}."
-        )
-    return min(int(budget / amounts.slot), amounts.rows) / amounts.rows
+    return Amounts(sum(table.rows for table in tables.values()), layout_of(dim, optimizer, precision).width * 4)
 
 
 def table_problems(storage: Storage, amounts: Amounts, device: torch.device, most_used: int | None = None) -> list[str]:
     """Nothing, or what does not fit, with the ways out; `most_used` bounds the rows that are ever used."""
-    share = share_on_device(storage, amounts)
+    share = cache_share(storage.cache, storage.hbm, [(amounts.rows, amounts.record)])
     free, host = available_memory(device), available_memory(_CPU)
     if share is None:
         if free is None or amounts.whole <= free:
@@ -77,7 +66,7 @@ def table_problems(storage: Storage, amounts: Amounts, device: torch.device, mos
         what = f"{amounts.rows:,} rows with their optimizer state take {in_words(amounts.whole)}"
         return [f"the tables do not fit: {what}, and {device} has {in_words(free)} left. {_ways_out(device)}"]
     problems = []
-    on_device = math.ceil(share * amounts.rows) * amounts.slot
+    on_device = amounts.cached(math.ceil(share * amounts.rows))
     if free is not None and on_device > free:
         problems.append(
             f"the cache does not fit: it takes {in_words(on_device)}, and {device} has {in_words(free)} left. Lower "
@@ -85,8 +74,6 @@ def table_problems(storage: Storage, amounts: Amounts, device: torch.device, mos
         )
     below = min(amounts.rows, most_used or amounts.rows) * amounts.record + amounts.rows  # a byte says: was it written?
     what = f"the rows behind the cache do not fit: up to {in_words(below)} will be used"
-    if storage.memory and below > parse_bytes(storage.memory, "tables.memory"):
-        problems.append(f"{what}, and tables.memory is {storage.memory}. {_ways_out(_CPU)}")
     if host is not None and below + (on_device if device.type == "cpu" else 0) > host:
         problems.append(f"{what}, and the host has {in_words(host)} left. {_ways_out(_CPU)}")
     return problems
@@ -122,7 +109,7 @@ def too_small(what: str, needed: int, num_slots: int, amounts: Amounts) -> Budge
     share = math.ceil(1e4 * enough / amounts.rows) / 1e4
     return BudgetError(
         f"the cache is too small: {what} needs {needed:,} rows at once, and the cache holds {num_slots:,}. Take --cache "
-        f"{share:g} or --hbm {_round_up(enough * amounts.slot)} or more, or smaller batches.",
+        f"{share:g} or --hbm {_round_up(amounts.cached(enough))} or more, or smaller batches.",
         enough,
     )
 

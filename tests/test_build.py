@@ -7,13 +7,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from hotbed import cache, config
+from hotbed import cache, config, pipeline
 from hotbed.build import build, changed_settings, check_same_ids, load_learner, option_problems, pick_device
-from hotbed.config import DENSE_RATES, FIELDS, MOST_AHEAD, POLICIES, ROW_RATES, RunConfig, TablesConfig
+from hotbed.config import DENSE_RATES, FIELDS, MOST_AHEAD, MOST_WINDOW, POLICIES, ROW_RATES, RunConfig, TablesConfig
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.ops import records
-from hotbed.ops.index import AHEAD_BITS
 from hotbed.optim import ROW_OPTIMIZERS
 from hotbed.run_file import compose
 from hotbed.train.run import run
@@ -34,7 +33,7 @@ def configured(*sets):
 def test_words_of_the_config_are_those_of_the_cache():
     assert set(POLICIES) == set(cache.POLICIES)
     assert TablesConfig().policy == cache.DEFAULT_POLICY
-    assert MOST_AHEAD == AHEAD_BITS
+    assert (MOST_WINDOW, MOST_AHEAD) == (pipeline._MOST_WINDOW, cache.MOST_AHEAD)
     assert config.PRECISIONS == records.PRECISIONS
 
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from hotbed import Batch, EmbeddingTables, Jagged, Table, optim
+from hotbed.cache import BYTES_PER_SLOT
 from hotbed.errors import BudgetError
-from hotbed.forecast import Storage, amounts_of, rows_of_batch, share_on_device, table_problems, too_small
-from hotbed.memory import parse_bytes
-from hotbed.train.run import cache_sizes
+from hotbed.forecast import Storage, amounts_of, rows_of_batch, table_problems, too_small
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 TABLES = {"user": Table(rows=1000, dim=16), "ad": Table(rows=24, dim=16)}  # records of 32 floats under Adagrad
@@ -29,7 +28,7 @@ def free(monkeypatch):
 
 def test_amounts():
     assert (AMOUNTS.rows, AMOUNTS.record, AMOUNTS.whole) == (1024, 128, WHOLE)
-    assert 128 + 13 + 32 <= AMOUNTS.slot <= 128 + 64
+    assert AMOUNTS.cached(10) == 10 * (128 + BYTES_PER_SLOT)
     assert amounts_of(TABLES, optim.Adagrad(lr=0.1), "bf16").record == 96
 
 
@@ -45,30 +44,13 @@ def test_whole_tables(free):
     assert table_problems(Storage(), AMOUNTS, CPU) == table_problems(Storage(), AMOUNTS, CUDA) == []
 
 
-def test_a_budget_is_kept_with_all_metadata():
-    for budget in ("20KiB", "50KiB", "64KB", "100KiB"):
-        share = share_on_device(Storage(hbm=budget), AMOUNTS)
-        tables = EmbeddingTables(TABLES, optim.Adagrad(lr=0.1), cache=share)
-        taken = cache_sizes(tables)["device_bytes"]
-        assert (
-            parse_bytes(budget, "hbm") - 1024 < taken <= parse_bytes(budget, "hbm") + 512
-        )  # whole buckets of the index
-    assert share_on_device(Storage(hbm="1TiB"), AMOUNTS) == 1
-    assert share_on_device(Storage(cache=0.25), AMOUNTS) == 0.25
-    assert share_on_device(Storage(), AMOUNTS) is None
-    with pytest.raises(
-        BudgetError, match=r"tables\.hbm is 100 bytes, and one row with all that finds it takes 17\d bytes"
-    ):
-        share_on_device(Storage(hbm="100"), AMOUNTS)
-
-
-@pytest.mark.parametrize("storage", [Storage(cache=0.25), Storage(hbm=str(int(256 * AMOUNTS.slot)))])
+@pytest.mark.parametrize("storage", [Storage(cache=0.25), Storage(hbm=str(AMOUNTS.cached(256)))])
 def test_behind_a_cache(free, storage):
-    below, cache = WHOLE + 1024, int(256 * AMOUNTS.slot)
+    below, cache = WHOLE + 1024, AMOUNTS.cached(256)
     free(cpu=below, cuda=cache)
     assert table_problems(storage, AMOUNTS, CUDA) == []
     free(cpu=below, cuda=cache - 200)
-    assert "the cache does not fit: it takes 43.4 KiB, and cuda:0 has 43.2 KiB left" in str(
+    assert "the cache does not fit: it takes 43.8 KiB, and cuda:0 has 43.6 KiB left" in str(
         table_problems(storage, AMOUNTS, CUDA)
     )
     free(cpu=below - 1, cuda=cache)
@@ -79,15 +61,8 @@ def test_behind_a_cache(free, storage):
     assert len(table_problems(storage, AMOUNTS, CUDA)) == 2
 
 
-def test_a_budget_of_host_memory(free):
-    free(cpu=None, cuda=None)
-    assert table_problems(Storage(cache=0.25, memory="129KiB"), AMOUNTS, CUDA) == []
-    told = table_problems(Storage(cache=0.25, memory="128KiB"), AMOUNTS, CUDA)
-    assert "up to 129.0 KiB will be used, and tables.memory is 128KiB" in str(told)
-
-
 def test_on_the_host_cache_and_rows_share_the_memory(free):
-    free(cpu=WHOLE + 1024 + int(256 * AMOUNTS.slot))
+    free(cpu=WHOLE + 1024 + AMOUNTS.cached(256))
     assert table_problems(Storage(cache=0.25), AMOUNTS, CPU) == []
     assert table_problems(Storage(cache=0.26), AMOUNTS, CPU) != []
 
@@ -114,4 +89,4 @@ def test_the_smallest_cache_that_will_do(needed, enough):
     assert f"a batch needs {needed:,} rows at once, and the cache holds 5. Take --cache " in str(error)
     share, hbm = re.search(r"--cache (\S+) or --hbm (\S+) or more", str(error)).groups()
     assert round(float(share) * 1024) >= enough
-    assert round(share_on_device(Storage(hbm=hbm), AMOUNTS) * 1024) >= enough
+    assert EmbeddingTables(TABLES, optim.Adagrad(lr=0.1), hbm=hbm).groups[0].num_slots >= enough

@@ -128,7 +128,7 @@ def test_a_cache_that_cannot_hold_a_batch(hotbed, tmp_path):
         assert result.code == 0, result.err
         assert re.search(r"16,522 rows in 26 tables with 2,[5-9]\d\d of them", result.err)
     result = hotbed("train", *CLICKS, "--out", run, "--overwrite", "--hbm", hbm, "--memory", "100KiB")
-    assert "the rows behind the cache do not fit" in result.err
+    assert "the rows behind the cache need" in result.err
 
 
 def test_a_run_goes_on_with_another_cache(hotbed, tmp_path):

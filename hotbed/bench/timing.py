@@ -92,7 +92,8 @@ def time_steps(system: System, setting: Setting, workload: Workload, behind: Beh
                 marks.append(time.perf_counter())
             if done == setting.steps:
                 after = system.counts()
-                if not bool(torch.isfinite(out.detach()).all()):
+                # the training step's loss is the mean of a free output: it falls for ever, under Adam beyond all numbers
+                if not setting.dense and not bool(torch.isfinite(out.detach()).all()):
                     raise ArithmeticError("vectors are not finite after training")
                 break
             del out  # its memory serves the next look-up

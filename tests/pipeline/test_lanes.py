@@ -7,6 +7,7 @@ import torch
 
 import hotbed
 from hotbed import Table, optim
+from hotbed.errors import BudgetError
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
 
@@ -97,3 +98,11 @@ def test_plain_calls_and_passes_in_between():
     assert results[0][0] == results[1][0]
     for name, value in results[0][1].items():
         assert torch.equal(value, results[1][1][name]), name
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
+def test_a_batch_of_more_keys_than_cells_is_refused():
+    tables = hotbed.EmbeddingTables({"a": Table(4000, 3)}, cache=0.005)
+    loader = [torch.arange(300).reshape(-1, 1).contiguous() for _ in range(3)]
+    with pytest.raises(BudgetError, match="one batch needs 300 rows at once, but the cache has 20 slots"):
+        next(iter(hotbed.prefetch(loader, tables)))

@@ -86,7 +86,7 @@ def cache_charts(run: Run) -> list[Chart]:
         Chart(
             "stall",
             "Time waited for rows",
-            "Share of the training time in which a batch was ready to train and its rows were not.",
+            "Share of the training time in which a batch was ready to train and its rows had not come from host memory.",
             SEEN,
             "share of time",
             (line("share of time", 5, lambda c: c.stall_share),),
@@ -146,12 +146,13 @@ def _waited(run: Run) -> str:
     if not usable(share):
         return ""
     if share < LITTLE:
-        meaning = "the copies ran beside the computing"
+        meaning = "they were read from host memory beside the computing"
     else:
         meaning = "a larger cache moves fewer rows, and smaller batches let two windows fit at once"
     return (
-        f"<p>Training waited for rows {percent(share)} of its time: {meaning}. The losses and the model are those of tables "
-        "held as a whole, to the bit; a cache decides where rows are, not what they are.</p>"
+        f"<p>Training waited for rows {percent(share)} of its time: {meaning}. Planning and putting rows into their slots is "
+        "work of the steps and not in that figure. The losses and the model are those of tables held as a whole, to the bit; a "
+        "cache decides where rows are, not what they are.</p>"
     )
 
 

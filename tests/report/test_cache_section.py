@@ -24,7 +24,7 @@ def test_the_page_of_a_cached_run(make_run, cached_run):
         "An average batch needed 1,000 distinct rows. 149 were not there: 74 had never been used before",
         "75 came from host memory (4.6 KiB)",
         "60 changed rows went back to host memory with their optimizer state (3.8 KiB)",
-        "Training waited for rows 2.0 % of its time: the copies ran beside the computing.",
+        "Training waited for rows 2.0 % of its time: they were read from host memory beside the computing.",
     ):
         assert words in page.text, words
 

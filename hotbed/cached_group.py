@@ -10,6 +10,7 @@ time, `read` and `write` from a thread of its own. One of the two at a time: see
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -231,7 +232,7 @@ class CachedGroup(TableGroup):
 
     def placed(self, lookups: Lookups, learns: bool = True) -> Lookups:
         """Bring the rows in and name their slots, now. A call whose rows were moved since is placed again."""
-        if lookups.ticket is not None and lookups.ticket.valid:
+        if lookups.ticket is not None and lookups.ticket.holds(learns):
             return lookups
         if lookups.check is not None:
             lookups.check()
@@ -253,13 +254,9 @@ class CachedGroup(TableGroup):
         if self._ticket is not None:
             self._ticket.valid = False
 
-    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
-        if lookups.ticket is not None and not lookups.ticket.learns:
-            self.cache.mark_dirty(lookups.slots)  # planned for evaluation, and then trained after all
-        super().update(lookups, tables, grad, lr, number)
-
     def flush(self) -> None:
-        """Write every row that has changed back; the rows stay."""
+        """Write every row that has changed back; the rows stay. A batch that is still to be updated marks its own again."""
+        self.let_go()
         keys, slots = self.cache.dirty()
         for start in range(0, keys.shape[0], _LOAD_CHUNK):
             part = slice(start, start + _LOAD_CHUNK)
@@ -329,7 +326,7 @@ class CachedGroup(TableGroup):
         needed = error.num_slots
         per_slot = (self.records.nbytes + self.cache.num_bytes) / self.num_slots
         return BudgetError(
-            f"{error} In device memory that is cache={needed / self.num_rows:.4g} of the {self.num_rows:,} rows, "
+            f"{error} In device memory that is cache={_rounded_up(needed / self.num_rows)} of the {self.num_rows:,} rows, "
             f"or hbm={in_words(needed * per_slot * 1.05)!r}, for tables of dim {self.layout.dim}.",
             needed,
         )
@@ -337,3 +334,9 @@ class CachedGroup(TableGroup):
     def _forget(self) -> None:
         self.let_go()
         self.cache = Cache(self.num_slots, self._policy, self.records.device)
+
+
+def _rounded_up(share: float) -> str:
+    """To three digits, and never below what is needed."""
+    digits = 2 - math.floor(math.log10(share))
+    return f"{min(1.0, math.ceil(share * 10**digits) / 10**digits):g}"

@@ -150,7 +150,9 @@ def _wrong_lists(dims: list[str], optimizers: list[str], denses: list[str]) -> I
 
 def _wrong_values(setting: Setting, rows_scale: float) -> Iterator[str]:
     from hotbed.cache import POLICIES
-    from hotbed.ops.index import AHEAD_BITS
+    from hotbed.config import MOST_AHEAD, MOST_WINDOW
+
+    most = {"window": MOST_WINDOW, "look_ahead": MOST_AHEAD}
 
     if setting.policy is not None and setting.policy not in POLICIES:
         yield f"--policy is one of {', '.join(POLICIES)}, not {setting.policy}"
@@ -158,8 +160,8 @@ def _wrong_values(setting: Setting, rows_scale: float) -> Iterator[str]:
         value = getattr(setting, name)
         if value is not None and value < 1:
             yield f"--{name.replace('_', '-')} must be at least 1, not {value}"
-        if name in ("window", "look_ahead") and value is not None and value > AHEAD_BITS:
-            yield f"--{name.replace('_', '-')} is at most {AHEAD_BITS}, not {value}"
+        if name in most and value is not None and value > most[name]:
+            yield f"--{name.replace('_', '-')} is at most {most[name]}, not {value}"
     for option, share in (("--cache", setting.cache), ("--rows-scale", rows_scale)):
         if not 0 < share <= 1:
             yield f"{option} is a share, above 0 and at most 1, not {share}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +25,7 @@ BatchT = TypeVar("BatchT")
 
 def prefetch(
     loader: Iterable[BatchT], tables: EmbeddingTables, *, window: int | None = None, look_ahead: int | None = None
-) -> Iterator[BatchT]:
+) -> Generator[BatchT, None, None]:
     """The batches of `loader`, on the tables' device, each with its rows in the cache when it is handed out.
 
         for batch in hotbed.prefetch(loader, tables):
@@ -41,6 +41,8 @@ def prefetch(
         window: batches planned and fetched together, at most; by default as many as the cache holds well.
         look_ahead: batches whose ids are read in advance, up to 233; by default as many as the policy can make use of.
     """
+    if not isinstance(tables, EmbeddingTables):
+        raise ConfigError(f"prefetch(loader, tables) needs hotbed.EmbeddingTables, not {type(tables).__name__}")
     for name, value, most in (("window", window, _MOST_WINDOW), ("look_ahead", look_ahead, MOST_AHEAD)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
             raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {value!r}")
@@ -49,7 +51,7 @@ def prefetch(
     return _batches(Feed(loader, tables, window, look_ahead))
 
 
-def _moved(reader: Reader, device: torch.device) -> Iterator[BatchT]:
+def _moved(reader: Reader, device: torch.device) -> Generator[BatchT, None, None]:
     """Without a cache: batches on the device. A copied one is kept until the training stream is past it."""
     used: deque[tuple[Any, Any]] = deque()
     try:
@@ -66,7 +68,7 @@ def _moved(reader: Reader, device: torch.device) -> Iterator[BatchT]:
         reader.close()
 
 
-def _batches(feed: Feed) -> Iterator[BatchT]:
+def _batches(feed: Feed) -> Generator[BatchT, None, None]:
     try:
         feed.start()
         while found := feed.next():

@@ -78,7 +78,7 @@ def test_a_cache_too_small_is_told_and_is_no_failure():
 
 
 def test_all_mistakes_at_once():
-    more = ("--look-ahead", "31", "--policy", "lucky", "--device", "cpu")
+    more = ("--look-ahead", "234", "--policy", "lucky", "--device", "cpu")
     with pytest.raises(ConfigError) as caught:
         run(
             "--dim",
@@ -103,7 +103,7 @@ def test_all_mistakes_at_once():
         "--cache is",
         "--steps must",
         "--window must",
-        "at most 30",
+        "--look-ahead is at most 233",
         "lucky",
     ):
         assert part in message

@@ -1,5 +1,7 @@
 """Law 1: the cache is invisible. Any size, any policy: the same losses and rows, bit for bit, as tables without a cache."""
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -70,6 +72,11 @@ def random_batches(count, size, seed=0):
     ]
 
 
+@functools.cache
+def train_plain(name, count, device, pooling):
+    return train(OPTIMIZERS[name], random_batches(count, 9), device=device, pooling=pooling)
+
+
 def assert_same(plain, cached):
     assert plain[0] == cached[0]
     for name, value in plain[1].items():
@@ -82,8 +89,8 @@ def assert_same(plain, cached):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_cache_gives_the_same_bits(name, policy, pooling, device):
     batches = random_batches(12, 9)
-    plain = train(OPTIMIZERS[name], batches, device=device, pooling=pooling)
-    for share in (1.0, 0.5, 0.34):
+    plain = train_plain(name, 12, device, pooling)
+    for share in (1.0, 0.34):
         cached = train(OPTIMIZERS[name], batches, device=device, pooling=pooling, cache=share, policy=policy)
         assert_same(plain, cached)
     counts = cached[2].counters()
@@ -97,8 +104,8 @@ def test_any_cache_gives_the_same_bits(name, policy, pooling, device):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_window_gives_the_same_bits(name, policy, window, device):
     batches = random_batches(20, 9)
-    plain = train(OPTIMIZERS[name], batches, device=device, pooling="mean")
-    for share in (1.0, 0.6, 0.34):
+    plain = train_plain(name, 20, device, "mean")
+    for share in (0.6, 0.34):
         ahead = {"window": window, "look_ahead": window + 4}
         cached = train(
             OPTIMIZERS[name], batches, device=device, pooling="mean", cache=share, policy=policy, ahead=ahead

@@ -1,7 +1,8 @@
 """Keys -> slots: the policies, the plan of a window."""
 
-from hotbed.cache.cache import BYTES_PER_SLOT, MOST_AHEAD, Arrival, Cache, CachePlan, Decision, most_ahead
+from hotbed.cache.cache import BYTES_PER_SLOT, MOST_AHEAD, Cache, most_ahead
 from hotbed.cache.counts import CacheCounts
+from hotbed.cache.plans import Arrival, CachePlan, Decision
 from hotbed.cache.policies import DEFAULT_POLICY, POLICIES, make_policy
 from hotbed.cache.window import MOST_BATCHES, window_length
 

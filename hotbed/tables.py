@@ -194,7 +194,7 @@ class EmbeddingTables(nn.Module):
 
     def _placed(self, group: TableGroup, lookups: Lookups, learns: bool) -> Lookups:
         """Look-ups whose rows are in their slots; where no feed saw to that, now."""
-        if lookups.ticket is not None and lookups.ticket.valid:
+        if lookups.ticket is not None and lookups.ticket.holds(learns):
             return lookups
         if not isinstance(group, CachedGroup):
             return lookups if lookups.renew is None else lookups.renew()

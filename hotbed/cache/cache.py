@@ -202,10 +202,6 @@ class Cache:
         assert keys.shape[0] <= self.num_slots, f"{keys.shape[0]} hot rows for {self.num_slots} slots"
         self._arrive(keys.to(self.device), None, HOT_BIT, None)
 
-    def mark_dirty(self, slots: Tensor) -> None:
-        """These slots' rows are about to change."""
-        self._slots.dirty[slots[slots >= 0].to(torch.int64)] = 1
-
     def dirty(self) -> tuple[Tensor, Tensor]:
         """(keys, slots) of all rows that may differ from those below."""
         slots = (self._slots.dirty != 0).nonzero().squeeze(1)

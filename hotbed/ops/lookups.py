@@ -35,6 +35,10 @@ class Ticket:
         self.valid = True
         self.learns = learns  # the rows are marked as changed
 
+    def holds(self, learns: bool) -> bool:
+        """Whether the rows are in their slots, and will be written back if they are to be updated."""
+        return self.valid and (self.learns or not learns)
+
 
 class Lookups(NamedTuple):
     """The look-ups of one batch in one group."""

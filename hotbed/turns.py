@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+from torch import Tensor
+
 from hotbed.errors import HotbedError
 from hotbed.inputs import Given
 from hotbed.ops.lookups import Lookups
@@ -21,6 +23,17 @@ class Feeding(Protocol):
         """Stop working ahead; with `drop` also forget what is known of batches ahead."""
 
 
+Contents = list[tuple[Tensor, int]]
+
+
+def contents_of(value: Any) -> Contents:
+    """The tensors inside ids or bags, and how often each has been written to."""
+    if isinstance(value, Tensor):
+        return [(value, 0 if value.is_inference() else value._version)]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else ()
+    return [each for part in parts for each in contents_of(part)]
+
+
 class Planned(NamedTuple):
     """A batch whose rows are in place, recognised by the objects the tables are called with."""
 
@@ -28,6 +41,7 @@ class Planned(NamedTuple):
     bags: Mapping[str, Any] | None
     given: Given
     lookups: list[Lookups]  # one for each group
+    contents: Contents | None = None  # of ids and bags, when their rows were looked for
 
 
 class Turns:
@@ -43,13 +57,11 @@ class Turns:
         """The training thread's own turn."""
         if self.feed is not None:
             self.feed.pause(drop=False)
-        if self.broken is not None:
-            raise HotbedError(
-                "these tables lost rows when a copy in the background failed; load their last checkpoint"
-            ) from self.broken
+        self._check()
 
     def take(self, feed: Feeding) -> None:
         """A feed's turn, until another is asked for a batch."""
+        self._check()
         if self.feed is not None and self.feed is not feed:
             self.feed.pause(drop=True)
         self.feed = feed
@@ -65,7 +77,8 @@ class Turns:
 
     def withdraw(self, planned: Planned) -> None:
         """The batch has been trained."""
-        self._planned.pop(id(planned.ids), None)
+        if self._planned.get(id(planned.ids)) is planned:  # another feed may have delivered the same object
+            del self._planned[id(planned.ids)]
 
     def find(self, ids: Any, bags: Mapping[str, Any] | None) -> Planned | None:
         """The plan of a batch that was delivered."""
@@ -74,4 +87,19 @@ class Turns:
             return None
         theirs, ours = bags or {}, planned.bags or {}
         same = theirs is ours or (theirs.keys() == ours.keys() and all(theirs[name] is ours[name] for name in ours))
-        return planned if same else None
+        return planned if same and _is_unchanged(planned) else None
+
+    def _check(self) -> None:
+        if self.broken is not None:
+            raise HotbedError(
+                "these tables lost rows when a copy in the background failed; make them anew and load their last checkpoint"
+            ) from self.broken
+
+
+def _is_unchanged(planned: Planned) -> bool:
+    """Whether its ids are still those whose rows are in place."""
+    if planned.contents is None:
+        return True
+    now = contents_of((planned.ids, planned.bags))
+    pairs = zip(now, planned.contents)
+    return len(now) == len(planned.contents) and all(a is b and m == n for (a, m), (b, n) in pairs)

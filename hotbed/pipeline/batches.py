@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import ShapeError
+from hotbed.turns import Contents, contents_of
 from hotbed.types import Batch, Jagged
 
 
@@ -17,24 +18,31 @@ class Ids(NamedTuple):
 
     ids: Any  # Tensor or a mapping of features
     bags: Mapping[str, Jagged] | None
+    contents: Contents  # as they are now
 
 
 def ids_of(batch: Any, features: Sequence[str]) -> Ids:
     """A Batch; a tensor of ids; a tuple or list that starts with ids; a mapping with `ids`, or of the features themselves."""
-    if isinstance(batch, Batch):
-        return Ids(batch.ids, batch.bags or None)
-    if isinstance(batch, Tensor):
-        return Ids(batch, None)
-    if isinstance(batch, Mapping):
-        if "ids" in batch and "ids" not in features:
-            return Ids(batch["ids"], batch.get("bags") or None)
-        return Ids(batch, None)
+    ids: Any = batch
+    bags: Any = None
     if isinstance(batch, (tuple, list)) and batch:
-        return ids_of(batch[0], features) if isinstance(batch[0], Batch) else Ids(batch[0], None)
+        ids = batch[0]
+    if isinstance(ids, Batch):
+        ids, bags = ids.ids, ids.bags or None
+    elif isinstance(batch, Mapping) and "ids" in batch and "ids" not in features:
+        ids, bags = batch["ids"], batch.get("bags") or None
+    if isinstance(ids, (Tensor, Mapping)) and isinstance(bags, (Mapping, type(None))):
+        return Ids(ids, bags, contents_of((ids, bags)))
+    inside = "" if ids is batch else f" that has {_kinds(ids, bags)} for ids"
     raise ShapeError(
-        f"prefetch cannot find the ids in a batch of type {type(batch).__name__}. Yield a hotbed.types.Batch, a tensor of ids, "
-        "a tuple that starts with them, or a mapping with the key 'ids' or of the features."
+        f"prefetch cannot find the ids in a batch of type {type(batch).__name__}{inside}. "
+        "Yield a hotbed.types.Batch, a tensor of ids, a tuple that starts with them, "
+        "or a mapping with the key 'ids' or of the features."
     )
+
+
+def _kinds(ids: Any, bags: Any) -> str:
+    return type(ids).__name__ + ("" if bags is None else f" and {type(bags).__name__} for bags")
 
 
 def to_device(value: Any, device: torch.device) -> Any:

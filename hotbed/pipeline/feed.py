@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.cache import MOST_BATCHES, Decision, window_length
+from hotbed.cache import MOST_BATCHES, Cache, Decision, window_length
 from hotbed.cached_group import Ahead, CachedGroup, Fetch
 from hotbed.inputs import Given, as_given, flatten
 from hotbed.ops.lookups import Lookups, Ticket
@@ -83,7 +83,9 @@ class Feed:
         self._look_ahead = 1  # until the first batch is known
         self._names = [feature.name for feature in tables.features]
         self._cached = [group for group in tables.groups if isinstance(group, CachedGroup)]
-        self._learns = tables.training and torch.is_grad_enabled()
+        self._learns = True
+        self._caches: list[Cache] = []  # that know of the batches ahead
+        self._strides: list[int] = []
         self._reader = Reader(loader, self._device)
         self._mover = Mover(self._device)
         self._waiting: deque[_Waiting] = deque()
@@ -98,7 +100,9 @@ class Feed:
         self._waits: deque[tuple[Any, Any]] = deque()  # marks around the waits of the training stream
 
     def start(self) -> None:
+        self._learns = self._tables.training and torch.is_grad_enabled()
         self._tables.turns.take(self)
+        self._caches = [group.cache for group in self._cached]
         self._reader.start()
         self._mover.start()
 
@@ -165,9 +169,24 @@ class Feed:
         for group in self._cached:
             group.let_go()
         self._paused = False
-        if self._rearrive:
-            self._rearrive = False
+        if any(group.cache is not cache for group, cache in zip(self._cached, self._caches)):
+            self._begin_anew()
+        elif self._rearrive:
+            for cache, stride in zip(self._caches, self._strides):
+                cache.stride = stride  # another feed may have looked less far
             self._waiting = deque([self._known_again(waiting) for waiting in self._waiting])
+        self._rearrive = False
+
+    def _begin_anew(self) -> None:
+        """Rows were loaded or moved, and the caches are others: nothing is known to them."""
+        self._caches = [group.cache for group in self._cached]
+        self._unknown.extendleft((waiting.batch, None) for waiting in reversed(self._waiting))
+        self._waiting.clear()
+        self._look_ahead = 1
+        if self._lanes is not None:
+            self._lanes.stop()
+        self._lanes = None
+        self._lanes_tried = self._in_lane = False
 
     def _known_again(self, waiting: _Waiting) -> _Waiting:
         if waiting.flat and self._lanes is not None:
@@ -313,6 +332,7 @@ class Feed:
             for group, num_keys in zip(self._cached, self._num_keys(waiting))
         ]
         self._look_ahead = min(found, default=_DECIDED)
+        self._strides = [cache.stride for cache in self._caches]
         if self._lanes is not None:
             self._lanes.reserve(self._look_ahead)
 
@@ -411,6 +431,7 @@ class Feed:
     ) -> None:
         window = _Window(move, ticket)
         for i, w in enumerate(batches):
-            planned = Planned(w.named.ids, w.named.bags, w.given, [lookups[i] for lookups in placed])
+            lookups = [each[i] for each in placed]
+            planned = Planned(w.named.ids, w.named.bags, w.given, lookups, w.named.contents)
             window.batches.append((w.batch, planned))
         self._decided.append(window)

@@ -34,6 +34,8 @@ def lanes_for(tables: EmbeddingTables, named: Ids, window: int, learns: bool) ->
     if any(feature.pooling == "none" for feature in tables.features):
         return None
     kept, key = tables.turns.lanes, (tuple(ids.shape), window, learns)
+    if key in kept and kept[key].busy:
+        return Lanes(tables, tuple(ids.shape), window, learns)  # another feed will go on with those
     if key not in kept or not kept[key].serve(tables):
         kept[key] = Lanes(tables, tuple(ids.shape), window, learns)
     lanes: Lanes = kept[key]
@@ -61,6 +63,7 @@ class Lanes:
         self._spans = [inputs.matrix_spans(shape[0]) for inputs in tables.group_inputs]
         self._columns: list[list[int] | None] = []
         self._lanes, self._makers, self._porters = [], [], []
+        self.busy = False  # between start and stop
         for group, inputs, spans in zip(self._groups, tables.group_inputs, self._spans):
             columns = [self._names.index(feature.name) for feature in inputs.features]
             self._columns.append(None if columns == list(range(len(self._names))) else columns)
@@ -112,11 +115,13 @@ class Lanes:
 
     def start(self) -> None:
         """Have the porters ready for the next window."""
+        self.busy = True
         for porter, lane in zip(self._porters, self._lanes):
             porter.start(lane.num_windows)
 
     def stop(self) -> None:
         """Let the porters go."""
+        self.busy = False
         for porter in self._porters:
             porter.stop()
 

@@ -86,9 +86,12 @@ class Mover:
             with self._changed:
                 self.error = error
                 self._changed.notify_all()
-            for move in (*self._late, *(() if task is None else (task[1],))):
+            for move in self._late:
                 move.staged.set()
-                move.written.set()
+            while task is not None:  # nobody is left waiting
+                task[1].staged.set()
+                task[1].written.set()
+                task = self._tasks.get()
 
     def _read(self, move: Move) -> None:
         for group, fetch in move.fetches:

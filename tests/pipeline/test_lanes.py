@@ -101,6 +101,32 @@ def test_plain_calls_and_passes_in_between():
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")
+def test_feeds_inside_each_other_and_rows_that_are_loaded():
+    """Two feeds of one size have lanes of their own, and lanes of a cache that is gone are left."""
+    results = []
+    saved = hotbed.EmbeddingTables({"a": Table(40, 3), "b": Table(25, 3)}, seed=7).state_dict()
+    for cache in ({}, {"cache": 0.4}):
+        tables = hotbed.EmbeddingTables({"a": Table(40, 3), "b": Table(25, 3)}, optim.Adagrad(lr=0.1), **cache)
+        losses = []
+
+        def feed(seed, tables=tables, cache=cache):
+            loader = [ids[:, :2].contiguous() for ids in batches(7, 6, seed)]
+            return hotbed.prefetch(loader, tables, window=2, look_ahead=3) if cache else loader
+
+        for n, ids in enumerate(feed(0)):
+            if n == 5:
+                tables.load_state_dict(saved)
+            for each in (ids, *(feed(1) if n == 2 else ())):
+                loss = tables(each).pow(2).sum()
+                loss.backward()
+                losses.append(loss.item())
+        results.append((losses, tables.state_dict()))
+    assert results[0][0] == results[1][0]
+    for name, value in results[0][1].items():
+        assert torch.equal(value, results[1][1][name]), name
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
 def test_a_batch_of_more_keys_than_cells_is_refused():
     tables = hotbed.EmbeddingTables({"a": Table(4000, 3)}, cache=0.005)
     loader = [torch.arange(300).reshape(-1, 1).contiguous() for _ in range(3)]

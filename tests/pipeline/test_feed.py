@@ -1,0 +1,761 @@
+"""The overlapped loop in the hands of a hostile user, on the CPU: whatever happens, rows are those of the plain loop."""
+
+import gc
+import itertools
+import threading
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hotbed
+from hotbed import Jagged, Table, optim
+from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, ShapeError
+from hotbed.pipeline.mover import Move, Mover
+from hotbed.store import MemoryStore
+from hotbed.types import Batch
+
+ROWS = {"a": 60, "b": 25, "c": 80}
+SMALL = {"cache": 0.4}  # evicts at every window
+WINDOWS = [{}, {"window": 1, "look_ahead": 1}, {"window": 2, "look_ahead": 5}, {"window": 4, "look_ahead": 12}]
+
+
+class BrokenError(Exception):
+    """Raised by the tests' own loaders and stores."""
+
+
+def feeding():
+    """Threads that belong to a feed; those of the ops stay, whatever runs."""
+    return sorted(thread.name for thread in threading.enumerate() if thread.name not in ("hotbed-op", "hotbed-rows"))
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays():
+    before = feeding()
+    yield
+    assert feeding() == before
+
+
+def matrices(count, size=6, seed=0):
+    """Skewed ids [size, 3]."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = [(torch.rand(count, size, generator=generator) ** 3 * limit).long() for limit in ROWS.values()]
+    return list(torch.stack(columns, dim=2))
+
+
+def make(**cache):
+    """Two groups of tables."""
+    tables = {"a": Table(ROWS["a"], 3), "b": Table(ROWS["b"], 3), "c": Table(ROWS["c"], 5)}
+    return hotbed.EmbeddingTables(tables, optim.Adam(lr=0.1), output="concat", seed=1, **cache)
+
+
+def step(tables, ids, bags=None):
+    loss = tables(ids, bags).pow(2).sum()
+    loss.backward()
+    return loss.item()
+
+
+def train(tables, loader, losses, **ahead):
+    """Train ahead of time; `losses` has those of the batches that were trained, whatever happens."""
+    for ids in hotbed.prefetch(loader, tables, **ahead):
+        losses.append(step(tables, ids))
+
+
+def plain_loop(batches):
+    tables = make()
+    return [step(tables, ids) for ids in batches], tables
+
+
+def assert_same(tables, plain):
+    expected, found = plain.state_dict(), tables.state_dict()
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(value, found[name]), name
+    for group in tables.groups:
+        group.cache.check_integrity()
+
+
+def both(script):
+    """Run script(tables, feed) with plain tables and a plain loop, and behind a cache ahead of time; all must be the same."""
+    plain = make()
+    expected = script(plain, lambda loader, tables: iter(loader))
+    for ahead in WINDOWS:
+        cached = make(**SMALL)
+        found = script(cached, lambda loader, tables, ahead=ahead: hotbed.prefetch(loader, tables, **ahead))
+        assert expected == found, ahead
+        assert_same(cached, plain)
+        counts = cached.counters()
+        assert counts.keys == counts.hits + counts.misses
+        assert cached.turns.feed is None
+        assert not cached.turns._planned
+    return cached
+
+
+def failing(batches, count):
+    yield from batches[:count]
+    raise BrokenError(f"after {count}")
+
+
+@pytest.mark.parametrize("ahead", WINDOWS, ids=str)
+@pytest.mark.parametrize("count", [0, 1, 7, 20])
+def test_a_loader_that_raises(count, ahead):
+    batches, tables, losses = matrices(20), make(**SMALL), []
+    with pytest.raises(BrokenError, match=f"after {count}") as raised:
+        train(tables, failing(batches, count), losses, **ahead)
+    assert "failing" in [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert len(losses) <= count
+    expected, plain = plain_loop(batches[: len(losses)])
+    assert losses == expected
+    assert_same(tables, plain)
+    for each in (tables, plain):
+        losses.append(step(each, batches[0]))  # usable
+    assert losses[-1] == losses[-2]
+    for ids in hotbed.prefetch(batches, tables, **ahead):
+        assert step(tables, ids) == step(plain, ids)
+    assert_same(tables, plain)
+
+
+def test_what_cannot_be_read_at_all():
+    with pytest.raises(TypeError, match="not iterable"):
+        next(hotbed.prefetch(5, make(**SMALL)))
+
+
+@pytest.mark.parametrize("cache", [{}, SMALL], ids=str)
+@pytest.mark.parametrize("count", [0, 1])
+def test_short_loaders(count, cache):
+    tables, batches = make(**cache), matrices(count)
+    found = list(hotbed.prefetch(batches, tables))
+    assert [id(ids) for ids in found] == [id(ids) for ids in batches]
+    assert list(hotbed.prefetch(iter(()), tables)) == []
+    losses = [step(tables, ids) for ids in hotbed.prefetch(batches, tables)]
+    assert losses == plain_loop(batches)[0]
+
+
+def test_a_batch_without_samples():
+    def script(tables, feed):
+        batches = matrices(9)
+        batches[4] = batches[8] = batches[0][:0]
+        return [step(tables, ids) for ids in feed(batches, tables)]
+
+    both(script)
+
+
+@pytest.mark.parametrize("how", ["break", "close", "collect", "raise", "hold"])
+def test_closing_early(how):
+    def script(tables, feed):
+        losses, held = [], []
+
+        def some(limit):
+            found = feed(matrices(20), tables)
+            for n, ids in enumerate(found):
+                losses.append(step(tables, ids))
+                if n == limit:
+                    if how == "raise":
+                        raise BrokenError
+                    if how == "close" and hasattr(found, "close"):
+                        found.close()
+                    if how == "hold":
+                        held.append(found)
+                    break
+            if how == "collect":
+                ring = [found]
+                ring.append(ring)
+
+        for limit in (0, 6, 19):
+            try:
+                some(limit)
+            except BrokenError:
+                assert how == "raise"
+            if how == "collect":
+                gc.collect()
+            losses.append(step(tables, matrices(1, seed=limit)[0]))
+        while held:
+            held.pop()
+        return losses
+
+    both(script)
+
+
+def test_a_feed_that_is_never_asked():
+    tables = make(**SMALL)
+    feed = hotbed.prefetch(matrices(3), tables)
+    assert tables.turns.feed is None
+    feed.close()
+    feed = hotbed.prefetch(matrices(3), tables)
+    del feed
+    assert step(tables, matrices(1)[0]) == step(make(), matrices(1)[0])
+
+
+def test_passes_one_after_the_other():
+    def script(tables, feed):
+        batches = matrices(11)
+        return [step(tables, ids) for _ in range(3) for ids in feed(batches, tables)]
+
+    both(script)
+
+
+@pytest.mark.parametrize("inner", [{}, {"window": 1, "look_ahead": 1}, {"look_ahead": 200}], ids=str)
+def test_evaluation_inside_training(inner):
+    def script(tables, feed):
+        seen = []
+        for n, ids in enumerate(feed(matrices(45), tables)):
+            seen.append(step(tables, ids))
+            if n in (0, 5, 6):
+                tables.eval()
+                with torch.no_grad():
+                    for m, other in enumerate(feed(matrices(12, seed=n), tables, **inner)):
+                        seen.append(tables(other).sum().item())
+                        if m == n + 6:
+                            break
+                tables.train()
+        return seen
+
+    plain = make()
+    expected = script(plain, lambda loader, tables, **inner: iter(loader))
+    for ahead in WINDOWS:
+
+        def feed(loader, tables, ahead=ahead, **inner):
+            return hotbed.prefetch(loader, tables, **(inner or ahead))
+
+        cached = make(**SMALL)
+        assert script(cached, feed) == expected, ahead
+        assert_same(cached, plain)
+
+
+@pytest.mark.parametrize("ahead", [{}, {"look_ahead": 100}, {"window": 3}], ids=str)
+def test_the_outer_feed_looks_farther_than_the_inner(ahead):
+    """The batches that wait outside are more than the inner feed has bits for."""
+    batches, plain, cached = matrices(120), make(), make(**SMALL)
+    expected = [step(plain, ids) for ids in batches]
+    found = []
+    for n, ids in enumerate(hotbed.prefetch(batches, cached, **ahead)):
+        found.append(step(cached, ids))
+        if n % 7 == 3:
+            with torch.no_grad():
+                for other in hotbed.prefetch(matrices(3, seed=n), cached, window=1, look_ahead=1 + n % 2):
+                    cached(other)
+    assert found == expected
+    assert_same(cached, plain)
+
+
+def test_two_at_a_time():
+    def script(tables, feed):
+        losses = []
+        first, second = matrices(15), matrices(12, seed=5)
+        for ids, other in zip(feed(first, tables), feed(second, tables)):
+            losses += [step(tables, ids), step(tables, other)]
+        for ids, other in zip(feed(first, tables), feed(first, tables)):  # the very same objects
+            losses += [step(tables, other), step(tables, ids)]
+        return losses
+
+    both(script)
+
+
+def test_other_calls_in_the_loop():
+    def script(tables, feed):
+        losses = []
+        others = matrices(40, size=4, seed=9)
+        for n, ids in enumerate(feed(matrices(25), tables)):
+            if n % 3 == 1:
+                losses.append(step(tables, others[n]))
+            if n % 4 == 1:
+                with torch.no_grad():
+                    losses.append(tables(others[n + 1]).sum().item())
+            loss = tables(ids).pow(2).sum()
+            if n % 5 == 2:
+                losses.append(step(tables, others[n + 2]))
+            loss.backward()
+            losses.append(loss.item())
+        return losses
+
+    both(script)
+
+
+def test_a_long_evaluation_of_plain_calls():
+    def script(tables, feed):
+        losses = []
+        for n, ids in enumerate(feed(matrices(45), tables)):
+            losses.append(step(tables, ids))
+            if n == 9:
+                with torch.no_grad():
+                    losses += [tables(other).sum().item() for other in matrices(270, seed=4)]
+        return losses
+
+    both(script)
+
+
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+@pytest.mark.parametrize("what", ["state_dict", "weight", "states", "flush", "to"])
+def test_all_rows_are_asked_for_in_the_loop(what, when):
+    ask = {
+        "state_dict": lambda tables: [value.sum().item() for value in tables.state_dict().values()],
+        "weight": lambda tables: tables.weight("c").sum().item(),
+        "states": lambda tables: [state.sum().item() for state in tables.states("a").values()],
+        "flush": lambda tables: tables.flush(),
+        "to": lambda tables: tables.to("cpu") and None,
+    }[what]
+
+    def script(tables, feed):
+        seen = []
+        for n, ids in enumerate(feed(matrices(16), tables)):
+            now = n in (0, 3, 4, 15)
+            if now and when == "before":
+                seen.append(ask(tables))
+            loss = tables(ids).pow(2).sum()
+            if now and when == "between":
+                seen.append(ask(tables))
+            loss.backward()
+            if now and when == "after":
+                seen.append(ask(tables))
+            seen.append(loss.item())
+        return seen
+
+    both(script)
+
+
+@pytest.mark.parametrize("cache", [{}, SMALL], ids=str)
+def test_rows_are_asked_for_between_forward_and_backward_of_a_plain_loop(cache):
+    plain, tables = make(), make(**cache)
+    for ids in matrices(12):
+        for each in (plain, tables):
+            loss = each(ids).pow(2).sum()
+            each.flush()
+            loss.backward()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, tables.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+def test_rows_are_loaded_in_the_loop(when):
+    saved = plain_loop(matrices(5, seed=7))[1].state_dict()
+
+    def script(tables, feed):
+        seen = []
+        for n, ids in enumerate(feed(matrices(40), tables)):
+            now = n in (0, 3, 4, 39)
+            if now and when == "before":
+                tables.load_state_dict(saved)
+            loss = tables(ids).pow(2).sum()
+            if now and when == "between":
+                tables.load_state_dict(saved)
+            loss.backward()
+            if now and when == "after":
+                tables.load_state_dict(saved)
+            seen.append(loss.item())
+        return seen
+
+    both(script)
+
+
+def test_forward_before_the_last_backward():
+    def script(tables, feed):
+        losses, pending = [], None
+        for ids in feed(matrices(21), tables):
+            loss = tables(ids).pow(2).sum()
+            losses.append(loss.item())
+            if pending is not None:
+                pending.backward()
+            pending = loss
+        pending.backward()
+        return losses
+
+    both(script)
+
+
+def test_batches_kept_and_trained_later():
+    def script(tables, feed):
+        losses, kept = [], []
+        for ids in feed(matrices(24), tables):
+            kept.append(ids)
+            if len(kept) == 5:
+                losses += [step(tables, each) for each in kept]
+                kept.clear()
+        return losses
+
+    both(script)
+
+
+def test_a_copy_of_the_ids():
+    def script(tables, feed):
+        losses = []
+        for n, ids in enumerate(feed(matrices(20), tables)):
+            losses.append(step(tables, ids if n % 3 else ids.clone()))
+        return losses
+
+    both(script)
+
+
+def test_ids_changed_in_the_loop():
+    def script(tables, feed):
+        losses = []
+        for n, ids in enumerate(feed(matrices(20), tables)):
+            if n % 3 == 1:
+                ids.add_(1).remainder_(20)
+            loss = tables(ids).pow(2).sum()
+            if n % 4 == 1:
+                ids.zero_()  # backward remembers what was looked up
+            loss.backward()
+            losses.append(loss.item())
+        return losses
+
+    both(script)
+
+
+def test_features_changed_in_the_loop():
+    def script(tables, feed):
+        losses = []
+        loader = ({"a": ids[:, 0], "b": ids[:, 1], "c": ids[:, 2]} for ids in matrices(20))
+        for n, features in enumerate(feed(loader, tables)):
+            if n % 3 == 1:
+                features["a"] = features["b"].clone()
+            if n % 3 == 2:
+                features["c"] //= 2
+            losses.append(step(tables, features))
+        return losses
+
+    both(script)
+
+
+def test_one_tensor_many_times():
+    def script(tables, feed):
+        ids = matrices(1)[0]
+        return [step(tables, each) for each in feed([ids] * 12, tables)]
+
+    both(script)
+
+
+def bag(ids, column):
+    """Bags of 0, 1, 2, 0, 1, 2 values."""
+    values = ids[:, column]
+    return Jagged(values, torch.tensor([0, 0, 1, 3, 3, 4, 6]))
+
+
+KINDS = {
+    "batch": (lambda ids: Batch(torch.ones(6), torch.ones(6, 1), ids), lambda batch: (batch.ids, batch.bags)),
+    "batch with bags": (
+        lambda ids: Batch(torch.ones(6), torch.ones(6, 1), ids[:, 1:], {"a": bag(ids, 0)}),
+        lambda batch: (batch.ids, batch.bags),
+    ),
+    "tensor": (lambda ids: ids, lambda batch: (batch, None)),
+    "int32": (lambda ids: ids.int(), lambda batch: (batch, None)),
+    "view": (lambda ids: torch.cat([ids, ids]).t()[:, :6].t(), lambda batch: (batch, None)),
+    "tuple": (lambda ids: (ids, torch.ones(6)), lambda batch: (batch[0], None)),
+    "list": (lambda ids: [ids, torch.ones(6)], lambda batch: (batch[0], None)),
+    "tuple of a batch": (
+        lambda ids: (Batch(torch.ones(6), torch.ones(6, 1), ids), 1),
+        lambda batch: (batch[0].ids, batch[0].bags),
+    ),
+    "ids": (lambda ids: {"ids": ids, "labels": torch.ones(6)}, lambda batch: (batch["ids"], None)),
+    "ids and bags": (
+        lambda ids: {"ids": ids[:, 1:], "bags": {"a": bag(ids, 0)}},
+        lambda batch: (batch["ids"], batch["bags"]),
+    ),
+    "ids of features": (
+        lambda ids: {"ids": {"a": bag(ids, 0), "b": ids[:, 1], "c": ids[:, 2]}, "weight": 3},
+        lambda batch: (batch["ids"], None),
+    ),
+    "features": (lambda ids: {"a": bag(ids, 0), "b": ids[:, 1], "c": ids[:, 1:]}, lambda batch: (batch, None)),
+    "tuple of features": (
+        lambda ids: ({"a": ids[:, 0], "b": ids[:, 1], "c": ids[:, 2]}, torch.ones(6)),
+        lambda batch: (batch[0], None),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_batches(kind):
+    wrap, unwrap = KINDS[kind]
+
+    def script(tables, feed):
+        loader = [wrap(ids) for ids in matrices(14)]
+        losses = []
+        for n, batch in enumerate(feed(loader, tables)):
+            assert type(batch) is type(loader[n])
+            losses.append(step(tables, *unwrap(batch)))
+        return losses
+
+    cached = both(script)
+    assert cached.counters().batches == 2 * 14  # each was planned once, by each group: it was recognised
+
+
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [
+        ("abc", "batch of type str"),
+        (None, "batch of type NoneType"),
+        ((), "batch of type tuple"),
+        (7, "batch of type int"),
+        (np.zeros((6, 3), dtype=np.int64), "batch of type ndarray"),
+        ((None, torch.ones(6)), "NoneType"),
+        ((np.zeros((6, 3), dtype=np.int64), 1), "ndarray"),
+        ([1, 2, 3], "int"),
+        (("ids",), "str"),
+        ({"ids": 4}, "int"),
+        ({"ids": [1, 2]}, "list"),
+        ({"ids": torch.zeros(6, 2, dtype=torch.int64), "bags": [1]}, "bags"),
+        ({"a": torch.zeros(6, dtype=torch.int64)}, "missing: 'b', 'c'"),
+        ({"a": 1, "b": 2, "c": 3}, "feature 'a'|'a' must be"),
+        (torch.zeros(6, 3), "int64"),
+        (torch.zeros(6, 2, dtype=torch.int64), r"\[B, 3\]"),
+        (torch.zeros(3, dtype=torch.int64), r"\[B, 3\]"),
+    ],
+    ids=str,
+)
+def test_wrong_kinds_of_batches(batch, says):
+    tables, batches = make(**SMALL), matrices(3)
+    losses = []
+    with pytest.raises(ShapeError, match=says):
+        train(tables, [*batches, batch, *batches], losses, window=1, look_ahead=1)
+    expected, plain = plain_loop(batches[: len(losses)])
+    assert losses == expected
+    assert_same(tables, plain)
+
+
+@pytest.mark.parametrize("ahead", WINDOWS, ids=str)
+@pytest.mark.parametrize(("column", "value"), [(0, 60), (1, -1), (2, 2**40)])
+def test_an_id_outside_its_table(column, value, ahead):
+    tables, batches, losses = make(**SMALL), matrices(20), []
+    batches[7][4, column] = value
+    with pytest.raises(IdError, match=rf"id {value} of feature '{'abc'[column]}' in sample 4"):
+        train(tables, batches, losses, **ahead)
+    assert len(losses) <= 7
+    expected, plain = plain_loop(batches[: len(losses)])
+    assert losses == expected
+    assert_same(tables, plain)
+
+
+def test_a_batch_that_cannot_fit():
+    ids = torch.arange(30).repeat_interleave(2).reshape(-1, 1)
+    tables = hotbed.EmbeddingTables({"a": Table(100, 2)}, cache=0.2)
+    for window in (None, 1, 8):
+        with pytest.raises(BudgetError, match="one batch needs 30 rows") as refused:
+            next(hotbed.prefetch([ids] * 5, tables, window=window))
+        assert refused.value.num_slots == 30
+    assert tables.num_updates == 0
+    assert torch.equal(tables.weight("a"), hotbed.EmbeddingTables({"a": Table(100, 2)}).weight("a"))
+    given = str(refused.value).partition("hbm='")[2].partition("'")[0]
+    for budget in ({"cache": 30 / 100}, {"hbm": given}):
+        tables = hotbed.EmbeddingTables({"a": Table(100, 2)}, **budget)
+        for batch in hotbed.prefetch([ids] * 5, tables):
+            tables(batch).sum().backward()
+        assert tables.num_updates == 5
+
+
+def test_a_later_batch_that_cannot_fit():
+    batches, large = matrices(12), matrices(1, size=4000)[0]
+    tables, losses = make(cache=0.6), []
+    with pytest.raises(BudgetError, match="one batch needs"):
+        train(tables, [*batches, large], losses)
+    expected, plain = plain_loop(batches[: len(losses)])
+    assert losses == expected
+    assert_same(tables, plain)
+
+
+@pytest.mark.parametrize("name", ["window", "look_ahead"])
+@pytest.mark.parametrize("value", [0, -1, 1.0, "2", True, 1000])
+def test_mistakes_in_numbers(name, value):
+    for cache in ({}, SMALL):
+        with pytest.raises(ConfigError, match=f"{name} must be a whole number from 1 to"):
+            hotbed.prefetch([], make(**cache), **{name: value})
+
+
+@pytest.mark.parametrize("tables", [None, [], torch.nn.Linear(1, 1)])
+def test_mistakes_in_tables(tables):
+    with pytest.raises(ConfigError, match="EmbeddingTables"):
+        hotbed.prefetch([], tables)
+
+
+@pytest.mark.parametrize("how", ["eval", "no_grad", "inference"])
+def test_evaluation_keeps_rows_clean(how):
+    tables, plain = make(**SMALL), make()
+    for each in (tables, plain):
+        each.train(how != "eval")
+    mode = {"eval": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}[how]
+    with mode():
+        for ids in hotbed.prefetch(matrices(30), tables):
+            assert torch.equal(tables(ids), plain(ids))
+    counts = tables.counters()
+    assert counts.written_back == counts.bytes_out == 0
+    assert counts.evictions > 50
+    assert_same(tables, plain)
+
+
+def test_training_with_a_feed_made_for_evaluation():
+    """Rows planned as clean are written back all the same once they are trained."""
+    for ahead in WINDOWS:
+        tables, plain = make(**SMALL), make()
+        with torch.no_grad():
+            feed = hotbed.prefetch(matrices(40), tables, **ahead)
+        losses = [step(tables, ids) for ids in feed]
+        assert losses == [step(plain, ids) for ids in matrices(40)]
+        assert_same(tables, plain)
+
+
+def test_training_starts_in_the_middle_of_an_evaluation():
+    def script(tables, feed):
+        seen = []
+        tables.eval()
+        for n, ids in enumerate(feed(matrices(40), tables)):
+            if n % 6 == 3:
+                tables.train()
+            if n % 6 == 5:
+                tables.eval()
+            vectors = tables(ids)
+            if tables.training:
+                vectors.pow(2).sum().backward()
+            seen.append(vectors.sum().item())
+        tables.train()
+        return seen
+
+    both(script)
+
+
+@pytest.mark.parametrize(
+    ("method", "after", "ahead"),
+    [
+        *((*case, ahead) for case in (("write", 0), ("write", 4), ("fetch", 0), ("fetch", 3)) for ahead in WINDOWS),
+        *(("read", 0, ahead) for ahead in WINDOWS[2:]),
+    ],
+    ids=str,
+)
+def test_a_store_that_fails(method, after, ahead, monkeypatch):
+    tables = make(**SMALL, policy="lru")  # lets rows go that come back at once, which are read late
+    ids = matrices(1)[0]
+    for each in matrices(10, seed=3):
+        step(tables, each)
+    original, calls = getattr(MemoryStore, method), itertools.count()
+
+    def fails(store, *arguments):
+        if threading.current_thread().name == "hotbed-mover" and next(calls) >= after:
+            raise BrokenError("no space left on the device")
+        return original(store, *arguments)
+
+    monkeypatch.setattr(MemoryStore, method, fails)
+    with pytest.raises(BrokenError) as raised:
+        train(tables, matrices(80), [], **ahead)
+    assert "fails" in [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    monkeypatch.undo()
+    for use in (
+        lambda: tables(ids),
+        lambda: next(hotbed.prefetch([ids], tables)),
+        lambda: tables.weight("a"),
+        tables.state_dict,
+        tables.flush,
+    ):
+        with pytest.raises(HotbedError, match="lost rows") as refused:
+            use()
+        assert isinstance(refused.value.__cause__, BrokenError)
+
+
+def test_moves_that_were_waiting_when_another_failed():
+    """Whoever waits for one of them goes on, and finds the error."""
+    asked = threading.Event()
+
+    class Group:
+        def read(self, fetch):
+            pass
+
+        def write(self, fetch):
+            asked.wait()
+            raise BrokenError
+
+    mover = Mover(torch.device("cpu"))
+    first, second = Move(0, [(Group(), None)]), Move(1, [])
+    mover.start()
+    mover.write(first)
+    mover.read(second)
+    mover.write(second)
+    asked.set()
+    assert second.staged.wait(20)
+    assert second.written.wait(20)
+    with pytest.raises(BrokenError):
+        mover.drain()
+    third = Move(2, [])
+    mover.read(third)
+    assert third.staged.wait(20)
+    mover.close()
+    assert isinstance(mover.error, BrokenError)
+
+
+class Slow:
+    """A loader that gives a batch only when the last one that it gave has been used: nothing can be read far ahead."""
+
+    def __init__(self, batches, step):
+        self.batches, self.used, self.step = batches, threading.Semaphore(0), step
+
+    def __iter__(self):
+        for n, batch in enumerate(self.batches):
+            if n >= self.step:
+                self.used.acquire()
+            yield batch
+
+
+@pytest.mark.parametrize("policy", ["oracle", "lru", "lfu"])
+@pytest.mark.parametrize("ahead", WINDOWS[1:], ids=str)
+def test_counts_do_not_depend_on_timing(ahead, policy):
+    counts = []
+    for slow in (False, False, True):
+        tables, batches = make(**SMALL, policy=policy), matrices(50)
+        loader = Slow(batches, ahead["look_ahead"] + 2 * ahead["window"] if slow else 1000)
+        for ids in hotbed.prefetch(loader, tables, **ahead):
+            step(tables, ids)
+            loader.used.release()
+        counts.append(tables.counters()._replace(stall_seconds=0))
+    assert counts[0] == counts[1] == counts[2]
+    assert counts[0].written_back > 20
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
+
+
+@needs_proc
+def test_many_short_passes():
+    tables, batches = make(**SMALL), matrices(6)
+    before = feeding()
+    for number in range(300):
+        if number == 100:
+            gc.collect()
+            resident = resident_bytes()
+        try:
+            for n, ids in enumerate(hotbed.prefetch(failing(batches, 3) if number % 3 == 0 else batches, tables)):
+                step(tables, ids)
+                if number % 3 == 1 and n == 2:
+                    break
+        except BrokenError:
+            pass
+        assert feeding() == before
+    gc.collect()
+    assert resident_bytes() - resident < 4 << 20
+    assert not tables.turns._planned
+
+
+@needs_proc
+def test_ten_thousand_steps():
+    generator = torch.Generator().manual_seed(0)
+
+    def batches():
+        for _ in range(10_000):
+            yield (torch.rand(8, 1, generator=generator) ** 3 * 200).long()
+
+    plain, tables = (
+        hotbed.EmbeddingTables({"a": Table(200, 2)}, optim.Adam(lr=0.1), **cache) for cache in ({}, {"cache": 0.15})
+    )
+    resident = 0
+    for n, ids in enumerate(hotbed.prefetch(batches(), tables)):
+        for each in (plain, tables):
+            each(ids).pow(2).sum().backward()
+        if n == 2000:
+            gc.collect()
+            resident = resident_bytes()
+    gc.collect()
+    assert resident_bytes() - resident < 4 << 20
+    assert_same(tables, plain)
+    counts = tables.counters()
+    assert counts.batches == 10_000
+    assert counts.written_back > 10_000

@@ -6,6 +6,7 @@ and goes on when it is next asked for a batch.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +22,9 @@ class Feeding(Protocol):
 
     def pause(self, *, drop: bool) -> None:
         """Stop working ahead; with `drop` also forget what is known of batches ahead."""
+
+    def close(self) -> None:
+        """The end."""
 
 
 Contents = list[tuple[Tensor, int]]
@@ -50,17 +54,20 @@ class Turns:
     def __init__(self) -> None:
         self.feed: Feeding | None = None
         self.broken: BaseException | None = None
+        self.left: deque[Feeding] = deque()  # feeds that are to be closed
         self.lanes: dict[Any, Any] = {}  # recordings that the next feed can use again
         self._planned: dict[int, Planned] = {}
 
     def claim(self) -> None:
         """The training thread's own turn."""
+        self._close_left()
         if self.feed is not None:
             self.feed.pause(drop=False)
         self._check()
 
     def take(self, feed: Feeding) -> None:
         """A feed's turn, until another is asked for a batch."""
+        self._close_left()
         self._check()
         if self.feed is not None and self.feed is not feed:
             self.feed.pause(drop=True)
@@ -88,6 +95,10 @@ class Turns:
         theirs, ours = bags or {}, planned.bags or {}
         same = theirs is ours or (theirs.keys() == ours.keys() and all(theirs[name] is ours[name] for name in ours))
         return planned if same and _is_unchanged(planned) else None
+
+    def _close_left(self) -> None:
+        while self.left:
+            self.left.popleft().close()
 
     def _check(self) -> None:
         if self.broken is not None:

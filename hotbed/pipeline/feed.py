@@ -17,6 +17,7 @@ The plain way (`CachedGroup.placed`) runs the same steps one after the other.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -84,6 +85,7 @@ class Feed:
         self._names = [feature.name for feature in tables.features]
         self._cached = [group for group in tables.groups if isinstance(group, CachedGroup)]
         self._learns = True
+        self._owner = threading.current_thread()  # who trains
         self._caches: list[Cache] = []  # that know of the batches ahead
         self._strides: list[int] = []
         self._reader = Reader(loader, self._device)
@@ -100,6 +102,7 @@ class Feed:
         self._waits: deque[tuple[Any, Any]] = deque()  # marks around the waits of the training stream
 
     def start(self) -> None:
+        self._owner = threading.current_thread()
         self._learns = self._tables.training and torch.is_grad_enabled()
         self._tables.turns.take(self)
         self._caches = [group.cache for group in self._cached]
@@ -125,6 +128,10 @@ class Feed:
 
     def close(self) -> None:
         """Let nothing be lost: what was decided is carried out, what was only known is forgotten."""
+        if threading.current_thread() is not self._owner and self._owner.is_alive():
+            self._reader.stop()  # garbage collected by some other thread, which must not move rows
+            self._tables.turns.left.append(self)
+            return
         try:
             self._leave()
             self._reader.close()

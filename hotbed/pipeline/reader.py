@@ -59,10 +59,14 @@ class Reader:
             self._room.set()
         return found
 
-    def close(self) -> None:
-        """Stop after the batch that is being read."""
+    def stop(self) -> None:
+        """Read no further than the batch that is being read."""
         self._stopped.set()
         self._room.set()
+
+    def close(self) -> None:
+        """Stop, and wait for the batch that is being read."""
+        self.stop()
         if self._thread.ident is not None:
             self._thread.join()
 

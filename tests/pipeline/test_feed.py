@@ -178,6 +178,36 @@ def test_closing_early(how):
     both(script)
 
 
+def test_a_feed_collected_by_its_own_reader():
+    """It is closed by the thread that trains, when that next uses the tables."""
+    plain, tables, batches, collect = make(), make(**SMALL), matrices(60), threading.Event()
+
+    def loader():
+        yield from batches[:4]
+        collect.wait()
+        gc.collect()
+        yield from batches[4:]
+
+    def leave_in_a_ring():
+        ring = [hotbed.prefetch(loader(), tables, window=1, look_ahead=1)]
+        ring.append(ring)
+        assert step(tables, next(ring[0])) == step(plain, batches[0])
+
+    gc.disable()
+    try:
+        leave_in_a_ring()
+        collect.set()
+        for thread in threading.enumerate():
+            if thread.name == "hotbed-reader":
+                thread.join()
+    finally:
+        gc.enable()
+    assert len(tables.turns.left) == 1
+    for ids in batches:
+        assert step(tables, ids) == step(plain, ids)
+    assert_same(tables, plain)
+
+
 def test_a_feed_that_is_never_asked():
     tables = make(**SMALL)
     feed = hotbed.prefetch(matrices(3), tables)

@@ -33,6 +33,7 @@ def prefetch(
 
     Results are those of the plain loop to the bit; only the waiting differs. Call the tables with the very objects of the
     batch (`batch.ids`, not a copy): that is how a prepared batch is known. Other calls work too, and wait for their rows.
+    A batch must stay as it was yielded: a loader that fills one buffer again and again cannot be read ahead.
 
     Args:
         loader: yields hotbed Batches, tensors of ids, tuples that start with ids, or mappings (with "ids", or of the features);

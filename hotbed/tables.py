@@ -9,43 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from hotbed.budget import cache_share, check_host, num_slots
+from hotbed.budget import cache_share, check_host
 from hotbed.cache import DEFAULT_POLICY, CacheCounts
 from hotbed.cached_group import CachedGroup
+from hotbed.declared import Cached, Output, Table, features_of, groups_of, output_of, sizes_of
 from hotbed.errors import ConfigError, HotbedError
-from hotbed.group import Member, TableGroup
+from hotbed.group import TableGroup
 from hotbed.inputs import Feature, Given, GroupInputs, as_given, flatten
-from hotbed.ops.init_rows import Init, Normal
 from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups
-from hotbed.ops.records import PRECISIONS, Precision, layout_of
+from hotbed.ops.records import PRECISIONS, Precision
 from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_schedule
 from hotbed.recorded import Recorded
 from hotbed.turns import Turns
 from hotbed.types import Jagged
 
-Pooling = Literal["sum", "mean", "none"]
-Output = Literal["auto", "stack", "dict", "concat"]
-
-
-@dataclass(frozen=True)
-class Table:
-    """One embedding table: `rows` vectors of `dim` numbers, read by one feature of the same name or by `features`."""
-
-    rows: int
-    dim: int
-    pooling: Pooling = "sum"  # "none": every value keeps its own vector, for sequences
-    features: tuple[str, ...] | None = None
-    hashing: bool = False  # ids modulo rows; else an id outside 0..rows-1 is an error
-    padding_id: int | None = None  # this id contributes nothing and is never updated
-    init: Init = Normal(0.01)  # noqa: RUF009  frozen
+__all__ = ["EmbeddingTables", "Table"]
 
 
 class EmbeddingTables(nn.Module):
@@ -88,20 +74,20 @@ class EmbeddingTables(nn.Module):
         super().__init__()
         self.optimizer = optimizer if optimizer is not None else Adagrad()
         self.tables = dict(tables)
-        self.features = _features(self.tables)
-        self.output = _output(output, self.tables, self.features)
+        self.features = features_of(self.tables)
+        self.output = output_of(output, self.tables, self.features)
         self.lr_factor = 1.0  # multiplies the row learning rate; for schedules driven from outside
         self.num_updates = 0
         if precision not in PRECISIONS:
             raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
-        sizes = _sizes(self.tables, self.optimizer, precision)
+        sizes = sizes_of(self.tables, self.optimizer, precision)
         share = cache_share(cache, hbm, sizes)
         if share is not None:
             check_host(memory, sizes)
         elif memory is not None:
             raise ConfigError("memory= is for the rows behind a cache; give cache= or hbm= too")
         place = torch.empty(0, device=device).device
-        self.groups = _groups(self.tables, self.optimizer, place, _Cached(share, hbm is not None, policy), precision)
+        self.groups = groups_of(self.tables, self.optimizer, place, Cached(share, hbm is not None, policy), precision)
         for group in self.groups:
             group.initialise(seed)
         self.group_inputs = [
@@ -361,82 +347,3 @@ def _by_feature(out: Tensor, features: Sequence[Feature], given: Given) -> dict[
             shape = given.shapes.get(feature.name)
             vectors[feature.name] = part if shape is None else part.view(*shape, out.shape[1])
     return vectors
-
-
-def _features(tables: dict[str, Table]) -> list[Feature]:
-    """The features in declared order; all mistakes in the tables at once."""
-    wrong: list[str] = []
-    features: list[Feature] = []
-    owners: dict[str, str] = {}
-    if not tables:
-        wrong.append("no tables were given")
-    for name, table in tables.items():
-        for field in ("rows", "dim"):
-            value = getattr(table, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                wrong.append(f"table {name!r}: {field} must be a whole number from 1, not {value!r}")
-        if table.pooling not in ("sum", "mean", "none"):
-            wrong.append(f"table {name!r}: pooling must be 'sum', 'mean' or 'none', not {table.pooling!r}")
-        if isinstance(table.features, str) or table.features == ():
-            wrong.append(f"table {name!r}: features must be a tuple of names, not {table.features!r}")
-        for feature in table.features or (name,):
-            if feature in owners:
-                wrong.append(f"feature {feature!r} reads two tables, {owners[feature]!r} and {name!r}")
-            owners[feature] = name
-            features.append(Feature(feature, name, table.pooling))
-    if wrong:
-        raise ConfigError("; ".join(wrong))
-    return features
-
-
-def _output(output: Output, tables: dict[str, Table], features: list[Feature]) -> Output:
-    dims = {table.dim for table in tables.values()}
-    sequences = [feature.name for feature in features if feature.pooling == "none"]
-    if output == "auto":
-        return "stack" if len(dims) == 1 and not sequences else "dict"
-    if output not in ("stack", "dict", "concat"):
-        raise ConfigError(f"output must be 'auto', 'stack', 'dict' or 'concat', not {output!r}")
-    if output == "stack" and len(dims) > 1:
-        raise ConfigError(f"output 'stack' needs equal dims; the tables have {sorted(dims)}. Use 'concat' or 'dict'.")
-    if output != "dict" and sequences:
-        raise ConfigError(f"output {output!r} cannot hold sequence features ({', '.join(sequences)}). Use 'dict'.")
-    return output
-
-
-class _Cached(NamedTuple):
-    """The caches of all groups."""
-
-    share: float | None  # of the rows
-    exact: bool  # it is a budget, and is not exceeded
-    policy: str
-
-
-def _sizes(tables: dict[str, Table], optimizer: RowOptimizer, precision: Precision) -> list[tuple[int, int]]:
-    """(rows, bytes of a record) of every group."""
-    dims = dict.fromkeys(table.dim for table in tables.values())
-    rows = [sum(table.rows for table in tables.values() if table.dim == dim) for dim in dims]
-    return list(zip(rows, (layout_of(dim, optimizer, precision).width * 4 for dim in dims)))
-
-
-def _groups(
-    tables: dict[str, Table], optimizer: RowOptimizer, device: torch.device, cached: _Cached, precision: Precision
-) -> list[TableGroup]:
-    """Tables of one dim share a group (the optimizer is the same for all, so the record width is too)."""
-    share, exact, policy = cached
-    if share is not None and optimizer.decay_scope == "table":
-        raise ConfigError(
-            "decay_scope='table' visits every row at every step, which a cache cannot hold; use 'touched'"
-        )
-    groups: list[TableGroup] = []
-    for dim in dict.fromkeys(table.dim for table in tables.values()):
-        members, base = [], 0
-        for name, table in tables.items():
-            if table.dim == dim:
-                members.append(Member(name, table.rows, base, table.init, table.hashing, table.padding_id))
-                base += table.rows
-        if share is None:
-            groups.append(TableGroup(members, dim, optimizer, device, precision=precision))
-        else:
-            slots = num_slots(share, base, exact=exact)
-            groups.append(CachedGroup(members, dim, optimizer, device, slots, policy, precision))
-    return groups

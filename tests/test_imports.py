@@ -22,7 +22,7 @@ FLOORS = [
     {"cached_group"},
     {"inputs"},
     {"turns"},
-    {"recorded"},
+    {"recorded", "declared"},
     {"tables"},
     {"embedding_bag", "pipeline", "parallel", "forecast"},
     {"train", "checkpoint", "report", "bench"},

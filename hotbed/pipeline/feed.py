@@ -21,54 +21,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotbed.cache import MOST_BATCHES, Cache, Decision, window_length
+from hotbed.cache import MOST_BATCHES, Cache, window_length
 from hotbed.cached_group import Ahead, CachedGroup, Fetch
-from hotbed.inputs import Given, as_given, flatten
+from hotbed.inputs import as_given, flatten
 from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.ops.streams import after, mark
 from hotbed.pipeline.batches import Ids, ids_of
 from hotbed.pipeline.lanes import Lanes, LaneWindow, lanes_for
 from hotbed.pipeline.mover import Move, Mover
 from hotbed.pipeline.reader import Reader
+from hotbed.pipeline.windows import Begun, Waiting, Window
 from hotbed.tables import EmbeddingTables
 from hotbed.turns import Planned
 
 _DECIDED = 2  # windows whose rows are fetched ahead
-
-
-class _Waiting(NamedTuple):
-    """A batch that is known."""
-
-    batch: Any
-    named: Ids
-    given: Given
-    lookups: list[Lookups]  # by group; slots are keys; none in a lane
-    aheads: list[Ahead]  # by cached group; none in a lane
-    flat: list[Tensor]  # ids by group, in a lane
-    number: int  # in the lane
-
-
-class _Begun(NamedTuple):
-    """A window that is being planned."""
-
-    batches: list[_Waiting]
-    decisions: list[Decision]  # by cached group
-
-
-class _Window:
-    """Batches whose rows are in place, or on their way."""
-
-    def __init__(self, move: Move | list[LaneWindow], ticket: Ticket) -> None:
-        self.move = move
-        self.ticket = ticket
-        self.batches: deque[tuple[Any, Planned]] = deque()
-        self.delivered: list[Planned] = []
-        self.exchanged = False
 
 
 class Feed:
@@ -90,10 +61,10 @@ class Feed:
         self._strides: list[int] = []
         self._reader = Reader(loader, self._device)
         self._mover = Mover(self._device)
-        self._waiting: deque[_Waiting] = deque()
-        self._begun: _Begun | None = None
-        self._decided: deque[_Window] = deque()
-        self._current: _Window | None = None
+        self._waiting: deque[Waiting] = deque()
+        self._begun: Begun | None = None
+        self._decided: deque[Window] = deque()
+        self._current: Window | None = None
         self._lanes: Lanes | None = None
         self._num_windows = 0
         self._unknown: deque[tuple[Any, Any]] = deque()  # read, and put back
@@ -195,7 +166,7 @@ class Feed:
         self._lanes = None
         self._lanes_tried = self._in_lane = False
 
-    def _known_again(self, waiting: _Waiting) -> _Waiting:
+    def _known_again(self, waiting: Waiting) -> Waiting:
         if waiting.flat and self._lanes is not None:
             return waiting._replace(number=self._lanes.arrive(waiting.flat))
         return waiting._replace(aheads=self._arrive(waiting.lookups))
@@ -217,15 +188,13 @@ class Feed:
             self._tables.turns.withdraw(planned)
         if self._device.type == "cuda" and (self._reader.moves or isinstance(window.move, Move)):
             self._retired.append((mark(self._device), window))
-            while self._retired[0][0].query():
+            while self._retired and self._retired[0][0].query():
                 self._retired.popleft()
-                if not self._retired:
-                    break
         while self._waits and self._waits[0][1].query():
             before, until = self._waits.popleft()
             self._cached[0].stalled(before.elapsed_time(until) / 1e3)
 
-    def _enter(self) -> _Window | None:
+    def _enter(self) -> Window | None:
         """The next window, its rows in their slots."""
         self._tables.turns.take(self)
         if self._paused and not self._decided:
@@ -234,7 +203,7 @@ class Feed:
             if not self._plan(wait=True):
                 return None
         window = self._decided.popleft()
-        waits = self._started and bool(self._cached) and not window.exchanged and not self._is_staged(window)
+        waits = self._started and not window.exchanged and not self._is_staged(window)
         began, before = time.perf_counter(), mark(self._device, timed=True) if waits else None
         self._exchange(window, before)
         if waits and before is None:
@@ -242,14 +211,14 @@ class Feed:
         self._started = True  # nothing can be fetched ahead of the first
         return window
 
-    def _is_staged(self, window: _Window) -> bool:
+    def _is_staged(self, window: Window) -> bool:
         """Whether its rows are there."""
         move = window.move
         if isinstance(move, Move):
             return move.staged.is_set() and (move.mark is None or bool(move.mark.query()))
         return self._lanes is not None and self._lanes.are_staged(move)
 
-    def _exchange(self, window: _Window, before: Any = None) -> None:
+    def _exchange(self, window: Window, before: Any = None) -> None:
         """Victims leave, misses come; on the current stream, after all that was asked of the windows before."""
         if window.exchanged:
             return
@@ -307,12 +276,12 @@ class Feed:
             batch, named, flat = found
             if flat and self._lanes is not None:
                 given = self._lanes.given(named)
-                waiting = _Waiting(batch, named, given, [], [], flat, self._lanes.arrive(flat))
+                waiting = Waiting(batch, named, given, [], [], flat, self._lanes.arrive(flat))
             else:
                 given = as_given(self._tables.features, named.ids, named.bags, self._device)
-                groups = zip(self._tables.groups, self._tables.group_inputs)
+                groups = zip(self._cached, self._tables.group_inputs)
                 lookups = [flatten(group, inputs, given) for group, inputs in groups]
-                waiting = _Waiting(batch, named, given, lookups, self._arrive(lookups), [], 0)
+                waiting = Waiting(batch, named, given, lookups, self._arrive(lookups), [], 0)
             self._waiting.append(waiting)
             if self._look_ahead == 1:
                 self._see_how_far(waiting)
@@ -332,33 +301,30 @@ class Feed:
                 self._lanes.start()
         return batch, named, [] if self._lanes is None else self._lanes.flat(named) or []
 
-    def _see_how_far(self, waiting: _Waiting) -> None:
+    def _see_how_far(self, waiting: Waiting) -> None:
         """The first batch tells how many to look ahead."""
         found = [
             group.cache.look_ahead(num_keys, self._given_look_ahead)
             for group, num_keys in zip(self._cached, self._num_keys(waiting))
         ]
-        self._look_ahead = min(found, default=_DECIDED)
+        self._look_ahead = min(found)
         self._strides = [cache.stride for cache in self._caches]
         if self._lanes is not None:
             self._lanes.reserve(self._look_ahead)
 
-    def _num_keys(self, waiting: _Waiting) -> list[int]:
-        """Distinct keys of a batch, by cached group."""
+    def _num_keys(self, waiting: Waiting) -> list[int]:
+        """Distinct keys of a batch, by group."""
         if waiting.flat and self._lanes is not None:
             return self._lanes.num_keys(waiting.number)
         return [ahead.arrival.num_keys for ahead in waiting.aheads]
 
     def _arrive(self, lookups: list[Lookups]) -> list[Ahead]:
-        groups = zip(self._tables.groups, lookups)
-        return [group.arrive(each) for group, each in groups if isinstance(group, CachedGroup)]
+        return [group.arrive(each) for group, each in zip(self._cached, lookups)]
 
-    def _next_batches(self) -> list[_Waiting]:
+    def _next_batches(self) -> list[Waiting]:
         """Those of the next window: alike, and no more than every group can hold."""
-        if not self._cached:
-            return [self._waiting.popleft()]
         in_lane = bool(self._waiting[0].flat)
-        most: list[_Waiting] = []
+        most: list[Waiting] = []
         for waiting in self._waiting:
             if len(most) == (self._given_window or MOST_BATCHES) or bool(waiting.flat) != in_lane:
                 break
@@ -378,7 +344,7 @@ class Feed:
                     lookups.check()
         parts = enumerate(self._cached)
         decisions = [group.begin([w.aheads[c] for w in chosen], self._learns) for c, group in parts]
-        self._begun = _Begun(chosen, decisions)
+        self._begun = Begun(chosen, decisions)
 
     def _decide(self) -> None:
         """Choose slots for the window that was begun, and send for its rows."""
@@ -387,15 +353,10 @@ class Feed:
         ticket = Ticket(self._learns)
         fetches: list[tuple[CachedGroup, Fetch]] = []
         placed: list[list[Lookups]] = []
-        parts = iter(range(len(self._cached)))
-        for g, group in enumerate(self._tables.groups):
-            if isinstance(group, CachedGroup):
-                c = next(parts)
-                fetch, lookups = group.finish([w.aheads[c] for w in batches], decisions[c], ticket)
-                fetches.append((group, fetch))
-                placed.append(lookups)
-            else:
-                placed.append([group.ordered(w.lookups[g]) for w in batches])
+        for g, (group, decision) in enumerate(zip(self._cached, decisions)):
+            fetch, lookups = group.finish([w.aheads[g] for w in batches], decision, ticket)
+            fetches.append((group, fetch))
+            placed.append(lookups)
         move = Move(self._num_windows, fetches)
         self._num_windows += 1
         self._line_up(batches, move, placed, ticket)
@@ -410,7 +371,7 @@ class Feed:
         number = self._lanes.num_arrived
         parts, placed = self._lanes.plan([w.named for w in batches], [flat for _, _, flat in new], ticket)
         for i, (batch, named, flat) in enumerate(new):
-            self._waiting.append(_Waiting(batch, named, self._lanes.given(named), [], [], flat, number + i))
+            self._waiting.append(Waiting(batch, named, self._lanes.given(named), [], [], flat, number + i))
         self._line_up(batches, parts, placed, ticket)
 
     def _as_many_new(self, count: int) -> list[tuple[Any, Ids, list[Tensor]]]:
@@ -434,9 +395,9 @@ class Feed:
         return fitting
 
     def _line_up(
-        self, batches: list[_Waiting], move: Move | list[LaneWindow], placed: list[list[Lookups]], ticket: Ticket
+        self, batches: list[Waiting], move: Move | list[LaneWindow], placed: list[list[Lookups]], ticket: Ticket
     ) -> None:
-        window = _Window(move, ticket)
+        window = Window(move, ticket)
         for i, w in enumerate(batches):
             lookups = [each[i] for each in placed]
             planned = Planned(w.named.ids, w.named.bags, w.given, lookups, w.named.contents)

@@ -1,0 +1,47 @@
+"""What a feed has in hand: batches that are known, a window being planned, a window whose rows are on their way."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from hotbed.cache import Decision
+from hotbed.cached_group import Ahead
+from hotbed.inputs import Given
+from hotbed.ops.lookups import Lookups, Ticket
+from hotbed.pipeline.batches import Ids
+from hotbed.pipeline.lanes import LaneWindow
+from hotbed.pipeline.mover import Move
+from hotbed.turns import Planned
+
+
+class Waiting(NamedTuple):
+    """A batch that is known."""
+
+    batch: Any
+    named: Ids
+    given: Given
+    lookups: list[Lookups]  # by group; slots are keys; none in a lane
+    aheads: list[Ahead]  # by group; none in a lane
+    flat: list[Tensor]  # ids by group, in a lane
+    number: int  # in the lane
+
+
+class Begun(NamedTuple):
+    """A window that is being planned."""
+
+    batches: list[Waiting]
+    decisions: list[Decision]  # by group
+
+
+class Window:
+    """Batches whose rows are in place, or on their way."""
+
+    def __init__(self, move: Move | list[LaneWindow], ticket: Ticket) -> None:
+        self.move = move
+        self.ticket = ticket
+        self.batches: deque[tuple[Any, Planned]] = deque()
+        self.delivered: list[Planned] = []
+        self.exchanged = False

@@ -8,7 +8,8 @@
     ├── BudgetError      a batch needs more rows at once than the cache has slots
     ├── IdError          an id lies outside its table; names table, feature, sample and id
     ├── ShapeError       tensors of the wrong shape or type reach a table or a model
-    └── RunError         a run directory cannot be written, resumed or read
+    ├── RunError         a run directory cannot be written, resumed or read
+    └── StoreError       rows cannot be kept or read back: a full disk, damaged or missing files
 
 A message says what happened, what was given, the limit, and the way out. The command line prints the message alone;
 a traceback means a bug in hotbed.
@@ -53,3 +54,7 @@ class ShapeError(HotbedError, ValueError):
 
 class RunError(HotbedError):
     """A run directory cannot be written, resumed or read."""
+
+
+class StoreError(HotbedError):
+    """Rows cannot be kept or read back: a full disk, damaged or missing files."""

@@ -131,7 +131,8 @@ class Adam(RowOptimizer):
             raise ConfigError(f"Adam: beta1 and beta2 must be below 1, not {self.beta1!r} and {self.beta2!r}")
 
     def constants(self) -> tuple[float, ...]:
-        return (self.eps, self.beta1, 1.0 - self.beta1, self.beta2, 1.0 - self.beta2)
+        logs = (math.log2(beta) if beta > 0 else -math.inf for beta in (self.beta1, self.beta2))
+        return (self.eps, self.beta1, 1.0 - self.beta1, self.beta2, 1.0 - self.beta2, *logs)
 
 
 @dataclass(frozen=True, kw_only=True)

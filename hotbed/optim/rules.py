@@ -20,7 +20,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-MATH = ("sqrt", "power", "where", "absolute")
+MATH = ("sqrt", "exp2", "where", "absolute")
 
 
 def _constant_first(w, f):
@@ -54,7 +54,7 @@ def _bind(function: Callable[..., Any], math: Mapping[str, Any]) -> Callable[...
 
 # Rule.bind gives these names their meaning; unbound they mean nothing.
 sqrt: Any = None
-power: Any = None
+exp2: Any = None
 where: Any = None
 absolute: Any = None
 
@@ -79,7 +79,7 @@ def _rowwise_adagrad_row(r, mean_square, lr, h):
 
 def _adam_row(r, mean_square, lr, h):
     step = r + 1.0
-    return step, lr / (1.0 - power(h[1], step)), 1.0 / sqrt(1.0 - power(h[3], step))
+    return step, lr / (1.0 - exp2(step * h[5])), 1.0 / sqrt(1.0 - exp2(step * h[6]))
 
 
 def _adam_element(w, g, a, b, c0, c1, h):

@@ -43,8 +43,11 @@ def test_cuda_equals_cpu_and_itself(optimizer):
 def test_errors_on_cuda():
     tables = hotbed.EmbeddingTables({"user": Table(10, 4)}).to("cuda")
     assert tables(torch.zeros(3, 1, dtype=torch.int64, device="cuda")).device.type == "cuda"
+    before = tables.weight("user").clone()
+    tables(torch.tensor([[1], [2], [10]], device="cuda")).sum().backward()  # known to be bad when it reaches the device
     with pytest.raises(IdError, match="id 10 of feature 'user' in sample 2"):
-        tables(torch.tensor([[1], [2], [10]], device="cuda"))
+        tables(torch.tensor([[1]], device="cuda"))
+    assert torch.equal(tables.weight("user"), before)
     with pytest.raises(ShapeError, match="is on cpu"):
         tables(torch.tensor([[1]]))
 

@@ -40,7 +40,7 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
     return yes if condition else no
 
 
-_MATH = {"sqrt": math.sqrt, "power": math.pow, "where": _where, "absolute": abs}
+_MATH = {"sqrt": math.sqrt, "exp2": np.exp2, "where": _where, "absolute": abs}
 
 
 @njit(nogil=True, cache=True, error_model="numpy", inline="always")

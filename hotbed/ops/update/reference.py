@@ -10,7 +10,7 @@ from hotbed.ops.precision.reference import random_bits, round_stochastic
 from hotbed.ops.records import Layout
 from hotbed.ops.update.settings import UpdateSettings
 
-_MATH = {"sqrt": torch.sqrt, "power": torch.pow, "where": torch.where, "absolute": torch.abs}
+_MATH = {"sqrt": torch.sqrt, "exp2": torch.exp2, "where": torch.where, "absolute": torch.abs}
 
 
 def sum_gradients(grad: Tensor, lookups: Lookups, settings: UpdateSettings) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Gradient sum per row and row update as Triton kernels: sorted look-ups in, updated records out, twice over the borders.
 
-The look-ups are sorted by row (stable, so equal rows keep the order of the batch) and cut into chunks of 64. A program walks
+The look-ups are sorted by row (stable, so equal rows keep the order of the batch) and cut into chunks of 32. A program walks
 one chunk: a row that lies within it is summed and updated at once; the parts of a row that crosses a border are kept, and a
 second kernel adds them, chunk after chunk, and updates. A row that fills hundreds of chunks is therefore summed by hundreds
 of programs. Where borders fall depends on the keys of the batch alone: the result is the same bits whatever slot a row is in.
@@ -26,13 +26,13 @@ from hotbed.ops.update.settings import UpdateSettings
 from hotbed.optim.rules import Rule
 
 _FP32 = tl.constexpr(FP32)
-_CHUNK = 64
+_CHUNK = 32
 _HEADS = 16  # borders added at once by the second kernel
 
 
 @triton.jit
-def _power(base, exponent):
-    return tl.exp2(exponent * tl.log2(base))
+def _exp2(x):
+    return tl.exp2(x)
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def _absolute(x):
     return tl.abs(x)
 
 
-_MATH = {"sqrt": _sqrt, "power": _power, "where": _where, "absolute": _absolute, "tl": tl}
+_MATH = {"sqrt": _sqrt, "exp2": _exp2, "where": _where, "absolute": _absolute, "tl": tl}
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def _apply(
     DIM: tl.constexpr, PRECISION: tl.constexpr, STATE: tl.constexpr, STATES: tl.constexpr, ROW_STATE: tl.constexpr,
     CLIP: tl.constexpr, BY_COUNT: tl.constexpr, ROW: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
-    """One record: count scaling, clipping, decay, rule; constants [5] are float64, the state starts at column STATE."""
+    """One record: count scaling, clipping, decay, rule; the constants are float64, the state starts at column STATE."""
     kind = records.dtype.element_ty
     slot = slot.to(tl.int64)
     place = records + slot * width + STATE + d
@@ -78,14 +78,12 @@ def _apply(
     w = w * (1.0 - lr * weight_decay).to(kind)
     g = tl.where(inside, g, 0.0)
     mean_square = tl.sum(g.to(tl.float64) * g.to(tl.float64), axis=0) / DIM
-    h0, h1, h2, h3, h4 = (
-        tl.load(constants), tl.load(constants + 1), tl.load(constants + 2), tl.load(constants + 3), tl.load(constants + 4)
-    )  # fmt: skip
     r = mean_square * 0.0
     if ROW_STATE:
         r = tl.load(records + slot * width + STATE + DIM * STATES).to(tl.float64)
-    r, c0, c1 = ROW(r, mean_square, lr, (h0, h1, h2, h3, h4))
+    r, c0, c1 = ROW(r, mean_square, lr, constants)
     c0, c1 = (c0 + 0.0 * lr).to(kind), (c1 + 0.0 * lr).to(kind)
+    h0, h1, h2, h3, h4, _, _ = constants
     h = (h0.to(kind), h1.to(kind), h2.to(kind), h3.to(kind), h4.to(kind))
     a = w * 0.0
     b = w * 0.0
@@ -106,6 +104,51 @@ def _apply(
         tl.store(records + slot * width + STATE + DIM * STATES, r.to(kind))
 
 
+@triton.jit
+def _constants_of(h):
+    """The seven constants of a rule, loaded once for all rows of a chunk."""
+    return tl.load(h), tl.load(h + 1), tl.load(h + 2), tl.load(h + 3), tl.load(h + 4), tl.load(h + 5), tl.load(h + 6)
+
+
+@triton.jit
+def _gradient(position, grad, out_rows, scale, d, inside, DIM: tl.constexpr, BAGS: tl.constexpr, SCALED: tl.constexpr):
+    """The gradient [D] of one look-up."""
+    row = position
+    if BAGS:
+        row = tl.load(out_rows + position)
+    value = tl.load(grad + row * DIM + d, mask=inside, other=0.0)
+    if SCALED:
+        value *= tl.load(scale + position)
+    return value
+
+
+@triton.jit
+def _add(
+    i, stop, value, slot, following, key, total, count, continues, chunk, records, partial, partial_count, d, inside,
+    lr, l2, weight_decay, clip_norm, constants, salt, width,
+    DIM: tl.constexpr, PRECISION: tl.constexpr, STATE: tl.constexpr, STATES: tl.constexpr, ROW_STATE: tl.constexpr,
+    CLIP: tl.constexpr, BY_COUNT: tl.constexpr, ROW: tl.constexpr, ELEMENT: tl.constexpr,
+):  # fmt: skip
+    """Add look-up i to the sum of its row; at the row's last one in the chunk, update the row or keep the sum."""
+    if i < stop:
+        total += value
+        count += 1
+        ends = following != key
+        if ends | (i + 1 == stop):
+            if continues | (ends == 0):
+                side = chunk * 2 + tl.where(continues, 0, 1)
+                tl.store(partial + side * DIM + d, total, mask=inside)
+                tl.store(partial_count + side, count)
+            elif key >= 0:
+                _apply(records, slot, key, total, count, d, inside, lr, l2, weight_decay, clip_norm, constants, salt, width,
+                       DIM, PRECISION, STATE, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
+            total = tl.zeros_like(total)
+            count = count * 0
+            continues = i < 0
+        key = following
+    return key, total, count, continues
+
+
 @triton.jit(do_not_specialize=["salt"])
 def _chunks(
     records, keys, order, slots, grad, out_rows, scale, bad, partial, partial_count,
@@ -115,45 +158,59 @@ def _chunks(
     STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
     ROW: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
-    """Sum and update the rows within one chunk; keep the sums that cross its borders in partial [chunks, 2, D]."""
+    """Sum and update the rows within one chunk; keep the sums that cross its borders in partial [chunks, 2, D].
+
+    Four gradients are asked for at once, and the places of the next four: waiting for each in turn takes twice as long.
+    """
     chunk = tl.program_id(0).to(tl.int64)
     first = chunk * CHUNK
     stop = tl.minimum(first + CHUNK, num_lookups)
+    last = num_lookups - 1
     d = tl.arange(0, BLOCK_D)
     inside = d < DIM
     key = tl.load(keys + first)
     continues = key == tl.load(keys + first - 1, mask=first > 0, other=-2)
+    if CHECKED:  # a batch with a bad id must not teach anything
+        stop = tl.where(tl.load(bad) == 4611686018427387904, stop, first)
+    h = _constants_of(constants)
     total = tl.zeros([BLOCK_D], dtype=grad.dtype.element_ty)
     count = first * 0
     i = first
-    if CHECKED:  # a batch with a bad id must not teach anything
-        stop = tl.where(tl.load(bad) == 4611686018427387904, stop, first)
+    p0 = tl.load(order + i)
+    p1 = tl.load(order + tl.minimum(i + 1, last))
+    p2 = tl.load(order + tl.minimum(i + 2, last))
+    p3 = tl.load(order + tl.minimum(i + 3, last))
     while i < stop:
-        position = tl.load(order + i)
-        row = position
-        if BAGS:
-            row = tl.load(out_rows + position)
-        value = tl.load(grad + row * DIM + d, mask=inside, other=0.0)
-        if SCALED:
-            value *= tl.load(scale + position)
-        total += value
-        count += 1
-        following = tl.load(keys + i + 1, mask=i + 1 < num_lookups, other=-2)
-        ends = following != key
-        if ends | (i + 1 == stop):
-            if continues | (ends == 0):
-                side = chunk * 2 + tl.where(continues, 0, 1)
-                tl.store(partial + side * DIM + d, total, mask=inside)
-                tl.store(partial_count + side, count)
-            elif key >= 0:
-                slot = tl.load(slots + position)
-                _apply(records, slot, key, total, count, d, inside, lr, l2, weight_decay, clip_norm, constants, salt, width,
-                       DIM, PRECISION, STATE, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
-            total = tl.zeros([BLOCK_D], dtype=grad.dtype.element_ty)
-            count = first * 0
-            continues = first < 0
-        key = following
-        i += 1
+        v0 = _gradient(p0, grad, out_rows, scale, d, inside, DIM, BAGS, SCALED)
+        v1 = _gradient(p1, grad, out_rows, scale, d, inside, DIM, BAGS, SCALED)
+        v2 = _gradient(p2, grad, out_rows, scale, d, inside, DIM, BAGS, SCALED)
+        v3 = _gradient(p3, grad, out_rows, scale, d, inside, DIM, BAGS, SCALED)
+        s0, s1, s2, s3 = tl.load(slots + p0), tl.load(slots + p1), tl.load(slots + p2), tl.load(slots + p3)
+        k1 = tl.load(keys + i + 1, mask=i + 1 < num_lookups, other=-2)
+        k2 = tl.load(keys + i + 2, mask=i + 2 < num_lookups, other=-2)
+        k3 = tl.load(keys + i + 3, mask=i + 3 < num_lookups, other=-2)
+        k4 = tl.load(keys + i + 4, mask=i + 4 < num_lookups, other=-2)
+        p0 = tl.load(order + tl.minimum(i + 4, last))
+        p1 = tl.load(order + tl.minimum(i + 5, last))
+        p2 = tl.load(order + tl.minimum(i + 6, last))
+        p3 = tl.load(order + tl.minimum(i + 7, last))
+        key, total, count, continues = _add(
+            i, stop, v0, s0, k1, key, total, count, continues, chunk, records, partial, partial_count, d, inside,
+            lr, l2, weight_decay, clip_norm, h, salt, width,
+            DIM, PRECISION, STATE, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
+        key, total, count, continues = _add(
+            i + 1, stop, v1, s1, k2, key, total, count, continues, chunk, records, partial, partial_count, d, inside,
+            lr, l2, weight_decay, clip_norm, h, salt, width,
+            DIM, PRECISION, STATE, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
+        key, total, count, continues = _add(
+            i + 2, stop, v2, s2, k3, key, total, count, continues, chunk, records, partial, partial_count, d, inside,
+            lr, l2, weight_decay, clip_norm, h, salt, width,
+            DIM, PRECISION, STATE, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
+        key, total, count, continues = _add(
+            i + 3, stop, v3, s3, k4, key, total, count, continues, chunk, records, partial, partial_count, d, inside,
+            lr, l2, weight_decay, clip_norm, h, salt, width,
+            DIM, PRECISION, STATE, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
+        i += 4
 
 
 @triton.jit(do_not_specialize=["salt"])
@@ -193,7 +250,8 @@ def _borders(
             c += HEADS
             more = (tl.sum(same.to(tl.int32), axis=0) == HEADS) & (c < num_chunks)
         slot = tl.load(slots + tl.load(order + stop))
-        _apply(records, slot, key, total, count, d, inside, lr, l2, weight_decay, clip_norm, constants, salt, width,
+        h = _constants_of(constants)
+        _apply(records, slot, key, total, count, d, inside, lr, l2, weight_decay, clip_norm, h, salt, width,
                DIM, PRECISION, STATE, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
 
 
@@ -206,7 +264,7 @@ def _bound(rule: Rule) -> tuple[Any, Any]:
 
 @cache
 def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
-    padded = [*values, *[0.0] * (5 - len(values))]
+    padded = [*values, *[0.0] * (7 - len(values))]
     return torch.tensor(padded, dtype=torch.float64, device=device)
 
 

@@ -15,7 +15,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
 from hotbed.run_file import compose
 from hotbed.train.checkpoint import load_checkpoint
-from hotbed.train.files import _checksum
+from hotbed.checkpoint.files import checksum as _checksum
 from hotbed.train.run import run
 from tests.train.small import SMALL, lines, model_bytes, write_dataset
 from tests.train.test_run import Spy

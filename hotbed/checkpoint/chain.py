@@ -1,0 +1,148 @@
+"""A folder of checkpoints: which there are, what each one needs, and which may go.
+
+    checkpoints/000000001000     named by its step; a second one of the same step is 000000001000.1
+    checkpoints/000000002000
+    checkpoints/000000003000.new     a writer is at work, or was killed; no reader looks at it
+
+An incremental checkpoint names its parent; the chain down to a full one is what loading reads. Retention keeps the newest
+ones and everything they need.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from hotbed.checkpoint.files import flush_to_disk, writing
+from hotbed.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from hotbed.errors import RunError
+
+NEW, DOOMED = ".new", ".gone"
+_NAME = re.compile(r"(\d{12,})(?:\.(\d+))?")
+
+
+class Entry(NamedTuple):
+    """One checkpoint on disk."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+def folders_in(root: Path) -> list[Path]:
+    """The whole checkpoints of a folder, oldest first, unread."""
+    try:
+        found = [(match, path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"{root} cannot be read: {error.strerror or error}.") from error
+    return [path for _, path in sorted(found, key=lambda one: (int(one[0][1]), int(one[0][2] or 0)))]
+
+
+def new_name(root: Path, step: int) -> str:
+    """The name of the next checkpoint of a step."""
+    serial = sum(1 for path in folders_in(root) if path.name.partition(".")[0] == f"{step:012}")
+    while serial and (root / f"{step:012}.{serial}").exists():
+        serial += 1
+    return f"{step:012}.{serial}" if serial else f"{step:012}"
+
+
+def find(place: Path) -> Entry:
+    """A checkpoint by its own folder, or the newest one of a folder of checkpoints or of a run."""
+    if (place / MANIFEST).is_file() and _NAME.fullmatch(place.resolve().name):
+        return Entry(place, read_manifest(place))
+    for root in (place / "checkpoints", place):
+        folders = folders_in(root)
+        if folders:
+            return Entry(folders[-1], read_manifest(folders[-1]))
+    if not place.exists():
+        raise RunError(f"there is no {place}; give a run, a folder of checkpoints or one checkpoint.")
+    raise RunError(f"{place} holds no checkpoint.")
+
+
+def chain_of(entry: Entry) -> list[Entry]:
+    """What loading this checkpoint reads: a full one and everything that was added to it, oldest first."""
+    chain = [entry]
+    while chain[-1].manifest.kind == "incremental":
+        child = chain[-1]
+        parent = child.folder.parent / (child.manifest.parent or "")
+        if not parent.is_dir() or parent in [one.folder for one in chain]:
+            raise RunError(
+                f"{child.folder} only holds what changed since {child.manifest.parent}, which is not there. Bring "
+                f"{parent} back, or resume from an older checkpoint by moving the later ones away."
+            )
+        older = Entry(parent, read_manifest(parent))
+        if older.manifest.crc32 != child.manifest.parent_crc32:
+            raise RunError(f"{parent} is not the checkpoint that {child.folder} adds to; it comes from elsewhere.")
+        chain.append(older)
+    return chain[::-1]
+
+
+def unneeded(root: Path, keep: int) -> list[Path]:
+    """The folders that may go: neither among the newest `keep`, nor needed by one of those."""
+    folders = folders_in(root)
+    place = {path.name: number for number, path in enumerate(folders)}
+    needed: set[int] = set()
+    for newest in range(max(0, len(folders) - max(keep, 1)), len(folders)):
+        number: int | None = newest
+        while number is not None and number not in needed:
+            needed.add(number)
+            number = _parent(folders, place, number)
+    return [path for number, path in enumerate(folders) if number not in needed]
+
+
+def remove(folders: list[Path]) -> None:
+    """Each disappears in one step, children before parents."""
+    for folder in reversed(folders):
+        doomed = folder.with_name(folder.name + DOOMED)
+        with writing(folder):
+            os.replace(folder, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def clean(root: Path) -> None:
+    """Remove what killed writers left; only with the lock held."""
+    for path in root.iterdir():
+        stem, ending = path.stem, path.suffix
+        if ending in (NEW, DOOMED) and _NAME.fullmatch(stem):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """One writer at a time in a folder of checkpoints, which is made if it is not there."""
+    with writing(root):
+        made = not root.exists()
+        root.mkdir(parents=True, exist_ok=True)
+        if made:
+            flush_to_disk(root.parent)
+        handle = os.open(root, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another process is writing a checkpoint in {root}. Wait for it.") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
+
+
+def _parent(folders: list[Path], place: dict[str, int], number: int) -> int | None:
+    """Where the parent stands; of one whose manifest cannot be read, the one before it, in case."""
+    try:
+        manifest = read_manifest(folders[number])
+    except RunError:
+        return number - 1 if number else None
+    return place.get(manifest.parent or "") if manifest.kind == "incremental" else None

@@ -1,0 +1,103 @@
+"""Small tensors and files on disk: safetensors (no pickle), checksums, and bytes that are truly on the disk.
+
+Tensors are written in pieces: a table of many gigabytes, strided inside its records, needs one piece of extra memory and no
+second copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hotbed.errors import RunError
+
+_PIECE = 32 << 20  # bytes
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into a RunError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}. Free some space or choose another folder with --out."
+        ) from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A safetensors file; wide types come first, so that every tensor is aligned."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, object] = {}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with writing(path), path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in names:
+            for piece in _pieces(tensors[name].detach()):
+                # a clone, because one element of a strided row counts as contiguous and yet cannot be viewed as bytes
+                whole = piece.cpu().clone(memory_format=torch.contiguous_format)
+                file.write(whole.view(torch.uint8).numpy().data)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, on the CPU."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({error}). It is damaged or no safetensors file.") from error
+
+
+def checksum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            value = zlib.crc32(piece, value)
+    return value
+
+
+def flush_to_disk(path: Path) -> None:
+    """Bring a file or a folder to the disk; some file systems have no folders to flush."""
+    if os.name == "nt" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensor in row order, flat, in pieces of at most _PIECE bytes (or one row)."""
+    if not tensor.numel():
+        return
+    rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
+    step = max(1, _PIECE // (rows[0].numel() * rows.element_size()))
+    for start in range(0, rows.shape[0], step):
+        yield rows[start : start + step].reshape(-1)

@@ -1,0 +1,79 @@
+"""One Parquet file of rows in, RowParts out.
+
+The whole file is read and held against its checksum before the first row leaves it. Columns are views into what was read:
+the numbers of a page are its end (row_file.py), so nothing is decoded.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotbed.checkpoint.row_file import COLUMNS_KEY, TABLES_KEY, Column, FileMark
+from hotbed.checkpoint.types import RowPart
+from hotbed.errors import RunError
+
+_TYPES = {str(one): one for one in (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)}
+_PIECE = 8 << 20
+
+
+def read_whole(path: Path, mark: FileMark, room: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """The bytes of a file that is as its mark says, in `room` if it is large enough; else a RunError that names it."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = path.stat().st_size
+            if size != mark.bytes:
+                raise RunError(f"{path} is damaged: it has {size} bytes, its manifest says {mark.bytes}.")
+            content = room[:size] if room is not None and len(room) >= size else np.empty(size, dtype=np.uint8)
+            view, done, crc = content.data, 0, 0
+            while done < size:  # checked piece by piece, while the piece is still in the processor's cache
+                count = file.readinto(view[done : done + _PIECE])
+                if not count:
+                    raise RunError(f"{path} is damaged: it ends after {done} of {size} bytes.")
+                crc = zlib.crc32(view[done : done + count], crc)
+                done += count
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if crc != mark.crc32:
+        raise RunError(f"{path} is damaged: its content does not fit its checksum.")
+    return content
+
+
+def parts_of(path: Path, content: NDArray[np.uint8]) -> Iterator[RowPart]:
+    """The rows of a file whose bytes are at hand; the tensors are views into them."""
+    try:
+        footer: Any = pq.read_metadata(pa.BufferReader(pa.py_buffer(content)))
+        tables = json.loads(footer.metadata[TABLES_KEY])
+        columns = [
+            Column(name, width, _TYPES[dtype]) for name, width, dtype in json.loads(footer.metadata[COLUMNS_KEY])
+        ]
+        for number, table in enumerate(tables):
+            group = footer.row_group(number)
+            tensors = {
+                column.name: _column(content, group.column(place), column, group.num_rows)
+                for place, column in enumerate(columns, 1)
+            }
+            ids = tensors.pop("id")
+            yield RowPart(table, ids, {"weight": tensors.pop("vector"), **tensors})
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, IndexError) as error:
+        raise RunError(f"{path} holds no rows of hotbed ({type(error).__name__}: {error}).") from error
+
+
+def _column(content: NDArray[np.uint8], chunk: Any, column: Column, count: int) -> Tensor:
+    """The last bytes of a page are its numbers."""
+    stop = chunk.data_page_offset + chunk.total_compressed_size
+    size = count * max(column.width, 1) * column.dtype.itemsize
+    flat = torch.from_numpy(content[stop - size : stop]).view(column.dtype)
+    if column.width:
+        return flat.view(count, column.width)
+    return flat if column.dtype == torch.int64 else flat.view(count, 1)

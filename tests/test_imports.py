@@ -17,7 +17,7 @@ FLOORS = [
     {"memory"},
     {"config", "data", "optim"},
     {"run_file", "ops", "models"},
-    {"cache", "staging"},
+    {"cache", "staging", "ids"},
     {"group", "store", "plan", "budget"},
     {"cached_group", "checkpoint"},
     {"inputs"},

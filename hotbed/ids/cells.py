@@ -1,0 +1,136 @@
+"""One bucket of the index: 12 cells in one cache line, searched eight at a time.
+
+A bucket is 64 bytes, seen as words uint64 [8] and as numbers uint32 [16]:
+
+    words 0, 1 (low half)   12 tags of one byte: 0 is empty, else eight bits of the hash
+    word 1 (high half)      how many ids stand in a later bucket because this one was full when they came
+    numbers 4..15           the row number of each cell
+
+An id is looked for in its home bucket and, as long as the count of passers-by is not zero, in the next. Removing an id takes
+it out of these counts, so a bucket that was once full is as good as new when it has emptied: no marks of the dead, no
+rebuilding. Who a row belongs to is not here but in owners uint32 [R, 3]: id (low, high half) and table + 1, 0 for nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+CELLS = 12
+SHARD_BITS = 6
+NUM_SHARDS = 1 << SHARD_BITS
+SHARED = 1 << 31  # in the table's word of an owner: the row of all ids of the table that have none of their own
+
+ONE = np.uint64(1)
+PASSED = np.uint64(1 << 32)
+_LOW_BITS = np.uint64(0x0101010101010101)
+_HIGH_BITS = np.uint64(0x8080808080808080)
+_HIGH_BITS_4 = np.uint64(0x80808080)
+_HALF = np.uint64(0xFFFFFFFF)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _count_trailing_zeros(typing_context: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = arguments[0]
+        return builder.cttz(value, context.get_constant(types.boolean, False))
+
+    return types.uint64(types.uint64), generate
+
+
+trailing_zeros: Any = intrinsic(_count_trailing_zeros)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def mix(x: Any) -> Any:
+    """A bijection of 64-bit words that spreads every input bit over all output bits (splitmix64's finaliser)."""
+    x = (x ^ (x >> np.uint64(30))) * _FIRST
+    x = (x ^ (x >> np.uint64(27))) * _SECOND
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def hash_of(table: Any, id_: Any) -> Any:
+    """64 bits of (table, id): a bijection of the ids of one table."""
+    return mix(np.uint64(id_) ^ ((np.uint64(table) + ONE) * _STEP))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def shard_of(hash_: Any) -> Any:
+    return hash_ >> np.uint64(64 - SHARD_BITS)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def bucket_of(hash_: Any, num_buckets: Any) -> Any:
+    """The home bucket inside a shard: in hash order, so that a shard twice as large is filled from front to back."""
+    return (((hash_ >> np.uint64(24)) & _HALF) * np.uint64(num_buckets)) >> np.uint64(32)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def tag_of(hash_: Any) -> Any:
+    return max(hash_ & np.uint64(0xFF), ONE)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def matches(words: Any, bucket: Any, tag: Any) -> Any:
+    """(bits of cells 0..7, bits of cells 8..11) that may hold the tag: bit 8 c + 7. The lowest bit is always right."""
+    pattern = tag * _LOW_BITS
+    x, y = words[bucket, 0] ^ pattern, words[bucket, 1] ^ pattern
+    return (x - _LOW_BITS) & ~x & _HIGH_BITS, (y - _LOW_BITS) & ~y & _HIGH_BITS_4
+
+
+@njit(nogil=True, cache=True, inline="always")
+def lowest(near: Any, far: Any) -> Any:
+    """The cell of the lowest bit that `matches` gave; there is one."""
+    if near:
+        return trailing_zeros(near) >> np.uint64(3)
+    return np.uint64(8) + (trailing_zeros(far) >> np.uint64(3))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def without_lowest(near: Any, far: Any) -> Any:
+    if near:
+        return near & (near - ONE), far
+    return near, far & (far - ONE)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def has_passed(words: Any, bucket: Any) -> Any:
+    """Whether an id went on from this bucket to the next."""
+    return (words[bucket, 1] >> np.uint64(32)) != np.uint64(0)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def owns(owners: Any, row: Any, table: Any, id_: Any) -> Any:
+    """Whether the row belongs to (table, id): the whole id is compared."""
+    bits = np.uint64(id_)
+    same = owners[row, 0] == np.uint32(bits & _HALF) and owners[row, 1] == np.uint32(bits >> np.uint64(32))
+    return same and owners[row, 2] == np.uint32(table) + np.uint32(1)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def id_of_owner(owners: Any, row: Any) -> Any:
+    return np.int64(np.uint64(owners[row, 0]) | (np.uint64(owners[row, 1]) << np.uint64(32)))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def put(words: Any, numbers: Any, first: Any, num_buckets: Any, hash_: Any, row: Any) -> None:
+    """Place a row that is not there; `first` is the shard's first bucket. There must be an empty cell in the shard."""
+    end = np.uint64(first) + np.uint64(num_buckets)
+    bucket = np.uint64(first) + bucket_of(hash_, num_buckets)
+    while True:
+        near, far = matches(words, bucket, np.uint64(0))
+        if near or far:
+            break
+        words[bucket, 1] += PASSED
+        bucket += ONE
+        if bucket == end:
+            bucket = np.uint64(first)
+    cell = lowest(near, far)
+    words[bucket, cell >> np.uint64(3)] |= tag_of(hash_) << ((cell & np.uint64(7)) << np.uint64(3))
+    numbers[bucket, np.uint64(4) + cell] = np.uint32(row)

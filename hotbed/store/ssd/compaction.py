@@ -1,0 +1,164 @@
+"""Compaction: live records of mostly stale segments are copied together, and the segments go.
+
+A segment is rewritten when more than half of its records are stale, or when freezing has left many short ones. The copy is
+appended to a segment of its own, piece by piece; the index follows a record only if it still says what it said when the record
+was copied. Readers, writers and freezing go on meanwhile: locks are held for one piece at most.
+
+Half means that a byte of rows costs at most two on disk, and at most one more byte written by copying for each byte written.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import numpy as np
+
+from hotbed.errors import StoreError
+from hotbed.store.ssd.append import Appender, NoRoomError
+from hotbed.store.ssd.kernels import relocate
+from hotbed.store.ssd.places import Places
+from hotbed.store.ssd.scan import SegmentFile, scan
+from hotbed.store.ssd.segments import Segment, Segments
+
+_SPARE_SEGMENTS = 16
+
+
+class Stale(NamedTuple):
+    """A segment worth rewriting."""
+
+    segment: Segment
+    num_live: int
+
+
+class Compaction:
+    """Copies segments, one at a time. `turn` is held by who compacts, be it the thread behind or a writer without room."""
+
+    def __init__(self, segments: Segments, places: Places) -> None:
+        self.turn = threading.Lock()
+        self.appender = Appender(segments)
+        self.num_done = 0
+        self._segments, self._places = segments, places
+        self._stopped = False
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start_behind(self) -> None:
+        """Compact in the background, if there is anything to do and nobody at it."""
+        if self.candidate() is None:
+            return
+        with self._starting:
+            if not self._stopped and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._behind, name="hotbed-compaction", daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Until the background has nothing to do."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def stop(self) -> None:
+        """Leave off at the next piece, for good."""
+        with self._starting:
+            self._stopped = True
+        self.wait()
+
+    def raise_error(self) -> None:
+        """Once, what went wrong in the background."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise StoreError(f"compaction in the background failed: {error}") from error
+
+    def make_room(self, num_bytes: int, limit: int, writer: Appender) -> bool:
+        """Compact, now, until so many bytes fit under the limit; whether they do. The caller holds the writer's lock."""
+        segments = self._segments
+        if int(segments.num_live.sum()) * segments.stride + num_bytes > limit:
+            return False
+        with self.turn:
+            sealed = False
+            while True:
+                segments.wait_for_readers()
+                if segments.used_bytes + num_bytes <= limit:
+                    return True
+                segment = self.most_stale()
+                if segment is None and not sealed:
+                    with self.appender.lock, segments.lock:
+                        writer.seal()
+                        self.appender.seal()
+                    sealed = True
+                elif segment is None or not self.rewrite(segment):
+                    return False
+
+    def _behind(self) -> None:
+        try:
+            while not self._stopped:
+                with self.turn:
+                    segment = self.candidate()
+                    if segment is None or not self.rewrite(segment):
+                        return
+        except BaseException as error:  # for the next call
+            self._error = error
+
+    def candidate(self) -> Segment | None:
+        """A segment that is more than half stale, or a short one where there are too many files."""
+        capacity = self._segments.capacity
+        with self._segments.lock:
+            stale = self._sealed()
+            total = int(self._segments.num_live.sum())
+            for segment, num_live in stale:
+                if 2 * num_live < segment.num_records or segment.num_records == 0:
+                    return segment
+            if stale and len(stale) > _SPARE_SEGMENTS + 2 * -(-total // capacity):
+                segment, num_live = min(stale, key=lambda one: one.num_live)
+                return segment if 2 * num_live <= capacity else None
+        return None
+
+    def most_stale(self) -> Segment | None:
+        """The segment whose rewriting frees most, if any does."""
+        with self._segments.lock:
+            found = max(self._sealed(), key=lambda one: one.segment.num_records - one.num_live, default=None)
+            return None if found is None or found.segment.num_records == found.num_live else found.segment
+
+    def rewrite(self, segment: Segment) -> bool:
+        """Copy what is live and retire the segment; False if there is no room for the copy or the store is being closed."""
+        segments = self._segments
+        with segments.lock:
+            live = segment.live.copy()
+        file = SegmentFile(segment.path, segment.handle, segment.header)
+        old = segment.slot << 32
+        try:
+            for found in scan(file, segment.num_records, live):
+                if self._stopped:
+                    return False
+                with self.appender.lock:
+                    pieces = self.appender.append(found.keys, found.records, segments.max_bytes)
+                    with segments.lock:
+                        for piece in pieces:
+                            part = slice(piece.start, piece.stop)
+                            relocate(
+                                self._places.words,
+                                found.keys[part],
+                                old,
+                                found.numbers[part],
+                                piece.place,
+                                segments.live_of_slot,
+                                segments.num_live,
+                            )
+        except NoRoomError:
+            return False
+        except BaseException:
+            segment.damaged = True
+            raise
+        left = int(segments.num_live[segment.slot])
+        assert left == 0, f"{segment.path}: {left} live records of {int(np.count_nonzero(live))} words were not copied"
+        segments.retire(segment)
+        self.num_done += 1
+        return True
+
+    def _sealed(self) -> list[Stale]:
+        return [
+            Stale(segment, int(self._segments.num_live[segment.slot]))
+            for segment in self._segments
+            if segment.sealed and not (segment.num_holds or segment.damaged or self._segments.is_dead(segment))
+        ]

@@ -1,0 +1,119 @@
+"""Rows as of one moment, for a checkpoint: sealed segments and which of their records are live.
+
+Freezing copies bitmaps and seals the segment being written; it takes no time. Bringing the segments to the disk and linking
+them into a checkpoint's folder (`link_into`) can happen in another thread while the store goes on. Linked segments are
+immutable: the store and all checkpoints share their bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed.errors import StoreError
+from hotbed.store.ssd.format import INDEX_NAME, Index, IndexedSegment, open_segment, pack_index, read_index
+from hotbed.store.ssd.scan import SegmentFile, scan
+from hotbed.store.ssd.segments import Segment, Segments, cannot_write
+
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
+
+
+class Frozen:
+    """All rows of a store as of one moment. The files stay until `release`."""
+
+    def __init__(self, segments: Segments, held: list[tuple[Segment, IndexedSegment]], num_rows: int) -> None:
+        self._segments, self._held, self._released = segments, held, False
+        self._index = Index(segments.width, num_rows, [indexed for _, indexed in held])
+
+    def __enter__(self) -> Frozen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    @property
+    def paths(self) -> list[Path]:
+        """The sealed segment files."""
+        return [segment.path for segment, _ in self._held]
+
+    @property
+    def segments(self) -> list[IndexedSegment]:
+        """Name, number of records and live bitmap of each."""
+        return self._index.segments
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a manifest may say of it."""
+        return {
+            "width": self._index.width,
+            "num_rows": self._index.num_rows,
+            "num_written": sum(segment.num_live for segment in self.segments),
+            "num_bytes": sum(segment.num_bytes for segment, _ in self._held),
+        }
+
+    def link_into(self, folder: Path) -> None:
+        """Put the segments (hard links; copies where the file system has none) and an index file into a folder, on the disk."""
+        if self._released:
+            raise StoreError("these rows were released; freeze the store again.")
+        with cannot_write(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for segment, _ in self._held:
+                sync(segment)
+                link_or_copy(segment.path, folder / segment.path.name)
+            with (folder / INDEX_NAME).open("wb") as file:
+                file.write(pack_index(self._index))
+                file.flush()
+                os.fsync(file.fileno())
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def release(self) -> None:
+        """The store may delete these files again."""
+        with self._segments.lock:
+            if not self._released:
+                self._released = True
+                for segment, _ in self._held:
+                    segment.num_holds -= 1
+                self._segments.reap()
+
+
+def frozen_items(folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
+    """(keys, records) of every row in a folder that `link_into` has filled, in no order, every one verified."""
+    index = read_index(folder)
+    for segment in index.segments:
+        path = folder / segment.name
+        handle, header = open_segment(path, index.width, segment.num_records)
+        try:
+            for live in scan(SegmentFile(path, handle, header), segment.num_records, segment.live):
+                yield torch.from_numpy(live.keys.copy()), torch.from_numpy(live.records.copy())
+        finally:
+            os.close(handle)
+
+
+def sync(segment: Segment) -> None:
+    """Bring a sealed segment to the disk."""
+    if not segment.synced:
+        os.fsync(segment.handle)
+        segment.synced = segment.sealed
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Two names for one file, or a second file where the file system refuses that."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        shutil.copyfile(source, target)
+        with target.open("rb") as file:
+            os.fsync(file.fileno())

@@ -1,0 +1,74 @@
+"""Which place the record of a key has: an index over the whole key space that takes memory only where keys are used.
+
+8 bytes for each key, in pages that come when they are written, and a byte for each 4,096 keys that says whether any of them
+was ever written, so that listing what is there does not walk through what is not.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.errors import BudgetError
+from hotbed.memory import in_words
+from hotbed.store.ssd.kernels import BLOCK, EXPECTED
+
+MAX_ROWS = 1 << 36
+_NO_RESERVE = 0x4000  # Linux: address space beyond the memory there is; Python 3.12 has no name for it
+
+
+class Places:
+    """`words` [R] as kernels.py describes them. Who uses them holds the lock of the segments."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.words = _untouched(num_rows)
+        self.touched = np.zeros((num_rows >> BLOCK) + 1, dtype=np.uint8)
+
+    @property
+    def num_bytes(self) -> int:
+        """Address space; pages become memory when they are written."""
+        return self.words.nbytes + self.touched.nbytes
+
+    def written(self, chunk: int) -> Iterator[NDArray[np.int64]]:
+        """The keys that have a record, ascending, at most `chunk` at a time."""
+        kept: list[NDArray[np.int64]] = []
+        num_kept = 0
+        for block in np.flatnonzero(self.touched):
+            start = int(block) << BLOCK
+            words = self.words[start : start + (1 << BLOCK)]
+            kept.append(np.flatnonzero(words & (EXPECTED - 1)) + start)
+            num_kept += kept[-1].size
+            if num_kept >= chunk:
+                keys = np.concatenate(kept)
+                whole = keys.size - keys.size % chunk
+                yield from (keys[at : at + chunk] for at in range(0, whole, chunk))
+                kept, num_kept = [keys[whole:]], keys.size - whole
+        if num_kept:
+            yield np.concatenate(kept)
+
+    def clear(self) -> None:
+        """No key has a record."""
+        for block in np.flatnonzero(self.touched):
+            start = int(block) << BLOCK
+            self.words[start : start + (1 << BLOCK)] = 0
+        self.touched[:] = 0
+
+
+def _untouched(num_rows: int) -> NDArray[np.int64]:
+    size = max(num_rows * 8, mmap.PAGESIZE)
+    try:
+        if sys.platform == "linux":
+            pages: Any = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        else:
+            pages = mmap.mmap(-1, size)
+    except (OSError, ValueError, OverflowError) as error:
+        raise BudgetError(
+            f"the index of {num_rows:,} rows needs {in_words(size)} of address space, which this machine refuses "
+            f"({error}). Use fewer rows (hashing=True)."
+        ) from error
+    return np.frombuffer(pages, dtype=np.int64, count=num_rows)

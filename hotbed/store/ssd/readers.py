@@ -1,0 +1,242 @@
+"""Many reads in flight: a list of runs of records -> rows in place, every one verified, by threads that need no GIL.
+
+Threads of one process sleep in a futex inside compiled code. A caller opens a job, takes chunks of it itself, and wakes two
+workers, each of which wakes two more: a job that comes from the page cache is done before many are awake, one that waits for
+the disk has them all in `pread` at once. Unlike the threads that copy memory (ops/move/crew.py) they never watch for work:
+there are more of them than cores. Where the system has no futex the caller reads alone.
+
+A job is a block of 64-bit words; see ops/move/crew.py for how a chunk is taken.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+from hotbed.ops.move import crew
+from hotbed.ops.move.crew import add, copy, give_way, pause, read, store, swap, syscall
+from hotbed.store.ssd.format import HEADER_BYTES, MAX_RECORD_BYTES
+from hotbed.store.ssd.kernels import checksum, peek
+
+NUM_THREADS = 32
+LONGEST_RUN = 1 << 16  # bytes read at once
+GAP = 2048  # bytes between two records that are cheaper to read along than to skip
+SHORT, DAMAGED = -1, -2  # what can be wrong beside an errno
+
+_STOP = 1
+_NEXT, _DONE, _CALL, _ASLEEP = 0, 8, 16, 24  # words on cache lines of their own where many threads write
+_OP, _RUNS, _OFFSETS, _ROWS, _KEYS, _OUT, _STRIDE, _NUM_BYTES, _NUM_RUNS, _NUM_CHUNKS = range(32, 42)
+_FAILED, _FAULT, _WHERE = 48, 49, 50  # who fails first says why and at which record
+_WORDS = 64
+_CLOSED = 0x7FFFFFFF
+_CHUNK = 4  # runs
+_LOOKS = 200  # before a caller that waits gives way
+_EINTR = 4
+_WAIT, _WAKE = 128, 129
+
+_pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.int64, types.int64, types.int64))
+_errno: Any = types.ExternalFunction("__errno_location", types.int64())
+
+
+class Fault(NamedTuple):
+    """What went wrong first: an errno, SHORT or DAMAGED, and the position of the record."""
+
+    kind: int
+    record: int
+
+
+@njit(nogil=True, cache=True)
+def _fail(job: Any, kind: Any, record: Any) -> None:
+    if swap(job + 8 * _FAILED, 0, 1):
+        store(job + 8 * _FAULT, kind)
+        store(job + 8 * _WHERE, record)
+
+
+@njit(nogil=True, cache=True)
+def _read_fully(handle: Any, to: Any, num_bytes: Any, offset: Any) -> Any:
+    """0, or SHORT at the end of the file, or an errno."""
+    done = 0
+    while done < num_bytes:
+        got = _pread(np.int32(handle), to + done, num_bytes - done, offset + done)
+        if got > 0:
+            done += got
+        elif got == 0:
+            return SHORT
+        else:
+            error = np.int64(peek(_errno()) & np.uint64(0xFFFFFFFF))
+            if error != _EINTR:
+                return error
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def _read_run(job: Any, run: Any, scratch: Any) -> None:
+    """One read, then every wanted record of it is checked and copied to its row."""
+    at = read(job + 8 * _RUNS) + 32 * run
+    handle, seed = np.int64(peek(at)), peek(at + 8)
+    first, stop = np.int64(peek(at + 16)), np.int64(peek(at + 24))
+    offsets, rows, keys = read(job + 8 * _OFFSETS), read(job + 8 * _ROWS), read(job + 8 * _KEYS)
+    out, stride, num_bytes = read(job + 8 * _OUT), read(job + 8 * _STRIDE), read(job + 8 * _NUM_BYTES)
+    start = np.int64(peek(offsets + 8 * first))
+    fault = _read_fully(handle, scratch, np.int64(peek(offsets + 8 * (stop - 1))) + stride - start, start)
+    if fault != 0:
+        _fail(job, fault, first)
+        return
+    for i in range(first, stop):
+        offset, row = np.int64(peek(offsets + 8 * i)), np.int64(peek(rows + 8 * i))
+        record = scratch + (offset - start)
+        good = checksum(seed, (offset - HEADER_BYTES) // stride, record, stride) == peek(record + 8)
+        if not good or peek(record) != peek(keys + 8 * row):
+            _fail(job, DAMAGED, i)
+            return
+        copy(out + row * num_bytes, record + 16, num_bytes)
+
+
+@njit(nogil=True, cache=True)
+def _take(job: Any, scratch: Any) -> None:
+    """Do chunks of the open job until none is left."""
+    while True:
+        word = read(job + 8 * _NEXT)
+        chunk = word & 0xFFFFFFFF
+        if chunk >= read(job + 8 * _NUM_CHUNKS):
+            return
+        if swap(job + 8 * _NEXT, word, word + 1):
+            for run in range(chunk * _CHUNK, min((chunk + 1) * _CHUNK, read(job + 8 * _NUM_RUNS))):
+                if read(job + 8 * _FAILED) == 0:
+                    _read_run(job, run, scratch)
+            add(job + 8 * _DONE, 1)
+
+
+@njit(nogil=True, cache=True)
+def _work(job: Any, futex: Any, scratch: Any) -> None:
+    """The life of a worker."""
+    while read(job + 8 * _OP) != _STOP:
+        call = read(job + 8 * _CALL)
+        _take(job, scratch)
+        add(job + 8 * _ASLEEP, 1)
+        syscall(futex, job + 8 * _CALL, _WAIT, call & 0xFFFFFFFF, 0)
+        add(job + 8 * _ASLEEP, -1)
+        _wake(job, futex, 2)
+
+
+@njit(nogil=True, cache=True)
+def _wake(job: Any, futex: Any, count: Any) -> None:
+    """Wake sleepers while there is a chunk for them."""
+    left = read(job + 8 * _NUM_CHUNKS) - (read(job + 8 * _NEXT) & 0xFFFFFFFF)
+    if left > 0 and read(job + 8 * _ASLEEP) > 0:
+        syscall(futex, job + 8 * _CALL, _WAKE, count, 0)
+
+
+@njit(nogil=True, cache=True)
+def _open(job: Any, runs: Any, offsets: Any, rows: Any, keys: Any, out: Any, stride: Any) -> None:
+    """Write down a job while nobody can take a chunk of it, then let them."""
+    ticket = ((read(job + 8 * _NEXT) >> 32) + 1) << 32
+    store(job + 8 * _NEXT, ticket | _CLOSED)
+    store(job + 8 * _RUNS, runs.ctypes.data)
+    store(job + 8 * _OFFSETS, offsets.ctypes.data)
+    store(job + 8 * _ROWS, rows.ctypes.data)
+    store(job + 8 * _KEYS, keys.ctypes.data)
+    store(job + 8 * _OUT, out.ctypes.data)
+    store(job + 8 * _STRIDE, stride)
+    store(job + 8 * _NUM_BYTES, out.shape[1] * 4)
+    store(job + 8 * _NUM_RUNS, runs.shape[0])
+    store(job + 8 * _NUM_CHUNKS, (runs.shape[0] + _CHUNK - 1) // _CHUNK)
+    store(job + 8 * _DONE, 0)
+    store(job + 8 * _FAILED, 0)
+    store(job + 8 * _FAULT, 0)
+    store(job + 8 * _NEXT, ticket)
+
+
+@njit(nogil=True, cache=True)
+def _run(job: Any, futex: Any, scratch: Any) -> None:
+    """Help with the open job and wait for its last chunk."""
+    num_chunks = read(job + 8 * _NUM_CHUNKS)
+    add(job + 8 * _CALL, 1)
+    if num_chunks > 1:
+        _wake(job, futex, 2)
+    _take(job, scratch)
+    looks = 0
+    while read(job + 8 * _DONE) < num_chunks:
+        pause()
+        looks += 1
+        if looks > _LOOKS:
+            give_way()
+
+
+@njit(nogil=True, cache=True)
+def _stop(job: Any, futex: Any) -> None:
+    store(job + 8 * _OP, _STOP)
+    add(job + 8 * _CALL, 1)
+    syscall(futex, job + 8 * _CALL, _WAKE, 1 << 20, 0)
+
+
+class Readers:
+    """The threads of one process that read; callers take turns."""
+
+    def __init__(self, num_threads: int = NUM_THREADS) -> None:
+        self._num_workers = num_threads - 1 if crew.AVAILABLE else 0
+        self._words = np.zeros(_WORDS + 8, dtype=np.int64)
+        self._job = -(-self._words.ctypes.data // 64) * 64
+        self._first = (self._job - self._words.ctypes.data) // 8
+        self._words[self._first] = _CLOSED
+        self._scratch = [np.empty(MAX_RECORD_BYTES, dtype=np.uint8)]  # one for each thread; memory comes when used
+        self._workers: list[threading.Thread] = []
+        self._turn = threading.Lock()
+        self.process = os.getpid()
+        atexit.register(self.stop)
+
+    def read(
+        self,
+        runs: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        keys: NDArray[np.int64],
+        out: NDArray[np.float32],
+        stride: int,
+    ) -> Fault | None:
+        """Read runs [_, 4] = (file, seed, first, stop) of records: out[rows[i]] is the one at offsets[i], of key keys[rows[i]].
+
+        `out` must be of whole rows; no two records share a row.
+        """
+        with self._turn:
+            self._ready()
+            _open(self._job, runs, offsets, rows, keys, out, stride)
+            _run(self._job, crew._FUTEX, self._scratch[0].ctypes.data)
+            words = self._words[self._first :]
+            return Fault(int(words[_FAULT]), int(words[_WHERE])) if words[_FAILED] else None
+
+    def _ready(self) -> None:
+        while len(self._workers) < self._num_workers:
+            self._scratch.append(np.empty(MAX_RECORD_BYTES, dtype=np.uint8))
+            arguments = (self._job, crew._FUTEX, self._scratch[-1].ctypes.data)
+            worker = threading.Thread(target=_work, args=arguments, name="hotbed-ssd", daemon=True)
+            worker.start()
+            self._workers.append(worker)
+
+    def stop(self) -> None:
+        """Let the workers go; they are in compiled code and must not outlive the interpreter."""
+        if self._workers and self.process == os.getpid():
+            _stop(self._job, crew._FUTEX)
+            for worker in self._workers:
+                worker.join()
+        self._workers.clear()
+        atexit.unregister(self.stop)
+
+
+_the_readers: Readers | None = None
+_making = threading.Lock()
+
+
+def readers() -> Readers:
+    """Those of this process; a forked child has none of its parent's threads."""
+    global _the_readers  # noqa: PLW0603  one set per process
+    with _making:
+        if _the_readers is None or _the_readers.process != os.getpid():
+            _the_readers = Readers()
+        return _the_readers

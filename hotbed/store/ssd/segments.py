@@ -1,0 +1,230 @@
+"""The segment files of one store: who may write how many bytes, which files are open, and when one may go.
+
+A segment has a slot, a small number that its records' places name. Its slot, file and descriptor stay until nobody reads
+(`reading`), and nobody holds it (a checkpoint in progress): only then the file is deleted and its bytes are free again. Bytes
+are reserved before they are written, so the files never take more than the cap, not even for a moment.
+
+The folder is locked for one store. Whatever segments are in it when it is opened were left by a process that died; rows
+outlive a process in checkpoints only, so they are deleted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.errors import StoreError
+from hotbed.store.ssd.format import HEADER_BYTES, Bits, Header, no_bits, pack_header, record_bytes
+
+_LOCK_NAME = "lock"
+
+
+class Segment:
+    """One file. `num_records` counts what was written and indexed; the rest of `live` is room to grow."""
+
+    def __init__(self, slot: int, path: Path, handle: int, header: Header, live: Bits) -> None:
+        self.slot, self.path, self.handle, self.header, self.live = slot, path, handle, header, live
+        self.num_records = 0
+        self.num_holds = 0  # checkpoints in progress that need the file
+        self.sealed = False  # nothing is appended any more
+        self.synced = False
+        self.damaged = False  # compaction has met a record it cannot read, and leaves the segment alone
+
+    @property
+    def num_bytes(self) -> int:
+        return HEADER_BYTES + self.num_records * record_bytes(self.header.width)
+
+
+class Segments:
+    """All segments of a store. `lock` guards everything here and the index of the store."""
+
+    def __init__(self, folder: Path, width: int, capacity: int, max_bytes: int) -> None:
+        self.folder, self.width, self.capacity, self.max_bytes = folder, width, capacity, max_bytes
+        self.stride = record_bytes(width)
+        self.lock = threading.RLock()
+        self.all: list[Segment | None] = []  # by slot
+        self.live_of_slot = np.zeros(64, dtype=np.int64)  # addresses of the bitmaps
+        self.num_live = np.zeros(64, dtype=np.int64)
+        self.used_bytes = 0
+        self._freed = threading.Condition(self.lock)
+        self._numbers = count()
+        self._uuid = uuid.uuid4().bytes
+        self._tickets, self._active = count(1), set[int]()
+        self._dead: list[tuple[int, Segment]] = []  # (last ticket that may read it, segment)
+        self._process = os.getpid()
+        self._lock_handle = _lock(folder)
+        with cannot_write(folder):
+            for path in folder.glob("segment-*.rows"):
+                path.unlink()
+
+    def __iter__(self) -> Iterator[Segment]:
+        """Those that are in use."""
+        return (segment for segment in list(self.all) if segment is not None)
+
+    def reserve(self, num_bytes: int, limit: int) -> bool:
+        """Take bytes out of the cap, if no more than `limit` are used then."""
+        with self.lock:
+            if self.used_bytes + num_bytes > min(limit, self.max_bytes):
+                return False
+            self.used_bytes += num_bytes
+            return True
+
+    def unreserve(self, num_bytes: int) -> None:
+        with self.lock:
+            self.used_bytes -= num_bytes
+
+    def create(self) -> Segment:
+        """A new, empty segment with its header, whose bytes were reserved. OSError where the disk refuses."""
+        header = Header(self.width, secrets.randbits(64), next(self._numbers), self._uuid)
+        path = self.folder / header.name
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            write_fully(handle, memoryview(pack_header(header)), 0)
+        except OSError:
+            os.close(handle)
+            with suppress(OSError):
+                path.unlink()
+            raise
+        return self.register(path, handle, header, no_bits(self.capacity))
+
+    def register(self, path: Path, handle: int, header: Header, live: Bits) -> Segment:
+        """Give an open file a slot."""
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # advice: records are read here and there, reading ahead would only cost
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
+        with self.lock:
+            if None not in self.all:
+                self.all.append(None)
+            slot = self.all.index(None)
+            if slot >= self.num_live.size:
+                self.num_live = np.concatenate([self.num_live, np.zeros_like(self.num_live)])
+                self.live_of_slot = np.concatenate([self.live_of_slot, np.zeros_like(self.live_of_slot)])
+            segment = Segment(slot, path, handle, header, live)
+            self.all[slot] = segment
+            self.num_live[slot], self.live_of_slot[slot] = 0, live.ctypes.data
+        return segment
+
+    def skip_numbers(self, past: int) -> None:
+        """New segments get numbers above this one."""
+        with self.lock:
+            self._numbers = count(max(next(self._numbers), past + 1))
+
+    @contextmanager
+    def reading(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Files stay while this is open: (descriptors, seeds) by slot. Enter it with `lock` held, to read places of then."""
+        with self.lock:
+            files = np.full((2, len(self.all)), -1, dtype=np.int64)
+            for segment in self:
+                files[0, segment.slot] = segment.handle
+                files[1, segment.slot] = np.uint64(segment.header.seed).view(np.int64)
+            ticket = next(self._tickets)
+            self._active.add(ticket)
+        try:
+            yield files[0], files[1]
+        finally:
+            with self.lock:
+                self._active.remove(ticket)
+                self.reap()
+
+    def retire(self, segment: Segment) -> None:
+        """Nothing in it is live: it goes as soon as nobody needs its file."""
+        with self.lock:
+            self._dead.append((next(self._tickets), segment))
+            self.reap()
+
+    def reap(self) -> None:
+        """Delete what is dead and needed by nobody."""
+        with self.lock:
+            oldest = min(self._active, default=None)
+            waiting = []
+            for ticket, segment in self._dead:
+                if segment.num_holds or (oldest is not None and oldest < ticket):
+                    waiting.append((ticket, segment))
+                else:
+                    self._delete(segment)
+            if len(waiting) < len(self._dead):
+                self._dead = waiting
+                self._freed.notify_all()
+
+    def wait_for_readers(self) -> None:
+        """Return when every dead segment that nobody holds is deleted; readers are done in a moment."""
+        with self._freed:
+            self._freed.wait_for(lambda: all(segment.num_holds for _, segment in self._dead))
+
+    def is_dead(self, segment: Segment) -> bool:
+        return any(segment is dead for _, dead in self._dead)
+
+    def drop(self, segment: Segment) -> None:
+        """Delete a segment that nobody has seen: its creation was part of a write that failed."""
+        with self.lock:
+            self._delete(segment)
+
+    def close(self) -> None:
+        """Delete all files but those that are held, and let others have the folder."""
+        if self._process != os.getpid():  # a forked child: the files are its parent's
+            return
+        with self.lock:
+            self._active.clear()
+            for segment in self:
+                if not self.is_dead(segment):
+                    self._dead.append((0, segment))
+            self.reap()
+            if self._lock_handle >= 0:
+                os.close(self._lock_handle)
+                self._lock_handle = -1
+
+    def _delete(self, segment: Segment) -> None:
+        self.all[segment.slot] = None
+        self.num_live[segment.slot] = 0
+        with suppress(FileNotFoundError):
+            segment.path.unlink()
+        os.close(segment.handle)
+        self.used_bytes -= segment.num_bytes
+
+
+def write_fully(handle: int, data: memoryview, offset: int) -> None:
+    """All of the bytes, at this offset."""
+    while data:
+        written = os.pwrite(handle, data, offset)
+        data, offset = data[written:], offset + written
+
+
+@contextmanager
+def cannot_write(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into a StoreError."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {path}: {error.strerror or error}. The rows written before are unharmed. Free some space there, "
+            f"or give ssd= another folder."
+        ) from error
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that keeps every other store out of the folder."""
+    with cannot_write(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise StoreError(
+            f"{folder} is in use by another store, of this or another process. Give every run an ssd= folder of its own, "
+            f"or wait until the other one has ended."
+        ) from error
+    except OSError as error:
+        os.close(handle)
+        raise StoreError(f"{folder} cannot be locked ({error.strerror}). Use a folder on a local disk.") from error
+    return handle

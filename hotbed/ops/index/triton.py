@@ -96,6 +96,52 @@ def _arrive(
         tl.atomic_add(counts + 1, num_new)
 
 
+@triton.jit(do_not_specialize=["num_lookups", "num_buckets"])
+def _arrive_unsorted(
+    keys, cell_key, cell_future, spilled, counts, state, num_lookups, num_buckets, LANE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """As `_arrive` in a lane, for keys in any order, many of them equal; no other batch ahead has the same bit.
+
+    Two lanes with one new key try the same cell, because both try the first empty one: who comes second finds the key there.
+    """
+    number = tl.load(state)
+    bits = tl.full([], 1, dtype=tl.int32) << (number % 30).to(tl.int32)
+    counts += (number % LANE) * 8
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys + i, mask=i < num_lookups, other=-1).to(tl.int64)
+    real = key >= 0
+    cell = _find(cell_key, spilled, key, real, num_buckets)
+    active = real & (cell < 0)
+    num_new = tl.sum(key * 0, axis=0)
+    way = tl.arange(0, _WAYS)
+    bucket = _home(key, num_buckets)
+    while tl.max(active.to(tl.int32), axis=0) > 0:
+        place = cell_key + bucket[:, None] * _WAYS + way[None, :]
+        here = tl.load(place, mask=active[:, None], other=-3, volatile=True)
+        own = tl.max(tl.where(here == key[:, None], way[None, :], -1), axis=1)
+        cell = tl.where(active & (own >= 0), bucket * _WAYS + own, cell)
+        active = active & (own < 0)
+        at = tl.min(tl.where(here == _EMPTY, way[None, :], _WAYS), axis=1)
+        full = active & (at == _WAYS)
+        tl.store(spilled + bucket, 1, mask=full)
+        tries = active & (at < _WAYS)
+        target = bucket * _WAYS + tl.where(tries, at, 0)
+        seen = tl.atomic_cas(cell_key + target, tl.where(tries, _EMPTY, -5).to(tl.int64), key)
+        won = tries & (seen == _EMPTY)
+        there = won | (tries & (seen == key))
+        num_new += tl.sum(won.to(tl.int64), axis=0)
+        cell = tl.where(there, target, cell)
+        active = active & (there == 0)
+        bucket = tl.where(full, tl.where(bucket + 1 < num_buckets, bucket + 1, 0), bucket)
+    unset = real & ((tl.load(cell_future + cell, mask=real, other=0) & bits) == 0)
+    before = tl.atomic_or(cell_future + cell, tl.where(unset, bits, 0), mask=unset)
+    num_keys = tl.sum((unset & ((before & bits) == 0)).to(tl.int64), axis=0)
+    if num_keys > 0:
+        tl.atomic_add(counts, num_keys)
+    if num_new > 0:
+        tl.atomic_add(counts + 1, num_new)
+
+
 @triton.jit(do_not_specialize=["num_lookups", "num_buckets", "clock", "since", "half", "train"])
 def _collect(
     keys, cell_key, spilled, slot_of, last, uses, dirty, misses, counts, state,
@@ -301,7 +347,8 @@ def grid(count: int, block: int = BLOCK) -> tuple[int]:
     return (triton.cdiv(count, block),)
 
 
-launch_arrive, launch_collect, launch_sweep = Launch(_arrive), Launch(_collect), Launch(_sweep)
+launch_arrive, launch_arrive_unsorted = Launch(_arrive), Launch(_arrive_unsorted)
+launch_collect, launch_sweep = Launch(_collect), Launch(_sweep)
 launch_score, launch_assign, launch_place = Launch(_score), Launch(_assign), Launch(_place)
 launch_tick = Launch(_tick, num_warps=1)
 

@@ -15,7 +15,7 @@ from hotbed.ops.keys.first_bad import NONE, FirstBad, Flags, flags_of
 from hotbed.ops.launch import Launch
 from hotbed.ops.lookups import Span, span_array
 
-_BLOCK = 1024
+_BLOCK = 256
 BATCHES = 512  # whose addresses are kept
 
 
@@ -39,8 +39,10 @@ def _make_keys(
     position = start + i * stride
     value = tl.load(ids + position, mask=here, other=0)
     wanted = (has_padding == 0) | (value != padding)
-    rest = value % rows
-    local = tl.where(hashing != 0, tl.where(rest < 0, rest + rows, rest), value)
+    local = value
+    if hashing != 0:  # a division of 64 bits takes longer than all the rest
+        rest = value % rows
+        local = tl.where(rest < 0, rest + rows, rest)
     bad = here & wanted & ((local < 0) | (local >= rows))
     tl.store(keys + position, tl.where(wanted & (bad == 0), base + local, -1), mask=here)
     first = tl.min(tl.where(bad, position, 4611686018427387904), axis=0)

@@ -27,7 +27,7 @@ from hotbed.optim.rules import Rule
 
 _FP32 = tl.constexpr(FP32)
 _CHUNK = 32
-_HEADS = 16  # borders added at once by the second kernel
+_HEADS = 64  # borders added at once by the second kernel, fewer for wide rows: a row may cross hundreds
 
 
 @triton.jit
@@ -324,6 +324,8 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     )
     key = (types, dim, width, bags, scaled, rule[:-2], settings.rule)
     warps = max(1, min(8, block_d // 128))
+    more_warps = max(4, warps)
+    heads = min(_HEADS, 2048 * more_warps // block_d)  # 64 numbers of each thread
     _launch_chunks(
         (num_chunks,), key, records, keys, order, lookups.slots, grad, out_rows if bags else keys,
         lookups.scale if scaled else grad, bad, partial, partial_count, *numbers, num_lookups, width,
@@ -331,5 +333,5 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     )  # fmt: skip
     _launch_borders(
         (num_chunks,), key, records, keys, order, lookups.slots, bad, partial, partial_count, *numbers, num_lookups,
-        num_chunks, width, dim, block_d, _CHUNK, _HEADS, *rule, num_warps=warps,
+        num_chunks, width, dim, block_d, _CHUNK, heads, *rule, num_warps=more_warps,
     )  # fmt: skip

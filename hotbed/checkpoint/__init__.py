@@ -1,1 +1,126 @@
-"""Rows, dense weights and all else a run needs, on disk, whole or not at all."""
+"""Rows, dense weights and all else a run needs, on disk, whole or not at all.
+
+    hotbed.checkpoint.save("checkpoints", tables, model=model, optimizer=optimizer, extra={"epoch": 3})
+    hotbed.checkpoint.load("checkpoints", tables, model=model, optimizer=optimizer).extra["epoch"]
+
+docs/checkpoints.md tells the format. `hotbed train` saves through Saver, while training goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.checkpoint.chain import Entry, find
+from hotbed.checkpoint.dense import DENSE, OPTIMIZER, dense_tensors, load_optimizer
+from hotbed.checkpoint.lineage import forget, remember
+from hotbed.checkpoint.read import load_rows, tensors_of
+from hotbed.checkpoint.saver import Policy, Saver
+from hotbed.checkpoint.types import Frozen, RowPart, Rows, Sink, Snapshot, TableShape
+from hotbed.checkpoint.warm import Carried, warm_start
+from hotbed.checkpoint.whole_tables import rows_of_tables
+from hotbed.checkpoint.write import State
+from hotbed.errors import RunError
+
+__all__ = [
+    "Carried",
+    "Frozen",
+    "Loaded",
+    "Policy",
+    "RowPart",
+    "Rows",
+    "Saver",
+    "Sink",
+    "Snapshot",
+    "State",
+    "TableShape",
+    "load",
+    "load_entry",
+    "save",
+    "warm_start",
+]
+
+
+class Loaded(NamedTuple):
+    """What was loaded."""
+
+    folder: Path
+    step: int
+    extra: Any
+
+
+def save(
+    folder: str | Path,
+    tables: Any,
+    *,
+    step: int | None = None,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    extra: Any = None,
+    policy: Policy | None = None,
+) -> Path:
+    """Add a checkpoint to a folder of checkpoints, and remove those that the policy does not keep; the new one's folder.
+
+    `extra` is anything plain JSON can hold. `step` names the checkpoint; left out, the number of updates of the tables does.
+    Rows that were not touched since the last checkpoint in this folder are not written again.
+    """
+    at = int(tables.num_updates) if step is None else step
+    state = State(at, dense_tensors(model, optimizer), {"extra": extra})
+    saver = Saver(Path(folder), tables, policy or Policy())
+    saver.save(state, wait=True)
+    return find(Path(folder)).folder
+
+
+def load(
+    folder: str | Path,
+    tables: Any,
+    *,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Loaded:
+    """Put everything where a checkpoint left it: the newest of a folder, or one by its own folder."""
+    entry = find(Path(folder))
+    load_entry(entry, tables, model, optimizer)
+    return Loaded(entry.folder, entry.manifest.step, entry.manifest.document.get("extra"))
+
+
+def load_entry(
+    entry: Entry,
+    tables: Any,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    report: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Rows, dense weights and the state of their optimizer. Dense files are checked before a row is touched."""
+    weights = tensors_of(entry, DENSE) if model is not None else {}
+    states = tensors_of(entry, OPTIMIZER) if optimizer is not None else {}
+    if model is not None:
+        _refuse_other_model(entry, weights, model)
+    forget(tables)
+    load_rows(entry, rows_of_tables(tables).restore(), report)
+    try:
+        if model is not None:
+            model.load_state_dict(weights)
+        if optimizer is not None:
+            load_optimizer(optimizer, states)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise RunError(f"the dense weights of {entry.folder} do not fit the model: {error}") from error
+    remember(tables, entry)
+
+
+def _refuse_other_model(entry: Entry, weights: dict[str, Tensor], model: nn.Module) -> None:
+    """A RunError before anything is loaded, where dense weights have other names or shapes."""
+    wanted = {name: list(one.shape) for name, one in model.state_dict().items()}
+    saved = {name: list(one.shape) for name, one in weights.items()}
+    wrong = [name for name in {**saved, **wanted} if saved.get(name) != wanted.get(name)]
+    if wrong:
+        name = wrong[0]
+        raise RunError(
+            f"{entry.folder} does not fit this run: {len(wrong)} dense tensors differ, first {name}, saved as "
+            f"{saved.get(name, 'nothing')}, wanted as {wanted.get(name, 'nothing')}. Build the same model, or carry over "
+            "what fits with --warm-start (hotbed.checkpoint.warm_start)."
+        )

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.checkpoint.thrift import Field, struct, varint
@@ -122,7 +123,10 @@ class Scratch:
         room = self._bytes.get(name)
         if room is None or room.shape[0] < size:
             room = self._bytes[name] = torch.empty(size, dtype=torch.uint8)
-        return room[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        out = room[:size].view(tensor.dtype).view(tensor.shape)
+        # numpy copies in this thread alone; torch would take those of training
+        np.copyto(_as_numpy(out), _as_numpy(tensor.detach()))
+        return out
 
 
 class RowFile:
@@ -281,9 +285,12 @@ def _levels(count: int, width: int) -> bytes:
     return b"".join(len(one).to_bytes(4, "little") + one for one in (repetition, definition))
 
 
+def _as_numpy(tensor: Tensor) -> NDArray[Any]:
+    """A view; numpy has no bf16."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The numbers in row order; strided records are copied."""
     whole = tensor.detach().contiguous()
-    if whole.dtype == torch.bfloat16:
-        whole = whole.view(torch.int16)
     return whole.view(-1).view(torch.uint8).numpy().data

@@ -64,7 +64,7 @@ def parts_of(path: Path, content: NDArray[np.uint8]) -> Iterator[RowPart]:
                 for place, column in enumerate(columns, 1)
             }
             ids = tensors.pop("id")
-            yield RowPart(table, ids, {"weight": tensors.pop("vector"), **tensors})
+            yield RowPart(table, ids, {"weight" if name == "vector" else name: one for name, one in tensors.items()})
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, IndexError) as error:
         raise RunError(f"{path} holds no rows of hotbed ({type(error).__name__}: {error}).") from error
 

@@ -9,7 +9,7 @@ Order within one checkpoint: `frozen` folders first, then `gone`, then `parts`; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +54,10 @@ class Frozen(Protocol):
         """A folder name, distinct within a snapshot, and the same in every snapshot of these tables."""
 
     def link_into(self, folder: Path) -> None:
-        """Hard-link (or copy, on another file system) every file into the folder, which exists and is empty."""
+        """Hard-link (or copy, on another file system) every file into the folder, which exists and is empty.
+
+        The files are on the disk (fsync) when this returns.
+        """
 
 
 class Snapshot(Protocol):
@@ -63,7 +66,10 @@ class Snapshot(Protocol):
     tables: dict[str, TableShape]
 
     def parts(self) -> Iterator[RowPart]:
-        """Every row ever written that is in no frozen folder; of a touched snapshot, the rows changed since the last commit."""
+        """Every row ever written that is in no frozen folder; of a touched snapshot, the rows changed since the last commit.
+
+        No (table, id) comes twice. A part is good until the next one is asked for, so its memory can be used again.
+        """
 
     def gone(self) -> Iterator[tuple[str, Tensor]]:
         """(table, ids int64 [N]) that were forgotten since the last commit; empty in a full snapshot."""
@@ -87,11 +93,14 @@ class Sink(Protocol):
     def begin(self) -> None:
         """All rows back to their first values; may be called again to start over."""
 
-    def first(self, table: str, ids: Tensor) -> dict[str, Tensor]:
-        """The columns of these rows at their first values, as in a RowPart."""
+    def first(self, table: str, ids: Tensor, weight: Tensor | None = None) -> dict[str, Tensor]:
+        """The columns of these rows at their first values, as in a RowPart; or as if they had begun with these weights."""
 
     def adopt(self, name: str, folder: Path) -> None:
         """Take the rows of a frozen folder by that name; its files must not be changed."""
+
+    def thaw(self, name: str, folder: Path, tables: Mapping[str, TableShape]) -> Iterator[RowPart]:
+        """The rows of a frozen folder as tables of other shapes saved them; each part is good until the next."""
 
     def gone(self, table: str, ids: Tensor) -> None:
         """These rows are forgotten again."""

@@ -1,11 +1,7 @@
-"""RUN/checkpoint: everything that a run needs to go on as if it had never stopped, bit for bit.
+"""RUN/checkpoints: everything that a run needs to go on as if it had never stopped, bit for bit.
 
-dense.safetensors            weights and buffers of the model
-dense_optimizer.safetensors  state of its optimizer, `<parameter number>.<name>`
-tables.safetensors           rows with their optimizer state
-interval.safetensors         steps since the last line of metrics.jsonl
-state.json                   Progress, random generators, format version
-manifest.json                size and checksum of each
+Beside rows and dense weights (hotbed/checkpoint), a run saves where it stands: its Progress and the random generators in the
+manifest, the open interval of metrics.jsonl as tensors.
 """
 
 from __future__ import annotations
@@ -18,14 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from hotbed.checkpoint import State, load_entry
+from hotbed.checkpoint.chain import Entry, find, folders_in
+from hotbed.checkpoint.dense import dense_tensors
+from hotbed.checkpoint.manifest import read_manifest
+from hotbed.checkpoint.read import tensors_of
 from hotbed.errors import RunError
-from hotbed.train.files import check_folder, read_tensors, recover_folder, write_folder, write_tensors
 from hotbed.train.interval import Interval
+from hotbed.train.old_checkpoint import load_old_checkpoint, old_folder
 from hotbed.train.step import Learner
 
-FORMAT_VERSION = 1
+INTERVAL = "interval"
 
 
 @dataclass(frozen=True)
@@ -57,68 +57,73 @@ class Progress:
     data: str = ""  # fingerprint of the dataset; a resumed run must find the same
 
 
-def checkpoint_folder(run: Path) -> Path:
-    return run / "checkpoint"
+def checkpoint_root(run: Path) -> Path:
+    return run / "checkpoints"
 
 
-def save_checkpoint(run: Path, learner: Learner, progress: Progress, interval: Interval) -> None:
-    """Replace the run's checkpoint in one step."""
-    state = {
-        "format_version": FORMAT_VERSION,
+def has_checkpoint(run: Path) -> bool:
+    return bool(folders_in(checkpoint_root(run))) or old_folder(run).is_dir()
+
+
+def state_of(run: Path, learner: Learner, progress: Progress, interval: Interval) -> State:
+    """What is saved beside the rows, copied."""
+    document = {
+        "config": _config_of(run),
         "progress": dataclasses.asdict(progress),
         "generators": _generators(learner.device),
     }
-
-    def fill(folder: Path) -> None:
-        write_tensors(folder / "dense.safetensors", learner.model.state_dict())
-        write_tensors(folder / "dense_optimizer.safetensors", _optimizer_state(learner.optimizer))
-        write_tensors(folder / "tables.safetensors", learner.tables.state_dict())
-        write_tensors(folder / "interval.safetensors", interval.state())
-        (folder / "state.json").write_text(json.dumps(state, indent=1) + "\n")
-
-    write_folder(checkpoint_folder(run), fill)
+    dense = dense_tensors(learner.model, learner.optimizer)
+    return State(progress.step, {**dense, INTERVAL: interval.state()}, document)
 
 
 def load_checkpoint(run: Path, learner: Learner) -> tuple[Progress, Interval]:
-    """Put the learner and the random generators where the checkpoint left them."""
-    folder = checkpoint_folder(run)
-    recover_folder(folder)
-    if not folder.is_dir():
-        raise RunError(f"{run} has no checkpoint to resume from. Start it again with --overwrite.")
-    check_folder(folder)
+    """Put the learner and the random generators where the run's newest checkpoint left them."""
+    root = checkpoint_root(run)
+    if not folders_in(root):
+        if not old_folder(run).exists():
+            raise RunError(f"{run} has no checkpoint to resume from. Start it again with --overwrite.")
+        document, interval = load_old_checkpoint(run, learner)
+    else:
+        entry = find(root)
+        document, interval = entry.manifest.document, _load(entry, learner)
     try:
-        state = json.loads((folder / "state.json").read_text())
-        if state["format_version"] > FORMAT_VERSION:
-            raise RunError(
-                f"{folder} has format version {state['format_version']}; this hotbed reads up to {FORMAT_VERSION}."
-            )
-        best = state["progress"].pop("best")
-        progress = Progress(**state["progress"], best=best and Best(**best))
-        learner.model.load_state_dict(read_tensors(folder / "dense.safetensors"))
-        _load_optimizer(learner.optimizer, read_tensors(folder / "dense_optimizer.safetensors"))
-        learner.tables.load_state_dict(read_tensors(folder / "tables.safetensors"))
-        interval = Interval.from_state(read_tensors(folder / "interval.safetensors"), learner.device)
-        _set_generators(state["generators"], learner.device)
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise RunError(f"{folder} does not fit this run ({type(error).__name__}: {error}).") from error
+        saved = dict(document["progress"])
+        best = saved.pop("best")
+        progress = Progress(**saved, best=best and Best(**best))
+        _set_generators(document["generators"], learner.device)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise RunError(f"the checkpoint of {run} does not fit this run ({type(error).__name__}: {error}).") from error
     return progress, interval
 
 
-def _optimizer_state(optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
-    if optimizer is None:
+def best_steps(run: Path) -> set[int]:
+    """The steps whose best weights some checkpoint counts on."""
+    steps = set()
+    for folder in folders_in(checkpoint_root(run)):
+        try:
+            best = read_manifest(folder).document.get("progress", {}).get("best")
+        except RunError:
+            continue
+        if best:
+            steps.add(int(best["step"]))
+    return steps
+
+
+def _load(entry: Entry, learner: Learner) -> Interval:
+    interval = Interval.from_state(tensors_of(entry, INTERVAL), learner.device)
+    if "progress" not in entry.manifest.document:
+        raise RunError(f"{entry.folder} was not saved by `hotbed train`; it does not say where its run stood.")
+    load_entry(entry, learner.tables, learner.model, learner.optimizer)
+    return interval
+
+
+def _config_of(run: Path) -> dict[str, Any]:
+    """The run's settings as they are on disk; none when the run was built in Python."""
+    try:
+        found = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
-    states = optimizer.state_dict()["state"]
-    return {f"{number}.{name}": value for number, state in states.items() for name, value in state.items()}
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer | None, tensors: dict[str, Tensor]) -> None:
-    if optimizer is None:
-        return
-    states: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        number, _, name = key.partition(".")
-        states.setdefault(int(number), {})[name] = value.clone()  # the file is mapped into memory and may go away
-    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+    return found if isinstance(found, dict) else {}
 
 
 def _generators(device: torch.device) -> dict[str, str]:

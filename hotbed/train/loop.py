@@ -17,17 +17,27 @@ from typing import NamedTuple
 
 import torch
 
+from hotbed.checkpoint import Policy, Saver
 from hotbed.data.loader import Loader
 from hotbed.errors import RunError
 from hotbed.optim import Schedule
 from hotbed.train.cache_watch import CacheWatch
-from hotbed.train.checkpoint import Best, Progress, checkpoint_folder, load_checkpoint, save_checkpoint
+from hotbed.train.checkpoint import (
+    Best,
+    Progress,
+    best_steps,
+    checkpoint_root,
+    has_checkpoint,
+    load_checkpoint,
+    state_of,
+)
 from hotbed.train.evaluate import Evaluation, evaluate
 from hotbed.train.files import check_folder, write_folder
 from hotbed.train.interval import Interval
 from hotbed.train.log import MetricsLog, Record
 from hotbed.train.model_folder import load_weights, save_weights
 from hotbed.train.observer import Observer
+from hotbed.train.old_checkpoint import old_folder
 from hotbed.train.step import Learner
 from hotbed.types import Batch
 
@@ -49,6 +59,8 @@ class Pace(NamedTuple):
     log_every: int
     eval_every: int
     checkpoint_every: int
+    full_every: int = 8  # checkpoints of which one holds all rows
+    keep: int = 2  # checkpoints that stay, with all they need
 
 
 class Course(NamedTuple):
@@ -75,6 +87,7 @@ class Training:
         self.progress = Progress(train_rows=loaders.train.num_rows, data=loaders.train.dataset.fingerprint)
         self._interval = Interval()
         self._watch = CacheWatch(learner.tables)
+        self._saver = Saver(checkpoint_root(run), learner.tables, Policy(pace.full_every, pace.keep), observer.say)
         self._log: MetricsLog | None = None
         self._last_valid: tuple[int, Evaluation] | None = None  # step, what was found
         self._restored: Best | None = None  # set when the weights are those of an earlier step
@@ -143,7 +156,9 @@ class Training:
                     if stop() or self.reason_to_end() is not None:
                         break
                     if self.pace.checkpoint_every and self.progress.step % self.pace.checkpoint_every == 0:
-                        self.save()
+                        self.save(wait=False)
+                    if self._saver.poll():
+                        self._tidy()
         reason = INTERRUPTED if stop() else self.reason_to_end()
         self.save()
         if self._interval and reason != INTERRUPTED:
@@ -152,18 +167,31 @@ class Training:
         assert reason is not None
         return reason
 
-    def save(self) -> None:
-        """Write the checkpoint, unless a loss since the last one is no number; forget best weights it does not name."""
+    def save(self, wait: bool = True) -> None:
+        """Take a checkpoint, unless a loss since the last one is no number; without `wait` it is written aside."""
         self._pause()
         self._refuse_bad_loss()
         self.log.flush_to_disk()
         self.progress.log_position = self.log.position
         with self._watch.aside():
-            save_checkpoint(self.run, self.learner, self.progress, self._interval)
-        for folder in (self.run / "best").glob("*"):
-            if folder != self._best_folder():
-                shutil.rmtree(folder, ignore_errors=True)
+            state = state_of(self.run, self.learner, self.progress, self._interval)
+            self._saver.save(state, wait=wait)
+        if wait:
+            self._tidy()
         self._running_since = time.perf_counter()
+
+    @property
+    def num_failed_checkpoints(self) -> int:
+        """Those that the disk refused while training went on."""
+        return self._saver.num_failed
+
+    def _tidy(self) -> None:
+        """After a checkpoint: remove best weights that none of them names, and the checkpoint of an older format."""
+        named = {str(step) for step in best_steps(self.run)} | {self._best_folder().name}
+        for folder in (self.run / "best").glob("*"):
+            if folder.name not in named:
+                shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(old_folder(self.run), ignore_errors=True)
 
     def evaluate_split(self, split: str, stop: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the weights as they are and write the line, unless it is there already; None when stopped."""
@@ -200,7 +228,12 @@ class Training:
         epoch = at.epoch if at is self._restored or self.progress.batch == 0 else at.epoch + 1
         return {"epoch": epoch, "step": at.step, "samples": at.samples}
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
+        """Let the checkpoint under way be written, or give it up."""
+        if at_once:
+            self._saver.cancel()
+        else:
+            self._saver.settle()
         if self._log is not None:
             self._log.close()
 
@@ -282,7 +315,8 @@ class Training:
             return
         step = self.progress.step - len(self._interval) + 1 + offset
         way_back = ""
-        if checkpoint_folder(self.run).is_dir():
+        self._saver.settle()
+        if has_checkpoint(self.run):
             way_back = f" `hotbed train --resume {self.run} --set ...` goes on from the last good checkpoint."
         raise RunError(
             f"the loss is no longer a number at step {step}: training has diverged. Lower tables.lr or dense.lr, set "

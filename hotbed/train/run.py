@@ -53,6 +53,7 @@ class Ending(NamedTuple):
 def run(training: Training, subject: Subject) -> Ending:
     """Train, evaluate, and write everything down."""
     with StopSignals() as stop, repeatable():
+        at_once = False
         try:
             reason = training.train(stop)
             found = None if reason == INTERRUPTED else _finish(training, subject, stop)
@@ -67,8 +68,11 @@ def run(training: Training, subject: Subject) -> Ending:
         except HotbedError as error:
             _try_summary(training, subject, str(error))
             raise
+        except KeyboardInterrupt:  # the second signal
+            at_once = True
+            raise
         finally:
-            training.close()
+            training.close(at_once)
             training.observer.end()
 
 
@@ -128,6 +132,7 @@ def _summary(training: Training, subject: Subject, found: dict[str, Evaluation] 
         "bad_rows": schema.notes.get("bad_rows", 0),
         "calibration_curve": [list(one) for one in curve],
         "versions": _versions(),
+        "failed_checkpoints": training.num_failed_checkpoints,
         "finished": found is not None,
         "stopped_because": reason,
     }

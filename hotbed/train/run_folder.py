@@ -1,6 +1,6 @@
 """The folder of one run: a fresh name, a fresh start, what is in it.
 
-config.json  data.json  metrics.jsonl  summary.json  model/  checkpoint/  best/  report.html  tensorboard/
+config.json  data.json  metrics.jsonl  summary.json  model/  checkpoints/  best/  report.html  tensorboard/
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ CONTENT = (
     "summary.json",
     "report.html",
     "model",
+    "checkpoints",
     "checkpoint",
     "best",
     "tensorboard",

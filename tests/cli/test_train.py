@@ -13,6 +13,7 @@ import yaml
 from hotbed.config import RunConfig
 from hotbed.errors import RunError
 from hotbed.train.run_folder import alone
+from tests.train.small import saved_step
 
 SMALL = ("--set", "model.dim=4", "--set", "model.options.hidden=[8]", "--set", "train.device=cpu")
 CLICKS = ("--data", "criteo-like:3000", "--set", "data.batch_size=256", *SMALL)
@@ -26,7 +27,7 @@ def test_a_run_from_nothing_but_a_dataset(hotbed, tmp_path):
     assert "samples/s" in result.out
     assert f"report: {run.relative_to(tmp_path)}/report.html" in result.out
     names = {path.name for path in run.iterdir()}
-    assert names >= {"config.json", "data.json", "metrics.jsonl", "summary.json", "model", "checkpoint", "report.html"}
+    assert names >= {"config.json", "data.json", "metrics.jsonl", "summary.json", "model", "checkpoints", "report.html"}
     summary = json.loads((run / "summary.json").read_text())
     assert summary["finished"]
     assert set(summary["gap"]) == {"valid", "test"}
@@ -354,7 +355,7 @@ def test_a_real_signal_to_a_real_process(hotbed, cache, tmp_path, number, code):
     assert process.returncode == code, err
     assert f"Go on with: hotbed train --resume {run}" in err
     assert f"report: {run}/report.html" in out
-    steps = json.loads((run / "checkpoint" / "state.json").read_text())["progress"]["step"]
+    steps = saved_step(run)
     result = hotbed("train", "--resume", run, "--set", f"train.max_steps={steps + 5}")
     assert result.code == 0, result.err
     assert json.loads((run / "summary.json").read_text())["steps"] == steps + 5

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hotbed.checkpoint.chain import find
 from hotbed.data.schema import DenseColumn, IdFeature, Schema, Split
 
 ROWS = {"train": 1000, "valid": 400, "test": 300}
@@ -75,3 +76,8 @@ def model_bytes(folder: Path) -> dict[str, bytes]:
     """Every file of the trained model."""
     files = sorted(path for path in (folder / "model").rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def saved_step(folder: Path) -> int:
+    """Where the newest checkpoint of a run was taken."""
+    return find(folder).manifest.document["progress"]["step"]

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from hotbed.errors import RunError
 from hotbed.checkpoint import files
+from hotbed.errors import RunError
 from hotbed.train.files import check_folder, read_tensors, recover_folder, write_folder, write_tensors, write_text
 
 DTYPES = [

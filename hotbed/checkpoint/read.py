@@ -1,0 +1,144 @@
+"""A chain of checkpoints in, rows in a sink out: all of them, or none.
+
+What can be known at once is checked at once: manifests, the presence and size of every file, whether the tables fit. Every
+file of rows is then read once and held against its checksum before a row of it is used; when one fails, the sink starts
+over, so that no table is left half loaded. Files are read ahead by a few threads while rows go into the sink.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotbed.checkpoint.chain import Entry, chain_of
+from hotbed.checkpoint.files import checksum, read_tensors
+from hotbed.checkpoint.row_file import FileMark
+from hotbed.checkpoint.row_read import parts_of, read_whole
+from hotbed.checkpoint.types import RowPart, Sink, TableShape
+from hotbed.checkpoint.write import GONE, REST
+from hotbed.errors import HotbedError, RunError
+
+THREADS = 2
+Report = Callable[[int], None]  # told of bytes that were read
+
+
+def check_sizes(chain: Sequence[Entry]) -> None:
+    """A RunError unless every file of every checkpoint is there and as long as it should be."""
+    for folder, manifest in chain:
+        sizes = {name: mark.bytes for name, mark in manifest.files.items()} | manifest.linked
+        for name, size in sizes.items():
+            try:
+                found = (folder / name).stat().st_size
+            except OSError as error:
+                raise RunError(f"{folder} is damaged: {name} cannot be read ({error.strerror or error}).") from error
+            if found != size:
+                raise RunError(f"{folder} is damaged: {name} has {found} bytes, its manifest says {size}.")
+
+
+def load_rows(entry: Entry, sink: Sink, report: Report = lambda _: None) -> None:
+    """Put the rows of a checkpoint into tables of the same shape."""
+    chain = chain_of(entry)
+    check_sizes(chain)
+    refuse_misfits(entry, sink.tables)
+    rest = tensors_of(entry, REST)
+    try:
+        sink.begin()
+        for part_or_gone in replay(chain, sink, report):
+            sink.add(part_or_gone)
+        sink.rest(rest)
+        sink.end()
+    except (HotbedError, OSError):
+        sink.begin()  # better no rows than some
+        sink.end()
+        raise
+
+
+def replay(chain: Sequence[Entry], sink: Sink, report: Report) -> Iterator[RowPart]:
+    """The rows of every checkpoint, oldest first; frozen folders and forgotten rows go into the sink in their turn."""
+    for entry in chain:
+        for folder in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
+            sink.adopt(folder, entry.folder / "frozen" / folder)
+        for table, ids in gone_of(entry):
+            sink.gone(table, ids)
+        yield from rows_of(entry, report)
+
+
+def rows_of(entry: Entry, report: Report = lambda _: None) -> Iterator[RowPart]:
+    """The rows in the files of one checkpoint; a part is good until the next is asked for."""
+    marks = [(entry.folder / name, mark) for name, mark in entry.manifest.files.items() if name.startswith("rows/")]
+    rooms = [
+        np.empty(0, dtype=np.uint8) for _ in range(THREADS + 1)
+    ]  # used again: fresh memory costs more than reading
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint") as pool:
+        queue: deque[tuple[Path, int, Future[NDArray[np.uint8]]]] = deque()
+
+        def ask(path: Path, mark: FileMark, number: int) -> None:
+            if len(rooms[number]) < mark.bytes:
+                rooms[number] = np.empty(mark.bytes, dtype=np.uint8)
+            queue.append((path, number, pool.submit(read_whole, path, mark, rooms[number])))
+
+        waiting = iter(marks)
+        for number, (path, mark) in zip(range(len(rooms)), waiting):
+            ask(path, mark, number)
+        try:
+            while queue:
+                path, number, read = queue.popleft()
+                content = read.result()
+                yield from parts_of(path, content)
+                report(len(content))
+                following = next(waiting, None)
+                if following is not None:
+                    ask(*following, number)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def gone_of(entry: Entry) -> Iterator[tuple[str, Tensor]]:
+    """(table, ids) forgotten since the parent."""
+    mark = entry.manifest.files.get(GONE)
+    if mark is not None:
+        path = entry.folder / GONE
+        for part in parts_of(path, read_whole(path, mark)):
+            yield part.table, part.ids
+
+
+def tensors_of(entry: Entry, stem: str) -> dict[str, Tensor]:
+    """The tensors of one small file, checked."""
+    name = f"{stem}.safetensors"
+    path, mark = entry.folder / name, entry.manifest.files.get(name)
+    if mark is None:
+        return {}
+    try:
+        fits = checksum(path) == mark.crc32
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if not fits:
+        raise RunError(f"{entry.folder} is damaged: the content of {name} does not fit its checksum.")
+    return read_tensors(path)
+
+
+def refuse_misfits(entry: Entry, tables: Mapping[str, TableShape]) -> None:
+    """A RunError unless the tables are those that were saved."""
+    saved = entry.manifest.tables
+    wrong = [f"it has no table {name!r}" for name in tables if name not in saved]
+    wrong += [f"its table {name!r} is not wanted" for name in saved if name not in tables]
+    for name, shape in tables.items():
+        if name in saved and saved[name] != shape:
+            wrong.append(f"table {name!r} {differences(saved[name], shape)}")
+    if wrong:
+        raise RunError(
+            f"{entry.folder} does not fit this run: {'; '.join(wrong[:5])}{' ...' if len(wrong) > 5 else ''}. "
+            "Build the same tables, or carry over what fits with --warm-start (hotbed.checkpoint.warm_start)."
+        )
+
+
+def differences(saved: TableShape, wanted: TableShape) -> str:
+    """Every field in which two shapes differ."""
+    names = [name for name in TableShape.__dataclass_fields__ if getattr(saved, name) != getattr(wanted, name)]
+    return ", ".join(f"was saved with {name} {getattr(saved, name)}, not {getattr(wanted, name)}" for name in names)

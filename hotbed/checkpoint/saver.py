@@ -1,0 +1,130 @@
+"""Checkpoints while training goes on: taken between two steps, written by another thread.
+
+One is written at a time. A request that comes while the last one is still being written is left out, and said so: a
+checkpoint that takes longer than its interval must not slow training down, and the next request covers it. `wait=True` (at
+the end, and when asked to stop) waits instead. A disk that refuses a checkpoint does not end the run: stopping would lose
+what was learned since the last good one, going on loses nothing, and space may be free again at the next request. What
+cannot be explained so is raised in the thread that trains.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hotbed.checkpoint.chain import Entry, chain_of, locked, remove, unneeded
+from hotbed.checkpoint.lineage import last_of, remember
+from hotbed.checkpoint.types import Snapshot
+from hotbed.checkpoint.whole_tables import rows_of_tables
+from hotbed.checkpoint.write import State, be_nice, write_checkpoint
+from hotbed.errors import RunError
+
+_NICE = 15  # the writer takes what training leaves
+
+
+class Policy(NamedTuple):
+    """When a checkpoint holds all rows, and how many are kept."""
+
+    full_every: int = 8  # every so many is full, at the latest; 1: every one
+    keep: int = 2  # the newest, and all they need
+
+
+DEFAULT_POLICY = Policy()
+
+
+class Saver:
+    """Writes the checkpoints of one training into one folder."""
+
+    def __init__(
+        self, root: Path, tables: Any, policy: Policy = DEFAULT_POLICY, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.root = root
+        self.policy = policy
+        self.num_failed = 0
+        self._tables = tables
+        self._say = say
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._cancelled = threading.Event()
+
+    def save(self, state: State, *, wait: bool = False) -> bool:
+        """Take a checkpoint now; False when the last one is still being written, and this one was left out."""
+        if self.busy and not wait:
+            self._say(f"step {state.step:,}: no checkpoint, because the last one is still being written")
+            return False
+        self.settle()
+        parent = self._parent()
+        held = ExitStack()
+        snapshot = held.enter_context(rows_of_tables(self._tables).snapshot(touched=parent is not None))
+        if wait:
+            with held:
+                self._write(state, snapshot, parent)
+            return True
+        self._thread = threading.Thread(
+            target=self._write_aside, args=(held, state, snapshot, parent), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+        return True
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def poll(self) -> bool:
+        """Between steps: tell what went wrong; True when one was finished since the last call."""
+        if self._thread is None or self._thread.is_alive():
+            return False
+        return self.settle()
+
+    def settle(self) -> bool:
+        """Wait for the checkpoint under way; True when it was written."""
+        if self._thread is None:
+            return False
+        self._thread.join()
+        self._thread, error, self._error = None, self._error, None
+        if error is None:
+            return True
+        if not isinstance(error, RunError):
+            raise error
+        self.num_failed += 1
+        self._say(f"warning: no checkpoint was written, the last one stays: {error}")
+        return False
+
+    def cancel(self) -> None:
+        """Give up the checkpoint under way; nothing of it stays."""
+        self._cancelled.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write_aside(self, held: ExitStack, state: State, snapshot: Snapshot, parent: Entry | None) -> None:
+        be_nice(_NICE)
+        try:
+            with held:
+                self._write(state, snapshot, parent)
+        except BaseException as error:  # raised again where training is
+            self._error = error
+
+    def _write(self, state: State, snapshot: Snapshot, parent: Entry | None) -> None:
+        entry = write_checkpoint(self.root, state, snapshot, parent, self._cancelled.is_set)
+        snapshot.commit()
+        remember(self._tables, entry)
+        with locked(self.root):
+            remove(unneeded(self.root, self.policy.keep))
+
+    def _parent(self) -> Entry | None:
+        """What an incremental checkpoint would add to; None when it is time for a full one."""
+        last = last_of(self._tables, self.root)
+        if last is None:
+            return None
+        try:
+            chain = chain_of(last)
+        except RunError:  # someone took a part of it away
+            return None
+        added = sum(entry.manifest.num_bytes for entry in chain[1:])
+        if len(chain) >= self.policy.full_every or added > chain[0].manifest.num_bytes:
+            return None
+        return last

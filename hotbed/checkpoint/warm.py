@@ -1,0 +1,199 @@
+"""A checkpoint of one model in, a head start for another out, and a list of everything that did not carry over.
+
+Rows go by (table, id), dense weights by name and shape. Optimizers, the position in the data and random states start anew.
+A row that is not carried over has its first value, as in a new run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hotbed.checkpoint.chain import Entry, chain_of, find
+from hotbed.checkpoint.dense import DENSE
+from hotbed.checkpoint.lineage import forget
+from hotbed.checkpoint.read import check_sizes, gone_of, rows_of, tensors_of
+from hotbed.checkpoint.types import RowPart, Sink, TableShape
+from hotbed.checkpoint.whole_tables import rows_of_tables
+from hotbed.errors import HotbedError
+
+Translation = Mapping[str, Tensor]  # table -> int64: the new id of each old one, -1 where there is none
+
+
+@dataclass
+class Carried:
+    """What a warm start took, and what it did not."""
+
+    source: Path
+    rows: dict[str, int] = field(default_factory=dict)  # by table
+    dense: int = 0  # tensors
+    notes: list[str] = field(default_factory=list)  # everything that did not carry over
+
+    def text(self) -> str:
+        """For a person."""
+        first = f"from {self.source}: {sum(self.rows.values()):,} rows of {len(self.rows)} tables, {self.dense} dense tensors"
+        return "\n  - ".join([first + (", and not:" if self.notes else ""), *self.notes])
+
+
+def warm_start(
+    place: str | Path, tables: Any, *, model: nn.Module | None = None, translation: Translation | None = None
+) -> Carried:
+    """Take from a checkpoint (its folder, or the newest of a run) whatever fits these tables and this model.
+
+    `translation` gives ids of the checkpoint their numbers in these tables, where a vocabulary was numbered again.
+    """
+    entry = find(Path(place))
+    chain = chain_of(entry)
+    check_sizes(chain)
+    weights = tensors_of(entry, DENSE)
+    carried = Carried(entry.folder)
+    sink = rows_of_tables(tables).restore()
+    plans = _plans(entry.manifest.tables, sink.tables, carried.notes)
+    tally = {name: _Tally((translation or {}).get(name), sink.tables[name].rows) for name in plans}
+    try:
+        sink.begin()
+        for part in _replay(chain, sink, entry.manifest.tables, tally):
+            if part.table in plans:
+                kept = tally[part.table].numbered(part)
+                if len(kept.ids):
+                    sink.add(_fitted(kept, plans[part.table], sink))
+        sink.end()
+    except (HotbedError, OSError):
+        sink.begin()
+        sink.end()
+        raise
+    finally:
+        forget(tables)
+    carried.rows = {name: one.num_kept for name, one in tally.items()}
+    lost = {name: one.num_lost for name, one in tally.items() if one.num_lost}
+    carried.notes += [f"{count:,} rows of table {name!r}: their ids are not in it" for name, count in lost.items()]
+    if model is not None:
+        _carry_dense(weights, model, carried)
+    carried.notes.append(
+        "optimizer state of the dense weights, learning-rate schedule and position in the data: they start anew"
+    )
+    return carried
+
+
+def _plans(saved: dict[str, TableShape], wanted: dict[str, TableShape], notes: list[str]) -> dict[str, TableShape]:
+    """The saved shapes of the tables whose rows carry over; a note on everything that does not."""
+    plans = {}
+    notes += [f"table {name!r}: the model has none of this name" for name in saved if name not in wanted]
+    for name, shape in wanted.items():
+        old = saved.get(name)
+        if old is None:
+            notes.append(f"table {name!r} is new: it begins with first values")
+        elif (old.hashing or shape.hashing) and (old.hashing, old.rows) != (shape.hashing, shape.rows):
+            notes.append(
+                f"table {name!r}: ids are hashed into {shape.rows} rows instead of {old.rows}, and mean others"
+            )
+        elif shape.dim < old.dim:
+            notes.append(f"table {name!r}: vectors of {old.dim} numbers do not fit in {shape.dim}")
+        else:
+            plans[name] = old
+            _note_changes(name, old, shape, notes)
+    return plans
+
+
+def _note_changes(name: str, old: TableShape, new: TableShape, notes: list[str]) -> None:
+    if new.dim > old.dim:
+        notes.append(f"table {name!r}: columns {old.dim} to {new.dim - 1} of every vector begin with first values")
+    if (old.optimizer, set(old.states)) != (new.optimizer, set(new.states)):
+        was, now = old.optimizer or "none", new.optimizer or "none"
+        notes.append(f"table {name!r}: optimizer state of {was} is re-initialised for {now}")
+    if old.precision != new.precision:
+        notes.append(f"table {name!r}: weights in {old.precision} become {new.precision}")
+    if (old.seed, old.init) != (new.seed, new.init):
+        notes.append(f"table {name!r}: rows never trained begin with {new.init} of seed {new.seed}")
+
+
+def _replay(
+    chain: list[Entry], sink: Sink, saved: dict[str, TableShape], tally: dict[str, _Tally]
+) -> Iterator[RowPart]:
+    """As for loading, but frozen folders are read row by row, because the new tables lay them out otherwise."""
+    for entry in chain:
+        for folder in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
+            yield from sink.thaw(folder, entry.folder / "frozen" / folder, saved)
+        for table, ids in gone_of(entry):
+            if table in tally:
+                sink.gone(table, tally[table].forgotten(ids))
+        yield from rows_of(entry)
+
+
+def _fitted(part: RowPart, old: TableShape, sink: Sink) -> RowPart:
+    """The rows in the columns of the new table; what the old one did not have is as in a new row."""
+    shape = sink.tables[part.table]
+    first = sink.first(part.table, part.ids)
+    weight = first["weight"].clone()
+    weight[:, : old.dim] = part.columns["weight"]
+    columns = {"weight": weight} | {name: one for name, one in part.columns.items() if name in shape.numbers}
+    same_optimizer = (old.optimizer, set(old.states)) == (shape.optimizer, set(shape.states))
+    fresh = sink.first(part.table, part.ids, weight)
+    for name in shape.states:
+        columns[name] = fresh[name].clone()
+        if same_optimizer:
+            saved = part.columns[name]
+            columns[name][:, : saved.shape[1]] = saved
+    return RowPart(part.table, part.ids, columns)
+
+
+def _carry_dense(weights: dict[str, Tensor], model: nn.Module, carried: Carried) -> None:
+    """Take the weights whose name and shape fit."""
+    state = model.state_dict()
+    fitting = {name: one for name, one in weights.items() if name in state and one.shape == state[name].shape}
+    for name, tensor in state.items():
+        if name not in weights:
+            carried.notes.append(f"dense {name} is new: it begins as in a new model")
+        elif name not in fitting:
+            shapes = f"{list(weights[name].shape)}, now {list(tensor.shape)}"
+            carried.notes.append(f"dense {name}: its shape was {shapes}; it begins as in a new model")
+    carried.notes += [f"dense {name}: the model has none of this name" for name in weights if name not in state]
+    model.load_state_dict({**state, **fitting})
+    carried.dense = len(fitting)
+
+
+class _Tally:
+    """Old ids of one table in, new ids out; counts the distinct ones."""
+
+    def __init__(self, translation: Tensor | None, rows: int | None) -> None:
+        self._translation, self._rows = translation, rows
+        self._kept: list[NDArray[np.int64]] = []
+        self._lost: list[NDArray[np.int64]] = []
+
+    def numbered(self, part: RowPart) -> RowPart:
+        """The rows whose ids the new table has, under their new ids."""
+        ids, inside = self._new(part.ids)
+        self._kept.append(part.ids[inside].numpy())
+        self._lost.append(part.ids[~inside].numpy())
+        return RowPart(part.table, ids[inside], {name: one[inside] for name, one in part.columns.items()})
+
+    def forgotten(self, ids: Tensor) -> Tensor:
+        """The new ids of rows that were forgotten."""
+        self._kept = [np.setdiff1d(np.concatenate([*self._kept, np.empty(0, np.int64)]), ids.numpy())]
+        numbers, inside = self._new(ids)
+        return numbers[inside]
+
+    @property
+    def num_kept(self) -> int:
+        return len(np.unique(np.concatenate(self._kept))) if self._kept else 0
+
+    @property
+    def num_lost(self) -> int:
+        return len(np.unique(np.concatenate(self._lost))) if self._lost else 0
+
+    def _new(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The new id of every old one, and whether the new table has it."""
+        if self._translation is not None:
+            last = self._translation.shape[0] - 1
+            known = (ids >= 0) & (ids <= last)
+            ids = torch.where(known, self._translation[ids.clamp(0, last)], -1)
+        if self._rows is None:
+            return ids, torch.ones_like(ids, dtype=torch.bool)
+        return ids, (ids >= 0) & (ids < self._rows)

@@ -1,5 +1,19 @@
 """Any 64-bit id of any table in, a dense row number out; who gets a row of its own, and for how long."""
 
 from hotbed.ids.index import MAX_ROWS, Entries, IdIndex
+from hotbed.ids.rules import Admit, Expire, TableRules
+from hotbed.ids.translator import PADDING, UNKNOWN, IdCounts, Translated, Translator
 
-__all__ = ["MAX_ROWS", "Entries", "IdIndex"]
+__all__ = [
+    "MAX_ROWS",
+    "PADDING",
+    "UNKNOWN",
+    "Admit",
+    "Entries",
+    "Expire",
+    "IdCounts",
+    "IdIndex",
+    "TableRules",
+    "Translated",
+    "Translator",
+]

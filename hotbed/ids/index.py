@@ -83,17 +83,20 @@ class IdIndex:
         return rows
 
     def insert(self, tables: Tables, ids: Ints, rows: Ints) -> None:
-        """Give each (table, id), absent and distinct, its row, which nobody has."""
+        """Give each (table, id), absent and distinct, its row, which nobody has. All of them, or an error and none."""
         if rows.shape[0]:
             self._check_rows(rows)
-        position, result = 0, 0
+        position = 0
         while True:
-            position, result = kernels.insert(
-                *self._arrays(), self._shards, self._counts, self._limits, tables, ids, rows, position
-            )
+            counts = self._counts, self._limits
+            position, result = kernels.insert(*self._arrays(), self._shards, *counts, tables, ids, rows, position)
             if result < 0:
                 break
-            self._grow(result)
+            try:
+                self._grow(result)
+            except StoreError:
+                self.remove(tables[:position], ids[:position])
+                raise
         assert result == kernels.DONE, (
             f"insert: id {ids[position]} of table {tables[position]} has a row, or row {rows[position]} an id, already"
         )
@@ -110,6 +113,10 @@ class IdIndex:
         self._check_rows(np.array([row]))
         assert self._owners[row, 2] == 0, f"share: row {row} belongs to word {self._owners[row, 2]}"
         self._owners[row] = (0, 0, SHARED | (table + 1))
+
+    def unshare(self, rows: Ints) -> None:
+        """Shared rows belong to nobody again; -1 is no row."""
+        self._owners[rows[rows >= 0], 2] = 0
 
     def owners_of(self, rows: Ints) -> tuple[Tables, Ints]:
         """(table, id) of rows that belong to somebody; id 0 for a shared row."""

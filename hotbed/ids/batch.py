@@ -1,0 +1,157 @@
+"""The steps of translating one batch, compiled: unknown ids numbered, drawn for, and answered; uses marked; the unused found.
+
+Numbers among the rows of a batch: -1 is padding, -3 - e the unknown id with number e, in order of first occurrence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from hotbed.ids.cells import SHARED, hash_of, mix
+from hotbed.ids.rules import SCORE, SCORE_UNIT, STEPS, TIME
+from hotbed.ops.prefetch import prefetch
+
+UNKNOWN_FROM = -3
+_AHEAD = 16
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MOST = 2**32 - 1
+
+
+@njit(nogil=True, cache=True)
+def number_unknown(
+    tables: Any, ids: Any, rows: Any, padded: Any, padding: Any, seen: Any, firsts: Any, counts: Any
+) -> int:
+    """Number the ids without a row; firsts[e], counts[e] are where e occurs first and how often. How many there are."""
+    size = 16
+    while size < 2 * firsts.shape[0]:
+        size *= 2
+    numbers = np.full(size, -1, dtype=np.int32)
+    mask = np.uint64(size - 1)
+    found = 0
+    for i in range(ids.shape[0]):
+        table = tables[i]
+        if rows[i] >= 0:
+            seen[table] += 1
+            continue
+        if padded[table] and ids[i] == padding[table]:
+            continue
+        seen[table] += 1
+        place = (hash_of(table, ids[i]) >> np.uint64(20)) & mask
+        while True:
+            number = numbers[place]
+            if number < 0:
+                number = found
+                numbers[place] = found
+                firsts[found], counts[found] = i, 0
+                found += 1
+                break
+            if ids[firsts[number]] == ids[i] and tables[firsts[number]] == table:
+                break
+            place = (place + np.uint64(1)) & mask
+        counts[number] += 1
+        rows[i] = UNKNOWN_FROM - number
+    return found
+
+
+@njit(nogil=True, cache=True)
+def draw(tables: Any, ids: Any, counts: Any, chance: Any, seed: Any, batch: int, admitted: Any) -> None:
+    """Admit each id with the chance of its table for each of its occurrences: 64 bits of (seed, table, id, batch)."""
+    base = mix(np.uint64(seed) + np.uint64(batch) * _STEP)
+    for e in range(ids.shape[0]):
+        start = mix(hash_of(tables[e], ids[e]) ^ base)
+        for occurrence in range(counts[e]):
+            bits = mix(start + np.uint64(occurrence) * _STEP)
+            if bits < chance[tables[e]] or chance[tables[e]] == np.uint64(0xFFFFFFFFFFFFFFFF):
+                admitted[e] = True
+                break
+
+
+@njit(nogil=True, cache=True)
+def answer(rows: Any, row_of_unknown: Any) -> None:
+    """Put the rows of the unknown ids in their places."""
+    for i in range(rows.shape[0]):
+        if rows[i] <= UNKNOWN_FROM:
+            rows[i] = row_of_unknown[UNKNOWN_FROM - rows[i]]
+
+
+@njit(nogil=True, cache=True)
+def answer_known(tables: Any, ids: Any, rows: Any, padded: Any, padding: Any, otherwise: Any) -> None:
+    """For ids that teach nothing: otherwise[table] where there is no row, -1 for padding."""
+    for i in range(rows.shape[0]):
+        if rows[i] < 0 and not (padded[tables[i]] and ids[i] == padding[tables[i]]):
+            rows[i] = otherwise[tables[i]]
+
+
+@njit(nogil=True, cache=True)
+def touch(
+    tables: Any, rows: Any, expire: Any, span: Any, shared: Any, batch: int, now: int, last: Any, scores: Any,
+    out_rows: Any, out_last: Any, out_scores: Any,
+) -> int:  # fmt: skip
+    """Mark the rows of tables with expiry as used; what they held before goes to `out`. How many changed."""
+    changed = 0
+    has_scores = scores.shape[0] > 0
+    for i in range(rows.shape[0]):
+        if i + _AHEAD < rows.shape[0] and rows[i + _AHEAD] >= 0:
+            prefetch(last, 0, rows[i + _AHEAD])
+        table, row = tables[i], rows[i]
+        kind = expire[table]
+        if kind == 0 or row < 0 or row == shared[table]:
+            continue
+        stamp = now if kind == TIME else batch
+        before = np.int64(last[0, row])
+        if before == stamp:
+            continue
+        out_rows[changed], out_last[changed] = row, before
+        last[0, row] = stamp
+        if has_scores:
+            out_scores[changed] = scores[row]
+            if kind == SCORE:
+                scores[row] = min(decayed(scores[row], before, batch, span[table]) + SCORE_UNIT, _MOST)
+        changed += 1
+    return changed
+
+
+@njit(nogil=True, cache=True, inline="always")
+def decayed(score: Any, last: Any, batch: Any, half_life: Any) -> Any:
+    """The score at a batch: halved for every multiple of the half-life since the last use."""
+    halvings = batch // half_life - last // half_life
+    return np.int64(score) >> min(halvings, 63)
+
+
+@njit(nogil=True, cache=True)
+def unused(
+    owners: Any,
+    start: int,
+    last: Any,
+    scores: Any,
+    expire: Any,
+    span: Any,
+    least: Any,
+    due: Any,
+    batch: int,
+    now: int,
+    out: Any,
+) -> int:
+    """Rows start..start + len(out) - 1 of tables that are due and that go by their rule. How many."""
+    count = 0
+    for row in range(start, start + out.shape[0]):
+        owner, used = owners[row, 2], np.int64(last[0, row])
+        if owner == 0 or owner >= np.uint32(SHARED) or used == 0:
+            continue
+        table = np.int64(owner) - 1
+        if not due[table]:
+            continue
+        kind = expire[table]
+        if kind == STEPS:
+            goes = used < batch - span[table]
+        elif kind == TIME:
+            goes = now - used > span[table]
+        else:
+            goes = decayed(scores[row], used, batch, span[table]) < least[table]
+        if goes:
+            out[count] = row
+            count += 1
+    return count

@@ -1,0 +1,290 @@
+"""Translator: the ids of a batch in, keys out; ids get rows when they are admitted and lose them when they expire.
+
+    translator = Translator([TableRules(Admit(after=3), Expire(unused_steps=10_000)), TableRules()])
+    keys, released = translator.translate(tables, ids, learns=True)     # the next training batch
+    translator.trained(1)                                               # batch 1 cannot be taken back any more
+
+Training batches are numbered from 1. Everything that happens is a pure function of the training batches in their order (and of
+the time, for rules that ask for it): not of threads, of evaluation in between, or of how far ahead batches are translated.
+New rows are given in the order of first occurrence, the smallest free row first. `rewound` and `roll_back` go back to the
+state after any batch that was not yet reported as trained; see journal.py for the price.
+
+A row that expires stays unused until the first sweep 256 batches later, because records of it may still be on their way.
+When it becomes free it is reported as `released`: whoever keeps records must forget it before it uses the keys.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.errors import ConfigError, StoreError
+from hotbed.ids import batch, state
+from hotbed.ids.counting import ExactCounts, Sketch
+from hotbed.ids.index import MAX_ROWS, IdIndex, Ints, Tables
+from hotbed.ids.journal import Columns, Entry, Ledger, Memory
+from hotbed.ids.learn import Moment, learn
+from hotbed.ids.rules import ALWAYS, COUNT, NEVER, SCORE, RuleArrays, TableRules
+from hotbed.memory import parse_bytes
+
+PADDING = -1
+UNKNOWN = -2
+MAX_TABLES = 65_536
+
+
+class Translated(NamedTuple):
+    """Of one batch."""
+
+    keys: Ints  # [L]; PADDING, and outside training UNKNOWN, are no rows
+    released: Ints  # rows that are free from this batch on: forget their records before the keys are used
+
+
+class IdCounts(NamedTuple):
+    """What became of the ids of a table, in training, since the beginning."""
+
+    seen: int  # look-ups, padding left out
+    admitted: int  # ids that were given a row, each time they were
+    rejected: int  # look-ups that read the shared row
+    expired: int  # ids that lost their row
+
+
+class Translator:
+    """Keys of the dynamic tables of one group. One caller at a time; others wait their turn."""
+
+    def __init__(
+        self,
+        rules: Sequence[TableRules],
+        first_row: int = 0,
+        seed: int = 0,
+        *,
+        capacity: int = MAX_ROWS,
+        quarantine: int = 256,
+    ) -> None:
+        if not 1 <= len(rules) <= MAX_TABLES:
+            raise ConfigError(f"dynamic ids: a group has 1 to {MAX_TABLES:,} tables, not {len(rules)}")
+        self.rules = tuple(rules)
+        self.first_row = first_row
+        self.quarantine = quarantine  # training batches
+        self._seed = seed & (2**64 - 1)
+        self._arrays = RuleArrays(self.rules)
+        index = IdIndex(capacity)
+        has_scores = bool(np.any(self._arrays.expire == SCORE))
+        columns = Columns(index.capacity, has_last=bool(np.any(self._arrays.expire != NEVER)), has_scores=has_scores)
+        waiting = ExactCounts(capacity) if np.any(self._arrays.admit == COUNT) else None
+        self._memory = Memory(index, columns, waiting, self._new_sketches())
+        self._shared = np.full(len(self.rules), -1, dtype=np.int64)  # row of each table with admission
+        empty = np.empty(0, dtype=np.int64)
+        self._ledger = Ledger(0, 0, empty, 0, (), np.zeros((len(self.rules), 4), dtype=np.int64))
+        self._share_rows()
+        self._journal: deque[Entry] = deque()
+        self._is_rewound = False
+        self._turn = threading.RLock()
+
+    def translate(self, tables: Tables, ids: Ints, learns: bool, now: float | None = None) -> Translated:
+        """Keys of the ids [L] of tables [L]. `learns`: the next training batch. `now`: seconds, for tests."""
+        tables, ids = self._checked(tables, ids)
+        with self._turn:
+            if learns:
+                rows, released = self._learn(tables, ids, time.time() if now is None else now)
+            else:
+                rows, released = self._memory.index.find(tables, ids), np.empty(0, dtype=np.int64)
+                otherwise = np.where(self._arrays.admit == ALWAYS, UNKNOWN, self._shared)
+                batch.answer_known(tables, ids, rows, self._arrays.padded, self._arrays.padding, otherwise)
+        if self.first_row:
+            rows[rows >= 0] += self.first_row
+        return Translated(rows, released + self.first_row)
+
+    def trained(self, number: int) -> None:
+        """Batches up to this one are done and will not be taken back."""
+        with self._turn:
+            self._refuse_rewound()
+            self._check_number(number, least=0)
+            while self._journal and self._journal[0].after.batch <= number:
+                self._journal.popleft()
+
+    @contextmanager
+    def rewound(self, number: int) -> Iterator[None]:
+        """Inside, the state is the one after this batch; afterwards what it was. Other threads wait meanwhile."""
+        with self._turn:
+            entries = self._entries_after(number)
+            for entry in reversed(entries):
+                self._ledger = entry.undo(self._memory)
+            self._is_rewound = True
+            try:
+                yield
+            finally:
+                self._is_rewound = False
+                for entry in entries:
+                    self._ledger = entry.redo(self._memory)
+
+    def roll_back(self, number: int) -> Ints:
+        """Forget the batches after this one for good; the rows that have no owner now and had one: forget their records."""
+        with self._turn:
+            lost = []
+            for entry in reversed(self._entries_after(number)):
+                self._ledger = entry.undo(self._memory)
+                self._journal.pop()
+                if entry.new is not None:
+                    lost.append(entry.new.rows)
+            rows = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *lost]))
+            return rows[~self._memory.index.is_live(rows)] + self.first_row
+
+    @property
+    def batch(self) -> int:
+        """The number of the training batch translated last."""
+        return self._ledger.batch
+
+    @property
+    def end(self) -> int:
+        """One more than the highest key that was ever given."""
+        return self.first_row + self._ledger.next_row
+
+    def __len__(self) -> int:
+        """Ids that have a row of their own."""
+        return len(self._memory.index)
+
+    @property
+    def num_bytes(self) -> int:
+        """Host memory of everything, the journal too."""
+        memory = self._memory
+        parts = [memory.index.num_bytes, memory.columns.num_bytes(memory.index.end), self._ledger.free.nbytes]
+        parts += [sketch.cells.nbytes for sketch in memory.sketches.values()]
+        parts += [entry.num_bytes for entry in list(self._journal)]
+        return sum(parts) + (memory.waiting.num_bytes if memory.waiting is not None else 0)
+
+    def counts(self, table: int) -> IdCounts:
+        return IdCounts(*(int(count) for count in self._ledger.counters[table]))
+
+    def shared_key(self, table: int) -> int:
+        """The key of the row that ids of a table share until they are admitted; -1 for a table without admission."""
+        row = int(self._shared[table])
+        return row + self.first_row if row >= 0 else -1
+
+    def id_of(self, keys: Ints) -> tuple[Tables, Ints]:
+        """(tables, ids) of keys that belong to somebody; id 0 for a shared row."""
+        return self._memory.index.owners_of(keys - self.first_row)
+
+    def is_live(self, keys: Ints) -> NDArray[np.bool_]:
+        """Whether each key belongs to an id or is shared by many; records of others mean nothing."""
+        return self._memory.index.is_live(keys - self.first_row)
+
+    def live_keys(self, chunk: int = 1 << 18) -> Iterator[Ints]:
+        """Every live key, ascending."""
+        for rows in self._memory.index.rows(chunk, shared=True):
+            yield rows + self.first_row
+
+    def rows_state(self, keys: Ints) -> dict[str, NDArray[Any]]:
+        """Columns of some live keys; [n] each."""
+        with self._turn:
+            return state.save_rows(self._memory, keys - self.first_row, self.first_row)
+
+    def rest_state(self) -> dict[str, NDArray[Any]]:
+        """Everything that is not a row's."""
+        with self._turn:
+            return state.save_rest(self._memory, self._ledger, self._shared, self._arrays.expire, self.first_row)
+
+    def load_state(
+        self,
+        rows: Iterable[Mapping[str, NDArray[Any]]],
+        rest: Mapping[str, NDArray[Any]],
+        table_of: Sequence[int] | None = None,
+        now: float | None = None,
+    ) -> list[str]:
+        """Take over what rows_state (in parts, all live keys) and rest_state gave; what did not carry over, in words.
+
+        table_of[t] is the number that the saved table t has here, -1 for one that is gone. Rows of tables that expire by
+        another kind of rule than before start as if they were used now.
+        """
+        with self._turn:
+            if self._ledger.batch or len(self):
+                raise StoreError(
+                    "dynamic ids: a state can be loaded once, before the first batch; make a new Translator"
+                )
+            saved = state.Saved(rest, table_of, self._arrays, int(time.time() if now is None else now))
+            self._memory.index.unshare(self._shared)
+            self._ledger, self._shared = state.load(self._memory, self._arrays, rows, saved)
+            self._share_rows()
+            return saved.lost
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a law is broken."""
+        with self._turn:
+            self._memory.index.check_integrity()
+            ledger, index = self._ledger, self._memory.index
+            free = ledger.free[ledger.head :]
+            waiting = [rows for _, rows in ledger.quarantined]
+            idle = np.concatenate([free, *waiting])
+            num_shared = int(np.count_nonzero(self._shared >= 0))
+            assert np.unique(idle).shape == idle.shape, "a row is free twice, or free and in quarantine"
+            assert not index.is_live(idle).any(), "a row that is free or in quarantine has an owner"
+            assert len(index) + num_shared + idle.shape[0] == ledger.next_row, (
+                f"ids {len(index)} + shared {num_shared} + free {free.shape[0]} + in quarantine "
+                f"{idle.shape[0] - free.shape[0]} != rows ever used {ledger.next_row}"
+            )
+
+    def _refuse_rewound(self) -> None:
+        if self._is_rewound:
+            raise StoreError("dynamic ids: inside rewound() the state can be read, not changed; leave it first")
+
+    def _learn(self, tables: Tables, ids: Ints, now: float) -> tuple[Ints, Ints]:
+        self._refuse_rewound()
+        if not 1 <= now < 2**32:
+            raise ConfigError(f"dynamic ids: the time must be 1 to 2**32 seconds since 1970, not {now}")
+        moment = Moment(self._ledger.batch + 1, int(now), self._seed, self.quarantine, self._trained)
+        entry = Entry(self._ledger, self._ledger._replace(batch=moment.batch))
+        try:
+            rows, released = learn(self._memory, self._arrays, self._shared, entry, moment, tables, ids)
+        except BaseException:
+            self._ledger = entry.undo(self._memory)
+            raise
+        self._ledger = entry.after
+        self._journal.append(entry)
+        return rows, released
+
+    @property
+    def _trained(self) -> int:
+        """The last batch that cannot be taken back."""
+        return self._journal[0].before.batch if self._journal else self._ledger.batch
+
+    def _entries_after(self, number: int) -> list[Entry]:
+        self._refuse_rewound()
+        self._check_number(number, least=self._trained)
+        return [entry for entry in self._journal if entry.after.batch > number]
+
+    def _check_number(self, number: int, least: int) -> None:
+        if not least <= number <= self._ledger.batch:
+            raise StoreError(
+                f"dynamic ids: batch {number} is asked for; the last one translated is {self._ledger.batch}, and those before "
+                f"{least} cannot be gone back to. Report a batch as trained only when its rows are, and in order."
+            )
+
+    def _checked(self, tables: Tables, ids: Ints) -> tuple[Tables, Ints]:
+        tables, ids = np.ascontiguousarray(tables), np.ascontiguousarray(ids)
+        fits = tables.dtype == np.uint16 and ids.dtype == np.int64 and tables.shape == ids.shape and ids.ndim == 1
+        assert fits, (
+            f"tables {tables.dtype}{tables.shape} and ids {ids.dtype}{ids.shape} must be uint16 [L] and int64 [L]"
+        )
+        assert not tables.shape[0] or tables.max() < len(self.rules), f"table {tables.max()} of {len(self.rules)}"
+        return tables, ids
+
+    def _new_sketches(self) -> dict[int, Sketch]:
+        sketches = {}
+        for table, rule in enumerate(self.rules):
+            if rule.admission is not None and rule.admission.sketch is not None:
+                size = parse_bytes(rule.admission.sketch, "sketch")
+                sketches[table] = Sketch(size, rule.admission.after or 1, (self._seed + table) & (2**64 - 1))
+        return sketches
+
+    def _share_rows(self) -> None:
+        """Give every table with admission, and none yet, its shared row."""
+        for table in np.flatnonzero((self._arrays.admit != ALWAYS) & (self._shared < 0)):
+            self._ledger, rows = self._ledger.take(1)
+            self._memory.index.share(int(rows[0]), int(table))
+            self._shared[table] = rows[0]

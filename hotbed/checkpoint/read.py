@@ -130,7 +130,8 @@ def refuse_misfits(entry: Entry, tables: Mapping[str, TableShape]) -> None:
     wrong += [f"its table {name!r} is not wanted" for name in saved if name not in tables]
     for name, shape in tables.items():
         if name in saved and saved[name] != shape:
-            wrong.append(f"table {name!r} {differences(saved[name], shape)}")
+            pairs = differences(saved[name], shape).items()
+            wrong.append(f"table {name!r} has " + ", ".join(f"{what} {old}, not {new}" for what, (old, new) in pairs))
     if wrong:
         raise RunError(
             f"{entry.folder} does not fit this run: {'; '.join(wrong[:5])}{' ...' if len(wrong) > 5 else ''}. "
@@ -138,7 +139,7 @@ def refuse_misfits(entry: Entry, tables: Mapping[str, TableShape]) -> None:
         )
 
 
-def differences(saved: TableShape, wanted: TableShape) -> str:
+def differences(one: TableShape, other: TableShape) -> dict[str, tuple[object, object]]:
     """Every field in which two shapes differ."""
-    names = [name for name in TableShape.__dataclass_fields__ if getattr(saved, name) != getattr(wanted, name)]
-    return ", ".join(f"was saved with {name} {getattr(saved, name)}, not {getattr(wanted, name)}" for name in names)
+    pairs = {name: (getattr(one, name), getattr(other, name)) for name in TableShape.__dataclass_fields__}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -6,6 +6,7 @@ A row that is not carried over has its first value, as in a new run.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,10 @@ class Carried:
     dense: int = 0  # tensors
     notes: list[str] = field(default_factory=list)  # everything that did not carry over
 
+    def of_tables(self, what: dict[str, list[str]]) -> None:
+        """Note what is so for one table or many: text -> their names."""
+        self.notes += [f"table{'s' * (len(names) > 1)} {', '.join(names)}: {text}" for text, names in what.items()]
+
     def text(self) -> str:
         """For a person."""
         first = f"from {self.source}: {sum(self.rows.values()):,} rows of {len(self.rows)} tables, {self.dense} dense tensors"
@@ -55,7 +60,7 @@ def warm_start(
     weights = tensors_of(entry, DENSE)
     carried = Carried(entry.folder)
     sink = rows_of_tables(tables).restore()
-    plans = _plans(entry.manifest.tables, sink.tables, carried.notes)
+    plans = _plans(entry.manifest.tables, sink.tables, carried)
     tally = {name: _Tally((translation or {}).get(name), sink.tables[name].rows) for name in plans}
     try:
         sink.begin()
@@ -72,8 +77,9 @@ def warm_start(
     finally:
         forget(tables)
     carried.rows = {name: one.num_kept for name, one in tally.items()}
-    lost = {name: one.num_lost for name, one in tally.items() if one.num_lost}
-    carried.notes += [f"{count:,} rows of table {name!r}: their ids are not in it" for name, count in lost.items()]
+    lost = ", ".join(f"{name} {one.num_lost:,}" for name, one in tally.items() if one.num_lost)
+    if lost:
+        carried.notes.append(f"rows whose ids the tables do not have: {lost}")
     if model is not None:
         _carry_dense(weights, model, carried)
     carried.notes.append(
@@ -82,36 +88,38 @@ def warm_start(
     return carried
 
 
-def _plans(saved: dict[str, TableShape], wanted: dict[str, TableShape], notes: list[str]) -> dict[str, TableShape]:
+def _plans(saved: dict[str, TableShape], wanted: dict[str, TableShape], carried: Carried) -> dict[str, TableShape]:
     """The saved shapes of the tables whose rows carry over; a note on everything that does not."""
-    plans = {}
-    notes += [f"table {name!r}: the model has none of this name" for name in saved if name not in wanted]
+    plans, said = {}, defaultdict[str, list[str]](list)
+    for name in saved:
+        if name not in wanted:
+            said["not in this model"].append(name)
     for name, shape in wanted.items():
         old = saved.get(name)
         if old is None:
-            notes.append(f"table {name!r} is new: it begins with first values")
+            said["new, begins with first values"].append(name)
         elif (old.hashing or shape.hashing) and (old.hashing, old.rows) != (shape.hashing, shape.rows):
-            notes.append(
-                f"table {name!r}: ids are hashed into {shape.rows} rows instead of {old.rows}, and mean others"
-            )
+            said["ids are hashed into another number of rows, so a row means other ids"].append(name)
         elif shape.dim < old.dim:
-            notes.append(f"table {name!r}: vectors of {old.dim} numbers do not fit in {shape.dim}")
+            said[f"vectors of {old.dim} numbers do not fit in {shape.dim}"].append(name)
         else:
             plans[name] = old
-            _note_changes(name, old, shape, notes)
+            for change in _changes(old, shape):
+                said[change].append(name)
+    carried.of_tables(said)
     return plans
 
 
-def _note_changes(name: str, old: TableShape, new: TableShape, notes: list[str]) -> None:
+def _changes(old: TableShape, new: TableShape) -> Iterator[str]:
+    """What of the rows themselves is lost or altered."""
     if new.dim > old.dim:
-        notes.append(f"table {name!r}: columns {old.dim} to {new.dim - 1} of every vector begin with first values")
+        yield f"numbers {old.dim} to {new.dim - 1} of every vector begin with first values"
     if (old.optimizer, set(old.states)) != (new.optimizer, set(new.states)):
-        was, now = old.optimizer or "none", new.optimizer or "none"
-        notes.append(f"table {name!r}: optimizer state of {was} is re-initialised for {now}")
+        yield f"optimizer state of {old.optimizer or 'none'} is re-initialised for {new.optimizer or 'none'}"
     if old.precision != new.precision:
-        notes.append(f"table {name!r}: weights in {old.precision} become {new.precision}")
+        yield f"weights in {old.precision} become {new.precision}"
     if (old.seed, old.init) != (new.seed, new.init):
-        notes.append(f"table {name!r}: rows never trained begin with {new.init} of seed {new.seed}")
+        yield f"rows never trained begin with {new.init} of seed {new.seed}"
 
 
 def _replay(

@@ -39,6 +39,9 @@ COMMANDS = {
         "hotbed.cli.simulate", "simulate_command", "Count a cache's hits on a dataset, without training."
     ),
     "bench": Entry("hotbed.cli.bench", "bench_command", "Time the training step beside FBGEMM's and torch's."),
+    "checkpoint": Entry(
+        "hotbed.cli.checkpoint", "checkpoint_app", "List, verify, compare and prune the checkpoints of a run."
+    ),
     "report": Entry("hotbed.cli.report", "report_command", "Write the report page of a run again."),
 }
 

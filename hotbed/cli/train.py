@@ -46,6 +46,8 @@ _RESUME_MAY_CHANGE = {
     "train.patience",
     "train.plateau_factor",
     "train.checkpoint_every",
+    "train.checkpoint_full_every",
+    "train.keep_checkpoints",
 }
 
 
@@ -65,6 +67,10 @@ def train_command(
     seed: int | None = typer.Option(None, help="Same seed, same machine: same bits."),
     sets: list[str] = typer.Option([], "--set", help="path=value, e.g. model.dim=32; may be given many times."),
     resume: Path | None = typer.Option(None, help="Go on with this run folder, as if it had never stopped."),
+    warm_start: Path | None = typer.Option(
+        None, "--warm-start", help="Begin with the rows and weights of a run or checkpoint, as far as they fit."
+    ),
+    checkpoint_every: int | None = typer.Option(None, help="Steps between checkpoints; 0 saves at the end only."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Start anew in a folder that holds a run."),
     quiet: bool = typer.Option(False, "--quiet", help="Only the result."),
     show: bool = typer.Option(False, "--show", help="Print all settings as a run file, and train nothing."),
@@ -84,6 +90,8 @@ def train_command(
     hotbed train run.yaml --set model.dim=32 --set model.options.dropout=0.2 --out runs/wide
 
     hotbed train --resume runs/wide
+
+    hotbed train --warm-start runs/wide --data new-clicks --set tables.optimizer=adam --out runs/next
     """
     flags = {
         "data.path": data,
@@ -94,14 +102,15 @@ def train_command(
         **_cache_flags(cache, hbm),
         "tables.memory": memory,
         "tables.policy": policy,
+        "train.checkpoint_every": checkpoint_every,
     }
     given = {path: value for path, value in flags.items() if value is not None}
     if show:
         typer.echo(_as_run_file(_config(run_file, given, sets)), nl=False)
     elif resume is None:
-        _train(_config(run_file, given, sets), folder, overwrite=overwrite, quiet=quiet)
+        _train(_config(run_file, given, sets), folder, overwrite=overwrite, quiet=quiet, source=warm_start)
     else:
-        refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite}
+        refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
         _train(_resumed(resume, given, sets, refused), resume, resume=True, quiet=quiet)
 
 
@@ -147,16 +156,24 @@ def _resumed(folder: Path, given: dict[str, Any], sets: list[str], refused: dict
 
 
 def _train(
-    config: RunConfig, folder: Path | None, *, quiet: bool, overwrite: bool = False, resume: bool = False
+    config: RunConfig,
+    folder: Path | None,
+    *,
+    quiet: bool,
+    overwrite: bool = False,
+    resume: bool = False,
+    source: Path | None = None,
 ) -> None:
     from hotbed.build import build
     from hotbed.data.describe import describe
     from hotbed.train.files import write_text
     from hotbed.train.run_folder import alone, check_free, default_run, make_run
+    from hotbed.train.warm_start import source_of, start_from
 
     run_folder = folder or default_run(config.model.name, config.data.path)
     if not resume:
         check_free(run_folder, overwrite)
+    entry = None if source is None else source_of(source, run_folder)
     dataset = open_dataset(config.data.path)
     with ExitStack() as held:
         with err().status("building tables and model"):
@@ -170,6 +187,9 @@ def _train(
             write_text(run_folder / "config.json", config.to_json())
             if not resume:
                 write_text(run_folder / "data.json", json.dumps(describe(dataset)) + "\n")
+            carried = None if entry is None else start_from(entry, run_folder, built.training.learner, dataset)
+        if carried is not None and not quiet:
+            err().print(f"warm start {carried.text()}", soft_wrap=True)
         _warn_of_few_steps(built.training, config.data.batch_size)
         _run(built, quiet)
 

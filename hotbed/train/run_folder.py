@@ -24,6 +24,7 @@ CONTENT = (
     "metrics.jsonl",
     "summary.json",
     "report.html",
+    "warm_start.json",
     "model",
     "checkpoints",
     "checkpoint",

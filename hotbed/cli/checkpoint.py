@@ -1,0 +1,190 @@
+"""`hotbed checkpoint`: list, verify, compare and prune the checkpoints of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from hotbed.cli.console import err, out
+
+if TYPE_CHECKING:
+    from hotbed.checkpoint.diff import Diff
+
+checkpoint_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
+_RUN = typer.Argument(help="A run folder, a folder of checkpoints, or one checkpoint.")
+_MOST_LINES = 40  # of dense tensors or tables
+
+
+@checkpoint_app.command("list", no_args_is_help=True)
+def list_command(run: Annotated[Path, _RUN]) -> None:
+    """List checkpoints: step, kind, what an incremental one adds to, size, rows, age.
+
+    A [bold]full[/bold] checkpoint holds every row ever trained; an [bold]incremental[/bold] one the rows touched since its
+    parent. `hotbed train --resume RUN` takes the newest.
+
+    [bold]For example:[/bold]
+
+    hotbed checkpoint list runs/demo
+    """
+    from hotbed.checkpoint.manifest import read_manifest
+    from hotbed.errors import RunError
+    from hotbed.memory import in_words
+
+    table = Table()
+    for heading in ("checkpoint", "step", "kind", "parent", "size", "rows", "age"):
+        table.add_column(heading, justify="right" if heading in ("step", "size", "rows", "age") else "left")
+    for folder in _folders(run):
+        try:
+            found = read_manifest(folder)
+        except RunError as error:
+            table.add_row(folder.name, "-", "damaged", str(error), "-", "-", "-")
+            continue
+        size, rows = in_words(found.num_bytes), f"{found.num_rows:,}"
+        table.add_row(
+            folder.name, f"{found.step:,}", found.kind, found.parent or "-", size, rows, _age(time.time() - found.time)
+        )
+    out().print(table)
+
+
+@checkpoint_app.command("verify", no_args_is_help=True)
+def verify_command(run: Annotated[Path, _RUN]) -> None:
+    """Read every byte of every checkpoint: checksums, rows, and that no chain has a hole. Names what is damaged.
+
+    Ends with code 2 when something is wrong. Nothing is changed.
+
+    [bold]For example:[/bold]
+
+    hotbed checkpoint verify runs/demo
+    """
+    from hotbed.checkpoint.verify import problems_of
+    from hotbed.errors import RunError
+
+    folders = _folders(run)
+    problems: dict[Path, list[str]] = {}
+    with _bar("verifying", _bytes_of(folders)) as report:
+        for folder in folders:
+            problems[folder] = problems_of(folder, report)
+    wrong = [text for found in problems.values() for text in found]
+    good = [folder.name for folder, found in problems.items() if not found]
+    if not wrong:
+        out().print(f"{len(good)} checkpoint{'s are' if len(good) > 1 else ' is'} whole: {', '.join(good)}")
+        return
+    way_out = f" The newest whole one is {good[-1]}; move the later ones away to resume from it." if good else ""
+    count = f"{len(wrong)} problem{'s' * (len(wrong) > 1)}"
+    raise RunError("\n  - ".join([f"{count} in {run}:{way_out}", *wrong]))
+
+
+@checkpoint_app.command("diff", no_args_is_help=True)
+def diff_command(
+    one: Annotated[Path, typer.Argument(help="A checkpoint, or a run for its newest.")],
+    other: Annotated[Path, typer.Argument(help="What it is compared with.")],
+) -> None:
+    """Compare two checkpoints: settings, tables, rows changed, added and gone, dense weights.
+
+    [bold]For example:[/bold]
+
+    hotbed checkpoint diff runs/demo/checkpoints/000000001000 runs/demo/checkpoints/000000002000
+
+    hotbed checkpoint diff runs/one runs/two
+    """
+    from hotbed.checkpoint.chain import chain_of, find
+    from hotbed.checkpoint.diff import diff
+
+    entries = find(one), find(other)
+    with _bar("comparing", _bytes_of([link.folder for entry in entries for link in chain_of(entry)])) as report:
+        found = diff(*entries, report)
+    console = out()
+    console.print(f"{entries[0].folder} -> {entries[1].folder}", soft_wrap=True)
+    for path, (before, after) in found.settings.items():
+        console.print(f"  {path}: {before!r} -> {after!r}", soft_wrap=True)
+    for name, what in found.shapes.items():
+        console.print(f"  table {name}: {what}", soft_wrap=True)
+    console.print(_rows_table(found))
+    for tensor in found.dense[:_MOST_LINES]:
+        change = "" if tensor.largest is None else f", by {tensor.largest:.3g} at most"
+        console.print(f"  dense {tensor.name}: {tensor.what}{change}", soft_wrap=True)
+    if len(found.dense) > _MOST_LINES:
+        console.print(f"  and {len(found.dense) - _MOST_LINES} more dense tensors")
+    if not found.dense:
+        console.print("  dense weights: the same")
+    if found.frozen:
+        console.print(f"  {found.frozen} linked ssd files were not compared")
+
+
+@checkpoint_app.command("prune", no_args_is_help=True)
+def prune_command(
+    run: Annotated[Path, typer.Argument(help="A run folder or a folder of checkpoints.")],
+    keep: Annotated[int, typer.Option(min=1, help="How many of the newest stay, with all that they add to.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Remove old checkpoints; one that a kept one adds to stays.
+
+    [bold]For example:[/bold]
+
+    hotbed checkpoint prune runs/demo --keep 1 --dry-run
+    """
+    from hotbed.checkpoint.chain import locked, remove, unneeded
+    from hotbed.memory import in_words
+
+    root = _folders(run)[0].parent
+    with locked(root):
+        doomed = unneeded(root, keep)
+        size = in_words(_bytes_of(doomed))
+        if not dry_run:
+            remove(doomed)
+    what = "would be removed" if dry_run else "removed"
+    out().print(
+        f"{len(doomed)} checkpoints {what}, {size}: {', '.join(one.name for one in doomed) or '-'}", soft_wrap=True
+    )
+
+
+def _folders(place: Path) -> list[Path]:
+    """The checkpoints of a run or a folder, or the one that is named."""
+    from hotbed.checkpoint.chain import find, folders_in
+
+    for root in (place / "checkpoints", place):
+        if folders := folders_in(root):
+            return folders
+    return [find(place).folder]
+
+
+def _bytes_of(folders: list[Path]) -> int:
+    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+
+
+def _rows_table(found: Diff) -> Table:
+    table = Table("table")
+    for heading in ("same", "changed", "added", "gone", "largest change", "at id"):
+        table.add_column(heading, justify="right")
+    lines = sorted(found.tables.items(), key=lambda one: -one[1].changed - one[1].added - one[1].gone)
+    for name, rows in lines[:_MOST_LINES]:
+        counts = [f"{count:,}" for count in (rows.same, rows.changed, rows.added, rows.gone)]
+        move = "-" if rows.largest is None else f"{rows.largest:.3g}"
+        table.add_row(name, *counts, move, "-" if rows.largest_id is None else str(rows.largest_id))
+    if len(lines) > _MOST_LINES:
+        table.caption = f"{len(lines) - _MOST_LINES} more tables changed less"
+    return table
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+@contextmanager
+def _bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar over bytes, on a terminal."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda count: bar.advance(task, count)

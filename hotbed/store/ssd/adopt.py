@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 from hotbed.errors import StoreError
@@ -62,10 +63,9 @@ def _register(path: Path, indexed: IndexedSegment, segments: Segments, limit: in
             f"{path.parent} does not fit under the cap: {path.name} has {in_words(size)}, {in_words(segments.used_bytes)} of "
             f"{in_words(limit)} are taken. Give a larger ssd=."
         )
-    target = segments.folder / path.name
+    target = _free_name(segments.folder, path)
     try:
         with cannot_write(target):
-            target.unlink(missing_ok=True)
             link_or_copy(path, target)
         handle, header = open_segment(target, segments.width, indexed.num_records)
     except BaseException:
@@ -77,3 +77,9 @@ def _register(path: Path, indexed: IndexedSegment, segments: Segments, limit: in
     segment.sealed = segment.synced = True
     segments.skip_numbers(header.number)
     return segment
+
+
+def _free_name(folder: Path, path: Path) -> Path:
+    """The segment's own name, unless a checkpoint in progress still holds the file of that name."""
+    names = (path.name if number == 0 else f"{path.stem}.{number}.rows" for number in count())
+    return next(folder / name for name in names if not (folder / name).exists())

@@ -45,7 +45,7 @@ class NoRoomError(Exception):
 
 
 class Appender:
-    """The end of the log. `lock` is held from append until the index knows the records."""
+    """The end of the log. `lock` is held from append until the index knows the records and `settle` was called."""
 
     def __init__(self, segments: Segments) -> None:
         self.lock = threading.RLock()
@@ -68,6 +68,7 @@ class Appender:
             with cannot_write(segments.folder if old is None else old.path):
                 while start < num_records:
                     segment = self._writable()
+                    segment.settled = False
                     stop = min(start + self._room(), num_records)
                     pieces.append(Piece(segment, segment.num_records, start, stop))
                     self._write(segment, keys[start:stop], records[start:stop])
@@ -78,6 +79,12 @@ class Appender:
             raise
         self.bytes_written += num_bytes
         return pieces
+
+    @staticmethod
+    def settle(pieces: list[Piece]) -> None:
+        """The index knows these records."""
+        for piece in pieces:
+            piece.segment.settled = True
 
     def seal(self) -> None:
         """Nothing is appended any more to the segments there are."""
@@ -120,7 +127,7 @@ class Appender:
                     segments.drop(segment)
             self._current = old
             if old is not None:
-                old.sealed = False
+                old.sealed, old.settled = False, True
                 with suppress(
                     OSError
                 ):  # the bytes past its end are no records; they are written over or deleted with it

@@ -12,8 +12,6 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-import numpy as np
-
 from hotbed.errors import StoreError
 from hotbed.store.ssd.append import Appender, NoRoomError
 from hotbed.store.ssd.kernels import relocate
@@ -55,8 +53,9 @@ class Compaction:
 
     def wait(self) -> None:
         """Until the background has nothing to do."""
-        if self._thread is not None:
-            self._thread.join()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
 
     def stop(self) -> None:
         """Leave off at the next piece, for good."""
@@ -145,13 +144,14 @@ class Compaction:
                                 segments.live_of_slot,
                                 segments.num_live,
                             )
+                        self.appender.settle(pieces)
         except NoRoomError:
             return False
         except BaseException:
             segment.damaged = True
             raise
         left = int(segments.num_live[segment.slot])
-        assert left == 0, f"{segment.path}: {left} live records of {int(np.count_nonzero(live))} words were not copied"
+        assert left == 0, f"{segment.path}: {left} of {segment.num_records} records are live and were not copied"
         segments.retire(segment)
         self.num_done += 1
         return True
@@ -160,5 +160,7 @@ class Compaction:
         return [
             Stale(segment, int(self._segments.num_live[segment.slot]))
             for segment in self._segments
-            if segment.sealed and not (segment.num_holds or segment.damaged or self._segments.is_dead(segment))
+            if segment.sealed
+            and segment.settled
+            and not (segment.num_holds or segment.damaged or self._segments.is_dead(segment))
         ]

@@ -37,6 +37,7 @@ class Segment:
         self.num_records = 0
         self.num_holds = 0  # checkpoints in progress that need the file
         self.sealed = False  # nothing is appended any more
+        self.settled = True  # the index knows all its records; until then those that are live look stale
         self.synced = False
         self.damaged = False  # compaction has met a record it cannot read, and leaves the segment alone
 
@@ -133,7 +134,7 @@ class Segments:
             yield files[0], files[1]
         finally:
             with self.lock:
-                self._active.remove(ticket)
+                self._active.discard(ticket)  # closing has let all readers go
                 self.reap()
 
     def retire(self, segment: Segment) -> None:

@@ -34,6 +34,7 @@ from hotbed.store.ssd.append import Appender, NoRoomError, Piece
 from hotbed.store.ssd.compaction import Compaction
 from hotbed.store.ssd.format import HEADER_BYTES, MAX_RECORD_BYTES, IndexedSegment, record_bytes
 from hotbed.store.ssd.frozen import Frozen, sync
+from hotbed.store.ssd.integrity import check_integrity
 from hotbed.store.ssd.places import MAX_ROWS, Places
 from hotbed.store.ssd.read import Found, read_records
 from hotbed.store.ssd.segments import Segments, cannot_write
@@ -178,7 +179,8 @@ class SsdStore:
     def flush(self) -> None:
         """Bring everything written to the disk."""
         self._compaction.raise_error()
-        with self._writer.lock, self._compaction.appender.lock:
+        self._check_open()
+        with self._writer.lock, self._segments.reading():
             for segment in self._segments:
                 with cannot_write(segment.path):
                     sync(segment)
@@ -219,6 +221,10 @@ class SsdStore:
         """Of memory, not of the disk: address space of the index and bitmaps; pages become memory when they are used."""
         return self._places.num_bytes + sum(segment.live.nbytes for segment in self._segments)
 
+    def check_integrity(self) -> None:
+        """The conservation laws of index, bitmaps and files; for tests, while nothing else goes on."""
+        check_integrity(self._segments, self._places)
+
     def _find(self, keys: NDArray[np.int64], waits: bool, stack: ExitStack) -> Found:
         """Where the records of keys are; they stay readable there until the stack is left."""
         places, found, missing = (np.empty(keys.size, dtype=np.int64) for _ in range(3))
@@ -243,6 +249,7 @@ class SsdStore:
             segments.num_live[:] = 0
             for segment in segments:
                 if not segments.is_dead(segment):
+                    segment.live[:] = 0
                     segments.retire(segment)
         segments.wait_for_readers()
 
@@ -253,6 +260,7 @@ class SsdStore:
                 part = keys[piece.start : piece.stop]
                 arrays = segments.live_of_slot, segments.num_live
                 kernels.commit(places.words, places.touched, part, piece.place, *arrays)
+            self._writer.settle(pieces)
 
     def _append_after_compaction(
         self, keys: NDArray[np.int64], records: NDArray[np.float32], num_bytes: int

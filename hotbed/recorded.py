@@ -83,6 +83,7 @@ class _KeyLane:
         self._maker = KeyMaker(self._spans, self._group.addresses(inputs.tables), self.device)
         self._addresses = torch.zeros(BATCHES, dtype=torch.int64, pin_memory=self.device.type == "cuda")
         self._host_addresses = self._addresses.numpy()
+        self._device_addresses = torch.zeros(BATCHES, dtype=torch.int64, device=self.device)
         self._state = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._num_lookups = shape[0] * shape[1]
         length = -(-self._num_lookups // 16) * 16
@@ -153,6 +154,7 @@ class _KeyLane:
     def _make(self) -> None:
         from hotbed.ops.keys.triton import keep
 
-        keys = self._maker(self._addresses, self._state, 0, 0)
+        self._device_addresses.copy_(self._addresses, non_blocking=True)
+        keys = self._maker(self._device_addresses, self._state, 0, 0)
         sorted_keys, order = torch.sort(keys, stable=True)
         keep(keys, sorted_keys, order, self._kept, self._state)

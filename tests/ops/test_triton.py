@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+import hotbed
 from hotbed.ops.keys import Addresses
 from hotbed.ops.keys import reference as keys_reference
 from hotbed.ops.lookup import reference as lookup_reference
 from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.records import layout_of
 from hotbed.ops.update import TableRows, settings_of
 from hotbed.ops.update import reference as update_reference
 from tests.ops.cases import random_bags, random_matrix
@@ -38,6 +40,22 @@ def test_lookup(make, dim):
         records = torch.randn(sum(ROWS), dim + 3, generator=generator)
         actual = lookup(records.to(DEVICE), on_device(lookups), dim)
         torch.testing.assert_close(actual.cpu(), lookup_reference.lookup(records, lookups, dim), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [[5, 27, 32, 1, 64, 31, 33, 96], [7, 3300, 1, 40], [1024, 1056, 31, 1025], [4096]])
+def test_rows_that_cross_borders(lengths):
+    from hotbed.ops.update.triton import update
+
+    optimizer, dim = hotbed.optim.SGD(lr=1.0), 3
+    keys = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    generator = torch.Generator().manual_seed(len(keys))
+    keys = keys[torch.randperm(len(keys), generator=generator)]
+    grad = torch.randint(-9, 10, (len(keys), dim), generator=generator).float()  # whole numbers: sums are exact
+    records = torch.zeros(len(lengths), layout_of(dim, optimizer).width, device=DEVICE)
+    lookups = on_device(Lookups(keys, (), len(keys)))
+    update(records, layout_of(dim, optimizer), grad.to(DEVICE), lookups, settings_of(optimizer, 1.0, ()))
+    expected = -torch.zeros(len(lengths), dim).index_add_(0, keys, grad)
+    assert torch.equal(records[:, :dim].cpu(), expected)
 
 
 @pytest.mark.parametrize("make", [random_matrix, random_bags])

@@ -1,15 +1,16 @@
-"""Gradient sum per row and row update as Triton kernels: sorted look-ups in, updated records out, twice over the borders.
+"""Gradient sum per row and row update as Triton kernels: sorted look-ups in, updated records out.
 
 The look-ups are sorted by row (stable, so equal rows keep the order of the batch) and cut into chunks of 32. A program walks
-one chunk: a row that lies within it is summed and updated at once; the parts of a row that crosses a border are kept, and a
-second kernel adds them, chunk after chunk, and updates. A row that fills hundreds of chunks is therefore summed by hundreds
-of programs. Where borders fall depends on the keys of the batch alone: the result is the same bits whatever slot a row is in.
+one chunk: a row that lies within it is summed and updated at once; the parts of a row that crosses a border are kept, added
+up over groups of chunks by a second kernel, and by a third, which updates the row. A row that fills hundreds of chunks is
+therefore summed by hundreds of programs. Where borders fall depends on the keys of the batch alone: the result is the same
+bits whatever slot a row is in.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -27,7 +28,8 @@ from hotbed.optim.rules import Rule
 
 _FP32 = tl.constexpr(FP32)
 _CHUNK = 32
-_HEADS = 64  # borders added at once by the second kernel, fewer for wide rows: a row may cross hundreds
+_GROUP = 32  # chunks
+_HEADS = 16  # sums added at once
 
 
 @triton.jit
@@ -149,7 +151,7 @@ def _add(
     return key, total, count, continues
 
 
-@triton.jit(do_not_specialize=["salt"])
+@triton.jit(do_not_specialize=["salt", "num_lookups"])
 def _chunks(
     records, keys, order, slots, grad, out_rows, scale, bad, partial, partial_count,
     lr, l2, weight_decay, clip_norm, constants, salt, num_lookups, width,
@@ -213,16 +215,54 @@ def _chunks(
         i += 4
 
 
-@triton.jit(do_not_specialize=["salt"])
+@triton.jit
+def _add_parts(total, count, parts, part_counts, which, apart, there, d, inside, DIM: tl.constexpr):
+    """Add the sums `which` [H] of `parts`, which stand `apart` sums apart."""
+    place = parts + which[:, None] * apart * DIM + d[None, :]
+    values = tl.load(place, mask=there[:, None] & inside[None, :], other=0.0)
+    counts = tl.load(part_counts + which * apart, mask=there, other=0)
+    return total + tl.sum(values, axis=0), count + tl.sum(counts, axis=0)
+
+
+@triton.jit(do_not_specialize=["num_lookups"])
+def _groups(
+    keys, partial, partial_count, group_partial, group_count, num_lookups,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Add the parts of chunks whose look-ups are all of one row, which began before them, a whole group of chunks at a time."""
+    group = tl.program_id(0).to(tl.int64)
+    first = group * GROUP * CHUNK
+    stop = first + GROUP * CHUNK
+    key = tl.load(keys + first)
+    before = tl.load(keys + first - 1, mask=first > 0, other=-2)
+    last = tl.load(keys + stop - 1, mask=stop <= num_lookups, other=-2)
+    if (key == before) & (key == last) & (key >= 0):
+        d = tl.arange(0, BLOCK_D)
+        inside = d < DIM
+        total = tl.zeros([BLOCK_D], dtype=partial.dtype.element_ty)
+        count = group * 0
+        chunk = group * GROUP + tl.arange(0, HEADS)
+        for _ in range(GROUP // HEADS):
+            total, count = _add_parts(total, count, partial, partial_count, chunk, 2, chunk >= 0, d, inside, DIM)
+            chunk += HEADS
+        tl.store(group_partial + group * DIM + d, total, mask=inside)
+        tl.store(group_count + group, count)
+
+
+@triton.jit(do_not_specialize=["salt", "num_lookups"])
 def _borders(
-    records, keys, order, slots, bad, partial, partial_count,
-    lr, l2, weight_decay, clip_norm, constants, salt, num_lookups, num_chunks, width,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, HEADS: tl.constexpr,
+    records, keys, order, slots, bad, partial, partial_count, group_partial, group_count,
+    lr, l2, weight_decay, clip_norm, constants, salt, num_lookups, width,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
     CHECKED: tl.constexpr, PRECISION: tl.constexpr, STATE: tl.constexpr,
     STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
     ROW: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
-    """The row that starts in this chunk and goes on into the next, if there is one."""
+    """The row that starts in this chunk and goes on into the next, if there is one.
+
+    Its parts: of chunks up to a border of groups, of whole groups, of the chunks that remain. A row that occurs a hundred
+    thousand times is thus added in some ten steps.
+    """
     chunk = tl.program_id(0).to(tl.int64)
     first = chunk * CHUNK
     stop = first + CHUNK
@@ -234,25 +274,40 @@ def _borders(
         goes_on = goes_on & (tl.load(bad) == 4611686018427387904)
     if goes_on & starts_here & (key >= 0):
         d = tl.arange(0, BLOCK_D)
+        h = tl.arange(0, HEADS)
         inside = d < DIM
         total = tl.load(partial + (chunk * 2 + 1) * DIM + d, mask=inside, other=0.0)
         count = tl.load(partial_count + chunk * 2 + 1)
         c = chunk + 1
-        more = c < num_chunks
+        more = c % GROUP != 0
         while more:
-            heads = c + tl.arange(0, HEADS)
-            same = tl.load(keys + heads * CHUNK, mask=heads < num_chunks, other=-2) == key
-            values = tl.load(
-                partial + heads[:, None] * 2 * DIM + d[None, :], mask=same[:, None] & inside[None, :], other=0.0
-            )
-            total += tl.sum(values, axis=0)
-            count += tl.sum(tl.load(partial_count + heads * 2, mask=same, other=0), axis=0)
-            c += HEADS
-            more = (tl.sum(same.to(tl.int32), axis=0) == HEADS) & (c < num_chunks)
+            heads = c + h
+            there = (heads // GROUP == c // GROUP) & (heads * CHUNK < num_lookups)
+            there = there & (tl.load(keys + heads * CHUNK, mask=there, other=-2) == key)
+            total, count = _add_parts(total, count, partial, partial_count, heads, 2, there, d, inside, DIM)
+            c = tl.minimum(c + HEADS, (c // GROUP + 1) * GROUP)
+            more = (c % GROUP != 0) & (tl.sum(there.to(tl.int32), axis=0) == HEADS)
+        group = c // GROUP
+        more = c % GROUP == 0
+        while more:
+            groups = group + h
+            ends = (groups + 1) * GROUP * CHUNK
+            there = tl.load(keys + ends - 1, mask=ends <= num_lookups, other=-2) == key
+            total, count = _add_parts(total, count, group_partial, group_count, groups, 1, there, d, inside, DIM)
+            num_there = tl.sum(there.to(tl.int64), axis=0)
+            group += num_there
+            more = num_there == HEADS
+        heads = group * GROUP + h
+        more = c % GROUP == 0
+        while more:
+            there = heads * CHUNK < num_lookups
+            there = there & (tl.load(keys + heads * CHUNK, mask=there, other=-2) == key)
+            total, count = _add_parts(total, count, partial, partial_count, heads, 2, there, d, inside, DIM)
+            heads += HEADS
+            more = tl.sum(there.to(tl.int32), axis=0) == HEADS
         slot = tl.load(slots + tl.load(order + stop))
-        h = _constants_of(constants)
-        _apply(records, slot, key, total, count, d, inside, lr, l2, weight_decay, clip_norm, h, salt, width,
-               DIM, PRECISION, STATE, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
+        _apply(records, slot, key, total, count, d, inside, lr, l2, weight_decay, clip_norm, _constants_of(constants), salt,
+               width, DIM, PRECISION, STATE, STATES, ROW_STATE, CLIP, BY_COUNT, ROW, ELEMENT)  # fmt: skip
 
 
 @cache
@@ -268,25 +323,37 @@ def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(padded, dtype=torch.float64, device=device)
 
 
-_kept_partials: dict[Any, tuple[Tensor, Tensor]] = {}
+class _Partials(NamedTuple):
+    """Sums of parts of rows, and of how many look-ups."""
+
+    chunk: Tensor  # [chunks, 2, D]: of the row that comes in over the chunk's border, and of the row that goes out
+    chunk_count: Tensor  # int64 [chunks, 2]
+    group: Tensor  # [groups, D]
+    group_count: Tensor  # int64 [groups]
 
 
-def _partials(num_chunks: int, dim: int, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for the sums that cross borders, [chunks, 2, D] and [chunks, 2]; kept for the next update on the same stream."""
+_kept_partials: dict[Any, _Partials] = {}
+
+
+def _partials(num_chunks: int, dim: int, grad: Tensor) -> _Partials:
+    """Room for the sums that cross borders, kept for the next update on the same stream."""
     stream = torch._C._cuda_getCurrentRawStream(grad.device.index) if grad.device.type == "cuda" else 0
     key = (grad.device, stream, num_chunks, dim, grad.dtype)
     found = _kept_partials.get(key)
     if found is None:
         if len(_kept_partials) >= 8:
             _kept_partials.clear()
-        found = _kept_partials[key] = (
+        num_groups = triton.cdiv(num_chunks, _GROUP)
+        found = _kept_partials[key] = _Partials(
             torch.empty(num_chunks, 2, dim, dtype=grad.dtype, device=grad.device),
             torch.empty(num_chunks, 2, dtype=torch.int64, device=grad.device),
+            torch.empty(num_groups, dim, dtype=grad.dtype, device=grad.device),
+            torch.empty(num_groups, dtype=torch.int64, device=grad.device),
         )
     return found
 
 
-_launch_chunks, _launch_borders = Launch(_chunks), Launch(_borders)
+_launch_chunks, _launch_groups, _launch_borders = Launch(_chunks), Launch(_groups), Launch(_borders)
 
 
 def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, settings: UpdateSettings) -> None:
@@ -298,7 +365,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     if num_lookups == 0:
         return
     num_chunks = triton.cdiv(num_lookups, _CHUNK)
-    partial, partial_count = _partials(num_chunks, dim, grad)
+    partials = _partials(num_chunks, dim, grad)
     out_rows = lookups.out_row_of_lookup()
     bad = order if lookups.bad is None else lookups.bad
     row, element = _bound(settings.rule)
@@ -324,14 +391,17 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     )
     key = (types, dim, width, bags, scaled, rule[:-2], settings.rule)
     warps = max(1, min(8, block_d // 128))
-    more_warps = max(4, warps)
-    heads = min(_HEADS, 2048 * more_warps // block_d)  # 64 numbers of each thread
     _launch_chunks(
         (num_chunks,), key, records, keys, order, lookups.slots, grad, out_rows if bags else keys,
-        lookups.scale if scaled else grad, bad, partial, partial_count, *numbers, num_lookups, width,
+        lookups.scale if scaled else grad, bad, *partials[:2], *numbers, num_lookups, width,
         dim, block_d, _CHUNK, bags, scaled, *rule, num_warps=warps,
     )  # fmt: skip
+    if num_chunks > _GROUP:  # else no row fills a group
+        _launch_groups(
+            (num_chunks // _GROUP,), (keys.dtype, grad.dtype, dim), keys, *partials, num_lookups,
+            dim, block_d, _CHUNK, _GROUP, _HEADS, num_warps=warps,
+        )  # fmt: skip
     _launch_borders(
-        (num_chunks,), key, records, keys, order, lookups.slots, bad, partial, partial_count, *numbers, num_lookups,
-        num_chunks, width, dim, block_d, _CHUNK, heads, *rule, num_warps=more_warps,
+        (num_chunks,), key, records, keys, order, lookups.slots, bad, *partials, *numbers, num_lookups, width,
+        dim, block_d, _CHUNK, _GROUP, _HEADS, *rule, num_warps=warps,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from hotbed.ids.cells import SHARED, hash_of, mix
+from hotbed.ids.cells import GONE, hash_of, mix
 from hotbed.ids.rules import SCORE, SCORE_UNIT, STEPS, TIME
 from hotbed.ops.prefetch import prefetch
 
@@ -139,7 +139,7 @@ def unused(
     count = 0
     for row in range(start, start + out.shape[0]):
         owner, used = owners[row, 2], np.int64(last[0, row])
-        if owner == 0 or owner >= np.uint32(SHARED) or used == 0:
+        if owner == 0 or owner >= np.uint32(GONE) or used == 0:
             continue
         table = np.int64(owner) - 1
         if not due[table]:

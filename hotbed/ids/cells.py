@@ -8,7 +8,9 @@ A bucket is 64 bytes, seen as words uint64 [8] and as numbers uint32 [16]:
 
 An id is looked for in its home bucket and, as long as the count of passers-by is not zero, in the next. Removing an id takes
 it out of these counts, so a bucket that was once full is as good as new when it has emptied: no marks of the dead, no
-rebuilding. Who a row belongs to is not here but in owners uint32 [R, 3]: id (low, high half) and table + 1, 0 for nobody.
+rebuilding. Who a row belongs to is not here but in owners uint32 [R, 3]: id (low, high half) and the table's word, table + 1
+with SHARED or GONE, 0 for a row that nobody ever had. An owner is still known when it is gone, until the row is given away
+again: its record may be on its way.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ CELLS = 12
 SHARD_BITS = 6
 NUM_SHARDS = 1 << SHARD_BITS
 SHARED = 1 << 31  # in the table's word of an owner: the row of all ids of the table that have none of their own
+GONE = 1 << 30  # the same: who had the row last, which has nobody now
+TABLE = (1 << 17) - 1  # the same: table + 1
 
 ONE = np.uint64(1)
 PASSED = np.uint64(1 << 32)
@@ -111,6 +115,12 @@ def owns(owners: Any, row: Any, table: Any, id_: Any) -> Any:
     bits = np.uint64(id_)
     same = owners[row, 0] == np.uint32(bits & _HALF) and owners[row, 1] == np.uint32(bits >> np.uint64(32))
     return same and owners[row, 2] == np.uint32(table) + np.uint32(1)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def is_live(word: Any) -> Any:
+    """Whether a row with this table's word belongs to an id, or to many."""
+    return word != np.uint32(0) and not word & np.uint32(GONE)
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hotbed.errors import StoreError
 from hotbed.ids import kernels
-from hotbed.ids.cells import CELLS, NUM_SHARDS, SHARED
+from hotbed.ids.cells import CELLS, GONE, NUM_SHARDS, SHARED, TABLE
 from hotbed.ids.integrity import check_integrity
 from hotbed.ids.pages import HUGE_PAGE, Pages, in_pages
 from hotbed.ops.threads import in_parallel
@@ -111,7 +111,7 @@ class IdIndex:
     def share(self, row: int, table: int) -> None:
         """Mark a row as one of no single id of its table."""
         self._check_rows(np.array([row]))
-        assert self._owners[row, 2] == 0, f"share: row {row} belongs to word {self._owners[row, 2]}"
+        assert not self.is_live(np.array([row]))[0], f"share: row {row} belongs to word {self._owners[row, 2]}"
         self._owners[row] = (0, 0, SHARED | (table + 1))
 
     def unshare(self, rows: Ints) -> None:
@@ -119,15 +119,16 @@ class IdIndex:
         self._owners[rows[rows >= 0], 2] = 0
 
     def owners_of(self, rows: Ints) -> tuple[Tables, Ints]:
-        """(table, id) of rows that belong to somebody; id 0 for a shared row."""
+        """(table, id) of rows that belong to somebody, or did last; id 0 for a shared row."""
         owners = self._owners[rows]
         ids = owners[:, 0].astype(np.uint64) | (owners[:, 1].astype(np.uint64) << np.uint64(32))
-        return ((owners[:, 2] & np.uint32(SHARED - 1)) - np.uint32(1)).astype(np.uint16), ids.view(np.int64)
+        return ((owners[:, 2] & np.uint32(TABLE)) - np.uint32(1)).astype(np.uint16), ids.view(np.int64)
 
     def is_live(self, rows: Ints) -> NDArray[np.bool_]:
         """Whether each row belongs to an id or is shared."""
         inside = rows < self._end
-        return np.asarray(inside & (self._owners[np.where(inside, rows, 0), 2] != 0))
+        words = self._owners[np.where(inside, rows, 0), 2]
+        return np.asarray(inside & (words != 0) & (words & np.uint32(GONE) == 0))
 
     def is_shared(self, rows: Ints) -> NDArray[np.bool_]:
         return np.asarray(self._owners[rows, 2] >= SHARED)
@@ -147,7 +148,7 @@ class IdIndex:
 
     @property
     def owners(self) -> NDArray[np.uint32]:
-        """[capacity, 3] for kernels that go over rows: id (low, high half), and the table's word, 0 for nobody."""
+        """[capacity, 3] for kernels that go over rows: id (low, high half), and the table's word (cells.py)."""
         return self._owners
 
     def check_integrity(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from hotbed.ids.cells import CELLS, NUM_SHARDS, SHARED, bucket_of, hash_of, id_of_owner, shard_of, tag_of
+from hotbed.ids.cells import CELLS, GONE, NUM_SHARDS, bucket_of, hash_of, id_of_owner, shard_of, tag_of
 
 if TYPE_CHECKING:
     from hotbed.ids.index import IdIndex
@@ -40,7 +40,7 @@ def check_integrity(index: IdIndex) -> None:
             f"shard {shard}, bucket {wrong[0]}: passers-by counted {written[wrong[0]]} != met {passed[wrong[0]]}"
         )
     in_use = owners[: index.end, 2]
-    num_owned = int(np.count_nonzero((in_use != 0) & (in_use < SHARED)))
+    num_owned = int(np.count_nonzero((in_use != 0) & (in_use < GONE)))
     assert num_owned == int(seen.sum()) == len(index), (
         f"rows owned {num_owned} != cells {seen.sum()} != ids {len(index)}"
     )
@@ -59,7 +59,7 @@ def _walk(
                 continue
             count += 1
             row = np.int64(numbers[first + bucket, 4 + cell])
-            if row >= seen.shape[0] or owners[row, 2] == 0 or owners[row, 2] >= np.uint32(SHARED):
+            if row >= seen.shape[0] or owners[row, 2] == 0 or owners[row, 2] >= np.uint32(GONE):
                 return count, 2, bucket
             hash_ = hash_of(owners[row, 2] - np.uint32(1), id_of_owner(owners, row))
             if tag_of(hash_) != tag:

@@ -13,12 +13,15 @@ from numba import njit
 
 from hotbed.ids.cells import (
     CELLS,
+    GONE,
     ONE,
     PASSED,
+    SHARED,
     bucket_of,
     has_passed,
     hash_of,
     id_of_owner,
+    is_live,
     lowest,
     matches,
     owns,
@@ -118,7 +121,7 @@ def insert(
             return i, np.int64(shard)
         first, num_buckets = shards[shard, 0], shards[shard, 1]
         _, cell = _search(words, numbers, owners, first, num_buckets, hash_, table, id_)
-        if cell != np.uint64(CELLS) or owners[row, 2] != 0:
+        if cell != np.uint64(CELLS) or is_live(owners[row, 2]):
             return i, CONFLICT
         put(words, numbers, first, num_buckets, hash_, row)
         counts[shard] += 1
@@ -158,7 +161,7 @@ def remove(
             if passed == first + num_buckets:
                 passed = first
         counts[shard] -= 1
-        owners[row, 2] = 0
+        owners[row, 2] |= np.uint32(GONE)
         rows[i] = np.int64(row)
     return ids.shape[0], DONE
 
@@ -193,7 +196,7 @@ def live_rows(owners: Any, start: int, stop: int, shared: Any, out: Any) -> int:
     """Rows of start..stop-1 that belong to somebody, into `out`; how many. With `shared`, those of no single id too."""
     count = 0
     for row in range(start, stop):
-        if owners[row, 2] != 0 and (shared or owners[row, 2] < np.uint32(1 << 31)):
+        if is_live(owners[row, 2]) and (shared or owners[row, 2] < np.uint32(SHARED)):
             out[count] = row
             count += 1
     return count

@@ -133,8 +133,7 @@ class Translator:
                 self._journal.pop()
                 if entry.new is not None:
                     lost.append(entry.new.rows)
-            rows = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *lost]))
-            return rows[~self._memory.index.is_live(rows)] + self.first_row
+            return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *lost])) + self.first_row
 
     @property
     def batch(self) -> int:
@@ -168,7 +167,10 @@ class Translator:
         return row + self.first_row if row >= 0 else -1
 
     def id_of(self, keys: Ints) -> tuple[Tables, Ints]:
-        """(tables, ids) of keys that belong to somebody; id 0 for a shared row."""
+        """(tables, ids) of keys; id 0 for a shared row. Of an id that is gone until its row is used again.
+
+        Takes no turn: whoever moves the rows of a batch may ask while later ones are translated.
+        """
         return self._memory.index.owners_of(keys - self.first_row)
 
     def is_live(self, keys: Ints) -> NDArray[np.bool_]:

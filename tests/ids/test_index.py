@@ -72,6 +72,9 @@ def test_ids_made_to_collide(name):
     index.check_integrity()
     rows = index.find(tables, ids)
     assert (rows[::2] == -1).all()
+    np.testing.assert_array_equal(index.owners_of(np.arange(len(pairs)))[1], ids, err_msg="who is gone is still known")
+    np.testing.assert_array_equal(index.owners_of(np.arange(len(pairs)))[0], tables)
+    np.testing.assert_array_equal(index.is_live(np.arange(len(pairs))), np.arange(len(pairs)) % 2 == 1)
     np.testing.assert_array_equal(rows[1::2], np.arange(1, len(pairs), 2))
 
 

@@ -271,6 +271,19 @@ def test_batches_that_cannot_be_gone_back_to():
         translator.load_state([], translator.rest_state())
 
 
+def test_ids_of_rows_on_their_way_stay_known():
+    """Batch 1 may be moved after later ones have been translated, one of which lets its row go; or inside rewound."""
+    translator = Translator([TableRules(), TableRules(None, Expire(unused_steps=1, every=3))])
+    keys = translator.translate(np.ones(1, dtype=np.uint16), np.array([77]), learns=True).keys
+    for _ in range(2):
+        translator.translate(np.zeros(1, dtype=np.uint16), np.array([5]), learns=True)
+    assert translator.counts(1).expired == 1
+    assert not translator.is_live(keys).any()
+    assert [column.tolist() for column in translator.id_of(keys)] == [[1], [77]]
+    with translator.rewound(0):
+        assert [column.tolist() for column in translator.id_of(keys)] == [[1], [77]]
+
+
 def test_an_error_inside_rewound_leaves_the_state_whole():
     translator = Translator([TableRules(Admit(after=2), Expire(unused_steps=1, every=1))])
     for batch in ([1, 1, 2], [2, 3], [4, 4]):

@@ -141,7 +141,11 @@ class RowFile:
         self._groups: list[bytes] = []
         self._tables: list[str] = []
         self._file = path.open("wb")
-        self._write(_MAGIC)
+        try:
+            self._write(_MAGIC)
+        except BaseException:
+            self.abandon()
+            raise
 
     def add(self, part: RowPart) -> None:
         """Append rows as one row group; `bounded` parts have the right size."""

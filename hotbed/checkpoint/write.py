@@ -191,14 +191,19 @@ class _Files:
 
 
 def _write_gone(path: Path, gone: Iterator[tuple[str, Tensor]]) -> tuple[FileMark | None, Counter[str]]:
+    """One file of ids, if there are any."""
     counts: Counter[str] = Counter()
     file: RowFile | None = None
-    for table, ids in gone:
-        for part in bounded([RowPart(table, ids, {})]):
+    try:
+        for part in bounded(RowPart(table, ids, {}) for table, ids in gone):
             file = file or RowFile(path, columns_of(part))
             file.add(part)
-            counts[table] += part.ids.shape[0]
-    return (file.close() if file else None), counts
+            counts[part.table] += part.ids.shape[0]
+        return (file.close() if file else None), counts
+    except BaseException:
+        if file is not None:
+            file.abandon()
+        raise
 
 
 def be_nice(niceness: int) -> None:

@@ -1,0 +1,129 @@
+"""Writing aside while training goes on."""
+
+import os
+import sys
+import threading
+
+import pytest
+
+from hotbed.checkpoint import Saver, write
+from hotbed.checkpoint.chain import find, folders_in
+from hotbed.checkpoint.read import load_rows
+from hotbed.checkpoint.row_file import columns_of
+from hotbed.errors import RunError
+from tests.checkpoint.fakes import DictTables, state
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Writers stop before their first small file until they are let go."""
+    begun, go = threading.Event(), threading.Event()
+    real = write.write_tensors
+
+    def hold(*arguments):
+        begun.set()
+        assert go.wait(60)
+        real(*arguments)
+
+    monkeypatch.setattr(write, "write_tensors", hold)
+    yield begun, go
+    go.set()
+
+
+def loaded(root):
+    found = DictTables()
+    load_rows(find(root), found.restore())
+    return found
+
+
+def test_a_checkpoint_holds_the_step_it_was_taken_at(tmp_path, held):
+    begun, go = held
+    tables, then = DictTables(), DictTables()
+    saver = Saver(tmp_path, tables)
+    tables.write("user", *range(10))
+    then.rows = {name: dict(rows) for name, rows in tables.rows.items()}
+    then.num_updates = tables.num_updates
+    assert saver.save(state(1))
+    assert begun.wait(60)
+    tables.write("user", *range(5, 20))  # training goes on
+    assert saver.busy
+    assert folders_in(tmp_path) == []
+    go.set()
+    assert saver.settle()
+    assert loaded(tmp_path).same_as(then)
+    saver.save(state(2), wait=True)
+    assert find(tmp_path).manifest.kind == "incremental"
+    assert loaded(tmp_path).same_as(tables)
+
+
+def test_a_second_request_is_left_out_and_the_last_one_waits(tmp_path, held):
+    begun, go = held
+    said = []
+    tables = DictTables()
+    saver = Saver(tmp_path, tables, say=said.append)
+    tables.write("user", 1)
+    assert saver.save(state(1))
+    assert begun.wait(60)
+    tables.write("user", 2)
+    assert not saver.save(state(2))
+    assert said == ["step 2: no checkpoint, because the last one is still being written"]
+    assert not saver.poll()
+    go.set()
+    saver.save(state(3), wait=True)
+    assert [folder.name for folder in folders_in(tmp_path)] == ["000000000001", "000000000003"]
+    assert loaded(tmp_path).same_as(tables)
+
+
+def test_what_is_given_up_leaves_nothing(tmp_path):
+    tables = DictTables(part=1)
+    saver = Saver(tmp_path, tables)
+    tables.write("user", *range(500))
+    assert saver.save(state(1))
+    saver.cancel()
+    assert folders_in(tmp_path) in ([], [tmp_path / "000000000001"])
+    assert all(path.name == "000000000001" for path in tmp_path.iterdir())
+
+
+def test_errors_come_back_once(tmp_path, monkeypatch):
+    tables = DictTables()
+    saver = Saver(tmp_path, tables)
+    tables.write("user", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "write_tensors", lambda *_: 1 / 0)
+        saver.save(state(1))
+        with pytest.raises(ZeroDivisionError):
+            saver.settle()
+    assert not saver.settle()
+    saver.save(state(2), wait=True)
+    assert loaded(tmp_path).same_as(tables)
+
+
+def test_asked_to_wait_a_refused_checkpoint_is_an_error(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise RunError("no")
+
+    monkeypatch.setattr(write, "write_tensors", refuse)
+    with pytest.raises(RunError, match="no"):
+        Saver(tmp_path, DictTables()).save(state(1), wait=True)
+
+
+def test_the_writer_takes_what_training_leaves(tmp_path, monkeypatch):
+
+    if sys.platform != "linux":
+        pytest.skip("threads have no priority of their own here")
+    found = []
+
+    def look(part):
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return columns_of(part)
+
+    monkeypatch.setattr(write, "columns_of", look)
+    tables = DictTables()
+    tables.write("user", 1)
+    mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    saver = Saver(tmp_path, tables)
+    saver.save(state(1))
+    assert saver.settle()
+    assert found
+    assert min(found) > mine or mine >= 15
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine

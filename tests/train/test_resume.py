@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from hotbed.build import build
+from hotbed.checkpoint import write
 from hotbed.checkpoint.chain import find
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
 from hotbed.run_file import compose
 from hotbed.train.checkpoint import load_checkpoint
+from hotbed.train.files import write_folder, write_tensors
 from hotbed.train.run import run
 from tests.train.small import SMALL, lines, model_bytes, saved_step, write_dataset
 from tests.train.test_run import Spy
@@ -249,3 +251,49 @@ def test_loading_restores_the_generator(dataset, stopped):
     first = torch.rand(3)
     load_checkpoint(stopped, built.training.learner)
     assert torch.equal(first, torch.rand(3))
+
+
+def as_old_format(folder, learner):
+    """What format version 1 would have written here."""
+    document = find(folder).manifest.document
+    newest = find(folder).folder
+
+    def fill(new):
+        write_tensors(new / "tables.safetensors", learner.tables.state_dict())
+        for name in ("dense", "dense_optimizer", "interval"):
+            shutil.copyfile(newest / f"{name}.safetensors", new / f"{name}.safetensors")
+        state = {"format_version": 1, "progress": document["progress"], "generators": document["generators"]}
+        (new / "state.json").write_text(json.dumps(state))
+
+    write_folder(folder / "checkpoint", fill)
+    shutil.rmtree(folder / "checkpoints")
+
+
+def test_a_checkpoint_of_the_old_format_still_resumes(dataset, whole, tmp_path):
+    built = _start(dataset, tmp_path, observers=[Spy(at=20, act=interrupt)])
+    run(built.training, built.subject)
+    as_old_format(tmp_path, built.training.learner)
+    go_on(dataset, tmp_path)
+    assert lines(tmp_path) == lines(whole)
+    assert model_bytes(tmp_path) == model_bytes(whole)
+    assert not (tmp_path / "checkpoint").exists()
+    assert find(tmp_path).manifest.kind == "full"
+
+
+def test_a_full_disk_while_training_is_told_and_the_run_goes_on(dataset, whole, tmp_path, monkeypatch):
+    """The disk refuses a checkpoint on the way; the run ends as if nothing had been."""
+    spy = Spy(at=30)
+    built = _start(dataset, tmp_path, "train.checkpoint_every=10", observers=[spy])
+    real = write.write_tensors
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(write, "write_tensors", full)
+    spy.act = lambda: monkeypatch.setattr(write, "write_tensors", real)
+    summary = run(built.training, built.subject).summary
+    assert summary["finished"]
+    assert summary["failed_checkpoints"] >= 1
+    assert any("the last one stays" in text for text in spy.said)
+    assert model_bytes(tmp_path) == model_bytes(whole)
+    assert saved_step(tmp_path) == 48

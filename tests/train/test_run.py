@@ -19,7 +19,7 @@ class Spy:
 
     def __init__(self, at=None, act=lambda: None, when="step"):
         self.at, self.act, self.when = at, act, when
-        self.records, self.steps, self.ended = [], [], False
+        self.records, self.steps, self.said, self.ended = [], [], [], False
 
     def begin(self, progress, total_steps):
         self.total_steps = total_steps
@@ -35,7 +35,7 @@ class Spy:
             self.act()
 
     def say(self, text):
-        pass
+        self.said.append(text)
 
     def end(self):
         self.ended = True

@@ -1,7 +1,7 @@
 """Appending a batch of records to segments, all of it or nothing.
 
 Records are encoded into a buffer and written in order, at the end of one segment and then of the next: no seek, one system
-call for each 4 MiB. A write that fails is taken back (the segment is cut to its old length, new ones are deleted) and
+call for each MiB. A write that fails is taken back (the segment is cut to its old length, new ones are deleted) and
 nothing of it was ever in the index. Rows and compaction each append to a segment of their own: what was copied is cold, and
 apart from what is written it stays live longer.
 """
@@ -20,7 +20,7 @@ from hotbed.store.ssd.format import HEADER_BYTES
 from hotbed.store.ssd.kernels import encode
 from hotbed.store.ssd.segments import Segment, Segments, cannot_write, write_fully
 
-_PIECE = 4 << 20  # bytes
+_PIECE = 1 << 20  # bytes
 
 
 class Piece(NamedTuple):

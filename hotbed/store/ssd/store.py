@@ -256,11 +256,13 @@ class SsdStore:
     def _commit(self, keys: NDArray[np.int64], pieces: list[Piece]) -> None:
         segments, places = self._segments, self._places
         with segments.lock:
-            for piece in pieces:
-                part = keys[piece.start : piece.stop]
-                arrays = segments.live_of_slot, segments.num_live
-                kernels.commit(places.words, places.touched, part, piece.place, *arrays)
-            self._writer.settle(pieces)
+            try:
+                for piece in pieces:
+                    part = keys[piece.start : piece.stop]
+                    arrays = segments.live_of_slot, segments.num_live
+                    kernels.commit(places.words, places.touched, part, piece.place, *arrays)
+            finally:  # even after a KeyboardInterrupt: what is not in the index is stale
+                self._writer.settle(pieces)
 
     def _append_after_compaction(
         self, keys: NDArray[np.int64], records: NDArray[np.float32], num_bytes: int

@@ -144,7 +144,10 @@ class Lane:
         self._num_windows = 0
         self._left_behind: tuple[int, int, int] | None = None  # what the state on the device says
         self._recordings: dict[Any, Any] = {}
-        self._version = cache.version
+        self._version = -1  # of the cache, when the recordings were made
+        self._stamps = torch.zeros(
+            0, dtype=torch.int32, device=cache.device
+        )  # batch number + 1 of each cell's last arrival
         self._uncounted: list[LanePlan] = []
         self._pending: deque[int] = deque()  # arrivals whose cells are not counted
 
@@ -260,9 +263,11 @@ class Lane:
         if self._version != cache.version:
             self._recordings.clear()
             self._version = cache.version
+            self._stamps = torch.zeros(cache.parts()[0].key.shape[0], dtype=torch.int32, device=cache.device)
         now = (cache.num_arrived, cache.num_planned, cache.clock)
         if self._left_behind != now:
             self._buffers.state.copy_(torch.tensor([*now, self._num_windows]))
+            self._stamps.zero_()  # batches may have been numbered anew
             if cache.num_arrived == 0:
                 self._buffers.arrival_counts.zero_()
                 self._buffers.window_counts[self._num_windows % WINDOWS].zero_()
@@ -291,7 +296,7 @@ class Lane:
         self._bring_addresses()
         for _ in range(count):
             keys = self._make_keys(self._device_addresses, self._buffers.state, ARRIVED, 0)
-            lane_arrive(cells, self._buffers, keys, self._cache.stride)
+            lane_arrive(cells, self._buffers, keys, self._cache.stride, self._stamps)
 
     def _plan(self, count: int, arriving: bool) -> None:
         cells, slots = self._cache.parts()

@@ -20,7 +20,6 @@ from hotbed.ops.index.triton import (
     WIDE,
     bound,
     grid,
-    launch_arrive,
     launch_arrive_unsorted,
     launch_assign,
     launch_collect,
@@ -74,15 +73,13 @@ def new_buffers(num_lookups: int, batches: int, room: int, key_type: torch.dtype
     )
 
 
-def lane_arrive(table: Cells, lane: LaneBuffers, keys: Tensor, stride: int) -> None:
-    """The next batch ahead; `stride` batches share a bit of `future`."""
-    num, num_buckets = keys.shape[0], table.spilled.shape[0]
-    rest = (table.key, table.future, table.spilled, lane.arrival_counts, lane.state, num, num_buckets)
-    if stride == 1:  # a bit of its own says whether a key was seen before in the batch; else sorting does
-        launch_arrive_unsorted(grid(num), keys.dtype, keys, *rest, ARRIVALS, BLOCK)
-    else:
-        sorted_keys = torch.sort(keys, stable=True).values
-        launch_arrive(grid(num), (keys.dtype, 1), sorted_keys, *rest, 0, stride, ARRIVALS, BLOCK)
+def lane_arrive(table: Cells, lane: LaneBuffers, keys: Tensor, stride: int, stamps: Tensor) -> None:
+    """The next batch ahead; `stride` batches share a bit of `future`. Stamps int32, one of each cell, are the lane's."""
+    num = keys.shape[0]
+    launch_arrive_unsorted(
+        grid(num), keys.dtype, keys, table.key, table.future, table.spilled, stamps, lane.arrival_counts, lane.state,
+        num, table.spilled.shape[0], stride, ARRIVALS, BLOCK,
+    )  # fmt: skip
     launch_tick((1,), ARRIVED, lane.arrival_counts, lane.host_arrival_counts, lane.state, 0, ARRIVED, ARRIVALS)
 
 

@@ -57,15 +57,8 @@ def _first_of(keys, i, num_lookups):
     return key, inside & (key >= 0) & (key != before)
 
 
-@triton.jit(do_not_specialize=["num_lookups", "num_buckets", "bits", "stride"])
-def _arrive(
-    keys, cell_key, cell_future, spilled, counts, state, num_lookups, num_buckets, bits, stride,
-    LANE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    if LANE:
-        number = tl.load(state)
-        bits = tl.full([], 1, dtype=tl.int32) << ((number // stride) % 30).to(tl.int32)
-        counts += (number % LANE) * 8
+@triton.jit(do_not_specialize=["num_lookups", "num_buckets", "bits"])
+def _arrive(keys, cell_key, cell_future, spilled, counts, num_lookups, num_buckets, bits, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key, first = _first_of(keys, i, num_lookups)
     cell = _find(cell_key, spilled, key, first, num_buckets)
@@ -96,17 +89,19 @@ def _arrive(
         tl.atomic_add(counts + 1, num_new)
 
 
-@triton.jit(do_not_specialize=["num_lookups", "num_buckets"])
+@triton.jit(do_not_specialize=["num_lookups", "num_buckets", "stride"])
 def _arrive_unsorted(
-    keys, cell_key, cell_future, spilled, counts, state, num_lookups, num_buckets, LANE: tl.constexpr, BLOCK: tl.constexpr
+    keys, cell_key, cell_future, spilled, stamps, counts, state, num_lookups, num_buckets, stride,
+    ARRIVALS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As `_arrive` in a lane, for keys in any order, many of them equal; no other batch ahead has the same bit.
+    """As `_arrive`, for keys in any order, many of them equal: stamps say in which batch a cell was last used.
 
     Two lanes with one new key try the same cell, because both try the first empty one: who comes second finds the key there.
     """
     number = tl.load(state)
-    bits = tl.full([], 1, dtype=tl.int32) << (number % 30).to(tl.int32)
-    counts += (number % LANE) * 8
+    stamp = (number + 1).to(tl.int32)
+    bits = tl.full([], 1, dtype=tl.int32) << ((number // stride) % 30).to(tl.int32)
+    counts += (number % ARRIVALS) * 8
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + i, mask=i < num_lookups, other=-1).to(tl.int64)
     real = key >= 0
@@ -133,9 +128,11 @@ def _arrive_unsorted(
         cell = tl.where(there, target, cell)
         active = active & (there == 0)
         bucket = tl.where(full, tl.where(bucket + 1 < num_buckets, bucket + 1, 0), bucket)
-    unset = real & ((tl.load(cell_future + cell, mask=real, other=0) & bits) == 0)
-    before = tl.atomic_or(cell_future + cell, tl.where(unset, bits, 0), mask=unset)
-    num_keys = tl.sum((unset & ((before & bits) == 0)).to(tl.int64), axis=0)
+    first = real & (tl.load(stamps + cell, mask=real, other=0) != stamp)
+    first = first & (tl.atomic_xchg(stamps + cell, tl.full(key.shape, 0, dtype=tl.int32) + stamp, mask=first) != stamp)
+    future = tl.load(cell_future + cell, mask=first, other=0)
+    tl.store(cell_future + cell, future | bits, mask=first)
+    num_keys = tl.sum(first.to(tl.int64), axis=0)
     if num_keys > 0:
         tl.atomic_add(counts, num_keys)
     if num_new > 0:
@@ -358,8 +355,8 @@ def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> Arrived:
     num = keys.shape[0]
     if num:
         launch_arrive(
-            grid(num), keys.dtype, keys, table.key, table.future, table.spilled, counts, counts,
-            num, table.spilled.shape[0], bits, 1, 0, BLOCK,
+            grid(num), keys.dtype, keys, table.key, table.future, table.spilled, counts,
+            num, table.spilled.shape[0], bits, BLOCK,
         )  # fmt: skip
     return Arrived(None, None)
 

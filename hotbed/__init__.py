@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hotbed.kernel_cache import find_kernel_cache
 
 if TYPE_CHECKING:
-    from hotbed import data, errors, models, optim
+    from hotbed import checkpoint, data, errors, models, optim
     from hotbed.embedding_bag import EmbeddingBag
     from hotbed.ops.init_rows import Constant, Normal, Uniform
     from hotbed.pipeline import prefetch
@@ -26,6 +26,7 @@ __all__ = [
     "Normal",
     "Table",
     "Uniform",
+    "checkpoint",
     "data",
     "errors",
     "models",

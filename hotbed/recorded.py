@@ -19,6 +19,7 @@ from hotbed.errors import HotbedError
 from hotbed.inputs import Given, as_given, flatten
 from hotbed.ops.backend import backend_of
 from hotbed.ops.lookups import Lookups, Ticket
+from hotbed.ops.recording import recording
 from hotbed.ops.streams import mark
 from hotbed.turns import Planned
 
@@ -146,9 +147,9 @@ class _KeyLane:
             self._graph = "compiled"
             return
         if self._graph == "compiled":
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            with recording() as graph:
                 self._make()
+            self._graph = graph
         self._graph.replay()
 
     def _make(self) -> None:

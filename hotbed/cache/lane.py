@@ -22,6 +22,7 @@ from hotbed.cache.cache import Cache
 from hotbed.ops.index import EVICTIONS, FREED, HITS, MISSED_LOOKUPS, MISSES, NEW_CELLS, NUM_KEYS, VICTIMS, Lists
 from hotbed.ops.index.lane import ARRIVALS, ARRIVED, PLANNED, WINDOWS, lane_arrive, lane_plan, new_buffers
 from hotbed.ops.keys.triton import BATCHES, KeyMaker
+from hotbed.ops.recording import recording
 from hotbed.ops.streams import mark
 
 _NUMBER = 8  # place of the tag in a row of counts on the host
@@ -277,19 +278,18 @@ class Lane:
 
     def _run(self, name: Any, work: Callable[[], None]) -> None:
         """The first time as it is, which compiles the kernels; then recorded, and replayed from then on."""
-        recording = self._recordings.get(name)
-        if recording is None:
+        recorded = self._recordings.get(name)
+        if recorded is None:
             work()
             self._recordings[name] = "compiled"
         elif self._cache.device.type != "cuda":
             work()
         else:
-            if recording == "compiled":
-                recording = self._recordings[name] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(recording, pool=self._pool, capture_error_mode="thread_local"):
+            if recorded == "compiled":
+                with recording(self._pool) as graph:
                     work()
-                self._pool = recording.pool()
-            recording.replay()
+                self._recordings[name], self._pool = graph, graph.pool()
+            self._recordings[name].replay()
 
     def _arrive(self, count: int) -> None:
         cells, _ = self._cache.parts()

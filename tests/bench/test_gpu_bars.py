@@ -24,7 +24,7 @@ def test_every_bar_holds_somewhere():
 
 def test_a_fast_run_meets_all():
     fast = dict(zip(SYSTEMS, (1.0, 2.0, 0.5, 0.9)))
-    assert all(verdict.is_met for verdict in judge(results_of(fast), SETTINGS))
+    assert all(verdict.is_met for verdict in judge([results_of(fast)], SETTINGS))
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,17 @@ def test_a_fast_run_meets_all():
 )
 def test_a_slower_run_misses_its_bars(system, ms, missed):
     times = dict(zip(SYSTEMS, (1.0, 2.0, 0.5, 0.9))) | {system: ms}
-    verdicts = judge(results_of(times), SETTINGS)
+    verdicts = judge([results_of(times)], SETTINGS)
     assert {BARS.index(verdict.bar) for verdict in verdicts if not verdict.is_met} == missed
 
 
+def test_the_round_in_the_middle_counts():
+    fast, slow = dict(zip(SYSTEMS, (1.0, 2.0, 0.5, 0.9))), dict(zip(SYSTEMS, (1.0, 2.0, 0.9, 1.3)))
+    assert all(verdict.is_met for verdict in judge([results_of(each) for each in (slow, fast, fast)], SETTINGS))
+    assert not all(verdict.is_met for verdict in judge([results_of(each) for each in (slow, fast, slow)], SETTINGS))
+
+
 def test_what_was_not_measured_is_missed():
-    verdicts = judge(results_of({"hotbed-hbm": 0.5, "hotbed-cached": 0.9}, stall=float("nan")), SETTINGS)
+    verdicts = judge([results_of({"hotbed-hbm": 0.5, "hotbed-cached": 0.9}, stall=float("nan"))], SETTINGS)
     assert not any(verdict.is_met for verdict in verdicts)
     assert any("not measured" in str(verdict) for verdict in verdicts)

@@ -174,7 +174,8 @@ class IdIndex:
         if new > self._region:
             raise StoreError(
                 f"dynamic ids: shard {shard} of {NUM_SHARDS} holds {self._counts[shard]:,} of {len(self):,} ids and has no "
-                f"room for more. A capacity of {self.capacity:,} rows is too small, or the ids were made to collide."
+                f"room for more. A capacity of {self.capacity:,} rows is too small, or the ids were made to "
+                "collide: give it a larger one, or hash the ids with a secret before they come here."
             )
         rows = np.empty(self._counts[shard], dtype=np.uint32)
         kernels.rows_of_shard(self._words, self._numbers, first, old, rows)

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hotbed.errors import StoreError
 from hotbed.ids import IdIndex
 from hotbed.ids.cells import CELLS, NUM_SHARDS, SHARED
+from hotbed.ids.pages import Pages
 
 LOW, HIGH = -(2**63), 2**63 - 1
 INVERSE_FIRST, INVERSE_SECOND, STEP = 0x96DE1B173F119089, 0x319642B2D24D8EC3, 0x9E3779B97F4A7C15
@@ -136,6 +137,24 @@ def test_more_rows_than_there_may_be():
     with pytest.raises(StoreError, match="at most 100"):
         index.insert(tables, ids, np.arange(101))
     assert len(index) == 0
+
+
+def test_a_shard_without_room_takes_nothing():
+    """Ids made to fall into one shard fill its address space: an error, and the index as it was before the batch."""
+    index = IdIndex(1 << 16)
+    index._region = 1024
+    tables, ids = tables_ids(ADVERSARIAL["one shard"])
+    index.insert(tables[:1_000], ids[:1_000], np.arange(1_000))
+    with pytest.raises(StoreError, match="larger one"):
+        index.insert(tables[1_000:], ids[1_000:], np.arange(1_000, len(ids)))
+    assert len(index) == 1_000
+    index.check_integrity()
+    np.testing.assert_array_equal(index.find(tables[:1_000], ids[:1_000]), np.arange(1_000))
+
+
+def test_address_space_that_is_refused():
+    with pytest.raises(StoreError, match="Give it a smaller capacity"):
+        Pages((2**60,), np.uint64)
 
 
 def test_no_id_twice_and_no_row_twice():

@@ -14,6 +14,7 @@ import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from hotbed.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from hotbed.errors import RunError
 
 NEW, DOOMED = ".new", ".gone"
+LONGEST_WAIT = 60.0  # seconds for another writer, such as `hotbed checkpoint prune`
 _NAME = re.compile(r"(\d{12,})(?:\.(\d+))?")
 
 
@@ -120,7 +122,7 @@ def clean(root: Path) -> None:
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """One writer at a time in a folder of checkpoints, which is made if it is not there."""
+    """One writer at a time in a folder of checkpoints, which is made if it is not there; another one is waited for."""
     with writing(root):
         made = not root.exists()
         root.mkdir(parents=True, exist_ok=True)
@@ -128,15 +130,25 @@ def locked(root: Path) -> Iterator[None]:
             flush_to_disk(root.parent)
         handle = os.open(root, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"another process is writing a checkpoint in {root}. Wait for it.") from None
-        except OSError:
-            pass  # a file system without locks
+        deadline = time.monotonic() + LONGEST_WAIT
+        while not _taken(handle):
+            if time.monotonic() >= deadline:
+                raise RunError(f"another process has been writing in {root} for {LONGEST_WAIT:.0f} s. Wait for it.")
+            time.sleep(0.05)
         yield
     finally:
         os.close(handle)
+
+
+def _taken(handle: int) -> bool:
+    """True once the lock is ours, or where the file system has none."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _parent(folders: list[Path], place: dict[str, int], number: int) -> int | None:

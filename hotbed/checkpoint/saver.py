@@ -22,7 +22,7 @@ from hotbed.checkpoint.whole_tables import rows_of_tables
 from hotbed.checkpoint.write import State, be_nice, write_checkpoint
 from hotbed.errors import RunError
 
-_NICE = 15  # the writer takes what training leaves
+_NICE = 10  # on busy cores a writer thread gets a tenth of what a thread of training gets
 
 
 class Policy(NamedTuple):

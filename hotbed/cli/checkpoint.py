@@ -70,6 +70,7 @@ def verify_command(run: Annotated[Path, _RUN]) -> None:
     with _bar("verifying", _bytes_of(folders)) as report:
         for folder in folders:
             problems[folder] = problems_of(folder, report)
+    problems = {folder: found for folder, found in problems.items() if folder.exists()}  # a running training may prune
     wrong = [text for found in problems.values() for text in found]
     good = [folder.name for folder, found in problems.items() if not found]
     if not wrong:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hotbed.checkpoint import State, load_entry
-from hotbed.checkpoint.chain import Entry, find, folders_in
+from hotbed.checkpoint.chain import Entry, folders_in
 from hotbed.checkpoint.dense import dense_tensors
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.read import tensors_of
@@ -84,8 +84,7 @@ def load_checkpoint(run: Path, learner: Learner) -> tuple[Progress, Interval]:
             raise RunError(f"{run} has no checkpoint to resume from. Start it again with --overwrite.")
         document, interval = load_old_checkpoint(run, learner)
     else:
-        entry = find(root)
-        document, interval = entry.manifest.document, _load(entry, learner)
+        document, interval = _load_newest(root, learner)
     try:
         saved = dict(document["progress"])
         best = saved.pop("best")
@@ -109,12 +108,20 @@ def best_steps(run: Path) -> set[int]:
     return steps
 
 
-def _load(entry: Entry, learner: Learner) -> Interval:
-    interval = Interval.from_state(tensors_of(entry, INTERVAL), learner.device)
-    if "progress" not in entry.manifest.document:
-        raise RunError(f"{entry.folder} was not saved by `hotbed train`; it does not say where its run stood.")
-    load_entry(entry, learner.tables, learner.model, learner.optimizer)
-    return interval
+def _load_newest(root: Path, learner: Learner) -> tuple[dict[str, Any], Interval]:
+    """What the newest checkpoint says of the run; its rows and weights are loaded."""
+    newest = folders_in(root)[-1]
+    try:
+        entry = Entry(newest, read_manifest(newest))
+        if "progress" not in entry.manifest.document:
+            raise RunError(f"{entry.folder} was not saved by `hotbed train`; it does not say where its run stood.")
+        interval = Interval.from_state(tensors_of(entry, INTERVAL), learner.device)
+        load_entry(entry, learner.tables, learner.model, learner.optimizer)
+    except RunError as error:
+        older = "" if len(folders_in(root)) == 1 else f" To go on from the one before it, move {newest} away."
+        hint = f" `hotbed checkpoint verify {root.parent}` names all damage.{older}" if "damaged" in str(error) else ""
+        raise RunError(f"{error}{hint}") from error
+    return entry.manifest.document, interval
 
 
 def _config_of(run: Path) -> dict[str, Any]:

@@ -38,6 +38,18 @@ _ALIGNED = 64
 _INT64, _FLOAT, _DOUBLE, _TEXT, _FIXED = 2, 4, 5, 6, 7
 _PLAIN, _RLE, _RLE_DICTIONARY = 0, 3, 8
 _REQUIRED, _REPEATED = 0, 2
+_PHYSICAL = {
+    torch.int64: (_INT64, 0),
+    torch.float32: (_FLOAT, 0),
+    torch.float64: (_DOUBLE, 0),
+    torch.float16: (_FIXED, 2),
+}
+_ARROW = {
+    torch.int64: pa.int64(),
+    torch.float32: pa.float32(),
+    torch.float64: pa.float64(),
+    torch.float16: pa.float16(),
+}
 
 
 class FileMark(NamedTuple):
@@ -64,17 +76,14 @@ class Column(NamedTuple):
         """(Parquet's type, bytes of a value if the type does not say)."""
         if self.packed:
             return _FIXED, 2 * max(self.width, 1)
-        known = {torch.int64: (_INT64, 0), torch.float32: (_FLOAT, 0), torch.float64: (_DOUBLE, 0)}
-        return known.get(self.dtype, (_FIXED, 2))
+        return _PHYSICAL[self.dtype]
 
     @property
     def arrow(self) -> Any:
         """The column's type in Arrow."""
         if self.packed:
             return pa.binary(2 * max(self.width, 1))
-        one = {torch.int64: pa.int64(), torch.float32: pa.float32(), torch.float64: pa.float64()}.get(
-            self.dtype, pa.float16()
-        )
+        one = _ARROW[self.dtype]
         return pa.list_(pa.field("element", one, nullable=False), self.width) if self.is_list else one
 
     @property
@@ -91,6 +100,8 @@ def columns_of(part: RowPart) -> tuple[Column, ...]:
     """The layout of a file that can hold the part: a state of one column is a number, weights are always a list."""
     columns = [Column("id", 0, torch.int64)]
     for name, tensor in part.columns.items():
+        known = tensor.dtype in _PHYSICAL or tensor.dtype == torch.bfloat16
+        assert known, f"column {name} of table {part.table} is {tensor.dtype}; whole numbers must be int64"
         flat = tensor.dim() == 1 or (tensor.shape[1] == 1 and name != "weight")
         columns.append(Column(_in_file(name), 0 if flat else tensor.shape[1], tensor.dtype))
     return tuple(columns)

@@ -19,6 +19,11 @@ DTYPES = [
     torch.bfloat16,
     torch.int64,
     torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint64,
+    torch.uint32,
+    torch.uint16,
     torch.uint8,
     torch.bool,
 ]

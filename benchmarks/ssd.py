@@ -33,7 +33,7 @@ from hotbed.store.ssd.format import HEADER_BYTES, record_bytes
 BAR = 0.7
 DEPTH = readers.NUM_THREADS
 BATCH = 20_000
-ROUNDS = 3
+ROUNDS = 5
 WARM_READS, COLD_READS = 400_000, 40_000
 FIO = {"psync": (1, DEPTH), "io_uring": (DEPTH, 1), "io_uring 2": (DEPTH // 2, 2)}  # name: (depth of a job, jobs)
 
@@ -142,6 +142,7 @@ def measure(folder: Path, payload: int, num_bytes: int) -> list[Result]:
         one.store.close()
         return rate
 
+    filled(folder / "rows", payload, 4 * BATCH * stride)[0].store.close()  # what is compiled is compiled before
     print(f"records of {payload} bytes ({stride} on disk)\n  write, bytes/s")
     results = [Result("write", payload, *in_turns(write, {"dd": lambda: dd(folder, num_bytes)}))]
     one, _ = filled(folder / "rows", payload, num_bytes)

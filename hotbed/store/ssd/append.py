@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hotbed.store.ssd.format import HEADER_BYTES
 from hotbed.store.ssd.kernels import encode
-from hotbed.store.ssd.segments import Segment, Segments, cannot_write, write_fully
+from hotbed.store.ssd.segments import Segment, Segments, cannot_write, start_writing_out, write_fully
 
 _PIECE = 1 << 20  # bytes
 
@@ -113,6 +113,7 @@ class Appender:
             encode(keys[part], records[part], number, seed, self._buffer.ctypes.data, stride)
             data = self._buffer.data[: (part.stop - part.start) * stride]
             write_fully(segment.handle, data, HEADER_BYTES + number * stride)
+            start_writing_out(segment.handle, HEADER_BYTES + number * stride, len(data))
 
     def _take_back(self, old: Segment | None, pieces: list[Piece], num_bytes: int) -> None:
         """As it was before the batch: `old` is the segment appended to, all others are new."""

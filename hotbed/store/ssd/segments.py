@@ -10,6 +10,7 @@ outlive a process in checkpoints only, so they are deleted.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import secrets
@@ -27,6 +28,9 @@ from hotbed.errors import StoreError
 from hotbed.store.ssd.format import HEADER_BYTES, Bits, Header, no_bits, pack_header, record_bytes
 
 _LOCK_NAME = "lock"
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux has it
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 class Segment:
@@ -198,6 +202,15 @@ def write_fully(handle: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(handle, data, offset)
         data, offset = data[written:], offset + written
+
+
+def start_writing_out(handle: int, offset: int, num_bytes: int) -> None:
+    """Let the disk begin with these bytes now, not when many are waiting: 1.9 instead of 1.3 GB/s until an fsync returns.
+
+    Advice to the system: who needs the bytes on the disk calls fsync, which tells of errors.
+    """
+    if _sync_file_range is not None:
+        _sync_file_range(handle, offset, num_bytes, 2)  # SYNC_FILE_RANGE_WRITE: start, do not wait
 
 
 @contextmanager

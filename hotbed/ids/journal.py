@@ -99,12 +99,13 @@ class Counted(NamedTuple):
 
 @dataclass
 class Memory:
-    """The large state: what entries change."""
+    """The large state, which entries change; and the shared rows, which stay."""
 
     index: IdIndex
     columns: Columns
     waiting: ExactCounts | None
     sketches: dict[int, Sketch]  # by table
+    shared: Ints  # [T]: the row that ids of a table without one of their own read, or -1
 
 
 @dataclass

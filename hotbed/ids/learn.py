@@ -38,7 +38,7 @@ class Unknown(NamedTuple):
 
 
 def learn(
-    memory: Memory, rules: RuleArrays, shared: Ints, entry: Entry, moment: Moment, tables: Tables, ids: Ints
+    memory: Memory, rules: RuleArrays, entry: Entry, moment: Moment, tables: Tables, ids: Ints
 ) -> tuple[Ints, Ints]:
     """(rows [L], released rows); `entry` holds every change, also when an error ends this half way."""
     released = _sweep(memory, rules, entry, moment)
@@ -50,10 +50,10 @@ def learn(
     entry.after = entry.after._replace(counters=counters)
     unknown = Unknown(tables[firsts[:count]], ids[firsts[:count]], counts[:count])
     admitted = _admit(memory, rules, entry, moment, unknown)
-    row_of_unknown = shared[unknown.tables]
+    row_of_unknown = memory.shared[unknown.tables]
     row_of_unknown[admitted] = _give_rows(memory, entry, unknown, admitted)
     batch.answer(rows, row_of_unknown)
-    _mark_uses(memory, rules, shared, entry, moment, tables, rows)
+    _mark_uses(memory, rules, entry, moment, tables, rows)
     return rows, released
 
 
@@ -140,14 +140,14 @@ def _give_rows(memory: Memory, entry: Entry, unknown: Unknown, admitted: NDArray
     return rows
 
 
-def _mark_uses(
-    memory: Memory, rules: RuleArrays, shared: Ints, entry: Entry, moment: Moment, tables: Tables, rows: Ints
-) -> None:
+def _mark_uses(memory: Memory, rules: RuleArrays, entry: Entry, moment: Moment, tables: Tables, rows: Ints) -> None:
     columns = memory.columns
     if not columns.has_last:
         return
     most = rows.shape[0]
     uses = Uses(*(np.empty(size, dtype=np.uint32) for size in (most, most, most if columns.has_scores else 0)))
     when = moment.batch, moment.now
-    changed = batch.touch(tables, rows, rules.expire, rules.span, shared, *when, columns.last, columns.scores, *uses)
+    changed = batch.touch(
+        tables, rows, rules.expire, rules.span, memory.shared, *when, columns.last, columns.scores, *uses
+    )
     entry.uses = Uses(*(column[:changed].copy() for column in uses))

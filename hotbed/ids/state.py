@@ -36,9 +36,7 @@ def save_rows(memory: Memory, rows: Ints, first_row: int) -> dict[str, NDArray[A
     return columns
 
 
-def save_rest(
-    memory: Memory, ledger: Ledger, shared: Ints, expire: NDArray[np.uint8], first_row: int
-) -> dict[str, NDArray[Any]]:
+def save_rest(memory: Memory, ledger: Ledger, expire: NDArray[np.uint8], first_row: int) -> dict[str, NDArray[Any]]:
     """All but the rows; arrays of its own."""
     empty = np.empty(0, dtype=np.int64)
     at = [np.full(rows.shape[0], batch, dtype=np.int64) for batch, rows in ledger.quarantined]
@@ -46,7 +44,7 @@ def save_rest(
         "batch": np.array([ledger.batch], dtype=np.int64),
         "first_row": np.array([first_row], dtype=np.int64),
         "next_row": np.array([ledger.next_row], dtype=np.int64),
-        "shared_rows": shared.copy(),
+        "shared_rows": memory.shared.copy(),
         "expire_kinds": expire.copy(),
         "counters": ledger.counters.copy(),
         "quarantined_rows": np.concatenate([empty, *(rows for _, rows in ledger.quarantined)]),
@@ -90,8 +88,8 @@ class Saved:
         return out
 
 
-def load(memory: Memory, rules: RuleArrays, parts: Iterable[Arrays], saved: Saved) -> tuple[Ledger, Ints]:
-    """Fill an empty memory; (ledger, shared rows)."""
+def load(memory: Memory, rules: RuleArrays, parts: Iterable[Arrays], saved: Saved) -> Ledger:
+    """Fill an empty memory; the ledger that goes with it."""
     rest, num_tables = saved.rest, rules.admit.shape[0]
     batch, next_row = int(rest["batch"][0]), int(rest["next_row"][0])
     if next_row > memory.index.capacity:
@@ -111,8 +109,8 @@ def load(memory: Memory, rules: RuleArrays, parts: Iterable[Arrays], saved: Save
     for rows in memory.index.rows(shared=True):
         used[rows] = True
     counters = saved.column("counters", num_tables, 0)
-    ledger = Ledger(batch, next_row, np.flatnonzero(~used), 0, quarantined, counters)
-    return ledger, saved.column("shared_rows", num_tables, -1)
+    memory.shared = saved.column("shared_rows", num_tables, -1)
+    return Ledger(batch, next_row, np.flatnonzero(~used), 0, quarantined, counters)
 
 
 def _load_rows(memory: Memory, rules: RuleArrays, part: Arrays, saved: Saved) -> int:

@@ -78,8 +78,8 @@ class Translator:
         has_scores = bool(np.any(self._arrays.expire == SCORE))
         columns = Columns(index.capacity, has_last=bool(np.any(self._arrays.expire != NEVER)), has_scores=has_scores)
         waiting = ExactCounts(capacity) if np.any(self._arrays.admit == COUNT) else None
-        self._memory = Memory(index, columns, waiting, self._new_sketches())
-        self._shared = np.full(len(self.rules), -1, dtype=np.int64)  # row of each table with admission
+        shared = np.full(len(self.rules), -1, dtype=np.int64)
+        self._memory = Memory(index, columns, waiting, self._new_sketches(), shared)
         empty = np.empty(0, dtype=np.int64)
         self._ledger = Ledger(0, 0, empty, 0, (), np.zeros((len(self.rules), 4), dtype=np.int64))
         self._share_rows()
@@ -95,7 +95,7 @@ class Translator:
                 rows, released = self._learn(tables, ids, time.time() if now is None else now)
             else:
                 rows, released = self._memory.index.find(tables, ids), np.empty(0, dtype=np.int64)
-                otherwise = np.where(self._arrays.admit == ALWAYS, UNKNOWN, self._shared)
+                otherwise = np.where(self._arrays.admit == ALWAYS, UNKNOWN, self._memory.shared)
                 batch.answer_known(tables, ids, rows, self._arrays.padded, self._arrays.padding, otherwise)
         if self.first_row:
             rows[rows >= 0] += self.first_row
@@ -163,7 +163,7 @@ class Translator:
 
     def shared_key(self, table: int) -> int:
         """The key of the row that ids of a table share until they are admitted; -1 for a table without admission."""
-        row = int(self._shared[table])
+        row = int(self._memory.shared[table])
         return row + self.first_row if row >= 0 else -1
 
     def id_of(self, keys: Ints) -> tuple[Tables, Ints]:
@@ -190,7 +190,7 @@ class Translator:
     def rest_state(self) -> dict[str, NDArray[Any]]:
         """Everything that is not a row's."""
         with self._turn:
-            return state.save_rest(self._memory, self._ledger, self._shared, self._arrays.expire, self.first_row)
+            return state.save_rest(self._memory, self._ledger, self._arrays.expire, self.first_row)
 
     def load_state(
         self,
@@ -210,8 +210,8 @@ class Translator:
                     "dynamic ids: a state can be loaded once, before the first batch; make a new Translator"
                 )
             saved = state.Saved(rest, table_of, self._arrays, int(time.time() if now is None else now))
-            self._memory.index.unshare(self._shared)
-            self._ledger, self._shared = state.load(self._memory, self._arrays, rows, saved)
+            self._memory.index.unshare(self._memory.shared)
+            self._ledger = state.load(self._memory, self._arrays, rows, saved)
             self._share_rows()
             return saved.lost
 
@@ -223,7 +223,7 @@ class Translator:
             free = ledger.free[ledger.head :]
             waiting = [rows for _, rows in ledger.quarantined]
             idle = np.concatenate([free, *waiting])
-            num_shared = int(np.count_nonzero(self._shared >= 0))
+            num_shared = int(np.count_nonzero(self._memory.shared >= 0))
             assert np.unique(idle).shape == idle.shape, "a row is free twice, or free and in quarantine"
             assert not index.is_live(idle).any(), "a row that is free or in quarantine has an owner"
             assert len(index) + num_shared + idle.shape[0] == ledger.next_row, (
@@ -242,7 +242,7 @@ class Translator:
         moment = Moment(self._ledger.batch + 1, int(now), self._seed, self.quarantine, self._trained)
         entry = Entry(self._ledger, self._ledger._replace(batch=moment.batch))
         try:
-            rows, released = learn(self._memory, self._arrays, self._shared, entry, moment, tables, ids)
+            rows, released = learn(self._memory, self._arrays, entry, moment, tables, ids)
         except BaseException:
             self._ledger = entry.undo(self._memory)
             raise
@@ -286,7 +286,7 @@ class Translator:
 
     def _share_rows(self) -> None:
         """Give every table with admission, and none yet, its shared row."""
-        for table in np.flatnonzero((self._arrays.admit != ALWAYS) & (self._shared < 0)):
+        for table in np.flatnonzero((self._arrays.admit != ALWAYS) & (self._memory.shared < 0)):
             self._ledger, rows = self._ledger.take(1)
             self._memory.index.share(int(rows[0]), int(table))
-            self._shared[table] = rows[0]
+            self._memory.shared[table] = rows[0]

@@ -48,6 +48,7 @@ class Saver:
         self._say = say
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._unsaid = ""  # by the thread that writes
         self._cancelled = threading.Event()
 
     def save(self, state: State, *, wait: bool = False) -> bool:
@@ -62,6 +63,7 @@ class Saver:
         if wait:
             with held:
                 self._write(state, snapshot, parent)
+            self._tell()
             return True
         self._thread = threading.Thread(
             target=self._write_aside, args=(held, state, snapshot, parent), name="checkpoint", daemon=True
@@ -85,6 +87,7 @@ class Saver:
             return False
         self._thread.join()
         self._thread, error, self._error = None, self._error, None
+        self._tell()
         if error is None:
             return True
         if not isinstance(error, RunError):
@@ -100,6 +103,11 @@ class Saver:
             self._thread.join()
             self._thread = None
 
+    def _tell(self) -> None:
+        if self._unsaid:
+            self._say(self._unsaid)
+            self._unsaid = ""
+
     def _write_aside(self, held: ExitStack, state: State, snapshot: Snapshot, parent: Entry | None) -> None:
         be_nice(_NICE)
         try:
@@ -112,8 +120,11 @@ class Saver:
         entry = write_checkpoint(self.root, state, snapshot, parent, self._cancelled.is_set)
         snapshot.commit()
         remember(self._tables, entry)
-        with locked(self.root):
-            remove(unneeded(self.root, self.policy.keep))
+        try:
+            with locked(self.root):
+                remove(unneeded(self.root, self.policy.keep))
+        except RunError as error:  # the checkpoint itself is well
+            self._unsaid = f"warning: old checkpoints stay: {error}"
 
     def _parent(self) -> Entry | None:
         """What an incremental checkpoint would add to; None when it is time for a full one."""

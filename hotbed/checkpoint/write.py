@@ -41,7 +41,7 @@ class State(NamedTuple):
     document: dict[str, Any]  # plain JSON
 
 
-class Rows(NamedTuple):
+class _Work(NamedTuple):
     """What the threads that write rows have in common."""
 
     folder: Path
@@ -118,7 +118,7 @@ def _link(new: Path, snapshot: Snapshot) -> dict[str, int]:
     return sizes
 
 
-def _write_rows(rows: Rows) -> tuple[dict[str, FileMark], Counter[str]]:
+def _write_rows(rows: _Work) -> tuple[dict[str, FileMark], Counter[str]]:
     """All parts into files, by a few threads; the marks of the files and the number of rows by table."""
     rows.folder.mkdir()
     marks: dict[str, FileMark] = {}
@@ -132,7 +132,7 @@ def _write_rows(rows: Rows) -> tuple[dict[str, FileMark], Counter[str]]:
     return marks, counts
 
 
-def _write_some(rows: Rows, thread: int, niceness: int) -> tuple[dict[str, FileMark], Counter[str]]:
+def _write_some(rows: _Work, thread: int, niceness: int) -> tuple[dict[str, FileMark], Counter[str]]:
     """One thread: take a part, copy it, write it while another thread takes the next."""
     be_nice(niceness)
     marks: dict[str, FileMark] = {}

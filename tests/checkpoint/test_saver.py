@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from hotbed.checkpoint import Saver, write
+from hotbed.checkpoint import Policy, Saver, write
+from hotbed.checkpoint import saver as saver_module
 from hotbed.checkpoint.chain import find, folders_in
 from hotbed.checkpoint.read import load_rows
 from hotbed.checkpoint.row_file import columns_of
@@ -127,3 +128,20 @@ def test_the_writer_takes_what_training_leaves(tmp_path, monkeypatch):
     assert found
     assert min(found) > mine or mine >= 10
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
+
+
+def test_old_checkpoints_that_cannot_be_removed_are_told(tmp_path, monkeypatch):
+    said = []
+    tables = DictTables()
+    saver = Saver(tmp_path, tables, Policy(full_every=1, keep=1), said.append)
+    saver.save(state(1), wait=True)
+
+    def refuse(_):
+        raise RunError("no")
+
+    monkeypatch.setattr(saver_module, "remove", refuse)
+    saver.save(state(2), wait=True)
+    assert saver.save(state(3))
+    assert saver.settle()
+    assert said == ["warning: old checkpoints stay: no"] * 2
+    assert find(tmp_path).manifest.step == 3

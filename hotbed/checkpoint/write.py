@@ -77,7 +77,7 @@ def write_checkpoint(
 def _fill(new: Path, state: State, snapshot: Snapshot, parent: Entry | None, cancelled: Callable[[], bool]) -> Manifest:
     linked = _link(new, snapshot)
     files, rows = _write_rows(
-        Rows(new / "rows", bounded(snapshot.parts()), threading.Lock(), cancelled, threading.Event())
+        _Work(new / "rows", bounded(snapshot.parts()), threading.Lock(), cancelled, threading.Event())
     )
     gone_mark, gone = _write_gone(new / GONE, snapshot.gone())
     if gone_mark is not None:

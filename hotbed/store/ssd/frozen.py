@@ -101,9 +101,15 @@ def frozen_items(folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def sync(segment: Segment) -> None:
-    """Bring a sealed segment to the disk."""
+    """Bring a segment to the disk. One that failed fails for ever: the system reports lost bytes once and then forgets."""
+    if segment.sync_error is not None:
+        raise segment.sync_error
     if not segment.synced:
-        os.fsync(segment.handle)
+        try:
+            os.fsync(segment.handle)
+        except OSError as error:
+            segment.sync_error = error
+            raise
         segment.synced = segment.sealed
 
 

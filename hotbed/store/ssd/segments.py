@@ -43,6 +43,7 @@ class Segment:
         self.sealed = False  # nothing is appended any more
         self.settled = True  # the index knows all its records; until then those that are live look stale
         self.synced = False
+        self.sync_error: OSError | None = None
         self.damaged = False  # compaction has met a record it cannot read, and leaves the segment alone
 
     @property

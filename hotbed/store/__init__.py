@@ -1,5 +1,52 @@
-"""Keys -> records below the device."""
+"""Keys -> records below the device.
+
+memory.py   MemoryStore: every row in host memory, an array
+ssd/        SsdStore: every row in files on an SSD
+tiered.py   TieredStore: memory over ssd
+held.py     rows of one moment for a checkpoint, while training goes on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from torch import Tensor
 
 from hotbed.store.memory import MemoryStore
+from hotbed.store.ssd import SsdStore
+from hotbed.store.tiered import TieredStore
 
-__all__ = ["MemoryStore"]
+__all__ = ["MemoryStore", "SsdStore", "Store", "TieredStore"]
+
+
+class Store(Protocol):
+    """What every store does. One thread at a time moves rows; tensors are on the host and contiguous."""
+
+    def read(self, keys: Tensor, out: Tensor) -> None:
+        """The records of `keys` [U] into `out` [U, W]; what was never written reads as its first value."""
+
+    def expect(self, keys: Tensor) -> None:
+        """These rows are on their way here: who wants one before it was written must wait."""
+
+    def fetch(self, keys: Tensor, out: Tensor, source: Tensor) -> tuple[int, Tensor]:
+        """The rows that were ever written, close together, into `out`: (their number, positions of those expected)."""
+
+    def write(self, keys: Tensor, records: Tensor) -> None:
+        """Keep the records [U, W] of `keys` [U], distinct."""
+
+    def forget(self, keys: Tensor) -> None:
+        """These rows are gone: they read as their first values again."""
+
+    def items(self, chunk: int = ...) -> Iterator[tuple[Tensor, Tensor]]:
+        """(keys, records) of every row ever written, in key order."""
+
+    def flush(self) -> None:
+        """Bring everything to the lowest tier."""
+
+    def close(self) -> None:
+        """The end."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of host memory, once everything is used."""

@@ -6,33 +6,30 @@ first value, which `first` computes from (seed, table, id); who can compute it e
 
 from __future__ import annotations
 
-import mmap
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.errors import BudgetError
-from hotbed.memory import in_words
 from hotbed.ops.move import gather_rows, scatter_rows
-from hotbed.ops.move.states import ABSENT, EXPECTED, WRITTEN, mark, sort_out
+from hotbed.ops.move.states import ABSENT, EXPECTED, SAVED, WRITTEN, mark, sort_out
 from hotbed.ops.records import Layout
+from hotbed.store.held import HeldRows
+from hotbed.store.pages import zeros
 
 _CHUNK = 1 << 16
-_NO_RESERVE = 0x4000  # Linux: address space beyond the memory there is; Python 3.12 has no name for it
 
 
 class MemoryStore:
     """Records [R, W] of all keys 0..R-1 on the host."""
 
     def __init__(self, num_rows: int, layout: Layout, first: Callable[[Tensor], Tensor]) -> None:
-        self._records = _untouched(num_rows, layout.width)
-        self._state = np.zeros(num_rows, dtype=np.uint8)  # ABSENT, WRITTEN or EXPECTED
+        self._records = torch.from_numpy(zeros((num_rows, layout.width), np.float32))
+        self._state = zeros((num_rows,), np.uint8, huge=False)  # see ops/move/states.py
         self._first = first
+        self._held: HeldRows | None = None
 
     def read(self, keys: Tensor, out: Tensor) -> None:
         """The records of `keys` [U] into `out` [U, W], on the host."""
@@ -58,8 +55,50 @@ class MemoryStore:
 
     def write(self, keys: Tensor, records: Tensor) -> None:
         """Keep the records [U, W] of `keys` [U], distinct, on the host."""
+        if self._held is not None:
+            self._held.keep(keys.numpy())
         scatter_rows(self._records, keys, records)
         mark(self._state, keys.numpy(), WRITTEN)
+
+    def forget(self, keys: Tensor) -> None:
+        """These rows are gone: they read as their first values again."""
+        if self._held is not None:
+            self._held.keep(keys.numpy())
+        mark(self._state, keys.numpy(), ABSENT)
+
+    def hold(self, *, touched: bool) -> HeldRows:
+        """The rows as they are now, all or those written since the last time, while writing goes on: see HeldRows.
+
+        They count as saved from now on; `HeldRows.give_back` takes that back. Nothing may be expected.
+        """
+        assert self._held is None, "one at a time"
+        state = self._state
+        keys = np.flatnonzero(state == WRITTEN if touched else state != ABSENT)
+        assert not np.any(state[keys] == EXPECTED), "rows are on their way"
+        was_written = keys if touched else keys[state[keys] == WRITTEN]
+        mark(state, was_written, SAVED)
+        self._held = HeldRows(self, self._records, keys, was_written)
+        return self._held
+
+    def let_go(self, untouched: NDArray[np.int64]) -> None:
+        """What was held is no longer; these rows count as written after all, if they are still here."""
+        self._held = None
+        mark(self._state, untouched[self._state[untouched] == SAVED], WRITTEN)
+
+    def clear(self) -> None:
+        """Every row reads as its first value."""
+        used = torch.from_numpy(np.flatnonzero(self._state))
+        self.forget(used)
+
+    def count_as_saved(self) -> None:
+        """All rows are as a checkpoint has them."""
+        mark(self._state, np.flatnonzero(self._state == WRITTEN), SAVED)
+
+    def flush(self) -> None:
+        """There is nothing below."""
+
+    def close(self) -> None:
+        """Memory goes when nobody has the store any more."""
 
     def parts(self) -> tuple[Tensor, NDArray[np.uint8]]:
         """(records [R, W], state [R]) for who moves rows without asking."""
@@ -86,22 +125,3 @@ class MemoryStore:
     def num_bytes(self) -> int:
         """Address space; pages become memory when they are written."""
         return self._records.nbytes + self._state.nbytes
-
-
-def _untouched(num_rows: int, width: int) -> Tensor:
-    """Float32 [R, W] that takes no memory until it is written, in huge pages where the system has them."""
-    size = max(num_rows * width * 4, mmap.PAGESIZE)
-    try:
-        if sys.platform == "linux":  # private: shared memory, the default, gets no huge pages
-            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-        else:
-            pages = mmap.mmap(-1, size)
-    except (OSError, ValueError, OverflowError) as error:
-        raise BudgetError(
-            f"{num_rows:,} rows of {in_words(width * 4)} need {in_words(size)} of address space, which this machine refuses "
-            f"({error}). Use fewer rows (hashing=True), a smaller dim, or a machine with more memory."
-        ) from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # advice only: a kernel without huge pages costs speed, not correctness
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.float32, count=num_rows * width).view(num_rows, width)

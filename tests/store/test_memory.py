@@ -46,3 +46,27 @@ def test_opening_a_large_store_takes_no_memory():
     store.read(torch.tensor([3, 49_999_999]), out)
     assert out[:, 0].tolist() == [3.5, 50_000_000.0]
     assert resident_bytes() - before < 100e6
+
+
+def test_held_rows_are_of_one_moment():
+    store = MemoryStore(50, LAYOUT, first)
+    keys = torch.arange(0, 50, 2)
+    store.write(keys, torch.full((25, LAYOUT.width), 1.0))
+    held = store.hold(touched=False)
+    seen = {}
+    for number, (some, records) in enumerate(held.items(4)):
+        assert not seen.keys() & set(some.tolist())
+        seen |= dict(zip(some.tolist(), records[:, 0].tolist()))
+        late = torch.tensor([2 * number, 48 - 2 * number, 49 - 2 * number])
+        store.write(torch.unique(late), torch.full((torch.unique(late).shape[0], LAYOUT.width), 2.0))
+        store.forget(torch.tensor([30]))
+    assert seen == dict.fromkeys(keys.tolist(), 1.0)
+    held.commit()
+    touched = store.hold(touched=True)
+    later = {key for some, records in touched.items() for key in some.tolist()}
+    assert later == {key for some, records in store.items() for key in some[records[:, 0] == 2.0].tolist()}
+    touched.give_back()
+    again = store.hold(touched=True)
+    assert len(again) == len(touched)
+    again.commit()
+    assert len(store.hold(touched=True)) == 0

@@ -113,7 +113,7 @@ def _read_rows(words: Any, slot: Any, misses: Any, victims: Any, late_keys: Any)
     num_found = num_late = 0
     for i in range(count):
         source[i] = -1
-        if seen[i] == WRITTEN:
+        if seen[i] & 1:
             source[i] = num_found
             found[num_found] = misses[i]
             num_found += 1

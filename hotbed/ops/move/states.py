@@ -1,4 +1,8 @@
-"""What a store knows of each row, one byte, compiled. Bytes far apart are asked for ahead, or every one costs a wait."""
+"""What a store knows of each row, one byte, compiled. Bytes far apart are asked for ahead, or every one costs a wait.
+
+ABSENT: never written. WRITTEN: written since the last checkpoint. SAVED: written before it. EXPECTED: on its way here. A row
+that can be read is odd.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from numba import njit
 
 from hotbed.ops.prefetch import prefetch
 
-ABSENT, WRITTEN, EXPECTED = 0, 1, 2
+ABSENT, SAVED, EXPECTED, WRITTEN = 0, 1, 2, 3
 _AHEAD = 24
 
 
@@ -32,7 +36,7 @@ def sort_out(state: Any, keys: Any, source: Any, found: Any, late: Any) -> Any:
         if i + _AHEAD < keys.size:
             prefetch(lines, keys[i + _AHEAD], 0)
         source[i] = -1
-        if state[keys[i]] == WRITTEN:
+        if state[keys[i]] & 1:
             source[i] = np.int32(num_found)
             found[num_found] = keys[i]
             num_found += 1

@@ -1,0 +1,231 @@
+"""Memory over ssd: rows that come from the device stay in memory as long as they are worth it, then go to the ssd.
+
+In come records of keys and keys to read, as for every store. A row that is written takes a slot in memory; where all are
+taken, the policy of the cache lets others go, which are appended to the ssd as one batch. A row that is read from the ssd goes
+straight to the device, and takes memory when it comes back from there: it is not kept twice.
+
+The price beside the records: 12 bytes of memory for each key that was ever used (4 here, 8 in the ssd's index), 25 a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotbed.errors import StoreError
+from hotbed.ops.index import Scoring
+from hotbed.ops.move import gather_rows, scatter_rows
+from hotbed.store import tier_kernels as kernels
+from hotbed.store.pages import zeros
+from hotbed.store.ssd import Frozen, SsdSizes, SsdStore
+
+BYTES_PER_SLOT = 8 + 4 + 4 + 1 + 8  # key, uses, last, dirty, and a place in the list of free slots
+BYTES_PER_KEY = 4 + 8
+_FLUSH = 1 << 16  # rows written to the ssd at once
+
+
+class TierCounts(NamedTuple):
+    """Rows, since the store was made."""
+
+    from_memory: int = 0
+    from_ssd: int = 0
+    to_ssd: int = 0
+
+
+class TieredStore:
+    """Records of all keys 0..R-1: `num_slots` of them in memory, the others on the ssd, in a store that is this one's own."""
+
+    def __init__(
+        self,
+        ssd: SsdStore,
+        num_rows: int,
+        width: int,
+        num_slots: int,
+        scoring: Scoring,
+        first: Callable[[Tensor], Tensor],
+    ) -> None:
+        if num_slots < 1:
+            raise StoreError("memory= holds no row beside the index of all rows. Give more memory, or use fewer rows.")
+        self._ssd, self._first, self._width = ssd, first, width
+        self._records = torch.from_numpy(zeros((num_slots, width), np.float32))
+        self._slot_of_key = zeros((num_rows,), np.int32, huge=False)
+        self._key_of_slot: NDArray[np.int64] = np.full(num_slots, -1, dtype=np.int64)
+        self._uses, self._last = np.zeros(num_slots, np.int32), np.zeros(num_slots, np.int32)
+        self._dirty = np.zeros(num_slots, np.uint8)
+        self._free: NDArray[np.int64] = np.empty(0, dtype=np.int64)  # slots that were taken once
+        self._end = 0  # slots from here on were never taken
+        self._clock, self._hand = 1, 0
+        self._half_life = scoring.half_life
+        self._choose = kernels.chooser(scoring)
+        self.counts = TierCounts()
+
+    def read(self, keys: Tensor, out: Tensor) -> None:
+        """The records of `keys` [U] into `out` [U, W], on the host; what was never written reads as its first value."""
+        slots, here, below, _ = self._sort_out(keys, waits=False)
+        found = torch.empty(here.size, self._width)
+        gather_rows(self._records, torch.from_numpy(slots), found)
+        out[torch.from_numpy(here)] = found
+        if below.size:
+            rows = torch.empty(below.size, self._width)
+            self._ssd.read(keys[torch.from_numpy(below)].contiguous(), rows)
+            out[torch.from_numpy(below)] = rows
+
+    def expect(self, keys: Tensor) -> None:
+        """These rows are on their way here: who wants one before it was written must wait."""
+        kernels.expect(self._slot_of_key, keys.numpy())
+
+    def fetch(self, keys: Tensor, out: Tensor, source: Tensor) -> tuple[int, Tensor]:
+        """The rows that were ever written, close together, into `out` [>= U, W]: (their number, positions of late ones).
+
+        source int32 [U]: the place of each key's row in `out`, or -1 for one that still has its first value. Late rows are
+        those that are expected; they have no place yet.
+        """
+        slots, here, below, late = self._sort_out(keys, waits=True)
+        places = source.numpy()
+        places.fill(-1)
+        places[here] = np.arange(here.size)
+        gather_rows(self._records, torch.from_numpy(slots), out[: here.size])
+        kernels.note_uses(slots, self._uses, self._last, self._clock, self._half_life)
+        num_found = 0
+        if below.size:
+            places_below = torch.empty(below.size, dtype=torch.int32)
+            wanted = torch.from_numpy(keys.numpy()[below])
+            num_found, _ = self._ssd.fetch(wanted, out[here.size :], places_below)
+            numbers = places_below.numpy()
+            places[below] = np.where(numbers >= 0, numbers + here.size, -1)
+        self._count(TierCounts(here.size, num_found))
+        return here.size + num_found, torch.from_numpy(late)
+
+    def write(self, keys: Tensor, records: Tensor) -> None:
+        """Keep the records [U, W] of `keys` [U], distinct. A part that the ssd has no room for is not taken, and raises."""
+        most = max(1, self._key_of_slot.size // 2)
+        for start in range(0, keys.shape[0], most):
+            self._write(keys[start : start + most], records[start : start + most])
+
+    def forget(self, keys: Tensor) -> None:
+        """These rows are gone: they read as their first values again."""
+        slots, _, _, _ = self._sort_out(keys, waits=False)
+        self._dirty[slots] = 0
+        kernels.leave(self._slot_of_key, self._key_of_slot, slots)
+        self._slot_of_key[keys.numpy()] = 0
+        self._free = np.concatenate([self._free, slots])
+        self._ssd.forget(keys)
+
+    def flush(self) -> None:
+        """Let the ssd have every row as it is."""
+        dirty = np.flatnonzero(self._dirty)
+        for start in range(0, dirty.size, _FLUSH):
+            slots = dirty[start : start + _FLUSH]
+            self._write_below(slots)
+            self._dirty[slots] = 0
+
+    def items(self, chunk: int = _FLUSH) -> Iterator[tuple[Tensor, Tensor]]:
+        """(keys, records) of every row ever written, in key order; flushes."""
+        self.flush()
+        yield from self._ssd.items(chunk)
+
+    def freeze(self) -> Frozen:
+        """The rows as of now, on the ssd, for a checkpoint."""
+        self.flush()
+        return self._ssd.freeze()
+
+    def adopt(self, folder: Path) -> None:
+        """Take over the rows of a checkpoint's folder, in place of those that are here."""
+        self._ssd.adopt(folder)
+        used = np.flatnonzero(self._key_of_slot >= 0)
+        kernels.leave(self._slot_of_key, self._key_of_slot, used)
+        self._dirty[:] = 0
+        self._free, self._end = np.empty(0, dtype=np.int64), 0
+
+    def close(self) -> None:
+        """Delete what is on the ssd."""
+        self._ssd.close()
+
+    def sizes(self) -> SsdSizes:
+        """Of the ssd."""
+        return self._ssd.sizes()
+
+    @property
+    def num_in_memory(self) -> int:
+        """Rows that are in memory."""
+        return self._end - self._free.size
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory: address space; pages become memory when they are used."""
+        slots = (self._key_of_slot, self._uses, self._last, self._dirty)
+        return (
+            sum(part.nbytes for part in slots) + self._records.nbytes + self._slot_of_key.nbytes + self._ssd.num_bytes
+        )
+
+    def check_integrity(self) -> None:
+        """The conservation laws of the memory tier; for tests."""
+        used = np.flatnonzero(self._key_of_slot >= 0)
+        keys = self._key_of_slot[used]
+        assert np.unique(keys).size == keys.size, "a key has two slots"
+        at = self._slot_of_key[keys]
+        assert np.array_equal(np.where(at < 0, -at - 1, at) - 1, used), "a slot's key is elsewhere"
+        assert used.size == self.num_in_memory, f"{used.size} slots in use, {self.num_in_memory} counted"
+        assert not self._dirty[self._key_of_slot < 0].any(), "an empty slot is dirty"
+
+    def _write(self, keys: Tensor, records: Tensor) -> None:
+        self._clock += 1
+        slots, here, below, _ = self._sort_out(keys, waits=False)
+        kernels.note_uses(slots, self._uses, self._last, self._clock, self._half_life)
+        taken = self._make_room(below.size)
+        all_slots: NDArray[np.int64] = np.empty(keys.shape[0], dtype=np.int64)
+        all_slots[here], all_slots[below] = slots, taken
+        scatter_rows(self._records, torch.from_numpy(all_slots), records)
+        kernels.enter(
+            self._slot_of_key,
+            self._key_of_slot,
+            self._uses,
+            self._last,
+            self._dirty,
+            keys.numpy(),
+            all_slots,
+            self._clock,
+        )
+
+    def _make_room(self, count: int) -> NDArray[np.int64]:
+        """Slots [count] that are free now; what was in them is on the ssd."""
+        reused = self._free[:count]
+        new = np.arange(self._end, min(self._end + count - reused.size, self._key_of_slot.size))
+        wanted = count - reused.size - new.size
+        victims: NDArray[np.int64] = np.empty(wanted, dtype=np.int64)
+        if wanted:
+            state = (self._key_of_slot, self._uses, self._last, self._clock)
+            hand = self._choose(*state, self._hand, wanted, victims)
+            self._write_below(victims[self._dirty[victims] != 0])
+            self._hand = hand
+            kernels.leave(self._slot_of_key, self._key_of_slot, victims)
+            self._dirty[victims] = 0
+        self._free, self._end = self._free[count:], self._end + new.size
+        return np.concatenate([reused, new, victims])
+
+    def _write_below(self, slots: NDArray[np.int64]) -> None:
+        """To the ssd, as one batch in the order of keys."""
+        if not slots.size:
+            return
+        keys = self._key_of_slot[slots]
+        order = np.argsort(keys)
+        records = torch.empty(slots.size, self._width)
+        gather_rows(self._records, torch.from_numpy(slots[order]), records)
+        self._ssd.write(torch.from_numpy(keys[order]), records)
+        self._count(TierCounts(to_ssd=slots.size))
+
+    def _sort_out(self, keys: Tensor, *, waits: bool) -> tuple[NDArray[np.int64], ...]:
+        """(slots, positions) of keys in memory, positions of those that are not, and of those on their way."""
+        parts = [np.empty(keys.shape[0], dtype=np.int64) for _ in range(4)]
+        num_here, num_below, num_late = kernels.sort_out(self._slot_of_key, keys.numpy(), waits, *parts)
+        counts = (num_here, num_here, num_below, num_late)
+        return tuple(part[:count] for part, count in zip(parts, counts))
+
+    def _count(self, more: TierCounts) -> None:
+        self.counts = TierCounts(*(a + b for a, b in zip(self.counts, more)))

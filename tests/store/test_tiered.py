@@ -1,0 +1,108 @@
+"""Memory over ssd beside a dict, with room for a few rows in memory."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotbed.cache import make_policy
+from hotbed.errors import StoreError
+from hotbed.store import SsdStore, TieredStore
+
+NUM_ROWS, WIDTH = 40, 4
+
+
+def first(keys):
+    return keys.unsqueeze(1).float() * torch.ones(1, WIDTH) + 0.5
+
+
+def open_store(folder, num_slots=6, policy="lfu", max_bytes=1 << 20, segment_bytes=4096 + 32 * 20):
+    ssd = SsdStore(folder, NUM_ROWS, WIDTH, first, max_bytes=max_bytes, segment_bytes=segment_bytes)
+    return TieredStore(ssd, NUM_ROWS, WIDTH, num_slots, make_policy(policy), first)
+
+
+def fetched(store, keys):
+    """{key: record} of the rows that were written, the keys that have their first value, and those that are late."""
+    out, source = torch.full((len(keys), WIDTH), torch.nan), torch.empty(len(keys), dtype=torch.int32)
+    found, late = store.fetch(torch.tensor(keys), out, source)
+    rows = {key: out[at].tolist() for key, at in zip(keys, source.tolist()) if at >= 0}
+    assert len(rows) == found
+    late = {keys[i] for i in late.tolist()}
+    return rows, {key for key in keys if key not in rows and key not in late}, late
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_against_a_dict(tmp_path_factory, data):
+    store, model = open_store(tmp_path_factory.mktemp("tiers"), data.draw(st.integers(1, 9))), {}
+    some = st.sets(st.integers(0, NUM_ROWS - 1), min_size=1, max_size=25).map(sorted)
+    for step in range(data.draw(st.integers(1, 12))):
+        keys = data.draw(some)
+        what = data.draw(st.sampled_from(["write", "write", "fetch", "read", "forget", "flush", "expect"]))
+        if what == "write":
+            records = torch.rand(len(keys), WIDTH) + step
+            store.write(torch.tensor(keys), records)
+            model |= dict(zip(keys, records.tolist()))
+        elif what == "fetch":
+            rows, absent, late = fetched(store, keys)
+            assert rows == {key: model[key] for key in keys if key in model}
+            assert absent == set(keys) - model.keys()
+            assert not late
+        elif what == "read":
+            out = torch.full((len(keys), WIDTH), torch.nan)
+            store.read(torch.tensor(keys), out)
+            assert out.tolist() == [model.get(key, first(torch.tensor([key]))[0].tolist()) for key in keys]
+        elif what == "forget":
+            store.forget(torch.tensor(keys))
+            model = {key: record for key, record in model.items() if key not in keys}
+        elif what == "flush":
+            store.flush()
+        else:
+            store.expect(torch.tensor(keys))
+            rows, _, late = fetched(store, list(range(NUM_ROWS)))
+            assert late == set(keys)
+            assert rows == {key: record for key, record in model.items() if key not in keys}
+            records = torch.rand(len(keys), WIDTH) + step
+            store.write(torch.tensor(keys), records)
+            model |= dict(zip(keys, records.tolist()))
+        store.check_integrity()
+    assert {k: r for keys, rows in store.items(7) for k, r in zip(keys.tolist(), rows.tolist())} == model
+    store.close()
+
+
+@pytest.mark.parametrize("policy", ["lfu", "lru"])
+def test_rows_in_use_stay_in_memory(tmp_path, policy):
+    store = open_store(tmp_path, num_slots=8, policy=policy)
+    hot = torch.arange(4)
+    store.write(hot, torch.ones(4, WIDTH))
+    for step in range(30):
+        store.write(hot, torch.full((4, WIDTH), float(step)))
+        cold = torch.arange(4, NUM_ROWS)[torch.tensor([step % 36, (step * 7 + 3) % 36])].sort().values
+        store.write(cold, torch.zeros(2, WIDTH))
+    before = store.counts
+    fetched(store, hot.tolist())
+    assert store.counts.from_memory - before.from_memory == 4
+    assert store.counts.from_ssd == before.from_ssd
+    store.close()
+
+
+def test_a_full_ssd_loses_nothing(tmp_path):
+    segment = 4096 + 32 * 10
+    store, written = open_store(tmp_path, 2, max_bytes=3 * segment, segment_bytes=segment), {}
+    refused = 0
+    for key in np.random.default_rng(0).permutation(NUM_ROWS).tolist():
+        record = torch.rand(1, WIDTH)
+        try:
+            store.write(torch.tensor([key]), record)
+        except StoreError as error:
+            assert "has reached its cap" in str(error)
+            refused += 1
+        else:
+            written[key] = record[0].tolist()
+    assert refused
+    store.check_integrity()
+    rows, absent, _ = fetched(store, list(range(NUM_ROWS)))
+    assert rows == written
+    assert len(absent) == refused
+    store.close()

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from hotbed.checkpoint.thrift import Field, struct, varint
 from hotbed.checkpoint.types import RowPart
+from hotbed.store.ssd.segments import start_writing_out
 
 GROUP_BYTES = 8 << 20  # of a row group
 TABLES_KEY = b"hotbed:tables"  # JSON: the table of every row group
@@ -160,7 +161,7 @@ class RowFile:
 
     def add(self, part: RowPart) -> None:
         """Append rows as one row group; `bounded` parts have the right size."""
-        count = part.ids.shape[0]
+        count, start = part.ids.shape[0], self.position
         tensors = {"id": part.ids} | {_in_file(name): tensor for name, tensor in part.columns.items()}
         chunks = [self._table_chunk(part.table, count)]
         chunks += [self._chunk(column, tensors[column.name], count) for column in self.columns]
@@ -173,6 +174,8 @@ class RowFile:
         )
         self._tables.append(part.table)
         self.num_rows += count
+        self._file.flush()
+        start_writing_out(self._file.fileno(), start, self.position - start)
 
     def close(self) -> FileMark:
         """Write the footer and bring the file to the disk."""

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hotbed.budget import Room
 from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, Decision, make_policy
+from hotbed.cache.policies import LFU
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.group import Member, TableGroup
 from hotbed.memory import in_words
@@ -64,7 +66,7 @@ class Fetch:
 
 
 class CachedGroup(TableGroup):
-    """Records of several tables, `num_slots` of them on the device."""
+    """Records of several tables, some of them on the device."""
 
     def __init__(
         self,
@@ -72,18 +74,19 @@ class CachedGroup(TableGroup):
         dim: int,
         optimizer: RowOptimizer,
         device: torch.device,
-        num_slots: int,
+        room: Room,
         policy: str,
         precision: Precision = "fp32",
     ) -> None:
+        num_slots = room.num_slots or 1
         super().__init__(members, dim, optimizer, device, num_slots, precision)
         self._policy = make_policy(policy)
-        self.store = MemoryStore(self.num_rows, self.layout, lambda keys: first_records(keys, self._first))
+        self._first: FirstRows = self.first_rows()
+        self.store = room.place.open(self.num_rows, self.layout, lambda keys: first_records(keys, self._first), LFU)
         self.cache = Cache(num_slots, self._policy, device)
         self._staging = Staging(self.layout.width, device)
         self._counts = CacheCounts()
         self._counting = threading.Lock()
-        self._first: FirstRows = self.first_rows()
         self._ticket: Ticket | None = None  # of the batch placed last
 
     @property
@@ -193,7 +196,13 @@ class CachedGroup(TableGroup):
         """Who moves the rows of a lane's windows."""
         from hotbed.ops.move.porter import Porter
 
+        assert isinstance(self.store, MemoryStore), "a porter moves rows of an array"
         return Porter(*self.store.parts(), lane.host_lists, self.records.device)
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether rows may be moved by a porter, which needs them in an array."""
+        return isinstance(self.store, MemoryStore)
 
     def exchange_with(self, porter: Porter, number: int, plan: LanePlan, num_batches: int, num_lookups: int) -> None:
         """Device: as `exchange`, for a window whose rows the porter moves."""

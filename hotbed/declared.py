@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
-from hotbed.budget import num_slots
+from hotbed.budget import Room
 from hotbed.cached_group import CachedGroup
 from hotbed.errors import ConfigError
 from hotbed.group import Member, TableGroup
@@ -73,14 +74,6 @@ def output_of(output: Output, tables: dict[str, Table], features: list[Feature])
     return output
 
 
-class Cached(NamedTuple):
-    """The caches of all groups."""
-
-    share: float | None  # of the rows
-    exact: bool  # it is a budget, and is not exceeded
-    policy: str
-
-
 def sizes_of(tables: dict[str, Table], optimizer: RowOptimizer, precision: Precision) -> list[tuple[int, int]]:
     """(rows, bytes of a record) of every group."""
     dims = dict.fromkeys(table.dim for table in tables.values())
@@ -89,24 +82,27 @@ def sizes_of(tables: dict[str, Table], optimizer: RowOptimizer, precision: Preci
 
 
 def groups_of(
-    tables: dict[str, Table], optimizer: RowOptimizer, device: torch.device, cached: Cached, precision: Precision
+    tables: dict[str, Table],
+    optimizer: RowOptimizer,
+    device: torch.device,
+    rooms: Sequence[Room],
+    policy: str,
+    precision: Precision,
 ) -> list[TableGroup]:
     """Tables of one dim share a group (the optimizer is the same for all, so the record width is too)."""
-    share, exact, policy = cached
-    if share is not None and optimizer.decay_scope == "table":
+    if any(room.num_slots is not None for room in rooms) and optimizer.decay_scope == "table":
         raise ConfigError(
             "decay_scope='table' visits every row at every step, which a cache cannot hold; use 'touched'"
         )
     groups: list[TableGroup] = []
-    for dim in dict.fromkeys(table.dim for table in tables.values()):
+    for room, dim in zip(rooms, dict.fromkeys(table.dim for table in tables.values())):
         members, base = [], 0
         for name, table in tables.items():
             if table.dim == dim:
                 members.append(Member(name, table.rows, base, table.init, table.hashing, table.padding_id))
                 base += table.rows
-        if share is None:
+        if room.num_slots is None:
             groups.append(TableGroup(members, dim, optimizer, device, precision=precision))
         else:
-            slots = num_slots(share, base, exact=exact)
-            groups.append(CachedGroup(members, dim, optimizer, device, slots, policy, precision))
+            groups.append(CachedGroup(members, dim, optimizer, device, room, policy, precision))
     return groups

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from hotbed.budget import cache_share, check_host
+from hotbed.budget import Budgets, rooms_of
 from hotbed.cache import DEFAULT_POLICY, CacheCounts
 from hotbed.cached_group import CachedGroup
-from hotbed.declared import Cached, Output, Table, features_of, groups_of, output_of, sizes_of
+from hotbed.declared import Output, Table, features_of, groups_of, output_of, sizes_of
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.group import TableGroup
 from hotbed.inputs import Feature, Given, GroupInputs, as_given, flatten
@@ -49,9 +49,10 @@ class EmbeddingTables(nn.Module):
     "auto" is stack where possible, else dict.
 
     `cache=0.015` keeps that share of the rows on the device and the rest in host memory, with the same results to the bit;
-    `hbm="2GiB"` says the same in bytes, index included, and `memory="64GiB"` is the most that the rest may take. `policy` says
-    which rows stay. `for batch in hotbed.prefetch(loader, tables)` brings rows in ahead of time; without it every batch waits
-    for its own.
+    `hbm="2GiB"` says the same in bytes, index included, and `memory="64GiB"` is the most that the rest may take. With
+    `ssd="/fast/rows:500GiB"` rows that memory does not hold are in files there (on a CPU `memory` and `ssd` are enough).
+    `policy` says which rows stay. `for batch in hotbed.prefetch(loader, tables)` brings rows in ahead of time; without it
+    every batch waits for its own.
 
     `precision="bf16"` or "fp16" keeps the weights in 16 bits, the optimizer state in float32; vectors are float32. Updated
     weights are rounded up or down at random, so that small steps count on average: an approximation (docs/numerics.md).
@@ -68,6 +69,7 @@ class EmbeddingTables(nn.Module):
         cache: float | None = None,
         hbm: str | int | None = None,
         memory: str | int | None = None,
+        ssd: str | None = None,
         policy: str = DEFAULT_POLICY,
         precision: Precision = "fp32",
     ) -> None:
@@ -81,13 +83,9 @@ class EmbeddingTables(nn.Module):
         if precision not in PRECISIONS:
             raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
         sizes = sizes_of(self.tables, self.optimizer, precision)
-        share = cache_share(cache, hbm, sizes)
-        if share is not None:
-            check_host(memory, sizes)
-        elif memory is not None:
-            raise ConfigError("memory= is for the rows behind a cache; give cache= or hbm= too")
         place = torch.empty(0, device=device).device
-        self.groups = groups_of(self.tables, self.optimizer, place, Cached(share, hbm is not None, policy), precision)
+        rooms = rooms_of(Budgets(cache, hbm, memory, ssd), sizes, place.type)
+        self.groups = groups_of(self.tables, self.optimizer, place, rooms, policy, precision)
         for group in self.groups:
             group.initialise(seed)
         self.group_inputs = [

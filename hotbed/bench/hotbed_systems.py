@@ -14,6 +14,7 @@ from hotbed.bench.workload import Workload
 from hotbed.cache import CacheCounts
 from hotbed.cached_group import CachedGroup
 from hotbed.optim import RowOptimizer, row_optimizer
+from hotbed.store import MemoryStore
 
 
 class HotbedSystem:
@@ -43,7 +44,7 @@ class CachedSystem(HotbedSystem):
         self._ahead = {"window": setting.window, "look_ahead": setting.look_ahead}
         if setting.warm_store:
             for group in self.tables.groups:
-                cast(CachedGroup, group).store.write_first_values()
+                cast(MemoryStore, cast(CachedGroup, group).store).write_first_values()
 
     def counts(self) -> CacheCounts:
         return self.tables.counters()

@@ -22,14 +22,14 @@ _CELLS_PER_KEY = 0.6  # of the batches ahead, keys that are no other's and in no
 
 
 def lanes_for(tables: EmbeddingTables, named: Ids, window: int, learns: bool) -> Lanes | None:
-    """Lanes for batches like this one, or None: they need CUDA, a cache for every table, and one id of every feature."""
+    """Lanes for batches like this one, or None: they need CUDA, a cache over memory, and one id a feature."""
     ids = named.ids
     alike = (
         isinstance(ids, Tensor) and not named.bags and ids.ndim == 2 and ids.shape[0] > 0 and ids.dtype == torch.int64
     )
     if not alike or backend_of(ids) != "triton" or ids.device != tables.device or ids.shape[1] != len(tables.features):
         return None
-    if not all(isinstance(group, CachedGroup) for group in tables.groups):
+    if not all(isinstance(group, CachedGroup) and group.has_lanes for group in tables.groups):
         return None
     if any(feature.pooling == "none" for feature in tables.features):
         return None

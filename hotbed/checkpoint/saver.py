@@ -19,10 +19,10 @@ from hotbed.checkpoint.chain import Entry, chain_of, locked, remove, unneeded
 from hotbed.checkpoint.lineage import last_of, remember
 from hotbed.checkpoint.types import Snapshot
 from hotbed.checkpoint.whole_tables import rows_of_tables
-from hotbed.checkpoint.write import State, be_nice, write_checkpoint
+from hotbed.checkpoint.write import Manner, State, be_nice, write_checkpoint
 from hotbed.errors import RunError
 
-_NICE = 10  # on busy cores a writer thread gets a tenth of what a thread of training gets
+_NICE = 19  # one thread of lowest priority that rests half of the time: training keeps 0.8 of its speed on two cores
 
 
 class Policy(NamedTuple):
@@ -50,6 +50,7 @@ class Saver:
         self._error: BaseException | None = None
         self._unsaid = ""  # by the thread that writes
         self._cancelled = threading.Event()
+        self._hurry = threading.Event()  # someone waits for the checkpoint under way
 
     def save(self, state: State, *, wait: bool = False) -> bool:
         """Take a checkpoint now; False when the last one is still being written, and this one was left out."""
@@ -62,7 +63,7 @@ class Saver:
         snapshot = held.enter_context(rows_of_tables(self._tables).snapshot(touched=parent is not None))
         if wait:
             with held:
-                self._write(state, snapshot, parent)
+                self._write(state, snapshot, parent, Manner(cancelled=self._cancelled.is_set))
             self._tell()
             return True
         self._thread = threading.Thread(
@@ -85,7 +86,9 @@ class Saver:
         """Wait for the checkpoint under way; True when it was written."""
         if self._thread is None:
             return False
+        self._hurry.set()
         self._thread.join()
+        self._hurry.clear()
         self._thread, error, self._error = None, self._error, None
         self._tell()
         if error is None:
@@ -112,12 +115,13 @@ class Saver:
         be_nice(_NICE)
         try:
             with held:
-                self._write(state, snapshot, parent)
+                manner = Manner(1, self._cancelled.is_set, lambda: not self._hurry.is_set())
+                self._write(state, snapshot, parent, manner)
         except BaseException as error:  # raised again where training is
             self._error = error
 
-    def _write(self, state: State, snapshot: Snapshot, parent: Entry | None) -> None:
-        entry = write_checkpoint(self.root, state, snapshot, parent, self._cancelled.is_set)
+    def _write(self, state: State, snapshot: Snapshot, parent: Entry | None, manner: Manner) -> None:
+        entry = write_checkpoint(self.root, state, snapshot, parent, manner)
         snapshot.commit()
         remember(self._tables, entry)
         try:

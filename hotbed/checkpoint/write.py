@@ -30,7 +30,6 @@ from hotbed.errors import RunError
 FILE_BYTES = 128 << 20  # of a file of rows, about
 REST = "rest"  # the tables' own small tensors
 GONE = "gone.parquet"
-THREADS = 2
 
 
 class State(NamedTuple):
@@ -41,13 +40,24 @@ class State(NamedTuple):
     document: dict[str, Any]  # plain JSON
 
 
+class Manner(NamedTuple):
+    """How a checkpoint is written."""
+
+    threads: int = 2
+    cancelled: Callable[[], bool] = lambda: False
+    gentle: Callable[[], bool] = lambda: False  # rest after every row group as long as it took
+
+
+AT_ONCE = Manner()
+
+
 class _Work(NamedTuple):
     """What the threads that write rows have in common."""
 
     folder: Path
     parts: Iterator[RowPart]
     lock: threading.Lock
-    cancelled: Callable[[], bool]
+    manner: Manner
     failed: threading.Event  # one of the threads could not go on
 
 
@@ -56,7 +66,7 @@ def write_checkpoint(
     state: State,
     snapshot: Snapshot,
     parent: Entry | None = None,
-    cancelled: Callable[[], bool] = lambda: False,
+    manner: Manner = AT_ONCE,
 ) -> Entry:
     """Write one; with a parent, an incremental one from a snapshot of touched rows."""
     with locked(root), writing(root):
@@ -65,7 +75,7 @@ def write_checkpoint(
         new = root / (name + NEW)
         try:
             new.mkdir()
-            manifest = _fill(new, state, snapshot, parent, cancelled)
+            manifest = _fill(new, state, snapshot, parent, manner)
             os.replace(new, root / name)
             flush_to_disk(root)
         except BaseException:
@@ -74,10 +84,10 @@ def write_checkpoint(
     return Entry(root / name, manifest)
 
 
-def _fill(new: Path, state: State, snapshot: Snapshot, parent: Entry | None, cancelled: Callable[[], bool]) -> Manifest:
+def _fill(new: Path, state: State, snapshot: Snapshot, parent: Entry | None, manner: Manner) -> Manifest:
     linked = _link(new, snapshot)
     files, rows = _write_rows(
-        _Work(new / "rows", bounded(snapshot.parts()), threading.Lock(), cancelled, threading.Event())
+        _Work(new / "rows", bounded(snapshot.parts()), threading.Lock(), manner, threading.Event())
     )
     gone_mark, gone = _write_gone(new / GONE, snapshot.gone())
     if gone_mark is not None:
@@ -123,9 +133,9 @@ def _write_rows(rows: _Work) -> tuple[dict[str, FileMark], Counter[str]]:
     rows.folder.mkdir()
     marks: dict[str, FileMark] = {}
     counts: Counter[str] = Counter()
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint") as pool:
+    with ThreadPoolExecutor(rows.manner.threads, thread_name_prefix="checkpoint") as pool:
         niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) if sys.platform == "linux" else 0
-        for written in [pool.submit(_write_some, rows, number, niceness) for number in range(THREADS)]:
+        for written in [pool.submit(_write_some, rows, number, niceness) for number in range(rows.manner.threads)]:
             some_marks, some_counts = written.result()
             marks |= some_marks
             counts += some_counts
@@ -140,16 +150,19 @@ def _write_some(rows: _Work, thread: int, niceness: int) -> tuple[dict[str, File
     scratch, files = Scratch(), _Files(rows.folder, thread, marks)
     try:
         while True:
+            began = time.perf_counter()
             with rows.lock:
                 part = next(rows.parts, None)
                 if part is not None:
                     part = scratch.copy(part)
             if part is None or rows.failed.is_set():
                 break
-            if rows.cancelled():
+            if rows.manner.cancelled():
                 raise RunError("the checkpoint was given up")
             files.of(columns_of(part)).add(part)
             counts[part.table] += part.ids.shape[0]
+            if rows.manner.gentle():
+                time.sleep(time.perf_counter() - began)
         files.close()
     except BaseException:
         rows.failed.set()

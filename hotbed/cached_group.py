@@ -289,6 +289,11 @@ class CachedGroup(TableGroup):
         self.store.write(keys, records)
         self._forget()
 
+    def clear(self) -> None:
+        """All rows have their first values again."""
+        self.store.clear()
+        self._forget()
+
     def warm(self, keys: Tensor) -> None:
         """Let the policy keep these keys (distinct, ascending; at most as many as there are slots) and bring them in."""
         self.cache.keep(keys)

@@ -68,6 +68,7 @@ class TableGroup:
         self.num_rows = sum(member.rows for member in members)
         self.records = empty_records(num_slots or self.num_rows, self.layout, torch.float32, device)
         self._seed = 0
+        self.touched: Tensor | None = None  # uint8 [R], where all rows are here and checkpoints ask which have changed
 
     @property
     def _rounding(self) -> int:
@@ -157,6 +158,8 @@ class TableGroup:
         """
         salt = 0 if self.layout.precision == "fp32" else salt_of(self._rounding, number)
         settings = settings_of(self.optimizer, lr, self._way_of(tables).rows, salt)
+        if self.touched is not None:
+            self.touched.index_fill_(0, lookups.slots.clamp(min=0).to(torch.int64), 1)
         update(self.records, self.layout, grad, lookups, settings)
 
     def _way_of(self, tables: tuple[str, ...]) -> _Way:

@@ -28,6 +28,7 @@ from hotbed.ops.records import PRECISIONS, Precision
 from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_schedule
 from hotbed.recorded import Recorded
+from hotbed.snapshot import TablesSink, TablesSnapshot
 from hotbed.turns import Turns
 from hotbed.types import Jagged
 
@@ -155,6 +156,14 @@ class EmbeddingTables(nn.Module):
         for group in self.groups:
             if isinstance(group, CachedGroup):
                 group.flush()
+
+    def snapshot(self, touched: bool = False) -> TablesSnapshot:
+        """The rows between two steps, for a checkpoint: all ever written, or those touched since the last commit."""
+        return TablesSnapshot(self, touched)
+
+    def restore(self) -> TablesSink:
+        """A sink for saved rows."""
+        return TablesSink(self)
 
     def weight(self, table: str) -> Tensor:
         """The weights [rows, dim] of a table: a view, so writing to it changes the rows; behind a cache, a copy."""

@@ -38,6 +38,9 @@ class Store(Protocol):
     def forget(self, keys: Tensor) -> None:
         """These rows are gone: they read as their first values again."""
 
+    def clear(self) -> None:
+        """Every row reads as its first value."""
+
     def items(self, chunk: int = ...) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of every row ever written, in key order."""
 

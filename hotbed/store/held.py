@@ -28,20 +28,22 @@ _FREE, _HELD, _KEPT = 0, 1, 2
 class Holding(Protocol):
     """A store, as far as this needs it."""
 
-    def let_go(self, untouched: Keys) -> None:
-        """What was held is no longer."""
+    def let_go(self, unsaved: Keys) -> None:
+        """What was held is no longer, and these rows are not saved."""
 
 
 class HeldRows:
-    """Of the records [R, W] those of `keys`."""
+    """Of the records [R, W] those of `keys`; copied `at_once`, or as they are read."""
 
-    def __init__(self, store: Holding, records: Tensor, keys: Keys, was_written: Keys) -> None:
+    def __init__(self, store: Holding, records: Tensor, keys: Keys, at_once: bool = False) -> None:
         self._store: Holding | None = store
         self._records = records
-        self._keys, self._was_written = keys, was_written
+        self._keys = keys
         self._byte = zeros((records.shape[0],), np.uint8, huge=False)
         self._byte[keys] = _HELD
         self._kept: deque[tuple[Keys, Tensor]] = deque()
+        if at_once:
+            self.keep(keys)
 
     def __len__(self) -> int:
         return int(self._keys.size)
@@ -57,6 +59,7 @@ class HeldRows:
 
     def items(self, chunk: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of all held rows, each once; in any thread, once."""
+        yield from self._drain()
         for start in range(0, self._keys.size, chunk):
             keys = self._keys[start : start + chunk]
             records = torch.empty(keys.size, self._records.shape[1])
@@ -71,13 +74,13 @@ class HeldRows:
         self._end(self._keys[:0])
 
     def give_back(self) -> None:
-        """They were not saved: rows that counted as written do so again."""
-        self._end(self._was_written)
+        """They were not saved."""
+        self._end(self._keys)
 
-    def _end(self, untouched: Keys) -> None:
+    def _end(self, unsaved: Keys) -> None:
         store, self._store = self._store, None
         if store is not None:
-            store.let_go(untouched)
+            store.let_go(unsaved)
 
     def _drain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """What was kept, but for rows that were copied in time all the same."""

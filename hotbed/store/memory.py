@@ -30,6 +30,7 @@ class MemoryStore:
         self._state = zeros((num_rows,), np.uint8, huge=False)  # see ops/move/states.py
         self._first = first
         self._held: HeldRows | None = None
+        self._unsaved: NDArray[np.int64] = np.empty(0, dtype=np.int64)  # rows that were held in vain
 
     def read(self, keys: Tensor, out: Tensor) -> None:
         """The records of `keys` [U] into `out` [U, W], on the host."""
@@ -66,24 +67,27 @@ class MemoryStore:
             self._held.keep(keys.numpy())
         mark(self._state, keys.numpy(), ABSENT)
 
-    def hold(self, *, touched: bool) -> HeldRows:
+    def hold(self, *, touched: bool, at_once: bool = False) -> HeldRows:
         """The rows as they are now, all or those written since the last time, while writing goes on: see HeldRows.
 
-        They count as saved from now on; `HeldRows.give_back` takes that back. Nothing may be expected.
+        They count as saved from now on; `HeldRows.give_back` takes that back. Nothing may be expected. `at_once` copies them
+        now, for those who move rows without asking (`parts`).
         """
         assert self._held is None, "one at a time"
-        state = self._state
+        state, unsaved = self._state, self._unsaved
         keys = np.flatnonzero(state == WRITTEN if touched else state != ABSENT)
         assert not np.any(state[keys] == EXPECTED), "rows are on their way"
-        was_written = keys if touched else keys[state[keys] == WRITTEN]
-        mark(state, was_written, SAVED)
-        self._held = HeldRows(self, self._records, keys, was_written)
-        return self._held
+        if touched and unsaved.size:
+            keys = np.union1d(keys, unsaved[(state[unsaved] & 1) != 0])
+        self._unsaved = unsaved[:0]
+        mark(state, keys, SAVED)
+        held = HeldRows(self, self._records, keys, at_once)
+        self._held = None if at_once else held
+        return held
 
-    def let_go(self, untouched: NDArray[np.int64]) -> None:
-        """What was held is no longer; these rows count as written after all, if they are still here."""
-        self._held = None
-        mark(self._state, untouched[self._state[untouched] == SAVED], WRITTEN)
+    def let_go(self, unsaved: NDArray[np.int64]) -> None:
+        """What was held is no longer; these rows count as written after all. In any thread."""
+        self._held, self._unsaved = None, unsaved
 
     def clear(self) -> None:
         """Every row reads as its first value."""
@@ -93,6 +97,7 @@ class MemoryStore:
     def count_as_saved(self) -> None:
         """All rows are as a checkpoint has them."""
         mark(self._state, np.flatnonzero(self._state == WRITTEN), SAVED)
+        self._unsaved = self._unsaved[:0]
 
     def flush(self) -> None:
         """There is nothing below."""

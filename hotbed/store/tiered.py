@@ -137,7 +137,16 @@ class TieredStore:
 
     def adopt(self, folder: Path) -> None:
         """Take over the rows of a checkpoint's folder, in place of those that are here."""
+        self._empty()
         self._ssd.adopt(folder)
+
+    def clear(self) -> None:
+        """Every row reads as its first value."""
+        self._empty()
+        self._ssd.clear()
+
+    def _empty(self) -> None:
+        """Nothing is in memory."""
         used = np.flatnonzero(self._key_of_slot >= 0)
         kernels.leave(self._slot_of_key, self._key_of_slot, used)
         self._dirty[:] = 0

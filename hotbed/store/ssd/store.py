@@ -176,6 +176,12 @@ class SsdStore:
                 raise
         self._compaction.start_behind()
 
+    def clear(self) -> None:
+        """Every row reads as its first value."""
+        self._check_open()
+        with self._writer.lock, self._compaction.turn:
+            self._drop_all()
+
     def flush(self) -> None:
         """Bring everything written to the disk."""
         self._compaction.raise_error()

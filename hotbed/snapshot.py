@@ -1,0 +1,268 @@
+"""Rows for checkpoints: all rows of one moment out of the tables, and saved rows back into them (checkpoint/types.py).
+
+Tables whose rows are all on the device copy those that changed at once. Behind a cache the changed rows are written back first;
+a store in memory then gives them in another thread while training goes on, a store on an ssd gives files to be linked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from hotbed.cached_group import CachedGroup
+from hotbed.checkpoint.types import Frozen, RowPart, TableShape
+from hotbed.errors import RunError
+from hotbed.group import Member, TableGroup
+from hotbed.ops.move import first_records
+from hotbed.ops.records import Layout, Precision
+from hotbed.store import MemoryStore, SsdStore, TieredStore
+from hotbed.store.ssd import frozen_items
+
+if TYPE_CHECKING:
+    from hotbed.tables import EmbeddingTables
+
+Records = tuple[Tensor, Tensor]  # keys int64 [N], records [N, W], on the host
+_CHUNK = 1 << 16
+
+
+def shapes_of(tables: EmbeddingTables) -> dict[str, TableShape]:
+    """The tables as a manifest tells them."""
+    return {name: _shape(tables, tables._group_of(name), name) for name in tables.tables}
+
+
+class _FrozenGroup(NamedTuple):
+    """The files of one group on its ssd."""
+
+    name: str
+    files: Any  # store.ssd.Frozen
+
+    def link_into(self, folder: Path) -> None:
+        self.files.link_into(folder)
+
+
+class TablesSnapshot:
+    """Between two steps; a context, to be left in any thread."""
+
+    def __init__(self, tables: EmbeddingTables, touched: bool) -> None:
+        tables._claim()
+        self.tables = shapes_of(tables)
+        self._rest = {
+            "num_updates": torch.tensor(tables.num_updates),
+            "lr_factor": torch.tensor(tables.lr_factor, dtype=torch.float64),
+        }
+        self._sources: list[tuple[TableGroup, Callable[[], Iterator[Records]]]] = []
+        self._frozen: list[_FrozenGroup] = []
+        self._committed = False
+        self._commits: list[Callable[[], None]] = []
+        with ExitStack() as undo:
+            for group in tables.groups:
+                self._take(group, touched, undo)
+            self._undo = undo.pop_all()
+
+    def __enter__(self) -> TablesSnapshot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._committed:
+            self._undo.close()
+        for frozen in self._frozen:
+            frozen.files.release()
+
+    def parts(self) -> Iterator[RowPart]:
+        """Rows by table."""
+        for group, records in self._sources:
+            for keys, rows in records():
+                yield from parts_of(group.layout, list(group.members.values()), keys, rows)
+
+    def gone(self) -> Iterator[tuple[str, Tensor]]:
+        """Preset tables forget nothing."""
+        return iter(())
+
+    def rest(self) -> dict[str, Tensor]:
+        """Counts that learning rates depend on."""
+        return self._rest
+
+    @property
+    def frozen(self) -> Sequence[Frozen]:
+        """One folder for each group on an ssd."""
+        return self._frozen
+
+    def commit(self) -> None:
+        """The checkpoint is safely on disk."""
+        self._committed = True
+        for commit in self._commits:
+            commit()
+
+    def _take(self, group: TableGroup, touched: bool, undo: ExitStack) -> None:
+        if not isinstance(group, CachedGroup):
+            self._sources.append((group, self._copied(group, touched, undo)))
+            return
+        group.flush()
+        store = group.store
+        if isinstance(store, MemoryStore):
+            held = store.hold(touched=touched, at_once=group.records.device.type == "cuda")
+            self._sources.append((group, held.items))
+            self._commits.append(held.commit)
+            undo.callback(held.give_back)
+        elif isinstance(store, (SsdStore, TieredStore)):
+            frozen = store.freeze()
+            self._frozen.append(_FrozenGroup(_group_name(group.layout.dim), frozen))
+            undo.callback(frozen.release)
+
+    def _copied(self, group: TableGroup, touched: bool, undo: ExitStack) -> Callable[[], Iterator[Records]]:
+        """A copy of what changed, or of all; of all, what is not as it began is given."""
+        before, group.touched = (
+            group.touched,
+            torch.zeros(group.num_rows, dtype=torch.uint8, device=group.records.device),
+        )
+        marks = group.touched
+        if not touched or before is None or group.optimizer.decay_scope == "table":
+            whole = group.records.detach().to("cpu", copy=True)
+            return lambda: _changed(group, whole)
+        keys = before.nonzero().squeeze(1)
+        records, host_keys = group.records.detach()[keys].cpu(), keys.cpu()
+
+        def give_back() -> None:
+            marks.index_fill_(0, keys, 1)
+
+        undo.callback(give_back)
+        return lambda: iter([(host_keys, records)])
+
+
+class TablesSink:
+    """Takes saved rows back."""
+
+    def __init__(self, tables: EmbeddingTables) -> None:
+        self._tables = tables
+        self.tables = shapes_of(tables)
+        self._rest: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """All rows back to their first values."""
+        self._tables._claim()
+        self._rest = {"num_updates": torch.tensor(0), "lr_factor": torch.tensor(1.0)}
+        for group in self._tables.groups:
+            if isinstance(group, CachedGroup):
+                group.clear()
+            else:
+                group.initialise(group._seed)
+
+    def first(self, table: str, ids: Tensor, weight: Tensor | None = None) -> dict[str, Tensor]:
+        """The columns of these rows at their first values, or as if they had begun with these weights."""
+        group = self._tables._group_of(table)
+        records = first_records(ids + group.members[table].base, group.first_rows()).to(group.records.dtype)
+        columns = group._cut(records)
+        if weight is not None:
+            columns["weight"].copy_(weight)
+            for name, state in self._tables.optimizer.first_state(columns["weight"].float()).items():
+                columns[name].copy_(state)
+        return columns
+
+    def adopt(self, name: str, folder: Path) -> None:
+        """The rows of a group's files, as files where the group is on an ssd."""
+        for group in self._tables.groups:
+            if _group_name(group.layout.dim) == name:
+                store = group.store if isinstance(group, CachedGroup) else None
+                if isinstance(store, (SsdStore, TieredStore)):
+                    store.adopt(folder)
+                else:
+                    for keys, records in frozen_items(folder):
+                        _write(group, keys, records)
+                return
+        raise RunError(f"{folder} holds rows of no table here.")
+
+    def thaw(self, name: str, folder: Path, tables: Mapping[str, TableShape]) -> Iterator[RowPart]:
+        """The rows of files that tables of other shapes wrote."""
+        members, base = [], 0
+        shapes = {table: shape for table, shape in tables.items() if _group_name(shape.dim) == name}
+        for table, shape in shapes.items():
+            members.append(Member(table, shape.rows or 0, base, cast(Any, None), False, None))
+            base += shape.rows or 0
+        one = next(iter(shapes.values()))
+        by_element = tuple(state for state, width in one.states.items() if width == one.dim and one.dim > 1)
+        by_row = tuple(state for state in one.states if state not in by_element)
+        layout = Layout(one.dim, by_element, by_row, cast(Precision, one.precision))
+        for keys, records in frozen_items(folder):
+            yield from parts_of(layout, members, keys, records)
+
+    def gone(self, table: str, ids: Tensor) -> None:
+        """These rows have their first values again."""
+        self.add(RowPart(table, ids, self.first(table, ids)))
+
+    def add(self, part: RowPart) -> None:
+        """Write these rows."""
+        group = self._tables._group_of(part.table)
+        records = torch.zeros(part.ids.shape[0], group.layout.width, dtype=group.records.dtype)
+        for name, column in group._cut(records).items():
+            column.copy_(part.columns[name].view(column.shape))
+        _write(group, part.ids + group.members[part.table].base, records)
+
+    def rest(self, tensors: dict[str, Tensor]) -> None:
+        """Counts that learning rates depend on."""
+        self._rest |= tensors
+
+    def end(self) -> None:
+        """From here on rows count as untouched."""
+        self._tables.num_updates = int(self._rest["num_updates"])
+        self._tables.lr_factor = float(self._rest["lr_factor"])
+        for group in self._tables.groups:
+            if not isinstance(group, CachedGroup):
+                group.touched = torch.zeros(group.num_rows, dtype=torch.uint8, device=group.records.device)
+            elif isinstance(group.store, MemoryStore):
+                group.store.count_as_saved()
+
+
+def parts_of(layout: Layout, members: Sequence[Member], keys: Tensor, records: Tensor) -> Iterator[RowPart]:
+    """Rows of a group, by table."""
+    bases = torch.tensor([member.base for member in members])
+    number = torch.bucketize(keys, bases, right=True) - 1
+    for m, member in enumerate(members):
+        which = (number == m).nonzero().squeeze(1)
+        if which.shape[0]:
+            rows = records if which.shape[0] == keys.shape[0] else records[which]
+            ids = keys[which] - member.base
+            columns = {"weight": layout.weights(rows)} | {s: rows[:, layout.columns(s)] for s in layout.states}
+            yield RowPart(member.name, ids, columns)
+
+
+def _shape(tables: EmbeddingTables, group: TableGroup, name: str) -> TableShape:
+    layout, table = group.layout, tables.tables[name]
+    return TableShape(
+        dim=table.dim,
+        rows=table.rows,
+        precision="fp64" if group.records.dtype == torch.float64 else layout.precision,
+        optimizer=type(tables.optimizer).__name__,
+        states={state: layout.dim if state in layout.element_states else 1 for state in layout.states},
+        hashing=table.hashing,
+        init=str(table.init),
+        seed=group._seed,
+    )
+
+
+def _group_name(dim: int) -> str:
+    return f"dim-{dim}"
+
+
+def _changed(group: TableGroup, records: Tensor) -> Iterator[Records]:
+    """Rows that are not as they began."""
+    first = group.first_rows()
+    for start in range(0, records.shape[0], _CHUNK):
+        rows = records[start : start + _CHUNK]
+        keys = torch.arange(start, start + rows.shape[0])
+        began = first_records(keys, first).to(rows.dtype)
+        bits = torch.int64 if rows.dtype == torch.float64 else torch.int32
+        differs = rows.view(bits) != began.view(bits)
+        which = differs[:, : group.layout.used].any(1).nonzero().squeeze(1)
+        yield keys[which], rows[which]
+
+
+def _write(group: TableGroup, keys: Tensor, records: Tensor) -> None:
+    if isinstance(group, CachedGroup):
+        group.store.write(keys.contiguous(), records.contiguous())
+    else:
+        group.records[keys.to(group.records.device)] = records.to(group.records.device)

@@ -1,0 +1,115 @@
+"""Checkpoints of tables of every kind: of one moment while training goes on, full and incremental, into tables of any other."""
+
+import pytest
+import torch
+
+import hotbed
+from hotbed import Table, optim
+
+ROWS = {"a": 300, "b": 50, "c": 90}
+
+
+def new_tables(kind, folder, precision="fp32"):
+    budgets = {
+        "plain": {},
+        "cached": {"cache": 0.3},
+        "tiered": {"cache": 0.3, "memory": "16KiB", "ssd": f"{folder}/rows:16MiB"},
+        "ssd": {"memory": "30KiB", "ssd": f"{folder}/rows:16MiB"},
+    }[kind]
+    tables = {"a": Table(ROWS["a"], 8), "b": Table(ROWS["b"], 8), "c": Table(ROWS["c"], 5)}
+    return hotbed.EmbeddingTables(tables, optim.Adam(lr=0.05), output="concat", seed=3, precision=precision, **budgets)
+
+
+def batches(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    draw = [(torch.rand(count, 20, generator=generator) ** 2 * rows).long() for rows in ROWS.values()]
+    return list(torch.stack(draw, dim=2))
+
+
+def train(tables, loader):
+    for ids in loader:
+        tables(ids).pow(2).sum().backward()
+
+
+def equal(one, other):
+    return all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("into", ["plain", "cached", "tiered", "ssd"])
+@pytest.mark.parametrize("kind", ["plain", "cached", "tiered", "ssd"])
+def test_saved_by_one_kind_and_loaded_by_another(tmp_path, kind, into, precision):
+    tables = new_tables(kind, tmp_path / "one", precision)
+    for step in range(3):  # a full one, then two that add to it
+        train(tables, batches(4, seed=step))
+        hotbed.checkpoint.save(tmp_path / "saved", tables, step=step)
+    other = new_tables(into, tmp_path / "other", precision)
+    train(other, batches(3, seed=9))
+    loaded = hotbed.checkpoint.load(tmp_path / "saved", other)
+    assert loaded.step == 2
+    assert other.num_updates == tables.num_updates == 12
+    assert equal(tables, other)
+    for each in (tables, other):
+        train(each, hotbed.prefetch(batches(6, seed=5), each))
+    assert equal(tables, other)
+
+
+@pytest.mark.parametrize("kind", ["plain", "cached", "tiered", "ssd"])
+@pytest.mark.parametrize("touched", [False, True])
+def test_rows_of_one_moment_while_training_goes_on(tmp_path, kind, touched):
+    tables = new_tables(kind, tmp_path)
+    train(tables, batches(5))
+    if touched:
+        with tables.snapshot() as first:
+            list(first.parts())
+            first.commit()
+        train(tables, batches(2, seed=7))
+    expected = {name: value.clone() for name, value in tables.state_dict().items()}
+    with tables.snapshot(touched) as snapshot:
+        parts = snapshot.parts()
+        found = [next(parts, None)]
+        train(tables, batches(8, seed=1))
+        found += list(parts)
+        seen = set()
+        for table, ids, columns in filter(None, found):
+            assert not seen & {(table, id_) for id_ in ids.tolist()}
+            seen |= {(table, id_) for id_ in ids.tolist()}
+            for name, column in columns.items():
+                assert torch.equal(column, expected[f"{table}.{name}"][ids]), (table, name)
+        if snapshot.frozen:
+            (tmp_path / "linked").mkdir()
+            snapshot.frozen[0].link_into(tmp_path / "linked")
+            assert any((tmp_path / "linked").iterdir())
+        else:
+            assert seen
+
+
+def test_what_was_not_committed_is_touched_again(tmp_path):
+    for kind in ("plain", "cached"):
+        tables = new_tables(kind, tmp_path)
+        train(tables, batches(3))
+        with tables.snapshot() as snapshot:
+            list(snapshot.parts())
+            snapshot.commit()
+        train(tables, batches(1, seed=4))
+        sizes = []
+        for commits in (False, True, True):
+            with tables.snapshot(touched=True) as snapshot:
+                sizes.append(sum(part.ids.shape[0] for part in snapshot.parts()))
+                if commits:
+                    snapshot.commit()
+        assert sizes[0] == sizes[1] > 0
+        assert sizes[2] == 0
+
+
+@pytest.mark.parametrize("kind", ["plain", "cached"])
+def test_an_incremental_one_is_as_large_as_what_was_touched(tmp_path, kind):
+    tables = new_tables(kind, tmp_path)
+    train(tables, batches(20))
+    with tables.snapshot() as snapshot:
+        snapshot.commit()
+    ids = torch.tensor([[1, 2, 3], [1, 4, 3]])
+    train(tables, [ids])
+    with tables.snapshot(touched=True) as snapshot:
+        found = {(part.table, id_) for part in snapshot.parts() for id_ in part.ids.tolist()}
+    assert found == {("a", 1), ("b", 2), ("b", 4), ("c", 3)}

@@ -166,7 +166,7 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device) -> Learn
     tables = _tables(config, schema)
     given = config.tables
     precision = cast(Precision, given.precision)
-    storage = Storage(given.cache or None, given.hbm or None, given.memory or None, precision)
+    storage = Storage(given.cache or None, given.hbm or None, given.memory or None, precision, given.ssd or None)
     amounts = amounts_of(tables, optimizer, precision)
     raise_problems(table_problems(storage, amounts, device, _most_used(schema)))
 
@@ -191,6 +191,7 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device) -> Learn
         cache=storage.cache,
         hbm=storage.hbm,
         memory=storage.memory,
+        ssd=storage.ssd,
         policy=given.policy,
         precision=precision,
     )

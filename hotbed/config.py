@@ -109,6 +109,7 @@ class TablesConfig:
     cache: float = setting(0.0, "share of the rows on the device, the rest in host memory; 0 is off", least=0, most=1)
     hbm: str = setting("", "device memory for rows and all that finds them, e.g. 2GiB, instead of a share", amount=True)
     memory: str = setting("", "most host memory for the rows behind the cache, e.g. 64GiB", amount=True)
+    ssd: str = setting("", "folder and bytes for the rows that memory does not hold, e.g. /fast/rows:500GiB")
     policy: str = setting("oracle", "which rows stay in the cache; no effect on the result", one_of=POLICIES)
     window: int = setting(0, "batches planned and fetched together; 0 is automatic", least=0, most=MOST_WINDOW)
     look_ahead: int = setting(
@@ -270,8 +271,12 @@ def _cache_contradictions(tables: TablesConfig) -> list[str]:
         size = "tables.cache" if tables.cache else "tables.hbm"
         why = "every row decays at every step, and a cache holds only some"
         problems.append(f"tables.decay_scope: must be touched with {size}, not 'table'; {why}")
-    if tables.memory and not tables.cache and not tables.hbm:
-        problems.append("tables.memory: is for the rows behind a cache; give tables.cache or tables.hbm too")
+    if tables.memory and not tables.cache and not tables.hbm and not tables.ssd:
+        problems.append(
+            "tables.memory: is for the rows behind a cache; give tables.cache, tables.hbm or tables.ssd too"
+        )
+    if tables.ssd and not tables.memory:
+        problems.append("tables.ssd: holds what memory does not; give tables.memory too, e.g. 16GiB")
     return problems
 
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from hotbed.budget import cache_share
+from hotbed.budget import Budgets, cache_share, rooms_of
 from hotbed.cache import BYTES_PER_SLOT
 from hotbed.errors import BudgetError
-from hotbed.memory import available_memory, in_words
+from hotbed.memory import available_memory, in_words, parse_bytes
 from hotbed.ops.records import Precision, layout_of
 from hotbed.optim import RowOptimizer
 from hotbed.tables import Table
@@ -33,6 +33,7 @@ class Storage(NamedTuple):
     hbm: str | None = None
     memory: str | None = None
     precision: Precision = "fp32"
+    ssd: str | None = None
 
 
 class Amounts(NamedTuple):
@@ -60,6 +61,8 @@ def table_problems(storage: Storage, amounts: Amounts, device: torch.device, mos
     """Nothing, or what does not fit, with the ways out; `most_used` bounds the rows that are ever used."""
     share = cache_share(storage.cache, storage.hbm, [(amounts.rows, amounts.record)])
     free, host = available_memory(device), available_memory(_CPU)
+    if storage.ssd is not None and storage.memory is not None:
+        return _tier_problems(storage, amounts, device)
     if share is None:
         if free is None or amounts.whole <= free:
             return []
@@ -76,6 +79,26 @@ def table_problems(storage: Storage, amounts: Amounts, device: torch.device, mos
     what = f"the rows behind the cache do not fit: up to {in_words(below)} will be used"
     if host is not None and below + (on_device if device.type == "cpu" else 0) > host:
         problems.append(f"{what}, and the host has {in_words(host)} left. {_ways_out(_CPU)}")
+    return problems
+
+
+def _tier_problems(storage: Storage, amounts: Amounts, device: torch.device) -> list[str]:
+    """Of memory over an ssd."""
+    budgets = Budgets(storage.cache, storage.hbm, storage.memory, storage.ssd)
+    (room,) = rooms_of(budgets, [(amounts.rows, amounts.record)], device.type)
+    assert room.num_slots is not None, "an ssd is behind a cache"
+    assert storage.memory is not None, "an ssd is below memory"
+    memory = parse_bytes(storage.memory, "memory")
+    needed = {device: amounts.cached(room.num_slots)}
+    needed[_CPU] = memory if room.place.memory_slots == 0 else memory + needed.get(_CPU, 0)
+    problems = []
+    for place, amount in needed.items():
+        free = available_memory(place)
+        if free is not None and amount > free:
+            what = "Lower tables.memory" if place == _CPU else "Lower tables.cache or tables.hbm"
+            problems.append(
+                f"rows in {place} memory may take {in_words(amount)}, and it has {in_words(free)} left. {what}"
+            )
     return problems
 
 

@@ -29,6 +29,7 @@ _RESUME_MAY_CHANGE = {
     "tables.cache",
     "tables.hbm",
     "tables.memory",
+    "tables.ssd",
     "tables.policy",
     "tables.window",
     "tables.look_ahead",
@@ -63,6 +64,7 @@ def train_command(
     ),
     hbm: str | None = typer.Option(None, help="The same as bytes of device memory, e.g. 2GiB."),
     memory: str | None = typer.Option(None, help="Most host memory for rows behind the cache, e.g. 64GiB."),
+    ssd: str | None = typer.Option(None, help="Folder and bytes for rows that memory does not hold, e.g. /fast:500GiB."),
     policy: str | None = typer.Option(None, help="Which rows stay in the cache: oracle, lfu, lru or static."),
     seed: int | None = typer.Option(None, help="Same seed, same machine: same bits."),
     sets: list[str] = typer.Option([], "--set", help="path=value, e.g. model.dim=32; may be given many times."),
@@ -87,6 +89,8 @@ def train_command(
 
     hotbed train --cache 0.015
 
+    hotbed train --memory 32MiB --ssd /tmp/rows:1GiB
+
     hotbed train run.yaml --set model.dim=32 --set model.options.dropout=0.2 --out runs/wide
 
     hotbed train --resume runs/wide
@@ -101,6 +105,7 @@ def train_command(
         "train.seed": seed,
         **_cache_flags(cache, hbm),
         "tables.memory": memory,
+        "tables.ssd": ssd,
         "tables.policy": policy,
         "train.checkpoint_every": checkpoint_every,
     }

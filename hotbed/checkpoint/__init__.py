@@ -22,7 +22,6 @@ from hotbed.checkpoint.read import load_rows, tensors_of
 from hotbed.checkpoint.saver import Policy, Saver
 from hotbed.checkpoint.types import Frozen, RowPart, Rows, Sink, Snapshot, TableShape
 from hotbed.checkpoint.warm import Carried, warm_start
-from hotbed.checkpoint.whole_tables import rows_of_tables
 from hotbed.checkpoint.write import State
 from hotbed.errors import RunError
 
@@ -77,7 +76,7 @@ def save(
 
 def load(
     folder: str | Path,
-    tables: Any,
+    tables: Rows,
     *,
     model: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
@@ -90,7 +89,7 @@ def load(
 
 def load_entry(
     entry: Entry,
-    tables: Any,
+    tables: Rows,
     model: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     report: Callable[[int], None] = lambda _: None,
@@ -101,7 +100,7 @@ def load_entry(
     if model is not None:
         _refuse_other_model(entry, weights, model)
     forget(tables)
-    load_rows(entry, rows_of_tables(tables).restore(), report)
+    load_rows(entry, tables.restore(), report)
     try:
         if model is not None:
             model.load_state_dict(weights)

@@ -13,12 +13,11 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hotbed.checkpoint.chain import Entry, chain_of, locked, remove, unneeded
 from hotbed.checkpoint.lineage import last_of, remember
-from hotbed.checkpoint.types import Snapshot
-from hotbed.checkpoint.whole_tables import rows_of_tables
+from hotbed.checkpoint.types import Rows, Snapshot
 from hotbed.checkpoint.write import Manner, State, be_nice, write_checkpoint
 from hotbed.errors import RunError
 
@@ -39,7 +38,7 @@ class Saver:
     """Writes the checkpoints of one training into one folder."""
 
     def __init__(
-        self, root: Path, tables: Any, policy: Policy = DEFAULT_POLICY, say: Callable[[str], None] = lambda _: None
+        self, root: Path, tables: Rows, policy: Policy = DEFAULT_POLICY, say: Callable[[str], None] = lambda _: None
     ) -> None:
         self.root = root
         self.policy = policy
@@ -60,7 +59,7 @@ class Saver:
         self.settle()
         parent = self._parent()
         held = ExitStack()
-        snapshot = held.enter_context(rows_of_tables(self._tables).snapshot(touched=parent is not None))
+        snapshot = held.enter_context(self._tables.snapshot(touched=parent is not None))
         if wait:
             with held:
                 self._write(state, snapshot, parent, Manner(cancelled=self._cancelled.is_set))

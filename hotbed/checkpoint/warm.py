@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +20,7 @@ from hotbed.checkpoint.chain import Entry, chain_of, find
 from hotbed.checkpoint.dense import DENSE
 from hotbed.checkpoint.lineage import forget
 from hotbed.checkpoint.read import check_sizes, gone_of, rows_of, tensors_of
-from hotbed.checkpoint.types import RowPart, Sink, TableShape
-from hotbed.checkpoint.whole_tables import rows_of_tables
+from hotbed.checkpoint.types import RowPart, Rows, Sink, TableShape
 from hotbed.errors import HotbedError
 
 Translation = Mapping[str, Tensor]  # table -> int64: the new id of each old one, -1 where there is none
@@ -48,7 +46,7 @@ class Carried:
 
 
 def warm_start(
-    place: str | Path, tables: Any, *, model: nn.Module | None = None, translation: Translation | None = None
+    place: str | Path, tables: Rows, *, model: nn.Module | None = None, translation: Translation | None = None
 ) -> Carried:
     """Take from a checkpoint (its folder, or the newest of a run) whatever fits these tables and this model.
 
@@ -59,7 +57,7 @@ def warm_start(
     check_sizes(chain)
     weights = tensors_of(entry, DENSE)
     carried = Carried(entry.folder)
-    sink = rows_of_tables(tables).restore()
+    sink = tables.restore()
     plans = _plans(entry.manifest.tables, sink.tables, carried)
     tally = {name: _Tally((translation or {}).get(name), sink.tables[name].rows) for name in plans}
     try:

@@ -3,8 +3,8 @@
     table  dictionary     id  int64     vector  list of dim numbers     <state>  list of dim numbers, or one     ...
 
 Every row group holds rows of one table, and every column of it is one page: levels that are the same for all rows, then the
-numbers as they lie in memory, aligned to 64 bytes. Writing so takes a tenth of the processor time that pyarrow's writer
-takes for lists (which builds levels value by value), and reading takes none: the numbers are the end of the page.
+numbers as they lie in memory, aligned to 64 bytes. pyarrow's writer builds levels value by value and took 1 s for 0.5 GB of
+such lists on one busy core, this one about 0.35 s; reading decodes nothing, because the numbers are the end of the page.
 fp16 stays half-precision numbers; Parquet has no bf16, so such a vector is 2 * dim bytes. Nothing is compressed: trained
 weights do not shrink.
 """

@@ -21,7 +21,7 @@ from hotbed.checkpoint.types import Rows, Snapshot
 from hotbed.checkpoint.write import Manner, State, be_nice, write_checkpoint
 from hotbed.errors import RunError
 
-_NICE = 19  # one thread of lowest priority that rests half of the time: training keeps 0.8 of its speed on two cores
+_NICE = 19  # one thread of lowest priority that rests half of the time, so that training keeps its cores
 
 
 class Policy(NamedTuple):

@@ -11,6 +11,7 @@ from hotbed.kernel_cache import find_kernel_cache
 if TYPE_CHECKING:
     from hotbed import checkpoint, data, errors, models, optim
     from hotbed.embedding_bag import EmbeddingBag
+    from hotbed.ids import Admit, Expire
     from hotbed.ops.init_rows import Constant, Normal, Uniform
     from hotbed.pipeline import prefetch
     from hotbed.tables import EmbeddingTables, Table
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Admit",
     "Batch",
     "Constant",
     "EmbeddingBag",
     "EmbeddingTables",
+    "Expire",
     "Jagged",
     "Normal",
     "Table",
@@ -35,10 +38,12 @@ __all__ = [
 ]
 
 _HOME = {
+    "Admit": "hotbed.ids",
     "Batch": "hotbed.types",
     "Constant": "hotbed.ops.init_rows",
     "EmbeddingBag": "hotbed.embedding_bag",
     "EmbeddingTables": "hotbed.tables",
+    "Expire": "hotbed.ids",
     "Jagged": "hotbed.types",
     "Normal": "hotbed.ops.init_rows",
     "Table": "hotbed.tables",

@@ -2,6 +2,10 @@
 
 In comes what a user asked for and what the groups of tables need; out goes what each group gets. Bytes hold the rows and all
 that finds them. Groups share a budget in proportion to the bytes of their rows.
+
+Tables of dynamic ids have no number of rows. Beside them the others take what all their rows need, but no more than half of
+a budget; the rest is for dynamic ids, in proportion to the bytes of a record. Where their rows are on an ssd, up to half of
+their memory is for the index of ids, which says how many there can be, and what is left holds rows.
 """
 
 from __future__ import annotations
@@ -11,14 +15,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hotbed.cache import BYTES_PER_SLOT
+from hotbed.dynamic import BYTES_PER_ID, IdRoom
 from hotbed.errors import BudgetError, ConfigError
+from hotbed.ids import MAX_ROWS
 from hotbed.memory import in_words, parse_bytes
 from hotbed.store import tiered
 from hotbed.store.place import Place
 
 Rows = tuple[int, int]  # number of rows, bytes of a record
+Size = tuple[int | None, int]  # likewise; None for dynamic ids
 _BYTES_PER_KEY = 8  # of the ssd's index, where no memory tier is over it
 _LEAST_SSD = 4 << 20
+_MOST_ADDRESSES = 1 << 44  # bytes set aside for rows of dynamic ids, which take memory only once they are used
 
 
 class Budgets(NamedTuple):
@@ -35,10 +43,18 @@ class Room(NamedTuple):
 
     num_slots: int | None  # on the device; None: every row
     place: Place  # of the rows below
+    ids: IdRoom | None = None  # of dynamic ids
 
 
-def rooms_of(budgets: Budgets, groups: Sequence[Rows], device_type: str) -> list[Room]:
+def rooms_of(budgets: Budgets, groups: Sequence[Size], device_type: str) -> list[Room]:
     """The room of every group; all that contradicts itself or does not fit is an error that says what would."""
+    preset = [(rows, record) for rows, record in groups if rows is not None]
+    if len(preset) < len(groups):
+        return _rooms_with_dynamic(budgets, groups, device_type)
+    return _preset_rooms(budgets, preset, device_type)
+
+
+def _preset_rooms(budgets: Budgets, groups: Sequence[Rows], device_type: str) -> list[Room]:
     share = cache_share(budgets.cache, budgets.hbm, groups)
     if budgets.ssd is None:
         if share is not None:
@@ -47,11 +63,9 @@ def rooms_of(budgets: Budgets, groups: Sequence[Rows], device_type: str) -> list
             raise ConfigError("memory= is for the rows behind a cache; give cache= or hbm= too, or ssd=")
         return [Room(_slots(share, rows, budgets), Place()) for rows, _ in groups]
     folder, ssd_bytes = parse_ssd(budgets.ssd)
-    if budgets.memory is None:
-        raise ConfigError(f"ssd={budgets.ssd!r} holds what memory does not; give memory= too, such as memory='16GiB'")
+    memory = _memory_over_ssd(budgets)
     if share is None and device_type != "cpu":
         raise ConfigError(f"ssd={budgets.ssd!r} on {device_type} needs a cache there; give cache= or hbm= too")
-    memory = parse_bytes(budgets.memory, "memory")
     whole = sum(rows * record for rows, record in groups)
     rooms = []
     for number, (rows, record) in enumerate(groups):
@@ -64,6 +78,106 @@ def rooms_of(budgets: Budgets, groups: Sequence[Rows], device_type: str) -> list
             fit = _rows_in(memory, part, rows, tiered.BYTES_PER_KEY, record + tiered.BYTES_PER_SLOT)
             rooms.append(Room(_slots(share, rows, budgets), place._replace(memory_slots=fit)))
     return rooms
+
+
+def _rooms_with_dynamic(budgets: Budgets, groups: Sequence[Size], device_type: str) -> list[Room]:
+    if budgets.cache is not None:
+        raise ConfigError(
+            f"cache={budgets.cache!r} is a share of the rows, and tables with rows=None have no number of rows; give hbm=, "
+            "the bytes of the cache on the device (on a CPU too), such as hbm='1GiB'"
+        )
+    if budgets.hbm is None and (budgets.ssd is None or device_type != "cpu"):
+        raise ConfigError(
+            "tables with rows=None are looked up in a cache: give hbm=, its bytes on the device (on a CPU too), such as "
+            "hbm='1GiB'"
+        )
+    if budgets.ssd is None:
+        rooms = _memory_rooms(budgets, groups)
+    else:
+        rooms = _ssd_rooms(budgets, groups)
+    if budgets.hbm is not None:
+        slots = _slots_in(parse_bytes(budgets.hbm, "hbm"), groups)
+        rooms = [room._replace(num_slots=count) for room, count in zip(rooms, slots)]
+    return rooms
+
+
+def _memory_rooms(budgets: Budgets, groups: Sequence[Size]) -> list[Room]:
+    """Rows in memory; how many slots is open."""
+    check_host(budgets.memory, [(rows, record) for rows, record in groups if rows is not None])
+    memory = None if budgets.memory is None else parse_bytes(budgets.memory, "memory")
+    left = None if memory is None else memory - sum(rows * (record + 1) for rows, record in groups if rows is not None)
+    records = sum(record for rows, record in groups if rows is None)
+    rooms = []
+    for rows, record in groups:
+        if rows is not None:
+            rooms.append(Room(None, Place()))
+            continue
+        most = min(MAX_ROWS, _MOST_ADDRESSES // record)
+        if left is None:
+            rooms.append(Room(None, Place(grows=True), IdRoom(most)))
+            continue
+        part = left * record // records
+        fit = part // (record + 1 + BYTES_PER_ID)
+        if fit < 1:
+            raise BudgetError(
+                f"memory={budgets.memory!r} holds no row of dynamic ids beside the other tables. Give more memory, or "
+                "ssd='FOLDER:BYTES'."
+            )
+        rooms.append(Room(None, Place(grows=True), IdRoom(min(most, fit), part, record + 1)))
+    return rooms
+
+
+def _ssd_rooms(budgets: Budgets, groups: Sequence[Size]) -> list[Room]:
+    """Rows on an ssd, under memory; without a cache on a device, memory is the cache."""
+    folder, ssd_bytes = parse_ssd(str(budgets.ssd))
+    memory = _memory_over_ssd(budgets)
+    is_cache = budgets.hbm is None
+    per_key, per_slot = (_BYTES_PER_KEY, BYTES_PER_SLOT) if is_cache else (tiered.BYTES_PER_KEY, tiered.BYTES_PER_SLOT)
+    parts = zip(_split(ssd_bytes, groups, 3, 0), _split(memory, groups, 1, per_key + per_slot))  # 3: stale rows too
+    rooms = []
+    for number, ((rows, record), (on_ssd, in_memory)) in enumerate(zip(groups, parts)):
+        place = Place(folder / f"group-{number}", max(_LEAST_SSD, on_ssd), grows=rows is None)
+        ids = None
+        if rows is not None:
+            fit = _rows_in(memory, in_memory / memory, rows, per_key, record + per_slot)
+        else:
+            per_id = BYTES_PER_ID + per_key
+            most = max(1, min(MAX_ROWS, place.ssd_bytes // record, in_memory // 2 // per_id))
+            ids = IdRoom(most, most * per_id, per_key)
+            fit = (in_memory - most * per_id) // (record + per_slot)
+            if fit < 1:
+                raise BudgetError(
+                    f"memory={budgets.memory!r} holds no row of dynamic ids beside their index. Give more memory."
+                )
+        slots, place = (fit, place) if is_cache else (None, place._replace(memory_slots=fit))
+        rooms.append(Room(slots, place, ids))
+    return rooms
+
+
+def _slots_in(hbm: int, groups: Sequence[Size]) -> list[int]:
+    """Slots of every group."""
+    parts = zip(groups, _split(hbm, groups, 1, BYTES_PER_SLOT))
+    slots = [part // (record + BYTES_PER_SLOT) for (_, record), part in parts]
+    if min(slots) < 1:
+        raise ConfigError(f"hbm={in_words(hbm)!r} does not hold one row of every dim with all that finds it")
+    return slots
+
+
+def _split(budget: int, groups: Sequence[Size], copies: int, extra: int) -> list[int]:
+    """Bytes for every group, where some have dynamic ids: see above. Rows need `copies` of their record, and `extra`."""
+    needs = [(rows or 0) * (copies * record + extra) for rows, record in groups]
+    share = min(1.0, budget / 2 / sum(needs)) if any(needs) else 0.0
+    left = budget - sum(int(need * share) for need in needs)
+    records = sum(record for rows, record in groups if rows is None)
+    return [
+        left * record // records if rows is None else int(need * share) for (rows, record), need in zip(groups, needs)
+    ]
+
+
+def _memory_over_ssd(budgets: Budgets) -> int:
+    if budgets.memory is None:
+        raise ConfigError(f"ssd={budgets.ssd!r} holds what memory does not; give memory= too, such as memory='16GiB'")
+    return parse_bytes(budgets.memory, "memory")
 
 
 def cache_share(cache: float | None, hbm: str | int | None, groups: Sequence[Rows]) -> float | None:

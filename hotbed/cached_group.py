@@ -21,11 +21,13 @@ from torch import Tensor
 from hotbed.budget import Room
 from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, Decision, make_policy
 from hotbed.cache.policies import LFU
-from hotbed.errors import BudgetError, ConfigError
+from hotbed.dynamic import DynamicIds
+from hotbed.errors import BudgetError, ConfigError, HotbedError
 from hotbed.group import Member, TableGroup
 from hotbed.memory import in_words
+from hotbed.ops.keys import FirstBad
 from hotbed.ops.lookups import Lookups, Span, Ticket
-from hotbed.ops.move import FirstRows, first_records, pack, unpack
+from hotbed.ops.move import FirstRows, first_records, first_rows, pack, unpack
 from hotbed.ops.records import Precision
 from hotbed.ops.streams import after, mark
 from hotbed.optim import RowOptimizer
@@ -82,7 +84,11 @@ class CachedGroup(TableGroup):
         super().__init__(members, dim, optimizer, device, num_slots, precision)
         self._policy = make_policy(policy)
         self._first: FirstRows = self.first_rows()
-        self.store = room.place.open(self.num_rows, self.layout, lambda keys: first_records(keys, self._first), LFU)
+        self.ids: DynamicIds | None = None
+        if room.ids is not None:
+            self.num_rows = room.ids.rows
+            self.ids = DynamicIds(members, lambda table: first_rows(dim, optimizer, [table], precision), room.ids)
+        self.store = room.place.open(self.num_rows, self.layout, self._first_records, LFU)
         self.cache = Cache(num_slots, self._policy, device)
         self._staging = Staging(self.layout.width, device)
         self._counts = CacheCounts()
@@ -102,6 +108,27 @@ class CachedGroup(TableGroup):
         """Rows get their first values when they are first used."""
         self._seed = seed
         self._first = self.first_rows()
+        if self.ids is not None:
+            self.ids.initialise(seed)
+
+    def keys(
+        self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
+    ) -> tuple[Tensor, FirstBad, Any]:
+        """As of every group; dynamic ids have none that is bad."""
+        if self.ids is None:
+            return super().keys(ids, spans, tables, learns)
+        keys, sense = self.ids.keys(ids, spans, tables, learns)
+        return keys, FirstBad(None), sense
+
+    def take_back(self) -> None:
+        """Forget what ids taught that were not trained. Nothing may be on its way."""
+        if self.ids is not None:
+            self._forget_rows(torch.from_numpy(self.ids.roll_back()))
+
+    def forget_released(self) -> None:
+        """Forget the rows of expired ids that others may take from now on. Nothing may be on its way."""
+        if self.ids is not None and self.ids.has_released:
+            self._forget_rows(torch.from_numpy(self.ids.take_released()))
 
     def arrive(self, lookups: Lookups, *, at_once: bool = False) -> Ahead:
         """Make a batch known; `lookups` name keys. Sorting them here serves the index and the update."""
@@ -130,7 +157,11 @@ class CachedGroup(TableGroup):
         plan = fetch.plan
         rows, source = self._staging.inward(plan.num_misses)
         self.store.expect(plan.victim_keys)
-        num_rows, fetch.late = self.store.fetch(plan.miss_keys, rows, source)
+        if self.ids is None:
+            num_found, fetch.late = self.store.fetch(plan.miss_keys, rows, source)
+            num_rows = num_found
+        else:  # what a row starts from is not in its key: rows are created here
+            num_found, num_rows, fetch.late = self.ids.fetch(self.store, plan.miss_keys, rows, source)
         num_late = fetch.num_late
         fetch.staged = torch.empty(num_rows + num_late, self.layout.width, device=self.records.device)
         fetch.staged[:num_rows].copy_(rows[:num_rows], non_blocking=True)
@@ -144,7 +175,7 @@ class CachedGroup(TableGroup):
                 hits=plan.num_hits,
                 misses=plan.num_misses,
                 lookups=fetch.num_lookups,
-                created=plan.num_misses - num_rows - num_late,
+                created=plan.num_misses - num_found - num_late,
                 evictions=plan.num_evictions,
                 written_back=plan.num_victims,
                 missed_lookups=plan.num_missed_lookups,
@@ -201,8 +232,8 @@ class CachedGroup(TableGroup):
 
     @property
     def has_lanes(self) -> bool:
-        """Whether rows may be moved by a porter, which needs them in an array."""
-        return isinstance(self.store, MemoryStore)
+        """Whether rows may be moved by a porter, which needs them in an array and creates them from their keys."""
+        return isinstance(self.store, MemoryStore) and self.ids is None
 
     def exchange_with(self, porter: Porter, number: int, plan: LanePlan, num_batches: int, num_lookups: int) -> None:
         """Device: as `exchange`, for a window whose rows the porter moves."""
@@ -245,6 +276,9 @@ class CachedGroup(TableGroup):
             return lookups
         if lookups.check is not None:
             lookups.check()
+        if self.ids is not None and lookups.sense is not None:
+            self.ids.refuse_old(lookups.sense)
+            self.forget_released()
         self.let_go()
         if lookups.renew is not None:
             lookups = lookups.renew()
@@ -274,11 +308,28 @@ class CachedGroup(TableGroup):
 
     def columns(self, table: str) -> dict[str, Tensor]:
         """`weight` and every optimizer state of one table: a copy on the host, so writing to it changes nothing."""
+        self._refuse_dynamic(table)
         self.flush()
         member = self.members[table]
         return self._cut(self._read(torch.arange(member.base, member.base + member.rows)))
 
+    def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.ids is None:
+            return super().rows(table)
+        self.flush()
+        ids, keys = self.ids.rows_of(table)
+        return torch.from_numpy(ids), self._cut(self._read(torch.from_numpy(keys)))
+
+    def shared_row(self, table: str) -> dict[str, Tensor] | None:
+        """The columns [1, ...] of the row that ids without one of their own share; None where none does."""
+        key = -1 if self.ids is None else self.ids.translator.shared_key(self.ids.names.index(table))
+        if key < 0:
+            return None
+        self.flush()
+        return self._cut(self._read(torch.tensor([key])))
+
     def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
+        self._refuse_dynamic(table)
         self.flush()
         member = self.members[table]
         keys = torch.arange(member.base, member.base + member.rows)
@@ -290,7 +341,9 @@ class CachedGroup(TableGroup):
         self._forget()
 
     def clear(self) -> None:
-        """All rows have their first values again."""
+        """All rows have their first values again, and no dynamic id has one."""
+        if self.ids is not None:
+            self.ids.initialise(self._seed)
         self.store.clear()
         self._forget()
 
@@ -319,6 +372,23 @@ class CachedGroup(TableGroup):
         """Training waited this long for a window."""
         self._count(CacheCounts(stall_seconds=seconds))
 
+    def _first_records(self, keys: Tensor) -> Tensor:
+        """What rows start from, on the host."""
+        return first_records(keys, self._first) if self.ids is None else self.ids.first(keys)
+
+    def _forget_rows(self, keys: Tensor) -> None:
+        if keys.shape[0]:
+            self.let_go()
+            self.cache.forget(keys.to(self.records.device))
+            self.store.forget(keys)
+
+    def _refuse_dynamic(self, table: str) -> None:
+        if self.ids is not None:
+            raise HotbedError(
+                f"table {table!r} has dynamic ids, and no rows 0, 1, ... to give or take. tables.rows({table!r}) gives its "
+                "ids and their rows; hotbed.checkpoint saves and loads them."
+            )
+
     def _slots_of(self, member: Member) -> tuple[int, int]:
         return 0, self.records.shape[0]
 
@@ -339,9 +409,10 @@ class CachedGroup(TableGroup):
     def _explain(self, error: BudgetError) -> BudgetError:
         needed = error.num_slots
         per_slot = (self.records.nbytes + self.cache.num_bytes) / self.num_slots
+        share = f"cache={_rounded_up(needed / self.num_rows)} of the {self.num_rows:,} rows, or "
         return BudgetError(
-            f"{error} In device memory that is cache={_rounded_up(needed / self.num_rows)} of the {self.num_rows:,} rows, "
-            f"or hbm={in_words(needed * per_slot * 1.05)!r}, for tables of dim {self.layout.dim}.",
+            f"{error} In device memory that is {share if self.ids is None else ''}"
+            f"hbm={in_words(needed * per_slot * 1.05)!r}, for tables of dim {self.layout.dim}.",
             needed,
         )
 

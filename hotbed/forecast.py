@@ -54,7 +54,7 @@ class Amounts(NamedTuple):
 def amounts_of(tables: Mapping[str, Table], optimizer: RowOptimizer, precision: Precision = "fp32") -> Amounts:
     """Of tables of one dim."""
     (dim,) = {table.dim for table in tables.values()}
-    return Amounts(sum(table.rows for table in tables.values()), layout_of(dim, optimizer, precision).width * 4)
+    return Amounts(sum(table.rows or 0 for table in tables.values()), layout_of(dim, optimizer, precision).width * 4)
 
 
 def table_problems(storage: Storage, amounts: Amounts, device: torch.device, most_used: int | None = None) -> list[str]:
@@ -118,7 +118,8 @@ def rows_of_batch(tables: Mapping[str, Table], batch: Batch) -> int:
     ids = {name: batch.ids[:, column] for column, name in enumerate(single)}
     ids |= {name: bag.values for name, bag in batch.bags.items()}
     return sum(
-        torch.unique(ids[name] % table.rows if table.hashing else ids[name]).numel() for name, table in tables.items()
+        torch.unique(ids[name] % table.rows if table.hashing and table.rows else ids[name]).numel()
+        for name, table in tables.items()
     )
 
 

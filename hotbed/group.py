@@ -7,13 +7,14 @@ key), which is the exact reference for everything that keeps rows elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hotbed.errors import ConfigError, IdError
+from hotbed.ids import TableRules
 from hotbed.ops.init_rows import Init, stream_of
 from hotbed.ops.keys import Addresses, FirstBad, make_keys
 from hotbed.ops.lookup import lookup
@@ -37,6 +38,7 @@ class Member(NamedTuple):
     init: Init
     hashing: bool
     padding_id: int | None
+    rules: TableRules | None = None  # of dynamic ids, which have no number of rows
 
 
 class _Way(NamedTuple):
@@ -95,6 +97,10 @@ class TableGroup:
         member = self.members[table]
         return self._cut(self.records[member.base : member.base + member.rows])
 
+    def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
+        """(ids ascending [N], their columns [N, ...]) of one table."""
+        return torch.arange(self.members[table].rows), self.columns(table)
+
     def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
         """Take over columns of one table."""
         for name, view in self.columns(table).items():
@@ -106,6 +112,9 @@ class TableGroup:
         if self.layout.precision != "fp32" and fn(self.records[:0]).dtype != torch.float32:
             raise ConfigError(f"rows of precision={self.layout.precision!r} cannot change their type; leave it out")
         self.records = fn(self.records)
+
+    def take_back(self) -> None:
+        """Forget what dynamic ids taught that were not trained; here there are none."""
 
     def placed(self, lookups: Lookups, learns: bool = True) -> Lookups:
         """The same look-ups with the slots their rows are in now; here a row's slot is its key, for good."""
@@ -130,9 +139,11 @@ class TableGroup:
         layout = self.layout
         return {"weight": layout.weights(records)} | {s: records[:, layout.columns(s)] for s in layout.states}
 
-    def keys(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, FirstBad]:
-        """Keys [L] of ids [L], one table name per span; and the first position with a bad id."""
-        return make_keys(ids, spans, self._way_of(tables).addresses)
+    def keys(
+        self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
+    ) -> tuple[Tensor, FirstBad, Any]:
+        """Keys [L] of ids [L], one table name per span; the first position with a bad id; the sense of dynamic ids."""
+        return *make_keys(ids, spans, self._way_of(tables).addresses), None
 
     def refuse(self, table: str, feature: str, sample: int, value: int) -> IdError:
         """The error for an id outside its table."""

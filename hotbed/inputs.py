@@ -105,17 +105,18 @@ class GroupInputs:
         return self._matrix_spans[size]
 
 
-def flatten(group: TableGroup, inputs: GroupInputs, given: Given) -> Lookups:
+def flatten(group: TableGroup, inputs: GroupInputs, given: Given, learns: bool = False) -> Lookups:
     """The look-ups of one group's features, with spans in the order of `inputs.tables`; their slots are keys so far.
 
     Output rows: sample-major for the pooled features, [B, F'] flattened, then the values of each sequence feature.
+    `learns`: dynamic ids take it for the next training batch.
     """
     if inputs.all_pooled and all(feature.name in given.columns for feature in inputs.features):
-        return _flatten_matrix(group, inputs, given)
-    return _flatten_bags(group, inputs, given)
+        return _flatten_matrix(group, inputs, given, learns)
+    return _flatten_bags(group, inputs, given, learns)
 
 
-def _flatten_matrix(group: TableGroup, inputs: GroupInputs, given: Given) -> Lookups:
+def _flatten_matrix(group: TableGroup, inputs: GroupInputs, given: Given, learns: bool) -> Lookups:
     features = inputs.features
     columns = [given.columns[feature.name] for feature in features]
     matrix = given.matrix
@@ -123,16 +124,16 @@ def _flatten_matrix(group: TableGroup, inputs: GroupInputs, given: Given) -> Loo
         matrix = matrix[:, columns]
     ids = matrix.contiguous().view(-1)
     spans = inputs.matrix_spans(given.size)
-    keys, first_bad = group.keys(ids, spans, inputs.tables)
+    keys, first_bad, sense = group.keys(ids, spans, inputs.tables, learns)
 
     def refuse(position: int) -> IdError:
         sample, j = divmod(position, len(features))
         return group.refuse(features[j].table, features[j].name, sample, int(ids[position]))
 
-    return _checked(Lookups(keys, spans, num_out=ids.shape[0]), first_bad, refuse)
+    return _checked(Lookups(keys, spans, num_out=ids.shape[0], sense=sense), first_bad, refuse)
 
 
-def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: Given) -> Lookups:
+def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: Given, learns: bool) -> Lookups:
     features, order, tables = inputs.features, inputs.order, inputs.tables
     size, device = given.size, given.matrix.device
     pooled = [feature.name for feature in features if feature.pooling != "none"]
@@ -163,7 +164,7 @@ def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: Given) -> Looku
         position += count
     starts.append(torch.tensor([position], device=device))
     ids = torch.cat(values) if values else torch.empty(0, dtype=torch.int64, device=device)
-    keys, first_bad = group.keys(ids, tuple(spans), tables)
+    keys, first_bad, sense = group.keys(ids, tuple(spans), tables, learns)
 
     def refuse(position: int) -> IdError:
         p = next(p for p, span in enumerate(spans) if span.start <= position < span.start + span.length)
@@ -174,7 +175,7 @@ def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: Given) -> Looku
         return group.refuse(tables[p], spans[p].feature, sample, int(ids[position]))
 
     scale = _scales([features[j] for j in order], bags, keys, spans, group.records.dtype)
-    lookups = Lookups(keys, tuple(spans), num_out, torch.cat(starts), torch.cat(out_rows), scale=scale)
+    lookups = Lookups(keys, tuple(spans), num_out, torch.cat(starts), torch.cat(out_rows), scale=scale, sense=sense)
     return _checked(lookups, first_bad, refuse)
 
 

@@ -21,6 +21,7 @@ from hotbed.cached_group import CachedGroup
 from hotbed.declared import Output, Table, features_of, groups_of, output_of, sizes_of
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.group import TableGroup
+from hotbed.ids import IdCounts
 from hotbed.inputs import Feature, Given, GroupInputs, as_given, flatten
 from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups
@@ -29,7 +30,7 @@ from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_schedule
 from hotbed.recorded import Recorded
 from hotbed.snapshot import TablesSink, TablesSnapshot
-from hotbed.turns import Turns
+from hotbed.turns import Planned, Turns
 from hotbed.types import Jagged
 
 __all__ = ["EmbeddingTables", "Table"]
@@ -89,6 +90,8 @@ class EmbeddingTables(nn.Module):
         self.groups = groups_of(self.tables, self.optimizer, place, rooms, policy, precision)
         for group in self.groups:
             group.initialise(seed)
+        cached = {g: group for g, group in enumerate(self.groups) if isinstance(group, CachedGroup)}
+        self._ids = {g: group.ids for g, group in cached.items() if group.ids is not None}  # by number of the group
         self.group_inputs = [
             GroupInputs(group, [feature for feature in self.features if feature.table in group.members])
             for group in self.groups
@@ -113,14 +116,15 @@ class EmbeddingTables(nn.Module):
         planned = self.turns.find(ids, bags)
         if planned is None and self._recorded is not None:
             planned = self._recorded.find(ids, bags)
+        learning = torch.is_grad_enabled() and self.training
+        if planned is not None and self._ids and not self._still_holds(planned, learning):
+            planned = None
         given = planned.given if planned is not None else as_given(self.features, ids, bags, self.device)
         self._check_ids()
         step = _Step(self)
-        learning = torch.is_grad_enabled() and self.training
         vectors: dict[str, Tensor] = {}
-        for g, (group, inputs) in enumerate(zip(self.groups, self.group_inputs)):
-            lookups = flatten(group, inputs, given) if planned is None else planned.lookups[g]
-            lookups = self._placed(group, lookups, learning)
+        all_lookups = self._prepared(given, planned, learning)
+        for group, inputs, lookups in zip(self.groups, self.group_inputs, all_lookups):
             if lookups.ticket is None and lookups.check is not None:
                 self._unchecked.append(lookups.check)
             weighted = lookups.scale is not None and lookups.scale.requires_grad
@@ -130,11 +134,13 @@ class EmbeddingTables(nn.Module):
             else:
                 scale = None if lookups.scale is None else lookups.scale.detach()
                 out = group.lookup(lookups._replace(scale=scale))
-            if self.output == "stack":
+            if self.output == "stack" and len(self.groups) == 1:
                 return out.view(given.size, len(inputs.features), group.layout.dim)
             vectors |= _by_feature(out, inputs.features, given)
         if self.output == "concat":
             return torch.cat([vectors[feature.name] for feature in self.features], dim=1)
+        if self.output == "stack":
+            return torch.stack([vectors[feature.name] for feature in self.features], dim=1)
         return {feature.name: vectors[feature.name] for feature in self.features}
 
     @property
@@ -176,14 +182,55 @@ class EmbeddingTables(nn.Module):
         columns = self._group_of(table).columns(table)
         return {name: column for name, column in columns.items() if name != "weight"}
 
+    def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
+        """(ids [N] ascending, their `weight` [N, dim] and optimizer states [N, dim] or [N, 1]) of a table, on the host.
+
+        Of dynamic ids, those that have a row; of a table with a number of rows, all.
+        """
+        self._claim()
+        return self._group_of(table).rows(table)
+
+    def shared_row(self, table: str) -> dict[str, Tensor] | None:
+        """The columns [1, dim] or [1, 1] of the row that ids of a table share until they are admitted, or None."""
+        self._claim()
+        group = self._group_of(table)
+        return group.shared_row(table) if isinstance(group, CachedGroup) else None
+
+    def id_counts(self) -> dict[str, IdCounts]:
+        """What became of the ids of every table with dynamic ids, in training: seen, admitted, rejected, expired."""
+        return {name: counts for ids in self._ids.values() for name, counts in ids.counts().items()}
+
     @property
     def num_bytes(self) -> int:
         """Memory of all records, optimizer state included."""
         return sum(group.records.nbytes for group in self.groups)
 
     def extra_repr(self) -> str:
-        rows = sum(table.rows for table in self.tables.values())
+        rows = sum(table.rows or 0 for table in self.tables.values())
         return f"{len(self.tables)} tables, {rows:,} rows, {self.num_bytes / 2**20:,.1f} MiB, {self.optimizer}"
+
+    def _still_holds(self, planned: Planned, learns: bool) -> bool:
+        """Whether dynamic ids would become the same keys in a call now."""
+        return all(ids.fits(planned.lookups[g].sense, learns) for g, ids in self._ids.items())
+
+    def _prepared(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
+        """The look-ups of every group, their rows in place. For dynamic ids a call that learns is the next training batch."""
+        if planned is None and self._ids:
+            again = [ids.asks_again() for ids in self._ids.values()]
+            self.turns.claim(drop=learns or any(again))
+        try:
+            parts = zip(self.groups, self.group_inputs)
+            lookups = planned.lookups if planned else [flatten(group, one, given, learns) for group, one in parts]
+            lookups = [self._placed(group, each, learns) for group, each in zip(self.groups, lookups)]
+        except BaseException:
+            if planned is None and learns:
+                for group in self.groups:
+                    group.take_back()
+            raise
+        if learns:
+            for ids in self._ids.values():
+                ids.count()
+        return lookups
 
     def _placed(self, group: TableGroup, lookups: Lookups, learns: bool) -> Lookups:
         """Look-ups whose rows are in their slots; where no feed saw to that, now."""

@@ -58,11 +58,11 @@ class Turns:
         self.lanes: dict[Any, Any] = {}  # recordings that the next feed can use again
         self._planned: dict[int, Planned] = {}
 
-    def claim(self) -> None:
-        """The training thread's own turn."""
+    def claim(self, *, drop: bool = False) -> None:
+        """The training thread's own turn; `drop`: what is known of batches ahead no longer holds."""
         self._close_left()
         if self.feed is not None:
-            self.feed.pause(drop=False)
+            self.feed.pause(drop=drop)
         self._check()
 
     def take(self, feed: Feeding) -> None:

@@ -207,6 +207,22 @@ class Cache:
         slots = (self._slots.dirty != 0).nonzero().squeeze(1)
         return self._cells.key[self._slots.cell[slots].to(torch.int64)], slots
 
+    def forget(self, keys: Tensor) -> None:
+        """These keys (distinct, on the cache's device) are gone: their slots are free, and nothing is written back.
+
+        No window may be half decided.
+        """
+        self._count_live(wait=True)
+        resident, slots = self.resident()
+        slots = slots[torch.isin(resident, keys)]
+        cells = self._slots.cell[slots].to(torch.int64)
+        self._slots.cell[slots] = FREE
+        self._slots.dirty[slots] = 0
+        self._cells.slot[cells] = FREE
+        unused = cells[self._cells.future[cells] == 0]
+        self._cells.key[unused] = EMPTY
+        self._live -= int(unused.shape[0])
+
     def parts(self) -> tuple[Cells, SlotState]:
         """For a lane, which runs the same steps on its own."""
         return self._cells, self._slots

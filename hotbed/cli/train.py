@@ -64,7 +64,9 @@ def train_command(
     ),
     hbm: str | None = typer.Option(None, help="The same as bytes of device memory, e.g. 2GiB."),
     memory: str | None = typer.Option(None, help="Most host memory for rows behind the cache, e.g. 64GiB."),
-    ssd: str | None = typer.Option(None, help="Folder and bytes for rows that memory does not hold, e.g. /fast:500GiB."),
+    ssd: str | None = typer.Option(
+        None, help="Folder and bytes for rows that memory does not hold, e.g. /fast:500GiB."
+    ),
     policy: str | None = typer.Option(None, help="Which rows stay in the cache: oracle, lfu, lru or static."),
     seed: int | None = typer.Option(None, help="Same seed, same machine: same bits."),
     sets: list[str] = typer.Option([], "--set", help="path=value, e.g. model.dim=32; may be given many times."),
@@ -278,7 +280,7 @@ def _opening(built: Built) -> str:
 
     training, subject = built.training, built.subject
     tables = training.learner.tables
-    rows = sum(table.rows for table in tables.tables.values())
+    rows = sum(table.rows or 0 for table in tables.tables.values())
     cached, device = cache_sizes(tables), training.learner.device
     if cached is None:
         place = f"({in_words(tables.num_bytes)}), {device}"

@@ -55,6 +55,7 @@ class Lookups(NamedTuple):
     bad: Tensor | None = None  # int64 [1], on CUDA: NONE, or the position of a bad id; then the update does nothing
     check: Callable[[], None] | None = None  # waits for the ids to be checked and raises IdError
     ticket: Ticket | None = None  # says whether the slots still hold
+    sense: Any = None  # of dynamic ids: what the keys mean, and until when
     renew: Callable[[], Any] | None = None  # where keys are not kept: the look-ups again, with keys as slots
 
     def out_row_of_lookup(self) -> Tensor | None:

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.cache import MOST_BATCHES, Cache, window_length
+from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
 from hotbed.cached_group import Ahead, CachedGroup, Fetch
+from hotbed.dynamic import FAR_AHEAD
 from hotbed.inputs import as_given, flatten
 from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.ops.streams import after, mark
@@ -55,6 +56,8 @@ class Feed:
         self._look_ahead = 1  # until the first batch is known
         self._names = [feature.name for feature in tables.features]
         self._cached = [group for group in tables.groups if isinstance(group, CachedGroup)]
+        self._ids = [group.ids for group in self._cached if group.ids is not None]
+        self._most_ahead, self._num_delivered = MOST_AHEAD, 0  # the latter since batches were last taken back
         self._learns = True
         self._owner = threading.current_thread()  # who trains
         self._caches: list[Cache] = []  # that know of the batches ahead
@@ -93,6 +96,7 @@ class Feed:
         batch, planned = window.batches.popleft()
         window.delivered.append(planned)
         self._tables.turns.deliver(planned)
+        self._num_delivered += 1
         if not self._paused:
             self._plan(wait=False)
         return (batch,)
@@ -132,6 +136,37 @@ class Feed:
             for group in self._cached:
                 group.cache.drop_ahead()
             self._rearrive = True
+            if self._ids:
+                self._take_back()
+
+    def _take_back(self) -> None:
+        """Dynamic ids of batches ahead are forgotten, and translated again when it is their turn.
+
+        Who takes them back at every batch would have them translated again and again: then few are looked at ahead.
+        """
+        windows = [window for window in (self._current, *self._decided) if window is not None]
+        ahead = [batch for window in windows for batch, _ in window.batches]
+        ahead += [waiting.batch for waiting in self._waiting]
+        self._unknown.extendleft((batch, None) for batch in reversed(ahead))
+        for window in windows:
+            window.batches.clear()
+        for window in self._decided:
+            self._retire(window)
+        self._decided.clear()
+        self._waiting.clear()
+        for group in self._cached:
+            group.take_back()
+        if ahead:
+            self._most_ahead = max(1, self._look_ahead // 2) if self._num_delivered < self._look_ahead else MOST_AHEAD
+            self._num_delivered = 0
+        self._look_ahead = 1
+
+    def _make_way(self) -> None:
+        """Dynamic ids that arrive may take rows of expired ones, whose records must not be on their way any more."""
+        if any(ids.has_released for ids in self._ids):
+            self.pause(drop=False)
+            for group in self._cached:
+                group.forget_released()
 
     def _drain(self) -> None:
         """Wait until every row that left is in its store."""
@@ -186,17 +221,23 @@ class Feed:
         window.ticket.valid = False
         for planned in window.delivered:
             self._tables.turns.withdraw(planned)
-        if self._device.type == "cuda" and (self._reader.moves or isinstance(window.move, Move)):
-            self._retired.append((mark(self._device), window))
-            while self._retired and self._retired[0][0].query():
-                self._retired.popleft()
+        self._retire(window)
         while self._waits and self._waits[0][1].query():
             before, until = self._waits.popleft()
             self._cached[0].stalled(before.elapsed_time(until) / 1e3)
 
+    def _retire(self, window: Window) -> None:
+        """Keep the memory of a window until the device is past it."""
+        if self._device.type == "cuda" and (self._reader.moves or isinstance(window.move, Move)):
+            self._retired.append((mark(self._device), window))
+            while self._retired and self._retired[0][0].query():
+                self._retired.popleft()
+
     def _enter(self) -> Window | None:
         """The next window, its rows in their slots."""
         self._tables.turns.take(self)
+        if any(ids.num_ahead > FAR_AHEAD for ids in self._ids):
+            self.pause(drop=True)  # batches that were handed out are kept and not trained
         if self._paused and not self._decided:
             self._resume()
         while not self._decided:
@@ -248,6 +289,10 @@ class Feed:
             self._decide()
         if self._begun is None:
             self._know(wait=wait and not self._decided)
+            if self._paused:
+                if self._current is not None or self._decided:
+                    return bool(self._decided)
+                self._resume()
             ended = self._reader.ended and not self._unknown
             if len(self._waiting) >= self._look_ahead or (self._waiting and ended):
                 in_lane = bool(self._waiting[0].flat)
@@ -280,7 +325,8 @@ class Feed:
             else:
                 given = as_given(self._tables.features, named.ids, named.bags, self._device)
                 groups = zip(self._cached, self._tables.group_inputs)
-                lookups = [flatten(group, inputs, given) for group, inputs in groups]
+                lookups = [flatten(group, inputs, given, self._learns) for group, inputs in groups]
+                self._make_way()
                 waiting = Waiting(batch, named, given, lookups, self._arrive(lookups), [], 0)
             self._waiting.append(waiting)
             if self._look_ahead == 1:
@@ -307,7 +353,7 @@ class Feed:
             group.cache.look_ahead(num_keys, self._given_look_ahead)
             for group, num_keys in zip(self._cached, self._num_keys(waiting))
         ]
-        self._look_ahead = min(found)
+        self._look_ahead = min(*found, self._most_ahead)
         self._strides = [cache.stride for cache in self._caches]
         if self._lanes is not None:
             self._lanes.reserve(self._look_ahead)

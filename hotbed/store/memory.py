@@ -25,10 +25,14 @@ _CHUNK = 1 << 16
 class MemoryStore:
     """Records [R, W] of all keys 0..R-1 on the host."""
 
-    def __init__(self, num_rows: int, layout: Layout, first: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, num_rows: int, layout: Layout, first: Callable[[Tensor], Tensor], *, grows: bool = False
+    ) -> None:
         self._records = torch.from_numpy(zeros((num_rows, layout.width), np.float32))
         self._state = zeros((num_rows,), np.uint8, huge=False)  # see ops/move/states.py
         self._first = first
+        self._grows = grows  # keys are used from 0 on, and few of them
+        self._end = 0 if grows else num_rows  # of the keys that may be in use
         self._held: HeldRows | None = None
         self._unsaved: NDArray[np.int64] = np.empty(0, dtype=np.int64)  # rows that were held in vain
 
@@ -41,6 +45,7 @@ class MemoryStore:
 
     def expect(self, keys: Tensor) -> None:
         """These rows are on their way here: who wants one before it was written must wait."""
+        self._reach(keys)
         mark(self._state, keys.numpy(), EXPECTED)
 
     def fetch(self, keys: Tensor, out: Tensor, source: Tensor) -> tuple[int, Tensor]:
@@ -58,6 +63,7 @@ class MemoryStore:
         """Keep the records [U, W] of `keys` [U], distinct, on the host."""
         if self._held is not None:
             self._held.keep(keys.numpy())
+        self._reach(keys)
         scatter_rows(self._records, keys, records)
         mark(self._state, keys.numpy(), WRITTEN)
 
@@ -74,7 +80,7 @@ class MemoryStore:
         now, for those who move rows without asking (`parts`).
         """
         assert self._held is None, "one at a time"
-        state, unsaved = self._state, self._unsaved
+        state, unsaved = self._state[: self._end], self._unsaved
         keys = np.flatnonzero(state == WRITTEN if touched else state != ABSENT)
         assert not np.any(state[keys] == EXPECTED), "rows are on their way"
         if touched and unsaved.size:
@@ -91,12 +97,12 @@ class MemoryStore:
 
     def clear(self) -> None:
         """Every row reads as its first value."""
-        used = torch.from_numpy(np.flatnonzero(self._state))
+        used = torch.from_numpy(np.flatnonzero(self._state[: self._end]))
         self.forget(used)
 
     def count_as_saved(self) -> None:
         """All rows are as a checkpoint has them."""
-        mark(self._state, np.flatnonzero(self._state == WRITTEN), SAVED)
+        mark(self._state, np.flatnonzero(self._state[: self._end] == WRITTEN), SAVED)
         self._unsaved = self._unsaved[:0]
 
     def flush(self) -> None:
@@ -117,16 +123,20 @@ class MemoryStore:
 
     def items(self, chunk: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of every row ever written, in key order."""
-        written = torch.from_numpy(np.flatnonzero(self._state != ABSENT))
+        written = torch.from_numpy(np.flatnonzero(self._state[: self._end] != ABSENT))
         for start in range(0, written.shape[0], chunk):
             keys = written[start : start + chunk]
             yield keys, self._records[keys]
 
     @property
     def num_written(self) -> int:
-        return int(np.count_nonzero(self._state))
+        return int(np.count_nonzero(self._state[: self._end]))
 
     @property
     def num_bytes(self) -> int:
         """Address space; pages become memory when they are written."""
         return self._records.nbytes + self._state.nbytes
+
+    def _reach(self, keys: Tensor) -> None:
+        if self._grows and keys.shape[0]:
+            self._end = max(self._end, int(keys.max()) + 1)

@@ -24,11 +24,12 @@ class Place(NamedTuple):
     folder: Path | None = None  # on the ssd, the group's own
     ssd_bytes: int = 0
     memory_slots: int = 0  # rows in memory over the ssd; 0: none, what is not on the device is on the ssd
+    grows: bool = False  # the rows are those of dynamic ids: far fewer than there could be
 
     def open(self, num_rows: int, layout: Layout, first: Callable[[Tensor], Tensor], scoring: Scoring) -> Store:
         """A store for that many rows."""
         if self.folder is None:
-            return MemoryStore(num_rows, layout, first)
+            return MemoryStore(num_rows, layout, first, grows=self.grows)
         ssd = SsdStore(self.folder, num_rows, layout.width, first, max_bytes=self.ssd_bytes)
         if not self.memory_slots:
             return ssd

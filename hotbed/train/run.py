@@ -115,8 +115,8 @@ def _summary(training: Training, subject: Subject, found: dict[str, Evaluation] 
         "device": _device_name(learner.device),
         "parameters": {
             "dense": sum(one.numel() for one in learner.model.parameters()),
-            "rows": sum(table.rows for table in tables),
-            "row_values": sum(table.rows * table.dim for table in tables),
+            "rows": sum(table.rows or 0 for table in tables),
+            "row_values": sum((table.rows or 0) * table.dim for table in tables),
         },
         "cache": cache_sizes(learner.tables),
         "final": final,

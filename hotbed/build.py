@@ -77,7 +77,15 @@ def build(config: RunConfig, dataset: Dataset, run: Path, observers: Iterable[Ob
     loaders = _loaders(config, dataset, device)
     _check_batches_fit(learner, loaders)
     train = config.train
-    pace = Pace(train.epochs, train.max_steps, train.log_every, train.eval_every, train.checkpoint_every)
+    pace = Pace(
+        train.epochs,
+        train.max_steps,
+        train.log_every,
+        train.eval_every,
+        train.checkpoint_every,
+        train.checkpoint_full_every,
+        train.keep_checkpoints,
+    )
     steps = train.epochs * len(loaders.train)
     course = Course(
         _schedule(train, min(steps, train.max_steps or steps)), train.plateau_factor, train.patience, train.keep_best

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -20,19 +20,31 @@ from hotbed.errors import RunError
 from hotbed.group import Member, TableGroup
 from hotbed.ops.move import first_records
 from hotbed.ops.records import Layout, Precision
+from hotbed.optim import RowOptimizer
 from hotbed.store import MemoryStore, SsdStore, TieredStore
 from hotbed.store.ssd import frozen_items
-
-if TYPE_CHECKING:
-    from hotbed.tables import EmbeddingTables
 
 Records = tuple[Tensor, Tensor]  # keys int64 [N], records [N, W], on the host
 _CHUNK = 1 << 16
 
 
-def shapes_of(tables: EmbeddingTables) -> dict[str, TableShape]:
+def shapes_of(tables: Tables) -> dict[str, TableShape]:
     """The tables as a manifest tells them."""
     return {name: _shape(tables, tables._group_of(name), name) for name in tables.tables}
+
+
+class Tables(Protocol):
+    """EmbeddingTables, as far as this needs them."""
+
+    tables: dict[str, Any]
+    groups: list[TableGroup]
+    optimizer: RowOptimizer
+    num_updates: int
+    lr_factor: float
+
+    def _claim(self) -> None: ...
+
+    def _group_of(self, table: str) -> TableGroup: ...
 
 
 class _FrozenGroup(NamedTuple):
@@ -48,7 +60,7 @@ class _FrozenGroup(NamedTuple):
 class TablesSnapshot:
     """Between two steps; a context, to be left in any thread."""
 
-    def __init__(self, tables: EmbeddingTables, touched: bool) -> None:
+    def __init__(self, tables: Tables, touched: bool) -> None:
         tables._claim()
         self.tables = shapes_of(tables)
         self._rest = {
@@ -137,7 +149,7 @@ class TablesSnapshot:
 class TablesSink:
     """Takes saved rows back."""
 
-    def __init__(self, tables: EmbeddingTables) -> None:
+    def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self.tables = shapes_of(tables)
         self._rest: dict[str, Tensor] = {}
@@ -230,7 +242,7 @@ def parts_of(layout: Layout, members: Sequence[Member], keys: Tensor, records: T
             yield RowPart(member.name, ids, columns)
 
 
-def _shape(tables: EmbeddingTables, group: TableGroup, name: str) -> TableShape:
+def _shape(tables: Tables, group: TableGroup, name: str) -> TableShape:
     layout, table = group.layout, tables.tables[name]
     return TableShape(
         dim=table.dim,

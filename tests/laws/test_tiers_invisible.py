@@ -1,4 +1,4 @@
-"""Laws 1 and 3 with three tiers: 1 % of the rows on the device, 5 % in memory, the rest on an ssd: the bits of plain tensors."""
+"""Laws 1 and 3 with three tiers: 1 % of the rows on the device, 5 % in memory, the rest on an ssd: bits of plain tensors."""
 
 import functools
 

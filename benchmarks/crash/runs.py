@@ -1,0 +1,229 @@
+"""One run of training: started, killed, verified, gone on with as a user would, and what must be the same at its end."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from benchmarks.crash.processes import Command, Ended
+from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in
+from hotbed.checkpoint.read import rows_of
+from hotbed.store.ssd import frozen_items
+
+TIMES = ("samples_per_s", "seconds", "train_seconds", "cache", "log_position")  # what a clock said, or the cache did
+SETTINGS = (
+    "data.batch_size=32",
+    "data.eval_batch_size=500",
+    "model.dim=8",
+    "model.options.hidden=[16]",
+    "model.options.dropout=0.2",
+    "model.options.batch_norm=true",
+    "train.device=cpu",
+    "train.eval_every=70",
+    "train.log_every=7",
+    "train.schedule=cosine",
+    "train.checkpoint_every=20",
+)
+TIERS = {  # {ssd} is a folder; the caps leave little room beside the rows
+    "plain": (),
+    "cache over memory": ("--cache", "0.3"),
+    "memory over ssd": ("--memory", "1500KiB", "--ssd", "{ssd}:8MiB"),
+    "three tiers": ("--hbm", "600KiB", "--memory", "1MiB", "--ssd", "{ssd}:8MiB"),
+}
+CHECKPOINTS = {"incremental": (), "full": ("--set", "train.checkpoint_full_every=1")}
+_LONGEST = 120.0  # seconds that a command may take
+
+
+class Failure(Exception):  # noqa: N818
+    """The run is not as it should be."""
+
+
+class Case(NamedTuple):
+    """One way to train."""
+
+    tiers: str
+    checkpoints: str
+    data: str = "criteo-like:4000"
+    epochs: int = 4
+
+    def __str__(self) -> str:
+        return f"{self.tiers}, {self.checkpoints}"
+
+    def arguments(self, root: Path) -> list[str]:
+        """Of `hotbed train`."""
+        sets = [part for one in SETTINGS for part in ("--set", one)]
+        places = [one.format(ssd=root / "ssd") for one in TIERS[self.tiers]]
+        length = ["--data", self.data, "--epochs", str(self.epochs)]
+        return ["train", *length, *sets, *places, *CHECKPOINTS[self.checkpoints], "--out", str(root / "run")]
+
+
+CASES = tuple(Case(tiers, checkpoints) for tiers in TIERS for checkpoints in CHECKPOINTS)
+
+
+class Whole(NamedTuple):
+    """The run that was left alone."""
+
+    end: dict[str, Any]
+    seconds: float
+    num_changes: int
+
+
+class Tally(NamedTuple):
+    """What was killed."""
+
+    stages: Counter[str]  # a kill may fall into several: a checkpoint is written while training goes on
+    leftovers: Counter[str]  # endings of the names of unfinished files and folders
+    kinds: Counter[str]
+    lives: Counter[int]  # kills that one run has seen
+
+    @property
+    def num_kills(self) -> int:
+        return self.kinds.total()
+
+
+def no_kills() -> Tally:
+    return Tally(Counter(), Counter(), Counter(), Counter())
+
+
+def undisturbed(case: Case, root: Path) -> Whole:
+    """Train once without a kill."""
+    root.mkdir(parents=True)
+    began = time.perf_counter()
+    ended = Command(case.arguments(root), root).ended(_LONGEST)
+    if ended.code != 0:
+        raise Failure(f"the undisturbed run ended with {ended.code}:\n{ended.text}")
+    return Whole(end_of(root / "run"), time.perf_counter() - began, ended.num_changes)
+
+
+class KilledRun:
+    """One run in its folder, from its start to its end."""
+
+    def __init__(self, case: Case, root: Path, whole: Whole, draw: random.Random, tally: Tally) -> None:
+        self._case, self._root, self._whole, self._draw, self._tally = case, root, whole, draw, tally
+        self._run = root / "run"
+        root.mkdir(parents=True)
+
+    def live(self, most_kills: int) -> int:
+        """Kill it at most so often, let it come to its end, and compare; the number of kills."""
+        kills = 0
+        while True:
+            ended = self._killed(self._next(), most_kills - kills)
+            if ended is None:
+                break
+            kills += 1
+            self._verify()
+            if kills < most_kills and folders_in(self._run / "checkpoints") and self._draw.random() < 0.15:
+                kills += self._prune()
+        self._tally.lives[kills] += 1
+        differences = differences_of(self._whole.end, end_of(self._run))
+        if differences:
+            raise Failure(f"after {kills} kills the end is another: {', '.join(differences)}")
+        return kills
+
+    def _next(self) -> list[str]:
+        """What a user would type now."""
+        if folders_in(self._run / "checkpoints"):
+            return ["train", "--resume", str(self._run)]
+        anew = ["--overwrite"] if (self._run / "config.json").exists() else []
+        return [*self._case.arguments(self._root), *anew]
+
+    def _killed(self, arguments: list[str], kills_left: int) -> Ended | None:
+        """None when it came to its end."""
+        if kills_left <= 0:
+            ended = Command(arguments, self._root).ended(_LONGEST)
+        elif self._draw.random() < 0.5:
+            ended = Command(arguments, self._root).ended(self._draw.uniform(0, self._whole.seconds))
+            if ended.code == -signal.SIGKILL:
+                self._tally.kinds["at a moment"] += 1
+        else:
+            ended = Command(arguments, self._root, self._draw.randint(1, self._whole.num_changes)).ended(_LONGEST)
+            if ended.code == -signal.SIGKILL:
+                self._tally.kinds["at a change on the disk"] += 1
+        if ended.code == -signal.SIGKILL:
+            return self._note(ended)
+        finished = ended.code == 0 or (ended.code == 2 and "is finished" in ended.text)
+        if not finished:
+            raise Failure(f"hotbed {' '.join(arguments)} ended with {ended.code}:\n{ended.text}")
+        return None
+
+    def _note(self, ended: Ended) -> Ended:
+        self._tally.stages.update(ended.stages)
+        endings = {path.suffix for path in self._run.rglob("*") if path.suffix in (".new", ".old", ".gone", ".tmp")}
+        self._tally.leftovers.update(endings)
+        return ended
+
+    def _verify(self) -> None:
+        if folders_in(self._run / "checkpoints"):
+            ended = Command(["checkpoint", "verify", str(self._run)], self._root).ended(_LONGEST)
+            if ended.code != 0:
+                raise Failure(f"verify ended with {ended.code}:\n{ended.text}")
+
+    def _prune(self) -> int:
+        """Kill `hotbed checkpoint prune` as well; 1 if it was still there to be killed."""
+        arguments = ["checkpoint", "prune", str(self._run), "--keep", "1"]
+        ended = Command(arguments, self._root, self._draw.randint(1, 30)).ended(_LONGEST)
+        if ended.code not in (0, -signal.SIGKILL):
+            raise Failure(f"prune ended with {ended.code}:\n{ended.text}")
+        if ended.code == 0:
+            return 0
+        self._tally.kinds["of `checkpoint prune`"] += 1
+        self._note(ended)
+        self._verify()
+        return 1
+
+
+def end_of(run: Path) -> dict[str, Any]:
+    """All that must be the same: lines, model, and what the last checkpoint says, by name."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    end: dict[str, Any] = {"metrics.jsonl": [_timeless(line) for line in lines]}
+    for path in sorted((run / "model").rglob("*")):
+        if path.is_file():
+            end[str(path.relative_to(run))] = path.read_bytes()
+    newest = find(run)
+    for name in ("dense", "dense_optimizer", "interval", "rest"):
+        end[f"{name} of the last checkpoint"] = (newest.folder / f"{name}.safetensors").read_bytes()
+    document = newest.manifest.document
+    end["progress"], end["generators"] = _timeless(document["progress"]), document["generators"]
+    end["rows"] = rows_at(newest)
+    summary = json.loads((run / "summary.json").read_text())
+    end["summary"] = {name: summary[name] for name in ("final", "best_epoch", "epochs", "steps", "samples", "finished")}
+    return end
+
+
+def differences_of(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """What is not the same."""
+    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+
+
+def rows_at(entry: Entry) -> dict[tuple[str, int], bytes]:
+    """The record of every row of a checkpoint, with its chain."""
+    rows: dict[tuple[str, int], bytes] = {}
+    for one in chain_of(entry):
+        by_group = defaultdict(list)
+        for name in one.manifest.linked:
+            by_group[Path(name).parts[1]].append(name)
+        for group in by_group:  # files of an ssd hold all rows there are
+            rows = {key: record for key, record in rows.items() if key[0] != group}
+            for keys, records in frozen_items(one.folder / "frozen" / group):
+                rows |= _named(group, keys, [records])
+        for part in rows_of(one):
+            rows |= _named(part.table, part.ids, list(part.columns.values()))
+    return rows
+
+
+def _named(table: str, ids: Tensor, columns: list[Tensor]) -> Iterator[tuple[tuple[str, int], bytes]]:
+    flat = [column.reshape(ids.shape[0], -1).contiguous().numpy() for column in columns]
+    for n, number in enumerate(ids.tolist()):
+        yield (table, number), b"".join(column[n].tobytes() for column in flat)
+
+
+def _timeless(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name not in TIMES}

@@ -27,6 +27,7 @@ from hotbed.store import TieredStore
 
 ROWS, DIM, FEATURES, BATCH = 3_000_000, 32, 4, 4096
 HBM = "24MiB"
+AHEAD = 8  # batches; what is known of them takes memory beside the budget
 MEMORY = ("320MiB", "224MiB", "160MiB")
 BAR = 0.5  # of the speed with all rows in memory, where memory has 95 % of the rows
 
@@ -37,7 +38,7 @@ class Found(NamedTuple):
     memory: str
     samples_per_s: float
     from_memory: float  # share of the rows that were read from below the device
-    resident_bytes: int  # above what the process had before the tables
+    resident_bytes: int  # above what the process had after training small tables: compiled code, buffers of batches
     checksum: int
 
 
@@ -56,26 +57,35 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def run(memory: str, ssd: str | None, steps: int) -> Found:
-    """Train; speed over the second half."""
-    loader = batches(steps)
-    before = resident()
-    tables = hotbed.EmbeddingTables(
-        {f"f{i}": hotbed.Table(ROWS // FEATURES, DIM, hashing=True) for i in range(FEATURES)},
+def new_tables(rows: int, memory: str, ssd: str | None) -> Any:
+    return hotbed.EmbeddingTables(
+        {f"f{i}": hotbed.Table(rows // FEATURES, DIM, hashing=True) for i in range(FEATURES)},
         hotbed.optim.RowwiseAdagrad(lr=0.05),
         hbm=HBM,
         memory=memory,
         ssd=ssd,
     )
+
+
+def run(memory: str, ssd: str | None, steps: int) -> Found:
+    """Train; speed over the second half."""
+    loader = batches(steps)
+    for ids in hotbed.prefetch(
+        loader[:60], small := new_tables(2**16, memory, ssd and f"{ssd.rpartition(':')[0]}0:64MiB")
+    ):
+        small(ids).backward(
+            torch.zeros(BATCH, FEATURES, DIM)
+        )  # compiled code and buffers of batches are there from now on
+    del small
+    before = resident()
+    tables = new_tables(ROWS, memory, ssd)
     (group,) = tables.groups
     assert isinstance(group, CachedGroup)
     grad = torch.full((BATCH, FEATURES, DIM), 1e-3)
     speeds, start, most = [], time.perf_counter(), 0
     counts: Any = None
-    for step, ids in enumerate(hotbed.prefetch(loader, tables), start=1):
-        out = tables(ids)
-        assert isinstance(out, Tensor)
-        out.backward(grad)  # type: ignore[no-untyped-call]
+    for step, ids in enumerate(hotbed.prefetch(loader, tables, look_ahead=AHEAD), start=1):
+        tables(ids).backward(grad)
         if step == len(loader) // 2 and isinstance(group.store, TieredStore):
             counts = group.store.counts
         if step % 25 == 0:

@@ -26,6 +26,8 @@ PRELOADED = (
     "hotbed.train.warm_start",
     "torch.utils.tensorboard",
 )
+# Small tensors: threads that wait for each other cost more than they bring. What libraries read when they are loaded.
+ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(list(PRELOADED))
 
@@ -47,6 +49,8 @@ class Command:
         no_marks(self._marks)
         paths = self._log, self._marks, root
         self.process: ForkServerProcess = _context.Process(target=_hotbed, args=(list(arguments), paths, fatal_change))
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         self.process.start()
 
     def ended(self, kill_after: float | None = None) -> Ended:

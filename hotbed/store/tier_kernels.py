@@ -102,9 +102,9 @@ def chooser(scoring: Scoring) -> Callable[..., int]:
 
 @njit(nogil=True, cache=True)
 def leave(slot_of_key: Any, key_of_slot: Any, slots: Any) -> None:
-    """The rows in these slots are elsewhere now."""
+    """The rows in these slots are elsewhere now; those on their way here still are."""
     for s in slots:
-        slot_of_key[key_of_slot[s]] = 0
+        slot_of_key[key_of_slot[s]] = -1 if slot_of_key[key_of_slot[s]] < 0 else 0
         key_of_slot[s] = -1
 
 

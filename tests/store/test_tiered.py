@@ -106,3 +106,14 @@ def test_a_full_ssd_loses_nothing(tmp_path):
     assert rows == written
     assert len(absent) == refused
     store.close()
+
+
+def test_a_row_on_its_way_stays_expected_when_its_slot_is_taken(tmp_path):
+    store = open_store(tmp_path, num_slots=2)
+    store.write(torch.tensor([0]), torch.ones(1, WIDTH))
+    store.expect(torch.tensor([0]))
+    store.write(torch.tensor([1, 2, 3, 4]), torch.ones(4, WIDTH))  # the row of key 0 leaves for the ssd
+    assert fetched(store, [0]) == ({}, set(), {0})
+    store.write(torch.tensor([0]), torch.full((1, WIDTH), 2.0))
+    assert fetched(store, [0]) == ({0: [2.0] * WIDTH}, set(), set())
+    store.check_integrity()

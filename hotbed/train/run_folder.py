@@ -59,10 +59,13 @@ def check_free(folder: Path, overwrite: bool = False) -> None:
 
 
 def make_run(folder: Path, overwrite: bool = False) -> None:
-    """An empty folder for a new run. Of an old run in it only what runs write is removed."""
+    """An empty folder for a new run. Of an old run in it only what runs write is removed, config.json last.
+
+    So whoever is killed on the way leaves a folder that still holds a run, which --overwrite takes.
+    """
     check_free(folder, overwrite)
     with writing(folder):
-        for name in CONTENT:
+        for name in reversed(CONTENT):
             for path in (folder / f"{name}{ending}" for ending in ("", ".new", ".old", ".tmp")):
                 if path.is_dir():
                     shutil.rmtree(path)

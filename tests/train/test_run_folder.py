@@ -66,6 +66,27 @@ def test_a_run_that_was_killed_at_once_left_its_folder_free(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("removed", range(len(CONTENT)))
+def test_who_is_killed_while_removing_an_old_run_can_start_again(tmp_path, monkeypatch, removed):
+    for name in CONTENT:
+        (tmp_path / name).write_text("{}")
+    unlink, left = Path.unlink, [removed]
+
+    def killed(path, missing_ok=False):
+        if path.exists():
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make_run(tmp_path, overwrite=True)
+    monkeypatch.undo()
+    make_run(tmp_path, overwrite=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_process_at_a_time(tmp_path):
     folder = tmp_path / "runs" / "a"
     with alone(folder):

@@ -19,7 +19,7 @@ from hotbed.checkpoint.chain import Entry, chain_of, locked, remove, unneeded
 from hotbed.checkpoint.lineage import last_of, remember
 from hotbed.checkpoint.types import Rows, Snapshot
 from hotbed.checkpoint.write import Manner, State, be_nice, write_checkpoint
-from hotbed.errors import RunError
+from hotbed.errors import RunError, StoreError
 
 _NICE = 19  # one thread of lowest priority that rests half of the time, so that training keeps its cores
 
@@ -92,7 +92,7 @@ class Saver:
         self._tell()
         if error is None:
             return True
-        if not isinstance(error, RunError):
+        if not isinstance(error, RunError | StoreError):  # the latter: files of an ssd could not be linked
             raise error
         self.num_failed += 1
         self._say(f"warning: no checkpoint was written, the last one stays: {error}")

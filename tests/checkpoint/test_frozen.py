@@ -1,16 +1,17 @@
 """Rows on an ssd: their segments are linked into a checkpoint, and come back."""
 
+import errno
 from contextlib import contextmanager
 
 import pytest
 import torch
 
 from hotbed.checkpoint import Policy, RowPart, Saver, TableShape
-from hotbed.checkpoint.chain import find
+from hotbed.checkpoint.chain import find, folders_in
 from hotbed.checkpoint.read import load_rows
 from hotbed.checkpoint.verify import problems_of
 from hotbed.errors import HotbedError
-from hotbed.store.ssd import SsdStore
+from hotbed.store.ssd import SsdStore, frozen
 from tests.checkpoint.fakes import state
 
 ROWS, WIDTH = 5000, 8
@@ -136,4 +137,28 @@ def test_a_damaged_segment_is_named(tmp_path, tables, harm):
     other = SsdTables(tmp_path / "other")
     with pytest.raises(HotbedError, match=path.name):
         load_rows(entry, other.restore())
+    other.store.close()
+
+
+def test_a_full_disk_that_refuses_segments_does_not_end_training(tmp_path, tables, monkeypatch):
+    said = []
+    saver = Saver(tmp_path / "c", tables, Policy(full_every=1, keep=2), said.append)
+    saver.save(state(1), wait=True)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(frozen, "link_or_copy", full)
+    saver.save(state(2))
+    assert not saver.settle()
+    assert saver.num_failed == 1
+    assert "the last one stays" in said[0]
+    assert "No space left on device" in said[0]
+    monkeypatch.undo()
+    saver.save(state(3))
+    assert saver.settle()
+    assert [folder.name for folder in folders_in(tmp_path / "c")] == [f"{step:012}" for step in (1, 3)]
+    other = SsdTables(tmp_path / "other")
+    load_rows(find(tmp_path / "c"), other.restore())
+    assert torch.equal(other.rows(), tables.rows())
     other.store.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -124,13 +124,13 @@ def prune_command(
     keep: Annotated[int, typer.Option(min=1, help="How many of the newest stay, with all that they add to.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
-    """Remove old checkpoints; one that a kept one adds to stays.
+    """Remove old checkpoints, and what killed writers left; one that a kept one adds to stays.
 
     [bold]For example:[/bold]
 
     hotbed checkpoint prune runs/demo --keep 1 --dry-run
     """
-    from hotbed.checkpoint.chain import locked, remove, unneeded
+    from hotbed.checkpoint.chain import clean, locked, remove, unneeded
     from hotbed.memory import in_words
 
     root = _folders(run)[0].parent
@@ -138,6 +138,7 @@ def prune_command(
         doomed = unneeded(root, keep)
         size = in_words(_bytes_of(doomed))
         if not dry_run:
+            clean(root)
             remove(doomed)
     what = "would be removed" if dry_run else "removed"
     out().print(
@@ -156,7 +157,11 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _bytes_of(folders: list[Path]) -> int:
-    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+    size = 0
+    for folder in folders:
+        with suppress(OSError):  # a running training may prune
+            size += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return size
 
 
 def _rows_table(found: Diff) -> Table:

@@ -104,6 +104,25 @@ def test_prune(hotbed, run):
     assert hotbed("checkpoint", "prune", run, "--keep", "0")[0] == 2
 
 
+def test_prune_frees_what_killed_writers_left(hotbed, run):
+    root = run / "checkpoints"
+    for name in ("000000000001.gone", "000000000009.new"):
+        (root / name).mkdir()
+        (root / name / "rows.parquet").write_bytes(bytes(9))
+    hotbed("checkpoint", "prune", run, "--keep", "9", "--dry-run")
+    assert len(list(root.iterdir())) == 7
+    hotbed("checkpoint", "prune", run, "--keep", "9")
+    assert [int(path.name) for path in sorted(root.iterdir())] == [1, 2, 3, 4, 5]
+
+
+def test_checkpoints_that_go_while_they_are_verified_are_no_problem(hotbed, run, monkeypatch):
+    def vanish(*_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr("pathlib.Path.rglob", vanish)
+    assert hotbed("checkpoint", "verify", run)[0] == 0
+
+
 def test_what_is_no_run_is_told(hotbed, tmp_path):
     for command in ("list", "verify"):
         code, _, err = hotbed("checkpoint", command, tmp_path / "absent")

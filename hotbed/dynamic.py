@@ -191,6 +191,11 @@ class DynamicIds:
             tables[strangers], ids[strangers] = self._owners_of_guests(numbers[strangers])
         return self._first_records(tables, ids)
 
+    def first_of_ids(self, table: str, ids: Tensor) -> Tensor:
+        """The records that the rows of these ids start from, whether they have one or not."""
+        numbers = np.full(ids.shape[0], self.names.index(table), dtype=np.uint16)
+        return self._first_records(numbers, ids.numpy())
+
     def fetch(self, store: Store, keys: Tensor, rows: Tensor, source: Tensor) -> tuple[int, int, Tensor]:
         """As Store.fetch, with first values for what is not there: (rows found, rows in all, positions of late ones)."""
         known = torch.from_numpy(np.flatnonzero(keys.numpy() < GUEST))

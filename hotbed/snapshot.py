@@ -11,16 +11,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.cached_group import CachedGroup
 from hotbed.checkpoint.types import Frozen, RowPart, TableShape
+from hotbed.dynamic import DynamicIds
 from hotbed.errors import RunError
 from hotbed.group import Member, TableGroup
 from hotbed.ops.move import first_records
 from hotbed.ops.records import Layout, Precision
 from hotbed.optim import RowOptimizer
+from hotbed.snapshot_ids import IdsSink, IdsSnapshot, numbers_of
 from hotbed.store import MemoryStore, SsdStore, TieredStore
 from hotbed.store.ssd import frozen_items
 
@@ -67,7 +71,9 @@ class TablesSnapshot:
             "num_updates": torch.tensor(tables.num_updates),
             "lr_factor": torch.tensor(tables.lr_factor, dtype=torch.float64),
         }
-        self._sources: list[tuple[TableGroup, Callable[[], Iterator[Records]]]] = []
+        self._sources: list[Callable[[], Iterator[RowPart]]] = []
+        self._ids: list[IdsSnapshot] = []
+        self._touched = touched
         self._frozen: list[_FrozenGroup] = []
         self._committed = False
         self._commits: list[Callable[[], None]] = []
@@ -87,16 +93,16 @@ class TablesSnapshot:
 
     def parts(self) -> Iterator[RowPart]:
         """Rows by table."""
-        for group, records in self._sources:
-            for keys, rows in records():
-                yield from parts_of(group.layout, list(group.members.values()), keys, rows)
+        for source in self._sources:
+            yield from source()
 
     def gone(self) -> Iterator[tuple[str, Tensor]]:
-        """Preset tables forget nothing."""
-        return iter(())
+        """Ids that have expired."""
+        for ids in self._ids if self._touched else ():
+            yield from ids.gone()
 
     def rest(self) -> dict[str, Tensor]:
-        """Counts that learning rates depend on."""
+        """Counts that learning rates depend on, and the state of dynamic ids."""
         return self._rest
 
     @property
@@ -112,19 +118,33 @@ class TablesSnapshot:
 
     def _take(self, group: TableGroup, touched: bool, undo: ExitStack) -> None:
         if not isinstance(group, CachedGroup):
-            self._sources.append((group, self._copied(group, touched, undo)))
+            self._sources.append(_by_table(group, self._copied(group, touched, undo)))
             return
         group.flush()
-        store = group.store
+        store, ids = group.store, group.ids
         if isinstance(store, MemoryStore):
             held = store.hold(touched=touched, at_once=group.records.device.type == "cuda")
-            self._sources.append((group, held.items))
             self._commits.append(held.commit)
             undo.callback(held.give_back)
+            if ids is None:
+                self._sources.append(_by_table(group, held.items))
+            else:
+                self._sources.append(_by_id(group, self._ids_of(group, ids, held.keys), held.items))
         elif isinstance(store, (SsdStore, TieredStore)):
             frozen = store.freeze()
-            self._frozen.append(_FrozenGroup(_group_name(group.layout.dim), frozen))
+            self._frozen.append(_FrozenGroup(_name_of(group), frozen))
             undo.callback(frozen.release)
+            if ids is not None:
+                with ids.as_trained():
+                    live = np.concatenate([np.empty(0, dtype=np.int64), *ids.translator.live_keys()])
+                known = self._ids_of(group, ids, live)
+                self._sources.append(lambda: known.all_parts(group.layout))
+
+    def _ids_of(self, group: CachedGroup, ids: DynamicIds, keys: NDArray[np.int64]) -> IdsSnapshot:
+        found = IdsSnapshot(ids, keys)
+        self._ids.append(found)
+        self._rest |= found.rest(_name_of(group))
+        return found
 
     def _copied(self, group: TableGroup, touched: bool, undo: ExitStack) -> Callable[[], Iterator[Records]]:
         """A copy of what changed, or of all; of all, what is not as it began is given."""
@@ -146,6 +166,25 @@ class TablesSnapshot:
         return lambda: iter([(host_keys, records)])
 
 
+def _by_table(group: TableGroup, records: Callable[[], Iterator[Records]]) -> Callable[[], Iterator[RowPart]]:
+    members = list(group.members.values())
+    return lambda: (part for keys, rows in records() for part in parts_of(group.layout, members, keys, rows))
+
+
+def _by_id(
+    group: CachedGroup, ids: IdsSnapshot, records: Callable[[], Iterator[Records]]
+) -> Callable[[], Iterator[RowPart]]:
+    untrained = torch.from_numpy(ids.untrained)
+    first = torch.empty(untrained.shape[0], group.layout.width)
+    group.store.read(untrained, first)
+
+    def parts() -> Iterator[RowPart]:
+        for keys, rows in (pair for pairs in ([(untrained, first)], records()) for pair in pairs):
+            yield from ids.parts(group.layout, keys, rows)
+
+    return parts
+
+
 class TablesSink:
     """Takes saved rows back."""
 
@@ -153,6 +192,7 @@ class TablesSink:
         self._tables = tables
         self.tables = shapes_of(tables)
         self._rest: dict[str, Tensor] = {}
+        self._ids: dict[str, IdsSink] = {}
 
     def begin(self) -> None:
         """All rows back to their first values."""
@@ -161,13 +201,18 @@ class TablesSink:
         for group in self._tables.groups:
             if isinstance(group, CachedGroup):
                 group.clear()
+                if group.ids is not None:
+                    self._ids[_name_of(group)] = IdsSink(group.ids)
             else:
                 group.initialise(group._seed)
 
     def first(self, table: str, ids: Tensor, weight: Tensor | None = None) -> dict[str, Tensor]:
         """The columns of these rows at their first values, or as if they had begun with these weights."""
         group = self._tables._group_of(table)
-        records = first_records(ids + group.members[table].base, group.first_rows()).to(group.records.dtype)
+        if isinstance(group, CachedGroup) and group.ids is not None:
+            records = group.ids.first_of_ids(table, ids)
+        else:
+            records = first_records(ids + group.members[table].base, group.first_rows()).to(group.records.dtype)
         columns = group._cut(records)
         if weight is not None:
             columns["weight"].copy_(weight)
@@ -178,7 +223,7 @@ class TablesSink:
     def adopt(self, name: str, folder: Path) -> None:
         """The rows of a group's files, as files where the group is on an ssd."""
         for group in self._tables.groups:
-            if _group_name(group.layout.dim) == name:
+            if _name_of(group) == name:
                 store = group.store if isinstance(group, CachedGroup) else None
                 if isinstance(store, (SsdStore, TieredStore)):
                     store.adopt(folder)
@@ -191,7 +236,12 @@ class TablesSink:
     def thaw(self, name: str, folder: Path, tables: Mapping[str, TableShape]) -> Iterator[RowPart]:
         """The rows of files that tables of other shapes wrote."""
         members, base = [], 0
-        shapes = {table: shape for table, shape in tables.items() if _group_name(shape.dim) == name}
+        shapes = {table: one for table, one in tables.items() if _group_name(one.dim, one.rows is None) == name}
+        if any(shape.rows is None for shape in shapes.values()):
+            raise RunError(
+                f"{folder} holds rows of dynamic ids on an ssd, which only tables of the same shape take. Load the checkpoint "
+                "into such tables, with memory= instead of ssd= if you like, save them, and start from that."
+            )
         for table, shape in shapes.items():
             members.append(Member(table, shape.rows or 0, base, cast(Any, None), False, None))
             base += shape.rows or 0
@@ -203,16 +253,22 @@ class TablesSink:
             yield from parts_of(layout, members, keys, records)
 
     def gone(self, table: str, ids: Tensor) -> None:
-        """These rows have their first values again."""
+        """These rows have their first values again; of dynamic ids, the rest says which."""
+        if self.tables[table].rows is None:
+            return
         self.add(RowPart(table, ids, self.first(table, ids)))
 
     def add(self, part: RowPart) -> None:
         """Write these rows."""
         group = self._tables._group_of(part.table)
+        dynamic = self._ids.get(_name_of(group))
+        keys = part.ids + group.members[part.table].base if dynamic is None else dynamic.add(part)
+        if "weight" not in part.columns:
+            return  # it came with the files of its group
         records = torch.zeros(part.ids.shape[0], group.layout.width, dtype=group.records.dtype)
         for name, column in group._cut(records).items():
             column.copy_(part.columns[name].view(column.shape))
-        _write(group, part.ids + group.members[part.table].base, records)
+        _write(group, keys, records)
 
     def rest(self, tensors: dict[str, Tensor]) -> None:
         """Counts that learning rates depend on."""
@@ -223,6 +279,9 @@ class TablesSink:
         self._tables.num_updates = int(self._rest["num_updates"])
         self._tables.lr_factor = float(self._rest["lr_factor"])
         for group in self._tables.groups:
+            if isinstance(group, CachedGroup) and (dynamic := self._ids.get(_name_of(group))) is not None:
+                idle = dynamic.end(_name_of(group), self._rest)
+                group.store.forget(torch.from_numpy(idle))
             if not isinstance(group, CachedGroup):
                 group.touched = torch.zeros(group.num_rows, dtype=torch.uint8, device=group.records.device)
             elif isinstance(group.store, MemoryStore):
@@ -250,14 +309,19 @@ def _shape(tables: Tables, group: TableGroup, name: str) -> TableShape:
         precision="fp64" if group.records.dtype == torch.float64 else layout.precision,
         optimizer=type(tables.optimizer).__name__,
         states={state: layout.dim if state in layout.element_states else 1 for state in layout.states},
+        numbers=numbers_of(group.ids) if isinstance(group, CachedGroup) and group.ids is not None else (),
         hashing=table.hashing,
         init=str(table.init),
         seed=group._seed,
     )
 
 
-def _group_name(dim: int) -> str:
-    return f"dim-{dim}"
+def _group_name(dim: int, dynamic: bool) -> str:
+    return f"dim-{dim}-dynamic" if dynamic else f"dim-{dim}"
+
+
+def _name_of(group: TableGroup) -> str:
+    return _group_name(group.layout.dim, isinstance(group, CachedGroup) and group.ids is not None)
 
 
 def _changed(group: TableGroup, records: Tensor) -> Iterator[Records]:

@@ -182,6 +182,15 @@ class Translator:
         for rows in self._memory.index.rows(chunk, shared=True):
             yield rows + self.first_row
 
+    def sketch_types(self) -> dict[int, np.dtype[Any]]:
+        """Of every table that counts in a sketch, the type of its cells."""
+        return {table: sketch.cells.dtype for table, sketch in self._memory.sketches.items()}
+
+    def free_rows(self) -> Ints:
+        """Keys that were given once and can be given again, ascending."""
+        ledger = self._ledger
+        return ledger.free[ledger.head :] + self.first_row
+
     def rows_state(self, keys: Ints) -> dict[str, NDArray[Any]]:
         """Columns of some live keys; [n] each."""
         with self._turn:

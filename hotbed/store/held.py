@@ -48,6 +48,11 @@ class HeldRows:
     def __len__(self) -> int:
         return int(self._keys.size)
 
+    @property
+    def keys(self) -> Keys:
+        """Of all held rows, ascending."""
+        return self._keys
+
     def keep(self, keys: Keys) -> None:
         """These rows are about to be overwritten."""
         held = keys[self._byte[keys] == _HELD]

@@ -1,0 +1,131 @@
+"""Dynamic ids for checkpoints: which id has which row, of one moment, and back.
+
+A checkpoint holds, beside each saved row, its number and what its expiry depends on (`numbers_of`); which rows are free, and
+all that is no row's, are in the rest. A chain of checkpoints is read oldest first: of two owners of a row the later one has
+it, and what is free at the end has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotbed.checkpoint.types import RowPart
+from hotbed.dynamic import DynamicIds
+from hotbed.errors import BudgetError
+from hotbed.ids.index import Ints
+from hotbed.ops.records import Layout
+
+Arrays = dict[str, NDArray[Any]]
+_FREE, _SKETCH = "free_rows", "sketch_"
+
+
+def numbers_of(ids: DynamicIds) -> tuple[str, ...]:
+    """The columns of whole numbers that a row of this group carries."""
+    columns = ids.translator.rows_state(np.empty(0, dtype=np.int64))
+    return tuple(name for name in columns if name not in ("table", "id"))
+
+
+class IdsSnapshot:
+    """Of one group, as trained. `keys`: the rows to be saved, ascending; those that no id has by then are left out."""
+
+    def __init__(self, ids: DynamicIds, keys: Ints) -> None:
+        self._names = ids.names
+        with ids.as_trained():
+            translator = ids.translator
+            shared = np.array([translator.shared_key(table) for table in range(len(ids.names))], dtype=np.int64)
+            self.untrained = np.setdiff1d(shared[shared >= 0], keys)  # shared rows that nobody has written yet
+            keys = np.union1d(keys, self.untrained)
+            self._columns = translator.rows_state(keys[translator.is_live(keys)])
+            self._rest = {**translator.rest_state(), _FREE: translator.free_rows()}
+            idle = np.concatenate([self._rest[_FREE], self._rest["quarantined_rows"]])
+            self._gone = translator.id_of(idle)
+
+    def parts(self, layout: Layout, keys: Tensor, records: Tensor | None) -> Iterator[RowPart]:
+        """Some of the rows, by table; without records, their numbers alone."""
+        rows = self._columns["row"]
+        at = np.minimum(np.searchsorted(rows, keys.numpy()), max(0, rows.shape[0] - 1))
+        known = np.flatnonzero(rows[at] == keys.numpy()) if rows.shape[0] else at[:0]
+        at = at[known]
+        tables = self._columns["table"][at]
+        for number in np.unique(tables):
+            mine = np.flatnonzero(tables == number)
+            columns: dict[str, Tensor] = {}
+            if records is not None:
+                some = records[torch.from_numpy(known[mine])]
+                columns = {"weight": layout.weights(some)} | {s: some[:, layout.columns(s)] for s in layout.states}
+            for name, values in self._columns.items():
+                if name not in ("table", "id"):
+                    columns[name] = torch.from_numpy(values[at[mine]].astype(np.int64))
+            yield RowPart(self._names[number], torch.from_numpy(self._columns["id"][at[mine]]), columns)
+
+    def all_parts(self, layout: Layout, chunk: int = 1 << 18) -> Iterator[RowPart]:
+        """The numbers of all rows, for records that are saved elsewhere."""
+        rows = self._columns["row"]
+        for start in range(0, rows.shape[0], chunk):
+            yield from self.parts(layout, torch.from_numpy(rows[start : start + chunk]), None)
+
+    def gone(self) -> Iterator[tuple[str, Tensor]]:
+        """Ids whose rows are free or rest; those that came back have another row."""
+        tables, ids = self._gone
+        for number, name in enumerate(self._names):
+            mine = np.unique(ids[tables == number])
+            if mine.shape[0]:
+                yield name, torch.from_numpy(mine)
+
+    def rest(self, group: str) -> dict[str, Tensor]:
+        """All that is no row's."""
+        return {f"ids.{group}.{name}": _as_tensor(name, values) for name, values in self._rest.items()}
+
+
+class IdsSink:
+    """The owners of rows, as parts tell them, oldest first."""
+
+    def __init__(self, ids: DynamicIds) -> None:
+        self._ids = ids
+        self._parts: list[Arrays] = []
+
+    def add(self, part: RowPart) -> Tensor:
+        """Take note of a part; the keys of its rows."""
+        columns = {name: part.columns[name].numpy().copy() for name in numbers_of(self._ids)}
+        number, most = self._ids.names.index(part.table), self._ids.room.rows
+        if columns["row"].shape[0] and columns["row"].max() >= most:
+            raise BudgetError(
+                f"the checkpoint has {columns['row'].max() + 1:,} rows of dynamic ids, and memory= has room for {most:,} with "
+                "their index. Give more memory=."
+            )
+        tables = np.full(part.ids.shape[0], number, dtype=np.uint16)
+        self._parts.append({**columns, "table": tables, "id": part.ids.numpy().copy()})
+        return torch.from_numpy(columns["row"])
+
+    def end(self, group: str, tensors: Mapping[str, Tensor]) -> Ints:
+        """Give rows to their owners; the keys of rows that have none."""
+        prefix = f"ids.{group}."
+        rest = {name.removeprefix(prefix): t.numpy() for name, t in tensors.items() if name.startswith(prefix)}
+        if not rest:
+            return np.empty(0, dtype=np.int64)
+        rest["waiting_tables"] = rest["waiting_tables"].astype(np.uint16)
+        for number, dtype in self._ids.translator.sketch_types().items():
+            if f"{_SKETCH}{number}" in rest:
+                rest[f"{_SKETCH}{number}"] = rest[f"{_SKETCH}{number}"].view(dtype)
+        idle = np.concatenate([rest.pop(_FREE), rest["quarantined_rows"]])
+        parts = []
+        if self._parts:
+            merged = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
+            rows, last = np.unique(merged["row"][::-1], return_index=True)
+            last = merged["row"].shape[0] - 1 - last[~np.isin(rows, idle)]
+            parts.append({name: values[last] for name, values in merged.items()})
+        self._ids.translator.load_state(parts, rest)
+        return np.asarray(idle, dtype=np.int64)
+
+
+def _as_tensor(name: str, values: NDArray[Any]) -> Tensor:
+    """In types that every torch has; sketches as bytes."""
+    if name.startswith(_SKETCH):
+        return torch.from_numpy(np.ascontiguousarray(values).view(np.uint8).copy())
+    return torch.from_numpy(values.astype(np.int64) if values.dtype == np.uint16 else values.copy())

@@ -1,0 +1,91 @@
+"""Checkpoints of tables with dynamic ids: training goes on bit for bit, whatever had been looked ahead, admitted or expired."""
+
+import pytest
+import torch
+
+import hotbed
+from hotbed import Admit, Expire, Table, optim
+
+KINDS = {
+    "memory": {"memory": "64MiB"},
+    "tiered": {"memory": "2MiB", "ssd": True},
+}
+RULES = {
+    "none": {},
+    "counted": {"admit": Admit(after=2), "expire": Expire(unused_steps=30, every=10)},
+    "sketched": {"admit": Admit(after=3, sketch="4KiB"), "expire": Expire(score_below=0.4, half_life=12, every=5)},
+    "chance": {"admit": Admit(probability=0.5)},
+}
+
+
+def new_tables(folder, kind, rules, hbm="6KiB"):
+    budgets = dict(KINDS[kind])
+    if budgets.get("ssd"):
+        budgets["ssd"] = f"{folder}:32MiB"
+    return hotbed.EmbeddingTables(
+        {"user": Table(None, 4, **RULES[rules]), "item": Table(None, 4), "page": Table(50, 4)},
+        optim.Adam(lr=0.05),
+        seed=5,
+        hbm=hbm,
+        **budgets,
+    )
+
+
+def batches(start, stop):
+    found = []
+    for step in range(start, stop):
+        generator = torch.Generator().manual_seed(step)
+        drift = step * 3
+        user = (torch.rand(12, generator=generator) ** 3 * 60).long() * 2**40 - 5 + drift
+        item = (torch.rand(12, generator=generator) * 30).long() - drift
+        found.append(torch.stack([user, item, item.abs() % 50], dim=1))
+    return found
+
+
+def train(tables, loader, ahead=None):
+    losses = []
+    for ids in loader if ahead is None else hotbed.prefetch(loader, tables, look_ahead=ahead):
+        loss = tables(ids).pow(2).sum(dim=2).tanh().mean()
+        loss.backward()
+        losses.append(loss.item())
+    return losses
+
+
+def rows(tables):
+    return {table: tables.rows(table) for table in tables.tables}
+
+
+def assert_same(one, other):
+    for table, (ids, columns) in rows(one).items():
+        theirs, their_columns = rows(other)[table]
+        assert torch.equal(ids, theirs), table
+        for name, column in columns.items():
+            assert torch.equal(column, their_columns[name]), (table, name)
+    assert one.id_counts() == other.id_counts()
+
+
+@pytest.mark.parametrize("into", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rules", RULES)
+def test_training_goes_on_bit_for_bit(tmp_path, rules, kind, into):
+    whole = new_tables(tmp_path / "whole", kind, rules)
+    losses = train(whole, batches(0, 110))
+    tables = new_tables(tmp_path / "one", kind, rules)
+    feed = hotbed.prefetch(batches(0, 110), tables, look_ahead=9)
+    for step, ids in enumerate(feed, start=1):
+        tables(ids).pow(2).sum(dim=2).tanh().mean().backward()
+        if step in (30, 45, 70):  # a full one, then two that add to it; nine batches are known ahead each time
+            hotbed.checkpoint.save(tmp_path / "saved", tables, step=step)
+        if step == 74:
+            break
+    feed.close()
+    other = new_tables(tmp_path / "other", into, rules)
+    train(other, batches(300, 303))
+    assert hotbed.checkpoint.load(tmp_path / "saved", other).step == 70
+    assert train(other, batches(70, 110), ahead=7) == losses[70:]
+    assert_same(whole, other)
+    assert train(tables, batches(74, 110)) == losses[74:]
+    assert_same(whole, tables)
+    if rules == "counted":
+        assert whole.id_counts()["user"].expired > 0
+        assert whole.id_counts()["user"].rejected > 0

@@ -15,6 +15,7 @@ PACKAGE = Path(hotbed.__file__).parent
 FLOORS = [
     {"types", "errors", "kernel_cache"},
     {"memory"},
+    {"pages"},
     {"config", "data", "optim"},
     {"run_file", "ops", "models"},
     {"cache", "staging", "ids"},

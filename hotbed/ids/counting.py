@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from hotbed.ids.cells import mix
 from hotbed.ids.index import MAX_ROWS, Entries, IdIndex, Ints, Tables
-from hotbed.ids.pages import HUGE_PAGE, Pages, in_pages
 from hotbed.ops.prefetch import prefetch
+from hotbed.pages import HUGE_PAGE, Pages, in_pages
 
 _LINES = 4
 _AHEAD = 8

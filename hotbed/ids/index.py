@@ -21,8 +21,8 @@ from hotbed.errors import StoreError
 from hotbed.ids import kernels
 from hotbed.ids.cells import CELLS, GONE, NUM_SHARDS, SHARED, TABLE
 from hotbed.ids.integrity import check_integrity
-from hotbed.ids.pages import HUGE_PAGE, Pages, in_pages
 from hotbed.ops.threads import in_parallel
+from hotbed.pages import HUGE_PAGE, Pages, in_pages
 
 MAX_ROWS = 2**32 - 2
 _MAX_LOAD = 0.85

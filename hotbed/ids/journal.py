@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hotbed.ids.counting import ExactCounts, Sketch, Sketched, swap
 from hotbed.ids.index import Entries, IdIndex, Ints, Tables
-from hotbed.ids.pages import HUGE_PAGE, Pages, in_pages
+from hotbed.pages import HUGE_PAGE, Pages, in_pages
 
 SEEN, ADMITTED, REJECTED, EXPIRED = range(4)
 

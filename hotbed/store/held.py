@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.ops.move import gather_rows
-from hotbed.store.pages import zeros
+from hotbed.pages import zeros
 
 Keys = NDArray[np.int64]
 _CHUNK = 1 << 16

@@ -16,8 +16,8 @@ from torch import Tensor
 from hotbed.ops.move import gather_rows, scatter_rows
 from hotbed.ops.move.states import ABSENT, EXPECTED, SAVED, WRITTEN, mark, sort_out
 from hotbed.ops.records import Layout
+from hotbed.pages import zeros
 from hotbed.store.held import HeldRows
-from hotbed.store.pages import zeros
 
 _CHUNK = 1 << 16
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from hotbed.errors import StoreError
 from hotbed.ops.index import Scoring
 from hotbed.ops.move import gather_rows, scatter_rows
+from hotbed.pages import zeros
 from hotbed.store import tier_kernels as kernels
-from hotbed.store.pages import zeros
 from hotbed.store.ssd import Frozen, SsdSizes, SsdStore
 
 BYTES_PER_SLOT = 8 + 4 + 4 + 1 + 8  # key, uses, last, dirty, and a place in the list of free slots

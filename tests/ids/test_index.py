@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hotbed.errors import StoreError
+from hotbed.errors import BudgetError, StoreError
 from hotbed.ids import IdIndex
 from hotbed.ids.cells import CELLS, NUM_SHARDS, SHARED
-from hotbed.ids.pages import Pages
+from hotbed.pages import Pages
 
 LOW, HIGH = -(2**63), 2**63 - 1
 INVERSE_FIRST, INVERSE_SECOND, STEP = 0x96DE1B173F119089, 0x319642B2D24D8EC3, 0x9E3779B97F4A7C15
@@ -153,7 +153,7 @@ def test_a_shard_without_room_takes_nothing():
 
 
 def test_address_space_that_is_refused():
-    with pytest.raises(StoreError, match="Give it a smaller capacity"):
+    with pytest.raises(BudgetError, match="Use fewer rows"):
         Pages((2**60,), np.uint64)
 
 

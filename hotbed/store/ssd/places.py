@@ -6,27 +6,22 @@ was ever written, so that listing what is there does not walk through what is no
 
 from __future__ import annotations
 
-import mmap
-import sys
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.errors import BudgetError
-from hotbed.memory import in_words
+from hotbed.pages import zeros
 from hotbed.store.ssd.kernels import BLOCK, EXPECTED
 
 MAX_ROWS = 1 << 36
-_NO_RESERVE = 0x4000  # Linux: address space beyond the memory there is; Python 3.12 has no name for it
 
 
 class Places:
     """`words` [R] as kernels.py describes them. Who uses them holds the lock of the segments."""
 
     def __init__(self, num_rows: int) -> None:
-        self.words = _untouched(num_rows)
+        self.words: NDArray[np.int64] = zeros((num_rows,), np.int64, huge=False)
         self.touched = np.zeros((num_rows >> BLOCK) + 1, dtype=np.uint8)
 
     @property
@@ -57,18 +52,3 @@ class Places:
             start = int(block) << BLOCK
             self.words[start : start + (1 << BLOCK)] = 0
         self.touched[:] = 0
-
-
-def _untouched(num_rows: int) -> NDArray[np.int64]:
-    size = max(num_rows * 8, mmap.PAGESIZE)
-    try:
-        if sys.platform == "linux":
-            pages: Any = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-        else:
-            pages = mmap.mmap(-1, size)
-    except (OSError, ValueError, OverflowError) as error:
-        raise BudgetError(
-            f"the index of {num_rows:,} rows needs {in_words(size)} of address space, which this machine refuses "
-            f"({error}). Use fewer rows (hashing=True)."
-        ) from error
-    return np.frombuffer(pages, dtype=np.int64, count=num_rows)

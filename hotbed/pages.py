@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hotbed.errors import StoreError
+from hotbed.errors import BudgetError
 from hotbed.memory import in_words
 
 HUGE_PAGE = 1 << 21
@@ -35,9 +35,9 @@ class Pages:
             else:
                 self._pages = mmap.mmap(-1, size)
         except (OSError, ValueError, OverflowError) as error:
-            raise StoreError(
-                f"an index of dynamic ids needs {in_words(size)} of address space, which this machine refuses ({error}). "
-                "Give it a smaller capacity, or a machine with more memory."
+            raise BudgetError(
+                f"an array of {' x '.join(f'{n:,}' for n in shape)} needs {in_words(size)} of address space, which this "
+                f"machine refuses ({error}). Use fewer rows (hashing=True), a smaller dim, or a machine with more memory."
             ) from error
         self.array: NDArray[Any] = np.frombuffer(self._pages, dtype=dtype, count=count).reshape(shape)
         if huge:
@@ -52,6 +52,11 @@ class Pages:
         if _HAS_ADVICE and hasattr(mmap, advice):
             with suppress(OSError):  # a kernel without huge pages costs speed, not correctness
                 self._pages.madvise(getattr(mmap, advice), start, size)
+
+
+def zeros(shape: tuple[int, ...], dtype: DTypeLike, *, huge: bool = True) -> NDArray[Any]:
+    """Pages, as the array they are."""
+    return Pages(shape, dtype, huge=huge).array
 
 
 def in_pages(size: int, page: int = mmap.PAGESIZE) -> int:

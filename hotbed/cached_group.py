@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -313,6 +313,12 @@ class CachedGroup(TableGroup):
         member = self.members[table]
         return self._cut(self._read(torch.arange(member.base, member.base + member.rows)))
 
+    def weight_pieces(self, table: str) -> Iterator[Tensor]:
+        self._refuse_dynamic(table)
+        self.flush()
+        for keys in self._keys_of(table):
+            yield self._cut(self._read(keys))["weight"]
+
     def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
         if self.ids is None:
             return super().rows(table)
@@ -331,13 +337,12 @@ class CachedGroup(TableGroup):
     def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
         self._refuse_dynamic(table)
         self.flush()
-        member = self.members[table]
-        keys = torch.arange(member.base, member.base + member.rows)
-        records = self._read(keys)
-        for name, view in self._cut(records).items():
-            if name in columns:
-                view.copy_(columns[name])
-        self.store.write(keys, records)
+        for keys in self._keys_of(table):
+            records, first = self._read(keys), int(keys[0]) - self.members[table].base
+            for name, view in self._cut(records).items():
+                if name in columns:
+                    view.copy_(columns[name][first : first + view.shape[0]])
+            self.store.write(keys, records)
         self._forget()
 
     def clear(self) -> None:
@@ -391,6 +396,13 @@ class CachedGroup(TableGroup):
 
     def _slots_of(self, member: Member) -> tuple[int, int]:
         return 0, self.records.shape[0]
+
+    def _keys_of(self, table: str) -> Iterator[Tensor]:
+        """All keys of a table, some at a time: it may be larger than memory."""
+        member = self.members[table]
+        stop = member.base + member.rows
+        for start in range(member.base, stop, _LOAD_CHUNK):
+            yield torch.arange(start, min(start + _LOAD_CHUNK, stop))
 
     def _read(self, keys: Tensor) -> Tensor:
         records = torch.empty(keys.shape[0], self.layout.width)

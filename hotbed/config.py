@@ -158,7 +158,9 @@ class TrainConfig:
     decay_every: int = setting(1000, "for the schedule decay: steps between two reductions", least=1)
     decay_factor: float = setting(0.5, "for the schedule decay: what each reduction multiplies by", above=0, most=1)
     checkpoint_every: int = setting(0, "steps between checkpoints; 0 is at the end and when interrupted", least=0)
-    checkpoint_full_every: int = setting(8, "of so many checkpoints one holds all rows, the others what changed", least=1)
+    checkpoint_full_every: int = setting(
+        8, "of so many checkpoints one holds all rows, the others what changed", least=1
+    )
     keep_checkpoints: int = setting(2, "how many checkpoints stay, with all that they need", least=1)
 
 

@@ -6,7 +6,7 @@ key), which is the exact reference for everything that keeps rows elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,6 +101,10 @@ class TableGroup:
         """(ids ascending [N], their columns [N, ...]) of one table."""
         return torch.arange(self.members[table].rows), self.columns(table)
 
+    def weight_pieces(self, table: str) -> Iterator[Tensor]:
+        """The weights of a table, some rows at a time, in order."""
+        yield self.columns(table)["weight"]
+
     def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
         """Take over columns of one table."""
         for name, view in self.columns(table).items():
@@ -156,6 +160,11 @@ class TableGroup:
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
         return lookup(self.numbers, lookups, self.layout.dim)
+
+    @property
+    def weight_type(self) -> torch.dtype:
+        """Of the weights."""
+        return self.layout.weights(self.records[:0]).dtype
 
     @property
     def numbers(self) -> Tensor:

@@ -7,7 +7,7 @@ model does not see them. Rows change only in train mode (`tables.train()`) and u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from hotbed.budget import Budgets, rooms_of
 from hotbed.cache import DEFAULT_POLICY, CacheCounts
 from hotbed.cached_group import CachedGroup
 from hotbed.declared import Output, Table, features_of, groups_of, output_of, sizes_of
-from hotbed.errors import ConfigError, HotbedError
+from hotbed.errors import ConfigError, HotbedError, ShapeError
 from hotbed.group import TableGroup
 from hotbed.ids import IdCounts
 from hotbed.inputs import Feature, Given, GroupInputs, as_given, flatten
@@ -175,6 +175,19 @@ class EmbeddingTables(nn.Module):
         """The weights [rows, dim] of a table: a view, so writing to it changes the rows; behind a cache, a copy."""
         self._claim()
         return self._group_of(table).columns(table)["weight"]
+
+    def weight_pieces(self, table: str) -> Iterator[Tensor]:
+        """The weights of a table, some rows at a time, in order: for tables larger than memory."""
+        self._claim()
+        return self._group_of(table).weight_pieces(table)
+
+    def load_weight(self, table: str, weight: Tensor) -> None:
+        """Replace the weights [rows, dim] of a table; the optimizer state stays."""
+        self._claim()
+        wanted = [self.tables[table].rows, self.tables[table].dim]
+        if list(weight.shape) != wanted:
+            raise ShapeError(f"the weights of table {table!r} are {wanted}, not {list(weight.shape)}")
+        self._group_of(table).load(table, {"weight": weight})
 
     def states(self, table: str) -> dict[str, Tensor]:
         """The optimizer state of a table by name, [rows, dim] or [rows, 1]: views."""

@@ -7,12 +7,14 @@ second copy.
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +39,14 @@ _DTYPES = {
 }
 
 
+class InPieces(NamedTuple):
+    """A tensor that is never whole in memory."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: Callable[[], Iterator[Tensor]]  # rows, in order
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn what the disk refuses into a RunError that names the path."""
@@ -48,24 +58,26 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | InPieces]) -> None:
     """A safetensors file; wide types come first, so that every tensor is aligned."""
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, object] = {}
     end = 0
     for name in names:
         tensor = tensors[name]
-        start, end = end, end + tensor.numel() * tensor.element_size()
+        start, end = end, end + math.prod(tensor.shape) * tensor.dtype.itemsize
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with writing(path), path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in names:
-            for piece in _pieces(tensors[name].detach()):
-                # a clone, because one element of a strided row counts as contiguous and yet cannot be viewed as bytes
-                whole = piece.cpu().clone(memory_format=torch.contiguous_format)
-                file.write(whole.view(torch.uint8).numpy().data)
+            tensor = tensors[name]
+            for part in tensor.pieces() if isinstance(tensor, InPieces) else [tensor]:
+                for piece in _pieces(part.detach()):
+                    # a clone, because one element of a strided row counts as contiguous and yet cannot be viewed as bytes
+                    whole = piece.cpu().clone(memory_format=torch.contiguous_format)
+                    file.write(whole.view(torch.uint8).numpy().data)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -13,11 +13,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from hotbed.checkpoint.files import InPieces
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
 from hotbed.tables import EmbeddingTables
@@ -27,9 +29,17 @@ from hotbed.train.step import Learner
 FORMAT_VERSION = 1
 
 
-def weights_of(tables: EmbeddingTables) -> dict[str, Tensor]:
-    """`<table>.weight` of every table: views."""
-    return {f"{name}.weight": tables.weight(name) for name in tables.tables}
+def weights_of(tables: EmbeddingTables) -> dict[str, InPieces]:
+    """`<table>.weight` of every table; it may be larger than memory."""
+    found = {}
+    for name, table in tables.tables.items():
+        if table.rows is None:
+            raise RunError(
+                f"table {name!r} has dynamic ids, which a model folder does not hold; save a checkpoint instead"
+            )
+        dtype = tables._group_of(name).weight_type
+        found[f"{name}.weight"] = InPieces((table.rows, table.dim), dtype, partial(tables.weight_pieces, name))
+    return found
 
 
 def save_model(folder: Path, learner: Learner, dataset: Dataset, card: dict[str, Any]) -> None:
@@ -78,6 +88,8 @@ def load_weights(folder: Path, model: nn.Module, tables: EmbeddingTables) -> Non
     """Put saved weights in place; optimizer state stays as it is."""
     try:
         model.load_state_dict(read_tensors(folder / "dense.safetensors"))
-        tables.load_state_dict({**tables.state_dict(), **read_tensors(folder / "tables.safetensors")})
-    except (RuntimeError, ValueError, TypeError) as error:
+        weights = read_tensors(folder / "tables.safetensors")
+        for name in tables.tables:
+            tables.load_weight(name, weights[f"{name}.weight"])
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise RunError(f"the weights of {folder} do not fit the model: {error}") from error

@@ -1,8 +1,9 @@
 """Kill runs with SIGKILL and see that each ends as the one left alone: `python -m benchmarks.crash --kills 200 [--seed N]`.
 
 For every way to keep rows (plain, cache over memory, memory over ssd, three tiers) and both kinds of checkpoint one run trains
-undisturbed. Then runs are killed again and again, half of the times at a moment drawn over the whole life of a process, half
-right before a change to the disk drawn among all of them: a rename, a link, a removal, a new file. After each kill
+undisturbed. Then runs are killed again and again: at a moment drawn over the whole life of a process; right before a change to
+the disk drawn among all of them (a rename, a link, a removal, a new file); or some milliseconds into a stage drawn among the
+short ones, such as adopting segments. `hotbed checkpoint prune` is killed now and then as well. After each kill
 `hotbed checkpoint verify` must find every checkpoint whole; then the run goes on with --resume, or anew where there is none
 yet. Its end must be the same, bit for bit: metrics.jsonl but for times, the model, and the last checkpoint with all its rows.
 Exits with 1 at the first run that is not.
@@ -18,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.crash.processes import Command
 from benchmarks.crash.runs import CASES, Failure, KilledRun, Tally, Whole, differences_of, no_kills, undisturbed
 
 
@@ -44,6 +46,7 @@ def main() -> int:
 def kill_runs(root: Path, num_kills: int, draw: random.Random, tally: Tally) -> None:
     """Until so many kills were seen, the cases in turn."""
     wholes: list[Whole] = []
+    Command(["--version"], root).ended()  # everything is imported now, and in no one's time
     for number, case in enumerate(CASES):
         wholes.append(undisturbed(case, root / f"whole-{number}"))
         shutil.rmtree(root / f"whole-{number}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -15,21 +16,10 @@ from typing import NamedTuple
 
 from benchmarks.crash.stages import no_marks, num_changes, open_stages, watch
 
-PRELOADED = (
-    "benchmarks.crash.stages",
-    "hotbed.build",
-    "hotbed.cli.checkpoint",
-    "hotbed.cli.train",
-    "hotbed.cli",
-    "hotbed.report",
-    "hotbed.train.run",
-    "hotbed.train.warm_start",
-    "torch.utils.tensorboard",
-)
 # Small tensors: threads that wait for each other cost more than they bring. What libraries read when they are loaded.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(list(PRELOADED))
+_context.set_forkserver_preload(["benchmarks.crash.ahead"])
 
 
 class Ended(NamedTuple):
@@ -56,6 +46,17 @@ class Command:
     def ended(self, kill_after: float | None = None) -> Ended:
         """Wait for its end, or kill it after so many seconds."""
         self.process.join(kill_after)
+        return self._result()
+
+    def ended_in(self, stage: str, kill_after: float, longest: float) -> Ended:
+        """Wait for its end, or kill it so many seconds after it was seen in this stage."""
+        deadline = time.monotonic() + longest
+        while self.process.exitcode is None and stage not in open_stages(self._marks) and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        self.process.join(kill_after)
+        return self._result()
+
+    def _result(self) -> Ended:
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from benchmarks.crash.processes import Command, Ended
+from benchmarks.crash.stages import STAGES
 from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in
 from hotbed.checkpoint.read import rows_of
 from hotbed.store.ssd import frozen_items
@@ -39,6 +40,9 @@ TIERS = {  # {ssd} is a folder; the caps leave little room beside the rows
     "three tiers": ("--hbm", "600KiB", "--memory", "1MiB", "--ssd", "{ssd}:8MiB"),
 }
 CHECKPOINTS = {"incremental": (), "full": ("--set", "train.checkpoint_full_every=1")}
+KINDS = ("at a moment", "at a change on the disk", "in a stage")
+SHORT_STAGES = tuple(stage for stage in STAGES if stage not in ("training", "building tables"))
+_IN_STAGE = 0.03  # seconds, about as long as such a stage takes
 _LONGEST = 120.0  # seconds that a command may take
 
 
@@ -137,17 +141,18 @@ class KilledRun:
 
     def _killed(self, arguments: list[str], kills_left: int) -> Ended | None:
         """None when it came to its end."""
-        if kills_left <= 0:
-            ended = Command(arguments, self._root).ended(_LONGEST)
-        elif self._draw.random() < 0.5:
-            ended = Command(arguments, self._root).ended(self._draw.uniform(0, self._whole.seconds))
-            if ended.code == -signal.SIGKILL:
-                self._tally.kinds["at a moment"] += 1
+        kind = "at the end" if kills_left <= 0 else self._draw.choice(KINDS)
+        whole, draw = self._whole, self._draw
+        fatal = draw.randint(1, whole.num_changes) if kind == "at a change on the disk" else 0
+        command = Command(arguments, self._root, fatal)
+        if kind == "at a moment":
+            ended = command.ended(draw.uniform(0, whole.seconds))
+        elif kind == "in a stage":
+            ended = command.ended_in(draw.choice(SHORT_STAGES), draw.uniform(0, _IN_STAGE), _LONGEST)
         else:
-            ended = Command(arguments, self._root, self._draw.randint(1, self._whole.num_changes)).ended(_LONGEST)
-            if ended.code == -signal.SIGKILL:
-                self._tally.kinds["at a change on the disk"] += 1
+            ended = command.ended(_LONGEST)
         if ended.code == -signal.SIGKILL:
+            self._tally.kinds[kind] += 1
             return self._note(ended)
         finished = ended.code == 0 or (ended.code == 2 and "is finished" in ended.text)
         if not finished:

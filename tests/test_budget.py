@@ -1,10 +1,13 @@
 """Budgets in bytes: they hold the rows and all that finds them, and are not exceeded."""
 
+import re
+
 import pytest
 import torch
 
 import hotbed
 from hotbed import Table, optim
+from hotbed.budget import Budgets, rooms_of
 from hotbed.errors import BudgetError, ConfigError
 
 TABLES = {"a": Table(20_000, 8), "b": Table(5_000, 8), "c": Table(9_000, 30)}
@@ -51,3 +54,35 @@ def test_mistakes(arguments, message):
 def test_host_memory_is_a_promise():
     with pytest.raises(BudgetError, match=r"need .* of host memory once all are used, and memory is 1.0 MiB"):
         hotbed.EmbeddingTables(TABLES, cache=0.1, memory="1MiB")
+
+
+@pytest.mark.parametrize(
+    ("budgets", "device", "said"),
+    [
+        ({"ssd": "/fast:1GiB"}, "cpu", "holds what memory does not; give memory= too"),
+        (
+            {"ssd": "/fast", "memory": "1GiB"},
+            "cpu",
+            "must be a folder and bytes, such as '/fast/rows:500GiB', not '/fast'",
+        ),
+        ({"ssd": ":1GiB", "memory": "1GiB"}, "cpu", "must be a folder and bytes"),
+        ({"ssd": "/fast:much", "memory": "1GiB"}, "cpu", "ssd"),
+        ({"ssd": "/fast:1GiB", "memory": "1GiB"}, "cuda", "needs a cache there; give cache= or hbm= too"),
+        ({"memory": "1GiB"}, "cpu", "give cache= or hbm= too, or ssd="),
+    ],
+)
+def test_what_contradicts_itself_about_an_ssd(budgets, device, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        rooms_of(Budgets(**budgets), [(1000, 64)], device)
+
+
+def test_memory_that_does_not_hold_the_index_of_an_ssd():
+    rows = 1_000_000
+    with pytest.raises(
+        BudgetError, match=r"does not hold the index of 1,000,000 rows.*Give memory='11\.6 MiB' or more"
+    ):
+        rooms_of(Budgets(cache=0.01, memory="8MiB", ssd="/fast:1GiB"), [(rows, 64)], "cpu")
+    (room,) = rooms_of(Budgets(cache=0.01, memory="16MiB", ssd="/fast:1GiB"), [(rows, 64)], "cpu")
+    assert room.num_slots == rows // 100
+    assert room.place.memory_slots == (16 * 2**20 - 12 * rows) // (64 + 25)
+    assert room.place.ssd_bytes == 2**30

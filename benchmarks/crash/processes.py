@@ -18,6 +18,7 @@ from benchmarks.crash.stages import no_marks, num_changes, open_stages, watch
 
 # Small tensors: threads that wait for each other cost more than they bring. What libraries read when they are loaded.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
+LONGEST = 120.0  # seconds that a command may take
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["benchmarks.crash.ahead"])
 
@@ -43,14 +44,14 @@ class Command:
             os.environ.setdefault(name, value)
         self.process.start()
 
-    def ended(self, kill_after: float | None = None) -> Ended:
+    def ended(self, kill_after: float = LONGEST) -> Ended:
         """Wait for its end, or kill it after so many seconds."""
         self.process.join(kill_after)
         return self._result()
 
-    def ended_in(self, stage: str, kill_after: float, longest: float) -> Ended:
+    def ended_in(self, stage: str, kill_after: float) -> Ended:
         """Wait for its end, or kill it so many seconds after it was seen in this stage."""
-        deadline = time.monotonic() + longest
+        deadline = time.monotonic() + LONGEST
         while self.process.exitcode is None and stage not in open_stages(self._marks) and time.monotonic() < deadline:
             time.sleep(0.0005)
         self.process.join(kill_after)

@@ -43,7 +43,6 @@ CHECKPOINTS = {"incremental": (), "full": ("--set", "train.checkpoint_full_every
 KINDS = ("at a moment", "at a change on the disk", "in a stage")
 SHORT_STAGES = tuple(stage for stage in STAGES if stage not in ("training", "building tables"))
 _IN_STAGE = 0.03  # seconds, about as long as such a stage takes
-_LONGEST = 120.0  # seconds that a command may take
 
 
 class Failure(Exception):  # noqa: N818
@@ -101,7 +100,7 @@ def undisturbed(case: Case, root: Path) -> Whole:
     """Train once without a kill."""
     root.mkdir(parents=True)
     began = time.perf_counter()
-    ended = Command(case.arguments(root), root).ended(_LONGEST)
+    ended = Command(case.arguments(root), root).ended()
     if ended.code != 0:
         raise Failure(f"the undisturbed run ended with {ended.code}:\n{ended.text}")
     return Whole(end_of(root / "run"), time.perf_counter() - began, ended.num_changes)
@@ -148,9 +147,9 @@ class KilledRun:
         if kind == "at a moment":
             ended = command.ended(draw.uniform(0, whole.seconds))
         elif kind == "in a stage":
-            ended = command.ended_in(draw.choice(SHORT_STAGES), draw.uniform(0, _IN_STAGE), _LONGEST)
+            ended = command.ended_in(draw.choice(SHORT_STAGES), draw.uniform(0, _IN_STAGE))
         else:
-            ended = command.ended(_LONGEST)
+            ended = command.ended()
         if ended.code == -signal.SIGKILL:
             self._tally.kinds[kind] += 1
             return self._note(ended)
@@ -167,14 +166,14 @@ class KilledRun:
 
     def _verify(self) -> None:
         if folders_in(self._run / "checkpoints"):
-            ended = Command(["checkpoint", "verify", str(self._run)], self._root).ended(_LONGEST)
+            ended = Command(["checkpoint", "verify", str(self._run)], self._root).ended()
             if ended.code != 0:
                 raise Failure(f"verify ended with {ended.code}:\n{ended.text}")
 
     def _prune(self) -> int:
         """Kill `hotbed checkpoint prune` as well; 1 if it was still there to be killed."""
         arguments = ["checkpoint", "prune", str(self._run), "--keep", "1"]
-        ended = Command(arguments, self._root, self._draw.randint(1, 30)).ended(_LONGEST)
+        ended = Command(arguments, self._root, self._draw.randint(1, 30)).ended()
         if ended.code not in (0, -signal.SIGKILL):
             raise Failure(f"prune ended with {ended.code}:\n{ended.text}")
         if ended.code == 0:

@@ -227,7 +227,8 @@ class DynamicIds:
         except StoreError as error:
             if room.memory is None:
                 raise
-            raise self._no_room(f"rows for {room.rows:,} fit into {in_words(room.memory)}") from error
+            most = f"{in_words(room.memory)} are for {room.rows:,}, and for the counts of as many that wait for one"
+            raise self._no_room(most) from error
         self.num_ahead += 1
         if released.shape[0]:
             self._released.append(released)
@@ -237,7 +238,8 @@ class DynamicIds:
         return BudgetError(
             f"the ids of tables {', '.join(self.names)} have reached their part of memory=: {len(self.translator):,} ids have "
             f"rows, and {reached}. Nothing is lost. Give more memory=, or ssd='FOLDER:BYTES' for the rows; let fewer ids have "
-            "rows (admit=hotbed.Admit(after=2)), or let unused ones go (expire=hotbed.Expire(unused_steps=100_000))."
+            "rows (admit=hotbed.Admit(after=2, sketch='64MiB'), which counts them in little memory), or let unused ones go "
+            "(expire=hotbed.Expire(unused_steps=100_000))."
         )
 
     def _numbers_of(self, spans: Sequence[Span], tables: Sequence[str], length: int) -> Tables:

@@ -36,7 +36,8 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     new, old = (folder.with_name(folder.name + suffix) for suffix in (".new", ".old"))
     with writing(folder):
         recover_folder(folder)
-        shutil.rmtree(new, ignore_errors=True)
+        for left in (new, old):  # by one that was killed
+            shutil.rmtree(left, ignore_errors=True)
         try:
             new.mkdir(parents=True)
             fill(new)

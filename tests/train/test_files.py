@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -119,6 +120,29 @@ def test_a_crash_at_any_rename_leaves_a_whole_folder(tmp_path, monkeypatch, rena
     assert (folder / "inner" / "a.txt").read_text() == "one"
     write_folder(folder, fill_with("three"))
     assert (folder / "inner" / "a.txt").read_text() == "three"
+
+
+def test_a_crash_while_the_old_folder_is_removed_is_no_obstacle(tmp_path, monkeypatch):
+    folder = tmp_path / "x"
+    write_folder(folder, fill_with("one"))
+    real = shutil.rmtree
+
+    def crash(path, **options):
+        if path.exists() and path.name == "x.old":
+            (path / "manifest.json").unlink()
+            raise KeyboardInterrupt
+        real(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", crash)
+        with pytest.raises(KeyboardInterrupt):
+            write_folder(folder, fill_with("two"))
+    recover_folder(folder)
+    check_folder(folder)
+    assert (folder / "inner" / "a.txt").read_text() == "two"
+    write_folder(folder, fill_with("three"))
+    assert (folder / "inner" / "a.txt").read_text() == "three"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def cut(folder):

@@ -273,7 +273,10 @@ def test_what_is_no_amount_of_memory(given):
         (["cache=0.1", "hbm=2GiB"], "tables.hbm: is the other way to say how large the cache is, not '2GiB' beside"),
         (["cache=0.1", "decay_scope=table"], "tables.decay_scope: must be touched with tables.cache, not 'table'"),
         (["hbm=1MiB", "decay_scope=table"], "tables.decay_scope: must be touched with tables.hbm, not 'table'"),
-        (["memory=1GiB"], "tables.memory: is for the rows behind a cache; give tables.cache, tables.hbm or tables.ssd too"),
+        (
+            ["memory=1GiB"],
+            "tables.memory: is for the rows behind a cache; give tables.cache, tables.hbm or tables.ssd too",
+        ),
         (["cache=1.5"], "tables.cache: must be at most 1, not 1.5"),
         (["policy=fifo"], "tables.policy: must be one of oracle, lfu, lru, static, not 'fifo'"),
         (["window=-1"], "tables.window: must be at least 0, not -1"),

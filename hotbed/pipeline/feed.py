@@ -79,6 +79,8 @@ class Feed:
         self._owner = threading.current_thread()
         self._learns = self._tables.training and torch.is_grad_enabled()
         self._tables.turns.take(self)
+        for group in self._cached:
+            group.let_go()  # a batch that was looked up before this and is not updated yet
         self._caches = [group.cache for group in self._cached]
         self._reader.start()
         self._mover.start()

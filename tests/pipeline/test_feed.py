@@ -396,6 +396,19 @@ def test_forward_before_the_last_backward():
     both(script)
 
 
+def test_a_batch_looked_up_before_the_feed_and_updated_after_it():
+    def script(tables, feed):
+        losses = []
+        early = tables(matrices(1, seed=3)[0]).pow(2).sum()
+        for n, ids in enumerate(feed(matrices(20), tables)):
+            if n == 9:
+                early.backward()
+            losses.append(step(tables, ids))
+        return losses
+
+    both(script)
+
+
 def test_batches_kept_and_trained_later():
     def script(tables, feed):
         losses, kept = [], []

@@ -36,7 +36,7 @@ GUEST = 1 << 33  # keys from here on are guests
 QUARANTINE = 384  # training batches for which the row of an expired id rests; no feed is that far ahead
 FAR_AHEAD = 330  # batches translated and not trained: more than a feed needs, so somebody keeps them
 BYTES_PER_ID = 35  # of the index, with last use and score
-BASE_BYTES = 8 << 20  # what an empty index takes, in whole pages; not counted
+BASE_BYTES = 12 << 20  # what an empty index takes, in whole pages; not counted
 _CHECK_EVERY = 16  # training batches between two looks at the bytes in use
 
 
@@ -284,9 +284,14 @@ class DynamicIds:
 
     def _first_records(self, tables: Tables, ids: Ints) -> Tensor:
         records = torch.empty(ids.shape[0], self._first[0].layout.width)
-        for number, first in enumerate(self._first):
-            for which, begin in ((ids != -1, first), (ids == -1, self._first_of_minus_one[number])):
-                mine = torch.from_numpy(np.flatnonzero((tables == number) & which))
-                if mine.shape[0]:
-                    records[mine] = first_records(torch.from_numpy(ids)[mine], begin)
+        by_table = np.argsort(tables, kind="stable")
+        ends = np.cumsum(np.bincount(tables, minlength=len(self._first)))
+        for number in np.flatnonzero(np.diff(ends, prepend=0)):
+            mine = by_table[ends[number - 1] if number else 0 : ends[number]]
+            part = torch.from_numpy(ids[mine])
+            first = first_records(part, self._first[number])
+            minus_one = part == -1
+            if bool(minus_one.any()):
+                first[minus_one] = first_records(part[minus_one], self._first_of_minus_one[number])
+            records[torch.from_numpy(mine)] = first
         return records

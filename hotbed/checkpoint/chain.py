@@ -52,10 +52,9 @@ def folders_in(root: Path) -> list[Path]:
 
 
 def new_name(root: Path, step: int) -> str:
-    """The name of the next checkpoint of a step."""
-    serial = sum(1 for path in folders_in(root) if path.name.partition(".")[0] == f"{step:012}")
-    while serial and (root / f"{step:012}.{serial}").exists():
-        serial += 1
+    """The name of the next checkpoint of a step: above all that are there, also where the first ones were removed."""
+    names = [match for path in folders_in(root) if (match := _NAME.fullmatch(path.name)) and int(match[1]) == step]
+    serial = max((int(match[2] or 0) + 1 for match in names), default=0)
     return f"{step:012}.{serial}" if serial else f"{step:012}"
 
 

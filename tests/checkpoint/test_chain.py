@@ -106,6 +106,17 @@ def test_the_same_step_twice(tmp_path):
     assert loaded(tmp_path).same_as(tables)
 
 
+def test_the_same_step_many_times_while_old_ones_are_removed(tmp_path):
+    """A run that is killed at its end again and again saves its last step each time."""
+    tables = DictTables()
+    saver = Saver(tmp_path, tables, Policy(full_every=1, keep=1))
+    for number in range(12):
+        tables.write("user", number)
+        saver.save(state(20), wait=True)
+        assert loaded(tmp_path).same_as(tables)
+    assert [folder.name for folder in folders_in(tmp_path)] == ["000000000020.11"]
+
+
 def test_rows_saved_elsewhere_are_not_left_out_here(tmp_path):
     """Touched is counted from the last checkpoint of these tables, wherever it went."""
     tables = DictTables()

@@ -148,21 +148,21 @@ class TablesSnapshot:
 
     def _copied(self, group: TableGroup, touched: bool, undo: ExitStack) -> Callable[[], Iterator[Records]]:
         """A copy of what changed, or of all; of all, what is not as it began is given."""
-        before, group.touched = (
-            group.touched,
-            torch.zeros(group.num_rows, dtype=torch.uint8, device=group.records.device),
-        )
-        marks = group.touched
+        before = group.touched
+        marks = group.touched = torch.zeros(group.num_rows, dtype=torch.uint8, device=group.records.device)
+
+        def give_back() -> None:
+            if before is None:
+                group.touched = None  # what changed is not known
+            else:
+                marks.bitwise_or_(before)
+
+        undo.callback(give_back)
         if not touched or before is None or group.optimizer.decay_scope == "table":
             whole = group.records.detach().to("cpu", copy=True)
             return lambda: _changed(group, whole)
         keys = before.nonzero().squeeze(1)
         records, host_keys = group.records.detach()[keys].cpu(), keys.cpu()
-
-        def give_back() -> None:
-            marks.index_fill_(0, keys, 1)
-
-        undo.callback(give_back)
         return lambda: iter([(host_keys, records)])
 
 

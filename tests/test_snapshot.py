@@ -103,6 +103,21 @@ def test_what_was_not_committed_is_touched_again(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["plain", "cached"])
+def test_a_full_one_that_fails_loses_no_marks(tmp_path, kind):
+    tables = new_tables(kind, tmp_path)
+    train(tables, batches(3))
+    with tables.snapshot() as snapshot:
+        snapshot.commit()
+    train(tables, [torch.tensor([[1, 2, 3]])])
+    with tables.snapshot():
+        pass  # never committed
+    train(tables, [torch.tensor([[4, 2, 3]])])
+    with tables.snapshot(touched=True) as snapshot:
+        found = {(part.table, id_) for part in snapshot.parts() for id_ in part.ids.tolist()}
+    assert found >= {("a", 1), ("a", 4), ("b", 2), ("c", 3)}
+
+
+@pytest.mark.parametrize("kind", ["plain", "cached"])
 def test_an_incremental_one_is_as_large_as_what_was_touched(tmp_path, kind):
     tables = new_tables(kind, tmp_path)
     train(tables, batches(20))

@@ -1,9 +1,10 @@
 """Rows of one moment, read in another thread while training goes on: whoever is about to overwrite one keeps a copy first.
 
-Two threads share a byte for each row that is held, and no lock. The one that writes copies a row that is still to be read, then
-says so, then overwrites it. The one that reads copies a chunk of rows, then looks at the bytes: a row whose byte says nothing
-was not being overwritten when it was copied; the others have been kept. So training waits for nobody, and memory grows by the
-rows that are overwritten during a save and were not saved yet.
+Two threads share two bytes for each row that is held, each of them written by one thread, and no lock. The one that writes
+copies a row that is still to be read, then says so, then overwrites it. The one that reads copies a chunk of rows, then looks
+at the bytes: a row whose byte says nothing was not being overwritten when it was copied; the others have been kept. What it
+has given it notes in bytes of its own. So training waits for nobody, and memory grows by the rows that are overwritten during
+a save and were not saved yet.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hotbed.pages import zeros
 
 Keys = NDArray[np.int64]
 _CHUNK = 1 << 16
-_FREE, _HELD, _KEPT = 0, 1, 2
+_HELD, _KEPT = 1, 2
 
 
 class Holding(Protocol):
@@ -41,6 +42,7 @@ class HeldRows:
         self._keys = keys
         self._byte = zeros((records.shape[0],), np.uint8, huge=False)
         self._byte[keys] = _HELD
+        self._is_given = zeros((records.shape[0],), np.uint8, huge=False)
         self._kept: deque[tuple[Keys, Tensor]] = deque()
         if at_once:
             self.keep(keys)
@@ -55,7 +57,7 @@ class HeldRows:
 
     def keep(self, keys: Keys) -> None:
         """These rows are about to be overwritten."""
-        held = keys[self._byte[keys] == _HELD]
+        held = keys[(self._byte[keys] == _HELD) & (self._is_given[keys] == 0)]
         if held.size:
             records = torch.empty(held.size, self._records.shape[1])
             gather_rows(self._records, torch.from_numpy(held), records)
@@ -91,10 +93,10 @@ class HeldRows:
         """What was kept, but for rows that were copied in time all the same."""
         while self._kept:
             keys, records = self._kept.popleft()
-            yield from self._given(keys, records, torch.from_numpy(np.flatnonzero(self._byte[keys] == _KEPT)))
+            yield from self._given(keys, records, torch.from_numpy(np.flatnonzero(self._is_given[keys] == 0)))
 
     def _given(self, keys: Keys, records: Tensor, which: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         numbers = torch.from_numpy(keys)[which]
-        self._byte[numbers.numpy()] = _FREE
+        self._is_given[numbers.numpy()] = 1
         if which.shape[0]:
             yield numbers, records if which.shape[0] == keys.size else records[which]

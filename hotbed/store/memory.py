@@ -61,16 +61,18 @@ class MemoryStore:
 
     def write(self, keys: Tensor, records: Tensor) -> None:
         """Keep the records [U, W] of `keys` [U], distinct, on the host."""
-        if self._held is not None:
-            self._held.keep(keys.numpy())
+        held = self._held  # once: another thread may let it go
+        if held is not None:
+            held.keep(keys.numpy())
         self._reach(keys)
         scatter_rows(self._records, keys, records)
         mark(self._state, keys.numpy(), WRITTEN)
 
     def forget(self, keys: Tensor) -> None:
         """These rows are gone: they read as their first values again."""
-        if self._held is not None:
-            self._held.keep(keys.numpy())
+        held = self._held
+        if held is not None:
+            held.keep(keys.numpy())
         mark(self._state, keys.numpy(), ABSENT)
 
     def hold(self, *, touched: bool, at_once: bool = False) -> HeldRows:
@@ -85,15 +87,15 @@ class MemoryStore:
         assert not np.any(state[keys] == EXPECTED), "rows are on their way"
         if touched and unsaved.size:
             keys = np.union1d(keys, unsaved[(state[unsaved] & 1) != 0])
+        held = HeldRows(self, self._records, keys, at_once)  # may find no memory: nothing counts as saved before
         self._unsaved = unsaved[:0]
         mark(state, keys, SAVED)
-        held = HeldRows(self, self._records, keys, at_once)
         self._held = None if at_once else held
         return held
 
     def let_go(self, unsaved: NDArray[np.int64]) -> None:
         """What was held is no longer; these rows count as written after all. In any thread."""
-        self._held, self._unsaved = None, unsaved
+        self._held, self._unsaved = None, np.union1d(self._unsaved, unsaved)
 
     def clear(self) -> None:
         """Every row reads as its first value."""

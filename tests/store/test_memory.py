@@ -1,13 +1,15 @@
 import resource
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotbed import optim
 from hotbed.ops.records import layout_of
-from hotbed.store import MemoryStore
+from hotbed.store import MemoryStore, held, memory
 
 LAYOUT = layout_of(2, optim.SGD())
 
@@ -70,3 +72,49 @@ def test_held_rows_are_of_one_moment():
     assert len(again) == len(touched)
     again.commit()
     assert len(store.hold(touched=True)) == 0
+
+
+def full_store():
+    store = MemoryStore(10, LAYOUT, first)
+    store.write(torch.arange(10), torch.ones(10, LAYOUT.width))
+    return store
+
+
+def test_a_row_that_is_read_while_it_is_kept_is_given_once(monkeypatch):
+    store = full_store()
+    rows, found = store.hold(touched=False), []
+    items, gather = rows.items(), held.gather_rows
+
+    def slow(records, keys, out):  # the reader comes between the writer's look at a row and its copy
+        monkeypatch.setattr(held, "gather_rows", gather)
+        found.extend(next(items)[0].tolist())
+        gather(records, keys, out)
+
+    monkeypatch.setattr(held, "gather_rows", slow)
+    store.write(torch.tensor([3]), torch.zeros(1, LAYOUT.width))
+    for keys, records in items:
+        found += keys.tolist()
+        assert bool((records == 1).all())
+    assert sorted(found) == list(range(10))
+
+
+def test_rows_that_find_no_memory_are_not_saved(monkeypatch):
+    def refuse(*_):
+        raise MemoryError
+
+    store = full_store()
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "HeldRows", refuse)
+        with pytest.raises(MemoryError):
+            store.hold(touched=True, at_once=True)
+    assert len(store.hold(touched=True)) == 10
+
+
+def test_of_two_held_at_once_the_one_that_fails_is_not_forgotten():
+    store = full_store()
+    one = store.hold(touched=True, at_once=True)
+    store.write(torch.tensor([1]), torch.zeros(1, LAYOUT.width))
+    other = store.hold(touched=True, at_once=True)
+    one.give_back()
+    other.commit()
+    assert np.array_equal(store.hold(touched=True).keys, np.arange(10))

@@ -94,6 +94,7 @@ class CachedGroup(TableGroup):
         self._counts = CacheCounts()
         self._counting = threading.Lock()
         self._ticket: Ticket | None = None  # of the batch placed last
+        self.is_broken = False  # rows did not get where the cache says they are
 
     @property
     def num_slots(self) -> int:
@@ -287,9 +288,11 @@ class CachedGroup(TableGroup):
         window = [self.arrive(lookups, at_once=True)]
         self._ticket = Ticket(learns)
         fetch, (placed,) = self.finish(window, self.begin(window, learns), self._ticket)
+        self.is_broken = True
         self.read(fetch)
         self.exchange(fetch)
         self.write(fetch)
+        self.is_broken = False
         return placed
 
     def let_go(self) -> None:

@@ -110,12 +110,17 @@ class TableGroup:
         for name, view in self.columns(table).items():
             if name in columns:
                 view.copy_(columns[name])
+        if self.touched is not None:
+            member = self.members[table]
+            self.touched[member.base : member.base + member.rows] = 1
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Follow `nn.Module.to`."""
         if self.layout.precision != "fp32" and fn(self.records[:0]).dtype != torch.float32:
             raise ConfigError(f"rows of precision={self.layout.precision!r} cannot change their type; leave it out")
         self.records = fn(self.records)
+        if self.touched is not None:
+            self.touched = self.touched.to(self.records.device)
 
     def take_back(self) -> None:
         """Forget what dynamic ids taught that were not trained; here there are none."""

@@ -149,13 +149,13 @@ class TablesSnapshot:
     def _copied(self, group: TableGroup, touched: bool, undo: ExitStack) -> Callable[[], Iterator[Records]]:
         """A copy of what changed, or of all; of all, what is not as it began is given."""
         before = group.touched
-        marks = group.touched = torch.zeros(group.num_rows, dtype=torch.uint8, device=group.records.device)
+        group.touched = torch.zeros(group.num_rows, dtype=torch.uint8, device=group.records.device)
 
         def give_back() -> None:
             if before is None:
                 group.touched = None  # what changed is not known
-            else:
-                marks.bitwise_or_(before)
+            elif group.touched is not None:  # training may mark rows meanwhile: write ones, and nothing else
+                group.touched.index_fill_(0, before.nonzero().squeeze(1).to(group.touched.device), 1)
 
         undo.callback(give_back)
         if not touched or before is None or group.optimizer.decay_scope == "table":
@@ -229,7 +229,8 @@ class TablesSink:
                     store.adopt(folder)
                 else:
                     for keys, records in frozen_items(folder):
-                        _write(group, keys, records)
+                        inside = keys < group.num_rows  # of dynamic ids; whose row is outside, `add` refuses
+                        _write(group, keys[inside], records[inside])
                 return
         raise RunError(f"{folder} holds rows of no table here.")
 

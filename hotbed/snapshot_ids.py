@@ -36,8 +36,9 @@ class IdsSnapshot:
 
     def __init__(self, ids: DynamicIds, keys: Ints) -> None:
         self._names = ids.names
+        translator = ids.translator
+        most = translator.end
         with ids.as_trained():
-            translator = ids.translator
             shared = np.array([translator.shared_key(table) for table in range(len(ids.names))], dtype=np.int64)
             self.untrained = np.setdiff1d(shared[shared >= 0], keys)  # shared rows that nobody has written yet
             keys = np.union1d(keys, self.untrained)
@@ -45,6 +46,8 @@ class IdsSnapshot:
             self._rest = {**translator.rest_state(), _FREE: translator.free_rows()}
             idle = np.concatenate([self._rest[_FREE], self._rest["quarantined_rows"]])
             self._gone = translator.id_of(idle)
+            ahead = np.arange(translator.end, most)  # of batches that are not trained; files of an ssd may hold records
+            self._rest[_FREE] = np.concatenate([self._rest[_FREE], ahead])
 
     def parts(self, layout: Layout, keys: Tensor, records: Tensor | None) -> Iterator[RowPart]:
         """Some of the rows, by table; without records, their numbers alone."""
@@ -121,7 +124,7 @@ class IdsSink:
             last = merged["row"].shape[0] - 1 - last[~np.isin(rows, idle)]
             parts.append({name: values[last] for name, values in merged.items()})
         self._ids.translator.load_state(parts, rest)
-        return np.asarray(idle, dtype=np.int64)
+        return np.asarray(idle[idle < self._ids.room.rows], dtype=np.int64)
 
 
 def _as_tensor(name: str, values: NDArray[Any]) -> Tensor:

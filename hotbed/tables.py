@@ -252,7 +252,12 @@ class EmbeddingTables(nn.Module):
         if not isinstance(group, CachedGroup):
             return lookups if lookups.renew is None else lookups.renew()
         self.turns.claim()
-        return group.placed(lookups, learns)
+        try:
+            return group.placed(lookups, learns)
+        except BaseException as error:
+            if group.is_broken:
+                self.turns.broken = error
+            raise
 
     def _check_ids(self) -> None:
         """Raise for a bad id of the batch before; its rows were not updated."""

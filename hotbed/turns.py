@@ -103,7 +103,7 @@ class Turns:
     def _check(self) -> None:
         if self.broken is not None:
             raise HotbedError(
-                "these tables lost rows when a copy in the background failed; make them anew and load their last checkpoint"
+                "these tables lost rows when moving them failed; make them anew and load their last checkpoint"
             ) from self.broken
 
 

@@ -5,6 +5,7 @@ import torch
 
 import hotbed
 from hotbed import Table, optim
+from hotbed.errors import BudgetError, HotbedError, StoreError
 
 ROWS = {"a": 300, "b": 50, "c": 90}
 
@@ -128,3 +129,88 @@ def test_an_incremental_one_is_as_large_as_what_was_touched(tmp_path, kind):
     with tables.snapshot(touched=True) as snapshot:
         found = {(part.table, id_) for part in snapshot.parts() for id_ in part.ids.tolist()}
     assert found == {("a", 1), ("b", 2), ("b", 4), ("c", 3)}
+
+
+def test_of_two_open_ones_the_one_that_fails_loses_no_marks(tmp_path):
+    tables = new_tables("plain", tmp_path)
+    with tables.snapshot() as snapshot:
+        snapshot.commit()
+    train(tables, [torch.tensor([[1, 2, 3]])])
+    with tables.snapshot(touched=True), tables.snapshot(touched=True) as other:
+        other.commit()
+    with tables.snapshot(touched=True) as snapshot:
+        found = {(part.table, id_) for part in snapshot.parts() for id_ in part.ids.tolist()}
+    assert found == {("a", 1), ("b", 2), ("c", 3)}
+
+
+@pytest.mark.parametrize("kind", ["plain", "cached"])
+def test_weights_that_were_put_in_are_touched(tmp_path, kind):
+    tables = new_tables(kind, tmp_path)
+    train(tables, batches(3))
+    hotbed.checkpoint.save(tmp_path / "saved", tables, step=0)
+    tables.load_weight("b", torch.full((ROWS["b"], 8), 7.0))
+    hotbed.checkpoint.save(tmp_path / "saved", tables, step=1)
+    other = new_tables("plain", tmp_path)
+    hotbed.checkpoint.load(tmp_path / "saved", other)
+    assert equal(tables, other)
+
+
+def test_marks_follow_the_rows_to_another_device(tmp_path):
+    tables = new_tables("plain", tmp_path)
+    with tables.snapshot() as snapshot:
+        snapshot.commit()
+    tables.to("meta")
+    assert all(group.touched.device == group.records.device for group in tables.groups)
+
+
+def test_tables_that_lost_rows_in_a_plain_look_up_say_so(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise StoreError("the disk is full")
+
+    tables = new_tables("tiered", tmp_path)
+    train(tables, batches(5))
+    with monkeypatch.context() as patch:
+        for group in tables.groups:
+            patch.setattr(group.store, "write", refuse)
+        with pytest.raises(StoreError, match="full"):
+            train(tables, batches(5, seed=1))
+    with pytest.raises(HotbedError, match="lost rows"):
+        tables(batches(1, seed=2)[0])
+    with pytest.raises(HotbedError, match="lost rows"):
+        tables.snapshot()
+
+
+def dynamic_tables(folder, **budgets):
+    if "ssd" in budgets:
+        budgets["ssd"] = f"{folder}:16MiB"
+    return hotbed.EmbeddingTables({"a": Table(None, 8)}, optim.Adam(lr=0.05), seed=3, hbm="12KiB", **budgets)
+
+
+@pytest.mark.parametrize("into", [{"memory": "1MiB", "ssd": True}, {"memory": "4MiB"}])
+def test_rows_of_ids_that_were_only_looked_ahead_are_nobodys(tmp_path, into):
+    """Another id that gets such a row later begins with its own first value."""
+    ids = [torch.arange(20 * n, 20 * n + 20).unsqueeze(1) for n in range(30)]
+    tables = dynamic_tables(tmp_path / "rows", memory="1MiB", ssd=True)
+    feed = hotbed.prefetch(ids, tables, look_ahead=6)
+    for number, batch in enumerate(feed):
+        train(tables, [batch])
+        if number == 9:
+            hotbed.checkpoint.save(tmp_path / "saved", tables)
+            break
+    feed.close()
+    other, expected = (dynamic_tables(tmp_path / name, **into) for name in ("other", "expected"))
+    hotbed.checkpoint.load(tmp_path / "saved", other)
+    train(expected, ids[:10])
+    for each in (other, expected):
+        train(each, ids[20:])
+    (_, found), (_, wanted) = other.rows("a"), expected.rows("a")
+    assert all(torch.equal(found[name], column) for name, column in wanted.items())
+
+
+def test_files_of_more_rows_than_memory_has_room_for_are_refused(tmp_path):
+    tables = dynamic_tables(tmp_path / "rows", memory="4MiB", ssd=True)
+    train(tables, [torch.arange(50 * n, 50 * n + 50).unsqueeze(1) for n in range(40)])
+    hotbed.checkpoint.save(tmp_path / "saved", tables)
+    other = dynamic_tables(tmp_path / "other", memory="20KiB")
+    with pytest.raises(BudgetError, match="room for"):
+        hotbed.checkpoint.load(tmp_path / "saved", other)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Any, TypeVar
@@ -56,6 +59,7 @@ def _moved(reader: Reader, device: torch.device) -> Generator[BatchT, None, None
     """Without a cache: batches on the device. A copied one is kept until the training stream is past it."""
     used: deque[tuple[Any, Any]] = deque()
     try:
+        _open.add(reader)
         reader.start()
         while found := reader.get(wait=True):
             batch, point = found
@@ -66,13 +70,30 @@ def _moved(reader: Reader, device: torch.device) -> Generator[BatchT, None, None
                 while used and used[0][0].query():
                     used.popleft()
     finally:
-        reader.close()
+        _close(reader)
 
 
 def _batches(feed: Feed) -> Generator[BatchT, None, None]:
     try:
+        _open.add(feed)
         feed.start()
         while found := feed.next():
             yield found[0]
     finally:
-        feed.close()
+        _close(feed)
+
+
+def _close(source: Feed | Reader) -> None:
+    _open.discard(source)
+    if not sys.is_finalizing():  # threads no longer run then, and waiting for one would never end
+        source.close()
+
+
+def _abandon() -> None:
+    """The process ends, and loops were left open: threads that run on while Python is taken down would crash it."""
+    for source in list(_open):
+        source.abandon()
+
+
+_open: weakref.WeakSet[Feed | Reader] = weakref.WeakSet()
+atexit.register(_abandon)

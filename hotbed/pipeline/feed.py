@@ -122,6 +122,13 @@ class Feed:
             if self._mover.error is not None:
                 self._tables.turns.broken = self._mover.error
 
+    def abandon(self) -> None:
+        """The process ends: rows that are not saved are lost anyway."""
+        self._reader.abandon()
+        self._mover.abandon()
+        if self._lanes is not None:
+            self._lanes.stop()
+
     def pause(self, *, drop: bool) -> None:
         """Carry out what was decided, so that slots are as the index says, and promise nothing any more."""
         self._paused = True

@@ -16,6 +16,7 @@ import torch
 from hotbed.cached_group import CachedGroup, Fetch
 from hotbed.ops.streams import mark, side_stream
 
+_PATIENCE = 5.0  # seconds
 Fetches = list[tuple[CachedGroup, Fetch]]
 
 
@@ -65,6 +66,12 @@ class Mover:
         self._tasks.put(None)
         if self._thread.ident is not None:
             self._thread.join()
+
+    def abandon(self) -> None:
+        """The process ends: finish what was asked for, within reason."""
+        self._tasks.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(_PATIENCE)
 
     def _give(self, task: tuple[str, Move]) -> None:
         with self._changed:

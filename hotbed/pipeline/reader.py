@@ -18,6 +18,7 @@ from hotbed.pipeline.batches import to_device
 
 _FULL = 8  # batches read and not yet asked for
 _LOW = 4
+_PATIENCE = 2.0  # seconds
 
 
 class Reader:
@@ -69,6 +70,12 @@ class Reader:
         self.stop()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def abandon(self) -> None:
+        """The process ends: read no further, and do not wait long for a loader that hangs."""
+        self.stop()
+        if self._thread.ident is not None:
+            self._thread.join(_PATIENCE)
 
     def _read_all(self) -> None:
         try:

@@ -2,6 +2,8 @@
 
 import gc
 import itertools
+import subprocess
+import sys
 import threading
 import traceback
 from pathlib import Path
@@ -804,3 +806,21 @@ def test_ten_thousand_steps():
     counts = tables.counters()
     assert counts.batches == 10_000
     assert counts.written_back > 10_000
+
+
+OPEN_LOOP = """
+import sys, torch, hotbed
+cache = {"cache": 0.3} if sys.argv[1] == "cached" else {}
+tables = hotbed.EmbeddingTables({"a": hotbed.Table(500, 4)}, **cache)
+feed = iter(hotbed.prefetch([torch.randint(0, 500, (32, 1)) for _ in range(400)], tables))
+for _ in range(10):
+    tables(next(feed)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("kind", ["cached", "plain"])
+def test_a_process_that_ends_inside_a_loop_ends(kind):
+    ended = subprocess.run(
+        [sys.executable, "-c", OPEN_LOOP, kind], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr

@@ -27,7 +27,7 @@ class TableShape:
     precision: str = "fp32"  # of the weights: fp32, fp16 or bf16
     optimizer: str = ""  # name of the row optimizer, e.g. adagrad
     states: dict[str, int] = field(default_factory=dict)  # columns of each of its states: dim or 1
-    numbers: tuple[str, ...] = ()  # further columns of one whole number a row, such as last_used
+    numbers: tuple[str, ...] = ()  # further columns of one whole number a row, such as last_use
     hashing: bool = False  # ids modulo rows: with other rows, ids mean something else
     init: str = ""  # distribution of first values, as text
     seed: int = 0

@@ -95,8 +95,8 @@ def run(memory: str, ssd: str | None, steps: int) -> Found:
             start, most = now, max(most, resident() - before)
     share = 1.0
     if isinstance(group.store, TieredStore):
-        from_memory, from_ssd, _ = (b - a for a, b in zip(counts, group.store.counts))
-        share = from_memory / max(1, from_memory + from_ssd)
+        asked = group.store.counts.minus(counts)
+        share = asked.from_memory / max(1, asked.asked)
     keys = torch.arange(0, ROWS, 101)
     tables.flush()
     rows = torch.empty(keys.shape[0], group.layout.width)

@@ -24,7 +24,7 @@ from hotbed.store.place import Place
 
 Rows = tuple[int, int]  # number of rows, bytes of a record
 Size = tuple[int | None, int]  # likewise; None for dynamic ids
-_BYTES_PER_KEY = 8  # of the ssd's index, where no memory tier is over it
+SSD_BYTES_PER_KEY = 8  # of the ssd's index, where no memory tier is over it
 _LEAST_SSD = 4 << 20
 _MOST_ADDRESSES = 1 << 44  # bytes set aside for rows of dynamic ids, which take memory only once they are used
 
@@ -72,7 +72,7 @@ def _preset_rooms(budgets: Budgets, groups: Sequence[Rows], device_type: str) ->
         part = rows * record / whole
         place = Place(folder / f"group-{number}", max(_LEAST_SSD, int(ssd_bytes * part)))
         if share is None:
-            fit = _rows_in(memory, part, rows, _BYTES_PER_KEY, record + BYTES_PER_SLOT)
+            fit = _rows_in(memory, part, rows, SSD_BYTES_PER_KEY, record + BYTES_PER_SLOT)
             rooms.append(Room(fit, place))
         else:
             fit = _rows_in(memory, part, rows, tiered.BYTES_PER_KEY, record + tiered.BYTES_PER_SLOT)
@@ -132,7 +132,9 @@ def _ssd_rooms(budgets: Budgets, groups: Sequence[Size]) -> list[Room]:
     folder, ssd_bytes = parse_ssd(str(budgets.ssd))
     memory = _memory_over_ssd(budgets)
     is_cache = budgets.hbm is None
-    per_key, per_slot = (_BYTES_PER_KEY, BYTES_PER_SLOT) if is_cache else (tiered.BYTES_PER_KEY, tiered.BYTES_PER_SLOT)
+    per_key, per_slot = SSD_BYTES_PER_KEY, BYTES_PER_SLOT
+    if not is_cache:
+        per_key, per_slot = tiered.BYTES_PER_KEY, tiered.BYTES_PER_SLOT
     parts = zip(_split(ssd_bytes, groups, 3, 0), _split(memory, groups, 1, per_key + per_slot))  # 3: stale rows too
     rooms = []
     for number, ((rows, record), (on_ssd, in_memory)) in enumerate(zip(groups, parts)):

@@ -163,8 +163,8 @@ class DynamicIds:
 
     def counts(self) -> dict[str, IdCounts]:
         """By table, as trained."""
-        with self.as_trained():
-            return {name: self.translator.counts(number) for number, name in enumerate(self.names)}
+        trained = self.num_trained
+        return {name: self.translator.counts(number, trained) for number, name in enumerate(self.names)}
 
     def rows_of(self, table: str) -> tuple[Ints, Ints]:
         """(ids ascending, their keys) of a table, as trained."""

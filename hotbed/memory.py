@@ -59,6 +59,12 @@ def available_memory(device: torch.device) -> int | None:
     return min(known) if known else None
 
 
+def resident_memory() -> int | None:
+    """Bytes of memory that this process takes, with code and all it has loaded."""
+    fields = "".join(_lines(Path("/proc/self/statm"))).split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else None
+
+
 def in_words(amount: float) -> str:
     """1.5 GiB."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):

@@ -23,6 +23,7 @@ from hotbed.errors import ConfigError, HotbedError, ShapeError
 from hotbed.group import TableGroup
 from hotbed.ids import IdCounts
 from hotbed.inputs import Feature, Given, GroupInputs, as_given, flatten
+from hotbed.memory import parse_bytes
 from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.records import PRECISIONS, Precision
@@ -30,6 +31,8 @@ from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_schedule
 from hotbed.recorded import Recorded
 from hotbed.snapshot import TablesSink, TablesSnapshot
+from hotbed.store.counts import Tiers
+from hotbed.tiers import tiers_of
 from hotbed.turns import Planned, Turns
 from hotbed.types import Jagged
 
@@ -87,6 +90,7 @@ class EmbeddingTables(nn.Module):
         sizes = sizes_of(self.tables, self.optimizer, precision)
         place = torch.empty(0, device=device).device
         rooms = rooms_of(Budgets(cache, hbm, memory, ssd), sizes, place.type)
+        self._memory_budget = 0 if memory is None else parse_bytes(memory, "memory")
         self.groups = groups_of(self.tables, self.optimizer, place, rooms, policy, precision)
         for group in self.groups:
             group.initialise(seed)
@@ -155,6 +159,10 @@ class EmbeddingTables(nn.Module):
             if isinstance(group, CachedGroup):
                 counts = counts.plus(group.counts)
         return counts
+
+    def tiers(self) -> Tiers | None:
+        """What memory and ssd did since this process opened them, and what they hold; None without an ssd."""
+        return tiers_of(self.groups, self._memory_budget)
 
     def flush(self) -> None:
         """Write every changed row of the caches back to host memory."""

@@ -24,7 +24,7 @@ FLOORS = [
     {"budget"},
     {"cached_group", "checkpoint"},
     {"inputs"},
-    {"turns"},
+    {"turns", "tiers"},
     {"recorded", "declared", "snapshot_ids"},
     {"snapshot"},
     {"tables"},

@@ -3,12 +3,21 @@ import torch
 
 from hotbed import memory
 from hotbed.errors import ConfigError
-from hotbed.memory import available_memory, in_words, parse_bytes
+from hotbed.memory import available_memory, in_words, parse_bytes, resident_memory
 
 
 def test_this_machine_has_some_memory():
     amount = available_memory(torch.device("cpu"))
     assert amount is None or 1 << 20 < amount < 1 << 50
+
+
+def test_this_process_takes_some_memory():
+    before = resident_memory()
+    if before is None:
+        pytest.skip("needs /proc")
+    held = torch.ones(64 << 20, dtype=torch.uint8)
+    grown = resident_memory() - before
+    assert 48 << 20 < grown < 128 << 20, held.shape
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,11 @@ class IdCounts(NamedTuple):
     rejected: int  # look-ups that read the shared row
     expired: int  # ids that lost their row
 
+    @property
+    def rows(self) -> int:
+        """Ids that have a row."""
+        return self.admitted - self.expired
+
 
 class Translator:
     """Keys of the dynamic tables of one group. One caller at a time; others wait their turn."""
@@ -158,8 +163,12 @@ class Translator:
         parts += [entry.num_bytes for entry in list(self._journal)]
         return sum(parts) + (memory.waiting.num_bytes if memory.waiting is not None else 0)
 
-    def counts(self, table: int) -> IdCounts:
-        return IdCounts(*(int(count) for count in self._ledger.counters[table]))
+    def counts(self, table: int, number: int | None = None) -> IdCounts:
+        """After all batches, or after this one, if it can be gone back to; costs nothing."""
+        with self._turn:
+            later = self._entries_after(number) if number is not None else []
+            ledger = later[0].before if later else self._ledger
+        return IdCounts(*(int(count) for count in ledger.counters[table]))
 
     def shared_key(self, table: int) -> int:
         """The key of the row that ids of a table share until they are admitted; -1 for a table without admission."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,19 +22,12 @@ from hotbed.ops.index import Scoring
 from hotbed.ops.move import gather_rows, scatter_rows
 from hotbed.pages import zeros
 from hotbed.store import tier_kernels as kernels
+from hotbed.store.counts import TierCounts
 from hotbed.store.ssd import Frozen, SsdSizes, SsdStore
 
 BYTES_PER_SLOT = 8 + 4 + 4 + 1 + 8  # key, uses, last, dirty, and a place in the list of free slots
 BYTES_PER_KEY = 4 + 8
 _FLUSH = 1 << 16  # rows written to the ssd at once
-
-
-class TierCounts(NamedTuple):
-    """Rows, since the store was made."""
-
-    from_memory: int = 0
-    from_ssd: int = 0
-    to_ssd: int = 0
 
 
 class TieredStore:
@@ -63,11 +55,12 @@ class TieredStore:
         self._clock, self._hand = 1, 0
         self._half_life = scoring.half_life
         self._choose = kernels.chooser(scoring)
-        self.counts = TierCounts()
+        self._num_hits = 0  # rows asked that memory had
 
     def read(self, keys: Tensor, out: Tensor) -> None:
         """The records of `keys` [U] into `out` [U, W], on the host; what was never written reads as its first value."""
         slots, here, below, _ = self._sort_out(keys, waits=False)
+        self._num_hits += here.size
         found = torch.empty(here.size, self._width)
         gather_rows(self._records, torch.from_numpy(slots), found)
         out[torch.from_numpy(here)] = found
@@ -99,7 +92,7 @@ class TieredStore:
             num_found, _ = self._ssd.fetch(wanted, out[here.size :], places_below)
             numbers = places_below.numpy()
             places[below] = np.where(numbers >= 0, numbers + here.size, -1)
-        self._count(TierCounts(here.size, num_found))
+        self._num_hits += here.size
         return here.size + num_found, torch.from_numpy(late)
 
     def write(self, keys: Tensor, records: Tensor) -> None:
@@ -159,6 +152,27 @@ class TieredStore:
     def sizes(self) -> SsdSizes:
         """Of the ssd."""
         return self._ssd.sizes()
+
+    @property
+    def counts(self) -> TierCounts:
+        """All that happened so far."""
+        hits = self._num_hits
+        return self._ssd.counts._replace(from_memory=hits, bytes_from_memory=hits * self._width * 4)
+
+    @property
+    def max_bytes(self) -> int:
+        """The cap of the ssd."""
+        return self._ssd.max_bytes
+
+    @property
+    def num_slots(self) -> int:
+        """Rows that memory can hold."""
+        return self._key_of_slot.size
+
+    @property
+    def num_slots_used(self) -> int:
+        """Slots that a row was ever in: their pages are memory."""
+        return self._end
 
     @property
     def num_in_memory(self) -> int:
@@ -227,7 +241,6 @@ class TieredStore:
         records = torch.empty(slots.size, self._width)
         gather_rows(self._records, torch.from_numpy(slots[order]), records)
         self._ssd.write(torch.from_numpy(keys[order]), records)
-        self._count(TierCounts(to_ssd=slots.size))
 
     def _sort_out(self, keys: Tensor, *, waits: bool) -> tuple[NDArray[np.int64], ...]:
         """(slots, positions) of keys in memory, positions of those that are not, and of those on their way."""
@@ -235,6 +248,3 @@ class TieredStore:
         num_here, num_below, num_late = kernels.sort_out(self._slot_of_key, keys.numpy(), waits, *parts)
         counts = (num_here, num_here, num_below, num_late)
         return tuple(part[:count] for part, count in zip(parts, counts))
-
-    def _count(self, more: TierCounts) -> None:
-        self.counts = TierCounts(*(a + b for a, b in zip(self.counts, more)))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hotbed.cache import make_policy
 from hotbed.errors import StoreError
 from hotbed.store import SsdStore, TieredStore
+from hotbed.store.counts import TierCounts
 from hotbed.store.ssd.format import HEADER_BYTES, record_bytes
 
 NUM_ROWS, WIDTH = 40, 4
@@ -117,3 +118,42 @@ def test_a_row_on_its_way_stays_expected_when_its_slot_is_taken(tmp_path):
     store.write(torch.tensor([0]), torch.full((1, WIDTH), 2.0))
     assert fetched(store, [0]) == ({0: [2.0] * WIDTH}, set(), set())
     store.check_integrity()
+
+
+def test_every_row_asked_is_counted_by_its_tier(tmp_path):
+    """The price of a segment's header aside, bytes are those of records."""
+    store = open_store(tmp_path, num_slots=4)
+    store.write(torch.arange(4), torch.ones(4, WIDTH))
+    assert store.counts == TierCounts()
+    store.write(torch.arange(4, 10), torch.ones(6, WIDTH))  # six of the ten rows leave for the ssd
+    stride = record_bytes(WIDTH)
+    assert store.counts == TierCounts(to_ssd=6, bytes_written=HEADER_BYTES + 6 * stride)
+    fetched(store, list(range(12)))  # two were never written
+    once = store.counts
+    assert (once.from_memory, once.from_ssd, once.bytes_from_memory) == (4, 6, 4 * WIDTH * 4)
+    assert once.bytes_read >= 6 * stride
+    store.expect(torch.arange(3))
+    assert fetched(store, [0, 1, 2])[2] == {0, 1, 2}
+    assert store.counts == once  # late rows are counted when they are read
+    store.write(torch.arange(3), torch.ones(3, WIDTH))
+    written = store.counts
+    store.read(torch.arange(12), torch.empty(12, WIDTH))
+    assert store.counts.minus(written)[:3] == (4, 6, 0)
+    assert store.counts.minus(written).asked == 10
+    store.flush()
+    assert store.counts.to_ssd == written.to_ssd + 4
+    assert (store.num_slots, store.num_slots_used, store.num_in_memory) == (4, 4, 4)
+    store.close()
+
+
+def test_counts_outlive_what_is_cleared(tmp_path):
+    store = open_store(tmp_path, num_slots=2)
+    for _ in range(30):
+        store.write(torch.arange(NUM_ROWS), torch.rand(NUM_ROWS, WIDTH))
+    before = store.counts
+    assert before.compactions > 0
+    assert before.bytes_written == store.sizes().bytes_written > before.bytes_compacted > 0
+    store.clear()
+    assert store.counts.minus(before).bytes_written >= 0
+    assert store.counts.to_ssd == before.to_ssd
+    store.close()

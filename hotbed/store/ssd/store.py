@@ -28,6 +28,7 @@ from torch import Tensor
 
 from hotbed.errors import StoreError
 from hotbed.memory import in_words
+from hotbed.store.counts import TierCounts
 from hotbed.store.ssd import kernels
 from hotbed.store.ssd.adopt import adopt
 from hotbed.store.ssd.append import Appender, NoRoomError, Piece
@@ -81,7 +82,7 @@ class SsdStore:
         self._finalizer = weakref.finalize(self, _close, self._segments, self._compaction)
         self._limit = max_bytes - segment_bytes  # for rows; the rest is for the copy that compaction makes
         self._first, self._num_rows, self._width = first, num_rows, width
-        self._bytes_read = self._records_read = 0
+        self._bytes_read = self._records_read = self._records_written = 0
 
     def read(self, keys: Tensor, out: Tensor) -> None:
         """The records of `keys` [U] into `out` [U, W], on the host; what was never written reads as its first value."""
@@ -127,6 +128,7 @@ class SsdStore:
             except NoRoomError as error:
                 pieces = self._append_after_compaction(numbers, values, error.num_bytes)
             self._commit(numbers, pieces)
+            self._records_written += numbers.size
         self._compaction.start_behind()
 
     def forget(self, keys: Tensor) -> None:
@@ -217,6 +219,24 @@ class SsdStore:
             records_read=self._records_read,
             compactions=self._compaction.num_done,
         )
+
+    @property
+    def counts(self) -> TierCounts:
+        """All that happened so far; takes no lock."""
+        compacted = self._compaction.appender.bytes_written
+        return TierCounts(
+            from_ssd=self._records_read,
+            to_ssd=self._records_written,
+            bytes_read=self._bytes_read,
+            bytes_written=self._writer.bytes_written + compacted,
+            bytes_compacted=compacted,
+            compactions=self._compaction.num_done,
+        )
+
+    @property
+    def max_bytes(self) -> int:
+        """The cap."""
+        return self._segments.max_bytes
 
     @property
     def num_written(self) -> int:

@@ -1,0 +1,1 @@
+"""Many ranks: the mesh they form, and the exchanges between them."""

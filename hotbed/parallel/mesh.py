@@ -1,0 +1,198 @@
+"""All ranks as a mesh of nodes and local ranks: rank = node * local + local rank.
+
+`Mesh.from_environment()` reads what torchrun says, `Mesh(nodes=2, local=4)` sets it by hand. Out come three links: `flat`
+over all ranks, `in_node` over the ranks of this node, `across` over the ranks with this local rank on every node; and sums
+over the mesh that use the wires by their speed. Building a mesh is itself a collective: all ranks build it, in the same
+order among other groups. A mesh serves one thread at a time; `apart()` makes another over the same ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hotbed.errors import ConfigError
+from hotbed.parallel.links import Link, Traffic
+
+Over = Literal["all", "node", "nodes"]  # whose values a sum takes
+MakeLink = Callable[[Any, Sequence[int], int, Traffic], Link]
+
+
+class Waiting(Protocol):
+    """A sum under way."""
+
+    def wait(self) -> None:
+        """Return when it is there, or raise what went wrong."""
+
+
+class Mesh:
+    """`nodes` x `local` ranks, and this rank's place among them."""
+
+    def __init__(self, nodes: int, local: int, *, timeout: timedelta | None = None, make_link: MakeLink = Link) -> None:
+        """`timeout` is that of the new process groups; torch's own when None."""
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        _check_sizes(nodes, local, world)
+        self.nodes, self.local, self.size = nodes, local, world
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.node, self.local_rank = divmod(self.rank, local)
+        self.traffic = Traffic()
+        self._timeout, self._make_link = timeout, make_link
+        self.flat = self._link([range(world)])
+        self.in_node = self._link([range(node * local, (node + 1) * local) for node in range(nodes)])
+        self.across = self._link([range(place, world, local) for place in range(local)])
+
+    @classmethod
+    def from_environment(cls, *, timeout: timedelta | None = None) -> Mesh:
+        """As torchrun started these ranks; all on one node where nothing is said."""
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world)) if world > 1 else 1
+        if world > 1:
+            _check_environment(local, world)
+        return cls(nodes=world // local, local=local, timeout=timeout)
+
+    def apart(self) -> Mesh:
+        """The same ranks with groups of their own, for another thread; a collective. Bytes are counted together."""
+        mesh = Mesh(self.nodes, self.local, timeout=self._timeout, make_link=self._make_link)
+        mesh.traffic = self.traffic
+        for link in (mesh.flat, mesh.in_node, mesh.across):
+            link.traffic = self.traffic
+        return mesh
+
+    def sum_(self, tensor: Tensor, over: Over = "all") -> None:
+        """The sum of a contiguous tensor in place: over all ranks, over this node, or over the nodes.
+
+        Over the nodes the ranks of a node hold equal values and count once. With several nodes and several ranks per
+        node every byte crosses between nodes once per node and not once per rank: the sum is scattered in the node
+        (all ranks), added across nodes by the ranks with the same local rank, and gathered in the node.
+        """
+        if over == "node":
+            self.in_node.all_reduce_(tensor)
+        elif self.nodes == 1:
+            if over == "all":
+                self.flat.all_reduce_(tensor)
+        elif self.local == 1:
+            self.across.all_reduce_(tensor)
+        else:
+            self._sum_in_parts_(tensor.view(-1), over)
+
+    def _sum_in_parts_(self, flat: Tensor, over: Over) -> None:
+        size = -(-flat.numel() // self.local)  # of a part, the last one padded
+        whole = flat if flat.numel() == size * self.local else flat.new_zeros(size * self.local)
+        if whole is not flat:
+            whole[: flat.numel()].copy_(flat)
+        if over == "all":
+            part = self.in_node.reduce_scatter(whole)
+        else:
+            part = whole[self.local_rank * size : (self.local_rank + 1) * size].clone()
+        self.across.all_reduce_(part)
+        self.in_node.all_gather(part, whole)
+        if whole is not flat:
+            flat.copy_(whole[: flat.numel()])
+
+    def start_sum(self, tensor: Tensor, over: Over = "all") -> Waiting:
+        """`sum_` beside what follows; leave the tensor and this mesh alone until `wait` has returned."""
+        if tensor.device.type == "cuda":
+            return _OnStream(lambda: self.sum_(tensor, over), tensor, self.flat.is_gloo(tensor))
+        return _InThread(lambda: self.sum_(tensor, over))
+
+    def broadcast_(self, tensor: Tensor) -> None:
+        """The values of rank 0, everywhere."""
+        self.flat.broadcast_(tensor)
+
+    def _link(self, groups: Sequence[range]) -> Link:
+        """The link of the group that has this rank; all ranks make all groups, as torch asks."""
+        mine = next(members for members in groups if self.rank in members)
+        made = {}
+        if len(mine) > 1:
+            made = {members: dist.new_group(list(members), timeout=self._timeout) for members in groups}
+        return self._make_link(made.get(mine), mine, self.local, self.traffic)
+
+    def __repr__(self) -> str:
+        return (
+            f"Mesh(nodes={self.nodes}, local={self.local}), rank {self.rank}: node {self.node}, local {self.local_rank}"
+        )
+
+
+class _InThread:
+    """Runs beside the thread that trains; Gloo waits without the GIL."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="hotbed-sum", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as failure:  # raised again in the thread that waits
+            self._failure = failure
+
+    def wait(self) -> None:
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+
+class _OnStream:
+    """Runs on a stream beside the one that trains. NCCL is told at once and the host goes on; Gloo needs a thread too."""
+
+    def __init__(self, work: Callable[[], None], tensor: Tensor, is_gloo: bool) -> None:
+        self._stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        self._work, self._tensor = work, tensor
+        self._thread = _InThread(self._run) if is_gloo else None
+        if self._thread is None:
+            self._run()
+
+    def _run(self) -> None:
+        with torch.cuda.stream(self._stream):
+            self._work()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.wait()
+        torch.cuda.current_stream(self._tensor.device).wait_stream(self._stream)
+
+
+def _check_sizes(nodes: int, local: int, world: int) -> None:
+    if nodes < 1 or local < 1:
+        raise ConfigError(f"a mesh has at least one node and one rank per node; given: nodes={nodes}, local={local}")
+    if nodes * local == world:
+        return
+    given = f"Mesh(nodes={nodes}, local={local}) has {nodes * local} ranks"
+    if not dist.is_initialized():
+        raise ConfigError(
+            f"{given}, but this process is alone: start it with torchrun and call torch.distributed.init_process_group "
+            "first, or use nodes=1, local=1"
+        )
+    fitting = ", ".join(f"{n} x {world // n}" for n in range(1, world + 1) if world % n == 0)
+    raise ConfigError(f"{given}, but the process group has {world}; nodes x local may be {fitting}")
+
+
+def _check_environment(local: int, world: int) -> None:
+    """A mesh has equal rows, filled in order: stop on every rank where one is elsewhere, before any group is made."""
+    rank = dist.get_rank()
+    node, place = int(os.environ.get("GROUP_RANK", rank // local)), int(os.environ.get("LOCAL_RANK", rank % local))
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, (local, node, place))
+    if len({size for size, _, _ in found}) > 1 or world % local:
+        raise ConfigError(
+            f"all nodes must run the same number of ranks, and it must divide the {world} ranks; LOCAL_WORLD_SIZE of each "
+            f"rank: {[size for size, _, _ in found]}. Give torchrun the same --nproc-per-node everywhere"
+        )
+    wrong = [r for r, (_, node, place) in enumerate(found) if (node, place) != divmod(r, local)]
+    if wrong:
+        _, node, place = found[wrong[0]]
+        raise ConfigError(
+            f"rank {wrong[0]} of {world} with {local} ranks per node is node {wrong[0] // local}, local rank "
+            f"{wrong[0] % local}, but its environment says GROUP_RANK={node}, LOCAL_RANK={place}; start the ranks with "
+            "torchrun, or set the mesh by hand: Mesh(nodes=..., local=...)"
+        )

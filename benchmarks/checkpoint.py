@@ -48,6 +48,7 @@ class Records:
             part.copy_(torch.randn_like(part) if fill else torch.zeros_like(part))
         self.wanted: Tensor | None = None  # rows of an incremental checkpoint
         self.num_updates = 0
+        self.notes: list[str] = []
 
     @contextmanager
     def snapshot(self, touched: bool = False) -> Iterator[Records]:

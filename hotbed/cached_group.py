@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hotbed.budget import Room
 from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, Decision, make_policy
+from hotbed.cache.holdings import hot_keys
 from hotbed.cache.policies import LFU
 from hotbed.dynamic import DynamicIds
 from hotbed.errors import BudgetError, ConfigError, HotbedError
@@ -356,7 +357,12 @@ class CachedGroup(TableGroup):
         self._forget()
 
     def warm(self, keys: Tensor) -> None:
-        """Let the policy keep these keys (distinct, ascending; at most as many as there are slots) and bring them in."""
+        """Let the policy keep these keys (distinct, ascending; at most as many as there are slots) and bring them in.
+
+        A cache that keeps them already stays as it is: it was loaded from a checkpoint.
+        """
+        if torch.equal(hot_keys(self.cache).cpu(), keys.cpu()):
+            return
         self.cache.keep(keys)
         spans, device = (), self.records.device
         self.placed(Lookups(keys.to(device), spans, 0), learns=False)

@@ -24,6 +24,7 @@ from hotbed.group import Member, TableGroup
 from hotbed.ops.move import first_records
 from hotbed.ops.records import Layout, Precision
 from hotbed.optim import RowOptimizer
+from hotbed.snapshot_cache import bring_in, tensors_of
 from hotbed.snapshot_ids import IdsSink, IdsSnapshot, numbers_of
 from hotbed.store import MemoryStore, SsdStore, TieredStore
 from hotbed.store.ssd import frozen_items
@@ -102,7 +103,7 @@ class TablesSnapshot:
             yield from ids.gone()
 
     def rest(self) -> dict[str, Tensor]:
-        """Counts that learning rates depend on, and the state of dynamic ids."""
+        """Counts that learning rates depend on, the state of dynamic ids, and what caches hold."""
         return self._rest
 
     @property
@@ -139,6 +140,7 @@ class TablesSnapshot:
                     live = np.concatenate([np.empty(0, dtype=np.int64), *ids.translator.live_keys()])
                 known = self._ids_of(group, ids, live)
                 self._sources.append(lambda: known.all_parts(group.layout))
+        self._rest |= tensors_of(group, _name_of(group))
 
     def _ids_of(self, group: CachedGroup, ids: DynamicIds, keys: NDArray[np.int64]) -> IdsSnapshot:
         found = IdsSnapshot(ids, keys)
@@ -191,6 +193,7 @@ class TablesSink:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self.tables = shapes_of(tables)
+        self.notes: list[str] = []
         self._rest: dict[str, Tensor] = {}
         self._ids: dict[str, IdsSink] = {}
 
@@ -276,7 +279,8 @@ class TablesSink:
         self._rest |= tensors
 
     def end(self) -> None:
-        """From here on rows count as untouched."""
+        """From here on rows count as untouched; what the caches held is in them again."""
+        left_out: list[str] = []
         self._tables.num_updates = int(self._rest["num_updates"])
         self._tables.lr_factor = float(self._rest["lr_factor"])
         for group in self._tables.groups:
@@ -285,8 +289,12 @@ class TablesSink:
                 group.store.forget(torch.from_numpy(idle))
             if not isinstance(group, CachedGroup):
                 group.touched = torch.zeros(group.num_rows, dtype=torch.uint8, device=group.records.device)
-            elif isinstance(group.store, MemoryStore):
+                continue
+            if isinstance(group.store, MemoryStore):
                 group.store.count_as_saved()
+            left_out += bring_in(group, _name_of(group), self._rest)
+        if left_out:
+            self.notes.append(f"starting with an empty cache: {'; '.join(left_out)}")
 
 
 def parts_of(layout: Layout, members: Sequence[Member], keys: Tensor, records: Tensor) -> Iterator[RowPart]:

@@ -7,7 +7,8 @@ model does not see them. Rows change only in train mode (`tables.train()`) and u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,6 +174,14 @@ class EmbeddingTables(nn.Module):
 
     def snapshot(self, touched: bool = False) -> TablesSnapshot:
         """The rows between two steps, for a checkpoint: all ever written, or those touched since the last commit."""
+    def warm(self, keys: Tensor) -> None:
+        """Let the static policy of every cache keep these rows, and bring them in: keys of its group, distinct, ascending."""
+        self._claim()
+        for group in self.groups:
+            if isinstance(group, CachedGroup):
+                with self._told_of_loss(group):
+                    group.warm(keys)
+
         return TablesSnapshot(self, touched)
 
     def restore(self) -> TablesSink:
@@ -260,7 +269,7 @@ class EmbeddingTables(nn.Module):
         if not isinstance(group, CachedGroup):
             return lookups if lookups.renew is None else lookups.renew()
         self.turns.claim()
-        try:
+        with self._told_of_loss(group):
             return group.placed(lookups, learns)
         except BaseException as error:
             if group.is_broken:
@@ -274,6 +283,12 @@ class EmbeddingTables(nn.Module):
             self._unchecked.clear()
             for check in checks:
                 check()
+
+    @contextmanager
+    def _told_of_loss(self, group: CachedGroup) -> Iterator[None]:
+        """Nothing goes on with tables whose rows did not get where the cache says they are."""
+        try:
+            yield
 
     def _claim(self) -> None:
         """Before anything reads or writes all rows."""

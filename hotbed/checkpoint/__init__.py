@@ -50,6 +50,7 @@ class Loaded(NamedTuple):
     folder: Path
     step: int
     extra: Any
+    notes: tuple[str, ...] = ()  # what was left out, which changes no row
 
 
 def save(
@@ -83,8 +84,8 @@ def load(
 ) -> Loaded:
     """Put everything where a checkpoint left it: the newest of a folder, or one by its own folder."""
     entry = find(Path(folder))
-    load_entry(entry, tables, model, optimizer)
-    return Loaded(entry.folder, entry.manifest.step, entry.manifest.document.get("extra"))
+    notes = load_entry(entry, tables, model, optimizer)
+    return Loaded(entry.folder, entry.manifest.step, entry.manifest.document.get("extra"), notes)
 
 
 def load_entry(
@@ -93,14 +94,18 @@ def load_entry(
     model: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     report: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Rows, dense weights and the state of their optimizer. Dense files are checked before a row is touched."""
+) -> tuple[str, ...]:
+    """Rows, dense weights and the state of their optimizer. Dense files are checked before a row is touched.
+
+    What is handed back was left out, and says why; rows and weights are all there.
+    """
     weights = tensors_of(entry, DENSE) if model is not None else {}
     states = tensors_of(entry, OPTIMIZER) if optimizer is not None else {}
     if model is not None:
         _refuse_other_model(entry, weights, model)
     forget(tables)
-    load_rows(entry, tables.restore(), report)
+    sink = tables.restore()
+    load_rows(entry, sink, report)
     try:
         if model is not None:
             model.load_state_dict(weights)
@@ -109,6 +114,7 @@ def load_entry(
     except (RuntimeError, ValueError, KeyError) as error:
         raise RunError(f"the dense weights of {entry.folder} do not fit the model: {error}") from error
     remember(tables, entry)
+    return tuple(sink.notes)
 
 
 def _refuse_other_model(entry: Entry, weights: dict[str, Tensor], model: nn.Module) -> None:

@@ -89,6 +89,7 @@ class Sink(Protocol):
     """Takes rows back, from begin to end; nothing trains meanwhile."""
 
     tables: dict[str, TableShape]
+    notes: list[str]  # for a person: what of the rest was left out, which changes no row
 
     def begin(self) -> None:
         """All rows back to their first values; may be called again to start over."""

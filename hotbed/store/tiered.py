@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,18 @@ from hotbed.store.ssd import Frozen, SsdSizes, SsdStore
 BYTES_PER_SLOT = 8 + 4 + 4 + 1 + 8  # key, uses, last, dirty, and a place in the list of free slots
 BYTES_PER_KEY = 4 + 8
 _FLUSH = 1 << 16  # rows written to the ssd at once
+
+
+class TierHoldings(NamedTuple):
+    """What memory holds and the policy knows of it, of one moment; [E] are the slots that were ever taken."""
+
+    num_slots: int
+    clock: int
+    hand: int
+    keys: NDArray[Any]  # int64 [E]; -1: free
+    last: NDArray[Any]  # int32 [E]
+    uses: NDArray[Any]  # int32 [E]
+    free: NDArray[Any]  # int64: slots, the next one first
 
 
 class TieredStore:
@@ -132,6 +145,30 @@ class TieredStore:
         """Take over the rows of a checkpoint's folder, in place of those that are here."""
         self._empty()
         self._ssd.adopt(folder)
+
+    def holdings(self) -> TierHoldings:
+        """Copies, as of now, for a checkpoint."""
+        parts = (self._key_of_slot[: self._end], self._last[: self._end], self._uses[: self._end], self._free)
+        return TierHoldings(self._key_of_slot.size, self._clock, self._hand, *(part.copy() for part in parts))
+
+    def take_up(self, held: TierHoldings) -> bool:
+        """Bring the rows back that memory held, which are on the ssd; False, and nothing, if it had other slots than now."""
+        assert self._end == 0, f"{self.num_in_memory} rows are in memory"
+        if held.num_slots != self._key_of_slot.size:
+            return False
+        slots = np.flatnonzero(held.keys >= 0)
+        for start in range(0, slots.size, _FLUSH):
+            some = slots[start : start + _FLUSH]
+            records = torch.empty(some.size, self._width)
+            self._ssd.read(torch.from_numpy(held.keys[some]), records)
+            scatter_rows(self._records, torch.from_numpy(some), records)
+        self._end, self._free = held.keys.size, held.free
+        self._clock, self._hand = held.clock, held.hand
+        parts = ((self._key_of_slot, held.keys), (self._last, held.last), (self._uses, held.uses))
+        for mine, theirs in parts:
+            mine[: self._end] = theirs
+        self._slot_of_key[held.keys[slots]] = slots + 1
+        return True
 
     def clear(self) -> None:
         """Every row reads as its first value."""

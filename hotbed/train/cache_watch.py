@@ -1,8 +1,8 @@
 """The tables' running counters in, what the cache did in an interval of training out.
 
 Counters only rise. An interval is the difference of two readings, less what happened beside training (evaluations and
-checkpoints use the cache too). A run that goes on begins with an empty cache, so these numbers, like all that a clock
-says, are not those of a run that never stopped.
+checkpoints use the cache too). A run that goes on begins with the rows that were in the cache, but knows less of the batches
+ahead, so these numbers, like all that a clock says, are not quite those of a run that never stopped.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,9 @@ def state_of(run: Path, learner: Learner, progress: Progress, interval: Interval
     return State(progress.step, {**dense, INTERVAL: interval.state()}, document)
 
 
-def load_checkpoint(run: Path, learner: Learner) -> tuple[Progress, Interval]:
+def load_checkpoint(
+    run: Path, learner: Learner, say: Callable[[str], None] = lambda _: None
+) -> tuple[Progress, Interval]:
     """Put the learner and the random generators where the run's newest checkpoint left them."""
     root = checkpoint_root(run)
     if not folders_in(root):
@@ -84,7 +87,7 @@ def load_checkpoint(run: Path, learner: Learner) -> tuple[Progress, Interval]:
             raise RunError(f"{run} has no checkpoint to resume from. Start it again with --overwrite.")
         document, interval = load_old_checkpoint(run, learner)
     else:
-        document, interval = _load_newest(root, learner)
+        document, interval = _load_newest(root, learner, say)
     try:
         saved = dict(document["progress"])
         best = saved.pop("best")
@@ -108,7 +111,7 @@ def best_steps(run: Path) -> set[int]:
     return steps
 
 
-def _load_newest(root: Path, learner: Learner) -> tuple[dict[str, Any], Interval]:
+def _load_newest(root: Path, learner: Learner, say: Callable[[str], None]) -> tuple[dict[str, Any], Interval]:
     """What the newest checkpoint says of the run; its rows and weights are loaded."""
     newest = folders_in(root)[-1]
     try:
@@ -116,7 +119,8 @@ def _load_newest(root: Path, learner: Learner) -> tuple[dict[str, Any], Interval
         if "progress" not in entry.manifest.document:
             raise RunError(f"{entry.folder} was not saved by `hotbed train`; it does not say where its run stood.")
         interval = Interval.from_state(tensors_of(entry, INTERVAL), learner.device)
-        load_entry(entry, learner.tables, learner.model, learner.optimizer)
+        for note in load_entry(entry, learner.tables, learner.model, learner.optimizer):
+            say(note)
     except RunError as error:
         older = "" if len(folders_in(root)) == 1 else f" To go on from the one before it, move {newest} away."
         hint = f" `hotbed checkpoint verify {root.parent}` names all damage.{older}" if "damaged" in str(error) else ""

@@ -108,7 +108,7 @@ class Training:
 
     def resume(self) -> None:
         """Go to where the run's checkpoint was taken."""
-        self.progress, self._interval = load_checkpoint(self.run, self.learner)
+        self.progress, self._interval = load_checkpoint(self.run, self.learner, self.observer.say)
         rows = self.loaders.train.num_rows
         if self.progress.train_rows != rows:
             raise RunError(

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hotbed.cached_group import CachedGroup
 from hotbed.pipeline import prefetch
 from hotbed.tables import EmbeddingTables
 from hotbed.types import Batch
@@ -44,9 +43,8 @@ class Learner:
 
     def warm(self) -> None:
         """Bring the rows in that a static cache keeps; loading rows forgets them."""
-        for group in self.tables.groups:
-            if self.hot is not None and isinstance(group, CachedGroup):
-                group.warm(self.hot)
+        if self.hot is not None:
+            self.tables.warm(self.hot)
 
     def ahead(self, batches: Iterable[Batch]) -> Generator[Batch, None, None]:
         """The batches on the device, their rows brought in ahead of need; close it before closing `batches`."""

@@ -109,7 +109,7 @@ class _Snapshot:
 
 class _Sink:
     def __init__(self, owner: DictTables):
-        self.owner, self.tables = owner, owner.tables
+        self.owner, self.tables, self.notes = owner, owner.tables, []
 
     def begin(self):
         self.owner.num_begun += 1

@@ -143,6 +143,18 @@ def test_of_two_open_ones_the_one_that_fails_loses_no_marks(tmp_path):
     assert found == {("a", 1), ("b", 2), ("c", 3)}
 
 
+def test_a_second_one_of_rows_in_memory_is_refused_while_the_first_is_open(tmp_path):
+    tables = new_tables("cached", tmp_path)
+    train(tables, batches(3))
+    with tables.snapshot() as snapshot:
+        with pytest.raises(StoreError, match=r"a snapshot of these rows is open.* Leave it first"):
+            tables.snapshot()
+        train(tables, batches(2, seed=1))
+        snapshot.commit()
+    with tables.snapshot(touched=True) as snapshot:
+        assert list(snapshot.parts())
+
+
 @pytest.mark.parametrize("kind", ["plain", "cached"])
 def test_weights_that_were_put_in_are_touched(tmp_path, kind):
     tables = new_tables(kind, tmp_path)

@@ -65,10 +65,20 @@ class Saver:
                 self._write(state, snapshot, parent, Manner(cancelled=self._cancelled.is_set))
             self._tell()
             return True
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._write_aside, args=(held, state, snapshot, parent), name="checkpoint", daemon=True
         )
-        self._thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no thread to give: as if the disk had refused
+            held.close()
+            self.num_failed += 1
+            self._say(f"warning: no checkpoint was written, the last one stays: {error}")
+            return False
+        except BaseException:
+            held.close()
+            raise
+        self._thread = thread
         return True
 
     @property

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotbed.errors import StoreError
 from hotbed.ops.move import gather_rows, scatter_rows
 from hotbed.ops.move.states import ABSENT, EXPECTED, SAVED, WRITTEN, mark, sort_out
 from hotbed.ops.records import Layout
@@ -81,7 +82,11 @@ class MemoryStore:
         They count as saved from now on; `HeldRows.give_back` takes that back. Nothing may be expected. `at_once` copies them
         now, for those who move rows without asking (`parts`).
         """
-        assert self._held is None, "one at a time"
+        if self._held is not None:
+            raise StoreError(
+                "a snapshot of these rows is open, and there can be one at a time. Leave it first: tables.snapshot() is a "
+                "context, and a checkpoint in the background is done when Saver.settle() returns."
+            )
         state, unsaved = self._state[: self._end], self._unsaved
         keys = np.flatnonzero(state == WRITTEN if touched else state != ABSENT)
         assert not np.any(state[keys] == EXPECTED), "rows are on their way"

@@ -99,6 +99,27 @@ def test_errors_come_back_once(tmp_path, monkeypatch):
     assert loaded(tmp_path).same_as(tables)
 
 
+def test_without_a_thread_the_snapshot_is_left_and_training_goes_on(tmp_path, monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    said = []
+    tables = DictTables()
+    saver = Saver(tmp_path, tables, say=said.append)
+    tables.write("user", 1)
+    touched = set(tables.touched)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert not saver.save(state(1))
+    assert tables.touched == touched  # marks are back: the snapshot was left
+    assert saver.num_failed == 1
+    assert said == ["warning: no checkpoint was written, the last one stays: can't start new thread"]
+    assert not saver.busy
+    assert saver.save(state(2))
+    assert saver.settle()
+    assert loaded(tmp_path).same_as(tables)
+
+
 def test_asked_to_wait_a_refused_checkpoint_is_an_error(tmp_path, monkeypatch):
     def refuse(*_):
         raise RunError("no")

@@ -260,15 +260,67 @@ def test_an_error_behind_reaches_the_next_call_with_its_traceback(store):
 
 def test_compaction_that_cannot_write_keeps_the_rows(store, monkeypatch):
     ours = threading.get_ident()
-    refuse(monkeypatch, "pwrite", errno.ENOSPC, only=lambda *_: threading.get_ident() != ours)
+    refuse(monkeypatch, "pwrite", errno.EIO, only=lambda *_: threading.get_ident() != ours)
     store.write(torch.arange(3), first(torch.arange(3)) + 2)
     store._compaction.wait()
-    with pytest.raises(StoreError, match=r"compaction in the background failed: .*No space left"):
+    with pytest.raises(StoreError, match=r"compaction in the background failed: .*Input/output error"):
         store.flush()
     out = read_all(store)
     assert torch.equal(out[:3], first(KEYS[:3]) + 2)
     assert torch.equal(out[3:], first(KEYS[3:]) + 1)
     store.check_integrity()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_too_full_to_compact_is_said_once_and_writing_goes_on(store, monkeypatch, caplog, number):
+    ours = threading.get_ident()
+    with monkeypatch.context() as patch:
+        refuse(patch, "pwrite", number, only=lambda *_: threading.get_ident() != ours)
+        for step in range(8):
+            store.write(KEYS[:3], first(KEYS[:3]) + step)
+            store._compaction.wait()
+            store.flush()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "compaction waits" in caplog.text
+    assert os.strerror(number) in caplog.text
+    out = read_all(store)
+    assert torch.equal(out[:3], first(KEYS[:3]) + 7)
+    assert torch.equal(out[3:], first(KEYS[3:]) + 1)
+    stale = store.sizes().stale_bytes
+    for step in range(8):  # there is room again
+        store.write(KEYS[:3], first(KEYS[:3]) + step)
+        store._compaction.wait()
+    assert store.sizes().stale_bytes < stale
+    store.check_integrity()
+
+
+def test_a_full_disk_is_an_error_once_the_cap_is_reached_too(tmp_path, monkeypatch):
+    """Every segment keeps one live record, so that none can go without a copy."""
+    store = open_store(tmp_path, num_rows=1000)
+    written = {}
+    with monkeypatch.context() as patch:
+        compaction, ours = store._compaction.appender, threading.get_ident()
+
+        def only(handle, *_):
+            current = compaction._current
+            return threading.get_ident() != ours or (current is not None and current.handle == handle)
+
+        refuse(patch, "pwrite", errno.ENOSPC, only=only)
+        refused = ""
+        for step in range(100):
+            keys = torch.tensor([10 + step, 0, 1, 2])
+            try:
+                store.write(keys, first(keys) + step)
+            except StoreError as error:
+                refused = str(error)
+                break
+            written |= dict(zip(keys.tolist(), (first(keys) + step).tolist()))
+    assert "No space left" in refused
+    assert len(written) > 30
+    assert contents(store) == written
+    store.write(keys, first(keys) + step)  # there is room again
+    store.check_integrity()
+    store.close()
 
 
 def test_flushing_a_broken_disk(store, monkeypatch, tmp_path):

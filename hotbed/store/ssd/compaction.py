@@ -5,10 +5,15 @@ appended to a segment of its own, piece by piece; the index follows a record onl
 was copied. Readers, writers and freezing go on meanwhile: locks are held for one piece at most.
 
 Half means that a byte of rows costs at most two on disk, and at most one more byte written by copying for each byte written.
+
+A disk that is full refuses the copy in the background. Nothing is lost by that, and rows may still fit where stale ones do
+not go: it is said once, tried again when the files have grown or shrunk by a segment, and an error when a write has no room.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import threading
 from typing import NamedTuple
 
@@ -20,6 +25,8 @@ from hotbed.store.ssd.scan import SegmentFile, scan
 from hotbed.store.ssd.segments import Segment, Segments
 
 _SPARE_SEGMENTS = 16
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_LOG = logging.getLogger("hotbed.store")
 
 
 class Stale(NamedTuple):
@@ -41,10 +48,13 @@ class Compaction:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._full_at: int | None = None  # bytes in use when the disk had no room for a copy
+        self._has_said = False
 
     def start_behind(self) -> None:
         """Compact in the background, if there is anything to do and nobody at it."""
-        if self.candidate() is None:
+        segment = self.candidate()
+        if segment is None or (self._segments.num_live[segment.slot] and self._is_still_full()):
             return
         with self._starting:
             if not self._stopped and (self._thread is None or not self._thread.is_alive()):
@@ -96,8 +106,29 @@ class Compaction:
                     segment = self.candidate()
                     if segment is None or not self.rewrite(segment):
                         return
-        except BaseException as error:  # for the next call
-            self._error = error
+        except BaseException as error:
+            if _is_full(error):
+                self._note_full(error)
+            else:
+                self._error = error  # for the next call
+
+    def _note_full(self, error: BaseException) -> None:
+        self._full_at = self._segments.used_bytes
+        if not self._has_said:
+            self._has_said = True
+            _LOG.warning(
+                "compaction waits, stale rows stay on the disk, and training goes on while rows fit: %s", error
+            )
+
+    def _is_still_full(self) -> bool:
+        """Whether trying again is as good as certain to fail, and costs a copy."""
+        if self._full_at is None:
+            return False
+        segments = self._segments
+        if abs(segments.used_bytes - self._full_at) < segments.capacity * segments.stride:
+            return True
+        self._full_at = None
+        return False
 
     def candidate(self) -> Segment | None:
         """A segment that is more than half stale, or a short one where there are too many files."""
@@ -105,7 +136,7 @@ class Compaction:
         with self._segments.lock:
             stale = self._sealed()
             total = int(self._segments.num_live.sum())
-            for segment, num_live in stale:
+            for segment, num_live in sorted(stale, key=lambda one: one.num_live):  # first what needs no copy
                 if 2 * num_live < segment.num_records or segment.num_records == 0:
                     return segment
             if stale and len(stale) > _SPARE_SEGMENTS + 2 * -(-total // capacity):
@@ -147,8 +178,8 @@ class Compaction:
                         self.appender.settle(pieces)
         except NoRoomError:
             return False
-        except BaseException:
-            segment.damaged = True
+        except BaseException as error:
+            segment.damaged = not _is_full(error)
             raise
         left = int(segments.num_live[segment.slot])
         assert left == 0, f"{segment.path}: {left} of {segment.num_records} records are live and were not copied"
@@ -164,3 +195,8 @@ class Compaction:
             and segment.settled
             and not (segment.num_holds or segment.damaged or self._segments.is_dead(segment))
         ]
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether the disk had no room; reading never fails so."""
+    return isinstance(error, StoreError) and isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL

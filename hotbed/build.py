@@ -7,6 +7,7 @@ optimizer, the device, splits, and whether the tables fit in memory.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from itertools import islice
@@ -16,27 +17,31 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from hotbed.cached_group import CachedGroup
 from hotbed.config import RunConfig, TrainConfig, check, raise_problems
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader import Loader
 from hotbed.data.schema import Schema
-from hotbed.errors import ConfigError, SchemaError
+from hotbed.declared import Pooling
+from hotbed.errors import ConfigError
 from hotbed.forecast import (
     Storage,
     amounts_of,
     model_problems,
     rows_of_batch,
+    storage_of,
     table_problems,
     too_small,
 )
+from hotbed.id_features import id_problems, ids_of_train, is_dynamic, rows_of_unseen
+from hotbed.ids.rule_text import parse_admit, parse_expire
 from hotbed.models import MODELS, build_model, check_model
-from hotbed.ops.init_rows import Constant, parse_init
+from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision
-from hotbed.optim import SGD, Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
+from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
 from hotbed.plan import hot_keys
 from hotbed.tables import EmbeddingTables, Table
 from hotbed.train.loop import Course, Loaders, Pace, Training
-from hotbed.train.model_folder import load_weights, read_card
 from hotbed.train.observer import Observer, Observers
 from hotbed.train.run import Subject, cache_sizes
 from hotbed.train.step import Learner
@@ -59,6 +64,8 @@ def option_problems(config: RunConfig) -> list[str]:
         ("model", lambda: check_model(config.model.name, config.model.options)),
         ("tables", lambda: _row_optimizer(config)),
         ("tables.init", lambda: parse_init(config.tables.init)),
+        ("tables.admit", lambda: parse_admit(config.tables.admit)),
+        ("tables.expire", lambda: parse_expire(config.tables.expire)),
         ("train.device", lambda: pick_device(config.train.device)),
     ):
         try:
@@ -99,28 +106,25 @@ def build(config: RunConfig, dataset: Dataset, run: Path, observers: Iterable[Ob
             "num_dense": len(dataset.schema.dense),
             "options": config.model.options,
         },
-        "tables": {
-            name: {"rows": table.rows, "dim": table.dim, "pooling": table.pooling, "hashing": table.hashing}
-            for name, table in learner.tables.tables.items()
-        },
+        "tables": {name: _table_card(table, config) for name, table in learner.tables.tables.items()},
         "dataset": config.data.path,
     }
     return Built(training, Subject(config.model.name, config.data.path, dataset, card))
 
 
-def load_learner(folder: Path, device: str = "auto", cache: float | None = None, hbm: str | None = None) -> Learner:
-    """A trained model from its folder, ready to score; with a cache it need not fit on the device."""
-    card = read_card(folder)
-    on = pick_device(device)
-    tables = {name: Table(**settings, init=Constant(0.0)) for name, settings in card["tables"].items()}
-    optimizer = SGD(lr=0.0)  # stateless: a row takes no more than its weights
-    storage = Storage(cache or None, hbm)
-    raise_problems(table_problems(storage, amounts_of(tables, optimizer), on))
-    model = build_model(**card["model"]).to(on)
-    rows = EmbeddingTables(tables, optimizer, device=on, cache=storage.cache, hbm=storage.hbm)
-    learner = Learner(rows, model, None, 0.0, on)
-    load_weights(folder, learner.model, learner.tables)
-    return learner
+def _table_card(table: Table, config: RunConfig) -> dict[str, Any]:
+    """What scoring has to know of a table; of dynamic ids, what those without a row read."""
+    card: dict[str, Any] = {
+        "rows": table.rows,
+        "dim": table.dim,
+        "pooling": table.pooling,
+        "hashing": table.hashing,
+    }
+    if table.rows is None:
+        tables = config.tables
+        card |= {"init": tables.init, "seed": config.train.seed, "precision": tables.precision}
+        card["shared"] = table.admit is not None
+    return card
 
 
 def pick_device(name: str) -> torch.device:
@@ -140,34 +144,6 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def check_same_ids(model_folder: Path, dataset: Dataset) -> None:
-    """A SchemaError unless the dataset's columns and ids mean to the model what they meant in training."""
-    ours, theirs = Schema.load(model_folder), dataset.schema
-    for what in ("dense", "features"):
-        if getattr(ours, what) != getattr(theirs, what):
-            raise SchemaError(
-                f"{dataset.path} has other {what} columns, or the same with other settings, than the model was trained on. "
-                "Score the raw files instead: `hotbed predict RUN FILE...`."
-            )
-    for feature in ours.features:
-        name = f"{feature.name}.parquet"
-        if feature.mode == "vocabulary" and not _same_ids(
-            model_folder / "counts" / name, dataset.path / "counts" / name
-        ):
-            raise SchemaError(
-                f"{dataset.path} numbers the ids of {feature.name} otherwise than the dataset the model was trained on. "
-                "Score the raw files instead: `hotbed predict RUN FILE...`."
-            )
-
-
-def _same_ids(one: Path, other: Path) -> bool:
-    import pyarrow.parquet as pq
-
-    if one.read_bytes() == other.read_bytes():
-        return True
-    return bool(pq.read_table(one, columns=["id"]).equals(pq.read_table(other, columns=["id"])))
-
-
 def _learner(config: RunConfig, dataset: Dataset, device: torch.device) -> Learner:
     schema = dataset.schema
     optimizer = _row_optimizer(config)
@@ -175,8 +151,9 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device) -> Learn
     given = config.tables
     precision = cast(Precision, given.precision)
     storage = Storage(given.cache or None, given.hbm or None, given.memory or None, precision, given.ssd or None)
-    amounts = amounts_of(tables, optimizer, precision)
-    raise_problems(table_problems(storage, amounts, device, _most_used(schema)))
+    amounts = amounts_of(tables, optimizer, precision, ids_of_train(schema))
+    storage = storage_of(storage, amounts, rows_of_unseen(schema, config.data.eval_batch_size))
+    raise_problems(table_problems(storage, amounts, device, _most_used(schema, tables)))
 
     def make_model() -> nn.Module:
         return build_model(
@@ -218,43 +195,49 @@ def _hot_keys(config: RunConfig, dataset: Dataset, rows: EmbeddingTables) -> Ten
 
 def _tables(config: RunConfig, schema: Schema) -> dict[str, Table]:
     """One table per id feature, as wide as the model reads."""
+    given = config.tables
     width = MODELS[config.model.name].vector_width(config.model.dim)
-    return {
-        feature.name: Table(
-            rows=feature.rows,
-            dim=width,
-            pooling="mean" if feature.multi and config.tables.pooling == "mean" else "sum",
-            hashing=feature.mode == "hash",
-            init=parse_init(config.tables.init),
-        )
-        for feature in schema.features
-    }
+    tables = {}
+    for feature in schema.features:
+        pooling: Pooling = "mean" if feature.multi and given.pooling == "mean" else "sum"
+        table = Table(feature.rows, width, pooling, hashing=feature.mode == "hash", init=parse_init(given.init))
+        if is_dynamic(given.dynamic, feature.name):
+            admit, expire = parse_admit(given.admit), parse_expire(given.expire)
+            table = dataclasses.replace(table, rows=None, hashing=False, admit=admit, expire=expire)
+        tables[feature.name] = table
+    return tables
 
 
-def _most_used(schema: Schema) -> int:
+def _most_used(schema: Schema, tables: dict[str, Table]) -> int:
     """Rows that a run can ever use: a feature with one id per sample uses no more of them than there are samples."""
     samples = sum(split.rows for split in schema.splits.values())
-    return sum(feature.rows if feature.multi else min(feature.rows, samples) for feature in schema.features)
+    rows = {
+        feature.name: tables[feature.name].rows or ids_of_train(schema)[feature.name] for feature in schema.features
+    }
+    return sum(rows[one.name] if one.multi else min(rows[one.name], samples) for one in schema.features)
 
 
 def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
     """A BudgetError when the first batches of some split need more rows at once than the cache has slots."""
-    sizes = cache_sizes(learner.tables)
-    if sizes is None:
+    if cache_sizes(learner.tables) is None:
         return
-    needed: dict[str, int] = {}
     splits = {"train": loaders.train, **loaders.held_out}
+    rows, worst = learner.tables, Counter[tuple[str, int]]()  # rows that a batch of a split needs of a group
     for split, loader in splits.items():
         with closing(loader.epoch(0)) as batches:
-            tried = islice(batches, _BATCHES_TRIED)
-            needed[split] = max(rows_of_batch(learner.tables.tables, batch) for batch in tried)
-    worst = max(needed, key=needed.__getitem__)
-    if needed[worst] > sizes["slots"]:
-        setting = "data.batch_size" if worst == "train" else "data.eval_batch_size"
-        what = f"a batch of {splits[worst].batch_size:,} samples of {worst} ({setting})"
-        rows = learner.tables
-        amounts = amounts_of(rows.tables, rows.optimizer, rows.groups[0].layout.precision)
-        raise too_small(what, needed[worst], sizes["slots"], amounts)
+            for batch in islice(batches, _BATCHES_TRIED):
+                by_table = rows_of_batch(rows.tables, batch)
+                for number, group in enumerate(rows.groups):
+                    needed = sum(by_table[name] for name in group.members)
+                    worst[split, number] = max(worst[split, number], needed)
+    for (split, number), needed in worst.most_common():
+        group = rows.groups[number]
+        if isinstance(group, CachedGroup) and needed > group.num_slots:
+            setting = "data.batch_size" if split == "train" else "data.eval_batch_size"
+            what = f"a batch of {splits[split].batch_size:,} samples of {split} ({setting})"
+            raise too_small(
+                what, needed, group.num_slots, amounts_of(rows.tables, rows.optimizer, group.layout.precision)
+            )
 
 
 def _row_optimizer(config: RunConfig) -> RowOptimizer:
@@ -317,7 +300,7 @@ def _data_problems(config: RunConfig, schema: Schema) -> list[str]:
         for name, off in (("patience", 0), ("plateau_factor", 1.0)):
             if getattr(config.train, name) != off:
                 problems.append(f"train.{name}: needs a valid split, which {config.data.path} does not have")
-    return problems
+    return problems + id_problems(config.tables.dynamic, config.data.path, schema)
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:

@@ -318,7 +318,6 @@ class CachedGroup(TableGroup):
         return self._cut(self._read(torch.arange(member.base, member.base + member.rows)))
 
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
-        self._refuse_dynamic(table)
         self.flush()
         for keys in self._keys_of(table):
             yield self._cut(self._read(keys))["weight"]
@@ -329,6 +328,9 @@ class CachedGroup(TableGroup):
         self.flush()
         ids, keys = self.ids.rows_of(table)
         return torch.from_numpy(ids), self._cut(self._read(torch.from_numpy(keys)))
+
+    def ids_of(self, table: str) -> Tensor:
+        return super().ids_of(table) if self.ids is None else torch.from_numpy(self.ids.rows_of(table)[0])
 
     def shared_row(self, table: str) -> dict[str, Tensor] | None:
         """The columns [1, ...] of the row that ids without one of their own share; None where none does."""
@@ -407,7 +409,11 @@ class CachedGroup(TableGroup):
         return 0, self.records.shape[0]
 
     def _keys_of(self, table: str) -> Iterator[Tensor]:
-        """All keys of a table, some at a time: it may be larger than memory."""
+        """All keys of a table, some at a time: it may be larger than memory. Of dynamic ids, ids ascending."""
+        if self.ids is not None:
+            found = torch.from_numpy(self.ids.rows_of(table)[1])
+            yield from (found[start : start + _LOAD_CHUNK] for start in range(0, found.shape[0], _LOAD_CHUNK))
+            return
         member = self.members[table]
         stop = member.base + member.rows
         for start in range(member.base, stop, _LOAD_CHUNK):

@@ -116,6 +116,15 @@ class TablesConfig:
         0, "batches whose ids are known before they are planned; 0 is automatic", least=0, most=MOST_AHEAD
     )
     precision: str = setting("fp32", "number type of the rows; the 16-bit ones round stochastically", one_of=PRECISIONS)
+    dynamic: bool | list[str] = setting(  # noqa: RUF009  frozen
+        False, "tables without a vocabulary: any 64-bit id gets a row; true is all, [user, ad] those features"
+    )
+    admit: str = setting(
+        "", "which ids of dynamic tables get a row: after 3; after 3, sketch 64MiB; probability 0.1; all if not given"
+    )
+    expire: str = setting(
+        "", "when they lose it: unused 100000 steps; unused 7d; score below 0.5, half-life 10000; never if not given"
+    )
     options: dict[str, Any] = field(
         default_factory=dict, metadata={"about": "the optimizer's own settings, e.g. eps, beta1, l1"}
     )
@@ -190,17 +199,18 @@ FIELDS: dict[str, dataclasses.Field[Any]] = {
     f"{section}.{one.name}": one for section, kind in SECTIONS.items() for one in dataclasses.fields(kind)
 }
 OPTIONED = {"model": "model", "tables": "row optimizer"}
-TYPES: dict[str, type] = {
+TYPES: dict[str, Any] = {
     f"{section}.{name}": dict if isinstance(hint, types.GenericAlias) else hint
     for section, kind in SECTIONS.items()
     for name, hint in get_type_hints(kind).items()
 }
-_WORDS = {
+_WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
     str: "text",
     dict: "a mapping of names to values",
+    bool | list[str]: "true, false or a list of features",
 }
 
 
@@ -263,7 +273,8 @@ def from_flat(flat: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
         else:
             sections[section][name] = value
     config = RunConfig(**{name: SECTIONS[name](**values) for name, values in sections.items()})
-    return config, problems + _contradictions(config.train) + _cache_contradictions(config.tables)
+    wrong = _contradictions(config.train) + _cache_contradictions(config.tables) + _id_contradictions(config.tables)
+    return config, problems + wrong
 
 
 def _cache_contradictions(tables: TablesConfig) -> list[str]:
@@ -275,12 +286,32 @@ def _cache_contradictions(tables: TablesConfig) -> list[str]:
         size = "tables.cache" if tables.cache else "tables.hbm"
         why = "every row decays at every step, and a cache holds only some"
         problems.append(f"tables.decay_scope: must be touched with {size}, not 'table'; {why}")
-    if tables.memory and not tables.cache and not tables.hbm and not tables.ssd:
+    if tables.memory and not (tables.cache or tables.hbm or tables.ssd or tables.dynamic):
         problems.append(
             "tables.memory: is for the rows behind a cache; give tables.cache, tables.hbm or tables.ssd too"
         )
     if tables.ssd and not tables.memory:
         problems.append("tables.ssd: holds what memory does not; give tables.memory too, e.g. 16GiB")
+    return problems
+
+
+def _id_contradictions(tables: TablesConfig) -> list[str]:
+    """Of dynamic ids; what the rules themselves may say is known to hotbed.ids, so build.py checks it."""
+    problems = []
+    if not tables.dynamic:
+        for name in ("admit", "expire"):
+            if rule := getattr(tables, name):
+                problems.append(
+                    f"tables.{name}: is for ids of dynamic tables, not {rule!r} with tables.dynamic=false; "
+                    "set tables.dynamic too (--dynamic)"
+                )
+        return problems
+    if tables.policy == "static":
+        why = "it keeps rows that are known before training, and dynamic ids get theirs on the way"
+        problems.append(f"tables.policy: must be oracle, lfu or lru with tables.dynamic, not 'static'; {why}")
+    if tables.decay_scope == "table" and not (tables.cache or tables.hbm):
+        why = "dynamic ids are looked up in a cache, and it holds only some rows"
+        problems.append(f"tables.decay_scope: must be touched with tables.dynamic, not 'table'; {why}")
     return problems
 
 
@@ -300,9 +331,12 @@ def _contradictions(train: TrainConfig) -> list[str]:
     return []
 
 
-def _typed(kind: type, given: Any) -> Any:
+def _typed(kind: Any, given: Any) -> Any:
     """The value as its field's type; numbers may come as text, because YAML reads 1e-3 as text."""
-    if kind in (int, float) and not isinstance(given, bool):
+    if isinstance(kind, types.UnionType):
+        if isinstance(given, bool) or (isinstance(given, list) and all(isinstance(one, str) and one for one in given)):
+            return given
+    elif kind in (int, float) and not isinstance(given, bool):
         try:
             number = float(given) if not isinstance(given, int) else given
         except (TypeError, ValueError):

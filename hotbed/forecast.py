@@ -2,7 +2,7 @@
 
 Whole tables take all their records on the device. Behind a cache the device takes the cache's share or budget, and host
 memory the records that can ever be used: no more than there are samples, for a feature with one id per sample. A batch must
-fit into the cache at once.
+fit into the cache at once. Dynamic ids have no number of rows; whoever asks says how many there will be.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from hotbed.budget import Budgets, cache_share, rooms_of
+from hotbed.budget import Budgets, Size, cache_share, rooms_of
 from hotbed.cache import BYTES_PER_SLOT
+from hotbed.declared import sizes_of
 from hotbed.errors import BudgetError
 from hotbed.memory import available_memory, in_words, parse_bytes
 from hotbed.ops.records import Precision, layout_of
@@ -39,8 +40,13 @@ class Storage(NamedTuple):
 class Amounts(NamedTuple):
     """What tables take, in rows and bytes; their records are of one width."""
 
-    rows: int
+    rows: int  # with those that dynamic ids will have
     record: int  # bytes of one record
+    groups: tuple[Size, ...]
+
+    @property
+    def has_dynamic(self) -> bool:
+        return any(rows is None for rows, _ in self.groups)
 
     @property
     def whole(self) -> int:
@@ -51,15 +57,37 @@ class Amounts(NamedTuple):
         return num_rows * (self.record + BYTES_PER_SLOT)
 
 
-def amounts_of(tables: Mapping[str, Table], optimizer: RowOptimizer, precision: Precision = "fp32") -> Amounts:
-    """Of tables of one dim."""
+def amounts_of(
+    tables: Mapping[str, Table],
+    optimizer: RowOptimizer,
+    precision: Precision = "fp32",
+    known: Mapping[str, int] | None = None,
+) -> Amounts:
+    """Of tables of one dim; `known` is the number of ids that a table of dynamic ids will have."""
     (dim,) = {table.dim for table in tables.values()}
-    return Amounts(sum(table.rows or 0 for table in tables.values()), layout_of(dim, optimizer, precision).width * 4)
+    rows = sum((known or {}).get(name, 0) if table.rows is None else table.rows for name, table in tables.items())
+    groups = tuple(sizes_of(dict(tables), optimizer, precision))
+    return Amounts(rows, layout_of(dim, optimizer, precision).width * 4, groups)
+
+
+def storage_of(storage: Storage, amounts: Amounts, batch_rows: int) -> Storage:
+    """The same in bytes where ids are dynamic: a share is one of the ids there will be, nothing given is room for all.
+
+    `batch_rows`: rows that a batch may need beside them, of ids that no training has seen.
+    """
+    if not amounts.has_dynamic or storage.hbm is not None or (storage.ssd is not None and storage.cache is None):
+        return storage
+    if storage.cache is not None:
+        rows = math.ceil(storage.cache * amounts.rows)
+    else:
+        preset = sum(rows or 0 for rows, _ in amounts.groups)
+        rows = max(amounts.rows + batch_rows, 2 * preset)  # tables beside dynamic ones get half of a budget at most
+    return storage._replace(cache=None, hbm=str(amounts.cached(max(rows, len(amounts.groups)))))
 
 
 def table_problems(storage: Storage, amounts: Amounts, device: torch.device, most_used: int | None = None) -> list[str]:
     """Nothing, or what does not fit, with the ways out; `most_used` bounds the rows that are ever used."""
-    share = cache_share(storage.cache, storage.hbm, [(amounts.rows, amounts.record)])
+    share = cache_share(storage.cache, storage.hbm, [(max(amounts.rows, 1), amounts.record)])
     free, host = available_memory(device), available_memory(_CPU)
     if storage.ssd is not None and storage.memory is not None:
         return _tier_problems(storage, amounts, device)
@@ -85,12 +113,12 @@ def table_problems(storage: Storage, amounts: Amounts, device: torch.device, mos
 def _tier_problems(storage: Storage, amounts: Amounts, device: torch.device) -> list[str]:
     """Of memory over an ssd."""
     budgets = Budgets(storage.cache, storage.hbm, storage.memory, storage.ssd)
-    (room,) = rooms_of(budgets, [(amounts.rows, amounts.record)], device.type)
-    assert room.num_slots is not None, "an ssd is behind a cache"
+    rooms = rooms_of(budgets, amounts.groups, device.type)
+    assert all(room.num_slots is not None for room in rooms), "an ssd is behind a cache"
     assert storage.memory is not None, "an ssd is below memory"
     memory = parse_bytes(storage.memory, "memory")
-    needed = {device: amounts.cached(room.num_slots)}
-    needed[_CPU] = memory if room.place.memory_slots == 0 else memory + needed.get(_CPU, 0)
+    needed = {device: amounts.cached(sum(room.num_slots or 0 for room in rooms))}
+    needed[_CPU] = memory if rooms[0].place.memory_slots == 0 else memory + needed.get(_CPU, 0)
     problems = []
     for place, amount in needed.items():
         free = available_memory(place)
@@ -112,28 +140,33 @@ def _ways_out(device: torch.device) -> str:
     return ways
 
 
-def rows_of_batch(tables: Mapping[str, Table], batch: Batch) -> int:
-    """The distinct rows one batch needs; every table is read by the feature of its name."""
+def rows_of_batch(tables: Mapping[str, Table], batch: Batch) -> dict[str, int]:
+    """The distinct rows of each table that one batch needs; every table is read by the feature of its name."""
     single = [name for name in tables if name not in batch.bags]
     ids = {name: batch.ids[:, column] for column, name in enumerate(single)}
     ids |= {name: bag.values for name, bag in batch.bags.items()}
-    return sum(
-        torch.unique(ids[name] % table.rows if table.hashing and table.rows else ids[name]).numel()
+    return {
+        name: torch.unique(ids[name] % table.rows if table.hashing and table.rows else ids[name]).numel()
         for name, table in tables.items()
-    )
+    }
 
 
 def too_small(what: str, needed: int, num_slots: int, amounts: Amounts) -> BudgetError:
     """The error for a cache that cannot hold a batch, with the smallest that can.
 
     Distinct rows of equally large batches scatter by less than the root of their number; four times that on top holds the
-    largest of a long epoch, too.
+    largest of a long epoch, too. Where some ids are dynamic and others not, each kind has half of the bytes at least.
     """
-    enough = min(needed + 4 * math.isqrt(needed), amounts.rows)
-    share = math.ceil(1e4 * enough / amounts.rows) / 1e4
+    enough = needed + 4 * math.isqrt(needed)
+    if amounts.has_dynamic:
+        ways = f"--hbm {_round_up(amounts.cached(enough) * len(amounts.groups))}"
+    else:
+        enough = min(enough, amounts.rows)
+        share = math.ceil(1e4 * enough / amounts.rows) / 1e4
+        ways = f"--cache {share:g} or --hbm {_round_up(amounts.cached(enough))}"
     return BudgetError(
-        f"the cache is too small: {what} needs {needed:,} rows at once, and the cache holds {num_slots:,}. Take --cache "
-        f"{share:g} or --hbm {_round_up(amounts.cached(enough))} or more, or smaller batches.",
+        f"the cache is too small: {what} needs {needed:,} rows at once, and the cache holds {num_slots:,}. Take {ways} or "
+        "more, or smaller batches.",
         enough,
     )
 

@@ -101,6 +101,10 @@ class TableGroup:
         """(ids ascending [N], their columns [N, ...]) of one table."""
         return torch.arange(self.members[table].rows), self.columns(table)
 
+    def ids_of(self, table: str) -> Tensor:
+        """The ids of one table that have a row, ascending [N]."""
+        return torch.arange(self.members[table].rows)
+
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
         """The weights of a table, some rows at a time, in order."""
         yield self.columns(table)["weight"]

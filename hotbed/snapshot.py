@@ -6,7 +6,7 @@ a store in memory then gives them in another thread while training goes on, a st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -204,10 +204,21 @@ class TablesSink:
         for group in self._tables.groups:
             if isinstance(group, CachedGroup):
                 group.clear()
-                if group.ids is not None:
-                    self._ids[_name_of(group)] = IdsSink(group.ids)
             else:
                 group.initialise(group._seed)
+        self._begin_ids()
+
+    def replace(self, parts: Iterable[RowPart]) -> None:
+        """These are the rows of dynamic ids from now on; other tables stay as they are."""
+        self._tables._claim()
+        for group in self._tables.groups:
+            if isinstance(group, CachedGroup) and group.ids is not None:
+                group.clear()
+        self._begin_ids()
+        for part in parts:
+            first = self.first(part.table, part.ids, part.columns["weight"])
+            self.add(part._replace(columns={**first, **part.columns}))
+        self._end_ids()
 
     def first(self, table: str, ids: Tensor, weight: Tensor | None = None) -> dict[str, Tensor]:
         """The columns of these rows at their first values, or as if they had begun with these weights."""
@@ -272,6 +283,9 @@ class TablesSink:
         records = torch.zeros(part.ids.shape[0], group.layout.width, dtype=group.records.dtype)
         for name, column in group._cut(records).items():
             column.copy_(part.columns[name].view(column.shape))
+        if dynamic is not None:
+            known = keys >= 0
+            keys, records = keys[known], records[known]
         _write(group, keys, records)
 
     def rest(self, tensors: dict[str, Tensor]) -> None:
@@ -283,10 +297,8 @@ class TablesSink:
         left_out: list[str] = []
         self._tables.num_updates = int(self._rest["num_updates"])
         self._tables.lr_factor = float(self._rest["lr_factor"])
+        self._end_ids()
         for group in self._tables.groups:
-            if isinstance(group, CachedGroup) and (dynamic := self._ids.get(_name_of(group))) is not None:
-                idle = dynamic.end(_name_of(group), self._rest)
-                group.store.forget(torch.from_numpy(idle))
             if not isinstance(group, CachedGroup):
                 group.touched = torch.zeros(group.num_rows, dtype=torch.uint8, device=group.records.device)
                 continue
@@ -295,6 +307,18 @@ class TablesSink:
             left_out += bring_in(group, _name_of(group), self._rest)
         if left_out:
             self.notes.append(f"starting with an empty cache: {'; '.join(left_out)}")
+
+    def _begin_ids(self) -> None:
+        for group in self._tables.groups:
+            if isinstance(group, CachedGroup) and group.ids is not None:
+                self._ids[_name_of(group)] = IdsSink(group.ids)
+
+    def _end_ids(self) -> None:
+        """Give rows to their ids."""
+        for group in self._tables.groups:
+            if isinstance(group, CachedGroup) and (dynamic := self._ids.get(_name_of(group))) is not None:
+                idle = dynamic.end(_name_of(group), self._rest)
+                group.store.forget(torch.from_numpy(idle))
 
 
 def parts_of(layout: Layout, members: Sequence[Member], keys: Tensor, records: Tensor) -> Iterator[RowPart]:

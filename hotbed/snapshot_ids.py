@@ -2,7 +2,7 @@
 
 A checkpoint holds, beside each saved row, its number and what its expiry depends on (`numbers_of`); which rows are free, and
 all that is no row's, are in the rest. A chain of checkpoints is read oldest first: of two owners of a row the later one has
-it, and what is free at the end has none.
+it, and what is free at the end has none. Rows that come without a number (of another run, of a model folder) get new ones.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hotbed.checkpoint.types import RowPart
 from hotbed.dynamic import DynamicIds
-from hotbed.errors import BudgetError
 from hotbed.ids.index import Ints
+from hotbed.newcomers import Newcomers, no_room
 from hotbed.ops.records import Layout
 
 Arrays = dict[str, NDArray[Any]]
@@ -45,7 +45,9 @@ class IdsSnapshot:
             self._columns = translator.rows_state(keys[translator.is_live(keys)])
             self._rest = {**translator.rest_state(), _FREE: translator.free_rows()}
             idle = np.concatenate([self._rest[_FREE], self._rest["quarantined_rows"]])
-            self._gone = translator.id_of(idle)
+            tables, gone = translator.id_of(idle)
+            back = translator.has_row(tables, gone)
+            self._gone = tables[~back], gone[~back]
             ahead = np.arange(translator.end, most)  # of batches that are not trained; files of an ssd may hold records
             self._rest[_FREE] = np.concatenate([self._rest[_FREE], ahead])
 
@@ -74,7 +76,7 @@ class IdsSnapshot:
             yield from self.parts(layout, torch.from_numpy(rows[start : start + chunk]), None)
 
     def gone(self) -> Iterator[tuple[str, Tensor]]:
-        """Ids whose rows are free or rest; those that came back have another row."""
+        """Ids whose rows are free or rest, and that have no other row by now."""
         tables, ids = self._gone
         for number, name in enumerate(self._names):
             mine = np.unique(ids[tables == number])
@@ -92,16 +94,16 @@ class IdsSink:
     def __init__(self, ids: DynamicIds) -> None:
         self._ids = ids
         self._parts: list[Arrays] = []
+        self.newcomers = Newcomers(ids)
 
     def add(self, part: RowPart) -> Tensor:
-        """Take note of a part; the keys of its rows."""
+        """Take note of a part; the keys of its rows, -1 for what has none here."""
+        if "row" not in part.columns:
+            return self.newcomers.add(part)
         columns = {name: part.columns[name].numpy().copy() for name in numbers_of(self._ids)}
         number, most = self._ids.names.index(part.table), self._ids.room.rows
         if columns["row"].shape[0] and columns["row"].max() >= most:
-            raise BudgetError(
-                f"the checkpoint has {columns['row'].max() + 1:,} rows of dynamic ids, and memory= has room for {most:,} with "
-                "their index. Give more memory=."
-            )
+            raise no_room(int(columns["row"].max()) + 1, most)
         tables = np.full(part.ids.shape[0], number, dtype=np.uint16)
         self._parts.append({**columns, "table": tables, "id": part.ids.numpy().copy()})
         return torch.from_numpy(columns["row"])
@@ -111,6 +113,7 @@ class IdsSink:
         prefix = f"ids.{group}."
         rest = {name.removeprefix(prefix): t.numpy() for name, t in tensors.items() if name.startswith(prefix)}
         if not rest:
+            self._ids.translator.load_state(*self.newcomers.state())
             return np.empty(0, dtype=np.int64)
         rest["waiting_tables"] = rest["waiting_tables"].astype(np.uint16)
         for number, dtype in self._ids.translator.sketch_types().items():

@@ -19,6 +19,8 @@ from torch.autograd.function import once_differentiable
 from hotbed.budget import Budgets, rooms_of
 from hotbed.cache import DEFAULT_POLICY, CacheCounts
 from hotbed.cached_group import CachedGroup
+from hotbed.checkpoint.lineage import forget
+from hotbed.checkpoint.types import RowPart
 from hotbed.declared import Output, Table, features_of, groups_of, output_of, sizes_of
 from hotbed.errors import ConfigError, HotbedError, ShapeError
 from hotbed.group import TableGroup
@@ -172,8 +174,6 @@ class EmbeddingTables(nn.Module):
             if isinstance(group, CachedGroup):
                 group.flush()
 
-    def snapshot(self, touched: bool = False) -> TablesSnapshot:
-        """The rows between two steps, for a checkpoint: all ever written, or those touched since the last commit."""
     def warm(self, keys: Tensor) -> None:
         """Let the static policy of every cache keep these rows, and bring them in: keys of its group, distinct, ascending."""
         self._claim()
@@ -182,6 +182,8 @@ class EmbeddingTables(nn.Module):
                 with self._told_of_loss(group):
                     group.warm(keys)
 
+    def snapshot(self, touched: bool = False) -> TablesSnapshot:
+        """The rows between two steps, for a checkpoint: all ever written, or those touched since the last commit."""
         return TablesSnapshot(self, touched)
 
     def restore(self) -> TablesSink:
@@ -194,7 +196,7 @@ class EmbeddingTables(nn.Module):
         return self._group_of(table).columns(table)["weight"]
 
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
-        """The weights of a table, some rows at a time, in order: for tables larger than memory."""
+        """The weights of a table, some rows at a time, in order (of dynamic ids: as `ids`): for tables larger than memory."""
         self._claim()
         return self._group_of(table).weight_pieces(table)
 
@@ -219,6 +221,16 @@ class EmbeddingTables(nn.Module):
         """
         self._claim()
         return self._group_of(table).rows(table)
+
+    def ids(self, table: str) -> Tensor:
+        """The ids [N] of a table that have a row, ascending, on the host."""
+        self._claim()
+        return self._group_of(table).ids_of(table)
+
+    def load_rows(self, parts: Iterable[RowPart]) -> None:
+        """Replace the rows of all tables with dynamic ids: `weight` by id; optimizer state begins anew."""
+        forget(self)
+        TablesSink(self).replace(parts)
 
     def shared_row(self, table: str) -> dict[str, Tensor] | None:
         """The columns [1, dim] or [1, 1] of the row that ids of a table share until they are admitted, or None."""
@@ -271,6 +283,12 @@ class EmbeddingTables(nn.Module):
         self.turns.claim()
         with self._told_of_loss(group):
             return group.placed(lookups, learns)
+
+    @contextmanager
+    def _told_of_loss(self, group: CachedGroup) -> Iterator[None]:
+        """Nothing goes on with tables whose rows did not get where the cache says they are."""
+        try:
+            yield
         except BaseException as error:
             if group.is_broken:
                 self.turns.broken = error
@@ -283,12 +301,6 @@ class EmbeddingTables(nn.Module):
             self._unchecked.clear()
             for check in checks:
                 check()
-
-    @contextmanager
-    def _told_of_loss(self, group: CachedGroup) -> Iterator[None]:
-        """Nothing goes on with tables whose rows did not get where the cache says they are."""
-        try:
-            yield
 
     def _claim(self) -> None:
         """Before anything reads or writes all rows."""

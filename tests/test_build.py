@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from hotbed import cache, config, pipeline
-from hotbed.build import build, changed_settings, check_same_ids, load_learner, option_problems, pick_device
+from hotbed.build import build, changed_settings, option_problems, pick_device
 from hotbed.config import DENSE_RATES, FIELDS, MOST_AHEAD, MOST_WINDOW, POLICIES, ROW_RATES, RunConfig, TablesConfig
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.ops import records
 from hotbed.optim import ROW_OPTIMIZERS
 from hotbed.run_file import compose
+from hotbed.scoring import check_same_ids, load_learner
 from hotbed.train.run import run
 from tests.train.small import SMALL, write_dataset
 

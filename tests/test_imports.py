@@ -29,9 +29,10 @@ FLOORS = [
     {"recorded", "declared", "snapshot_ids", "snapshot_cache"},
     {"snapshot"},
     {"tables"},
-    {"embedding_bag", "pipeline", "parallel", "forecast"},
+    {"embedding_bag", "pipeline", "parallel", "forecast", "id_features"},
     {"train", "report", "bench"},
     {"build"},
+    {"scoring"},
     {"cli"},
     {"__main__"},
 ]

@@ -32,8 +32,8 @@ def evaluate_command(
     hotbed evaluate runs/demo --data adult --split valid
     """
     with err().status("loading the model"):
-        from hotbed.build import check_same_ids, load_learner
         from hotbed.data.loader import Loader
+        from hotbed.scoring import check_same_ids, load_learner
         from hotbed.train.evaluate import evaluate
         from hotbed.train.model_folder import read_card
 
@@ -41,7 +41,7 @@ def evaluate_command(
         card = read_card(folder)
         dataset = open_dataset(data or card["dataset"])
         check_same_ids(folder, dataset)
-        learner = load_learner(folder, device, cache, hbm)
+        learner = load_learner(folder, device, cache, hbm, batch_size)
     with err().status(Text(f"evaluating the {split} split")):
         loader = Loader(dataset, split, batch_size=batch_size, pin_memory=learner.device.type == "cuda")
         found = evaluate(learner, loader)

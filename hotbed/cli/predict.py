@@ -38,13 +38,13 @@ def predict_command(
     if any(scores.exists() and Path(one).exists() and scores.samefile(one) for one in inputs):
         raise ConfigError(f"--out {scores} is one of the inputs and would be lost. Choose another file.")
     with err().status("loading the model"):
-        from hotbed.build import check_same_ids, load_learner
         from hotbed.data.encode import RawReader
         from hotbed.data.loader import Loader
+        from hotbed.scoring import check_same_ids, load_learner
         from hotbed.train.predict import predict, raw_batches, split_batches
 
         folder = run / "model"
-        learner = load_learner(folder, device, cache, hbm)
+        learner = load_learner(folder, device, cache, hbm, batch_size)
         reader = None
         if len(inputs) == 1 and not Path(inputs[0]).is_file():
             dataset = open_dataset(inputs[0])

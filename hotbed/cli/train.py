@@ -68,6 +68,24 @@ def train_command(
         None, help="Folder and bytes for rows that memory does not hold, e.g. /fast:500GiB."
     ),
     policy: str | None = typer.Option(None, help="Which rows stay in the cache: oracle, lfu, lru or static."),
+    dynamic: bool | None = typer.Option(
+        None,
+        "--dynamic",
+        help="No vocabularies: any 64-bit id gets a row when it is first trained. "
+        "For some features only: --set 'tables.dynamic=[user, ad]'.",
+    ),
+    admit: str | None = typer.Option(
+        None,
+        metavar="RULE",
+        help="Which dynamic ids get a row; the others of a table share one. 'after 3': from the third time on. "
+        "'after 3, sketch 64MiB': counted in so much memory. 'probability 0.1': each time by chance.",
+    ),
+    expire: str | None = typer.Option(
+        None,
+        metavar="RULE",
+        help="When they lose it. 'unused 100000 steps', 'unused 7d', or 'score below 0.5, half-life 10000', a count of "
+        "uses that fades; ', every 500' says how often to look, in steps.",
+    ),
     seed: int | None = typer.Option(None, help="Same seed, same machine: same bits."),
     sets: list[str] = typer.Option([], "--set", help="path=value, e.g. model.dim=32; may be given many times."),
     resume: Path | None = typer.Option(None, help="Go on with this run folder, as if it had never stopped."),
@@ -93,6 +111,8 @@ def train_command(
 
     hotbed train --memory 32MiB --ssd /tmp/rows:1GiB
 
+    hotbed train --dynamic --admit "after 3" --expire "unused 100000 steps" --hbm 1GiB
+
     hotbed train run.yaml --set model.dim=32 --set model.options.dropout=0.2 --out runs/wide
 
     hotbed train --resume runs/wide
@@ -109,6 +129,9 @@ def train_command(
         "tables.memory": memory,
         "tables.ssd": ssd,
         "tables.policy": policy,
+        "tables.dynamic": dynamic,
+        "tables.admit": admit,
+        "tables.expire": expire,
         "train.checkpoint_every": checkpoint_every,
     }
     given = {path: value for path, value in flags.items() if value is not None}
@@ -280,15 +303,20 @@ def _opening(built: Built) -> str:
 
     training, subject = built.training, built.subject
     tables = training.learner.tables
-    rows = sum(table.rows or 0 for table in tables.tables.values())
+    given = tables.tables.values()
+    rows = f"{sum(table.rows or 0 for table in given):,} rows"
     cached, device = cache_sizes(tables), training.learner.device
-    if cached is None:
+    if any(table.rows is None for table in given):
+        assert cached is not None, "dynamic ids are looked up in a cache"
+        rows = "dynamic ids" if all(table.rows is None for table in given) else f"{rows} and dynamic ids"
+        place = f"with a cache of {cached['slots']:,} rows ({in_words(cached['device_bytes'])}) on {device}"
+    elif cached is None:
         place = f"({in_words(tables.num_bytes)}), {device}"
     else:
         amounts = f"{in_words(cached['device_bytes'])} instead of {in_words(cached['table_bytes'])}"
         place = f"with {cached['slots']:,} of them ({amounts}) on {device}"
     return (
-        f"{subject.model} on {subject.dataset_name}: {training.loaders.train.num_rows:,} train samples, {rows:,} rows in "
+        f"{subject.model} on {subject.dataset_name}: {training.loaders.train.num_rows:,} train samples, {rows} in "
         f"{len(tables.tables)} tables {place}; writing to {training.run}"
     )
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.data.dataset import AGAIN, RowGroup
-from hotbed.data.schema import Schema
+from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import DataError
 from hotbed.types import Batch, Jagged
 
@@ -40,7 +40,7 @@ def decode(schema: Schema, groups: Sequence[RowGroup], place: NDArray[np.int64],
     """Read `groups`; their i-th row becomes row place[i] of the result."""
     num_rows = len(place)
     single = [feature for feature in schema.features if not feature.multi]
-    limits = np.asarray([feature.rows if feature.mode != "hash" else 0 for feature in single], dtype=np.int64)
+    limits = np.asarray([_limit(feature) for feature in single], dtype=np.int64)
     labels = torch.empty(num_rows, dtype=torch.float32, pin_memory=pin_memory)
     dense = torch.empty((num_rows, len(schema.dense)), dtype=torch.float32, pin_memory=pin_memory)
     ids = torch.empty((num_rows, len(single)), dtype=torch.int64, pin_memory=pin_memory)
@@ -54,11 +54,14 @@ def decode(schema: Schema, groups: Sequence[RowGroup], place: NDArray[np.int64],
         _place_ids(table, [feature.name for feature in single], limits, spot, ids.numpy(), group)
         for feature in schema.features:
             if feature.multi:
-                bags[feature.name].append(
-                    _read_bags(table, feature.name, 0 if feature.mode == "hash" else feature.rows, group)
-                )
+                bags[feature.name].append(_read_bags(table, feature.name, _limit(feature), group))
         start += group.rows
     return Batch(labels, dense, ids, {name: _join_bags(parts, place, pin_memory) for name, parts in bags.items()})
+
+
+def _limit(feature: IdFeature) -> int:
+    """The rows that its numbers must lie in; 0 for 64-bit ids."""
+    return feature.rows if feature.mode in ("vocabulary", "direct") else 0
 
 
 def _read(group: RowGroup, schema: Schema) -> pa.Table:

@@ -8,7 +8,8 @@
 
 Ids on disk. `vocabulary` features hold row numbers: row 0 is "unknown" (never seen, or rarer than min_count, in train),
 row 1 + k is the k-th line of the counts file. `hash` features hold the raw 64-bit id; the table takes it modulo its rows
-(the hashing trick, chosen by the user). `direct` features hold integers that already are row numbers.
+(the hashing trick, chosen by the user). `direct` features hold integers that already are row numbers. `raw` features hold
+the raw 64-bit id for tables of dynamic ids; their `rows` is 0.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hotbed.errors import SchemaError
 
 FORMAT_VERSION = 1
 SOURCES = ("string", "integer", "bucket")
-IdMode = Literal["vocabulary", "hash", "direct"]
+IdMode = Literal["vocabulary", "hash", "direct", "raw"]
 
 
 @dataclass(frozen=True)

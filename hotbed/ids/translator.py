@@ -186,6 +186,11 @@ class Translator:
         """Whether each key belongs to an id or is shared by many; records of others mean nothing."""
         return self._memory.index.is_live(keys - self.first_row)
 
+    def has_row(self, tables: Tables, ids: Ints) -> NDArray[np.bool_]:
+        """Whether each (table, id) has a row of its own."""
+        with self._turn:
+            return np.asarray(self._memory.index.find(tables, ids) >= 0)
+
     def live_keys(self, chunk: int = 1 << 18) -> Iterator[Ints]:
         """Every live key, ascending."""
         for rows in self._memory.index.rows(chunk, shared=True):

@@ -2,7 +2,8 @@
 
 model.json           names, widths and options: what build.py needs to build the model again
 dense.safetensors    weights and buffers of the model
-tables.safetensors   `<table>.weight`, without optimizer state
+tables.safetensors   `<table>.weight`, without optimizer state; of dynamic ids also `<table>.id`, ascending, the id of
+                     every row, and `<table>.shared`, the vector of ids that were not admitted, where the table has one
 schema.json          the dataset's schema, without its splits
 counts/              id lists of the vocabulary features
 manifest.json        size and checksum of each
@@ -13,32 +14,40 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 
 from hotbed.checkpoint.files import InPieces
+from hotbed.checkpoint.types import RowPart
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
 from hotbed.tables import EmbeddingTables
 from hotbed.train.files import check_folder, read_tensors, recover_folder, write_folder, write_tensors
 from hotbed.train.step import Learner
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: no dynamic ids
+_CHUNK = 1 << 18
 
 
-def weights_of(tables: EmbeddingTables) -> dict[str, InPieces]:
-    """`<table>.weight` of every table; it may be larger than memory."""
-    found = {}
+def weights_of(tables: EmbeddingTables) -> dict[str, InPieces | Tensor]:
+    """The content of tables.safetensors; weights may be larger than memory, ids are in memory anyway."""
+    found: dict[str, InPieces | Tensor] = {}
     for name, table in tables.tables.items():
-        if table.rows is None:
-            raise RunError(
-                f"table {name!r} has dynamic ids, which a model folder does not hold; save a checkpoint instead"
-            )
+        rows = table.rows
+        if rows is None:
+            ids = tables.ids(name)
+            rows, found[f"{name}.id"] = ids.shape[0], ids
+            shared = tables.shared_row(name)
+            if shared is not None:
+                found[f"{name}.shared"] = shared["weight"]
         dtype = tables._group_of(name).weight_type
-        found[f"{name}.weight"] = InPieces((table.rows, table.dim), dtype, partial(tables.weight_pieces, name))
+        found[f"{name}.weight"] = InPieces((rows, table.dim), dtype, partial(tables.weight_pieces, name))
     return found
 
 
@@ -47,7 +56,8 @@ def save_model(folder: Path, learner: Learner, dataset: Dataset, card: dict[str,
 
     def fill(new: Path) -> None:
         save_weights(new, learner)
-        (new / "model.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **card}, indent=1) + "\n")
+        version = FORMAT_VERSION if any(one["rows"] is None for one in card["tables"].values()) else 1
+        (new / "model.json").write_text(json.dumps({"format_version": version, **card}, indent=1) + "\n")
         dataclasses.replace(dataset.schema, splits={}).save(new)
         (new / "counts").mkdir()
         for feature in dataset.schema.features:
@@ -85,11 +95,34 @@ def save_weights(folder: Path, learner: Learner) -> None:
 
 
 def load_weights(folder: Path, model: nn.Module, tables: EmbeddingTables) -> None:
-    """Put saved weights in place; optimizer state stays as it is."""
+    """Put saved weights in place; optimizer state stays as it is, but that of dynamic ids, which begins anew."""
     try:
         model.load_state_dict(read_tensors(folder / "dense.safetensors"))
         weights = read_tensors(folder / "tables.safetensors")
+        dynamic = [name for name, table in tables.tables.items() if table.rows is None]
         for name in tables.tables:
-            tables.load_weight(name, weights[f"{name}.weight"])
+            if name not in dynamic:
+                tables.load_weight(name, weights[f"{name}.weight"])
+        if dynamic:
+            tables.load_rows(part for name in dynamic for part in _parts(name, weights))
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise RunError(f"the weights of {folder} do not fit the model: {error}") from error
+
+
+def count_ids(folder: Path, tables: list[str]) -> dict[str, int]:
+    """How many ids have a row, of each of these tables; nothing else is read."""
+    try:
+        with safe_open(folder / "tables.safetensors", framework="pt") as tensors:
+            return {name: int(tensors.get_slice(f"{name}.id").get_shape()[0]) for name in tables}
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error
+
+
+def _parts(table: str, weights: dict[str, Tensor]) -> Iterator[RowPart]:
+    """The rows of dynamic ids, some at a time."""
+    ids, weight = weights[f"{table}.id"], weights[f"{table}.weight"]
+    for start in range(0, ids.shape[0], _CHUNK):
+        yield RowPart(table, ids[start : start + _CHUNK], {"weight": weight[start : start + _CHUNK]})
+    if f"{table}.shared" in weights:
+        shared = {"weight": weights[f"{table}.shared"], "shared": torch.ones(1, dtype=torch.int64)}
+        yield RowPart(table, torch.zeros(1, dtype=torch.int64), shared)

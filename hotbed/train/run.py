@@ -22,6 +22,7 @@ import hotbed
 from hotbed.cached_group import CachedGroup
 from hotbed.data.dataset import Dataset
 from hotbed.errors import HotbedError, RunError
+from hotbed.group import TableGroup
 from hotbed.tables import EmbeddingTables
 from hotbed.train.evaluate import Evaluation
 from hotbed.train.files import write_text
@@ -108,15 +109,15 @@ def _summary(training: Training, subject: Subject, found: dict[str, Evaluation] 
     best = {split: value for split, value in schema.best_auc.items() if split in final}
     shown = evaluations.get("test") or evaluations.get("valid")
     curve = calibration_curve(shown.labels, shown.logits) if shown else []
-    tables = learner.tables.tables.values()
+    groups = learner.tables.groups
     return {
         "model": subject.model,
         "dataset": subject.dataset_name,
         "device": _device_name(learner.device),
         "parameters": {
             "dense": sum(one.numel() for one in learner.model.parameters()),
-            "rows": sum(table.rows or 0 for table in tables),
-            "row_values": sum((table.rows or 0) * table.dim for table in tables),
+            "rows": sum(group_rows(group) for group in groups),
+            "row_values": sum(group_rows(group) * group.layout.dim for group in groups),
         },
         "cache": cache_sizes(learner.tables),
         "final": final,
@@ -146,11 +147,17 @@ def cache_sizes(tables: EmbeddingTables) -> dict[str, int] | None:
     return {
         "slots": sum(group.num_slots for group in groups),
         "device_bytes": sum(group.records.nbytes + group.cache.num_bytes for group in groups),
-        "table_bytes": sum(group.num_rows * group.layout.width * group.records.itemsize for group in groups),
+        "table_bytes": sum(group_rows(group) * group.layout.width * group.records.itemsize for group in groups),
     }
 
 
 def _without_nan(value: Any) -> Any:
+def group_rows(group: TableGroup) -> int:
+    """Rows of the tables of a group; of dynamic ids, those that ids have by now."""
+    ids = group.ids if isinstance(group, CachedGroup) else None
+    return group.num_rows if ids is None else sum(counts.rows for counts in ids.counts().values())
+
+
     if isinstance(value, dict):
         return {key: _without_nan(one) for key, one in value.items()}
     if isinstance(value, list):

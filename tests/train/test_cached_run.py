@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from hotbed.build import load_learner
+from hotbed.scoring import load_learner
 from hotbed.train.run import run
 from hotbed.train.step import Learner
 from tests.train.small import lines, model_bytes

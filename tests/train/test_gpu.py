@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotbed.build import load_learner
+from hotbed.scoring import load_learner
 from hotbed.train.evaluate import evaluate
 from hotbed.train.run import run
 from tests.train.small import lines, model_bytes

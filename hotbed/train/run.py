@@ -151,13 +151,13 @@ def cache_sizes(tables: EmbeddingTables) -> dict[str, int] | None:
     }
 
 
-def _without_nan(value: Any) -> Any:
 def group_rows(group: TableGroup) -> int:
     """Rows of the tables of a group; of dynamic ids, those that ids have by now."""
     ids = group.ids if isinstance(group, CachedGroup) else None
     return group.num_rows if ids is None else sum(counts.rows for counts in ids.counts().values())
 
 
+def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nan(one) for key, one in value.items()}
     if isinstance(value, list):

@@ -25,7 +25,7 @@ from hotbed.store.place import Place
 Rows = tuple[int, int]  # number of rows, bytes of a record
 Size = tuple[int | None, int]  # likewise; None for dynamic ids
 SSD_BYTES_PER_KEY = 8  # of the ssd's index, where no memory tier is over it
-_LEAST_SSD = 4 << 20
+_LEAST_SSD = 4 << 20  # of a group: three segments, and the copy that compaction makes
 _MOST_ADDRESSES = 1 << 44  # bytes set aside for rows of dynamic ids, which take memory only once they are used
 
 
@@ -67,10 +67,11 @@ def _preset_rooms(budgets: Budgets, groups: Sequence[Rows], device_type: str) ->
     if share is None and device_type != "cpu":
         raise ConfigError(f"ssd={budgets.ssd!r} on {device_type} needs a cache there; give cache= or hbm= too")
     whole = sum(rows * record for rows, record in groups)
+    on_ssd = _ssd_parts(ssd_bytes, [rows * record for rows, record in groups])
     rooms = []
     for number, (rows, record) in enumerate(groups):
         part = rows * record / whole
-        place = Place(folder / f"group-{number}", max(_LEAST_SSD, int(ssd_bytes * part)))
+        place = Place(folder / f"group-{number}", on_ssd[number])
         if share is None:
             fit = _rows_in(memory, part, rows, SSD_BYTES_PER_KEY, record + BYTES_PER_SLOT)
             rooms.append(Room(fit, place))
@@ -135,10 +136,11 @@ def _ssd_rooms(budgets: Budgets, groups: Sequence[Size]) -> list[Room]:
     per_key, per_slot = SSD_BYTES_PER_KEY, BYTES_PER_SLOT
     if not is_cache:
         per_key, per_slot = tiered.BYTES_PER_KEY, tiered.BYTES_PER_SLOT
-    parts = zip(_split(ssd_bytes, groups, 3, 0), _split(memory, groups, 1, per_key + per_slot))  # 3: stale rows too
+    ssd_parts = _ssd_parts(ssd_bytes, _split(ssd_bytes, groups, 3, 0))  # 3: stale rows too
+    parts = zip(ssd_parts, _split(memory, groups, 1, per_key + per_slot))
     rooms = []
     for number, ((rows, record), (on_ssd, in_memory)) in enumerate(zip(groups, parts)):
-        place = Place(folder / f"group-{number}", max(_LEAST_SSD, on_ssd), grows=rows is None)
+        place = Place(folder / f"group-{number}", on_ssd, grows=rows is None)
         ids = None
         if rows is not None:
             fit = _rows_in(memory, in_memory / memory, rows, per_key, record + per_slot)
@@ -174,6 +176,18 @@ def _split(budget: int, groups: Sequence[Size], copies: int, extra: int) -> list
     return [
         left * record // records if rows is None else int(need * share) for (rows, record), need in zip(groups, needs)
     ]
+
+
+def _ssd_parts(budget: int, shares: Sequence[int]) -> list[int]:
+    """Bytes of an ssd for every group: the least that works, and of what is left in proportion to its share."""
+    left = budget - _LEAST_SSD * len(shares)
+    if left < 0:
+        least = in_words(_LEAST_SSD)
+        of_all = f", {in_words(_LEAST_SSD * len(shares))} for {len(shares)} dims" if len(shares) > 1 else ""
+        raise BudgetError(
+            f"ssd= is {in_words(budget)}; the files of every dim take {least} at least{of_all}. Give that or more."
+        )
+    return [_LEAST_SSD + left * share // max(1, sum(shares)) for share in shares]
 
 
 def _memory_over_ssd(budgets: Budgets) -> int:

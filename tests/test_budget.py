@@ -86,3 +86,16 @@ def test_memory_that_does_not_hold_the_index_of_an_ssd():
     assert room.num_slots == rows // 100
     assert room.place.memory_slots == (16 * 2**20 - 12 * rows) // (64 + 25)
     assert room.place.ssd_bytes == 2**30
+
+
+@pytest.mark.parametrize("groups", [[(1000, 64)], [(1_000_000, 64), (5, 32)], [(1000, 64), (None, 32), (None, 480)]])
+def test_all_files_on_an_ssd_stay_within_its_budget(groups):
+    dynamic = any(rows is None for rows, _ in groups)
+    least = 4 * 2**20 * len(groups)
+    for budget in (least, least + 1, 3 * least + 7, 2**34):
+        given = {"hbm": "1MiB"} if dynamic else {"cache": 0.1}
+        rooms = rooms_of(Budgets(memory="64MiB", ssd=f"/fast:{budget}", **given), groups, "cpu")
+        assert sum(room.place.ssd_bytes for room in rooms) <= budget
+        assert min(room.place.ssd_bytes for room in rooms) >= 4 * 2**20
+    with pytest.raises(BudgetError, match=r"the files of every dim take 4\.0 MiB at least"):
+        rooms_of(Budgets(memory="64MiB", ssd=f"/fast:{least - 1}", **given), groups, "cpu")

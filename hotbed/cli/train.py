@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,10 +205,9 @@ def _train(
         check_free(run_folder, overwrite)
     entry = None if source is None else source_of(source, run_folder)
     dataset = open_dataset(config.data.path)
-    with ExitStack() as held:
+    with alone(run_folder):
         with err().status("building tables and model"):
             built = build(config, dataset, run_folder, _observers(run_folder, quiet))
-            held.enter_context(alone(run_folder))
             if resume:
                 built.training.resume()
                 _refuse_finished(built.training)

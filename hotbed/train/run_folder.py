@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,9 @@ def make_run(folder: Path, overwrite: bool = False) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from training in the folder, which is made if it is not there."""
+    """Keep other processes from training in the folder, which is made if it is not there, and goes if it stays empty."""
     with writing(folder):
+        made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     try:
@@ -91,6 +92,9 @@ def alone(folder: Path) -> Iterator[None]:
             pass  # a file system without locks
         yield
     finally:
+        if made:
+            with suppress(OSError):  # there is something in it
+                folder.rmdir()
         os.close(handle)
 
 

@@ -297,6 +297,28 @@ def test_two_processes_cannot_train_in_one_folder(hotbed, tmp_path):
     assert (run / "model").is_dir()
 
 
+def test_a_folder_in_use_is_refused_before_anything_is_opened(hotbed, tmp_path, monkeypatch):
+    def build(*_):
+        raise AssertionError("tables were built")
+
+    monkeypatch.setattr("hotbed.build.build", build)
+    (tmp_path / "run").mkdir()
+    with alone(tmp_path / "run"):
+        result = hotbed(
+            "train", *CLICKS, "--out", tmp_path / "run", "--memory", "1MiB", "--ssd", f"{tmp_path}/ssd:64MiB"
+        )
+    assert result.code == 2
+    assert "another process is training in" in result.err
+    assert not (tmp_path / "ssd").exists()
+
+
+def test_a_run_that_is_refused_leaves_no_folder(hotbed, tmp_path):
+    result = hotbed("train", *CLICKS, "--out", tmp_path / "run", "--memory", "1MiB", "--ssd", f"{tmp_path}/ssd:1MiB")
+    assert result.code == 2
+    assert "the files of every dim take 4.0 MiB at least" in result.err
+    assert not (tmp_path / "run").exists()
+
+
 def test_scores_never_replace_their_input(hotbed, tmp_path):
     raw = tmp_path / "log.csv"
     raw.write_text("label,city\n" + "1,a\n0,b\n" * 20)

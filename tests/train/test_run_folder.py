@@ -96,6 +96,10 @@ def test_one_process_at_a_time(tmp_path):
             pass
     with alone(folder):
         assert list(folder.iterdir()) == []
+    assert not folder.exists()  # what was made for nothing goes
+    with alone(folder):
+        (folder / "config.json").write_text("{}")
+    assert folder.is_dir()
 
 
 def test_files_of_a_run_are_read_or_told(tmp_path):

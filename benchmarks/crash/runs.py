@@ -19,7 +19,8 @@ from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in
 from hotbed.checkpoint.read import rows_of
 from hotbed.store.ssd import frozen_items
 
-TIMES = ("samples_per_s", "seconds", "train_seconds", "cache", "log_position")  # what a clock said, or the cache did
+# what a clock said, or cache and tiers of one process did
+TIMES = ("samples_per_s", "seconds", "train_seconds", "cache", "tiers", "log_position")
 SETTINGS = (
     "data.batch_size=32",
     "data.eval_batch_size=500",

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import StoreError
-from hotbed.ids.index import Ints
-from hotbed.ids.journal import Ledger, Memory
+from hotbed.ids.index import IdIndex, Ints
+from hotbed.ids.journal import ADMITTED, EXPIRED, Ledger, Memory
 from hotbed.ids.rules import COUNT, NEVER, SCORE, SCORE_UNIT, TIME, RuleArrays
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -109,8 +109,18 @@ def load(memory: Memory, rules: RuleArrays, parts: Iterable[Arrays], saved: Save
     for rows in memory.index.rows(shared=True):
         used[rows] = True
     counters = saved.column("counters", num_tables, 0)
+    # rows that come without the history of their ids were admitted, all the same
+    counters[:, ADMITTED] = counters[:, EXPIRED] + rows_by_table(memory.index, num_tables)
     memory.shared = saved.column("shared_rows", num_tables, -1)
     return Ledger(batch, next_row, np.flatnonzero(~used), 0, quarantined, counters)
+
+
+def rows_by_table(index: IdIndex, num_tables: int) -> Ints:
+    """How many ids of each table have a row."""
+    found = np.zeros(num_tables, dtype=np.int64)
+    for entries in index.items():
+        found += np.bincount(entries.tables, minlength=num_tables)
+    return found
 
 
 def _load_rows(memory: Memory, rules: RuleArrays, part: Arrays, saved: Saved) -> int:

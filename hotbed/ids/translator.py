@@ -247,6 +247,9 @@ class Translator:
             waiting = [rows for _, rows in ledger.quarantined]
             idle = np.concatenate([free, *waiting])
             num_shared = int(np.count_nonzero(self._memory.shared >= 0))
+            having = state.rows_by_table(index, len(self.rules))
+            counted = [self.counts(table).rows for table in range(len(self.rules))]
+            assert having.tolist() == counted, f"rows by table {having.tolist()} != admitted - expired {counted}"
             assert np.unique(idle).shape == idle.shape, "a row is free twice, or free and in quarantine"
             assert not index.is_live(idle).any(), "a row that is free or in quarantine has an owner"
             assert len(index) + num_shared + idle.shape[0] == ledger.next_row, (

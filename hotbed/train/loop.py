@@ -21,7 +21,6 @@ from hotbed.checkpoint import Policy, Saver
 from hotbed.data.loader import Loader
 from hotbed.errors import RunError
 from hotbed.optim import Schedule
-from hotbed.train.cache_watch import CacheWatch
 from hotbed.train.checkpoint import (
     Best,
     Progress,
@@ -39,6 +38,7 @@ from hotbed.train.model_folder import load_weights, save_weights
 from hotbed.train.observer import Observer
 from hotbed.train.old_checkpoint import old_folder
 from hotbed.train.step import Learner
+from hotbed.train.watch import Watch, ids_of
 from hotbed.types import Batch
 
 INTERRUPTED = "interrupted"
@@ -86,11 +86,12 @@ class Training:
         self.observer = observer
         self.progress = Progress(train_rows=loaders.train.num_rows, data=loaders.train.dataset.fingerprint)
         self._interval = Interval()
-        self._watch = CacheWatch(learner.tables)
+        self._watch = Watch(learner.tables)
         self._saver = Saver(checkpoint_root(run), learner.tables, Policy(pace.full_every, pace.keep), observer.say)
         self._log: MetricsLog | None = None
         self._last_valid: tuple[int, Evaluation] | None = None  # step, what was found
         self._restored: Best | None = None  # set when the weights are those of an earlier step
+        self._last_ids: dict[str, dict[str, int]] | None = None  # those of the last step, then
         self._running_since = self._session_since = time.perf_counter()
         self._seconds_before = 0.0
         self._line_seconds = 0.0
@@ -108,7 +109,8 @@ class Training:
 
     def resume(self) -> None:
         """Go to where the run's checkpoint was taken."""
-        self.progress, self._interval = load_checkpoint(self.run, self.learner, self.observer.say)
+        with self._watch.aside():
+            self.progress, self._interval = load_checkpoint(self.run, self.learner, self.observer.say)
         rows = self.loaders.train.num_rows
         if self.progress.train_rows != rows:
             raise RunError(
@@ -180,6 +182,10 @@ class Training:
             self._tidy()
         self._running_since = time.perf_counter()
 
+    def storage(self) -> Record:
+        """For the summary: what the tiers did and what became of the ids in training; None where there are none."""
+        return {"tiers": self._watch.tiers(), "ids": self._last_ids or ids_of(self.learner.tables)}
+
     @property
     def num_failed_checkpoints(self) -> int:
         """Those that the disk refused while training went on."""
@@ -219,6 +225,7 @@ class Training:
         last = self.evaluate_split("valid", stop)
         if last is not None and not last.metrics.auc > best.auc:
             check_folder(self._best_folder())
+            self._last_ids = ids_of(self.learner.tables)
             load_weights(self._best_folder(), self.learner.model, self.learner.tables)
             self._restored = best
 
@@ -260,7 +267,6 @@ class Training:
         seconds = self.progress.train_seconds - self._line_seconds
         self._line_seconds = self.progress.train_seconds
         self._interval = Interval()
-        cache = self._watch.interval(seconds)
         self._write(
             {
                 "kind": "train",
@@ -270,7 +276,7 @@ class Training:
                 "lr_factor": factor,
                 "auc": summary.auc,
                 "samples_per_s": summary.samples / seconds if seconds > 0 else None,
-                **({"cache": cache} if cache else {}),
+                **self._watch.line(seconds),
             }
         )
 

@@ -120,6 +120,7 @@ def _summary(training: Training, subject: Subject, found: dict[str, Evaluation] 
             "row_values": sum(group_rows(group) * group.layout.dim for group in groups),
         },
         "cache": cache_sizes(learner.tables),
+        **training.storage(),
         "final": final,
         "best_auc": best,
         "gap": {split: value - final[split]["auc"] for split, value in best.items()},

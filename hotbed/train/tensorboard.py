@@ -2,6 +2,8 @@
 
     train/loss, train/auc, train/lr, train/samples_per_s        <split>/auc, <split>/log_loss, ... over steps
     cache/hit_rate, cache/bytes_in, cache/stall_share, ...      where rows are cached
+    tiers/memory_hit_rate, tiers/bytes_read, tiers/wear, ...    where rows are on an ssd
+    ids/<table>/seen, ids/<table>/rows, ...                     where ids are dynamic
 
 TensorBoard takes a third of a second to import, so it is imported when training begins. It changes nothing in the run.
 """
@@ -49,7 +51,10 @@ class TensorBoardWriter:
             return
         group = record["split"] if record["kind"] == "eval" else record["kind"]
         named = {f"{group}/{name}": value for name, value in record.items() if name not in POSITION}
-        named |= {f"cache/{name}": value for name, value in (record.get("cache") or {}).items()}
+        for part in ("cache", "tiers"):
+            named |= {f"{part}/{name}": value for name, value in (record.get(part) or {}).items()}
+        for table, counts in (record.get("ids") or {}).items():
+            named |= {f"ids/{table}/{name}": value for name, value in counts.items()}
         for name, value in named.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 self._writer.add_scalar(name, value, global_step=record["step"])

@@ -332,6 +332,21 @@ def test_memory_does_not_grow_with_batches():
     assert len(translator._journal) == 5
 
 
+def test_counts_of_a_batch_that_others_came_after():
+    translator = Translator([TableRules(Admit(after=2), Expire(unused_steps=1, every=1))])
+    found = []
+    for ids in ([1, 2], [1, 1], [3], [3], [3, 4]):
+        translator.translate(np.zeros(len(ids), dtype=np.uint16), np.array(ids), learns=True)
+        found.append(translator.counts(0))
+    assert [translator.counts(0, number) for number in range(1, 6)] == found
+    assert translator.counts(0, 0) == (0, 0, 0, 0)
+    assert len(set(found)) == 5
+    translator.trained(3)
+    assert translator.counts(0, 3) == found[2]
+    with pytest.raises(StoreError, match="cannot be gone back to"):
+        translator.counts(0, 2)
+
+
 def test_loading_into_changed_rules():
     rules = [TableRules(Admit(after=3), Expire(unused_steps=9)), TableRules(Admit(after=2, sketch=1024)), TableRules()]
     old = Translator(rules, first_row=5)
@@ -350,6 +365,11 @@ def test_loading_into_changed_rules():
     saved = old.translate(np.array([2, 2, 0, 0], dtype=np.uint16), np.array([8, 9, 1, 2]), learns=False)
     assert (find.keys - 50).tolist() == (saved.keys - 5).tolist()
     assert changed.counts(1) == old.counts(0)
+    assert [changed.counts(table).rows for table in (0, 1)] == [2, 1]
+    without_history = {**old.rest_state(), "counters": np.zeros((3, 4), dtype=np.int64)}
+    again = Translator(rules, first_row=5)
+    again.load_state(parts, without_history)
+    assert [again.counts(table) for table in range(3)] == [(0, 1, 0, 0), (0, 1, 0, 0), (0, 2, 0, 0)]
     keys = changed.translate(np.array([1], dtype=np.uint16), np.array([2]), learns=True, now=1_000).keys
     assert keys.tolist() == [changed.shared_key(1)], "one of nine"
     assert changed.rest_state()["waiting_counts"].tolist() == [2], "its first occurrence carried over"

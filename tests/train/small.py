@@ -63,11 +63,11 @@ SMALL = (
     "train.log_every=5",
     "train.device=cpu",
 )
-TIMING = ("samples_per_s", "seconds", "cache")
+TIMING = ("samples_per_s", "seconds", "cache", "tiers")
 
 
 def lines(folder: Path) -> list[dict]:
-    """metrics.jsonl without what a clock said, or what the cache did for it."""
+    """metrics.jsonl without what a clock said, or what cache and tiers did for it."""
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name not in TIMING} for line in found]
 

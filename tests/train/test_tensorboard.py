@@ -62,6 +62,21 @@ def test_what_the_cache_did_becomes_scalars(writer, tmp_path):
     }
 
 
+def test_tiers_and_ids_become_scalars(writer, tmp_path):
+    writer.begin(Progress(), 8)
+    ids = {"user": {"seen": 9, "rows": 3}, "ad": {"seen": 2, "rows": 1}}
+    writer.record({**TRAIN, "step": 4, "tiers": {"memory_hit_rate": None, "wear": 512}, "ids": ids})
+    writer.end()
+    found = scalars(tmp_path / "tensorboard")
+    assert {name: found[name] for name in found if name.startswith(("tiers/", "ids/"))} == {
+        "tiers/wear": [(4, 512.0)],
+        "ids/user/seen": [(4, 9.0)],
+        "ids/user/rows": [(4, 3.0)],
+        "ids/ad/seen": [(4, 2.0)],
+        "ids/ad/rows": [(4, 1.0)],
+    }
+
+
 def test_a_resumed_run_replaces_what_came_after_its_checkpoint(writer, tmp_path):
     for start, loss in ((0, 1.0), (4, 2.0)):
         writer.begin(Progress(step=start), 8)

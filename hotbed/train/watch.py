@@ -1,0 +1,108 @@
+"""The tables' running counters in, what a line of metrics.jsonl says of cache, tiers and ids out.
+
+cache   what the cache did in the interval (cache_watch.py), where there is one
+tiers   what memory and ssd below it did in the interval, and what they hold, where there is an ssd
+ids     what became of the ids of every table with dynamic ids, since the run began
+
+Counters of tiers begin at zero in every process, so a run that was stopped and goes on has other ones. Ids are state of
+training: they are saved with it and are those of a run that never stopped, to the digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from hotbed.ids import IdCounts
+from hotbed.memory import resident_memory
+from hotbed.store.counts import TierCounts, Tiers
+from hotbed.train.cache_watch import CacheWatch, Counting
+from hotbed.train.log import Record
+
+PER_BATCH = (
+    "from_memory",
+    "from_ssd",
+    "to_ssd",
+    "bytes_from_memory",
+    "bytes_read",
+    "bytes_written",
+    "bytes_compacted",
+)
+
+
+class Telling(Counting, Protocol):
+    """Tables, as far as this file needs them."""
+
+    def tiers(self) -> Tiers | None:
+        """Of memory and ssd, summed over groups; None without an ssd."""
+
+    def id_counts(self) -> dict[str, IdCounts]:
+        """Of every table with dynamic ids."""
+
+
+class Watch:
+    """Reads the counters at the ends of intervals."""
+
+    def __init__(self, tables: Telling) -> None:
+        self._tables = tables
+        self._cache = CacheWatch(tables)
+        self._before = self._counts()  # what is not of the open interval
+        self._trained = TierCounts()  # of the intervals that are closed
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What happens meanwhile is not training."""
+        began = self._counts()
+        try:
+            with self._cache.aside():
+                yield
+        finally:
+            self._before = self._before.plus(self._counts().minus(began))
+
+    def line(self, seconds: float) -> Record:
+        """Close an interval of so many seconds of training: what there is to tell of it."""
+        cache, tiers = self._cache.interval(seconds), self._tables.tiers()
+        found: Record = {} if cache is None else {"cache": cache}
+        if tiers is not None:
+            done, self._before = tiers.counts.minus(self._before), tiers.counts
+            self._trained = self._trained.plus(done)
+            if cache is not None:
+                means = {name: getattr(done, name) / cache["batches"] for name in PER_BATCH}
+                found["tiers"] = {"memory_hit_rate": _hit_rate(done, tiers), **means, **_standing(tiers)}
+        ids = ids_of(self._tables)
+        return {**found, "ids": ids} if ids else found
+
+    def tiers(self) -> dict[str, Any] | None:
+        """For the summary: what training asked of the tiers in this process, and how they stand; None without an ssd."""
+        tiers = self._tables.tiers()
+        if tiers is None:
+            return None
+        asked = {name: getattr(self._trained, name) for name in PER_BATCH}
+        return {"memory_hit_rate": _hit_rate(self._trained, tiers), **asked, **_standing(tiers)}
+
+    def _counts(self) -> TierCounts:
+        tiers = self._tables.tiers()
+        return TierCounts() if tiers is None else tiers.counts
+
+
+def ids_of(tables: Telling) -> dict[str, dict[str, int]] | None:
+    """Counts since the run began and rows now, by table; None where no table has dynamic ids."""
+    return {name: {**counts._asdict(), "rows": counts.rows} for name, counts in tables.id_counts().items()} or None
+
+
+def _hit_rate(counts: TierCounts, tiers: Tiers) -> float | None:
+    """Over rows asked from the store; None where memory is the cache, or nothing was asked."""
+    return counts.from_memory / counts.asked if counts.asked and tiers.sizes.memory_slots else None
+
+
+def _standing(tiers: Tiers) -> dict[str, Any]:
+    """What the process has written so far, evaluations and checkpoints too, and sizes now."""
+    counts, sizes = tiers
+    return {
+        "wear": counts.bytes_written,
+        "compactions": counts.compactions,
+        **sizes._asdict(),
+        "live_share": sizes.live_share,
+        "resident_bytes": resident_memory(),
+    }

@@ -102,11 +102,34 @@ def _job(words: Any, op: Any, rows: Any, keys: Any, packed: Any, num_bytes: Any)
 
 
 @njit(nogil=True, cache=True)
+def _expect(words: Any, victims: Any) -> None:
+    expected = np.full(victims.size, EXPECTED, np.uint8)
+    _job(words, crew.SCATTER, words[_STATE], victims, expected.ctypes.data, 1)
+
+
+@njit(nogil=True, cache=True)
+def _has_room(words: Any, s: Any, num_rows: Any) -> bool:
+    """Whether the buffers of slot s hold so many rows; asks for larger ones if not, once.
+
+    Who answers makes them known and then takes the question back: so the question is looked at first. A question that is
+    asked again after it was answered would have the buffers replaced while rows are in them.
+    """
+    base = words.ctypes.data
+    asked = crew.read(base + 8 * _NEED)
+    if num_rows <= crew.read(base + 8 * (_SLOT0 + s * _SLOT_WORDS + _CAP)):
+        return True
+    if asked == 0:
+        crew.store(base + 8 * _NEED_SLOT, s)
+        crew.store(base + 8 * _NEED, num_rows)
+    return False
+
+
+@njit(nogil=True, cache=True)
 def _read_rows(words: Any, slot: Any, misses: Any, victims: Any, late_keys: Any) -> Any:
     """(rows found, rows that are late): both have their places in `source`, the found ones are on their way."""
     count, num_bytes = misses.size, words[_BYTES]
-    expected, seen = np.full(victims.size, EXPECTED, np.uint8), np.empty(count, np.uint8)
-    _job(words, crew.SCATTER, words[_STATE], victims, expected.ctypes.data, 1)
+    seen = np.empty(count, np.uint8)
+    _expect(words, victims)
     _job(words, crew.GATHER, words[_STATE], misses, seen.ctypes.data, 1)
     source = carray(pointer(words[slot + _SOURCE]), (count,), np.int32)
     found = np.empty(count, np.int64)
@@ -167,10 +190,7 @@ def _serve(words: Any, counts: Any, miss_keys: Any, victim_keys: Any, late_keys:
         if reading - writing < SLOTS and crew.read(counts.ctypes.data + 8 * (row * _LISTS + _TAG)) == reading + 1:
             slot = _SLOT0 + (reading % SLOTS) * _SLOT_WORDS
             num_misses, num_victims = counts[row, _MISSES], counts[row, _VICTIMS]
-            if max(num_misses, num_victims) > crew.read(base + 8 * (slot + _CAP)):
-                crew.store(base + 8 * _NEED_SLOT, reading % SLOTS)
-                crew.store(base + 8 * _NEED, max(num_misses, num_victims))
-            else:
+            if _has_room(words, reading % SLOTS, max(num_misses, num_victims)):
                 found, num_late, error = _read_rows(
                     words, slot, miss_keys[row, :num_misses], victim_keys[row, :num_victims], late_keys[reading % SLOTS]
                 )
@@ -188,6 +208,9 @@ def _serve(words: Any, counts: Any, miss_keys: Any, victim_keys: Any, late_keys:
                 idle = False
         elif writing < reading and reached(words[slot + _OUT_EVENT]) == 0:
             _write_victims(words, slot, victim_keys[row, : counts[row, _VICTIMS]])
+            if reading > writing + 2:  # rows that came back in between, and leave again with a window that is read
+                again = (writing + 2) % words[_WINDOWS]
+                _expect(words, victim_keys[again, : counts[again, _VICTIMS]])
             words[slot + _FETCHING] = 0
             writing += 1
             crew.store(base + 8 * _NUM_WRITTEN, writing)
@@ -327,6 +350,10 @@ class Porter:
                 )
             need, s = int(self._words[_NEED]), int(self._words[_NEED_SLOT])
             self._slots[s] = self._new_slot(need + need // 4)  # nothing is under way in it: its last window is written
+            if self._device.type == "cuda":
+                self._streams[0].wait_event(
+                    mark(self._device)
+                )  # the memory is new to the host, and may be in use still
             self._tell(s)
             self._words[_NEED] = 0
 

@@ -1,0 +1,85 @@
+"""Porters without a device: which rows they take from the store, whatever windows overtake each other."""
+
+import numpy as np
+import pytest
+import torch
+
+from hotbed.ops.move import porter as porter_module
+from hotbed.ops.move.porter import SLOTS, Porter
+
+ROWS, WIDTH, WINDOWS, ROOM = 16, 3, 32, 8
+MISSES, VICTIMS, TAG = 3, 4, 8
+
+
+class Windows:
+    """A porter, and what a lane would tell it."""
+
+    def __init__(self):
+        self.records, self.state = torch.zeros(ROWS, WIDTH), np.zeros(ROWS, dtype=np.uint8)
+        self.lists = torch.zeros(WINDOWS, 16, dtype=torch.int64), *torch.zeros(2, WINDOWS, ROOM, dtype=torch.int64)
+        self.porter = Porter(self.records, self.state, self.lists, torch.device("cpu"))
+        self.porter.start(0)
+
+    def plan(self, number, misses=(), victims=()):
+        counts, miss_keys, victim_keys = self.lists
+        miss_keys[number, : len(misses)] = torch.tensor(misses)
+        victim_keys[number, : len(victims)] = torch.tensor(victims)
+        counts[number, MISSES], counts[number, VICTIMS] = len(misses), len(victims)
+        counts[number, TAG] = number + 1
+
+    def exchange(self, number, leaving=()):
+        """(the rows that come, None for those to be created); those that leave have these values."""
+        slot, _ = self.porter.staged(number)
+        source = slot.device_source[: int(self.lists[0][number, MISSES])].tolist()
+        came = [None if place < 0 else slot.device_rows[place, 0].item() for place in source]
+        for place, value in enumerate(leaving):
+            slot.packed[place] = value
+        self.porter.exchanged(number, None)
+        return came
+
+    def has_read(self, number):
+        place = porter_module._SLOT0 + (number % SLOTS) * porter_module._SLOT_WORDS
+        words = self.porter._words
+        return words[place + porter_module._LATE] > 0 or words[place + porter_module._STAGED] == number + 1
+
+
+@pytest.fixture
+def windows():
+    windows = Windows()
+    for number in range(SLOTS):  # buffers are large enough from here on
+        windows.plan(number, misses=[8, 9, 10, 11])
+        assert windows.exchange(number) == [None] * 4
+    windows.porter.drain()
+    yield windows
+    windows.porter.stop()
+
+
+def test_a_row_that_leaves_twice_is_read_after_it_was_written_twice(windows):
+    """The second leaving is known before the first is written."""
+    windows.plan(3, misses=[1], victims=[0])
+    windows.plan(4, misses=[0], victims=[1])
+    windows.plan(5, misses=[1], victims=[0])
+    while not all(windows.has_read(number) for number in (3, 4, 5)):
+        pass
+    assert windows.exchange(3, leaving=[10.0]) == [None]
+    assert windows.exchange(4, leaving=[20.0]) == [10.0]
+    windows.plan(6, misses=[0])
+    while windows.porter._words[porter_module._NUM_WRITTEN] < 5:
+        pass
+    assert windows.exchange(5, leaving=[30.0]) == [20.0]
+    assert windows.exchange(6) == [30.0]
+    windows.porter.drain()
+    assert windows.records[:2, 0].tolist() == [30.0, 20.0]
+
+
+def test_room_is_asked_for_once():
+    words = np.zeros(porter_module._SLOT0 + SLOTS * porter_module._SLOT_WORDS, dtype=np.int64)
+    cap = porter_module._SLOT0 + 2 * porter_module._SLOT_WORDS + porter_module._CAP
+    assert not porter_module._has_room(words, 2, 5)
+    assert (words[porter_module._NEED], words[porter_module._NEED_SLOT]) == (5, 2)
+    words[porter_module._NEED] = 3  # asked and not answered: the question stays as it is
+    assert not porter_module._has_room(words, 2, 5)
+    assert words[porter_module._NEED] == 3
+    words[cap], words[porter_module._NEED] = 6, 0
+    assert porter_module._has_room(words, 2, 5)
+    assert words[porter_module._NEED] == 0

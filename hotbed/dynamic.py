@@ -227,7 +227,10 @@ class DynamicIds:
         except StoreError as error:
             if room.memory is None:
                 raise
+            resting = translator.num_resting
             most = f"{in_words(room.memory)} are for {room.rows:,}, and for the counts of as many that wait for one"
+            if resting:
+                most += f"; {resting:,} rows rest, as all do for {QUARANTINE} batches after their ids expired"
             raise self._no_room(most) from error
         self.num_ahead += 1
         if released.shape[0]:

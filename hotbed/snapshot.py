@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.cached_group import CachedGroup
-from hotbed.checkpoint.types import Frozen, RowPart, TableShape
+from hotbed.checkpoint.owners import saved_layout
+from hotbed.checkpoint.types import Frozen, RowPart, TableShape, group_name
 from hotbed.dynamic import DynamicIds
 from hotbed.errors import RunError
 from hotbed.group import Member, TableGroup
 from hotbed.ops.move import first_records
-from hotbed.ops.records import Layout, Precision
+from hotbed.ops.records import Layout
 from hotbed.optim import RowOptimizer
 from hotbed.snapshot_cache import bring_in, tensors_of
 from hotbed.snapshot_ids import IdsSink, IdsSnapshot, numbers_of
@@ -217,7 +218,7 @@ class TablesSink:
         self._begin_ids()
         for part in parts:
             first = self.first(part.table, part.ids, part.columns["weight"])
-            self.add(part._replace(columns={**first, **part.columns}))
+            self.add(part._replace(columns={**part.columns, **first}))
         self._end_ids()
 
     def first(self, table: str, ids: Tensor, weight: Tensor | None = None) -> dict[str, Tensor]:
@@ -251,19 +252,11 @@ class TablesSink:
     def thaw(self, name: str, folder: Path, tables: Mapping[str, TableShape]) -> Iterator[RowPart]:
         """The rows of files that tables of other shapes wrote."""
         members, base = [], 0
-        shapes = {table: one for table, one in tables.items() if _group_name(one.dim, one.rows is None) == name}
-        if any(shape.rows is None for shape in shapes.values()):
-            raise RunError(
-                f"{folder} holds rows of dynamic ids on an ssd, which only tables of the same shape take. Load the checkpoint "
-                "into such tables, with memory= instead of ssd= if you like, save them, and start from that."
-            )
+        shapes = {table: one for table, one in tables.items() if group_name(one.dim, one.rows is None) == name}
         for table, shape in shapes.items():
             members.append(Member(table, shape.rows or 0, base, cast(Any, None), False, None))
             base += shape.rows or 0
-        one = next(iter(shapes.values()))
-        by_element = tuple(state for state, width in one.states.items() if width == one.dim and one.dim > 1)
-        by_row = tuple(state for state in one.states if state not in by_element)
-        layout = Layout(one.dim, by_element, by_row, cast(Precision, one.precision))
+        layout = saved_layout(next(iter(shapes.values())))
         for keys, records in frozen_items(folder):
             yield from parts_of(layout, members, keys, records)
 
@@ -349,12 +342,8 @@ def _shape(tables: Tables, group: TableGroup, name: str) -> TableShape:
     )
 
 
-def _group_name(dim: int, dynamic: bool) -> str:
-    return f"dim-{dim}-dynamic" if dynamic else f"dim-{dim}"
-
-
 def _name_of(group: TableGroup) -> str:
-    return _group_name(group.layout.dim, isinstance(group, CachedGroup) and group.ids is not None)
+    return group_name(group.layout.dim, isinstance(group, CachedGroup) and group.ids is not None)
 
 
 def _changed(group: TableGroup, records: Tensor) -> Iterator[Records]:

@@ -6,17 +6,21 @@ import json
 import random
 import signal
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from benchmarks.crash.processes import Command, Ended
 from benchmarks.crash.stages import STAGES
 from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in
-from hotbed.checkpoint.read import rows_of
+from hotbed.checkpoint.owners import Owners
+from hotbed.checkpoint.read import rows_of, tensors_of
+from hotbed.checkpoint.types import RowPart
+from hotbed.checkpoint.write import REST
 from hotbed.store.ssd import frozen_items
 
 # what a clock said, or cache and tiers of one process did
@@ -39,6 +43,14 @@ TIERS = {  # {ssd} is a folder; the caps leave little room beside the rows
     "cache over memory": ("--cache", "0.3"),
     "memory over ssd": ("--memory", "1500KiB", "--ssd", "{ssd}:8MiB"),
     "three tiers": ("--hbm", "600KiB", "--memory", "1MiB", "--ssd", "{ssd}:8MiB"),
+}
+_COUNTED = ("--dynamic", "--admit", "after 2", "--expire", "unused 60 steps, every 8")
+_SCORED = ("--dynamic", "--admit", "after 3, sketch 4KiB", "--expire", "score below 0.4, half-life 12, every 5")
+DYNAMIC = {  # ids wait, get rows, lose them and come back; memory holds the index and a part of the rows
+    "dynamic ids, cache over memory": (*_COUNTED, "--hbm", "600KiB"),
+    "dynamic ids, memory over ssd": (*_COUNTED, "--memory", "4MiB", "--ssd", "{ssd}:24MiB"),
+    "dynamic ids, three tiers": (*_COUNTED, "--hbm", "600KiB", "--memory", "4MiB", "--ssd", "{ssd}:24MiB"),
+    "scored dynamic ids, three tiers": (*_SCORED, "--hbm", "600KiB", "--memory", "6MiB", "--ssd", "{ssd}:24MiB"),
 }
 CHECKPOINTS = {"incremental": (), "full": ("--set", "train.checkpoint_full_every=1")}
 KINDS = ("at a moment", "at a change on the disk", "in a stage")
@@ -64,12 +76,17 @@ class Case(NamedTuple):
     def arguments(self, root: Path) -> list[str]:
         """Of `hotbed train`."""
         sets = [part for one in SETTINGS for part in ("--set", one)]
-        places = [one.format(ssd=root / "ssd") for one in TIERS[self.tiers]]
+        places = [one.format(ssd=root / "ssd") for one in (TIERS | DYNAMIC)[self.tiers]]
         length = ["--data", self.data, "--epochs", str(self.epochs)]
         return ["train", *length, *sets, *places, *CHECKPOINTS[self.checkpoints], "--out", str(root / "run")]
 
+    @property
+    def ids(self) -> str:
+        """Cases with the same word here train the same rows: "", "dynamic ids", "scored dynamic ids"."""
+        return self.tiers.partition(",")[0] if self.tiers in DYNAMIC else ""
 
-CASES = tuple(Case(tiers, checkpoints) for tiers in TIERS for checkpoints in CHECKPOINTS)
+
+CASES = tuple(Case(tiers, checkpoints) for tiers in TIERS | DYNAMIC for checkpoints in CHECKPOINTS)
 
 
 class Whole(NamedTuple):
@@ -193,14 +210,25 @@ def end_of(run: Path) -> dict[str, Any]:
         if path.is_file():
             end[str(path.relative_to(run))] = path.read_bytes()
     newest = find(run)
-    for name in ("dense", "dense_optimizer", "interval", "rest"):
+    for name in ("dense", "dense_optimizer", "interval"):
         end[f"{name} of the last checkpoint"] = (newest.folder / f"{name}.safetensors").read_bytes()
     document = newest.manifest.document
     end["progress"], end["generators"] = _timeless(document["progress"]), document["generators"]
-    end["rows"] = rows_at(newest)
+    end["rows"], end["rest"] = rows_at(newest), _rest_at(newest)
     summary = json.loads((run / "summary.json").read_text())
     end["summary"] = {name: summary[name] for name in ("final", "best_epoch", "epochs", "steps", "samples", "finished")}
     return end
+
+
+def _rest_at(entry: Entry) -> dict[str, Any]:
+    """What is no row's, without what caches held; who waits to be admitted in an order of its own."""
+    rest = {name: one.tolist() for name, one in tensors_of(entry, REST).items() if not name.startswith("cache.")}
+    for group in {name.rpartition(".")[0] for name in rest if name.startswith("ids.")}:
+        waiting = [rest.pop(f"{group}.waiting_{part}") for part in ("tables", "ids", "counts")]
+        rest[f"{group}.waiting"] = sorted(zip(*waiting))
+        used = rest[f"{group}.next_row"][0]  # beyond are rows of batches that were only looked ahead
+        rest[f"{group}.free_rows"] = [row for row in rest[f"{group}.free_rows"] if row < used]
+    return rest
 
 
 def differences_of(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -211,17 +239,30 @@ def differences_of(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 def rows_at(entry: Entry) -> dict[tuple[str, int], bytes]:
     """The record of every row of a checkpoint, with its chain."""
     rows: dict[tuple[str, int], bytes] = {}
-    for one in chain_of(entry):
-        by_group = defaultdict(list)
-        for name in one.manifest.linked:
-            by_group[Path(name).parts[1]].append(name)
-        for group in by_group:  # files of an ssd hold all rows there are
+    chain = chain_of(entry)
+    owners = Owners(chain)
+    for one in chain:
+        for group in {Path(name).parts[1] for name in one.manifest.linked}:  # files of an ssd hold all rows there are
             rows = {key: record for key, record in rows.items() if key[0] != group}
-            for keys, records in frozen_items(one.folder / "frozen" / group):
-                rows |= _named(group, keys, [records])
+            place = one.folder / "frozen" / group
+            if owners.is_dynamic(group):
+                for part in owners.thawed(group, place) if one is chain[-1] else ():
+                    rows |= _by_id(part, owners)
+            else:
+                for keys, records in frozen_items(place):
+                    rows |= _named(group, keys, [records])
         for part in rows_of(one):
-            rows |= _named(part.table, part.ids, list(part.columns.values()))
+            rows |= _by_id(part, owners)
     return rows
+
+
+def _by_id(part: RowPart, owners: Owners) -> Iterator[tuple[tuple[str, int], bytes]]:
+    """Every column for itself: the numbers of a dynamic id may come apart from its record. Its row is the same in every run."""
+    owned = owners.owned(part)
+    shared = part.columns["shared"] != 0 if "shared" in part.columns else torch.zeros_like(owned)
+    for which, ending in ((owned & ~shared, ""), (owned & shared, " that ids share")):
+        for name, column in part.columns.items() if which.any() else ():
+            yield from _named(f"{name} of {part.table}{ending}", part.ids[which], [column[which]])
 
 
 def _named(table: str, ids: Tensor, columns: list[Tensor]) -> Iterator[tuple[tuple[str, int], bytes]]:

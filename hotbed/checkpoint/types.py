@@ -33,6 +33,11 @@ class TableShape:
     seed: int = 0
 
 
+def group_name(dim: int, dynamic: bool) -> str:
+    """Of the group of tables of this dim, in manifests."""
+    return f"dim-{dim}-dynamic" if dynamic else f"dim-{dim}"
+
+
 class RowPart(NamedTuple):
     """Rows of one table, on the host."""
 

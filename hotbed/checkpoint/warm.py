@@ -1,7 +1,8 @@
 """A checkpoint of one model in, a head start for another out, and a list of everything that did not carry over.
 
 Rows go by (table, id), dense weights by name and shape. Optimizers, the position in the data and random states start anew.
-A row that is not carried over has its first value, as in a new run.
+A row that is not carried over has its first value, as in a new run. Dynamic ids keep their rows and the vector that those
+without one share; who waits to be admitted, and what became of ids before, is forgotten, and last uses are now.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from torch import Tensor, nn
 from hotbed.checkpoint.chain import Entry, chain_of, find
 from hotbed.checkpoint.dense import DENSE
 from hotbed.checkpoint.lineage import forget
+from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, gone_of, rows_of, tensors_of
 from hotbed.checkpoint.types import RowPart, Rows, Sink, TableShape
 from hotbed.errors import HotbedError
 
+_OLD_NUMBERS = ("row", "last_use", "score")  # of dynamic ids: they get others
 Translation = Mapping[str, Tensor]  # table -> int64: the new id of each old one, -1 where there is none
 
 
@@ -124,13 +127,21 @@ def _replay(
     chain: list[Entry], sink: Sink, saved: dict[str, TableShape], tally: dict[str, _Tally]
 ) -> Iterator[RowPart]:
     """As for loading, but frozen folders are read row by row, because the new tables lay them out otherwise."""
+    owners = Owners(chain)
+    last = {Path(name).parts[1]: entry for entry in chain for name in entry.manifest.linked}
     for entry in chain:
         for folder in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
-            yield from sink.thaw(folder, entry.folder / "frozen" / folder, saved)
+            place = entry.folder / "frozen" / folder
+            if not owners.is_dynamic(folder):
+                yield from sink.thaw(folder, place, saved)
+            elif last[folder] is entry:  # the files hold all rows there are, under numbers that ids may since have lost
+                yield from owners.thawed(folder, place)
         for table, ids in gone_of(entry):
             if table in tally:
                 sink.gone(table, tally[table].forgotten(ids))
-        yield from rows_of(entry)
+        for part in rows_of(entry):
+            if "weight" in part.columns:
+                yield _taken(part, owners.owned(part))
 
 
 def _fitted(part: RowPart, old: TableShape, sink: Sink) -> RowPart:
@@ -139,7 +150,8 @@ def _fitted(part: RowPart, old: TableShape, sink: Sink) -> RowPart:
     first = sink.first(part.table, part.ids)
     weight = first["weight"].clone()
     weight[:, : old.dim] = part.columns["weight"]
-    columns = {"weight": weight} | {name: one for name, one in part.columns.items() if name in shape.numbers}
+    columns = {"weight": weight}
+    columns |= {name: one for name, one in part.columns.items() if name in shape.numbers and name not in _OLD_NUMBERS}
     same_optimizer = (old.optimizer, set(old.states)) == (shape.optimizer, set(shape.states))
     fresh = sink.first(part.table, part.ids, weight)
     for name in shape.states:
@@ -165,6 +177,10 @@ def _carry_dense(weights: dict[str, Tensor], model: nn.Module, carried: Carried)
     carried.dense = len(fitting)
 
 
+def _taken(part: RowPart, which: Tensor) -> RowPart:
+    return RowPart(part.table, part.ids[which], {name: one[which] for name, one in part.columns.items()})
+
+
 class _Tally:
     """Old ids of one table in, new ids out; counts the distinct ones."""
 
@@ -174,11 +190,13 @@ class _Tally:
         self._lost: list[NDArray[np.int64]] = []
 
     def numbered(self, part: RowPart) -> RowPart:
-        """The rows whose ids the new table has, under their new ids."""
+        """The rows whose ids the new table has, under their new ids. A shared row is of no id."""
         ids, inside = self._new(part.ids)
-        self._kept.append(part.ids[inside].numpy())
-        self._lost.append(part.ids[~inside].numpy())
-        return RowPart(part.table, ids[inside], {name: one[inside] for name, one in part.columns.items()})
+        shared = part.columns["shared"] != 0 if "shared" in part.columns else torch.zeros_like(inside)
+        self._kept.append(part.ids[inside & ~shared].numpy().copy())
+        self._lost.append(part.ids[~inside & ~shared].numpy().copy())
+        inside = torch.where(shared, self._rows is None, inside)
+        return _taken(part._replace(ids=torch.where(shared, 0, ids)), inside)
 
     def forgotten(self, ids: Tensor) -> Tensor:
         """The new ids of rows that were forgotten."""
@@ -200,6 +218,8 @@ class _Tally:
             last = self._translation.shape[0] - 1
             known = (ids >= 0) & (ids <= last)
             ids = torch.where(known, self._translation[ids.clamp(0, last)], -1)
+            if self._rows is None:
+                return ids, known & (ids != -1)
         if self._rows is None:
             return ids, torch.ones_like(ids, dtype=torch.bool)
         return ids, (ids >= 0) & (ids < self._rows)

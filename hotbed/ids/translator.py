@@ -200,6 +200,11 @@ class Translator:
         """Of every table that counts in a sketch, the type of its cells."""
         return {table: sketch.cells.dtype for table, sketch in self._memory.sketches.items()}
 
+    @property
+    def num_resting(self) -> int:
+        """Rows of ids that have expired, which nobody gets yet."""
+        return sum(rows.shape[0] for _, rows in self._ledger.quarantined)
+
     def free_rows(self) -> Ints:
         """Keys that were given once and can be given again, ascending."""
         ledger = self._ledger

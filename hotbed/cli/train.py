@@ -14,6 +14,7 @@ from hotbed.cli.console import err, out
 from hotbed.cli.dataset import open_dataset
 from hotbed.cli.progress import watcher
 from hotbed.cli.results import result_table
+from hotbed.cli.storage import id_table, tiers_text
 
 if TYPE_CHECKING:
     from hotbed.build import Built
@@ -282,6 +283,10 @@ def _run(built: Built, quiet: bool) -> None:
             for split, metrics in summary["final"].items()
         }
         out().print(result_table(f"{summary['model']} on {summary['dataset']}", columns))
+    if summary["ids"]:
+        out().print(id_table(summary["ids"]))
+    if summary["tiers"]:
+        out().print(tiers_text(summary["tiers"]), soft_wrap=True)
     rate, seconds = summary["samples_per_s"] or 0, summary["train_seconds"]
     trained = (
         f"{summary['samples']:,} samples in {seconds:,.1f} s of training, {rate:,.0f} samples/s on {summary['device']}"

@@ -1,6 +1,7 @@
 """A run directory in, one self-contained page out: what was asked, how it learned, how good it is, what the data is like.
 
-A run with a cache also shows what the cache did. The page is written from files alone, so it can be written again at any
+A run with a cache also shows what the cache did, one over an ssd what the tiers did, and one with dynamic ids what became of
+them. The page is written from files alone, so it can be written again at any
 time, on any machine, also for a run that was cut off. It loads nothing from anywhere and holds no time stamp: equal run
 directories give equal pages.
 """

@@ -13,7 +13,8 @@ from hotbed.report.charts import Chart, Series, figure
 from hotbed.report.curves import SEEN, epoch_ends
 from hotbed.report.formats import count, percent, size
 from hotbed.report.markup import section, text
-from hotbed.report.read import CachePoint, Run, TrainPoint
+from hotbed.report.points import CachePoint
+from hotbed.report.read import Run, TrainPoint
 from hotbed.report.series import usable
 
 MIB = 2.0**20
@@ -35,7 +36,7 @@ def cache_charts(run: Run) -> list[Chart]:
     def line(name: str, color: int, value: Callable[[CachePoint], float]) -> Series:
         return Series(name, [(p.samples, value(p.cache)) for p in run.train if p.cache], color)
 
-    ends = epoch_ends(run.train)
+    ends, below = epoch_ends(run.train), _below(run)
     return [
         Chart(
             "hits",
@@ -56,13 +57,13 @@ def cache_charts(run: Run) -> list[Chart]:
             "rows",
             "Rows per batch",
             "Distinct rows a batch needs, and what had to be done for them: new rows are made on the device, known ones "
-            "are read from host memory, and rows that were changed are written back when they leave.",
+            f"are read from {below}, and rows that were changed are written back when they leave.",
             SEEN,
             "rows per batch",
             (
                 line("needed", 1, lambda c: c.keys),
                 line("made new", 3, lambda c: c.created),
-                line("read from host memory", 2, lambda c: c.misses - c.created),
+                line(f"read from {below}", 2, lambda c: c.misses - c.created),
                 line("written back", 4, lambda c: c.written_back),
             ),
             y_format="count",
@@ -72,12 +73,12 @@ def cache_charts(run: Run) -> list[Chart]:
         Chart(
             "bytes",
             "Traffic per batch",
-            "Records (weights with their optimizer state) copied between host memory and the device, each way.",
+            f"Records (weights with their optimizer state) copied between {below} and the device, each way.",
             SEEN,
             "MiB per batch",
             (
                 line("to the device", 2, lambda c: c.bytes_in / MIB),
-                line("to host memory", 4, lambda c: c.bytes_out / MIB),
+                line(f"to {below}", 4, lambda c: c.bytes_out / MIB),
             ),
             y_format="significant",
             zero=True,
@@ -86,7 +87,7 @@ def cache_charts(run: Run) -> list[Chart]:
         Chart(
             "stall",
             "Time waited for rows",
-            "Share of the training time in which a batch was ready to train and its rows had not come from host memory.",
+            f"Share of the training time in which a batch was ready to train and its rows had not come from {below}.",
             SEEN,
             "share of time",
             (line("share of time", 5, lambda c: c.stall_share),),
@@ -133,11 +134,11 @@ def _moved(run: Run) -> str:
     keys, misses, created, back, into, out = (_mean(run, attrgetter(name)) for name in names)
     if not all(map(usable, (keys, misses, created, back, into, out))):
         return ""
-    read = round(misses) - round(created)  # so that the sentence adds up
+    read, below = round(misses) - round(created), _below(run)  # so that the sentence adds up
     return (
         f"<p>An average batch needed {count(keys)} distinct rows. {count(misses)} were not there: {count(created)} had never "
-        f"been used before and were made on the device, {count(read)} came from host memory ({size(into)}). To make room, "
-        f"{count(back)} changed rows went back to host memory with their optimizer state ({size(out)}).</p>"
+        f"been used before and were made on the device, {count(read)} came from {below} ({size(into)}). To make room, "
+        f"{count(back)} changed rows went back to {below} with their optimizer state ({size(out)}).</p>"
     )
 
 
@@ -146,7 +147,7 @@ def _waited(run: Run) -> str:
     if not usable(share):
         return ""
     if share < LITTLE:
-        meaning = "they were read from host memory beside the computing"
+        meaning = f"they were read from {_below(run)} beside the computing"
     else:
         meaning = "a larger cache moves fewer rows, and smaller batches let two windows fit at once"
     return (
@@ -154,6 +155,14 @@ def _waited(run: Run) -> str:
         "work of the steps and not in that figure. The losses and the model are those of tables held as a whole, to the bit; a "
         "cache decides where rows are, not what they are.</p>"
     )
+
+
+def _below(run: Run) -> str:
+    """Where the rows are that are not on the device."""
+    tiers = [point.tiers for point in run.train if point.tiers]
+    if not tiers:
+        return "host memory"
+    return "memory or ssd" if tiers[-1].memory_slots else "the ssd"
 
 
 def _batches(point: TrainPoint) -> float:

@@ -6,8 +6,10 @@ from importlib.resources import files
 
 from hotbed.report import sections
 from hotbed.report.cache import cache
+from hotbed.report.ids import ids
 from hotbed.report.markup import text
 from hotbed.report.read import Run
+from hotbed.report.tiers import tiers
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -22,6 +24,8 @@ def render(run: Run) -> str:
         sections.learning(run),
         sections.quality(run),
         cache(run, sections.CACHE_SHARE),
+        tiers(run),
+        ids(run),
         sections.data(run),
         sections.asked(run),
         sections.go_on(run),

@@ -15,24 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hotbed.errors import RunError
-
-NAN = float("nan")
-
-
-class CachePoint(NamedTuple):
-    """What the cache did in an interval (train/cache_watch): shares, and means over the batches planned."""
-
-    batches: float
-    hit_rate: float  # of the distinct keys of windows
-    lookup_hit_rate: float
-    keys: float
-    misses: float
-    created: float
-    evictions: float
-    written_back: float
-    bytes_in: float
-    bytes_out: float
-    stall_share: float
+from hotbed.report.points import CachePoint, IdPoint, TierPoint, cache_point, id_points, tier_point
+from hotbed.report.values import NAN, first_known, listing, mapping, median, name_of, number
 
 
 class TrainPoint(NamedTuple):
@@ -47,6 +31,8 @@ class TrainPoint(NamedTuple):
     samples_per_s: float
     seconds: float
     cache: CachePoint | None = None
+    tiers: TierPoint | None = None
+    ids: dict[str, IdPoint] = {}  # noqa: RUF012  never written to
 
 
 class Score(NamedTuple):
@@ -134,37 +120,37 @@ def read_run(directory: Path) -> Run:
     summary = _read_optional(directory / "summary.json", "the final results", notes)
     data = _read_optional(directory / "data.json", "the description of the dataset", notes)
     train, evals = _read_metrics(directory / "metrics.jsonl", notes)
-    final = {name: _score(value) for name, value in _mapping(summary.get("final")).items()}
-    total = _mapping(data.get("total"))
+    final = {name: _score(value) for name, value in mapping(summary.get("final")).items()}
+    total = mapping(data.get("total"))
     return Run(
         directory=directory,
         config=config,
-        model=_name(summary.get("model")) or _name(config.get("model")) or "model",
-        dataset=_name(summary.get("dataset")) or _name(_mapping(config.get("data")).get("path")) or "data",
-        device=_name(summary.get("device")),
+        model=name_of(summary.get("model")) or name_of(config.get("model")) or "model",
+        dataset=name_of(summary.get("dataset")) or name_of(mapping(config.get("data")).get("path")) or "data",
+        device=name_of(summary.get("device")),
         train=train,
         evals=evals,
         final=final or {point.split: point.score for point in evals},
-        best_auc={name: _number(value) for name, value in _mapping(summary.get("best_auc")).items()},
+        best_auc={name: number(value) for name, value in mapping(summary.get("best_auc")).items()},
         calibration=_calibration(summary.get("calibration_curve")),
         splits=tuple(
-            SplitSize(name, _number(_mapping(split).get("rows")), _number(_mapping(split).get("positive_rate")))
-            for name, split in _mapping(data.get("splits")).items()
+            SplitSize(name, number(mapping(split).get("rows")), number(mapping(split).get("positive_rate")))
+            for name, split in mapping(data.get("splits")).items()
         ),
-        features=tuple(_skew(_mapping(feature)) for feature in _listing(data.get("features"))),
+        features=tuple(_skew(mapping(feature)) for feature in listing(data.get("features"))),
         total=_skew(total) if total else None,
-        parameters={name: _number(value) for name, value in _mapping(summary.get("parameters")).items()},
-        cache={name: _number(value) for name, value in _mapping(summary.get("cache")).items()},
-        versions={name: str(value) for name, value in _mapping(summary.get("versions")).items()},
-        samples=_first(_number(summary.get("samples")), train[-1].samples if train else NAN),
-        samples_per_s=_first(_number(summary.get("samples_per_s")), _median([p.samples_per_s for p in train])),
-        seconds=_first(_number(summary.get("seconds")), train[-1].seconds if train else NAN),
-        train_seconds=_number(summary.get("train_seconds")),
+        parameters={name: number(value) for name, value in mapping(summary.get("parameters")).items()},
+        cache={name: number(value) for name, value in mapping(summary.get("cache")).items()},
+        versions={name: str(value) for name, value in mapping(summary.get("versions")).items()},
+        samples=first_known(number(summary.get("samples")), train[-1].samples if train else NAN),
+        samples_per_s=first_known(number(summary.get("samples_per_s")), median([p.samples_per_s for p in train])),
+        seconds=first_known(number(summary.get("seconds")), train[-1].seconds if train else NAN),
+        train_seconds=number(summary.get("train_seconds")),
         bad_rows=_bad_rows(summary.get("bad_rows")),
-        epochs=_number(summary.get("epochs")),
-        best_epoch=_number(summary.get("best_epoch")),
+        epochs=number(summary.get("epochs")),
+        best_epoch=number(summary.get("best_epoch")),
         finished=summary.get("finished") is True,
-        stopped_because=_name(summary.get("stopped_because")),
+        stopped_because=name_of(summary.get("stopped_because")),
         notes=tuple(notes),
     )
 
@@ -243,82 +229,42 @@ def _point(line: bytes) -> TrainPoint | EvalPoint | None:
         raw = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(raw, dict) or not math.isfinite(samples := _number(raw.get("samples"))):
+    if not isinstance(raw, dict) or not math.isfinite(samples := number(raw.get("samples"))):
         return None
-    epoch, step = (_number(raw.get(name)) for name in ("epoch", "step"))
+    epoch, step = (number(raw.get(name)) for name in ("epoch", "step"))
     if not math.isfinite(step):
         return None
     if raw.get("kind") == "eval" and raw.get("split"):
         return EvalPoint(int(step), samples, str(raw["split"]), _score({**raw, "samples": None}))
     if raw.get("kind") != "train":
         return None
-    loss, lr, auc, rate, seconds = (
-        _number(raw.get(name)) for name in ("loss", "lr", "auc", "samples_per_s", "seconds")
-    )
-    cache = _cache(_mapping(raw.get("cache")))
+    loss, lr, auc, rate, seconds = (number(raw.get(name)) for name in ("loss", "lr", "auc", "samples_per_s", "seconds"))
+    cache, tiers = cache_point(mapping(raw.get("cache"))), tier_point(mapping(raw.get("tiers")))
     epoch = epoch if math.isfinite(epoch) else 0
-    return TrainPoint(int(epoch), int(step), samples, loss, lr, auc, rate, seconds, cache)
-
-
-def _cache(raw: Mapping[str, Any]) -> CachePoint | None:
-    return CachePoint(**{name: _number(raw.get(name)) for name in CachePoint._fields}) if raw else None
+    ids = id_points(mapping(raw.get("ids")))
+    return TrainPoint(int(epoch), int(step), samples, loss, lr, auc, rate, seconds, cache, tiers, ids)
 
 
 def _score(value: object) -> Score:
-    raw = _mapping(value)
-    return Score(**{name: _number(raw.get(name)) for name in Score._fields})
+    raw = mapping(value)
+    return Score(**{name: number(raw.get(name)) for name in Score._fields})
 
 
 def _skew(raw: Mapping[str, Any]) -> Skew:
-    pairs = [[_number(number) for number in _listing(pair)] for pair in _listing(raw.get("curve"))]
+    pairs = [[number(one) for one in listing(pair)] for pair in listing(raw.get("curve"))]
     curve = tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2 and all(map(math.isfinite, pair)))
-    rows, distinct, top_share = (_number(raw.get(name)) for name in ("rows", "distinct", "top_share"))
-    return Skew(_name(raw.get("name")), rows, distinct, top_share, curve)
+    rows, distinct, top_share = (number(raw.get(name)) for name in ("rows", "distinct", "top_share"))
+    return Skew(name_of(raw.get("name")), rows, distinct, top_share, curve)
 
 
 def _calibration(value: object) -> tuple[CalibrationPoint, ...]:
-    bins = [[_number(number) for number in _listing(entry)] for entry in _listing(value)]
+    bins = [[number(one) for one in listing(entry)] for entry in listing(value)]
     return tuple(CalibrationPoint(*entry) for entry in bins if len(entry) == 3 and all(map(math.isfinite, entry)))
 
 
 def _bad_rows(value: object) -> dict[str, float] | None:
     """By reason, or one number for all."""
     if isinstance(value, dict):
-        return {reason: _first(_number(rows), 0.0) for reason, rows in value.items()}
-    total = _number(value)
+        return {reason: first_known(number(rows), 0.0) for reason, rows in value.items()}
+    total = number(value)
     return None if not math.isfinite(total) else {"bad": total} if total else {}
-
-
-def _number(value: object) -> float:
-    """The value as a float; nan when it is none, too large, or a truth value."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return NAN
-    try:
-        return float(value)
-    except OverflowError:
-        return NAN
-
-
-def _name(value: object) -> str:
-    """A name, or the name inside a section such as {"name": "dlrm", ...}."""
-    if isinstance(value, Mapping):
-        value = value.get("name")
-    return value if isinstance(value, str) else ""
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _listing(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _first(*values: float) -> float:
-    """The first that is a finite number, else nan."""
-    return next((value for value in values if math.isfinite(value)), NAN)
-
-
-def _median(values: list[float]) -> float:
-    known = sorted(value for value in values if math.isfinite(value))
-    return known[len(known) // 2] if known else NAN

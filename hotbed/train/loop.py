@@ -91,7 +91,7 @@ class Training:
         self._log: MetricsLog | None = None
         self._last_valid: tuple[int, Evaluation] | None = None  # step, what was found
         self._restored: Best | None = None  # set when the weights are those of an earlier step
-        self._last_ids: dict[str, dict[str, int]] | None = None  # those of the last step, then
+        self._last_storage: Record | None = None  # that of the last step, then
         self._running_since = self._session_since = time.perf_counter()
         self._seconds_before = 0.0
         self._line_seconds = 0.0
@@ -184,7 +184,7 @@ class Training:
 
     def storage(self) -> Record:
         """For the summary: what the tiers did and what became of the ids in training; None where there are none."""
-        return {"tiers": self._watch.tiers(), "ids": self._last_ids or ids_of(self.learner.tables)}
+        return self._last_storage or {"tiers": self._watch.tiers(), "ids": ids_of(self.learner.tables)}
 
     @property
     def num_failed_checkpoints(self) -> int:
@@ -225,7 +225,7 @@ class Training:
         last = self.evaluate_split("valid", stop)
         if last is not None and not last.metrics.auc > best.auc:
             check_folder(self._best_folder())
-            self._last_ids = ids_of(self.learner.tables)
+            self._last_storage = self.storage()
             load_weights(self._best_folder(), self.learner.model, self.learner.tables)
             self._restored = best
 
@@ -313,7 +313,8 @@ class Training:
 
     def _save_best(self) -> None:
         if self.course.keep_best:
-            write_folder(self._best_folder(), lambda folder: save_weights(folder, self.learner))
+            with self._watch.aside():
+                write_folder(self._best_folder(), lambda folder: save_weights(folder, self.learner))
 
     def _refuse_bad_loss(self) -> None:
         offset = self._interval.first_bad()

@@ -46,6 +46,42 @@ def cache_of(step, **changes):
     return {**made, **changes}
 
 
+def tiers_of(step, **changes):
+    """The `tiers` of a train line: memory holds more and more of what is asked; all that is written stays written."""
+    rate = 1 - 0.5 * math.exp(-step / 30)
+    made = {
+        "memory_hit_rate": rate,
+        "from_memory": 200 * rate,
+        "from_ssd": 200 * (1 - rate),
+        "to_ssd": 100,
+        "bytes_from_memory": 200 * rate * 64,
+        "bytes_read": 200 * (1 - rate) * 80,
+        "bytes_written": 100 * 80,
+        "bytes_compacted": 1000,
+        "wear": step * 8000,
+        "compactions": step // 10,
+        "memory_slots": 5000,
+        "memory_rows": 4000,
+        "memory_bytes": 3 << 20,
+        "memory_budget": 4 << 20,
+        "ssd_bytes": 10_000 * step,
+        "ssd_cap": 2 << 20,
+        "ssd_live_bytes": 7_500 * step,
+        "ssd_stale_bytes": 2_500 * step,
+        "ssd_segments": 3,
+        "live_share": 0.75,
+        "resident_bytes": (200 << 20) + 1000 * step,
+    }
+    return {**made, **changes}
+
+
+def ids_of(step, **changes):
+    """The `ids` of a train line."""
+    user = {"seen": 100 * step, "admitted": 10 * step, "rejected": 20 * step, "expired": 2 * step, "rows": 8 * step}
+    ad = {"seen": 100 * step, "admitted": 3, "rejected": 0, "expired": 0, "rows": 3}
+    return {"user": user, "ad": ad, **changes}
+
+
 def eval_line(step, split="valid", **changes):
     line = {"kind": "eval", "epoch": 0, "step": step, "samples": step * 100, "split": split, "seconds": step / 10}
     metrics = {"auc": 0.74, "log_loss": 0.45, "normalized_entropy": 0.83, "calibration": 1.02, "positives": 250}
@@ -143,6 +179,16 @@ def cached_run():
         "summary.json": {**whole["summary.json"], "cache": sizes},
         "config.json": {**whole["config.json"], "tables": {"cache": 0.015, "policy": "oracle"}},
     }
+
+
+@pytest.fixture
+def tiered_run(cached_run):
+    """Changes that make the full run one with three tiers and dynamic ids."""
+    metrics = [
+        {**line, "tiers": tiers_of(line["step"]), "ids": ids_of(line["step"])} if line["kind"] == "train" else line
+        for line in cached_run["metrics.jsonl"]
+    ]
+    return {**cached_run, "metrics.jsonl": metrics}
 
 
 @pytest.fixture

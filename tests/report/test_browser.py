@@ -43,8 +43,10 @@ FRAME = """<!doctype html><title>waiting</title><body><iframe src="page.html" st
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_in_a_browser(make_run, tmp_path, width, scheme):
-    (tmp_path / "page.html").write_text(write_report(make_run()).read_text().replace("</body>", ACT))
+@pytest.mark.parametrize("storage", [False, True], ids=["plain", "tiers"])
+def test_in_a_browser(make_run, tiered_run, tmp_path, storage, width, scheme):
+    run = make_run(**tiered_run) if storage else make_run()
+    (tmp_path / "page.html").write_text(write_report(run).read_text().replace("</body>", ACT))
     frame = tmp_path / "frame.html"  # a window of its own cannot be as narrow as a phone
     frame.write_text(FRAME.format(width=width))
     command = [

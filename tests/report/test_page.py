@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hotbed.errors import RunError
 from hotbed.report import write_report
-from tests.report.conftest import cache_of
+from tests.report.conftest import cache_of, ids_of, tiers_of
 
 VOID = {"meta", "wbr", "link", "br", "hr", "img", "input"}
 SECTIONS = ["learning", "quality", "data", "config", "next", "versions"]
@@ -319,7 +319,8 @@ def test_whatever_the_files_hold_there_is_a_page(make_run, whole_run, data):
         return value
 
     files = {name: spoil(whole_run[name]) for name in ("summary.json", "data.json")}
-    metrics = [spoil({**line, "cache": cache_of(1)}) for line in whole_run["metrics.jsonl"][::40]]
+    storage = {"cache": cache_of(1), "tiers": tiers_of(1), "ids": ids_of(1)}
+    metrics = [spoil({**line, **storage}) for line in whole_run["metrics.jsonl"][::40]]
     files = {name: json.dumps(value).encode() for name, value in files.items()}
     page_of(make_run(**files, **{"metrics.jsonl": metrics}))
 

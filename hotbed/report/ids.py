@@ -1,0 +1,140 @@
+"""A run with dynamic ids -> what became of them: two sentences, a table of features, three charts; nothing without any.
+
+Counts are of training since the run began, and are saved with it: a run that was stopped and went on shows the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from hotbed.report.charts import Chart, Series, figure
+from hotbed.report.curves import SEEN, epoch_ends
+from hotbed.report.formats import count, percent
+from hotbed.report.markup import fold, section, table, text
+from hotbed.report.points import IdPoint
+from hotbed.report.read import Run
+from hotbed.report.series import usable
+
+MOST_TABLES = 1000
+OPEN_TABLES = 12
+CURVES = 4  # of single tables
+HEAD = (
+    "feature",
+    "seen<small>look-ups</small>",
+    "admitted<small>ids</small>",
+    "rejected<small>look-ups</small>",
+    "expired<small>ids</small>",
+    "rows<small>now</small>",
+)
+
+
+def ids(run: Run) -> str:
+    """The section, or nothing."""
+    points = [point for point in run.train if point.ids]
+    if not points:
+        return ""
+    last = points[-1].ids
+    charts = "".join(figure(chart) for chart in id_charts(run))
+    return section(
+        "ids", "What became of the ids", _said(last), f'<div class="figures">{charts}<div>{_table(last)}</div></div>'
+    )
+
+
+def id_charts(run: Run) -> list[Chart]:
+    """Rows, who came and went, and the share of look-ups without a row of their own, over samples seen."""
+    points = [(point.samples, point.ids) for point in run.train if point.ids]
+    totals = [(samples, _sum(counts)) for samples, counts in points]
+    largest = _by_rows(points[-1][1])[:CURVES] if points else []
+    single = [
+        Series(
+            name, [(samples, counts[name].rows if name in counts else math.nan) for samples, counts in points], color
+        )
+        for color, name in enumerate(largest, start=2)
+    ]
+    new = [
+        (after, _share(now.rejected - then.rejected, now.seen - then.seen))
+        for (_, then), (after, now) in pairwise([(0.0, IdPoint(0, 0, 0, 0, 0)), *totals])
+    ]
+    ends = epoch_ends(run.train)
+    return [
+        Chart(
+            "id-rows",
+            "Ids with a row",
+            f"Of all tables with dynamic ids together{', and of the largest' if len(points[-1][1]) > 1 else ''}.",
+            SEEN,
+            "rows",
+            (Series("all", [(x, one.rows) for x, one in totals], 1), *(single if len(points[-1][1]) > 1 else ())),
+            y_format="count",
+            zero=True,
+            divisions=ends,
+        ),
+        Chart(
+            "id-changes",
+            "Ids that came and went",
+            "Ids that were given a row and ids that lost it, since the run began; one that comes back is counted again.",
+            SEEN,
+            "ids",
+            (
+                Series("admitted", [(x, one.admitted) for x, one in totals], 3),
+                Series("expired", [(x, one.expired) for x, one in totals], 4),
+            ),
+            y_format="count",
+            zero=True,
+            divisions=ends,
+        ),
+        Chart(
+            "id-rejected",
+            "Look-ups of a shared row",
+            "Share of the look-ups of an interval whose id was not admitted: they use the row that its table shares.",
+            SEEN,
+            "share of look-ups",
+            (Series("share of look-ups", new, 5),),
+            y_format="share",
+            zero=True,
+            divisions=ends,
+        ),
+    ]
+
+
+def _said(last: dict[str, IdPoint]) -> str:
+    total = _sum(last)
+    if not all(map(usable, total)):
+        return ""
+    tables = "the table" if len(last) == 1 else f"the {count(len(last))} tables"
+    back = f" {count(total.expired)} ids lost their row again because they were not used." if total.expired else ""
+    shared = (
+        f" {percent(_share(total.rejected, total.seen))} of the look-ups of training came before their id was admitted and "
+        "used the row that its table shares."
+        if total.rejected
+        else ""
+    )
+    return (
+        f'<p class="finding">{count(total.seen)} look-ups of training have given rows to {count(total.admitted)} ids of '
+        f"{tables} without a vocabulary; <strong>{count(total.rows)} ids have one now</strong>.</p>"
+        + (f"<p>{back}{shared}</p>" if back or shared else "")
+    )
+
+
+def _table(last: dict[str, IdPoint]) -> str:
+    rows = [[text(name, 60), *map(count, last[name])] for name in _by_rows(last)[:MOST_TABLES]]
+    caption = "Dynamic ids by feature, most rows first"
+    shown = table(caption, HEAD, rows[:OPEN_TABLES], kind="wide")
+    if len(rows) > OPEN_TABLES:
+        rest = table(f"{caption}, continued", HEAD, rows[OPEN_TABLES:], kind="wide")
+        shown += fold(f"{count(len(rows) - OPEN_TABLES)} more features", rest)
+    if len(last) > MOST_TABLES:
+        shown += f"<p>{count(len(last) - MOST_TABLES)} more features stand in metrics.jsonl.</p>"
+    return shown
+
+
+def _by_rows(counts: dict[str, IdPoint]) -> list[str]:
+    return sorted(counts, key=lambda name: -counts[name].rows if usable(counts[name].rows) else 0.0)
+
+
+def _sum(counts: dict[str, IdPoint]) -> IdPoint:
+    return IdPoint(*(sum(column) for column in zip(*counts.values())))
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan

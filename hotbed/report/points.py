@@ -1,0 +1,71 @@
+"""What one line of metrics.jsonl says of cache, tiers and ids, as numbers; nan for what is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hotbed.report.values import mapping, number
+
+
+class CachePoint(NamedTuple):
+    """What the cache did in an interval (train/cache_watch): shares, and means over the batches planned."""
+
+    batches: float
+    hit_rate: float  # of the distinct keys of windows
+    lookup_hit_rate: float
+    keys: float
+    misses: float
+    created: float
+    evictions: float
+    written_back: float
+    bytes_in: float
+    bytes_out: float
+    stall_share: float
+
+
+class TierPoint(NamedTuple):
+    """What memory and ssd did in an interval (train/watch): means over its batches; then how they stood at its end."""
+
+    memory_hit_rate: float  # of the rows asked below the device; nan where memory is the cache
+    from_memory: float
+    from_ssd: float
+    to_ssd: float
+    bytes_from_memory: float
+    bytes_read: float
+    bytes_written: float
+    bytes_compacted: float
+    wear: float  # bytes that this process has written to the ssd
+    compactions: float  # of this process
+    memory_slots: float  # rows that memory can hold over the ssd; 0: memory is the cache
+    memory_bytes: float
+    memory_budget: float
+    resident_bytes: float  # of the process, with all it has loaded
+    ssd_bytes: float
+    ssd_cap: float
+    ssd_live_bytes: float
+    live_share: float
+
+
+class IdPoint(NamedTuple):
+    """What became of the ids of a table since the run began, and the rows they have."""
+
+    seen: float
+    admitted: float
+    rejected: float
+    expired: float
+    rows: float
+
+
+def cache_point(raw: Mapping[str, Any]) -> CachePoint | None:
+    return CachePoint(**{name: number(raw.get(name)) for name in CachePoint._fields}) if raw else None
+
+
+def tier_point(raw: Mapping[str, Any]) -> TierPoint | None:
+    return TierPoint(**{name: number(raw.get(name)) for name in TierPoint._fields}) if raw else None
+
+
+def id_points(raw: Mapping[str, Any]) -> dict[str, IdPoint]:
+    """By table."""
+    found = {name: mapping(counts) for name, counts in raw.items()}
+    return {name: IdPoint(*(number(counts.get(field)) for field in IdPoint._fields)) for name, counts in found.items()}

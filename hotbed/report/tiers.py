@@ -1,0 +1,254 @@
+"""A run over an ssd -> what its tiers did: a few sentences with the run's own numbers, six charts; nothing without an ssd.
+
+Counts are means over the batches of an interval. What a process has written (wear) begins anew when a run is stopped and goes
+on; here the processes of a run are added up, without what one wrote after its last line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import attrgetter
+
+from hotbed.report.charts import Chart, Mark, Series, figure
+from hotbed.report.curves import SEEN, epoch_ends
+from hotbed.report.formats import count, percent, size
+from hotbed.report.markup import section
+from hotbed.report.points import TierPoint
+from hotbed.report.read import Run, TrainPoint
+from hotbed.report.series import usable
+
+UNITS = (("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30), ("TiB", 2.0**40))
+LITTLE_LIVE = 0.5  # of the records; below it compaction is behind
+
+
+def tiers(run: Run) -> str:
+    """The section, or nothing."""
+    if not any(point.tiers for point in run.train):
+        return ""
+    said = f"{_hits(run)}{_moved(run)}{_wear(run)}{_room(run)}"
+    charts = "".join(figure(chart) for chart in tier_charts(run))
+    return section("tiers", "What the tiers did", said, f'<div class="figures">{charts}</div>')
+
+
+def tier_charts(run: Run) -> list[Chart]:
+    """Hit rates, rows, bytes, wear, and what is taken of ssd and memory, over samples seen."""
+    return [_hit_chart(run), _row_chart(run), _byte_chart(run), _wear_chart(run), _ssd_chart(run), _memory_chart(run)]
+
+
+def _line(run: Run, name: str, color: int, value: Callable[[TierPoint], float]) -> Series:
+    return Series(name, [(p.samples, value(p.tiers)) for p in run.train if p.tiers], color)
+
+
+def _hit_chart(run: Run) -> Chart:
+    device = [(p.samples, p.cache.hit_rate) for p in run.train if p.cache and p.tiers]
+    return Chart(
+        "tier-hits",
+        "Hit rate by tier",
+        "Of the distinct rows of a window, those that were on the device; of the rows that were asked below it, those that "
+        "were in memory. The rest came from the ssd. A row that was never used before is made on the device and asked nowhere.",
+        SEEN,
+        "share found",
+        (Series("on the device", device, 1), _line(run, "in memory, of the others", 2, lambda t: t.memory_hit_rate)),
+        y_format="share",
+        zero=True,
+        divisions=epoch_ends(run.train),
+    )
+
+
+def _row_chart(run: Run) -> Chart:
+    return Chart(
+        "tier-rows",
+        "Rows per batch below the device",
+        "Rows that were read from memory and from the ssd, and rows that left memory for the ssd.",
+        SEEN,
+        "rows per batch",
+        (
+            _line(run, "from memory", 2, lambda t: t.from_memory),
+            _line(run, "from the ssd", 3, lambda t: t.from_ssd),
+            _line(run, "to the ssd", 4, lambda t: t.to_ssd),
+        ),
+        y_format="count",
+        zero=True,
+        divisions=epoch_ends(run.train),
+    )
+
+
+def _byte_chart(run: Run) -> Chart:
+    unit, scale = _unit(run, lambda t: max(t.bytes_from_memory, t.bytes_read, t.bytes_written))
+    return Chart(
+        "tier-bytes",
+        "Traffic per batch below the device",
+        "Records with their optimizer state; on the ssd with checksums, and with what compaction copies.",
+        SEEN,
+        f"{unit} per batch",
+        (
+            _line(run, "from memory", 2, lambda t: t.bytes_from_memory / scale),
+            _line(run, "read from the ssd", 3, lambda t: t.bytes_read / scale),
+            _line(run, "written to the ssd", 4, lambda t: t.bytes_written / scale),
+            _line(run, "of that by compaction", 5, lambda t: t.bytes_compacted / scale),
+        ),
+        y_format="significant",
+        zero=True,
+        divisions=epoch_ends(run.train),
+    )
+
+
+def _wear_chart(run: Run) -> Chart:
+    wear = _over_processes(run, lambda t: t.wear)
+    unit, scale = _unit_of(max((y for _, y in wear if usable(y)), default=0.0))
+    return Chart(
+        "tier-wear",
+        "Written to the ssd in all",
+        "Wear: every byte that was written there, by training, evaluations, checkpoints and compaction. Checkpoints link the "
+        "files instead of writing them again.",
+        SEEN,
+        unit,
+        (Series("written", [(x, y / scale) for x, y in wear], 4),),
+        y_format="significant",
+        zero=True,
+        divisions=epoch_ends(run.train),
+    )
+
+
+def _ssd_chart(run: Run) -> Chart:
+    cap = _last(run, lambda t: t.ssd_cap)
+    unit, scale = _unit_of(cap)
+    return Chart(
+        "tier-ssd",
+        "Taken of the ssd",
+        "All files, and the records in them that are the newest of their row. Segments that are mostly stale are rewritten.",
+        SEEN,
+        unit,
+        (
+            _line(run, "files", 3, lambda t: t.ssd_bytes / scale),
+            _line(run, "live rows", 2, lambda t: t.ssd_live_bytes / scale),
+        ),
+        y_format="significant",
+        y_marks=(Mark(cap / scale, f"cap {size(cap)}"),) if usable(cap) else (),
+        zero=True,
+        divisions=epoch_ends(run.train),
+    )
+
+
+def _memory_chart(run: Run) -> Chart:
+    budget = _last(run, lambda t: t.memory_budget)
+    unit, scale = _unit_of(budget)
+    return Chart(
+        "tier-memory",
+        "Taken of memory",
+        "Rows and all that finds them, which the budget is for; and by how much the process has grown since its first line, "
+        "with all else that it holds.",
+        SEEN,
+        unit,
+        (
+            _line(run, "rows and their index", 2, lambda t: t.memory_bytes / scale),
+            Series("growth of the process", [(x, y / scale) for x, y in _growth(run)], 6),
+        ),
+        y_format="significant",
+        y_marks=(Mark(budget / scale, f"budget {size(budget)}"),) if usable(budget) else (),
+        zero=True,
+        divisions=epoch_ends(run.train),
+    )
+
+
+def _hits(run: Run) -> str:
+    memory, ssd = _total(run, lambda t: t.from_memory), _total(run, lambda t: t.from_ssd)
+    if not (usable(memory) and usable(ssd)) or memory + ssd <= 0:
+        return ""
+    if _last(run, lambda t: t.memory_slots) == 0:
+        return f"<p>Memory is the cache of this run. {count(ssd)} rows that were not in it came from the ssd.</p>"
+    return (
+        f'<p class="finding">Of {count(memory + ssd)} rows that training asked below the device, '
+        f"<strong>{percent(memory / (memory + ssd))} were in memory</strong>, and {count(ssd)} came from the ssd.</p>"
+    )
+
+
+def _moved(run: Run) -> str:
+    read, written, compacted = (_total(run, attrgetter(f"bytes_{name}")) for name in ("read", "written", "compacted"))
+    if not all(map(usable, (read, written, compacted))):
+        return ""
+    return (
+        f"<p>Training read {size(read)} from the ssd and wrote {size(written)} to it, {size(compacted)} of that to rewrite "
+        "files that were mostly stale.</p>"
+    )
+
+
+def _wear(run: Run) -> str:
+    wear, compactions = (_over_processes(run, attrgetter(name)) for name in ("wear", "compactions"))
+    if not wear or not usable(wear[-1][1]) or not usable(compactions[-1][1]):
+        return ""
+    done = compactions[-1][1]
+    times = "compaction ran once" if done == 1 else f"compaction ran {count(done)} times"
+    return f"<p>With evaluations and checkpoints the ssd was written {size(wear[-1][1])} (wear); {times}.</p>"
+
+
+def _room(run: Run) -> str:
+    used, cap, share = (_last(run, attrgetter(name)) for name in ("ssd_bytes", "ssd_cap", "live_share"))
+    if not all(map(usable, (used, cap, share))) or cap <= 0:
+        return ""
+    behind = " Compaction was behind." if share < LITTLE_LIVE else ""
+    memory, budget = _last(run, lambda t: t.memory_bytes), _last(run, lambda t: t.memory_budget)
+    held = f" Rows in memory and their index took {size(memory)} of {size(budget)}" if usable(memory + budget) else ""
+    resident = _last(run, lambda t: t.resident_bytes)
+    if held:
+        held += f"; the process with all it has loaded took {size(resident)}." if usable(resident) else "."
+    return (
+        f"<p>At the end files took {size(used)} of {size(cap)} ({percent(used / cap)}), and {percent(share)} of their "
+        f"records were live.{behind}{held}</p>"
+    )
+
+
+def _growth(run: Run) -> list[tuple[float, float]]:
+    """Resident memory less that of the first line of a process."""
+    points, began, last = [], math.nan, math.inf
+    for point in run.train:
+        if point.tiers is not None:
+            now = point.tiers
+            if now.wear < last or not usable(began):
+                began = now.resident_bytes
+            last = now.wear if usable(now.wear) else last
+            points.append((point.samples, max(0.0, now.resident_bytes - began)))
+    return points
+
+
+def _over_processes(run: Run, value: Callable[[TierPoint], float]) -> list[tuple[float, float]]:
+    """A count that begins anew with every process, added up over all of them."""
+    points, before, last = [], 0.0, 0.0
+    for point in run.train:
+        if point.tiers is None:
+            continue
+        now = value(point.tiers)
+        if usable(now):
+            before += last if now < last else 0.0
+            last = now
+        points.append((point.samples, before + now))
+    return points
+
+
+def _total(run: Run, value: Callable[[TierPoint], float]) -> float:
+    """Of means over batches, the sum; nan when none is known."""
+    known = [value(point.tiers) * _batches(point) for point in run.train if point.tiers]
+    known = [one for one in known if usable(one)]
+    return sum(known) if known else math.nan
+
+
+def _batches(point: TrainPoint) -> float:
+    return point.cache.batches if point.cache else math.nan
+
+
+def _last(run: Run, value: Callable[[TierPoint], float]) -> float:
+    """The last value that is known."""
+    known = [value(point.tiers) for point in run.train if point.tiers]
+    return next((one for one in reversed(known) if usable(one)), math.nan)
+
+
+def _unit(run: Run, value: Callable[[TierPoint], float]) -> tuple[str, float]:
+    known = [value(point.tiers) for point in run.train if point.tiers]
+    return _unit_of(max((one for one in known if usable(one)), default=0.0))
+
+
+def _unit_of(most: float) -> tuple[str, float]:
+    """The largest unit in which the largest amount is 1 or more."""
+    fits = [unit for unit in UNITS if usable(most) and most >= unit[1]]
+    return fits[-1] if fits else UNITS[0]

@@ -1,5 +1,6 @@
-"""Row optimizers and learning-rate schedules."""
+"""Row optimizers, learning-rate schedules, and k-step Adam for dense weights."""
 
+from hotbed.optim.kstep import KStepAdam
 from hotbed.optim.row import FTRL, ROW_OPTIMIZERS, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, row_optimizer
 from hotbed.optim.schedules import SCHEDULES, Cosine, Decay, Fixed, Schedule, Warmup
 
@@ -13,6 +14,7 @@ __all__ = [
     "Cosine",
     "Decay",
     "Fixed",
+    "KStepAdam",
     "RowOptimizer",
     "RowwiseAdagrad",
     "Schedule",

@@ -9,7 +9,8 @@ moves twice the bytes. Here it is an all-to-all and a sum in the order of the me
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import torch.distributed as dist
@@ -27,6 +28,14 @@ class Traffic:
     in_node: int = 0  # bytes to ranks of the same node
     across: int = 0  # bytes to ranks of other nodes
     num_collectives: int = 0
+    _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    def add(self, in_node: int, across: int) -> None:
+        """One more collective; sums in the background count here too."""
+        with self._lock:
+            self.in_node += in_node
+            self.across += across
+            self.num_collectives += 1
 
 
 class Link:
@@ -83,10 +92,10 @@ class Link:
         if self.size == 1:
             return rows
         bytes_per_row = rows.nbytes // max(1, rows.shape[0])
-        self.traffic.num_collectives += 1
+        num_rows = [0, 0]  # to the same node, to others
         for member, number in enumerate(send):
-            if member != self.index:
-                self._count(number * bytes_per_row, self._is_across[member])
+            num_rows[self._is_across[member]] += number if member != self.index else 0
+        self.traffic.add(num_rows[0] * bytes_per_row, num_rows[1] * bytes_per_row)
         out = rows.new_empty((sum(receive), *rows.shape[1:]))
         dist.all_to_all_single(out, rows.contiguous(), list(receive), list(send), group=self._group)
         return out
@@ -99,11 +108,7 @@ class Link:
         return backends[tensor.device.type] == "gloo"
 
     def _count_ring(self, num_bytes: int) -> None:
-        self.traffic.num_collectives += 1
-        self._count(num_bytes, self._is_across[(self.index + 1) % self.size])
-
-    def _count(self, num_bytes: int, is_across: bool) -> None:
-        if is_across:
-            self.traffic.across += num_bytes
+        if self._is_across[(self.index + 1) % self.size]:
+            self.traffic.add(0, num_bytes)
         else:
-            self.traffic.in_node += num_bytes
+            self.traffic.add(num_bytes, 0)

@@ -2,7 +2,7 @@
 
 `Mesh.from_environment()` reads what torchrun says, `Mesh(nodes=2, local=4)` sets it by hand. Out come three links: `flat`
 over all ranks, `in_node` over the ranks of this node, `across` over the ranks with this local rank on every node; and sums
-over the mesh that use the wires by their speed. Building a mesh is itself a collective: all ranks build it, in the same
+over the mesh that spare the wires between nodes. Building a mesh is itself a collective: all ranks build it, in the same
 order among other groups. A mesh serves one thread at a time; `apart()` makes another over the same ranks.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from hotbed.errors import ConfigError
 from hotbed.parallel.links import Link, Traffic
 
-Over = Literal["all", "node", "nodes"]  # whose values a sum takes
+Over = Literal["all", "node"]  # whose values a sum takes
 MakeLink = Callable[[Any, Sequence[int], int, Traffic], Link]
 
 
@@ -45,8 +45,10 @@ class Mesh:
         self.traffic = Traffic()
         self._timeout, self._make_link = timeout, make_link
         self.flat = self._link([range(world)])
-        self.in_node = self._link([range(node * local, (node + 1) * local) for node in range(nodes)])
-        self.across = self._link([range(place, world, local) for place in range(local)])
+        rows = [range(node * local, (node + 1) * local) for node in range(nodes)]
+        columns = [range(place, world, local) for place in range(local)]
+        self.in_node = self.flat if nodes == 1 else self._link(rows)
+        self.across = self.flat if local == 1 else self._link(columns)
 
     @classmethod
     def from_environment(cls, *, timeout: timedelta | None = None) -> Mesh:
@@ -60,37 +62,29 @@ class Mesh:
     def apart(self) -> Mesh:
         """The same ranks with groups of their own, for another thread; a collective. Bytes are counted together."""
         mesh = Mesh(self.nodes, self.local, timeout=self._timeout, make_link=self._make_link)
-        mesh.traffic = self.traffic
-        for link in (mesh.flat, mesh.in_node, mesh.across):
+        for link in (mesh, mesh.flat, mesh.in_node, mesh.across):
             link.traffic = self.traffic
         return mesh
 
     def sum_(self, tensor: Tensor, over: Over = "all") -> None:
-        """The sum of a contiguous tensor in place: over all ranks, over this node, or over the nodes.
+        """The sum of a contiguous tensor in place, over all ranks or over this node; the same bits on each of them.
 
-        Over the nodes the ranks of a node hold equal values and count once. With several nodes and several ranks per
-        node every byte crosses between nodes once per node and not once per rank: the sum is scattered in the node
-        (all ranks), added across nodes by the ranks with the same local rank, and gathered in the node.
+        With several nodes and several ranks per node, what crosses between nodes does so once per node and not once per
+        rank: the sum is scattered in the node, added across nodes by the ranks with the same local rank, and gathered.
         """
         if over == "node":
             self.in_node.all_reduce_(tensor)
-        elif self.nodes == 1:
-            if over == "all":
-                self.flat.all_reduce_(tensor)
-        elif self.local == 1:
-            self.across.all_reduce_(tensor)
+        elif self.nodes == 1 or self.local == 1:
+            self.flat.all_reduce_(tensor)
         else:
-            self._sum_in_parts_(tensor.view(-1), over)
+            self._sum_in_parts_(tensor.view(-1))
 
-    def _sum_in_parts_(self, flat: Tensor, over: Over) -> None:
-        size = -(-flat.numel() // self.local)  # of a part, the last one padded
-        whole = flat if flat.numel() == size * self.local else flat.new_zeros(size * self.local)
+    def _sum_in_parts_(self, flat: Tensor) -> None:
+        size = -(-flat.numel() // self.local) * self.local  # every local rank has an equal part
+        whole = flat if flat.numel() == size else flat.new_zeros(size)
         if whole is not flat:
             whole[: flat.numel()].copy_(flat)
-        if over == "all":
-            part = self.in_node.reduce_scatter(whole)
-        else:
-            part = whole[self.local_rank * size : (self.local_rank + 1) * size].clone()
+        part = self.in_node.reduce_scatter(whole)
         self.across.all_reduce_(part)
         self.in_node.all_gather(part, whole)
         if whole is not flat:

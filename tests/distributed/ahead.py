@@ -1,9 +1,19 @@
 """What every rank imports, loaded once and then forked: importing torch takes seconds. It trains nothing."""
 
-import torch.distributed  # noqa: F401
+from importlib import import_module
+
 from numba.core.registry import cpu_target
 
-import hotbed.tables  # noqa: F401
-
+MODULES = (
+    "hotbed.checkpoint",
+    "hotbed.optim",
+    "hotbed.parallel",
+    "hotbed.tables",
+    "pytest",
+    "torch._dynamo",  # the first optimizer that is built loads it
+    "torch.distributed",
+)
+for module in MODULES:
+    import_module(module)
 cpu_target.typing_context.refresh()  # what Numba knows of Python and NumPy, else loaded at the first call of a kernel
 cpu_target.target_context.refresh()

@@ -127,6 +127,7 @@ def _rank(place: Place, answer: Connection, work: bytes) -> None:
                 )
             result = pickle.dumps((0.0, "", function(*args)))
             if dist.is_initialized():
+                dist.barrier()  # a rank that leaves early breaks what others are still doing
                 dist.destroy_process_group()
         except BaseException:
             result = pickle.dumps((time.monotonic(), traceback.format_exc(), None))

@@ -32,6 +32,7 @@ from hotbed.ops.move import FirstRows, first_records, first_rows, pack, unpack
 from hotbed.ops.records import Precision
 from hotbed.ops.streams import after, mark
 from hotbed.optim import RowOptimizer
+from hotbed.shard import WHOLE, Shard
 from hotbed.staging import Staging
 from hotbed.store import MemoryStore
 
@@ -80,9 +81,10 @@ class CachedGroup(TableGroup):
         room: Room,
         policy: str,
         precision: Precision = "fp32",
+        shard: Shard = WHOLE,
     ) -> None:
         num_slots = room.num_slots or 1
-        super().__init__(members, dim, optimizer, device, num_slots, precision)
+        super().__init__(members, dim, optimizer, device, num_slots, precision, shard)
         self._policy = make_policy(policy)
         self._first: FirstRows = self.first_rows()
         self.ids: DynamicIds | None = None
@@ -235,7 +237,7 @@ class CachedGroup(TableGroup):
     @property
     def has_lanes(self) -> bool:
         """Whether rows may be moved by a porter, which needs them in an array and creates them from their keys."""
-        return isinstance(self.store, MemoryStore) and self.ids is None
+        return isinstance(self.store, MemoryStore) and self.ids is None and self.shard.world == 1
 
     def exchange_with(self, porter: Porter, number: int, plan: LanePlan, num_batches: int, num_lookups: int) -> None:
         """Device: as `exchange`, for a window whose rows the porter moves."""
@@ -313,19 +315,23 @@ class CachedGroup(TableGroup):
     def columns(self, table: str) -> dict[str, Tensor]:
         """`weight` and every optimizer state of one table: a copy on the host, so writing to it changes nothing."""
         self._refuse_dynamic(table)
+        self._refuse_part(table)
         self.flush()
         member = self.members[table]
         return self._cut(self._read(torch.arange(member.base, member.base + member.rows)))
 
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
+        if self.ids is None:
+            self._refuse_part(table)
         self.flush()
         for keys in self._keys_of(table):
             yield self._cut(self._read(keys))["weight"]
 
     def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
-        if self.ids is None:
-            return super().rows(table)
         self.flush()
+        if self.ids is None:
+            here = self.ids_of(table)
+            return here, self._cut(self._read(self.local_keys(table, here)))
         ids, keys = self.ids.rows_of(table)
         return torch.from_numpy(ids), self._cut(self._read(torch.from_numpy(keys)))
 
@@ -342,6 +348,7 @@ class CachedGroup(TableGroup):
 
     def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
         self._refuse_dynamic(table)
+        self._refuse_part(table)
         self.flush()
         for keys in self._keys_of(table):
             records, first = self._read(keys), int(keys[0]) - self.members[table].base

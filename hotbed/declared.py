@@ -17,6 +17,7 @@ from hotbed.inputs import Feature
 from hotbed.ops.init_rows import Init, Normal
 from hotbed.ops.records import Precision, layout_of
 from hotbed.optim import RowOptimizer
+from hotbed.shard import WHOLE, Shard
 
 Pooling = Literal["sum", "mean", "none"]
 Output = Literal["auto", "stack", "dict", "concat"]
@@ -111,11 +112,13 @@ def _kinds(tables: dict[str, Table]) -> dict[tuple[int, bool], dict[str, Table]]
     return kinds
 
 
-def sizes_of(tables: dict[str, Table], optimizer: RowOptimizer, precision: Precision) -> list[Size]:
-    """(rows, bytes of a record) of every group; None for dynamic ids."""
+def sizes_of(
+    tables: dict[str, Table], optimizer: RowOptimizer, precision: Precision, shard: Shard = WHOLE
+) -> list[Size]:
+    """(rows here, bytes of a record) of every group; None for dynamic ids."""
     return [
         (
-            None if dynamic else sum(table.rows or 0 for table in members.values()),
+            None if dynamic else shard.num_local(sum(table.rows or 0 for table in members.values())),
             layout_of(dim, optimizer, precision).width * 4,
         )
         for (dim, dynamic), members in _kinds(tables).items()
@@ -129,6 +132,7 @@ def groups_of(
     rooms: Sequence[Room],
     policy: str,
     precision: Precision,
+    shard: Shard,
 ) -> list[TableGroup]:
     """Tables of one dim share a group (the optimizer is the same for all, so the record width is too).
 
@@ -146,7 +150,7 @@ def groups_of(
             members.append(Member(name, table.rows or 0, base, table.init, table.hashing, table.padding_id, rules))
             base += table.rows or 0
         if room.num_slots is None:
-            groups.append(TableGroup(members, dim, optimizer, device, precision=precision))
+            groups.append(TableGroup(members, dim, optimizer, device, precision=precision, shard=shard))
         else:
-            groups.append(CachedGroup(members, dim, optimizer, device, room, policy, precision))
+            groups.append(CachedGroup(members, dim, optimizer, device, room, policy, precision, shard))
     return groups

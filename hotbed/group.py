@@ -13,17 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.errors import ConfigError, IdError
+from hotbed.errors import ConfigError, HotbedError, IdError
 from hotbed.ids import TableRules
 from hotbed.ops.init_rows import Init, stream_of
 from hotbed.ops.keys import Addresses, FirstBad, make_keys
 from hotbed.ops.lookup import lookup
+from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups, Span
 from hotbed.ops.move import FirstRows, FirstTable, first_records, first_rows
 from hotbed.ops.precision import salt_of
 from hotbed.ops.records import Layout, Precision, empty_records, layout_of
 from hotbed.ops.update import TableRows, settings_of, update
 from hotbed.optim import RowOptimizer
+from hotbed.shard import WHOLE, Shard
 
 _MAX_ROWS = 1 << 32  # of one table: the update sorts rows as 32-bit numbers
 _INIT_CHUNK = 1 << 20
@@ -59,6 +61,7 @@ class TableGroup:
         device: torch.device,
         num_slots: int = 0,
         precision: Precision = "fp32",
+        shard: Shard = WHOLE,
     ) -> None:
         too_large = [f"{m.name} ({m.rows:,})" for m in members if m.rows >= _MAX_ROWS]
         if too_large:
@@ -67,7 +70,8 @@ class TableGroup:
         self.layout: Layout = layout_of(dim, optimizer, precision)
         self.optimizer = optimizer
         self._ways: dict[tuple[str, ...], _Way] = {}
-        self.num_rows = sum(member.rows for member in members)
+        self.shard = shard  # which of the tables' rows are here
+        self.num_rows = shard.num_local(sum(member.rows for member in members))
         self.records = empty_records(num_slots or self.num_rows, self.layout, torch.float32, device)
         self._seed = 0
         self.touched: Tensor | None = None  # uint8 [R], where all rows are here and checkpoints ask which have changed
@@ -90,24 +94,46 @@ class TableGroup:
         tables = [
             FirstTable(m.base, stream_of(self._seed, m.name), m.init, m.padding_id) for m in self.members.values()
         ]
-        return first_rows(self.layout.dim, self.optimizer, tables, self.layout.precision)
+        return first_rows(self.layout.dim, self.optimizer, tables, self.layout.precision, self.shard)
 
     def columns(self, table: str) -> dict[str, Tensor]:
         """`weight` [rows, D] and every optimizer state [rows, D] or [rows, 1] of one table: views, so writing changes it."""
+        self._refuse_part(table)
         member = self.members[table]
         return self._cut(self.records[member.base : member.base + member.rows])
 
     def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
-        """(ids ascending [N], their columns [N, ...]) of one table."""
-        return torch.arange(self.members[table].rows), self.columns(table)
+        """(ids ascending [N], their columns [N, ...]) of one table: those that are here."""
+        if self.shard.world == 1:
+            return torch.arange(self.members[table].rows), self.columns(table)
+        ids = self.ids_of(table)
+        return ids, self._cut(self.records[self.local_keys(table, ids).to(self.records.device)])
 
     def ids_of(self, table: str) -> Tensor:
-        """The ids of one table that have a row, ascending [N]."""
-        return torch.arange(self.members[table].rows)
+        """The ids of one table that have a row here, ascending [N]."""
+        member, world = self.members[table], self.shard.world
+        stop = member.base + member.rows
+        keys = self.shard.keys_of(torch.arange(member.base // world, -(-stop // world)))
+        return keys[(keys >= member.base) & (keys < stop)] - member.base
+
+    def local_keys(self, table: str, ids: Tensor) -> Tensor:
+        """Where ids [N] of a table that are here have their rows."""
+        return self.shard.local_of(ids + self.members[table].base)
+
+    def owns(self, table: str, ids: Tensor) -> Tensor:
+        """Whether ids [N] of a table are here."""
+        return self.shard.owner_of(ids + self.members[table].base) == self.shard.rank
 
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
         """The weights of a table, some rows at a time, in order."""
         yield self.columns(table)["weight"]
+
+    def _refuse_part(self, table: str) -> None:
+        if self.shard.world > 1:
+            raise HotbedError(
+                f"the rows of table {table!r} are spread over {self.shard.world} ranks; tables.rows({table!r}) gives the "
+                "ids and rows of this one"
+            )
 
     def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
         """Take over columns of one table."""
@@ -170,6 +196,10 @@ class TableGroup:
         """Pooled vectors [O, D]."""
         return lookup(self.numbers, lookups, self.layout.dim)
 
+    def rows_of(self, lookups: Lookups) -> Tensor:
+        """The weights [L, D] that the look-ups read; zero for padding."""
+        return rows_of(self.numbers, lookups, self.layout.dim)
+
     @property
     def weight_type(self) -> torch.dtype:
         """Of the weights."""
@@ -185,8 +215,15 @@ class TableGroup:
 
         `number` counts the updates of all groups together; weights of 16 bits are rounded by it.
         """
+        self._update(lookups, self._way_of(tables).rows, grad, lr, number)
+
+    def update_rows(self, lookups: Lookups, grad: Tensor, lr: float, number: int) -> None:
+        """As `update`, for look-ups of one span that stands for all tables."""
+        self._update(lookups, (TableRows(0, self.records.shape[0], 0, 1),), grad, lr, number)
+
+    def _update(self, lookups: Lookups, rows: tuple[TableRows, ...], grad: Tensor, lr: float, number: int) -> None:
         salt = 0 if self.layout.precision == "fp32" else salt_of(self._rounding, number)
-        settings = settings_of(self.optimizer, lr, self._way_of(tables).rows, salt)
+        settings = settings_of(self.optimizer, lr, rows, salt)
         if self.touched is not None:
             self.touched.index_fill_(0, lookups.slots.clamp(min=0).to(torch.int64), 1)
         update(self.records, self.layout, grad, lookups, settings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,12 @@ from hotbed.group import TableGroup
 from hotbed.ids import IdCounts
 from hotbed.inputs import Feature, Given, GroupInputs, as_given, flatten
 from hotbed.memory import parse_bytes
-from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups
-from hotbed.ops.records import PRECISIONS, Precision
+from hotbed.ops.records import PRECISIONS, Layout, Precision
 from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_schedule
 from hotbed.recorded import Recorded
+from hotbed.shard import WHOLE, Shard
 from hotbed.snapshot import TablesSink, TablesSnapshot
 from hotbed.store.counts import Tiers
 from hotbed.tiers import tiers_of
@@ -40,6 +40,21 @@ from hotbed.turns import Planned, Turns
 from hotbed.types import Jagged
 
 __all__ = ["EmbeddingTables", "Table"]
+
+
+class Front(Protocol):
+    """What answers the look-ups of one group: the group itself, or whoever asks other ranks."""
+
+    layout: Layout
+
+    def lookup(self, lookups: Lookups) -> Tensor:
+        """Pooled vectors [O, D]."""
+
+    def rows_of(self, lookups: Lookups) -> Tensor:
+        """The weights [L, D] they read."""
+
+    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
+        """One step of the row optimizer."""
 
 
 class EmbeddingTables(nn.Module):
@@ -80,6 +95,7 @@ class EmbeddingTables(nn.Module):
         ssd: str | None = None,
         policy: str = DEFAULT_POLICY,
         precision: Precision = "fp32",
+        shard: Shard = WHOLE,
     ) -> None:
         super().__init__()
         self.optimizer = optimizer if optimizer is not None else Adagrad()
@@ -90,11 +106,11 @@ class EmbeddingTables(nn.Module):
         self.num_updates = 0
         if precision not in PRECISIONS:
             raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
-        sizes = sizes_of(self.tables, self.optimizer, precision)
+        sizes = sizes_of(self.tables, self.optimizer, precision, shard)
         place = torch.empty(0, device=device).device
         rooms = rooms_of(Budgets(cache, hbm, memory, ssd), sizes, place.type)
         self._memory_budget = 0 if memory is None else parse_bytes(memory, "memory")
-        self.groups = groups_of(self.tables, self.optimizer, place, rooms, policy, precision)
+        self.groups = groups_of(self.tables, self.optimizer, place, rooms, policy, precision, shard)
         for group in self.groups:
             group.initialise(seed)
         cached = {g: group for g, group in enumerate(self.groups) if isinstance(group, CachedGroup)}
@@ -103,6 +119,7 @@ class EmbeddingTables(nn.Module):
             GroupInputs(group, [feature for feature in self.features if feature.table in group.members])
             for group in self.groups
         ]
+        self.fronts: list[Front] = [*self.groups]  # what answers look-ups
         self.turns = Turns()
         self._recorded = None if any(isinstance(group, CachedGroup) for group in self.groups) else Recorded(self)
         self._unchecked: list[Callable[[], None]] = []  # questions whose answer is still on its way from the device
@@ -131,7 +148,7 @@ class EmbeddingTables(nn.Module):
         step = _Step(self)
         vectors: dict[str, Tensor] = {}
         all_lookups = self._prepared(given, planned, learning)
-        for group, inputs, lookups in zip(self.groups, self.group_inputs, all_lookups):
+        for group, inputs, lookups in zip(self.fronts, self.group_inputs, all_lookups):
             if lookups.ticket is None and lookups.check is not None:
                 self._unchecked.append(lookups.check)
             weighted = lookups.scale is not None and lookups.scale.requires_grad
@@ -274,7 +291,7 @@ class EmbeddingTables(nn.Module):
                 ids.count()
         return lookups
 
-    def _placed(self, group: TableGroup, lookups: Lookups, learns: bool) -> Lookups:
+    def _placed(self, group: Front, lookups: Lookups, learns: bool) -> Lookups:
         """Look-ups whose rows are in their slots; where no feed saw to that, now."""
         if lookups.ticket is not None and lookups.ticket.holds(learns):
             return lookups
@@ -401,7 +418,7 @@ class _Step:
 class _Call:
     """What backward has to remember of one group in one forward call."""
 
-    group: TableGroup
+    group: Front
     lookups: Lookups
     tables: tuple[str, ...]
     step: _Step
@@ -433,7 +450,7 @@ class _LookUp(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             out_rows = call.lookups.out_row_of_lookup()
             grad_LD = grad if out_rows is None else grad[out_rows]
-            grad_scale = (grad_LD * rows_of(call.group.numbers, call.lookups, call.group.layout.dim)).sum(1)
+            grad_scale = (grad_LD * call.group.rows_of(call.lookups)).sum(1)
         if call.learns:
             call.group.update(call.lookups, call.tables, grad, call.step.lr(), call.step.number)
         return None, grad_scale, None

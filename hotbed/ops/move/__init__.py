@@ -39,6 +39,7 @@ def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys
     records[slots[i]] becomes staging[source[i]], or the first record of keys[i] where source[i] is negative; negative
     slots are skipped. slots and keys are int64 [M], source is int32 [M], staging is [N, W]; all contiguous, on one device.
     """
+    keys = first.shard.keys_of(keys)
     backend = backend_of(records)
     if backend == "reference":
         reference.unpack(records, slots, source, staging, keys, first)

@@ -14,6 +14,7 @@ from hotbed.ops.init_rows.distributions import Init, kind_of, scale_of
 from hotbed.ops.records import Layout, Precision, layout_of
 from hotbed.optim import RowOptimizer
 from hotbed.optim.rules import Rule
+from hotbed.shard import WHOLE, Shard
 
 
 class FirstTable(NamedTuple):
@@ -33,15 +34,20 @@ class FirstRows:
     tables: tuple[FirstTable, ...]  # bases ascend
     rule: Rule
     constants: tuple[float, float, float]  # the f of rule.first
+    shard: Shard = WHOLE  # keys are those of one rank
 
 
 def first_rows(
-    dim: int, optimizer: RowOptimizer, tables: Iterable[FirstTable], precision: Precision = "fp32"
+    dim: int,
+    optimizer: RowOptimizer,
+    tables: Iterable[FirstTable],
+    precision: Precision = "fp32",
+    shard: Shard = WHOLE,
 ) -> FirstRows:
     """The first records of tables of `dim` weights under an optimizer."""
     ordered = tuple(sorted(tables, key=lambda table: table.base))
     layout = layout_of(dim, optimizer, precision)
-    return FirstRows(layout, ordered, optimizer.rule, optimizer.first_constants())
+    return FirstRows(layout, ordered, optimizer.rule, optimizer.first_constants(), shard)
 
 
 class FirstArrays(NamedTuple):

@@ -78,8 +78,9 @@ class Records:
 
     def add(self, part: RowPart) -> None:
         first, count = int(part.ids[0]), len(part.ids)
-        self.records[first : first + count, :DIM] = part.columns["weight"]
-        self.records[first : first + count, DIM : DIM + 1] = part.columns["sum"]
+        records = self.records[first : first + count].numpy()  # torch's threads would take turns with those that read
+        records[:, :DIM] = part.columns["weight"].numpy()
+        records[:, DIM : DIM + 1] = part.columns["sum"].numpy()
 
 
 def dd(*words: str) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor
 from hotbed.checkpoint.chain import Entry, chain_of
 from hotbed.checkpoint.files import checksum, read_tensors
 from hotbed.checkpoint.row_file import FileMark
-from hotbed.checkpoint.row_read import parts_of, read_whole
+from hotbed.checkpoint.row_read import new_room, parts_of, read_whole
 from hotbed.checkpoint.types import RowPart, Sink, TableShape
 from hotbed.checkpoint.write import GONE, REST
 from hotbed.errors import HotbedError, RunError
@@ -72,15 +72,12 @@ def replay(chain: Sequence[Entry], sink: Sink, report: Report) -> Iterator[RowPa
 def rows_of(entry: Entry, report: Report = lambda _: None) -> Iterator[RowPart]:
     """The rows in the files of one checkpoint; a part is good until the next is asked for."""
     marks = [(entry.folder / name, mark) for name, mark in entry.manifest.files.items() if name.startswith("rows/")]
-    rooms = [
-        np.empty(0, dtype=np.uint8) for _ in range(THREADS + 1)
-    ]  # used again: fresh memory costs more than reading
+    largest = max((mark.bytes for _, mark in marks), default=0)
+    rooms = [new_room(largest) for _ in range(THREADS + 1)]  # used again: fresh memory costs more than reading
     with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint") as pool:
         queue: deque[tuple[Path, int, Future[NDArray[np.uint8]]]] = deque()
 
         def ask(path: Path, mark: FileMark, number: int) -> None:
-            if len(rooms[number]) < mark.bytes:
-                rooms[number] = np.empty(mark.bytes, dtype=np.uint8)
             queue.append((path, number, pool.submit(read_whole, path, mark, rooms[number])))
 
         waiting = iter(marks)

@@ -137,7 +137,7 @@ class Scratch:
             room = self._bytes[name] = torch.empty(size, dtype=torch.uint8)
         out = room[:size].view(tensor.dtype).view(tensor.shape)
         # numpy copies in this thread alone; torch would take those of training
-        np.copyto(_as_numpy(out), _as_numpy(tensor.detach()))
+        np.copyto(as_numpy(out), as_numpy(tensor.detach()))
         return out
 
 
@@ -303,7 +303,7 @@ def _levels(count: int, width: int) -> bytes:
     return b"".join(len(one).to_bytes(4, "little") + one for one in (repetition, definition))
 
 
-def _as_numpy(tensor: Tensor) -> NDArray[Any]:
+def as_numpy(tensor: Tensor) -> NDArray[Any]:
     """A view; numpy has no bf16."""
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 

@@ -2,11 +2,16 @@
 
 The whole file is read and held against its checksum before the first row leaves it. Columns are views into what was read:
 the numbers of a page are its end (row_file.py), so nothing is decoded.
+
+Files are read past the page cache where the system has that (O_DIRECT): a row is read once, and the way through the cache
+takes 0.4 s of processor time for a GB from the disk, this one 0.05 s. Files that are in the cache come from the disk again.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,31 +27,52 @@ from torch import Tensor
 from hotbed.checkpoint.row_file import COLUMNS_KEY, TABLES_KEY, Column, FileMark
 from hotbed.checkpoint.types import RowPart
 from hotbed.errors import RunError
+from hotbed.pages import in_pages, zeros
 
 _TYPES = {str(one): one for one in (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)}
-_PIECE = 8 << 20
+_PIECE = 4 << 20
+_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux has it, not every file system does
+
+
+def new_room(size: int) -> NDArray[np.uint8]:
+    """Memory for a file of so many bytes, in whole pages, as reading past the cache wants it."""
+    return zeros((in_pages(size),), np.uint8)
 
 
 def read_whole(path: Path, mark: FileMark, room: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-    """The bytes of a file that is as its mark says, in `room` if it is large enough; else a RunError that names it."""
+    """The bytes of a file that is as its mark says, in `room` (`new_room`) if there is one; else a RunError that names it."""
     try:
-        with path.open("rb", buffering=0) as file:
-            size = path.stat().st_size
-            if size != mark.bytes:
-                raise RunError(f"{path} is damaged: it has {size} bytes, its manifest says {mark.bytes}.")
-            content = room[:size] if room is not None and len(room) >= size else np.empty(size, dtype=np.uint8)
-            view, done, crc = content.data, 0, 0
-            while done < size:  # checked piece by piece, while the piece is still in the processor's cache
-                count = file.readinto(view[done : done + _PIECE])
-                if not count:
-                    raise RunError(f"{path} is damaged: it ends after {done} of {size} bytes.")
-                crc = zlib.crc32(view[done : done + count], crc)
-                done += count
+        size = path.stat().st_size
+        if size != mark.bytes:
+            raise RunError(f"{path} is damaged: it has {size} bytes, its manifest says {mark.bytes}.")
+        room = new_room(size) if room is None else room[: in_pages(size)]
+        try:
+            crc = _read_into(room.data, path, size, _DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _DIRECT:
+                raise
+            crc = _read_into(room.data, path, size, 0)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}.") from error
     if crc != mark.crc32:
         raise RunError(f"{path} is damaged: its content does not fit its checksum.")
-    return content
+    return room[:size]
+
+
+def _read_into(room: memoryview, path: Path, size: int, flags: int) -> int:
+    """Fill the room with a file's bytes; their checksum, taken piece by piece while a piece is near."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        done = crc = 0
+        while done < size:
+            count = min(os.preadv(handle, [room[done : done + _PIECE]], done), size - done)
+            if not count:
+                raise RunError(f"{path} is damaged: it ends after {done} of {size} bytes.")
+            crc = zlib.crc32(room[done : done + count], crc)
+            done += count
+        return crc
+    finally:
+        os.close(handle)
 
 
 def parts_of(path: Path, content: NDArray[np.uint8]) -> Iterator[RowPart]:

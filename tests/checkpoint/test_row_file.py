@@ -1,6 +1,8 @@
 """What RowFile writes, Parquet readers read; and what it writes comes back to the bit."""
 
+import errno
 import json
+import os
 import zlib
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from hotbed.checkpoint import RowPart, row_file
 from hotbed.checkpoint.row_file import FileMark, RowFile, Scratch, bounded, columns_of
-from hotbed.checkpoint.row_read import parts_of, read_whole
+from hotbed.checkpoint.row_read import new_room, parts_of, read_whole
 from hotbed.errors import RunError
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -124,6 +126,68 @@ def test_damage_is_found_before_a_row_is_read(tmp_path, harm):
         path.unlink()
     with pytest.raises(RunError, match=r"a\.parquet (is damaged|cannot be read)"):
         read_whole(path, mark)
+
+
+@pytest.mark.parametrize("refused_at", ["open", "preadv"])
+def test_a_file_system_that_only_reads_through_its_cache(tmp_path, monkeypatch, refused_at):
+    path = tmp_path / "a.parquet"
+    mark = write(path, [part_of("user", 500, 4, torch.float32)])
+    flags_of, real_open, real_preadv = {}, os.open, os.preadv
+
+    def refuse(flags):
+        if flags & getattr(os, "O_DIRECT", 0):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    def open_(name, flags, *rest):
+        if refused_at == "open":
+            refuse(flags)
+        handle = real_open(name, flags, *rest)
+        flags_of[handle] = flags
+        return handle
+
+    def preadv(handle, buffers, offset):
+        refuse(flags_of[handle])
+        return real_preadv(handle, buffers, offset)
+
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert zlib.crc32(read_whole(path, mark)) == mark.crc32
+
+
+@pytest.mark.parametrize("most", [4096, 512 * 5])
+def test_short_reads_are_continued(tmp_path, monkeypatch, most):
+    path = tmp_path / "a.parquet"
+    mark = write(path, [part_of("user", 3000, 4, torch.float32)])
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda handle, buffers, offset: real(handle, [buffers[0][:most]], offset))
+    assert zlib.crc32(read_whole(path, mark)) == mark.crc32
+
+
+@pytest.mark.parametrize(
+    ("result", "said"), [(0, r"it ends after 0 of \d+ bytes"), (errno.EIO, "cannot be read: Input/output error")]
+)
+def test_a_disk_that_does_not_give_the_bytes(tmp_path, monkeypatch, result, said):
+    path = tmp_path / "a.parquet"
+    mark = write(path, [part_of("user", 500, 4, torch.float32)])
+
+    def preadv(*_):
+        if result:
+            raise OSError(result, os.strerror(result))
+        return 0
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    with pytest.raises(RunError, match=said):
+        read_whole(path, mark)
+
+
+def test_a_room_serves_files_of_any_smaller_size(tmp_path):
+    room = new_room(100_000)
+    for number, count in enumerate((900, 7, 300)):
+        path = tmp_path / f"{number}.parquet"
+        mark = write(path, [part_of("user", count, 4, torch.float32)])
+        content = read_whole(path, mark, room)
+        assert content.ctypes.data == room.ctypes.data
+        assert content.tobytes() == path.read_bytes()
 
 
 def test_another_parquet_file_is_told(tmp_path):

@@ -9,7 +9,8 @@
     ├── IdError          an id lies outside its table; names table, feature, sample and id
     ├── ShapeError       tensors of the wrong shape or type reach a table or a model
     ├── RunError         a run directory cannot be written, resumed or read
-    └── StoreError       rows cannot be kept or read back: a full disk, damaged or missing files
+    ├── StoreError       rows cannot be kept or read back: a full disk, damaged or missing files
+    └── RankError        another rank stopped, or asks for something else than this one
 
 A message says what happened, what was given, the limit, and the way out. The command line prints the message alone;
 a traceback means a bug in hotbed.
@@ -58,3 +59,7 @@ class RunError(HotbedError):
 
 class StoreError(HotbedError):
     """Rows cannot be kept or read back: a full disk, damaged or missing files."""
+
+
+class RankError(HotbedError):
+    """Another rank stopped, or asks for something else than this one."""

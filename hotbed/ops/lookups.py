@@ -57,6 +57,7 @@ class Lookups(NamedTuple):
     ticket: Ticket | None = None  # says whether the slots still hold
     sense: Any = None  # of dynamic ids: what the keys mean, and until when
     renew: Callable[[], Any] | None = None  # where keys are not kept: the look-ups again, with keys as slots
+    route: Any = None  # between ranks: who asks for these rows, or who was asked
 
     def out_row_of_lookup(self) -> Tensor | None:
         """The output row each look-up goes to, int64 [L]; None when look-up i goes to row i."""

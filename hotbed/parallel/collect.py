@@ -34,24 +34,29 @@ def exchange(mesh: Mesh, rows: Tensor, counts: Sequence[int]) -> Received:
     # counts_NL: rows to node n, local rank l
     counts_NL = torch.tensor(counts).view(mesh.nodes, mesh.local)
     by_local = _reordered(rows, counts_NL)  # now by local rank of the target, then by its node
-    counts_LN = _swapped_counts(
-        mesh.in_node, counts_NL.t().contiguous(), rows.device
-    )  # source local rank x target node
+    counts_LN = swapped_counts(mesh.in_node, counts_NL.t().contiguous(), rows.device)  # source local rank x target node
     held = mesh.in_node.all_to_all(by_local, counts_NL.sum(0).tolist(), counts_LN.sum(1).tolist())
     by_node = _reordered(held, counts_LN)  # by node of the target, then by source local rank
-    counts_SN = _swapped_counts(mesh.across, counts_LN.t().contiguous(), rows.device)  # source node x source local rank
+    counts_SN = swapped_counts(mesh.across, counts_LN.t().contiguous(), rows.device)  # source node x source local rank
     received = mesh.across.all_to_all(by_node, counts_LN.sum(0).tolist(), counts_SN.sum(1).tolist())
     return Received(received, counts_SN.view(-1).tolist())
+
+
+def exchange_along(mesh: Mesh, rows: Tensor, counts: Sequence[int], receive: Sequence[int]) -> Tensor:
+    """As `exchange`, where it is known how many rows come from each rank."""
+    if mesh.nodes == 1 or mesh.local == 1:
+        return mesh.flat.all_to_all(rows, counts, receive)
+    return exchange(mesh, rows, counts).rows
 
 
 def exchange_flat(mesh: Mesh, rows: Tensor, counts: Sequence[int]) -> Received:
     """Send `counts[r]` rows to each rank r, in order, in one hop."""
     _check_counts(mesh, rows, counts)
-    receive = _swapped_counts(mesh.flat, torch.tensor(counts).view(-1, 1), rows.device).view(-1).tolist()
+    receive = swapped_counts(mesh.flat, torch.tensor(counts).view(-1, 1), rows.device).view(-1).tolist()
     return Received(mesh.flat.all_to_all(rows, list(counts), receive), receive)
 
 
-def _swapped_counts(link: Link, counts: Tensor, device: torch.device) -> Tensor:
+def swapped_counts(link: Link, counts: Tensor, device: torch.device) -> Tensor:
     """Row i of `counts` [size, n] goes to member i; back on the host come the rows of all members."""
     ones = [1] * link.size
     return link.all_to_all(counts.to(device), ones, ones).cpu()

@@ -51,6 +51,13 @@ class Link:
         self._group = group
         self._is_across = [member // local != rank // local for member in self.members]
 
+    def gather_text(self, text: str) -> list[str]:
+        """What every member has to say, in their order."""
+        said = [text] * self.size
+        if self.size > 1:
+            dist.all_gather_object(said, text, group=self._group)
+        return said
+
     def all_reduce_(self, tensor: Tensor) -> None:
         """The sum over the members, in place, the same bits everywhere."""
         if self.size > 1:

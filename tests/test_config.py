@@ -302,3 +302,21 @@ def test_contradictions_come_with_all_other_mistakes():
 def test_types_know_every_field():
     assert set(TYPES) == set(FIELDS)
     assert all(dataclasses.is_dataclass(kind) for kind in SECTIONS.values())
+
+
+@pytest.mark.parametrize("given", [True, False, ["user"], ["user", "ad"], []])
+def test_dynamic_is_all_features_none_or_some(given):
+    config = read_tree({"tables": {"dynamic": given}})
+    assert config.tables.dynamic == given
+    assert read_tree(json.loads(config.to_json())) == config
+
+
+def test_dynamic_and_its_rules_contradict_other_settings():
+    sets = ["tables.dynamic=user", "tables.admit=after 3", "tables.expire=unused 7d"]
+    _, problems = compose(None, {}, sets)
+    assert problems[0] == "tables.dynamic: must be true, false or a list of features, not 'user'"
+    assert [problem.partition(":")[0] for problem in problems[1:]] == ["tables.admit", "tables.expire"]
+    assert "--dynamic" in problems[1]
+    sets = ["tables.dynamic=[user, ad]", "tables.policy=static", "tables.decay_scope=table", "tables.memory=1GiB"]
+    _, problems = compose(None, {}, sets)
+    assert [problem.partition(":")[0] for problem in problems] == ["tables.policy", "tables.decay_scope"]

@@ -78,7 +78,10 @@ def prepare_command(
     ] = 1,
     ids_mode: Annotated[
         str,
-        typer.Option(help="vocabulary: a row for every id of train. hash: ids share N rows by the hashing trick."),
+        typer.Option(
+            help="vocabulary: a row for every id of train. hash: ids share N rows by the hashing trick. "
+            "raw: 64-bit ids as they are, for `hotbed train --dynamic`.",
+        ),
     ] = "vocabulary",
     hash_rows: Annotated[int | None, typer.Option(metavar="N", help="Rows of each table with --ids-mode hash.")] = None,
     max_bad: Annotated[
@@ -174,7 +177,8 @@ def _show(report: PrepareReport) -> None:
     features = Table("feature", "distinct ids in train", "table rows", "made of")
     for feature in schema.features:
         made = f"{feature.source}s, many per row" if feature.multi else feature.source
-        features.add_row(feature.name, f"{feature.distinct:,}", f"{feature.rows:,}", made)
+        shown = "dynamic" if feature.mode == "raw" else f"{feature.rows:,}"
+        features.add_row(feature.name, f"{feature.distinct:,}", shown, made)
     if schema.features:
         console.print(features)
     if schema.dense:
@@ -195,4 +199,5 @@ def _show(report: PrepareReport) -> None:
         console.print(
             "all rows are in train: nothing to test on (--split train=0.8,valid=0.1,test=0.1 keeps some back)"
         )
-    console.print(f"next: hotbed train --data {report.path}", soft_wrap=True)
+    dynamic = " --dynamic" if any(feature.mode == "raw" for feature in schema.features) else ""
+    console.print(f"next: hotbed train --data {report.path}{dynamic}", soft_wrap=True)

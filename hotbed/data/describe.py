@@ -25,11 +25,10 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         for name, split in sorted(schema.splits.items(), key=lambda item: _place(item[0]))
     }
     counts = {feature.name: dataset.counts(feature.name).counts for feature in schema.features}
-    features = [
-        {"name": feature.name, "rows": feature.rows, **skew(counts[feature.name])} for feature in schema.features
-    ]
+    rows = {feature.name: feature.distinct if feature.mode == "raw" else feature.rows for feature in schema.features}
+    features = [{"name": name, "rows": rows[name], **skew(counts[name])} for name in rows]
     together = np.concatenate([np.zeros(0, dtype=np.int64), *counts.values()])
-    total = {"name": "total", "rows": sum(feature.rows for feature in schema.features), **skew(together)}
+    total = {"name": "total", "rows": sum(rows.values()), **skew(together)}
     return {"splits": splits, "features": features, "total": total}
 
 

@@ -17,12 +17,12 @@ from hotbed.data.inputs import Source, SplitRule, list_sources
 from hotbed.data.layout import Wishes
 from hotbed.data.parse import TRAIN, Parsed, Progress, parse_sources, start
 from hotbed.data.quarantine import MaxBad, Quarantine
-from hotbed.data.schema import Schema
+from hotbed.data.schema import IdMode, Schema
 from hotbed.data.workspace import Workspace
-from hotbed.data.write import write_dataset
+from hotbed.data.write import IdRule, write_dataset
 from hotbed.errors import ConfigError
 
-IDS_MODES = ("vocabulary", "hash")
+IDS_MODES: tuple[IdMode, ...] = ("vocabulary", "hash", "raw")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def prepare(
     progress: Callable[[Progress], None] | None = None,
 ) -> PrepareReport:
     """Turn raw files into a dataset directory; `hotbed prepare --help` explains the arguments."""
-    _check_id_settings(ids_mode, hash_rows, min_count)
+    ids_rule = _id_rule(ids_mode, hash_rows, min_count)
     started = time.perf_counter()
     report = progress or (lambda _: None)
     wishes = Wishes(label, tuple(dense), tuple(ids), dict(multi or {}), tuple(drop), integers)
@@ -77,7 +77,7 @@ def prepare(
 
         with Quarantine(limit, work.path / "quarantine.jsonl") as quarantine:
             parsed = parse_sources(sources, splits, rule, reader, begin, quarantine, report)
-        written = write_dataset(parsed, work.path, min_count=min_count, hash_rows=hash_rows, progress=report)
+        written = write_dataset(parsed, work.path, rule=ids_rule, progress=report)
         schema = Schema(
             label=parsed.layout.label,
             dense=written.dense,
@@ -106,17 +106,25 @@ def prepare(
     )
 
 
-def _check_id_settings(ids_mode: str, hash_rows: int | None, min_count: int) -> None:
-    if ids_mode not in IDS_MODES:
+def _id_rule(ids_mode: str, hash_rows: int | None, min_count: int) -> IdRule:
+    mode = next((one for one in IDS_MODES if one == ids_mode), None)
+    if mode is None:
         raise ConfigError(f"ids-mode {ids_mode!r} is not one of {', '.join(IDS_MODES)}.")
-    if ids_mode == "hash" and (hash_rows is None or hash_rows < 1):
+    if mode == "hash" and (hash_rows is None or hash_rows < 1):
         raise ConfigError(
             f"--ids-mode hash needs --hash-rows N, the rows of each table, at least 1; given: {hash_rows}."
         )
-    if ids_mode == "vocabulary" and hash_rows is not None:
-        raise ConfigError(f"--hash-rows {hash_rows} belongs to --ids-mode hash; a vocabulary counts its own rows.")
+    if mode != "hash" and hash_rows is not None:
+        why = "a vocabulary counts its own rows" if mode == "vocabulary" else "raw ids get rows in training"
+        raise ConfigError(f"--hash-rows {hash_rows} belongs to --ids-mode hash; {why}.")
     if min_count < 1:
         raise ConfigError(f"--min-count {min_count} is below 1, the count of an id that was seen.")
+    if mode == "raw" and min_count > 1:
+        raise ConfigError(
+            f"--min-count {min_count} belongs to a vocabulary. Of raw ids, `hotbed train --dynamic --admit 'after "
+            f"{min_count}'` gives rows to those that were seen as often."
+        )
+    return IdRule(mode, min_count if mode == "vocabulary" else 1, hash_rows)
 
 
 def _split_names(sources: Sequence[Source], rule: SplitRule | None) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Pass 2 of prepare: parsed rows in, the Parquet files and id counts of a dataset out.
 
 Numbers of ids become rows of the vocabulary (row 0: unknown, then most frequent first, ties by id) or, with the hashing
-trick, the 64-bit ids again. Parts of about a million rows are written side by side, each in row groups of 65,536 rows.
+trick and for dynamic ids, the 64-bit ids again. Parts of about a million rows are written side by side, each in row groups of
+65,536 rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hotbed.data.parse import Parsed, ParsedSplit, Progress
-from hotbed.data.schema import DenseColumn, IdFeature, Split
+from hotbed.data.schema import DenseColumn, IdFeature, IdMode, Split
 from hotbed.data.values import standardise
 from hotbed.data.vocabulary import Numbering
 
@@ -45,27 +46,28 @@ class _Finish(NamedTuple):
     few_values: list[str]  # columns that Parquet stores better as a dictionary
 
 
-def write_dataset(
-    parsed: Parsed,
-    directory: Path,
-    *,
-    min_count: int,
-    hash_rows: int | None,
-    progress: Callable[[Progress], None],
-) -> Written:
+class IdRule(NamedTuple):
+    """What becomes of 64-bit ids."""
+
+    mode: IdMode
+    min_count: int = 1  # of a vocabulary
+    rows: int | None = None  # of the hashing trick
+
+
+def write_dataset(parsed: Parsed, directory: Path, *, rule: IdRule, progress: Callable[[Progress], None]) -> Written:
     """Write counts and splits; the temporary files are deleted as they are used up."""
     (directory / "counts").mkdir()
     features, values = [], []
     for feature in parsed.layout.features:
         numbering = parsed.numberings.pop(0)  # its memory is free once its rows are known
         path = directory / "counts" / f"{feature.name}.parquet"
-        done, value_of_number = _finish_feature(feature, numbering, min_count, hash_rows, path)
+        done, value_of_number = _finish_feature(feature, numbering, rule, path)
         features.append(done)
         values.append(value_of_number)
     dense = tuple(moments.fit(spec) for moments, spec in zip(parsed.moments, parsed.layout.dense))
     fields = [pa.field(parsed.layout.label, pa.float32()), *(pa.field(spec.name, pa.float32()) for spec in dense)]
     for feature in features:
-        kind = pa.int32() if hash_rows is None else pa.int64()
+        kind = pa.int32() if rule.mode == "vocabulary" else pa.int64()
         fields.append(pa.field(feature.name, pa.list_(kind) if feature.multi else kind))
     few_values = [parsed.layout.label, *(spec.name for spec in dense)]
     few_values += [feature.name for feature in features if feature.distinct <= _FEW]
@@ -83,17 +85,15 @@ def write_dataset(
     return Written(dense, tuple(features), splits)
 
 
-def _finish_feature(
-    feature: IdFeature, numbering: Numbering, min_count: int, hash_rows: int | None, path: Path
-) -> tuple[IdFeature, np.ndarray]:
+def _finish_feature(feature: IdFeature, numbering: Numbering, rule: IdRule, path: Path) -> tuple[IdFeature, np.ndarray]:
     """Write the feature's counts; (its final description, the value of each number)."""
     ids, counts = numbering.ids, numbering.counts
     distinct = int(np.count_nonzero(counts))
-    kept = np.flatnonzero(counts >= (min_count if hash_rows is None else 1))
+    kept = np.flatnonzero(counts >= rule.min_count)
     kept = kept[np.lexsort((ids[kept], -counts[kept]))]
     pq.write_table(pa.table({"id": ids[kept], "count": counts[kept]}), path, compression="zstd")
-    if hash_rows is not None:
-        return replace(feature, rows=hash_rows, mode="hash", distinct=distinct), ids
+    if rule.mode != "vocabulary":
+        return replace(feature, rows=rule.rows or 0, mode=rule.mode, distinct=distinct), ids
     rows = np.zeros(len(ids), dtype=np.int32)
     rows[kept] = np.arange(1, len(kept) + 1, dtype=np.int32)
     return replace(feature, rows=len(kept) + 1, mode="vocabulary", distinct=distinct), rows

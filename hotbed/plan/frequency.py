@@ -25,7 +25,7 @@ def hot_keys(dataset: Dataset, num_slots: int) -> NDArray[np.int64]:
         rows, times = _count_rows(feature, dataset.counts(feature.name))
         keys.append(base + rows)
         counts.append(times)
-        base += feature.rows
+        base += rows.shape[0] if feature.mode == "raw" else feature.rows
     every, times = np.concatenate(keys), np.concatenate(counts)
     hottest = np.argsort(-times, kind="stable")[: int(num_slots * HOT_SHARE)]
     return np.sort(every[hottest])
@@ -36,6 +36,8 @@ def _count_rows(feature: IdFeature, counts: Counts) -> tuple[NDArray[np.int64], 
     if feature.mode == "vocabulary":  # row 1 + k is the k-th line
         listed = min(counts.ids.shape[0], feature.rows - 1)
         return np.arange(1, 1 + listed, dtype=np.int64), counts.counts[:listed]
+    if feature.mode == "raw":  # row k is the k-th line
+        return np.arange(counts.ids.shape[0], dtype=np.int64), counts.counts
     rows, place = np.unique(counts.ids % feature.rows, return_inverse=True)
     times = np.zeros(rows.shape[0], dtype=np.int64)
     np.add.at(times, place, counts.counts)

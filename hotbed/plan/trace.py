@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader import Loader
+from hotbed.data.schema import IdFeature
+from hotbed.data.vocabulary import Numbering
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.types import Batch
 
@@ -81,7 +83,6 @@ def read_trace(
         raise SchemaError(f"{dataset.path} has no id features, so there is nothing to look up.")
     loader = Loader(dataset, split, batch_size=batch_size, shuffle=shuffle, seed=seed)
     total = min(len(loader), max_batches or len(loader))
-    rows = [feature.rows for feature in dataset.schema.features]
     keys_of = _Keys(dataset)
 
     def lookups() -> Iterable[NDArray[np.int64]]:
@@ -90,16 +91,18 @@ def read_trace(
                 yield keys_of(batch)
                 progress(done, total)
 
-    return trace_of(lookups(), sum(rows))
+    return trace_of(lookups(), keys_of.num_rows)
 
 
 class _Keys:
-    """Ids -> keys, as a group of all tables numbers them."""
+    """Ids -> keys, as a group of all tables numbers them; raw ids of train by their frequency."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._features = dataset.schema.features
-        rows = [feature.rows for feature in self._features]
+        self._numberings = {one.name: _numbering(dataset, one) for one in self._features if one.mode == "raw"}
+        rows = [len(self._numberings[one.name]) if one.mode == "raw" else one.rows for one in self._features]
         self._base = np.cumsum([0, *rows[:-1]], dtype=np.int64)
+        self.num_rows = sum(rows)
 
     def __call__(self, batch: Batch) -> NDArray[np.int64]:
         ids, column = batch.ids.numpy(), 0
@@ -109,5 +112,26 @@ class _Keys:
                 values = batch.bags[feature.name].values.numpy()
             else:
                 values, column = ids[:, column], column + 1
-            parts.append(base + (values % feature.rows if feature.mode == "hash" else values))
+            parts.append(base + self._rows(feature, values))
         return np.concatenate(parts)
+
+    def _rows(self, feature: IdFeature, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        if feature.mode == "hash":
+            return values % feature.rows
+        if feature.mode != "raw":
+            return values
+        rows = self._numberings[feature.name].find(np.ascontiguousarray(values)).astype(np.int64)
+        if (rows < 0).any():
+            unknown = int(values[np.argmax(rows < 0)])
+            raise SchemaError(
+                f"id {unknown} of feature {feature.name!r} is not in the train split, so it has no row to be simulated; "
+                "read --split train."
+            )
+        return rows
+
+
+def _numbering(dataset: Dataset, feature: IdFeature) -> Numbering:
+    ids = dataset.counts(feature.name).ids
+    numbering = Numbering()
+    numbering.add(ids, np.zeros(ids.shape[0], dtype=np.bool_))
+    return numbering

@@ -1,7 +1,8 @@
 """A new run from an older one's checkpoint: rows follow their ids, also where the dataset has numbered them again.
 
 A vocabulary numbers its ids by their frequency, so another dataset gives the same value another row. The id lists of both
-datasets tell which row became which; a table whose old list is lost is not carried over.
+datasets tell which row became which; a table whose old list is lost is not carried over. Where ids were numbered before and
+are now raw, for dynamic tables, the list tells their 64-bit ids.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hotbed.checkpoint.chain import Entry, find
 from hotbed.checkpoint.warm import Carried, warm_start
 from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import resolve
+from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import DataError, RunError
 from hotbed.train.files import write_text
@@ -46,28 +48,41 @@ def start_from(entry: Entry, run: Path, learner: Learner, dataset: Dataset) -> C
 
 
 def _translation(entry: Entry, dataset: Dataset) -> tuple[dict[str, Tensor], list[str]]:
-    """The new row of every old one, by vocabulary feature; and the features whose old numbers are not to be found."""
+    """The new id of every old one, by feature, where they are others; and features whose old numbers are not to be found."""
     saved = entry.manifest.document.get("progress", {}).get("data", "")
     if saved == dataset.fingerprint:
         return {}, []
-    features = [feature.name for feature in dataset.schema.features if feature.mode == "vocabulary"]
     folder = _old_counts(entry, saved)
+    modes = {} if folder is None else {one.name: one.mode for one in Schema.load(folder.parent).features}
     translation, lost = {}, []
-    for name in features:
-        if name not in entry.manifest.tables:
+    for feature in dataset.schema.features:
+        name = feature.name
+        numbered_before = modes.get(name, feature.mode) == "vocabulary"
+        if name not in entry.manifest.tables or not (numbered_before or feature.mode == "vocabulary"):
             continue
-        old = _ids(folder / f"{name}.parquet") if folder else None
-        new = _ids(dataset.path / "counts" / f"{name}.parquet")
-        if old is None or new is None:
+        old = _ids(folder / f"{name}.parquet") if folder and numbered_before else None
+        new = _new_ids(dataset, feature, old)
+        if new is None:
             translation[name] = torch.tensor([-1])
             lost.append(name)
         else:
-            numbering = Numbering()
-            numbering.add(new, np.zeros(len(new), dtype=np.bool_))
-            found = numbering.find(old).astype(np.int64)
-            rows = np.concatenate([[0], np.where(found < 0, -1, found + 1)])  # row 0 is the unknown, here and there
-            translation[name] = torch.from_numpy(rows)
+            translation[name] = torch.from_numpy(new)
     return translation, lost
+
+
+def _new_ids(dataset: Dataset, feature: IdFeature, old: np.ndarray | None) -> np.ndarray | None:
+    """By old row: the new row, or the 64-bit id where ids are no longer numbered; None when it cannot be told."""
+    if old is None:
+        return None
+    if feature.mode != "vocabulary":
+        return np.concatenate([[-1], old])  # the unknown of a vocabulary is many ids
+    new = _ids(dataset.path / "counts" / f"{feature.name}.parquet")
+    if new is None:
+        return None
+    numbering = Numbering()
+    numbering.add(new, np.zeros(len(new), dtype=np.bool_))
+    found = numbering.find(old).astype(np.int64)
+    return np.concatenate([[0], np.where(found < 0, -1, found + 1)])  # row 0 is the unknown, here and there
 
 
 def _old_counts(entry: Entry, fingerprint: str) -> Path | None:

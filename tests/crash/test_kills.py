@@ -51,7 +51,15 @@ def go_on(root, *more):
     return Command(["train", "--resume", str(root / "run"), *more], root).ended()
 
 
-@pytest.mark.parametrize(("tiers", "checkpoints"), [("plain", "incremental"), ("three tiers", "full")])
+@pytest.mark.parametrize(
+    ("tiers", "checkpoints"),
+    [
+        ("plain", "incremental"),
+        ("three tiers", "full"),
+        ("dynamic ids, cache over memory", "incremental"),
+        ("scored dynamic ids, three tiers", "incremental"),
+    ],
+)
 def test_killed_again_and_again(data, tmp_path, tiers, checkpoints):
     case, tally = Case(tiers, checkpoints, data, epochs=2), no_kills()
     left_alone = undisturbed(case, tmp_path / "whole")

@@ -17,6 +17,7 @@ class Stretch(NamedTuple):
     m: Tensor  # first moment; empty where the rule has none
     v: Tensor  # second moment; likewise
     floor: Tensor | None = None  # of the second moment with its bias taken out: what all ranks share
+    scale: float = 1.0  # of Adam's step, not of its decay
 
 
 Inner = Callable[[Stretch, dict[str, Any], int], None]
@@ -47,7 +48,7 @@ def sgd_(stretch: Stretch, group: dict[str, Any], step: int) -> None:
 
 
 def _adam_(stretch: Stretch, group: dict[str, Any], step: int) -> None:
-    x, g, m, v, floor = stretch
+    x, g, m, v, floor, scale = stretch
     beta1, beta2 = group["betas"]
     m.lerp_(g, 1 - beta1)
     v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
@@ -56,7 +57,7 @@ def _adam_(stretch: Stretch, group: dict[str, Any], step: int) -> None:
         root = v.sqrt().div_(correction**0.5)
     else:
         root = torch.maximum(v / correction, floor).sqrt_()
-    x.addcdiv_(m, root.add_(group["eps"]), value=-group["lr"] / (1 - beta1**step))
+    x.addcdiv_(m, root.add_(group["eps"]), value=-scale * group["lr"] / (1 - beta1**step))
 
 
 INNER: dict[str, Inner] = {"adam": adam_, "adamw": adamw_, "sgd": sgd_}

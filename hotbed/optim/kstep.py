@@ -40,6 +40,9 @@ class KStepAdam(Optimizer):
         mesh: a `hotbed.parallel.mesh.Mesh`, which spares the wires between nodes; without one all ranks are equals.
         across_only: average gradients inside each node every step, and merge across nodes every k.
         overlap: let a merge travel beside the next `delay` steps instead of waiting for it.
+        scale_lr: between merges, multiply the steps of Adam and AdamW by the square root of the number of ranks (of nodes
+            with across_only). Local gradients are noisier than their mean, so local Adam takes smaller steps; with it
+            an lr that suits synchronous training stays right. Off by default, as in published code.
         delay: steps between the start of a merge and its use, at most k; k // 4 and at least 1 when None.
         betas: of Adam.
         eps: of Adam.
@@ -58,6 +61,7 @@ class KStepAdam(Optimizer):
         inner: Literal["adam", "adamw", "sgd"] = "adam",
         mesh: Ranks | None = None,
         across_only: bool = False,
+        scale_lr: bool = False,
         overlap: bool = True,
         delay: int | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -87,6 +91,8 @@ class KStepAdam(Optimizer):
         self._merger = Merger(
             merged, ranks, merge if k > 1 else "params", k if k > 1 else 0, delay if overlap and k > 1 else 0
         )
+        num_apart = 1 if k == 1 else ranks.size // (mesh.local if mesh is not None and across_only else 1)
+        self._scale = num_apart**0.5 if scale_lr else 1.0
         ranks.broadcast_(flat.values)
 
     def _make_local(self, flat: FlatWeights, shared: bool) -> Local:
@@ -123,7 +129,7 @@ class KStepAdam(Optimizer):
         for group, place in flat.runs(with_gradient=self._averaging is None) if moves else ():
             x, m, v, _ = (one[place] for one in self._local)
             floor = self._merger.floor(place, group["betas"][1])
-            INNER[self.inner](Stretch(x, self._gradients[place], m, v, floor), group, step)
+            INNER[self.inner](Stretch(x, self._gradients[place], m, v, floor, self._scale), group, step)
         self._merger.end_step(self._decays, moved=moves)
         return loss
 

@@ -25,6 +25,7 @@ class Ranks(Protocol):
     """All ranks make the same calls in the same order."""
 
     size: int
+    local: int  # ranks per node
 
     def apart(self) -> Ranks:
         """The same ranks with process groups of their own: sums under way must not meet other collectives."""
@@ -44,7 +45,7 @@ class AllRanks:
 
     def __init__(self) -> None:
         together = dist.is_available() and dist.is_initialized()
-        self.size = dist.get_world_size() if together else 1
+        self.size = self.local = dist.get_world_size() if together else 1
         self._group = dist.new_group() if self.size > 1 else None
 
     def apart(self) -> AllRanks:

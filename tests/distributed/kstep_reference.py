@@ -32,6 +32,7 @@ class Case:
     weights: tuple[tuple[float, ...], ...] = ()  # [rank][step]; 1 where nothing is said
     nodes: int = 1
     across_only: bool = False
+    scale_lr: bool = False
 
     def weight(self, rank: int, step: int) -> float:
         return self.weights[rank][step - 1] if self.weights else 1.0
@@ -123,6 +124,8 @@ class Training:
         second = rank.v[place] / (1 - beta2**step)
         if self.shared_at:
             second = np.maximum(second, self.shared[place] / (1 - beta2**self.shared_at))
+        if case.scale_lr and case.k > 1:
+            lr = lr * np.sqrt(case.nodes if case.across_only else len(self.ranks))
         rank.x[place] = x - lr * rank.m[place] / (1 - beta1**step) / (np.sqrt(second) + EPS)
 
     def average(self) -> tuple[np.ndarray, ...]:

@@ -52,7 +52,7 @@ class Weights(nn.Module):
 
 def optimizer_of(model, case, **more):
     mesh = None if case.nodes == 1 else Mesh(nodes=case.nodes, local=dist.get_world_size() // case.nodes)
-    names = ("k", "inner", "weight_decay", "momentum", "across_only")
+    names = ("k", "inner", "weight_decay", "momentum", "across_only", "scale_lr")
     settings = {name: getattr(case, name) for name in names} | {"merge": case.rule, "overlap": case.delay > 0} | more
     return KStepAdam(model.groups(), delay=case.delay or None, mesh=mesh, buffers=model.buffers(), **settings)
 
@@ -112,6 +112,7 @@ def test_every_rule_is_its_formula(world):
     ]
     cases += [Case("params", 4, 0, inner="adamw", weight_decay=0.1), Case("moments", 4, 2, weight_decay=0.1)]
     cases += [Case("moments", 4, 0, inner="sgd", momentum=0.9), Case("params", 4, 1, inner="sgd")]
+    cases += [Case(k=4, scale_lr=True), Case(k=4, scale_lr=True, inner="adamw", weight_decay=0.1)]
     found = check(cases, world)
     for number, case in enumerate(cases):
         results = [found[rank][number] for rank in range(world)]
@@ -186,7 +187,8 @@ def test_uneven_ranks():
 def test_across_nodes_only():
     """Gradients are averaged in each of two nodes every step, weights across nodes every k."""
     cases = [Case(rule, 4, delay, nodes=2, across_only=True, merges=(13,)) for rule in RULES for delay in (0, 2)]
-    cases += [Case("params", 4, 2, nodes=2), Case("params", 1, 0, nodes=2)]
+    cases += [Case("params", 4, 2, nodes=2), Case("params", 1, 0, nodes=2, scale_lr=True)]
+    cases += [Case("params", 4, 2, nodes=2, across_only=True, scale_lr=True)]
     found = check(cases, 4)
     open_end = [Case(rule, 4, 2, nodes=2, across_only=True) for rule in RULES]
     found = run_ranks(trained, 4, open_end)

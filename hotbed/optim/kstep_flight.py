@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.errors import ConfigError
+from hotbed.errors import RankError
 from hotbed.optim.kstep_ranks import Ranks
 
 _NUM_EXTRA = 3
@@ -45,7 +45,7 @@ class Flight:
             self._waiting.wait()
         weight, numbers, squares = self._wire[-_NUM_EXTRA:].tolist()
         if self._size * squares != numbers * numbers:
-            raise ConfigError(
+            raise RankError(
                 f"ranks meet in a merge after different numbers of steps (this one after {self._step}): all ranks need the "
                 "same k, and call step() and merge() equally often; a rank without samples calls step(weight=0)"
             )

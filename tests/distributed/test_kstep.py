@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hotbed.checkpoint.dense import dense_tensors, load_optimizer
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, RankError
 from hotbed.optim import KStepAdam
 from hotbed.parallel.mesh import Mesh
 from tests.distributed import kstep_reference as reference
@@ -295,7 +295,7 @@ def test_all_start_from_rank_0():
 def misused():
     model = Weights()
     optimizer = optimizer_of(model, Case(), k=2 + dist.get_rank())
-    with pytest.raises(ConfigError, match=r"different numbers of steps \(this one after [23]\)"):
+    with pytest.raises(RankError, match=r"different numbers of steps \(this one after [23]\)"):
         steps(model, optimizer, Case(), range(1, 4))
 
 

@@ -37,12 +37,12 @@ class Weights(nn.Module):
         ]
 
     def flat(self):
-        return torch.cat([one.detach().reshape(-1) for one in self.weights]).numpy().copy()
+        return torch.cat([one.detach().reshape(-1) for one in self.weights]).cpu().numpy().copy()
 
     def backward(self, rank, step):
         gradients = np.split(reference.gradient(rank, step, self.flat().astype(np.float64)), np.cumsum(SIZES)[:-1])
         for one, gradient in zip(self.weights, gradients):
-            one.grad = torch.tensor(gradient, dtype=one.dtype).view_as(one)
+            one.grad = torch.tensor(gradient, dtype=one.dtype, device=one.device).view_as(one)
 
     def look(self, rank, step):
         """As batch norm: a running mean of what this rank sees."""
@@ -75,23 +75,23 @@ def steps(model, optimizer, case, numbers):
 
 def moments_of(optimizer, name):
     states = [optimizer.state[one] for group in optimizer.param_groups for one in group["params"]]
-    return torch.cat([state[name].reshape(-1) for state in states]).numpy() if name in states[0] else None
+    return torch.cat([state[name].reshape(-1) for state in states]).cpu().numpy() if name in states[0] else None
 
 
-def trained(cases, dtype=torch.float64):
+def trained(cases, dtype=torch.float64, device="cpu"):
     results = []
     for case in cases:
-        model = Weights(dtype)
+        model = Weights(dtype).to(device)
         optimizer = optimizer_of(model, case)
         steps(model, optimizer, case, range(1, case.steps + 1))
         moments = [moments_of(optimizer, name) for name in ("exp_avg", "exp_avg_sq")]
-        results.append((model.flat(), *moments, model.average.clone()))
+        results.append((model.flat(), *moments, model.average.cpu()))
         optimizer.state_dict()  # nothing stays on its way
     return results
 
 
-def check(cases, world):
-    found = run_ranks(trained, world, cases)
+def check(cases, world, device="cpu"):
+    found = run_ranks(trained, world, cases, torch.float64, device)
     for number, case in enumerate(cases):
         expected = reference.train(case, world)
         for rank in range(world):
@@ -360,3 +360,10 @@ def test_traffic_falls_with_k():
     """One collective per merge: 15 floats and their weight at k = 1, and two numbers of the step more above."""
     for found in run_ranks(sent_bytes, 2, (1, 4, 16)):
         assert found == [(16, 16 * 16 * 4), (4, 4 * 18 * 4), (1, 18 * 4)]
+
+
+@pytest.mark.gpu
+def test_on_one_gpu_over_gloo():
+    """Two ranks share a device; sums go in the background and on a stream beside the one that trains."""
+    cases = [Case(rule, 4, delay, merges=(13,)) for rule in RULES for delay in (0, 2)]
+    check([*cases, Case("params", 1, 0), Case("params", 4, 2, nodes=2), Case("params", 1, 0, nodes=2)], 2, "cuda")

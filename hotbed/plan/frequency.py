@@ -22,7 +22,7 @@ def hot_keys(dataset: Dataset, num_slots: int) -> NDArray[np.int64]:
     keys, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     base = 0
     for feature in dataset.schema.features:
-        rows, times = _count_rows(feature, dataset.counts(feature.name))
+        rows, times = count_rows(feature, dataset.counts(feature.name))
         keys.append(base + rows)
         counts.append(times)
         base += rows.shape[0] if feature.mode == "raw" else feature.rows
@@ -31,7 +31,7 @@ def hot_keys(dataset: Dataset, num_slots: int) -> NDArray[np.int64]:
     return np.sort(every[hottest])
 
 
-def _count_rows(feature: IdFeature, counts: Counts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def count_rows(feature: IdFeature, counts: Counts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(rows of the feature's table, uses of each), for rows that are used at all."""
     if feature.mode == "vocabulary":  # row 1 + k is the k-th line
         listed = min(counts.ids.shape[0], feature.rows - 1)

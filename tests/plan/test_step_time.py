@@ -1,7 +1,10 @@
 """Step times on wires whose every term can be added up by hand."""
 
+from pathlib import Path
+
 import pytest
 
+from benchmarks import scaling
 from hotbed.plan.network import Cluster, Exchanges, Sent
 from hotbed.plan.step_time import NVLINK, Fabric, StepTime, Wire, Work, network, replicated_time, sharded_time, sum_time
 
@@ -53,3 +56,11 @@ def test_alone_nothing_is_added():
 def test_a_card_is_shared():
     assert network(400, ranks=8).speed == pytest.approx(network(400).speed / 8) == pytest.approx(5e9)
     assert network(400).speed < NVLINK.speed
+
+
+def test_the_page_shows_what_its_command_makes():
+    docs = Path(__file__).parents[2] / "docs"
+    page, projection = (docs / "scaling.md").read_text(), scaling.Projection()
+    for table in (scaling.measured_table(), scaling.node_table(projection), scaling.network_table(projection)):
+        assert table in page
+    assert scaling.draw(projection) == (docs / "scaling.svg").read_text()

@@ -124,6 +124,12 @@ class CachedGroup(TableGroup):
         keys, sense = self.ids.keys(ids, spans, tables, learns)
         return keys, FirstBad(None), sense
 
+    def owns(self, table: str, ids: Tensor) -> Tensor:
+        if self.ids is None:
+            return super().owns(table, ids)
+        number = torch.tensor(self.ids.names.index(table))
+        return self.shard.owner_of_ids(number, ids) == self.shard.rank
+
     def take_back(self) -> None:
         """Forget what ids taught that were not trained. Nothing may be on its way."""
         if self.ids is not None:

@@ -102,7 +102,11 @@ class DynamicIds:
 
     def keys(self, ids: Tensor, spans: Sequence[Span], tables: Sequence[str], learns: bool) -> tuple[Tensor, Sense]:
         """Keys [L] of ids [L], on their device, one table name for each span. `learns`: the next training batch."""
-        numbers, host = self._numbers_of(spans, tables, ids.shape[0]), ids.cpu().numpy()
+        rows, sense = self.keys_of(self.numbers_of(spans, tables, ids.shape[0]), ids.cpu().numpy(), learns)
+        return torch.from_numpy(rows).to(ids.device), sense
+
+    def keys_of(self, numbers: Tables, host: Ints, learns: bool) -> tuple[Ints, Sense]:
+        """As `keys`, with the number of each id's table."""
         if learns:
             rows = self._learn(numbers, host)
             sense = Sense(True, self.translator.batch, self._epoch)
@@ -110,7 +114,7 @@ class DynamicIds:
             with self.as_trained():
                 rows = self.translator.translate(numbers, host, learns=False).keys
             sense = Sense(False, self.num_trained, self._epoch, self._receive(numbers, host, rows))
-        return torch.from_numpy(rows).to(ids.device), sense
+        return rows, sense
 
     def fits(self, sense: Sense, learns: bool) -> bool:
         """Whether a call now would give these very keys."""
@@ -245,7 +249,7 @@ class DynamicIds:
             "(expire=hotbed.Expire(unused_steps=100_000))."
         )
 
-    def _numbers_of(self, spans: Sequence[Span], tables: Sequence[str], length: int) -> Tables:
+    def numbers_of(self, spans: Sequence[Span], tables: Sequence[str], length: int) -> Tables:
         """The table of each look-up."""
         out = np.empty(length, dtype=np.uint16)
         for span, table in zip(spans, tables):

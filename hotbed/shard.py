@@ -29,6 +29,11 @@ class Shard(NamedTuple):
         """The rank that owns each key, int64."""
         return (keys % self.world + _turn(keys // self.world)) % self.world
 
+    def owner_of_ids(self, tables: Tensor, ids: Tensor) -> Tensor:
+        """The rank that owns each dynamic id of tables, int64: by a hash, for there is no number of them."""
+        mixed = (ids ^ (ids >> 29) ^ tables) * _GOLDEN
+        return (mixed >> _SHIFT & _MASK) % self.world
+
     def local_of(self, keys: Tensor) -> Tensor:
         """The number of each key on its rank."""
         return keys if self.world == 1 else keys // self.world

@@ -26,6 +26,7 @@ from hotbed.group import Member, TableGroup
 from hotbed.ops.move import first_records, scatter_rows
 from hotbed.ops.records import Layout
 from hotbed.optim import RowOptimizer
+from hotbed.shard import WHOLE, Shard
 from hotbed.snapshot_cache import bring_in, tensors_of
 from hotbed.snapshot_ids import IdsSink, IdsSnapshot, numbers_of
 from hotbed.store import MemoryStore, SsdStore, TieredStore
@@ -171,8 +172,10 @@ class TablesSnapshot:
 
 
 def _by_table(group: TableGroup, records: Callable[[], Iterator[Records]]) -> Callable[[], Iterator[RowPart]]:
-    members = list(group.members.values())
-    return lambda: (part for keys, rows in records() for part in parts_of(group.layout, members, keys, rows))
+    members, shard = list(group.members.values()), group.shard
+    return lambda: (
+        part for keys, rows in records() for part in parts_of(group.layout, members, shard.keys_of(keys), rows)
+    )
 
 
 def _by_id(
@@ -229,7 +232,7 @@ class TablesSink:
         if isinstance(group, CachedGroup) and group.ids is not None:
             records = group.ids.first_of_ids(table, ids)
         else:
-            records = first_records(ids + group.members[table].base, group.first_rows()).to(group.records.dtype)
+            records = first_records(group.local_keys(table, ids), group.first_rows()).to(group.records.dtype)
         columns = group._cut(records)
         if weight is not None:
             columns["weight"].copy_(weight)
@@ -251,8 +254,10 @@ class TablesSink:
                 return
         raise RunError(f"{folder} holds rows of no table here.")
 
-    def thaw(self, name: str, folder: Path, tables: Mapping[str, TableShape]) -> Iterator[RowPart]:
-        """The rows of files that tables of other shapes wrote."""
+    def thaw(
+        self, name: str, folder: Path, tables: Mapping[str, TableShape], shard: Shard = WHOLE
+    ) -> Iterator[RowPart]:
+        """The rows of files that tables of other shapes wrote, or of another rank."""
         members, base = [], 0
         shapes = {table: one for table, one in tables.items() if group_name(one.dim, one.rows is None) == name}
         for table, shape in shapes.items():
@@ -260,7 +265,7 @@ class TablesSink:
             base += shape.rows or 0
         layout = saved_layout(next(iter(shapes.values())))
         for keys, records in frozen_items(folder):
-            yield from parts_of(layout, members, keys, records)
+            yield from parts_of(layout, members, shard.keys_of(keys), records)
 
     def gone(self, table: str, ids: Tensor) -> None:
         """These rows have their first values again; of dynamic ids, the rest says which."""
@@ -269,12 +274,14 @@ class TablesSink:
         self.add(RowPart(table, ids, self.first(table, ids)))
 
     def add(self, part: RowPart) -> None:
-        """Write these rows."""
+        """Write these rows; of tables spread over ranks, those that are this rank's."""
         group = self._tables._group_of(part.table)
         dynamic = self._ids.get(_name_of(group))
+        if group.shard.world > 1:
+            part = _only(part, group.owns(part.table, part.ids))
         # numpy works in this thread alone; torch's threads would take turns with those that read: 0.8 instead of 0.15 s a GB
         keys = (
-            torch.from_numpy(part.ids.numpy() + group.members[part.table].base)
+            group.shard.local_of(torch.from_numpy(part.ids.numpy() + group.members[part.table].base))
             if dynamic is None
             else dynamic.add(part)
         )
@@ -328,6 +335,10 @@ class TablesSink:
             if isinstance(group, CachedGroup) and (dynamic := self._ids.get(_name_of(group))) is not None:
                 idle = dynamic.end(_name_of(group), self._rest)
                 group.store.forget(torch.from_numpy(idle))
+
+
+def _only(part: RowPart, which: Tensor) -> RowPart:
+    return RowPart(part.table, part.ids[which], {name: column[which] for name, column in part.columns.items()})
 
 
 def parts_of(layout: Layout, members: Sequence[Member], keys: Tensor, records: Tensor) -> Iterator[RowPart]:

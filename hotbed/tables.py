@@ -36,7 +36,7 @@ from hotbed.shard import WHOLE, Shard
 from hotbed.snapshot import TablesSink, TablesSnapshot
 from hotbed.store.counts import Tiers
 from hotbed.tiers import tiers_of
-from hotbed.turns import Planned, Turns
+from hotbed.turns import Planned, Routed, Turns
 from hotbed.types import Jagged
 
 __all__ = ["EmbeddingTables", "Table"]
@@ -126,6 +126,19 @@ class EmbeddingTables(nn.Module):
         self._schedule = as_schedule(self.optimizer.lr)
         # autograd calls backward only for functions of something that requires a gradient
         self._trigger = torch.zeros(0, requires_grad=True)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks have a part in every batch."""
+        return False
+
+    def routed(self, batches: Iterable[tuple[Any, Any, Any]]) -> Iterator[Routed]:
+        """Of shared tables: (batch, ids, bags) of this rank, settled with the other ranks ahead of time."""
+        raise NotImplementedError
+
+    def asked(self, routes: list[Any], learns: bool) -> list[Lookups]:
+        """Of shared tables: what all ranks want of this one, by group."""
+        raise NotImplementedError
 
     def forward(
         self, ids: Tensor | Mapping[str, Tensor | Jagged], bags: Mapping[str, Jagged] | None = None

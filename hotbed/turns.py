@@ -48,6 +48,15 @@ class Planned(NamedTuple):
     contents: Contents | None = None  # of ids and bags, when their rows were looked for
 
 
+class Routed:
+    """A batch, and what its ranks have settled about it."""
+
+    def __init__(self, batch: Any, given: Given, routes: list[Any]) -> None:
+        self.batch = batch
+        self.given = given
+        self.routes = routes  # one for each group
+
+
 class Turns:
     """Of one EmbeddingTables; only the training thread calls it."""
 

@@ -11,7 +11,7 @@ of them stop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,16 +24,30 @@ from hotbed.parallel.mesh import Mesh
 from hotbed.shard import Shard
 
 _SMALL = 1 << 31  # keys below travel in 32 bits
+_FAILED, _ENDED, _LEFT = 1, 2, 3  # what a rank says that has no batch to settle
+
+
+class Wanted(NamedTuple):
+    """What this rank wants of one group."""
+
+    lookups: Lookups  # slots are negative for padding
+    keys: Tensor  # int64 [L], or dynamic ids
+    owners: Tensor  # int64 [L], -1 for padding
+    tables: Tensor | None = None  # int32 [L], of dynamic ids
+    num_local: int = 0  # keys that a rank may have
 
 
 class Route(NamedTuple):
     """The rows of one batch in one group, between ranks."""
 
-    mesh: Mesh
+    mesh: Mesh  # that rows travel over
     own: Lookups  # of this rank; slots are places among the rows that come back
     asked: list[int]  # [W] rows this rank asks of each rank
     asking: list[int]  # [W] rows each rank asks of this one
-    keys: Tensor  # int64 [sum of asking], local, by asking rank
+    keys: Tensor  # int64 [sum of asking], by asking rank: local keys, or dynamic ids
+    tables: Tensor | None = None  # int32, of dynamic ids
+    times: Tensor | None = None  # int32, how often their rank's batch has them
+    union: Any = None  # of the rows that all ranks ask for, where replicas are
 
     @property
     def num_rows(self) -> int:
@@ -49,38 +63,62 @@ class Route(NamedTuple):
         return exchange_along(self.mesh, rows, self.asked, self.asking)
 
 
-def make_routes(mesh: Mesh, parts: Sequence[tuple[int, Lookups]]) -> list[Route]:
-    """The routes of one batch; parts are (number of keys there are, look-ups) of every group."""
-    shard = Shard(mesh.rank, mesh.size)
-    dealt = [deal(lookups.slots, shard.owner_of(lookups.slots), mesh.size) for _, lookups in parts]
+def make_routes(mesh: Mesh, wanted: Sequence[Wanted], rows_over: Mesh) -> list[Route]:
+    """The routes of one batch by group, settled over `mesh`."""
+    dealt = [deal(want.keys, want.owners, mesh.size, want.tables) for want in wanted]
     counts = torch.tensor([[*(d.counts[rank] for d in dealt), 0] for rank in range(mesh.size)])
-    asking = swapped_counts(mesh.flat, counts, parts[0][1].slots.device)
+    asking = swapped_counts(mesh.flat, counts, wanted[0].keys.device)
     _check(mesh, asking)
-    return [_route(mesh, shard, part, one, asking[:, g].tolist()) for g, (part, one) in enumerate(zip(parts, dealt))]
+    parts = enumerate(zip(wanted, dealt))
+    return [_route(mesh, want, one, asking[:, g].tolist())._replace(mesh=rows_over) for g, (want, one) in parts]
 
 
 def refuse_routes(mesh: Mesh, num_groups: int, error: BaseException, device: torch.device) -> None:
     """Instead of `make_routes`, on a rank that cannot: all others stop, naming it."""
+    _check(mesh, _told(mesh, num_groups, _FAILED, device), f"{type(error).__name__}: {error}")
+
+
+def end_routes(mesh: Mesh, num_groups: int, ended: bool, device: torch.device) -> None:
+    """Instead of `make_routes`: this rank has no batch any more, or (not `ended`) wants none."""
+    _check(mesh, _told(mesh, num_groups, _ENDED if ended else _LEFT, device), ends=True)
+
+
+class RanksLeft(Exception):  # noqa: N818  not an error: the loop was left
+    """Another rank wants no further batches, so there are none."""
+
+
+def _told(mesh: Mesh, num_groups: int, what: int, device: torch.device) -> Tensor:
     counts = torch.zeros(mesh.size, num_groups + 1, dtype=torch.int64)
-    counts[:, -1] = 1
-    _check(mesh, swapped_counts(mesh.flat, counts, device), f"{type(error).__name__}: {error}")
+    counts[:, -1] = what
+    return swapped_counts(mesh.flat, counts, device)
 
 
-def _route(mesh: Mesh, shard: Shard, part: tuple[int, Lookups], dealt: Dealt, asking: list[int]) -> Route:
-    num_keys, lookups = part
-    keys = shard.local_of(dealt.keys)
-    if num_keys < _SMALL:
-        keys = keys.to(torch.int32)
-    received = exchange_along(mesh, keys, dealt.counts, asking).to(torch.int64)
-    own = lookups._replace(slots=dealt.places, check=None, bad=None)
+def _route(mesh: Mesh, want: Wanted, dealt: Dealt, asking: list[int]) -> Route:
+    own = want.lookups._replace(slots=dealt.places, check=None, bad=None, sense=None)
+    if want.tables is not None:
+        marks = torch.stack([dealt.kinds, dealt.times], dim=1)
+        keys, marks = (exchange_along(mesh, part, dealt.counts, asking) for part in (dealt.keys, marks))
+        return Route(mesh, own, dealt.counts, asking, keys, marks[:, 0], marks[:, 1])
+    keys = Shard(mesh.rank, mesh.size).local_of(dealt.keys)
+    narrow = keys.to(torch.int32) if want.num_local < _SMALL else keys
+    received = exchange_along(mesh, narrow, dealt.counts, asking).to(torch.int64)
     return Route(mesh, own, dealt.counts, asking, received)
 
 
-def _check(mesh: Mesh, asking: Tensor, mine: str = "") -> None:
-    stopped = asking[:, -1].nonzero().squeeze(1).tolist()
-    if not stopped:
-        return
-    messages = mesh.flat.gather_text(mine)
-    others = [f"rank {rank}: {messages[rank]}" for rank in stopped if rank != mesh.rank]
-    if others and not mine:
-        raise RankError(f"this rank stops because of another. {'; '.join(others)}")
+def _check(mesh: Mesh, asking: Tensor, mine: str = "", *, ends: bool = False) -> None:
+    """Raise where other ranks do not go on; all of them come to the same result."""
+    said = asking[:, -1].tolist()
+    if _FAILED in said:
+        messages = mesh.flat.gather_text(mine)
+        others = [f"rank {rank}: {messages[rank]}" for rank, what in enumerate(said) if what == _FAILED]
+        if not mine:
+            raise RankError(f"this rank stops because of another. {'; '.join(others)}")
+    elif _LEFT in said:
+        raise RanksLeft
+    elif _ENDED in said and said != [_ENDED] * mesh.size:
+        ended = [rank for rank, what in enumerate(said) if what == _ENDED]
+        raise RankError(
+            f"{'this rank has' if ends else 'this rank has another batch, but'} "
+            f"{'no more batches, but others have' if ends else f'rank {ended[0]} has none'}. "
+            "Every rank needs equally many; one without samples may yield an empty batch."
+        )

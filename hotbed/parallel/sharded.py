@@ -9,16 +9,19 @@ update. Behind each owner are its own cache and stores: to them the rows that ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from hotbed.cached_group import CachedGroup
 from hotbed.declared import Table
 from hotbed.errors import ConfigError
 from hotbed.group import TableGroup
-from hotbed.inputs import Given, flatten
+from hotbed.inputs import Given, as_given, flatten
 from hotbed.ops.lookup import lookup
 from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups, Span
@@ -26,10 +29,14 @@ from hotbed.ops.records import layout_of
 from hotbed.ops.update import TableRows, settings_of, update
 from hotbed.optim import SGD, RowOptimizer
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.routes import Route, make_routes, refuse_routes
+from hotbed.parallel.modes import Mode, check_mode, way_of
+from hotbed.parallel.routes import RanksLeft, Route, Wanted, end_routes, make_routes, refuse_routes
+from hotbed.parallel.unions import Want, with_unions
+from hotbed.parallel.wanted import keys_of_ids, wanted_of
 from hotbed.shard import Shard
+from hotbed.snapshot import TablesSink
 from hotbed.tables import EmbeddingTables
-from hotbed.turns import Planned
+from hotbed.turns import Planned, Routed
 from hotbed.types import Jagged
 
 Traffic = Literal["fp32", "fp16", "bf16"]
@@ -48,6 +55,9 @@ class ShardedTables(EmbeddingTables):
     when every rank's loss is the mean over its part. With "sum" the ranks' losses add up to the loss.
 
     `traffic="bf16"` or "fp16" sends rows and gradients in 16 bits: an approximation (docs/numerics.md).
+
+    `mode="replicated"` keeps the rows that batches lately wanted at every rank too; "auto" chooses for every group, from its
+    first batches and the speed of the wires. The rows are the same to the bit (docs/distributed.md).
     """
 
     def __init__(
@@ -58,16 +68,28 @@ class ShardedTables(EmbeddingTables):
         mesh: Mesh | None = None,
         gradients: Literal["mean", "sum"] = "mean",
         traffic: Traffic = "fp32",
+        mode: Mode = "sharded",
         **options: Any,
     ) -> None:
         mesh = Mesh.from_environment() if mesh is None else mesh
-        _check_settings(optimizer, gradients, traffic)
+        _check_settings(tables, optimizer, gradients, traffic)
+        check_mode(mode, optimizer)
         super().__init__(tables, optimizer, shard=Shard(mesh.rank, mesh.size), **options)
         self.mesh = mesh
         self._recorded = None  # what it records is of one rank
         scale = 1.0 if gradients == "sum" else 1.0 / mesh.size
-        self.fronts = [ShardFront(self, group, scale, traffic) for group in self.groups]
+        sharded = [ShardFront(self, group, scale, traffic) for group in self.groups]
+        self._ways = [way_of(mode, front, mesh, group) for front, group in zip(sharded, self.groups)]
+        self.fronts = [*self._ways]
+        self._mode = mode
         self._told = False  # the others know of the batch
+        cached = any(isinstance(group, CachedGroup) for group in self.groups)
+        self._mesh_ahead = mesh.apart() if cached else mesh  # for batches that are settled ahead, by another thread
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks have a part in every batch."""
+        return True
 
     def forward(
         self, ids: Tensor | Mapping[str, Tensor | Jagged], bags: Mapping[str, Jagged] | None = None
@@ -82,34 +104,101 @@ class ShardedTables(EmbeddingTables):
                 refuse_routes(self.mesh, len(self.groups), error, self.device)
             raise
 
-    def routes(self, mesh: Mesh, given: Given) -> list[Route]:
-        """Settle between all ranks who asks for which rows; a collective over `mesh`."""
-        parts = []
-        for group, inputs in zip(self.groups, self.group_inputs):
-            lookups = flatten(group, inputs, given)
-            if lookups.check is not None:
-                lookups.check()
-            parts.append((group.num_rows, lookups))
-        self._told = True
-        return make_routes(mesh, parts)
+    def restore(self) -> TablesSink:
+        """A sink for saved rows; all ranks take one."""
+        for way in self._ways:
+            way.forget()
+        return super().restore()
 
-    def asked(self, routes: list[Route]) -> list[Lookups]:
-        """The look-ups that all ranks ask this one for, by group."""
-        return [
-            Lookups(route.keys, (Span("rows", 0, route.keys.shape[0], 1),), route.keys.shape[0], route=route)
-            for route in routes
-        ]
+    def routed(self, batches: Iterable[tuple[Any, Any, Any]]) -> Iterator[Routed]:
+        """(batch, ids, bags) of this rank, settled with the other ranks ahead of time."""
+        mesh, num_groups = self._mesh_ahead, len(self.groups)
+        done = ended = False
+        try:
+            for batch, ids, bags in batches:
+                given = as_given(self.features, ids, bags, self.device)
+                wanted = self._wanted(given)
+                done = True  # whatever goes wrong from here on does so on every rank
+                routes = self._settled(mesh, wanted)
+                done = False
+                yield Routed(batch, given, routes)
+            ended = done = True
+            end_routes(mesh, num_groups, True, self.device)
+        except RanksLeft:
+            done = True
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if not done:
+                done = True
+                refuse_routes(mesh, num_groups, error, self.device)
+            raise
+        finally:
+            if not done and not ended:
+                with suppress(RanksLeft):
+                    end_routes(mesh, num_groups, False, self.device)
+
+    def routes(self, given: Given) -> list[Route]:
+        """Settle between all ranks who asks for which rows; a collective."""
+        wanted = self._wanted(given)
+        self._told = True
+        return self._settled(self.mesh, wanted)
+
+    def _settled(self, mesh: Mesh, wanted: list[Wanted]) -> list[Route]:
+        routes = make_routes(mesh, wanted, self.mesh)
+        if self._mode == "sharded":
+            return routes
+        return with_unions(mesh, routes, [group.num_rows for group in self.groups], [way.wants for way in self._ways])
+
+    def asked(self, routes: list[Route], learns: bool) -> list[Lookups]:
+        """The look-ups that all ranks ask this one for, by group. Dynamic ids take them for the next training batch."""
+        found = []
+        for group, route in zip(self.groups, routes):
+            keys, sense = route.keys, None
+            if isinstance(group, CachedGroup) and group.ids is not None:
+                keys, sense = keys_of_ids(group.ids, route, learns)
+            count = keys.shape[0]
+            found.append(Lookups(keys, (Span("rows", 0, count, 1),), count, sense=sense, route=route))
+        return found
+
+    def _wanted(self, given: Given) -> list[Wanted]:
+        """Own look-ups by group, checked."""
+        parts = zip(self.groups, self.group_inputs)
+        return [wanted_of(group, partial(flatten, inputs=inputs, given=given)) for group, inputs in parts]
+
+    def _still_holds(self, planned: Planned, learns: bool) -> bool:
+        """What was settled between ranks holds; what became of dynamic ids since, `_prepared` looks at."""
+        return True
 
     def _prepared(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
         """The rank's own look-ups; with them goes what it is asked for, rows in place."""
         self._told |= planned is not None
-        asked = planned.lookups if planned is not None else self.asked(self.routes(self.mesh, given))
-        placed = [self._placed(group, each, learns) for group, each in zip(self.groups, asked)]
+        as_planned = planned is not None and super()._still_holds(planned, learns)
+        if not as_planned and self._ids:
+            again = [ids.asks_again() for ids in self._ids.values()]
+            self.turns.claim(drop=learns or any(again))
+        try:
+            if planned is not None and as_planned:
+                asked = planned.lookups
+            else:
+                settled = self.routes(given) if planned is None else [each.route for each in planned.lookups]
+                asked = self.asked(settled, learns)
+            placed = [self._placed(group, each, learns) for group, each in zip(self.groups, asked)]
+        except BaseException:
+            if not as_planned and learns:
+                for group in self.groups:
+                    group.take_back()
+            raise
+        if learns:
+            for ids in self._ids.values():
+                ids.count()
         return [each.route.own._replace(route=each) for each in placed]
 
 
 class ShardFront:
     """Answers the look-ups of one group by asking the owners of the rows."""
+
+    wants: Want = "none"
 
     def __init__(self, tables: ShardedTables, group: TableGroup, scale: float, traffic: Traffic) -> None:
         self.layout = group.layout
@@ -129,17 +218,39 @@ class ShardFront:
 
     def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
         """Send the sums of the gradients to the owners, and update the rows that are here."""
+        self.updated(lookups, tables, grad, lr, number)
+
+    def updated(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> Lookups:
+        """As `update`; what this rank was asked for, rows in place."""
         route: Route = lookups.route.route
         sums = self._summed(lookups, tables, grad, route.num_rows)
-        received = route.give(self._narrow(sums)).to(grad.dtype)
-        asked = self._tables._placed(self._group, lookups.route, True)  # they may have been moved
+        received = route.give(self.narrow(sums)).to(grad.dtype)
+        asked = self.asked(lookups, learns=True)
         self._group.update_rows(asked, received, lr, number)
+        return asked
+
+    def asked(self, lookups: Lookups, learns: bool) -> Lookups:
+        """What this rank is asked for; the rows may have been moved since the look-ups were made."""
+        return self._tables._placed(self._group, lookups.route, learns)
+
+    def narrow(self, rows: Tensor) -> Tensor:
+        """Rows or gradients as they travel."""
+        return rows.contiguous() if self._type is None else rows.to(self._type).contiguous()
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row that travels."""
+        itemsize = self._group.records.itemsize if self._type is None else self._type.itemsize
+        return self.layout.dim * itemsize
+
+    def forget(self) -> None:
+        """Rows change by other means than updates: nothing is kept here."""
 
     def _rows(self, lookups: Lookups) -> Tensor:
         """The rows [U, D] that this rank has asked for."""
         asked: Lookups = lookups.route
         rows = self._group.lookup(asked)
-        brought: Tensor = asked.route.bring(self._narrow(rows))
+        brought: Tensor = asked.route.bring(self.narrow(rows))
         return brought.to(rows.dtype)
 
     def _summed(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, num_rows: int) -> Tensor:
@@ -151,12 +262,13 @@ class ShardFront:
         sums = records[:, : self.layout.dim]
         return sums if self._scale == 1.0 else sums * self._scale
 
-    def _narrow(self, rows: Tensor) -> Tensor:
-        return rows.contiguous() if self._type is None else rows.to(self._type).contiguous()
 
-
-def _check_settings(optimizer: RowOptimizer | None, gradients: str, traffic: str) -> None:
-    wrong = []
+def _check_settings(tables: Mapping[str, Table], optimizer: RowOptimizer | None, gradients: str, traffic: str) -> None:
+    wrong = [
+        f"table {name!r}: ids that are not admitted share a row, which no rank owns; leave out admit="
+        for name, table in tables.items()
+        if table.admit is not None
+    ]
     if gradients not in ("mean", "sum"):
         wrong.append(f"gradients must be 'mean' or 'sum', not {gradients!r}")
     if traffic not in _TYPES:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -29,16 +29,16 @@ from torch import Tensor
 from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
 from hotbed.cached_group import Ahead, CachedGroup, Fetch
 from hotbed.dynamic import FAR_AHEAD
-from hotbed.inputs import as_given, flatten
+from hotbed.inputs import Given, as_given, flatten
 from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.ops.streams import after, mark
-from hotbed.pipeline.batches import Ids, ids_of
+from hotbed.pipeline.batches import Ids, ids_of, to_device
 from hotbed.pipeline.lanes import Lanes, LaneWindow, lanes_for
 from hotbed.pipeline.mover import Move, Mover
-from hotbed.pipeline.reader import Reader
+from hotbed.pipeline.reader import MOST_SHARED, Reader
 from hotbed.pipeline.windows import Begun, Waiting, Window
 from hotbed.tables import EmbeddingTables
-from hotbed.turns import Planned
+from hotbed.turns import Planned, Routed
 
 _DECIDED = 2  # windows whose rows are fetched ahead
 
@@ -62,7 +62,8 @@ class Feed:
         self._owner = threading.current_thread()  # who trains
         self._caches: list[Cache] = []  # that know of the batches ahead
         self._strides: list[int] = []
-        self._reader = Reader(loader, self._device)
+        source = tables.routed(self._named(loader)) if tables.is_shared else loader
+        self._reader = Reader(source, self._device, shared=tables.is_shared)
         self._mover = Mover(self._device)
         self._waiting: deque[Waiting] = deque()
         self._begun: Begun | None = None
@@ -101,7 +102,7 @@ class Feed:
         self._num_delivered += 1
         if not self._paused:
             self._plan(wait=False)
-        return (batch,)
+        return (batch.batch if isinstance(batch, Routed) else batch,)
 
     def close(self) -> None:
         """Let nothing be lost: what was decided is carried out, what was only known is forgotten."""
@@ -332,14 +333,27 @@ class Feed:
                 given = self._lanes.given(named)
                 waiting = Waiting(batch, named, given, [], [], flat, self._lanes.arrive(flat))
             else:
-                given = as_given(self._tables.features, named.ids, named.bags, self._device)
-                groups = zip(self._cached, self._tables.group_inputs)
-                lookups = [flatten(group, inputs, given, self._learns) for group, inputs in groups]
+                given, lookups = self._lookups_of(batch, named)
                 self._make_way()
                 waiting = Waiting(batch, named, given, lookups, self._arrive(lookups), [], 0)
             self._waiting.append(waiting)
             if self._look_ahead == 1:
                 self._see_how_far(waiting)
+
+    def _lookups_of(self, batch: Any, named: Ids) -> tuple[Given, list[Lookups]]:
+        """What a batch, or all ranks, want of the tables here."""
+        if isinstance(batch, Routed):
+            return batch.given, self._tables.asked(batch.routes, self._learns)
+        given = as_given(self._tables.features, named.ids, named.bags, self._device)
+        groups = zip(self._cached, self._tables.group_inputs)
+        return given, [flatten(group, inputs, given, self._learns) for group, inputs in groups]
+
+    def _named(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any, Any]]:
+        """(batch, ids, bags), on the device."""
+        for batch in loader:
+            moved = to_device(batch, self._device)
+            named = ids_of(moved, self._names)
+            yield moved, named.ids, named.bags
 
     def _read(self, *, wait: bool) -> tuple[Any, Ids, list[Tensor]] | None:
         """The next batch of the loader: (batch, its ids, those ids by group if it fits the lanes)."""
@@ -348,7 +362,7 @@ class Feed:
             return None
         batch, point = found
         after(self._device, point)
-        named = ids_of(batch, self._names)
+        named = ids_of(batch.batch if isinstance(batch, Routed) else batch, self._names)
         if self._lanes is None and not self._lanes_tried:
             self._lanes_tried = True
             self._lanes = lanes_for(self._tables, named, self._given_window or MOST_BATCHES, self._learns)
@@ -363,6 +377,8 @@ class Feed:
             for group, num_keys in zip(self._cached, self._num_keys(waiting))
         ]
         self._look_ahead = min(*found, self._most_ahead)
+        if self._tables.is_shared:
+            self._look_ahead = min(self._look_ahead, MOST_SHARED)
         self._strides = [cache.stride for cache in self._caches]
         if self._lanes is not None:
             self._lanes.reserve(self._look_ahead)

@@ -18,14 +18,21 @@ from hotbed.pipeline.batches import to_device
 
 _FULL = 8  # batches read and not yet asked for
 _LOW = 4
+MOST_SHARED = (
+    24  # batches a rank may want to know ahead; every rank reads at least so many, or others would wait for it
+)
 _PATIENCE = 2.0  # seconds
+_PATIENCE_WITH_RANKS = 20.0  # others may never answer
 
 
 class Reader:
     """Batches of a loader, in order, each with the mark at which its copy is done."""
 
-    def __init__(self, loader: Iterable[Any], device: torch.device) -> None:
+    def __init__(self, loader: Iterable[Any], device: torch.device, *, shared: bool = False) -> None:
+        """`shared`: what reads a batch speaks with other ranks."""
         self._loader = loader
+        self._full, self._low = (2 * MOST_SHARED, MOST_SHARED + 4) if shared else (_FULL, _LOW)
+        self._shared = shared
         self._device = device
         self._began: Any = None
         self._found: deque[tuple[Any, Any]] = deque()
@@ -56,7 +63,7 @@ class Reader:
             if not self._found and not self._finished:
                 self._arrived.wait()
         found = self._found.popleft()
-        if len(self._found) == _LOW:
+        if len(self._found) == self._low:
             self._room.set()
         return found
 
@@ -69,7 +76,7 @@ class Reader:
         """Stop, and wait for the batch that is being read."""
         self.stop()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(_PATIENCE_WITH_RANKS if self._shared else None)
 
     def abandon(self) -> None:
         """The process ends: read no further, and do not wait long for a loader that hangs."""
@@ -81,19 +88,22 @@ class Reader:
         try:
             side_stream(self._device)
             after(self._device, self._began)
-            for batch in self._loader:
+            batches = iter(self._loader)
+            for batch in batches:
                 if self._stopped.is_set():
-                    return
+                    break
                 moved = to_device(batch, self._device)
-                self.moves |= moved is not batch
-                self._found.append((moved, None if moved is batch else mark(self._device)))
+                self.moves |= moved is not batch or self._shared
+                self._found.append((moved, mark(self._device) if self._shared or moved is not batch else None))
                 self._arrived.set()
-                if len(self._found) >= _FULL:
+                if len(self._found) >= self._full:
                     self._room.clear()
-                    if len(self._found) >= _FULL and not self._stopped.is_set():
+                    if len(self._found) >= self._full and not self._stopped.is_set():
                         self._room.wait()
                 if self._stopped.is_set():
-                    return
+                    break
+            if self._shared and hasattr(batches, "close"):
+                batches.close()  # the other ranks are told
         except BaseException as error:  # handed to the training thread
             self._error = error
         finally:

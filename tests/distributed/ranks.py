@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TIMEOUT = 60.0  # seconds
+TIMEOUT = 120.0  # seconds
 _context = multiprocessing.get_context("forkserver")
 
 

@@ -5,29 +5,31 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbed.ops.deal import deal, reference
+from hotbed.ops.deal import Dealt, deal, reference
 
 
-@given(st.lists(st.integers(-1, 40), max_size=200), st.integers(1, 5))
-def test_numba(keys, world):
-    keys = torch.tensor(keys, dtype=torch.int64)
-    check(keys * 7**15, world)
+@given(st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 2)), max_size=200), st.integers(1, 5))
+def test_pairs(pairs, world):
+    keys = torch.tensor([key for key, _ in pairs], dtype=torch.int64) * 7**15
+    check(keys, world, torch.tensor([kind for _, kind in pairs], dtype=torch.int32))
 
 
 @pytest.mark.parametrize("length", [0, 1, 5000])
 def test_many(length):
-    check(torch.randint(-1, 1000, [length]), 3)
+    check(torch.randint(-500, 500, [length]), 3, torch.zeros(length, dtype=torch.int32))
 
 
-def check(keys, world):
-    keys = keys.where(keys >= 0, -1)
-    owners = keys % world
-    dealt = deal(keys, owners, world)
-    found, counts, places = reference.deal(keys, owners, world)
-    assert dealt.counts == counts
-    assert torch.equal(dealt.places < 0, places < 0)
-    for mine, theirs in zip(dealt.keys.split(counts), found.split(counts)):
-        assert torch.equal(mine.sort().values, theirs)
-    real = keys >= 0
-    assert torch.equal(dealt.keys[dealt.places[real]], keys[real])
-    assert torch.equal(found[places[real]], keys[real])
+def check(keys, world, kinds):
+    owners = (keys % (7 * world) + kinds) % world
+    owners[keys % 11 == 3] = -1
+    real = owners >= 0
+    ways = deal(keys, owners, world, kinds), Dealt(*reference.deal(keys, owners, world, kinds))
+    for dealt in ways:
+        assert torch.equal(dealt.places < 0, ~real)
+        places = dealt.places[real]
+        assert torch.equal(dealt.keys[places], keys[real])
+        assert torch.equal(dealt.kinds[places], kinds[real])
+        assert torch.equal(torch.arange(world).repeat_interleave(torch.tensor(dealt.counts))[places], owners[real])
+        assert torch.equal(dealt.times.long(), torch.bincount(places, minlength=dealt.keys.shape[0]))
+    assert ways[0].keys.shape == ways[1].keys.shape
+    assert ways[0].counts == ways[1].counts

@@ -1,0 +1,132 @@
+"""Sharded or replicated, for one group: chosen from what its first batches asked for and how fast the wires are.
+
+Both ways give the same rows to the bit, so choosing costs nothing but time. The first batches go the replicated way, which
+counts everything that the forecast of both needs: rows that a rank asks for, rows of the union, rows that have no replica.
+Counted are the later ones, when replicas are no longer filled for the first time. All ranks choose at the same batch, from
+the same numbers, and the first says why in the log ("hotbed.parallel", at level INFO).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from hotbed.group import TableGroup
+from hotbed.memory import in_words
+from hotbed.ops.lookups import Lookups
+from hotbed.parallel.gather import gather_numbers
+from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.replicated import ReplicatedFront, Tally
+from hotbed.parallel.speeds import Speeds, measured
+from hotbed.parallel.unions import Want
+
+if TYPE_CHECKING:
+    from hotbed.parallel.sharded import ShardFront
+
+TRIAL = 24  # batches before the choice
+_IGNORED = 8  # of those, at the beginning
+_KEY = 4  # bytes
+_LOG = logging.getLogger("hotbed.parallel")
+
+
+class Way(NamedTuple):
+    """What a step costs one way."""
+
+    num_bytes: float  # that a rank sends
+    seconds: float  # on the wires
+
+
+class Costs(NamedTuple):
+    """Of a step, both ways; of the rank with most rows."""
+
+    sharded: Way
+    replicated: Way
+
+    @property
+    def choice(self) -> str:
+        return "replicated" if self.replicated.seconds < self.sharded.seconds else "sharded"
+
+
+def costs_of(rows: Tally, row_bytes: int, world: int, speeds: Speeds, want: Want = "kept") -> Costs:
+    """Costs of a step; `rows` were counted over some batches, rows of so many bytes travel.
+
+    Sharded: rows come from their owners and gradients go to them. Replicated: gradients go there too, rows that have no
+    replica go to everyone, and so do the new weights of the union where rows are kept. What a union needs beside (its keys,
+    and places in it) counts as bytes; it is settled ahead of the batch, so no step waits for it.
+    """
+    asked, union, new = (count / max(1, rows.batches) for count in rows[1:])
+    away = (world - 1) / world
+    exchanged = asked * away * row_bytes
+    sharded = Way(2 * exchanged, 2 * speeds.exchange.seconds(exchanged))
+    kept = union if want == "kept" else 0.0
+    gathered = [count * (world - 1) * row_bytes for count in (new, kept) if count]
+    settled = asked * away * _KEY + kept * (world - 1) * _KEY
+    seconds = speeds.exchange.seconds(exchanged) + sum(map(speeds.gather.seconds, gathered))
+    return Costs(sharded, Way(exchanged + sum(gathered) + settled, seconds))
+
+
+class AutoFront:
+    """Answers the look-ups of one group, one way or the other."""
+
+    def __init__(self, sharded: ShardFront, mesh: Mesh, group: TableGroup) -> None:
+        self.layout = group.layout
+        self._mesh, self._group = mesh, group
+        self._sharded = sharded
+        self._replicated = ReplicatedFront(sharded, mesh, group)
+        self._front: ShardFront | ReplicatedFront = self._replicated
+        self._before = Tally()  # of the batches that are ignored
+        self._num_batches = 0
+
+    @property
+    def wants(self) -> Want:
+        """The union that batches need."""
+        return self._front.wants
+
+    def lookup(self, lookups: Lookups) -> Tensor:
+        """Pooled vectors [O, D]."""
+        self._num_batches += 1
+        if self._num_batches == _IGNORED + 1:
+            self._before = self._replicated.tally
+        elif self._num_batches == TRIAL + 1:
+            self._choose()
+        return self._front.lookup(lookups)
+
+    def rows_of(self, lookups: Lookups) -> Tensor:
+        """The weights [L, D] that the look-ups read."""
+        return self._front.rows_of(lookups)
+
+    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
+        """One step of the row optimizer."""
+        self._front.update(lookups, tables, grad, lr, number)
+
+    def forget(self) -> None:
+        """Rows change by other means than updates."""
+        self._front.forget()
+
+    def _choose(self) -> None:
+        mine = [now - before for now, before in zip(self._replicated.tally, self._before)]
+        most = Tally(*gather_numbers(self._mesh, mine, self._group.records.device).max(0).values.tolist())
+        speeds = measured(self._mesh, self._group.records.device)
+        costs = costs_of(most, self._sharded.row_bytes, self._mesh.size, speeds, self.wants)
+        if self._mesh.rank == 0:
+            _LOG.info("%s", _reason(self._group, most, speeds, costs))
+        if costs.choice == "sharded":
+            self._replicated.forget()
+            self._front = self._sharded
+
+
+def _reason(group: TableGroup, rows: Tally, speeds: Speeds, costs: Costs) -> str:
+    def per_step(way: Way) -> str:
+        return f"{way.seconds * 1e3:.3g} ms on the wires and {in_words(way.num_bytes)} sent"
+
+    asked, union, new = (round(count / max(1, rows.batches)) for count in rows[1:])
+    rates = [f"{1e-9 / speed.byte:.3g} GB/s" if speed.byte else "no limit" for speed in speeds]
+    return (
+        f"tables of dim {group.layout.dim} ({', '.join(group.members)}) are {costs.choice}: a step takes "
+        f"{per_step(costs.sharded)} by a rank when sharded, {per_step(costs.replicated)} when replicated "
+        f"(a rank asks for {asked:,} rows, owns {union:,} of the union, {new:,} of them new; measured over {rows.batches} "
+        f"batches; an exchange takes {speeds.exchange.call * 1e6:.0f} us and {rates[0]}, a gather "
+        f"{speeds.gather.call * 1e6:.0f} us and {rates[1]})"
+    )

@@ -1,0 +1,171 @@
+"""Replicated rows: what any rank needs of a batch is at every rank, so looking up asks nobody (after MixCache).
+
+Rows still have one owner, who keeps them with their optimizer state behind its own cache and stores. In front of that every
+rank has replicas: the weights of the rows that batches lately wanted, the same rows on all ranks. Forward: rows of the union
+of all ranks' batches that have no replica yet come from their owners, in one gather; then each rank looks up its own.
+Backward: sums of gradients go to the owners, who add them in the order of the ranks and update, and the new weights of the
+whole union go round in one gather. Rows stay in the replicas from batch to batch, by how often they are used.
+
+The owner alone updates, and weights go round instead of summed gradients, which are as many bytes: so replicas carry no
+optimizer state, rows that come in are no wider than their weights, the update runs once and not W times, and every value is
+that of sharded tables to the bit. Which rows have a replica follows from the unions alone: ranks agree on it without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed.cache import Cache
+from hotbed.cache.policies import LFU
+from hotbed.cached_group import CachedGroup
+from hotbed.group import TableGroup
+from hotbed.ops.lookup import lookup
+from hotbed.ops.lookup.reference import result_type, rows_of
+from hotbed.ops.lookups import Lookups, Span
+from hotbed.parallel.gather import gather
+from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.unions import Union, Want
+
+if TYPE_CHECKING:
+    from hotbed.parallel.sharded import ShardFront
+
+_ROOM = 4  # replicas, in unions of the largest batch
+Read = Callable[[Tensor], Tensor]  # places among the own rows of a union [n] -> their weights [n, D], as they travel
+
+
+class Tally(NamedTuple):
+    """Rows of this rank, by what was done with them."""
+
+    batches: int = 0
+    asked: int = 0  # that it asked for
+    union: int = 0  # of its own that any rank asked for
+    new: int = 0  # of those, the ones that had no replica
+
+    def plus(self, other: Tally) -> Tally:
+        return Tally(*(a + b for a, b in zip(self, other)))
+
+
+class Replicas:
+    """Weights [S, D] of rows of one group, of the same rows on all ranks."""
+
+    def __init__(self, mesh: Mesh, group: TableGroup) -> None:
+        self._mesh = mesh
+        self._group = group
+        self._cache: Cache | None = None  # which row is where
+        self.rows = torch.empty(0, 0)
+        self.turn = 0  # batches placed
+
+    def place(self, union: Union, read: Read) -> int:
+        """Give every row of a union a replica; how many of this rank's had none."""
+        self._make_room(union.num_rows)
+        slots, new = self._kept(union, union.keys) if union.keys is not None else self._anew(union)
+        self.turn += 1
+        union.turn, union.slots = self.turn, torch.cat([slots, slots.new_full((1,), -1)])
+        bounds = torch.searchsorted(new, torch.tensor(union.starts, device=new.device)).tolist()
+        first, stop = bounds[self._mesh.rank], bounds[self._mesh.rank + 1]
+        mine = read(new[first:stop] - union.starts[self._mesh.rank])
+        rows = gather(self._mesh, mine, [b - a for a, b in pairwise(bounds)])
+        self.rows[slots[new]] = rows.to(self.rows.dtype)
+        return int(stop - first)
+
+    def refresh(self, union: Union, rows: Tensor) -> None:
+        """All rows of a union have new weights; `rows` are those of this rank."""
+        self.rows[union.slots[:-1]] = gather(self._mesh, rows, union.sizes).to(self.rows.dtype)
+
+    def forget(self) -> None:
+        """Rows may have changed otherwise; on all ranks between the same two batches."""
+        self._cache = None
+        self.rows = self.rows.new_empty(0, 0)
+        self.turn += 1
+
+    def _kept(self, union: Union, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """(slots [U] of the rows, ascending places in the union of those that are to come)."""
+        if self._cache is None:
+            with torch.inference_mode(False):  # it outlives a first batch in inference mode, and so do the replicas
+                self._cache = Cache(self.rows.shape[0], LFU, self.rows.device)
+        arrival = self._cache.arrive_at_once(keys, union.order)
+        plan = self._cache.plan([arrival], train=False)
+        slots = self._cache.slots_of(arrival, plan).to(torch.int64)
+        self._cache.numbers.publish()
+        is_new = torch.zeros(self.rows.shape[0], dtype=torch.bool, device=slots.device)
+        is_new[plan.miss_slots] = True
+        return slots, is_new[slots].nonzero().squeeze(1)
+
+    def _anew(self, union: Union) -> tuple[Tensor, Tensor]:
+        every = torch.arange(union.num_rows, device=self.rows.device)
+        return every, every
+
+    def _make_room(self, num_rows: int) -> None:
+        """Begin anew where the replicas are too few, or of another kind than the rows are now."""
+        dtype, device = result_type(self._group.numbers), self._group.records.device
+        is_alike = self.rows.dtype == dtype and self.rows.device == device
+        if num_rows > self.rows.shape[0] or not self.rows.shape[0] or not is_alike:
+            self._cache = None
+            with torch.inference_mode(False):
+                shape = max(1, _ROOM * num_rows), self._group.layout.dim
+                self.rows = torch.empty(shape, dtype=dtype, device=device)
+
+
+class ReplicatedFront:
+    """Answers the look-ups of one group from replicas; updates go to the owners of the rows, and come back."""
+
+    def __init__(self, sharded: ShardFront, mesh: Mesh, group: TableGroup) -> None:
+        self.layout = group.layout
+        # One rank alone lets its user write to rows through views, and what a dynamic id means may change.
+        is_dynamic = isinstance(group, CachedGroup) and group.ids is not None
+        self.wants: Want = "once" if is_dynamic or mesh.size == 1 else "kept"
+        self.tally = Tally()
+        self._sharded = sharded  # sends sums of gradients to the owners
+        self._group = group
+        self._replicas = Replicas(mesh, group)
+
+    def lookup(self, lookups: Lookups) -> Tensor:
+        """Pooled vectors [O, D]."""
+        asked = lookups.route
+        union = self._place(asked)
+        return lookup(self._replicas.rows, _here(lookups, union), self.layout.dim)
+
+    def rows_of(self, lookups: Lookups) -> Tensor:
+        """The weights [L, D] that the look-ups read."""
+        union = self._placed(self._sharded.asked(lookups, learns=False))
+        return rows_of(self._replicas.rows, _here(lookups, union), self.layout.dim)
+
+    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
+        """Send the sums of the gradients to the owners, and take the new weights of all rows of the union."""
+        asked = self._sharded.updated(lookups, tables, grad, lr, number)
+        if self.wants == "kept":
+            union = self._placed(asked)
+            self._replicas.refresh(union, self._read(asked, union.standing))
+
+    def forget(self) -> None:
+        """Rows change by other means than updates."""
+        self._replicas.forget()
+
+    def _place(self, asked: Lookups) -> Union:
+        union: Union = asked.route.union
+        num_new = self._replicas.place(union, lambda places: self._read(asked, union.standing[places]))
+        num_own = int(union.standing.shape[0])
+        self.tally = self.tally.plus(Tally(1, asked.route.num_rows, num_own, num_new))
+        return union
+
+    def _placed(self, asked: Lookups) -> Union:
+        """The union of a batch; where another was placed since, its rows are brought in again."""
+        union: Union = asked.route.union
+        return union if union.turn == self._replicas.turn else self._place(asked)
+
+    def _read(self, asked: Lookups, which: Tensor) -> Tensor:
+        """The weights [n, D] of some of the rows that this rank is asked for, as they travel."""
+        count = which.shape[0]
+        return self._sharded.narrow(
+            self._group.lookup(Lookups(asked.slots[which], (Span("rows", 0, count, 1),), count))
+        )
+
+
+def _here(lookups: Lookups, union: Union) -> Lookups:
+    """Look-ups into the replicas; the slot of padding is the last."""
+    return lookups._replace(slots=union.slots[union.places])

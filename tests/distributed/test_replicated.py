@@ -1,0 +1,279 @@
+"""Replicated rows give those of one process and of sharded tables to the bit; ranks choose the same way, and say why."""
+
+import functools
+import logging
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hotbed import Table, optim
+from hotbed.errors import ConfigError
+from hotbed.parallel import auto
+from hotbed.parallel.auto import costs_of
+from hotbed.parallel.gather import gather
+from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.replicated import ReplicatedFront, Tally
+from hotbed.parallel.sharded import ShardedTables
+from hotbed.parallel.speeds import Speed, Speeds, measured
+from tests.distributed.ranks import run_ranks
+from tests.distributed.test_sharded import OPTIMIZERS, alone, assert_as_one, in_ranks
+
+REPLICATED = {"mode": "replicated"}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_ranks_give_the_rows_of_one(world):
+    assert_each_as_one(run_ranks(with_all_optimizers, world, REPLICATED))
+
+
+def with_all_optimizers(options, ahead=False):
+    return [in_ranks(optimizer, options, ahead) for optimizer in OPTIMIZERS]
+
+
+def assert_each_as_one(results):
+    for n, optimizer in enumerate(OPTIMIZERS):
+        assert_as_one([result[n] for result in results], alone(optimizer))
+
+
+def test_in_float64():
+    expected = alone("adam", True)
+    assert_as_one(run_ranks(in_ranks, 3, "adam", REPLICATED, False, True), expected)
+
+
+def test_on_two_nodes():
+    expected = alone("adagrad")
+    assert_as_one(run_ranks(in_ranks, 4, "adagrad", REPLICATED, nodes=2), expected)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["as asked", "ahead"])
+def test_caches_that_evict(ahead):
+    results = run_ranks(with_all_optimizers, 3, {"cache": 0.25, **REPLICATED}, ahead)
+    assert_each_as_one(results)
+    assert all(one[2].written_back > 20 for result in results for one in result)
+
+
+@pytest.mark.parametrize("traffic", ["fp32", "bf16"])
+def test_any_gradients_give_the_rows_of_sharded_tables(traffic):
+    """Sums here depend on their order, which is the same both ways."""
+    replicated, sharded = (run_ranks(with_rough_gradients, 3, mode, traffic) for mode in ("replicated", "sharded"))
+    for mine, theirs in zip(replicated, sharded):
+        for a, b in zip(mine, theirs):
+            assert torch.equal(a, b)
+
+
+def with_rough_gradients(mode, traffic):
+    tables = ShardedTables({"a": Table(60, 8), "b": Table(9, 8)}, mode=mode, traffic=traffic, cache=0.9)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    vectors = []
+    for _ in range(12):
+        ids = (torch.rand(20, 2, generator=generator) ** 2 * torch.tensor([60, 9])).long()
+        found = tables(ids)
+        (found * torch.randn(found.shape, generator=generator)).sum().backward()
+        vectors.append(found.detach())
+    return [*vectors, tables.rows("a")[1]["weight"], tables.rows("b")[1]["weight"]]
+
+
+def test_precision_of_16_bits():
+    """Rounding at random goes by key, and the owner does it."""
+    assert all(run_ranks(rounded_alike, 2))
+
+
+def rounded_alike():
+    rows = []
+    for mode in ("replicated", "sharded"):
+        tables = ShardedTables({"a": Table(40, 6)}, optim.Adagrad(lr=0.3), mode=mode, precision="bf16")
+        for step in range(6):
+            tables((torch.arange(8)[:, None] * (step + 1) + dist.get_rank()) % 40).square().sum().backward()
+        rows.append(tables.rows("a")[1])
+    return all(torch.equal(rows[0][name], rows[1][name]) for name in rows[1])
+
+
+def test_rows_that_stay_travel_once():
+    """Batches of the same ids: the first brings the rows, those that follow only exchange what has changed."""
+    first, second, again = run_ranks(bytes_by_batch, 2)[0]
+    record = 16 * 4
+    assert first - second == 20 * record  # the own 20 of the 40 rows go to the other rank
+    assert again == first
+
+
+def bytes_by_batch():
+    tables = ShardedTables({"a": Table(40, 16)}, mode="replicated")
+    found = []
+    for step in range(3):
+        if step == 2:
+            tables.restore()
+        before = tables.mesh.traffic.in_node
+        tables(torch.arange(40)[:, None]).sum().backward()
+        found.append(tables.mesh.traffic.in_node - before)
+    return found
+
+
+def test_two_looks_before_two_updates():
+    """Replicas of the first batch make room for the second, and its rows are brought in again."""
+    for one, other in run_ranks(two_then_two, 2):
+        assert torch.equal(one, other)
+
+
+def two_then_two():
+    rows = []
+    for mode in ("replicated", "sharded"):
+        tables = ShardedTables({"a": Table(4000, 4)}, optim.Adagrad(lr=0.5), mode=mode)
+        for step in range(4):
+            batches = [(torch.arange(60)[:, None] * 7 + offset * 600 + dist.get_rank()) for offset in (step, 4 - step)]
+            losses = [tables(ids).square().sum() for ids in batches]
+            for loss in losses:
+                loss.backward()
+        rows.append(tables.rows("a")[1]["weight"])
+    return rows
+
+
+def test_nothing_at_first_then_inference_then_training():
+    for vectors, updated in run_ranks(from_nothing, 2):
+        assert torch.equal(updated, vectors - 1.0 - 1.0)
+
+
+def from_nothing():
+    tables = ShardedTables({"a": Table(40, 4)}, optim.SGD(lr=1.0), mode="replicated", gradients="sum")
+    ids = torch.arange(9)[:, None]
+    tables(ids[:0]).sum().backward()
+    with torch.inference_mode():
+        vectors = tables(ids).clone()
+    for _ in range(2):
+        tables(ids).sum().backward() if dist.get_rank() == 0 else tables(ids[:0]).sum().backward()
+    return vectors, tables(ids).detach()
+
+
+def test_replicas_follow_loaded_rows():
+    for found, expected in run_ranks(loaded_between, 2):
+        assert torch.equal(found, expected)
+
+
+def loaded_between():
+    tables = ShardedTables({"a": Table(40, 4)}, optim.SGD(lr=1.0), mode="replicated")
+    ids = torch.arange(40)[:, None]
+    with torch.no_grad():
+        expected = tables(ids).clone()
+    with tables.snapshot() as snapshot:
+        parts = [part._replace(columns={k: v.clone() for k, v in part.columns.items()}) for part in snapshot.parts()]
+    tables(ids).sum().backward()
+    sink = tables.restore()
+    sink.begin()
+    for part in parts:
+        sink.add(part)
+    sink.end()
+    return tables(ids).detach(), expected
+
+
+def test_gathered_rows():
+    expected = torch.cat([rows_of_rank(rank) for rank in range(4)])
+    for nodes in (1, 2, 4):
+        for found in run_ranks(gathered, 4, nodes):
+            assert torch.equal(found, expected)
+
+
+def rows_of_rank(rank):
+    return torch.arange(6).view(3, 2)[: (3 * rank) % 4] + 10 * rank
+
+
+def gathered(nodes):
+    mesh = Mesh(nodes=nodes, local=4 // nodes)
+    return gather(mesh, rows_of_rank(mesh.rank), [(3 * rank) % 4 for rank in range(4)])
+
+
+FAST, SLOW = Speed(1e-5, 1e-10), Speed(1e-3, 1e-8)
+SPEEDS = {"sharded": Speeds(exchange=FAST, gather=SLOW), "replicated": Speeds(exchange=SLOW, gather=FAST)}
+
+
+@pytest.mark.parametrize("choice", SPEEDS)
+def test_auto_chooses_and_changes_no_bit(choice):
+    expected = alone("adagrad")
+    results = run_ranks(choosing, 2, choice)
+    assert_as_one([result[0] for result in results], expected)
+    (_, lines, fronts), (_, others, other_fronts) = results
+    assert fronts == other_fronts == [choice == "replicated"] * 2
+    assert (len(lines), others) == (2, [])
+    for line, dim in zip(lines, ("4 (a, b)", "8 (c)")):
+        assert line.startswith(f"tables of dim {dim} are {choice}: a step takes ")
+
+
+def choosing(choice):
+    auto.TRIAL, auto._IGNORED = 4, 2
+    auto.measured = functools.partial(known, SPEEDS[choice])
+    lines = Lines()
+    logger = logging.getLogger("hotbed.parallel")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(lines)
+    made = []
+    auto.AutoFront.__init__ = functools.partialmethod(noted, made, auto.AutoFront.__init__)
+    result = in_ranks("adagrad", {"mode": "auto", "cache": 0.25}, True)
+    return result, lines.found, [isinstance(front._front, ReplicatedFront) for front in made]
+
+
+def known(speeds, mesh, device):
+    return speeds
+
+
+def noted(self, made, init, *args):
+    init(self, *args)
+    made.append(self)
+
+
+class Lines(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def emit(self, record):
+        self.found.append(record.getMessage())
+
+
+def test_costs_are_the_bytes_that_are_sent():
+    for costs, counted in run_ranks(forecast_and_count, 4):
+        for way, sent in zip(costs, counted):
+            assert way.num_bytes == pytest.approx(sent, rel=0.1)
+
+
+def forecast_and_count():
+    """Of batches after the first, which fills the replicas; keys to the owners are the same both ways and not counted."""
+    sent, dim, world = [], 32, dist.get_world_size()
+    for mode in ("sharded", "replicated"):
+        tables = ShardedTables({"a": Table(4000, dim)}, mode=mode)
+        for step in range(6):
+            generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+            ids = (torch.rand(600, 1, generator=generator) ** 3 * 4000).long()
+            if step == 1:
+                before, earlier = tables.mesh.traffic.in_node, getattr(tables.fronts[0], "tally", None)
+            asked = ids.unique()
+            tables(ids).sum().backward()
+            if step:
+                before += int((tables.groups[0].shard.owner_of(asked) != dist.get_rank()).sum()) * 4
+        sent.append((tables.mesh.traffic.in_node - before) / 5)
+    rows = Tally(*(now - then for now, then in zip(tables.fronts[0].tally, earlier)))
+    return costs_of(rows, dim * 4, world, SPEEDS["sharded"]), sent
+
+
+def test_measured_speeds_agree():
+    first, second = run_ranks(speeds_here, 2)
+    assert first == second
+    assert all(speed.byte > 0 and speed.call < 1.0 for speed in first)
+
+
+def speeds_here():
+    return measured(Mesh(nodes=1, local=2), torch.device("cpu"))
+
+
+def test_one_rank_has_no_replicas_to_forget():
+    """Views of the rows may be written to between two batches."""
+    tables = ShardedTables({"a": Table(40, 4)}, mode="replicated")
+    ids = torch.arange(5)[:, None]
+    tables(ids).sum().backward()
+    tables.weight("a").fill_(3.0)
+    assert (tables(ids) == 3.0).all()
+
+
+def test_settings_that_cannot_be():
+    with pytest.raises(ConfigError, match=r"mode must be one of 'sharded', 'replicated', 'auto', not 'mixed'"):
+        ShardedTables({"a": Table(40, 4)}, mode="mixed")
+    with pytest.raises(ConfigError, match=r"decay_scope='table' changes all rows.*mode='sharded'"):
+        ShardedTables({"a": Table(40, 4)}, optim.SGD(lr=0.1, decay_scope="table"), mode="replicated")

@@ -17,9 +17,20 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from hotbed.build_ranks import (
+    compare,
+    draw_apart,
+    local_rank,
+    merged_optimizer,
+    own_folder,
+    own_rows,
+    rank_problems,
+    tables_of,
+)
 from hotbed.cached_group import CachedGroup
 from hotbed.config import RunConfig, TrainConfig, check, raise_problems
 from hotbed.data.dataset import Dataset
+from hotbed.data.deal import Share
 from hotbed.data.loader import Loader
 from hotbed.data.schema import Schema
 from hotbed.declared import Pooling
@@ -39,6 +50,7 @@ from hotbed.models import MODELS, build_model, check_model
 from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
+from hotbed.parallel.world import ALONE, World
 from hotbed.plan import hot_keys
 from hotbed.tables import EmbeddingTables, Table
 from hotbed.train.loop import Course, Loaders, Pace, Training
@@ -46,6 +58,7 @@ from hotbed.train.observer import Observer, Observers
 from hotbed.train.run import Subject, cache_sizes
 from hotbed.train.step import Learner
 
+__all__ = ["Built", "build", "changed_settings", "compare", "option_problems", "pick_device"]
 _BATCHES_TRIED = 8  # of each split
 _OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
 
@@ -75,13 +88,15 @@ def option_problems(config: RunConfig) -> list[str]:
     return problems
 
 
-def build(config: RunConfig, dataset: Dataset, run: Path, observers: Iterable[Observer] = ()) -> Built:
-    """Everything a run needs, from its config and its dataset."""
+def build(
+    config: RunConfig, dataset: Dataset, run: Path, observers: Iterable[Observer] = (), world: World = ALONE
+) -> Built:
+    """Everything a run needs, from its config and its dataset; on every rank of `world`, with the same of both."""
     raise_problems(check(config) or option_problems(config))
-    raise_problems(_data_problems(config, dataset.schema))
+    raise_problems(_data_problems(config, dataset.schema) + rank_problems(config, world))
     device = pick_device(config.train.device)
-    learner = _learner(config, dataset, device)
-    loaders = _loaders(config, dataset, device)
+    learner = _learner(config, dataset, device, world)
+    loaders = _loaders(config, dataset, device, Share(world.rank, world.size))
     _check_batches_fit(learner, loaders)
     train = config.train
     pace = Pace(
@@ -128,7 +143,7 @@ def _table_card(table: Table, config: RunConfig) -> dict[str, Any]:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a name; auto is CUDA when there is one."""
+    """The device of a name; auto is CUDA when there is one, and of several the one that torchrun gives this process."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -137,21 +152,24 @@ def pick_device(name: str) -> torch.device:
         raise ConfigError(f"there is no device {name}. Use cpu, cuda or cuda:N.") from None
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
+        device = device if ":" in name else torch.device("cuda", local_rank())
+        if device.index >= count:
             have = f"{count} CUDA device{'s' * (count != 1)}" if count else "no CUDA device"
-            raise ConfigError(f"the device {name} was asked for, but torch {torch.__version__} finds {have}. Use cpu.")
-        device = torch.device("cuda", device.index or 0)
+            raise ConfigError(
+                f"the device {device} was asked for, but torch {torch.__version__} finds {have}. Use cpu."
+            )
     return device
 
 
-def _learner(config: RunConfig, dataset: Dataset, device: torch.device) -> Learner:
+def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: World) -> Learner:
     schema = dataset.schema
     optimizer = _row_optimizer(config)
     tables = _tables(config, schema)
     given = config.tables
     precision = cast(Precision, given.precision)
-    storage = Storage(given.cache or None, given.hbm or None, given.memory or None, precision, given.ssd or None)
-    amounts = amounts_of(tables, optimizer, precision, ids_of_train(schema))
+    ssd = own_folder(given.ssd, world) or None
+    storage = Storage(given.cache or None, given.hbm or None, given.memory or None, precision, ssd)
+    amounts = amounts_of(own_rows(tables, world), optimizer, precision, ids_of_train(schema))
     storage = storage_of(storage, amounts, rows_of_unseen(schema, config.data.eval_batch_size))
     raise_problems(table_problems(storage, amounts, device, _most_used(schema, tables)))
 
@@ -168,7 +186,7 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device) -> Learn
         raise_problems(model_problems(make_model(), device))
     torch.manual_seed(config.train.seed)
     model = make_model().to(device)
-    rows = EmbeddingTables(
+    rows = tables_of(world)(
         tables,
         optimizer,
         seed=config.train.seed,
@@ -180,9 +198,10 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device) -> Learn
         policy=given.policy,
         precision=precision,
     )
-    dense = _dense_optimizer(config, model)
+    dense = _dense_optimizer(config, model) if world.size == 1 else merged_optimizer(config, model)
+    draw_apart(config.train.seed, world)
     ahead = given.window or None, given.look_ahead or None
-    return Learner(rows, model, dense, config.dense.lr, device, *ahead, _hot_keys(config, dataset, rows))
+    return Learner(rows, model, dense, config.dense.lr, device, *ahead, _hot_keys(config, dataset, rows), world)
 
 
 def _hot_keys(config: RunConfig, dataset: Dataset, rows: EmbeddingTables) -> Tensor | None:
@@ -190,7 +209,9 @@ def _hot_keys(config: RunConfig, dataset: Dataset, rows: EmbeddingTables) -> Ten
     sizes = cache_sizes(rows)
     if sizes is None or config.tables.policy != "static":
         return None
-    return torch.from_numpy(hot_keys(dataset, sizes["slots"]))
+    shard = rows.groups[0].shard
+    keys = torch.from_numpy(hot_keys(dataset, sizes["slots"] * shard.world))
+    return shard.local_of(keys[shard.owner_of(keys) == shard.rank])[: sizes["slots"]]
 
 
 def _tables(config: RunConfig, schema: Schema) -> dict[str, Table]:
@@ -219,7 +240,7 @@ def _most_used(schema: Schema, tables: dict[str, Table]) -> int:
 
 def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
     """A BudgetError when the first batches of some split need more rows at once than the cache has slots."""
-    if cache_sizes(learner.tables) is None:
+    if cache_sizes(learner.tables) is None or learner.world.size > 1:  # what ranks ask of one is known when they train
         return
     splits = {"train": loaders.train, **loaders.held_out}
     rows, worst = learner.tables, Counter[tuple[str, int]]()  # rows that a batch of a split needs of a group
@@ -260,7 +281,7 @@ def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimiz
     return optimizer
 
 
-def _loaders(config: RunConfig, dataset: Dataset, device: torch.device) -> Loaders:
+def _loaders(config: RunConfig, dataset: Dataset, device: torch.device, share: Share) -> Loaders:
     data, splits, pin = config.data, dataset.schema.splits, device.type == "cuda"
     train = Loader(
         dataset,
@@ -270,13 +291,13 @@ def _loaders(config: RunConfig, dataset: Dataset, device: torch.device) -> Loade
         seed=config.train.seed,
         threads=data.threads,
         pin_memory=pin,
+        share=share,
     )
     held_out: dict[str, Loader] = {}
     for name in ("valid", "test"):
         if name in splits and splits[name].rows:
-            held_out[name] = Loader(
-                dataset, name, batch_size=data.eval_batch_size, threads=data.threads, pin_memory=pin
-            )
+            size = data.eval_batch_size
+            held_out[name] = Loader(dataset, name, batch_size=size, threads=data.threads, pin_memory=pin, share=share)
     return Loaders(train, held_out)
 
 

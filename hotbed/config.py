@@ -28,6 +28,7 @@ DENSE_RATES = {"adam": 0.001, "adagrad": 0.01, "sgd": 0.1}
 POLICIES = ("oracle", "lfu", "lru", "static")
 MOST_WINDOW, MOST_AHEAD = 30, 233  # batches; what the cache can keep track of
 PRECISIONS = ("fp32", "fp16", "bf16")
+MERGES = ("params", "moments", "shared_v")
 
 
 def setting(
@@ -59,8 +60,8 @@ class DataConfig:
     path: str = setting(
         "criteo-like", "dataset directory, or criteo-like, criteo-like:ROWS, adult", form=(r"\S.*", "a name")
     )
-    batch_size: int = setting(4096, "samples per training step", least=1)
-    eval_batch_size: int = setting(0, "samples per evaluation step; 0 takes data.batch_size", least=0)
+    batch_size: int = setting(4096, "samples per training step, of all ranks together", least=1)
+    eval_batch_size: int = setting(0, "samples per evaluation step, of all ranks; 0 takes data.batch_size", least=0)
     shuffle: bool = setting(True, "a new order of the train split every epoch, from the seed")
     threads: int = setting(2, "reader threads; no effect on the result", least=1, most=256)
 
@@ -174,6 +175,15 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """The ranks of a run that torchrun starts; one process makes no use of it."""
+
+    k_step: int = setting(1, "steps between merges of the dense weights; 1 averages gradients at every step", least=1)
+    merge: str = setting("params", "what is merged beside the dense weights, for k_step above 1", one_of=MERGES)
+    timeout: float = setting(300.0, "seconds to wait for another rank before all stop, and the error names it", above=0)
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """The whole run."""
 
@@ -182,6 +192,7 @@ class RunConfig:
     tables: TablesConfig = field(default_factory=TablesConfig)
     dense: DenseConfig = field(default_factory=DenseConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def to_json(self) -> str:
         """Every setting, readable; `read_tree(json.loads(text))` gives back an equal config."""
@@ -194,6 +205,7 @@ SECTIONS: dict[str, type] = {
     "tables": TablesConfig,
     "dense": DenseConfig,
     "train": TrainConfig,
+    "parallel": ParallelConfig,
 }
 FIELDS: dict[str, dataclasses.Field[Any]] = {
     f"{section}.{one.name}": one for section, kind in SECTIONS.items() for one in dataclasses.fields(kind)

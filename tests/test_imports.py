@@ -31,6 +31,7 @@ FLOORS = [
     {"tables"},
     {"embedding_bag", "pipeline", "parallel", "forecast", "id_features"},
     {"train", "report", "bench"},
+    {"build_ranks"},
     {"build"},
     {"scoring"},
     {"cli"},

@@ -58,9 +58,14 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def in_file_order(tensors: Mapping[str, Tensor | InPieces]) -> list[str]:
+    """Wide types come first, so that every tensor is aligned."""
+    return sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor | InPieces]) -> None:
-    """A safetensors file; wide types come first, so that every tensor is aligned."""
-    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    """A safetensors file."""
+    names = in_file_order(tensors)
     header: dict[str, object] = {}
     end = 0
     for name in names:

@@ -17,6 +17,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from hotbed.shard import WHOLE, Shard
+
 
 @dataclass(frozen=True)
 class TableShape:
@@ -105,8 +107,13 @@ class Sink(Protocol):
     def adopt(self, name: str, folder: Path) -> None:
         """Take the rows of a frozen folder by that name; its files must not be changed."""
 
-    def thaw(self, name: str, folder: Path, tables: Mapping[str, TableShape]) -> Iterator[RowPart]:
-        """The rows of a frozen folder as tables of other shapes saved them; each part is good until the next."""
+    def thaw(
+        self, name: str, folder: Path, tables: Mapping[str, TableShape], shard: Shard = WHOLE
+    ) -> Iterator[RowPart]:
+        """The rows of a frozen folder as tables of other shapes saved them; each part is good until the next.
+
+        `shard` is whose rows they were: keys in the files are numbers of that rank.
+        """
 
     def gone(self, table: str, ids: Tensor) -> None:
         """These rows are forgotten again."""

@@ -26,7 +26,8 @@ def list_command(run: Annotated[Path, _RUN]) -> None:
     """List checkpoints: step, kind, what an incremental one adds to, size, rows, age.
 
     A [bold]full[/bold] checkpoint holds every row ever trained; an [bold]incremental[/bold] one the rows touched since its
-    parent. `hotbed train --resume RUN` takes the newest.
+    parent. `hotbed train --resume RUN` takes the newest. Ranks of torchrun have a chain each, and a checkpoint of theirs counts
+    when all have it.
 
     [bold]For example:[/bold]
 
@@ -43,13 +44,20 @@ def list_command(run: Annotated[Path, _RUN]) -> None:
         try:
             found = read_manifest(folder)
         except RunError as error:
-            table.add_row(folder.name, "-", "damaged", str(error), "-", "-", "-")
+            table.add_row(_label(folder), "-", "damaged", str(error), "-", "-", "-")
             continue
         size, rows = in_words(found.num_bytes), f"{found.num_rows:,}"
         table.add_row(
-            folder.name, f"{found.step:,}", found.kind, found.parent or "-", size, rows, _age(time.time() - found.time)
+            _label(folder),
+            f"{found.step:,}",
+            found.kind,
+            found.parent or "-",
+            size,
+            rows,
+            _age(time.time() - found.time),
         )
     out().print(table)
+    _tell_of_ranks(run)
 
 
 @checkpoint_app.command("verify", no_args_is_help=True)
@@ -72,9 +80,12 @@ def verify_command(run: Annotated[Path, _RUN]) -> None:
             problems[folder] = problems_of(folder, report)
     problems = {folder: found for folder, found in problems.items() if folder.exists()}  # a running training may prune
     wrong = [text for found in problems.values() for text in found]
-    good = [folder.name for folder, found in problems.items() if not found]
+    good = [_label(folder) for folder, found in problems.items() if not found]
     if not wrong:
-        out().print(f"{len(good)} checkpoint{'s are' if len(good) > 1 else ' is'} whole: {', '.join(good)}")
+        out().print(
+            f"{len(good)} checkpoint{'s are' if len(good) > 1 else ' is'} whole: {', '.join(good)}", soft_wrap=True
+        )
+        _tell_of_ranks(run)
         return
     way_out = f" The newest whole one is {good[-1]}; move the later ones away to resume from it." if good else ""
     count = f"{len(wrong)} problem{'s' * (len(wrong) > 1)}"
@@ -131,9 +142,13 @@ def prune_command(
     hotbed checkpoint prune runs/demo --keep 1 --dry-run
     """
     from hotbed.checkpoint.chain import clean, locked, remove, unneeded
+    from hotbed.errors import RunError
     from hotbed.memory import in_words
+    from hotbed.train.layouts import is_of_rank
 
     root = _folders(run)[0].parent
+    if is_of_rank(root):
+        raise RunError(f"{run} was saved by ranks, which remove old checkpoints together when all have newer ones.")
     with locked(root):
         doomed = unneeded(root, keep)
         size = in_words(_bytes_of(doomed))
@@ -147,13 +162,31 @@ def prune_command(
 
 
 def _folders(place: Path) -> list[Path]:
-    """The checkpoints of a run or a folder, or the one that is named."""
+    """The checkpoints of a run or a folder, of all its ranks, or the one that is named."""
     from hotbed.checkpoint.chain import find, folders_in
+    from hotbed.train.layouts import ranks_in
 
     for root in (place / "checkpoints", place):
-        if folders := folders_in(root):
+        if folders := [folder for one in (root, *ranks_in(root)) for folder in folders_in(one)]:
             return folders
     return [find(place).folder]
+
+
+def _label(folder: Path) -> str:
+    """Its name, and the rank that wrote it."""
+    from hotbed.train.layouts import is_of_rank
+
+    return f"{folder.parent.name}/{folder.name}" if is_of_rank(folder.parent) else folder.name
+
+
+def _tell_of_ranks(place: Path) -> None:
+    """Where ranks have written: the steps that all of them have."""
+    from hotbed.train.layouts import steps_of, worlds_in
+
+    for root in (place / "checkpoints", place):
+        for world in (world for world in worlds_in(root) if world > 1):
+            steps = ", ".join(f"{step:,}" for step in steps_of(root, world)) or "none"
+            out().print(f"steps that all {world} ranks have: {steps}", soft_wrap=True)
 
 
 def _bytes_of(folders: list[Path]) -> int:

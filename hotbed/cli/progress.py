@@ -101,6 +101,29 @@ class PlainLines:
         """Lines need no end."""
 
 
+class Warnings:
+    """Of a rank that is silent otherwise."""
+
+    def __init__(self, console: Console, who: str) -> None:
+        self._console, self._who = console, who
+
+    def begin(self, progress: Position, total_steps: int) -> None:
+        """Rank 0 says so."""
+
+    def step(self, progress: Position) -> None:
+        """Rank 0 counts."""
+
+    def record(self, record: Record) -> None:
+        """Rank 0 shows it."""
+
+    def say(self, text: str) -> None:
+        if text.startswith("warning"):
+            self._console.print(f"{self._who}{text}", soft_wrap=True)
+
+    def end(self) -> None:
+        """Nothing is open."""
+
+
 def watcher(console: Console) -> LiveBar | PlainLines:
     """A bar for a person, lines for a file."""
     return LiveBar(console) if console.is_terminal else PlainLines(console)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,16 @@ import typer
 
 from hotbed.cli.console import err, out
 from hotbed.cli.dataset import open_dataset
-from hotbed.cli.progress import watcher
+from hotbed.cli.progress import Warnings, watcher
+from hotbed.cli.ranks import Ranks, Start, joined
 from hotbed.cli.results import result_table
 from hotbed.cli.storage import id_table, tiers_text
 
 if TYPE_CHECKING:
     from hotbed.build import Built
     from hotbed.config import RunConfig
+    from hotbed.data.dataset import Dataset
+    from hotbed.parallel.world import World
     from hotbed.train.loop import Training
     from hotbed.train.observer import Observer
 
@@ -50,6 +53,7 @@ _RESUME_MAY_CHANGE = {
     "train.checkpoint_every",
     "train.checkpoint_full_every",
     "train.keep_checkpoints",
+    "parallel.timeout",
 }
 
 
@@ -94,6 +98,9 @@ def train_command(
         None, "--warm-start", help="Begin with the rows and weights of a run or checkpoint, as far as they fit."
     ),
     checkpoint_every: int | None = typer.Option(None, help="Steps between checkpoints; 0 saves at the end only."),
+    k_step: int | None = typer.Option(
+        None, help="With torchrun: steps between merges of the dense weights; 1 averages gradients at every step."
+    ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Start anew in a folder that holds a run."),
     quiet: bool = typer.Option(False, "--quiet", help="Only the result."),
     show: bool = typer.Option(False, "--show", help="Print all settings as a run file, and train nothing."),
@@ -118,6 +125,8 @@ def train_command(
 
     hotbed train --resume runs/wide
 
+    torchrun --nproc-per-node 2 -m hotbed train --out runs/two
+
     hotbed train --warm-start runs/wide --data new-clicks --set tables.optimizer=adam --out runs/next
     """
     flags = {
@@ -134,15 +143,19 @@ def train_command(
         "tables.admit": admit,
         "tables.expire": expire,
         "train.checkpoint_every": checkpoint_every,
+        "parallel.k_step": k_step,
     }
     given = {path: value for path, value in flags.items() if value is not None}
     if show:
         typer.echo(_as_run_file(_config(run_file, given, sets)), nl=False)
-    elif resume is None:
-        _train(_config(run_file, given, sets), folder, overwrite=overwrite, quiet=quiet, source=warm_start)
-    else:
-        refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
-        _train(_resumed(resume, given, sets, refused), resume, resume=True, quiet=quiet)
+        return
+    with joined() as ranks:
+        if resume is None:
+            asked = None if folder is None else Start(folder, overwrite=overwrite)
+            _train(_config(run_file, given, sets), asked, ranks, quiet=quiet, source=warm_start)
+        else:
+            refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
+            _train(_resumed(resume, given, sets, refused), Start(resume, resume=True), ranks, quiet=quiet)
 
 
 def _cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str | None]:
@@ -186,42 +199,53 @@ def _resumed(folder: Path, given: dict[str, Any], sets: list[str], refused: dict
     return after
 
 
-def _train(
-    config: RunConfig,
-    folder: Path | None,
-    *,
-    quiet: bool,
-    overwrite: bool = False,
-    resume: bool = False,
-    source: Path | None = None,
-) -> None:
-    from hotbed.build import build
+def _train(config: RunConfig, asked: Start | None, ranks: Ranks, *, quiet: bool, source: Path | None = None) -> None:
+    from hotbed.build import build, compare
     from hotbed.data.describe import describe
     from hotbed.train.files import write_text
-    from hotbed.train.run_folder import alone, check_free, default_run, make_run
+    from hotbed.train.run_folder import alone, default_run, make_run, read_json
     from hotbed.train.warm_start import source_of, start_from
 
-    run_folder = folder or default_run(config.model.name, config.data.path)
-    if not resume:
-        check_free(run_folder, overwrite)
-    entry = None if source is None else source_of(source, run_folder)
-    dataset = open_dataset(config.data.path)
-    with alone(run_folder):
-        with err().status("building tables and model"):
-            built = build(config, dataset, run_folder, _observers(run_folder, quiet))
-            if resume:
+    world = ranks.connect(config.train.device, config.parallel.timeout)
+    fresh = default_run(config.model.name, config.data.path)
+    start = world.from_first(ranks.start(asked, fresh) if world.is_first else None)
+    run_folder, quiet = start.run, quiet or not world.is_first
+    entry = None if source is None or start.resume else source_of(source, run_folder)
+    dataset = _dataset(config.data.path, ranks, world)
+    compare(config, dataset.fingerprint, world)
+    with alone(run_folder) if world.is_first else nullcontext():
+        with nullcontext() if quiet else err().status("building tables and model"):
+            world.stage("building tables and model")
+            built = build(config, dataset, run_folder, _observers(run_folder, quiet, world), world)
+            if start.resume:
                 built.training.resume()
-                _refuse_finished(built.training)
-            else:
-                make_run(run_folder, overwrite)
-            write_text(run_folder / "config.json", config.to_json())
-            if not resume:
-                write_text(run_folder / "data.json", json.dumps(describe(dataset)) + "\n")
+                if _is_finished(built.training):
+                    if not ranks.attempt:
+                        _refuse_finished(built.training)
+                    if world.is_first:  # a rank was lost after the end
+                        _tell(read_json(run_folder / "summary.json"), run_folder)
+                    return
+            elif world.is_first:
+                make_run(run_folder, start.overwrite)
+            if world.is_first:
+                write_text(run_folder / "config.json", config.to_json())
+                if not start.resume:
+                    write_text(run_folder / "data.json", json.dumps(describe(dataset)) + "\n")
+            world.any(False)  # the folder is there
             carried = None if entry is None else start_from(entry, run_folder, built.training.learner, dataset)
         if carried is not None and not quiet:
             err().print(f"warm start {carried.text()}", soft_wrap=True)
-        _warn_of_few_steps(built.training, config.data.batch_size)
+        if world.is_first:
+            _warn_of_few_steps(built.training, config.data.batch_size)
         _run(built, quiet)
+
+
+def _dataset(name: str, ranks: Ranks, world: World) -> Dataset:
+    """An embedded dataset is built once on every machine."""
+    world.stage("opening the dataset")
+    found = open_dataset(name) if ranks.local_rank == 0 else None
+    world.any(False)
+    return found if found is not None else open_dataset(name)
 
 
 def _warn_of_few_steps(training: Training, batch_size: int) -> None:
@@ -233,28 +257,34 @@ def _warn_of_few_steps(training: Training, batch_size: int) -> None:
         )
 
 
-def _observers(folder: Path, quiet: bool) -> list[Observer]:
+def _observers(folder: Path, quiet: bool, world: World) -> list[Observer]:
     from hotbed.train.tensorboard import open_writer
 
+    if not world.is_first:
+        return [Warnings(err(), f"rank {world.rank}: ")]
     observers: list[Observer] = [] if quiet else [watcher(err())]
     tensorboard = open_writer(folder)
     return [*observers, tensorboard] if tensorboard is not None else observers
 
 
-def _refuse_finished(training: Training) -> None:
-    from hotbed.errors import RunError
+def _is_finished(training: Training) -> bool:
+    """Whether the run has come to its end, and there is no step to add."""
     from hotbed.train.run_folder import read_json
 
-    reason = training.reason_to_end()
     summary = training.run / "summary.json"
-    if reason is None or not summary.is_file():  # a run that was killed in its last evaluation has no summary yet
-        return
+    if training.reason_to_end() is None or not summary.is_file():  # killed in its last evaluation it has no summary yet
+        return False
     ended = read_json(summary)
-    if ended.get("finished") and ended.get("steps") == training.progress.step:
-        raise RunError(
-            f"{training.run} is finished: {reason}. To train longer: "
-            f"`hotbed train --resume {shlex.quote(str(training.run))} --epochs {training.pace.epochs + 1}`."
-        )
+    return bool(ended.get("finished")) and ended.get("steps") == training.progress.step
+
+
+def _refuse_finished(training: Training) -> None:
+    from hotbed.errors import RunError
+
+    raise RunError(
+        f"{training.run} is finished: {training.reason_to_end()}. To train longer: "
+        f"`hotbed train --resume {shlex.quote(str(training.run))} --epochs {training.pace.epochs + 1}`."
+    )
 
 
 def _run(built: Built, quiet: bool) -> None:
@@ -262,20 +292,31 @@ def _run(built: Built, quiet: bool) -> None:
     from hotbed.report import write_report
     from hotbed.train.run import run
 
-    folder = built.training.run
+    folder, speaks = built.training.run, built.training.world.is_first
     if not quiet:
         err().print(_opening(built), soft_wrap=True)
     try:
         ending = run(built.training, built.subject)
     except HotbedError:
         with suppress(RunError):  # what ended the run is the error to tell
-            write_report(folder)
+            if speaks:
+                write_report(folder)
         raise
+    if speaks:
+        _tell(ending.summary, folder)
+    if not ending.summary["finished"]:
+        raise typer.Exit(ending.exit_code)
+
+
+def _tell(summary: dict[str, Any], folder: Path) -> None:
+    """The report page, and the result on the screen."""
+    from hotbed.errors import RunError
+    from hotbed.report import write_report
+
     try:
         page = f"report: {write_report(folder)}"
     except RunError as error:
         page = f"no report page: {error}"
-    summary = ending.summary
     if summary["final"]:
         known = {"best_auc": summary["best_auc"], "gap": summary["gap"]}
         columns = {
@@ -298,7 +339,6 @@ def _run(built: Built, quiet: bool) -> None:
             f"hotbed train --resume {shlex.quote(str(folder))}",
             soft_wrap=True,
         )
-        raise typer.Exit(ending.exit_code)
 
 
 def _opening(built: Built) -> str:
@@ -310,6 +350,8 @@ def _opening(built: Built) -> str:
     given = tables.tables.values()
     rows = f"{sum(table.rows or 0 for table in given):,} rows"
     cached, device = cache_sizes(tables), training.learner.device
+    if training.world.size > 1:
+        rows = f"{rows} over {training.world.size} ranks"
     if any(table.rows is None for table in given):
         assert cached is not None, "dynamic ids are looked up in a cache"
         rows = "dynamic ids" if all(table.rows is None for table in given) else f"{rows} and dynamic ids"

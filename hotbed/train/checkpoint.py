@@ -1,7 +1,7 @@
 """RUN/checkpoints: everything that a run needs to go on as if it had never stopped, bit for bit.
 
 Beside rows and dense weights (hotbed/checkpoint), a run saves where it stands: its Progress and the random generators in the
-manifest, the open interval of metrics.jsonl as tensors.
+manifest, the open interval of metrics.jsonl as tensors. Every rank of a run saves its own; where they stand is told by rank 0.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import base64
 import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,12 @@ from hotbed.checkpoint.dense import dense_tensors
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.read import tensors_of
 from hotbed.errors import RunError
+from hotbed.parallel.world import World
 from hotbed.train.interval import Interval
+from hotbed.train.layouts import Saved, newest_in, root_of, worlds_in
 from hotbed.train.old_checkpoint import load_old_checkpoint, old_folder
+from hotbed.train.rank_load import load_all
+from hotbed.train.ranks import join_states
 from hotbed.train.step import Learner
 
 INTERVAL = "interval"
@@ -56,6 +60,16 @@ class Progress:
     log_position: int = 0
     train_rows: int = 0  # of the dataset; a resumed run must find as many
     data: str = ""  # fingerprint of the dataset; a resumed run must find the same
+    dealt: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # (first batch, ranks) of the open epoch; none: one process
+
+    def deal_to(self, world: int) -> None:
+        """So many ranks go on from here."""
+        if self.batch == 0:
+            self.dealt = [] if world == 1 else [(0, world)]
+        elif (self.dealt or [(0, 1)])[-1][1] != world:
+            self.dealt = [*(self.dealt or [(0, 1)]), (self.batch, world)]
 
 
 def checkpoint_root(run: Path) -> Path:
@@ -63,7 +77,7 @@ def checkpoint_root(run: Path) -> Path:
 
 
 def has_checkpoint(run: Path) -> bool:
-    return bool(folders_in(checkpoint_root(run))) or old_folder(run).is_dir()
+    return newest_in(checkpoint_root(run)) is not None or old_folder(run).is_dir()
 
 
 def state_of(run: Path, learner: Learner, progress: Progress, interval: Interval) -> State:
@@ -79,29 +93,35 @@ def state_of(run: Path, learner: Learner, progress: Progress, interval: Interval
 
 def load_checkpoint(
     run: Path, learner: Learner, say: Callable[[str], None] = lambda _: None
-) -> tuple[Progress, Interval]:
+) -> tuple[Progress, Interval, Saved | None]:
     """Put the learner and the random generators where the run's newest checkpoint left them."""
-    root = checkpoint_root(run)
-    if not folders_in(root):
-        if not old_folder(run).exists():
-            raise RunError(f"{run} has no checkpoint to resume from. Start it again with --overwrite.")
-        document, interval = load_old_checkpoint(run, learner)
+    world = learner.world
+    newest: Saved | None = newest_in(checkpoint_root(run)) if world.is_first else None
+    found: Saved | None = world.from_first((newest,))[0]
+    if found is None:
+        document, interval = _load_old(run, learner, world)
+    elif found.world == world.size:
+        document, interval = _load_own(found, learner, world, say)
     else:
-        document, interval = _load_newest(root, learner, say)
+        document, interval = _load_others(found, learner, world, say)
     try:
         saved = dict(document["progress"])
-        best = saved.pop("best")
-        progress = Progress(**saved, best=best and Best(**best))
+        best, dealt = saved.pop("best"), [(first, ranks) for first, ranks in saved.pop("dealt", [])]
+        progress = Progress(**saved, best=best and Best(**best), dealt=dealt)
         _set_generators(document["generators"], learner.device)
+        if found is not None and found.world != world.size:
+            _draw_anew(world.rank)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise RunError(f"the checkpoint of {run} does not fit this run ({type(error).__name__}: {error}).") from error
-    return progress, interval
+    progress.deal_to(world.size)
+    return progress, interval, found
 
 
 def best_steps(run: Path) -> set[int]:
     """The steps whose best weights some checkpoint counts on."""
     steps = set()
-    for folder in folders_in(checkpoint_root(run)):
+    root = checkpoint_root(run)
+    for folder in (one for world in worlds_in(root) for one in folders_in(root_of(root, 0, world))):
         try:
             best = read_manifest(folder).document.get("progress", {}).get("best")
         except RunError:
@@ -111,21 +131,63 @@ def best_steps(run: Path) -> set[int]:
     return steps
 
 
-def _load_newest(root: Path, learner: Learner, say: Callable[[str], None]) -> tuple[dict[str, Any], Interval]:
+def _load_old(run: Path, learner: Learner, world: World) -> tuple[dict[str, Any], Interval]:
+    """A checkpoint as one file, as earlier versions wrote it."""
+    if not old_folder(run).exists():
+        hint = ""
+        if worlds := worlds_in(checkpoint_root(run)):
+            hint = f" Of the {worlds[-1]} ranks that wrote there no step is common to all."
+        raise RunError(f"{run} has no checkpoint to resume from.{hint} Start it again with --overwrite.")
+    if world.size > 1:
+        raise RunError(f"{run} was saved by an older version; resume it in one process first.")
+    return load_old_checkpoint(run, learner)
+
+
+def _load_own(
+    found: Saved, learner: Learner, world: World, say: Callable[[str], None]
+) -> tuple[dict[str, Any], Interval]:
     """What the newest checkpoint says of the run; its rows and weights are loaded."""
-    newest = folders_in(root)[-1]
+    newest = found.folders[world.rank]
+    root = newest.parent
     try:
-        entry = Entry(newest, read_manifest(newest))
-        if "progress" not in entry.manifest.document:
-            raise RunError(f"{entry.folder} was not saved by `hotbed train`; it does not say where its run stood.")
+        entry = _entry(newest)
         interval = Interval.from_state(tensors_of(entry, INTERVAL), learner.device)
         for note in load_entry(entry, learner.tables, learner.model, learner.optimizer):
             say(note)
     except RunError as error:
         older = "" if len(folders_in(root)) == 1 else f" To go on from the one before it, move {newest} away."
-        hint = f" `hotbed checkpoint verify {root.parent}` names all damage.{older}" if "damaged" in str(error) else ""
+        run = root.parent if world.size == 1 else root.parent.parent
+        hint = f" `hotbed checkpoint verify {run}` names all damage.{older}" if "damaged" in str(error) else ""
         raise RunError(f"{error}{hint}") from error
-    return entry.manifest.document, interval
+    first = world.from_first(entry.manifest.document)
+    return {**entry.manifest.document, "progress": first["progress"]}, interval
+
+
+def _load_others(
+    found: Saved, learner: Learner, world: World, say: Callable[[str], None]
+) -> tuple[dict[str, Any], Interval]:
+    """From another number of ranks; rank 0 takes over the open interval."""
+    entries = [_entry(folder) for folder in found.folders]
+    states = [tensors_of(entry, INTERVAL) for entry in entries]
+    load_all(entries, learner)
+    whole = join_states(states).state()
+    interval = Interval.from_state(whole, learner.device)
+    say(
+        f"the checkpoint of step {found.step:,} was saved by {_ranks(found.world)} and goes on with {_ranks(world.size)}: all "
+        "rows and weights are there, what caches held is left out, and the samples left in the epoch are dealt anew"
+    )
+    return entries[0].manifest.document, interval if world.is_first else interval.emptied()
+
+
+def _entry(folder: Path) -> Entry:
+    entry = Entry(folder, read_manifest(folder))
+    if "progress" not in entry.manifest.document:
+        raise RunError(f"{entry.folder} was not saved by `hotbed train`; it does not say where its run stood.")
+    return entry
+
+
+def _ranks(number: int) -> str:
+    return "one process" if number == 1 else f"{number} ranks"
 
 
 def _config_of(run: Path) -> dict[str, Any]:
@@ -151,3 +213,9 @@ def _set_generators(saved: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _draw_anew(rank: int) -> None:
+    """Another stream of random numbers for every rank but the first."""
+    for _ in range(rank):
+        torch.manual_seed(int(torch.randint(1 << 62, ())))

@@ -65,6 +65,13 @@ class Interval:
             "interval.labels": torch.cat(self._labels).cpu(),
         }
 
+    def emptied(self) -> Interval:
+        """As many steps, with no samples."""
+        interval = Interval()
+        for loss, logits, labels in zip(self._losses, self._logits, self._labels):
+            interval.add(torch.zeros_like(loss), logits[:0], labels[:0])
+        return interval
+
     @classmethod
     def from_state(cls, state: dict[str, Tensor], device: torch.device) -> Interval:
         """The interval a checkpoint was taken in."""

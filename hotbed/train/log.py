@@ -46,6 +46,21 @@ class MetricsLog:
         self._file.close()
 
 
+class NoLog:
+    """In the place of the file, on ranks that write none."""
+
+    position = 0
+
+    def write(self, record: Record) -> None:
+        """Rank 0 has the same."""
+
+    def flush_to_disk(self) -> None:
+        """Nothing is there."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}

@@ -3,6 +3,8 @@
 Where a run stands is one Progress, always whole between steps, so it can stop and go on anywhere: in the middle of an
 epoch, before an evaluation that was cut short, after its end (to train longer). A checkpoint holds nothing that the end
 of a run does (its last short line, its last evaluation), so going on gives the bits of a run that never stopped.
+
+Of several ranks all go through the same loop; rank 0 writes the files, and what decides about the next step is agreed on.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from hotbed.checkpoint import Policy, Saver
+from hotbed.checkpoint import Policy
 from hotbed.data.loader import Loader
 from hotbed.errors import RunError
 from hotbed.optim import Schedule
@@ -33,10 +35,12 @@ from hotbed.train.checkpoint import (
 from hotbed.train.evaluate import Evaluation, evaluate
 from hotbed.train.files import check_folder, write_folder
 from hotbed.train.interval import Interval
-from hotbed.train.log import MetricsLog, Record
-from hotbed.train.model_folder import load_weights, save_weights
+from hotbed.train.log import MetricsLog, NoLog, Record
+from hotbed.train.model_folder import load_weights, save_weights, send_weights
 from hotbed.train.observer import Observer
 from hotbed.train.old_checkpoint import old_folder
+from hotbed.train.rank_saver import RankSaver
+from hotbed.train.ranks import first_bad, summary_of
 from hotbed.train.step import Learner
 from hotbed.train.watch import Watch, ids_of
 from hotbed.types import Batch
@@ -84,11 +88,14 @@ class Training:
         self.pace = pace
         self.course = course
         self.observer = observer
+        self.world = learner.world
         self.progress = Progress(train_rows=loaders.train.num_rows, data=loaders.train.dataset.fingerprint)
+        self.progress.deal_to(self.world.size)
         self._interval = Interval()
         self._watch = Watch(learner.tables)
-        self._saver = Saver(checkpoint_root(run), learner.tables, Policy(pace.full_every, pace.keep), observer.say)
-        self._log: MetricsLog | None = None
+        policy = Policy(pace.full_every, pace.keep)
+        self._saver = RankSaver(checkpoint_root(run), learner.tables, policy, observer.say, self.world)
+        self._log: MetricsLog | NoLog | None = None
         self._last_valid: tuple[int, Evaluation] | None = None  # step, what was found
         self._restored: Best | None = None  # set when the weights are those of an earlier step
         self._last_storage: Record | None = None  # that of the last step, then
@@ -102,15 +109,19 @@ class Training:
         return min(steps, self.pace.max_steps) if self.pace.max_steps else steps
 
     @property
-    def log(self) -> MetricsLog:
+    def log(self) -> MetricsLog | NoLog:
         if self._log is None:
-            self._log = MetricsLog(self.run / "metrics.jsonl", self.progress.log_position)
+            at = self.run / "metrics.jsonl", self.progress.log_position
+            self._log = MetricsLog(*at) if self.world.is_first else NoLog()
         return self._log
 
     def resume(self) -> None:
         """Go to where the run's checkpoint was taken."""
         with self._watch.aside():
-            self.progress, self._interval = load_checkpoint(self.run, self.learner, self.observer.say)
+            loaded = load_checkpoint(self.run, self.learner, self.observer.say)
+            self.progress, self._interval, saved = loaded
+        if saved is not None:
+            self._saver.go_back_to(saved)
         rows = self.loaders.train.num_rows
         if self.progress.train_rows != rows:
             raise RunError(
@@ -146,21 +157,25 @@ class Training:
         with self._watch.aside():
             self.learner.warm()
         best = self.progress.best
-        if best is not None and best.step == self.progress.step and not self._best_folder().is_dir():
+        here = best is not None and best.step == self.progress.step
+        if here and not self.world.from_first(self._best_folder().is_dir()):
             self._save_best()  # the run had ended here; it will leave these weights behind
         self._evaluate_if_due(stop)  # the evaluation that an interruption cut short
         while not stop() and self.reason_to_end() is None:
-            read = self.loaders.train.epoch(self.progress.epoch, start_batch=self.progress.batch)
-            with closing(read), closing(self.learner.ahead(read)) as batches:  # what was only read ahead is read again
+            read = self.loaders.train.epoch(self.progress.epoch, self.progress.batch, self.progress.dealt)
+            counted = self.world.counted(read)
+            with (
+                closing(read),
+                closing(self.learner.ahead(counted)) as batches,
+            ):  # what was only read ahead is read again
+                leaves = False
                 for batch in batches:
                     self._step(batch)
-                    self._evaluate_if_due(stop)
-                    if stop() or self.reason_to_end() is not None:
+                    leaves = self.world.size > 1 and self._is_due()  # ranks settle the batches of one loader at a time
+                    if leaves or self._ends_after_step(stop):
                         break
-                    if self.pace.checkpoint_every and self.progress.step % self.pace.checkpoint_every == 0:
-                        self.save(wait=False)
-                    if self._saver.poll():
-                        self._tidy()
+            if leaves:
+                self._ends_after_step(stop)
         reason = INTERRUPTED if stop() else self.reason_to_end()
         self.save()
         if self._interval and reason != INTERRUPTED:
@@ -169,8 +184,20 @@ class Training:
         assert reason is not None
         return reason
 
+    def _ends_after_step(self, stop: Callable[[], bool]) -> bool:
+        """Evaluate and save as is due; True when there is no further step."""
+        self._evaluate_if_due(stop)
+        if stop() or self.reason_to_end() is not None:
+            return True
+        if self.pace.checkpoint_every and self.progress.step % self.pace.checkpoint_every == 0:
+            self.save(wait=False)
+        if self._saver.poll():
+            self._tidy()
+        return False
+
     def save(self, wait: bool = True) -> None:
         """Take a checkpoint, unless a loss since the last one is no number; without `wait` it is written aside."""
+        self.world.stage(f"checkpoint of step {self.progress.step}")
         self._pause()
         self._refuse_bad_loss()
         self.log.flush_to_disk()
@@ -179,6 +206,7 @@ class Training:
             state = state_of(self.run, self.learner, self.progress, self._interval)
             self._saver.save(state, wait=wait)
         if wait:
+            self._saver.prune()
             self._tidy()
         self._running_since = time.perf_counter()
 
@@ -193,6 +221,8 @@ class Training:
 
     def _tidy(self) -> None:
         """After a checkpoint: remove best weights that none of them names, and the checkpoint of an older format."""
+        if not self.world.is_first:
+            return
         named = {str(step) for step in best_steps(self.run)} | {self._best_folder().name}
         for folder in (self.run / "best").glob("*"):
             if folder.name not in named:
@@ -205,8 +235,10 @@ class Training:
         valid = split == "valid"
         if valid and self._last_valid is not None and self._last_valid[0] == position["step"]:
             return self._last_valid[1]
+        self.world.stage(f"evaluating {split}")
         with self._watch.aside():
-            found = evaluate(self.learner, self.loaders.held_out[split], stop)
+            self.learner.merge()
+            found = evaluate(self.learner, self.loaders.held_out[split], stop, self.world)
         if found is None:
             return None
         if not valid or (self._restored is None and self.progress.evaluated_step != self.progress.step):
@@ -246,14 +278,19 @@ class Training:
 
     def _step(self, batch: Batch) -> None:
         progress = self.progress
+        self.world.stage(f"training step {progress.step + 1}")
         self.learner.set_rate(self.course.schedule.at(progress.step) * progress.plateau)
-        result = self.learner.step(batch)
+        size = self.loaders.train.size_of(progress.batch)
+        result = self.learner.step(batch, size if self.world.size > 1 else None)
         self._interval.add(result.loss, result.logits, batch.labels)
         progress.batch += 1
         progress.step += 1
-        progress.samples += batch.size
+        progress.samples += size
         if progress.batch == len(self.loaders.train):
             progress.epoch, progress.batch = progress.epoch + 1, 0
+            progress.deal_to(self.world.size)
+            self.learner.merge()
+        self.world.stage(f"batch of step {progress.step + 1}")
         self.observer.step(progress)
         if progress.step % self.pace.log_every == 0 or progress.batch == 0:
             self._write_line()
@@ -262,7 +299,7 @@ class Training:
         """Close the interval with a line."""
         self._pause()
         self._refuse_bad_loss()
-        summary = self._interval.summary()
+        summary = summary_of(self._interval, self.world)
         factor = self.learner.tables.lr_factor
         seconds = self.progress.train_seconds - self._line_seconds
         self._line_seconds = self.progress.train_seconds
@@ -285,10 +322,15 @@ class Training:
         self.log.write(record)
         self.observer.record(record)
 
-    def _evaluate_if_due(self, stop: Callable[[], bool]) -> None:
+    def _is_due(self) -> bool:
+        """Whether the valid split is evaluated now."""
         progress, every = self.progress, self.pace.eval_every
         due = progress.step % every == 0 if every else progress.batch == 0
-        if "valid" not in self.loaders.held_out or not due or progress.evaluated_step == progress.step:
+        return "valid" in self.loaders.held_out and due and progress.evaluated_step != progress.step
+
+    def _evaluate_if_due(self, stop: Callable[[], bool]) -> None:
+        progress = self.progress
+        if not self._is_due():
             return
         self._pause()
         found = self.evaluate_split("valid", stop)
@@ -312,12 +354,17 @@ class Training:
         return self.run / "best" / str(self.progress.best.step if self.progress.best else 0)
 
     def _save_best(self) -> None:
-        if self.course.keep_best:
-            with self._watch.aside():
-                write_folder(self._best_folder(), lambda folder: save_weights(folder, self.learner))
+        if not self.course.keep_best:
+            return
+        self.world.stage("writing the best weights")
+        with self._watch.aside():
+            if self.world.is_first:
+                write_folder(self._best_folder(), lambda folder: save_weights(folder, self.learner, self.world))
+            else:
+                send_weights(self.learner, self.world)
 
     def _refuse_bad_loss(self) -> None:
-        offset = self._interval.first_bad()
+        offset = first_bad(self._interval, self.world)
         if offset is None:
             return
         step = self.progress.step - len(self._interval) + 1 + offset

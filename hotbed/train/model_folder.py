@@ -23,19 +23,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from hotbed.checkpoint.files import InPieces
+from hotbed.checkpoint.files import InPieces, in_file_order
 from hotbed.checkpoint.types import RowPart
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
+from hotbed.parallel.world import ALONE, World
 from hotbed.tables import EmbeddingTables
 from hotbed.train.files import check_folder, read_tensors, recover_folder, write_folder, write_tensors
+from hotbed.train.spread import load_whole, whole_pieces
 from hotbed.train.step import Learner
 
 FORMAT_VERSION = 2  # 1: no dynamic ids
 _CHUNK = 1 << 18
 
 
-def weights_of(tables: EmbeddingTables) -> dict[str, InPieces | Tensor]:
+def weights_of(tables: EmbeddingTables, world: World = ALONE) -> dict[str, InPieces | Tensor]:
     """The content of tables.safetensors; weights may be larger than memory, ids are in memory anyway."""
     found: dict[str, InPieces | Tensor] = {}
     for name, table in tables.tables.items():
@@ -47,15 +49,19 @@ def weights_of(tables: EmbeddingTables) -> dict[str, InPieces | Tensor]:
             if shared is not None:
                 found[f"{name}.shared"] = shared["weight"]
         dtype = tables._group_of(name).weight_type
-        found[f"{name}.weight"] = InPieces((rows, table.dim), dtype, partial(tables.weight_pieces, name))
+        pieces = partial(tables.weight_pieces, name) if world.size == 1 else partial(whole_pieces, tables, name, world)
+        found[f"{name}.weight"] = InPieces((rows, table.dim), dtype, pieces)
     return found
 
 
-def save_model(folder: Path, learner: Learner, dataset: Dataset, card: dict[str, Any]) -> None:
-    """Write the whole folder in one step; `card` becomes model.json."""
+def save_model(folder: Path, learner: Learner, dataset: Dataset, card: dict[str, Any], world: World = ALONE) -> None:
+    """Write the whole folder in one step, on rank 0; `card` becomes model.json."""
+    if not world.is_first:
+        send_weights(learner, world)
+        return
 
     def fill(new: Path) -> None:
-        save_weights(new, learner)
+        save_weights(new, learner, world)
         version = FORMAT_VERSION if any(one["rows"] is None for one in card["tables"].values()) else 1
         (new / "model.json").write_text(json.dumps({"format_version": version, **card}, indent=1) + "\n")
         dataclasses.replace(dataset.schema, splits={}).save(new)
@@ -88,10 +94,19 @@ def read_card(folder: Path) -> dict[str, Any]:
     return card
 
 
-def save_weights(folder: Path, learner: Learner) -> None:
-    """What scoring needs of a learner."""
+def save_weights(folder: Path, learner: Learner, world: World = ALONE) -> None:
+    """What scoring needs of a learner; other ranks send their part meanwhile."""
     write_tensors(folder / "dense.safetensors", learner.model.state_dict())
-    write_tensors(folder / "tables.safetensors", weights_of(learner.tables))
+    write_tensors(folder / "tables.safetensors", weights_of(learner.tables, world))
+
+
+def send_weights(learner: Learner, world: World) -> None:
+    """This rank's part in `save_weights` of rank 0."""
+    weights = weights_of(learner.tables, world)
+    for name in in_file_order(weights):
+        tensor = weights[name]
+        for _ in tensor.pieces() if isinstance(tensor, InPieces) else ():
+            pass
 
 
 def load_weights(folder: Path, model: nn.Module, tables: EmbeddingTables) -> None:
@@ -102,7 +117,10 @@ def load_weights(folder: Path, model: nn.Module, tables: EmbeddingTables) -> Non
         dynamic = [name for name, table in tables.tables.items() if table.rows is None]
         for name in tables.tables:
             if name not in dynamic:
-                tables.load_weight(name, weights[f"{name}.weight"])
+                if tables._group_of(name).shard.world > 1:
+                    load_whole(tables, name, weights[f"{name}.weight"])
+                else:
+                    tables.load_weight(name, weights[f"{name}.weight"])
         if dynamic:
             tables.load_rows(part for name in dynamic for part in _parts(name, weights))
     except (RuntimeError, ValueError, TypeError, KeyError) as error:

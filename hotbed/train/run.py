@@ -29,6 +29,7 @@ from hotbed.train.files import write_text
 from hotbed.train.loop import INTERRUPTED, Training
 from hotbed.train.metrics import calibration_curve
 from hotbed.train.model_folder import save_model
+from hotbed.train.ranks import AgreedStop
 from hotbed.train.signals import StopSignals
 from hotbed.train.step import repeatable
 
@@ -53,14 +54,16 @@ class Ending(NamedTuple):
 
 def run(training: Training, subject: Subject) -> Ending:
     """Train, evaluate, and write everything down."""
-    with StopSignals() as stop, repeatable():
-        at_once = False
+    world = training.world
+    with StopSignals() as signals, repeatable():
+        at_once, stop = False, AgreedStop(signals, world)
         try:
             reason = training.train(stop)
             found = None if reason == INTERRUPTED else _finish(training, subject, stop)
             summary = _summary(training, subject, found, INTERRUPTED if found is None else reason)
-            write_summary(training.run, summary)
-            return Ending(summary, 0 if summary["finished"] else stop.exit_code)
+            if world.is_first:
+                write_summary(training.run, summary)
+            return Ending(summary, 0 if summary["finished"] else max(world.gather(signals.exit_code)))
         except (MemoryError, torch.OutOfMemoryError) as error:
             what = str(error).partition("\n")[0] or "of the host"
             reason = f"out of memory at step {training.progress.step} ({what})."
@@ -85,6 +88,8 @@ def write_summary(folder: Path, summary: Summary) -> None:
 def _try_summary(training: Training, subject: Subject, reason: str) -> None:
     """The summary of a run that failed; where it cannot be written either, the first failure is the one to tell."""
     with suppress(RunError):
+        if not training.world.is_first:
+            return
         write_summary(training.run, _summary(training, subject, None, reason))
 
 
@@ -97,7 +102,8 @@ def _finish(training: Training, subject: Subject, stop: Callable[[], bool]) -> d
         if evaluation is None:
             return None
         found[split] = evaluation
-    save_model(training.run / "model", training.learner, subject.dataset, subject.card)
+    training.world.stage("writing the model")
+    save_model(training.run / "model", training.learner, subject.dataset, subject.card, training.world)
     return found
 
 
@@ -108,7 +114,7 @@ def _summary(training: Training, subject: Subject, found: dict[str, Evaluation] 
     final = {split: evaluation.metrics._asdict() for split, evaluation in evaluations.items()}
     best = {split: value for split, value in schema.best_auc.items() if split in final}
     shown = evaluations.get("test") or evaluations.get("valid")
-    curve = calibration_curve(shown.labels, shown.logits) if shown else []
+    curve = calibration_curve(shown.labels, shown.logits) if shown and training.world.is_first else []
     groups = learner.tables.groups
     return {
         "model": subject.model,
@@ -148,14 +154,18 @@ def cache_sizes(tables: EmbeddingTables) -> dict[str, int] | None:
     return {
         "slots": sum(group.num_slots for group in groups),
         "device_bytes": sum(group.records.nbytes + group.cache.num_bytes for group in groups),
-        "table_bytes": sum(group_rows(group) * group.layout.width * group.records.itemsize for group in groups),
+        "table_bytes": sum(
+            group_rows(group) // group.shard.world * group.layout.width * group.records.itemsize for group in groups
+        ),
     }
 
 
 def group_rows(group: TableGroup) -> int:
-    """Rows of the tables of a group; of dynamic ids, those that ids have by now."""
+    """Rows of the tables of a group, on all ranks; of dynamic ids, those that ids have by now."""
     ids = group.ids if isinstance(group, CachedGroup) else None
-    return group.num_rows if ids is None else sum(counts.rows for counts in ids.counts().values())
+    if ids is None:
+        return sum(member.rows for member in group.members.values())
+    return sum(counts.rows for counts in ids.counts().values())
 
 
 def _without_nan(value: Any) -> Any:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hotbed.optim import KStepAdam
+from hotbed.parallel.world import ALONE, World
 from hotbed.pipeline import prefetch
 from hotbed.tables import EmbeddingTables
 from hotbed.types import Batch
@@ -24,7 +26,7 @@ from hotbed.types import Batch
 class StepResult(NamedTuple):
     """Of one training step, still on the device."""
 
-    loss: Tensor  # []
+    loss: Tensor  # [], the mean over the samples of this rank
     logits: Tensor  # [B]
 
 
@@ -40,6 +42,7 @@ class Learner:
     window: int | None = None  # batches planned together; None is automatic
     look_ahead: int | None = None  # batches whose ids are known before they are planned
     hot: Tensor | None = None  # int64, ascending: keys of the rows that a static cache keeps
+    world: World = ALONE  # the ranks that learn together
 
     def warm(self) -> None:
         """Bring the rows in that a static cache keeps; loading rows forgets them."""
@@ -50,24 +53,43 @@ class Learner:
         """The batches on the device, their rows brought in ahead of need; close it before closing `batches`."""
         yield from prefetch(batches, self.tables, window=self.window, look_ahead=self.look_ahead)
 
-    def step(self, batch: Batch) -> StepResult:
-        """Look up, score, and move rows and dense weights against the gradient of the mean log loss."""
+    def step(self, batch: Batch, global_size: int | None = None) -> StepResult:
+        """Look up, score, and move rows and dense weights against the gradient of the mean log loss.
+
+        `global_size`: samples of all ranks together, of which this batch is a part, maybe an empty one.
+        """
         # Batch norm knows no variance of a single sample: such a last batch is scored as in evaluation, and still learned.
         self.model.train(batch.size > 1)
-        logits = self._logits(batch)
-        loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
+        vectors = self.tables(batch.ids, batch.bags or None)
+        if global_size is not None:  # rows get the sum over ranks of their gradients
+            share = batch.size / global_size
+            vectors.register_hook(lambda grad: grad * share)
+        if batch.size:
+            logits = self.model(vectors, batch.dense)
+            loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
+        else:  # other ranks wait for the gradients of no rows
+            logits = batch.labels
+            loss = vectors.sum()
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        if self.optimizer is not None:
+        if isinstance(self.optimizer, KStepAdam):
+            self.optimizer.step(weight=batch.size)
+        elif self.optimizer is not None:
             self.optimizer.step()
         return StepResult(loss.detach(), logits.detach())
+
+    def merge(self) -> None:
+        """Let all ranks have the same dense weights and running statistics, where they differ."""
+        if isinstance(self.optimizer, KStepAdam):
+            self.optimizer.merge()
 
     @torch.no_grad()
     def score(self, batch: Batch) -> Tensor:
         """Logits [B], with nothing learned."""
         self.model.eval()
-        return self._logits(batch)
+        vectors = self.tables(batch.ids, batch.bags or None)
+        return self.model(vectors, batch.dense) if batch.size else batch.labels
 
     def set_rate(self, factor: float) -> None:
         """Multiply the configured learning rates of rows and dense weights by `factor` for the steps that follow."""
@@ -75,11 +97,6 @@ class Learner:
         if self.optimizer is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.dense_lr * factor
-
-    def _logits(self, batch: Batch) -> Tensor:
-        vectors = self.tables(batch.ids, batch.bags or None)
-        logits: Tensor = self.model(vectors, batch.dense)
-        return logits
 
 
 @contextmanager

@@ -25,11 +25,18 @@ from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import DataError, RunError
 from hotbed.train.files import write_text
+from hotbed.train.layouts import newest_in
 from hotbed.train.step import Learner
 
 
 def source_of(place: Path, run: Path) -> Entry:
     """The checkpoint to start from; it must not lie in the new run, which begins empty."""
+    found = newest_in(place / "checkpoints")
+    if found is not None and found.world > 1:
+        raise RunError(
+            f"{place} was saved by {found.world} ranks, and a warm start reads the checkpoint of one process. "
+            f"`hotbed train --resume {place}` without torchrun goes on with it and writes such a one."
+        )
     entry = find(place)
     if run.resolve() in entry.folder.resolve().parents:
         raise RunError(f"{run} cannot be started anew from its own checkpoint; choose another folder with --out.")
@@ -43,7 +50,8 @@ def start_from(entry: Entry, run: Path, learner: Learner, dataset: Dataset) -> C
     if lost:
         carried.of_tables({"the dataset numbers ids otherwise, and the old numbers are lost": lost})
     tree = {**dataclasses.asdict(carried), "source": str(carried.source)}
-    write_text(run / "warm_start.json", json.dumps(tree, indent=1) + "\n")
+    if learner.world.is_first:
+        write_text(run / "warm_start.json", json.dumps(tree, indent=1) + "\n")
     return carried
 
 

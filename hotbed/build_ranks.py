@@ -1,0 +1,121 @@
+"""What ranks of one run have that a single process has not: config and a world in, their shares and optimizers out.
+
+With build.py the only reader of config. Ranks must be given the same config and dataset; `compare` says where they were not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from collections.abc import Mapping
+from functools import partial
+from importlib.metadata import version
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+import hotbed
+from hotbed.budget import parse_ssd
+from hotbed.config import RunConfig
+from hotbed.data.draws import key_of
+from hotbed.errors import ConfigError
+from hotbed.optim import KStepAdam
+from hotbed.optim.kstep_merge import MergeRule
+from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.sharded import ShardedTables
+from hotbed.parallel.world import World
+from hotbed.tables import EmbeddingTables, Table
+
+_PACKAGES = ("torch", "numpy", "numba", "pyarrow")
+
+
+def local_rank() -> int:
+    """Which of the devices of this machine is this process's."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
+
+
+def rank_problems(config: RunConfig, world: World) -> list[str]:
+    """What one process can do and several cannot."""
+    problems: list[str] = []
+    if world.size == 1:
+        return problems
+    for name, size in (("batch_size", config.data.batch_size), ("eval_batch_size", config.data.eval_batch_size)):
+        if size < world.size:
+            problems.append(
+                f"data.{name}: must be at least {world.size}, a sample for each rank, not {size}; it is of all ranks together"
+            )
+    if config.dense.optimizer == "adagrad":
+        problems.append(f"dense.optimizer: must be adam or sgd with {world.size} ranks, not 'adagrad'")
+    if config.tables.dynamic:
+        problems.append(
+            f"tables.dynamic: tables of dynamic ids are not spread over ranks, and there are {world.size}; train in one process"
+        )
+    if config.dense.optimizer == "sgd" and config.parallel.merge == "shared_v":
+        problems.append("parallel.merge: must be params or moments with dense.optimizer=sgd, not 'shared_v'")
+    return problems
+
+
+def compare(config: RunConfig, fingerprint: str, world: World) -> None:
+    """A ConfigError on all ranks where one was given something else than rank 0."""
+    sections = dataclasses.asdict(config)
+    mine: dict[str, Any] = {f"{section}.{name}": one for section in sections for name, one in sections[section].items()}
+    mine["the dataset's fingerprint"] = fingerprint
+    mine["hotbed"], mine["python"] = hotbed.__version__, platform.python_version()
+    mine |= {package: version(package) for package in _PACKAGES}
+    world.stage("comparing settings")
+    given = world.gather(mine)
+    wrong = []
+    for name, value in given[0].items():
+        others = {rank: other[name] for rank, other in enumerate(given) if other[name] != value}
+        if others:
+            said = ", ".join(f"{other!r} on rank {rank}" for rank, other in others.items())
+            wrong.append(f"{name}: {value!r} on rank 0, {said}")
+    if wrong:
+        raise ConfigError("\n  - ".join(["all ranks must be given the same, and they differ in:", *wrong]))
+
+
+def tables_of(world: World) -> Any:
+    """The kind of tables."""
+    return EmbeddingTables if world.size == 1 else partial(ShardedTables, gradients="sum")
+
+
+def own_rows(tables: Mapping[str, Table], world: World) -> dict[str, Table]:
+    """Tables with a rank's share of the rows, for a forecast of memory."""
+    return {
+        name: table if table.rows is None else dataclasses.replace(table, rows=-(-table.rows // world.size))
+        for name, table in tables.items()
+    }
+
+
+def own_folder(ssd: str, world: World) -> str:
+    """A folder for each rank: `/fast:500GiB` becomes `/fast/rank-1:500GiB`."""
+    if not ssd or world.size == 1:
+        return ssd
+    folder, _ = parse_ssd(ssd)
+    return f"{folder / f'rank-{world.rank}'}:{ssd.rpartition(':')[2]}"
+
+
+def merged_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
+    """The optimizer of the dense weights, which ranks have in common."""
+    parameters = list(model.parameters())
+    if not parameters:
+        return None
+    dense, parallel = config.dense, config.parallel
+    return KStepAdam(
+        parameters,
+        lr=dense.lr,
+        k=parallel.k_step,
+        merge=cast(MergeRule, parallel.merge),
+        inner="sgd" if dense.optimizer == "sgd" else "adam",
+        mesh=Mesh.from_environment(),
+        weight_decay=dense.weight_decay,
+        buffers=list(model.buffers()),
+    )
+
+
+def draw_apart(seed: int, world: World) -> None:
+    """Every rank draws other random numbers in training, such as those of dropout."""
+    if world.size > 1:
+        torch.manual_seed(key_of(seed, world.rank) >> 1)

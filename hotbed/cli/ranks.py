@@ -1,0 +1,176 @@
+"""The processes of one torchrun: how they meet, how an error on one of them ends all, and what a restart goes on with.
+
+    with joined() as ranks:
+        world = ranks.connect(device, timeout)
+
+Alone, all of it is nothing. Of an error only the rank that has it shows all; the others say in one line whom they stop for, and
+are silent where they have the same one, as for a wrong setting. A process whose ranks are lost ends at once, whatever its
+threads wait for, so that torchrun can start all of them again.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from hotbed.errors import HotbedError, RankError
+
+if TYPE_CHECKING:
+    from hotbed.parallel.pulse import Pulse
+    from hotbed.parallel.world import World
+
+_STARTING = 300.0  # seconds for which ranks wait for each other until the settings say how long
+_AFTER = 1.2, 30.0  # torch's own time-out comes later: it cannot say which rank is missing
+_WAIT_FOR_REASON = 2.0  # seconds for another rank to say why it broke the connection
+
+
+class Start(NamedTuple):
+    """Where a run begins, or goes on."""
+
+    run: Path
+    resume: bool = False
+    overwrite: bool = False
+
+
+class Ranks:
+    """This process among those that torchrun started."""
+
+    def __init__(self) -> None:
+        self.size, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if self.size > 1 else 0
+        self.pulse: Pulse | None = None
+        self._store: Any = None
+        self._lasting: Any = None  # outlives a restart
+        if self.size > 1:
+            self._meet()
+
+    def _meet(self) -> None:
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
+        from hotbed.parallel.pulse import Pulse
+
+        wait = timedelta(seconds=_STARTING)
+        met, _, _ = next(rendezvous("env://", timeout=wait))
+        self._store = PrefixStore(
+            f"hotbed-attempt-{self.attempt}", met
+        )  # torchrun's store remembers the ranks before a restart
+        self._lasting = PrefixStore(f"hotbed/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", own_store(wait))
+        self.pulse = Pulse(PrefixStore(str(self.attempt), self._lasting), self.rank, self.size, _STARTING)
+
+    def connect(self, device: str, timeout: float) -> World:
+        """The process groups; `device` as the settings say it."""
+        from hotbed.parallel.world import ALONE, World
+
+        if self.pulse is None:
+            return ALONE
+        import torch
+        import torch.distributed as dist
+
+        self.pulse.timeout = timeout
+        self.pulse.enter("connecting")
+        on_cuda = device == "cuda" or (
+            device == "auto" and torch.cuda.is_available()
+        )  # cuda:0 is shared, NCCL refuses that
+        if on_cuda:
+            torch.cuda.set_device(self.local_rank)
+        latest = timedelta(seconds=timeout * _AFTER[0] + _AFTER[1])
+        backend = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
+        dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=latest)
+        return World(self.rank, self.size, dist.new_group(backend="gloo", timeout=latest), self.pulse)
+
+    @property
+    def run(self) -> str:
+        """The run folder of the attempt before this one; empty where none is known."""
+        known = self.attempt and self._lasting is not None and self._lasting.check(["run"])
+        return str(self._lasting.get("run").decode()) if known else ""
+
+    @run.setter
+    def run(self, folder: str) -> None:
+        if self._lasting is not None:
+            self._lasting.set("run", folder)
+
+    def start(self, asked: Start | None, fresh: Path) -> Start:
+        """What was asked for, else a fresh folder; after a restart the run of the attempt before goes on."""
+        from hotbed.train.checkpoint import has_checkpoint
+        from hotbed.train.run_folder import check_free
+
+        start = asked or Start(Path(self.run) if self.run else fresh)
+        if self.attempt and start.run.is_dir():
+            start = Start(start.run, resume=has_checkpoint(start.run), overwrite=not has_checkpoint(start.run))
+        if not start.resume:
+            check_free(start.run, start.overwrite)
+        self.run = str(start.run)
+        return start
+
+    def part(self) -> None:
+        """All went well: leave together."""
+        import torch.distributed as dist
+
+        if self.pulse is not None:
+            self.pulse.enter("ending")
+            if dist.is_initialized():
+                dist.barrier()
+                dist.destroy_process_group()
+            self.pulse.end()
+
+    def fail(self, error: BaseException) -> None:
+        """Say what this rank has to say, and end the process."""
+        from hotbed.parallel.pulse import following, leave
+
+        assert self.pulse is not None
+        known = isinstance(error, HotbedError)
+        text = str(error) if known else "".join(traceback.format_exception(error))
+        if isinstance(error, KeyboardInterrupt):
+            text = "interrupted"
+        elif _is_echo(error):
+            first = self.pulse.failure(_WAIT_FOR_REASON)
+            if first is not None and first.rank != self.rank:
+                leave(following(self.rank, first))
+            if not known:
+                text = f"the connection to other ranks is lost in the stage {self.pulse.stage!r}: {self.pulse.diagnosis()}."
+                known = True
+        first = self.pulse.fail(text if known else f"{type(error).__name__}: {error}\n{text}")
+        silent = first.rank != self.rank and first.text == text
+        leave("" if silent else f"rank {self.rank}: {text}", 2 if known else 1)
+
+
+def own_store(wait: timedelta) -> Any:
+    """A connection of its own to the store that torchrun keeps: one that waits for an answer blocks all who use it."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=wait)
+
+
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """The ranks of this run; around all that they do together."""
+    ranks = Ranks()
+    if ranks.size == 1:
+        yield ranks
+        return
+    try:
+        yield ranks
+    except typer.Exit:
+        ranks.part()
+        raise
+    except BaseException as error:
+        ranks.fail(error)
+    ranks.part()
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether another rank is the cause: it says so, or a connection broke."""
+    import torch.distributed as dist
+
+    if isinstance(error, RankError | dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection"))

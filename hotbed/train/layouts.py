@@ -1,0 +1,95 @@
+"""Where the checkpoints of a run are, whoever wrote them: one process, or each of W ranks a chain of its own.
+
+    checkpoints/000000001000                  of one process
+    checkpoints/rank-0-of-2/000000001000      of two ranks: each has the rows that it owns
+    checkpoints/rank-1-of-2/000000001000
+
+A checkpoint of ranks counts when all of them have one of that step. The newest that counts is what a run goes on from, whatever
+number of ranks it then has.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from hotbed.checkpoint.chain import folders_in
+from hotbed.checkpoint.manifest import read_manifest
+from hotbed.errors import RunError
+
+_RANK = re.compile(r"rank-(\d+)-of-(\d+)")
+
+
+class Saved(NamedTuple):
+    """One checkpoint that counts."""
+
+    step: int
+    folders: tuple[Path, ...]  # of every rank that wrote it
+
+    @property
+    def world(self) -> int:
+        return len(self.folders)
+
+
+def root_of(checkpoints: Path, rank: int, world: int) -> Path:
+    """Where a rank writes."""
+    return checkpoints if world == 1 else checkpoints / f"rank-{rank}-of-{world}"
+
+
+def worlds_in(checkpoints: Path) -> list[int]:
+    """The numbers of ranks that have written here."""
+    try:
+        names = [match for path in checkpoints.iterdir() if (match := _RANK.fullmatch(path.name))]
+    except OSError:
+        names = []
+    return sorted({int(match[2]) for match in names} | ({1} if folders_in(checkpoints) else set()))
+
+
+def is_of_rank(root: Path) -> bool:
+    """Whether a folder of checkpoints is that of one rank."""
+    return _RANK.fullmatch(root.name) is not None
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.partition(".")[0])
+
+
+def steps_of(checkpoints: Path, world: int) -> dict[int, Saved]:
+    """The checkpoints of so many ranks that count, oldest first."""
+    by_rank = [
+        {step_of(folder): folder for folder in folders_in(root_of(checkpoints, rank, world))} for rank in range(world)
+    ]
+    common = sorted(set.intersection(*(set(steps) for steps in by_rank)))
+    return {step: Saved(step, tuple(steps[step] for steps in by_rank)) for step in common}
+
+
+def newest_in(checkpoints: Path) -> Saved | None:
+    """What a run goes on from; of two at the same step the one written last."""
+    found = [list(steps.values())[-1] for world in worlds_in(checkpoints) if (steps := steps_of(checkpoints, world))]
+    return max(found, key=lambda saved: (saved.step, _time_of(saved.folders[0])), default=None)
+
+
+def ranks_in(checkpoints: Path) -> list[Path]:
+    """The folders of ranks, in the order of the ranks."""
+    worlds = [world for world in worlds_in(checkpoints) if world > 1]
+    roots = [root_of(checkpoints, rank, world) for world in worlds for rank in range(world)]
+    return [root for root in roots if root.is_dir()]
+
+
+def remove_others(checkpoints: Path, world: int) -> None:
+    """Once this number of ranks has a checkpoint that counts: those of other numbers have served."""
+    for other in worlds_in(checkpoints):
+        if other == world:
+            continue
+        places = folders_in(checkpoints) if other == 1 else [root_of(checkpoints, rank, other) for rank in range(other)]
+        for place in reversed(places):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _time_of(folder: Path) -> float:
+    try:
+        return read_manifest(folder).time
+    except RunError:
+        return 0.0

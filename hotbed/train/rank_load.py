@@ -1,0 +1,92 @@
+"""A checkpoint of some number of ranks in, a learner of another number out: every rank reads all rows and keeps its own.
+
+Rows, their optimizer state and the dense weights are all there. Dense weights of ranks that were between two merges are
+averaged, as a merge does. What caches held is left out: it was of other shares of the rows. Random generators begin anew on
+all ranks but the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hotbed.checkpoint.chain import Entry, chain_of
+from hotbed.checkpoint.dense import DENSE, OPTIMIZER, load_optimizer
+from hotbed.checkpoint.lineage import forget
+from hotbed.checkpoint.read import check_sizes, gone_of, refuse_misfits, rows_of, tensors_of
+from hotbed.checkpoint.types import RowPart, Sink
+from hotbed.checkpoint.write import REST
+from hotbed.errors import HotbedError, RunError
+from hotbed.optim import KStepAdam
+from hotbed.shard import Shard
+from hotbed.train.step import Learner
+
+_KEPT = ("num_updates", "lr_factor")  # of the rest
+_OF_RANKS = ("kstep_counts", "kstep_arriving", "max_exp_avg_sq")  # state that ranks alone have
+
+
+def load_all(entries: Sequence[Entry], learner: Learner) -> None:
+    """Put the rows and weights of all ranks in place."""
+    dynamic = [name for name, shape in entries[0].manifest.tables.items() if shape.rows is None]
+    if dynamic:
+        raise RunError(
+            f"{entries[0].folder.parent} has tables of dynamic ids ({', '.join(dynamic)}), which go on only with the number of "
+            f"ranks that saved them, {len(entries)}."
+        )
+    weights = _mean([tensors_of(entry, DENSE) for entry in entries])
+    states = _mean([tensors_of(entry, OPTIMIZER) for entry in entries])
+    forget(learner.tables)
+    _load_rows(entries, learner.tables.restore())
+    try:
+        learner.model.load_state_dict(weights)
+        if learner.optimizer is not None:
+            load_optimizer(learner.optimizer, _fitting(states, learner.optimizer))
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise RunError(f"the dense weights of {entries[0].folder} do not fit the model: {error}") from error
+
+
+def _load_rows(entries: Sequence[Entry], sink: Sink) -> None:
+    for entry in entries:
+        check_sizes(chain_of(entry))
+        refuse_misfits(entry, sink.tables)
+    rest = tensors_of(entries[0], REST)
+    try:
+        sink.begin()
+        for rank, entry in enumerate(entries):
+            for link in chain_of(entry):
+                for part in _parts(link, sink, Shard(rank, len(entries))):
+                    sink.add(part)
+        sink.rest({name: rest[name] for name in _KEPT})
+        sink.end()
+    except (HotbedError, OSError):
+        sink.begin()  # better no rows than some
+        sink.end()
+        raise
+
+
+def _parts(entry: Entry, sink: Sink, shard: Shard) -> Iterator[RowPart]:
+    """The rows of one checkpoint of one rank; files of an ssd are read, for their keys are numbers of that rank."""
+    for name in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
+        yield from sink.thaw(name, entry.folder / "frozen" / name, entry.manifest.tables, shard)
+    for table, ids in gone_of(entry):
+        sink.gone(table, ids)
+    yield from rows_of(entry)
+
+
+def _mean(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Of numbers that differ; whole numbers are those of the first."""
+    found = {}
+    for name, first in parts[0].items():
+        if not first.is_floating_point() or all(torch.equal(first, part[name]) for part in parts[1:]):
+            found[name] = first
+        else:
+            found[name] = torch.stack([part[name].double() for part in parts]).mean(0).to(first.dtype)
+    return found
+
+
+def _fitting(states: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    left_out = _OF_RANKS[:2] if isinstance(optimizer, KStepAdam) else _OF_RANKS
+    return {name: value for name, value in states.items() if name.partition(".")[2] not in left_out}

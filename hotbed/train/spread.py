@@ -1,0 +1,81 @@
+"""Weights of tables that are spread over ranks: whole and in order on rank 0, some rows at a time; and back to their owners.
+
+Every rank sends its rows of the next stretch of ids to rank 0, which puts them in their places; so memory is a few stretches
+whatever the size of a table. Who owns an id is known everywhere, so ids do not travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from hotbed.cached_group import CachedGroup
+from hotbed.group import TableGroup
+from hotbed.parallel.world import World
+from hotbed.shard import Shard
+from hotbed.tables import EmbeddingTables
+
+_CHUNK = 1 << 17  # ids
+
+
+def whole_pieces(tables: EmbeddingTables, table: str, world: World) -> Iterator[Tensor]:
+    """The weights of a table, in order, on rank 0; elsewhere nothing of any use. All ranks go through all pieces."""
+    tables._claim()
+    group = tables._group_of(table)
+    if isinstance(group, CachedGroup):
+        group.flush()
+    for ids in _stretches(group, table):
+        keys, mine = _mine(group, table, ids)
+        parts = world.collect(_bits(group.layout.weights(_records(group, mine))).numpy())
+        whole = torch.empty(ids.shape[0], group.layout.dim, dtype=group.weight_type)
+        for rank, part in enumerate(parts):
+            here = Shard(rank, world.size).owner_of(keys) == rank
+            whole[here] = torch.from_numpy(part).view(group.weight_type)
+        yield whole
+
+
+def load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
+    """Put the rows of whole weights [rows, dim] that are this rank's in their places; optimizer state stays."""
+    tables._claim()
+    group = tables._group_of(table)
+    if isinstance(group, CachedGroup):
+        group.flush()
+    for ids in _stretches(group, table):
+        keys, mine = _mine(group, table, ids)
+        given = weight[ids[group.shard.owner_of(keys) == group.shard.rank]]
+        records = _records(group, mine)
+        group.layout.weights(records).copy_(given)
+        if isinstance(group, CachedGroup):
+            group.store.write(mine, records)
+        else:
+            group.records[mine.to(group.records.device)] = records.to(group.records.device)
+            if group.touched is not None:
+                group.touched[mine.to(group.touched.device)] = 1
+    if isinstance(group, CachedGroup):
+        group._forget()
+
+
+def _stretches(group: TableGroup, table: str) -> Iterator[Tensor]:
+    rows = group.members[table].rows
+    for start in range(0, rows, _CHUNK):
+        yield torch.arange(start, min(start + _CHUNK, rows))
+
+
+def _mine(group: TableGroup, table: str, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys of all these ids, and the numbers of those that are here."""
+    keys = ids + group.members[table].base
+    return keys, group.shard.local_of(keys[group.shard.owner_of(keys) == group.shard.rank])
+
+
+def _records(group: TableGroup, numbers: Tensor) -> Tensor:
+    if isinstance(group, CachedGroup):
+        return group._read(numbers)
+    return group.records[numbers.to(group.records.device)].detach().cpu()
+
+
+def _bits(weights: Tensor) -> Tensor:
+    """As whole numbers of the same width, where numpy has no such type."""
+    weights = weights.contiguous()
+    return weights.view(torch.int16) if weights.dtype == torch.bfloat16 else weights

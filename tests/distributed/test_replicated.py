@@ -17,7 +17,7 @@ from hotbed.parallel.replicated import ReplicatedFront, Tally
 from hotbed.parallel.sharded import ShardedTables
 from hotbed.parallel.speeds import Speed, Speeds, measured
 from tests.distributed.ranks import run_ranks
-from tests.distributed.test_sharded import OPTIMIZERS, alone, assert_as_one, in_ranks
+from tests.distributed.test_sharded import DYNAMIC, OPTIMIZERS, alone, assert_as_one, in_ranks, train_dynamic
 
 REPLICATED = {"mode": "replicated"}
 
@@ -51,6 +51,23 @@ def test_caches_that_evict(ahead):
     results = run_ranks(with_all_optimizers, 3, {"cache": 0.25, **REPLICATED}, ahead)
     assert_each_as_one(results)
     assert all(one[2].written_back > 20 for result in results for one in result)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["as asked", "ahead"])
+def test_dynamic_ids(ahead):
+    replicated, sharded = (run_ranks(dynamic_rows, 3, mode, ahead) for mode in ("replicated", "sharded"))
+    for (mine, counts), (theirs, expected) in zip(replicated, sharded):
+        assert counts == expected
+        for name, (ids, columns) in theirs.items():
+            assert torch.equal(mine[name][0], ids)
+            for column, values in columns.items():
+                assert torch.equal(mine[name][1][column], values)
+
+
+def dynamic_rows(mode, ahead):
+    options = {"hbm": "24KiB", "memory": "32MiB", "gradients": "sum", "mode": mode}
+    tables = ShardedTables(DYNAMIC, OPTIMIZERS["adagrad"], **options)
+    return train_dynamic(tables, dist.get_rank(), dist.get_world_size(), ahead)
 
 
 @pytest.mark.parametrize("traffic", ["fp32", "bf16"])

@@ -1,0 +1,117 @@
+"""Bytes of both modes of ShardedTables, counted: `python -m benchmarks.modes [--data DIR] [--out FILE.csv]`.
+
+Four Gloo ranks train the samples of benchmarks/wire.py sharded and replicated; counted is what a rank sends in the later
+half of the steps, when replicas have been filled. Before anything is counted both modes must give the same vectors to the
+bit. Beside it stands what `hotbed.parallel.auto` expects from its counts, and works with, and what the published form of
+replicas would send: gradients of the whole union summed by a dense all-reduce, records with their optimizer state (Adagrad:
+twice the width) for rows without a replica. That one is worked out from the counts, not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import hotbed
+from benchmarks.results_file import append_rows
+from benchmarks.wire import WORLD, Case, samples_of
+from hotbed.optim import Adagrad
+from hotbed.parallel.auto import costs_of
+from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.replicated import Tally
+from hotbed.parallel.sharded import ShardedTables
+from hotbed.parallel.speeds import Speed, Speeds
+
+REAL = [Case("criteo", "time", 256, 40), Case("criteo", "time", 1024, 12), Case("frappe", "time", 1024, 24)]
+MADE = [Case("zipf small", "drawn", 512, 24), Case("zipf small", "drawn", 512, 24, nodes=2)]
+MODES = ("sharded", "replicated")
+_NO_TIME = Speeds(Speed(0.0, 0.0), Speed(0.0, 0.0))
+
+
+def count_case(case: Case, ids: Any, rows: tuple[int, ...]) -> dict[str, float]:
+    """Per step, on this rank."""
+    found: dict[str, float] = {}
+    vectors: dict[str, list[torch.Tensor]] = {mode: [] for mode in MODES}
+    for mode in MODES:
+        mesh = Mesh(nodes=case.nodes, local=WORLD // case.nodes)
+        declared = {f"C{i}": hotbed.Table(n, case.dim) for i, n in enumerate(rows)}
+        tables: Any = ShardedTables(declared, Adagrad(lr=0.1), mesh=mesh, mode=mode)
+        sent, tally = (0, 0), Tally()
+        for step in range(case.steps):
+            if step == case.steps // 2:
+                sent = mesh.traffic.in_node, mesh.traffic.across
+                tally = getattr(tables.fronts[0], "tally", tally)
+            mine = torch.from_numpy(np.array(ids[step, mesh.rank * case.batch : (mesh.rank + 1) * case.batch]))
+            looked_up = tables(mine)
+            vectors[mode].append(looked_up.detach())
+            looked_up.square().mean().backward()
+        counted = case.steps - case.steps // 2
+        found[f"{mode}_in_node"] = (mesh.traffic.in_node - sent[0]) / counted
+        found[f"{mode}_across"] = (mesh.traffic.across - sent[1]) / counted
+    if not all(torch.equal(a, b) for a, b in zip(*vectors.values())):
+        raise SystemExit(f"{case}: replicated tables do not train what sharded ones do; nothing is counted")
+    rows_of_half = Tally(*(now - then for now, then in zip(tables.fronts[0].tally, tally)))
+    costs = costs_of(rows_of_half, 4 * case.dim, WORLD, _NO_TIME)
+    asked, union, new = (count / rows_of_half.batches for count in rows_of_half[1:])
+    found |= {"asked": asked, "union": WORLD * union, "new": WORLD * new}
+    return found | {f"{mode}_expected": way.num_bytes for mode, way in zip(MODES, costs)}
+
+
+def row_of(case: Case, counted: list[dict[str, float]]) -> dict[str, object]:
+    """One line of the CSV file."""
+    mean = {name: sum(one[name] for one in counted) / WORLD for name in counted[0]}
+    sent = {mode: mean[f"{mode}_in_node"] + mean[f"{mode}_across"] for mode in MODES}
+    more_rows = mean["union"] - mean["asked"] + mean["new"]  # zeros in the sums, and state
+    as_published = sent["replicated"] + more_rows * (WORLD - 1) / WORLD * 4 * case.dim
+    whole: dict[str, object] = {"benchmark": "modes", "trace": case.trace, "order": case.order, "ranks": WORLD}
+    whole |= {"nodes": case.nodes, "batch_per_rank": case.batch, "steps": case.steps, "dim": case.dim}
+    whole |= {name: round(value) for name, value in mean.items()}
+    return whole | {
+        "replicated_over_sharded": round(sent["replicated"] / sent["sharded"], 3),
+        "published_over_sharded": round(as_published / sent["sharded"], 3),
+    }
+
+
+def run_rank(rank: int, folder: str, cases: list[tuple[Case, tuple[int, ...]]]) -> None:
+    """One of the processes: all cases one after the other."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    numbered = enumerate(cases)
+    results = [count_case(case, np.load(f"{folder}/{n}.npy", mmap_mode="r"), rows) for n, (case, rows) in numbered]
+    Path(f"{folder}/counted-{rank}").write_bytes(pickle.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="directory of the real logs; left out: Zipf alone")
+    parser.add_argument("--out", help="CSV file to append to")
+    args = parser.parse_args()
+    cases = [*(REAL if args.data else []), *MADE]
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    with tempfile.TemporaryDirectory() as folder:
+        work = []
+        for number, case in enumerate(cases):
+            samples = samples_of(case, args.data or Path(), Path(folder))
+            np.save(f"{folder}/{number}.npy", samples.ids)
+            work.append((case, samples.rows))
+        torch.multiprocessing.spawn(run_rank, (folder, work), nprocs=WORLD)
+        counted = [pickle.loads(Path(f"{folder}/counted-{rank}").read_bytes()) for rank in range(WORLD)]
+    rows = [row_of(case, [one[number] for one in counted]) for number, case in enumerate(cases)]
+    for row in rows:
+        print(" ".join(f"{name}={value}" for name, value in row.items() if name != "benchmark"))
+    if args.out:
+        append_rows(args.out, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -48,7 +48,7 @@ class Step:
             self._tables = EmbeddingTables(declared, rows)
         else:
             self._tables = ShardedTables(declared, rows, gradients="sum")
-        self._model = build_model("dlrm", TABLES, DIM, DENSE, {})
+        self._model = build_model("dlrm", num_features=TABLES, dim=DIM, num_dense=DENSE, options={})
         self._optimizer = optim.KStepAdam(self._model.parameters(), lr=1e-3, k=1)
         self._world = world
 

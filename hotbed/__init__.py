@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hotbed.embedding_bag import EmbeddingBag
     from hotbed.ids import Admit, Expire
     from hotbed.ops.init_rows import Constant, Normal, Uniform
+    from hotbed.parallel.sharded import ShardedTables
     from hotbed.pipeline import prefetch
     from hotbed.tables import EmbeddingTables, Table
     from hotbed.types import Batch, Jagged
@@ -27,6 +28,7 @@ __all__ = [
     "Expire",
     "Jagged",
     "Normal",
+    "ShardedTables",
     "Table",
     "Uniform",
     "checkpoint",
@@ -46,6 +48,7 @@ _HOME = {
     "Expire": "hotbed.ids",
     "Jagged": "hotbed.types",
     "Normal": "hotbed.ops.init_rows",
+    "ShardedTables": "hotbed.parallel.sharded",
     "Table": "hotbed.tables",
     "Uniform": "hotbed.ops.init_rows",
     "prefetch": "hotbed.pipeline",

@@ -47,7 +47,9 @@ def assert_as_one(results, rows):
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["as asked", "ahead"])
-@pytest.mark.parametrize("options", [{}, {"cache": 0.1}], ids=["plain", "cached"])
+@pytest.mark.parametrize(
+    "options", [{}, {"cache": 0.1}, {"cache": 0.1, "mode": "replicated"}], ids=["plain", "cached", "replicated"]
+)
 @pytest.mark.parametrize(("backend", "world"), [("gloo", 2), ("nccl", 1)])
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam"])
 def test_ranks_give_the_rows_of_one(optimizer, backend, world, options, ahead):

@@ -39,7 +39,8 @@ def list_command(run: Annotated[Path, _RUN]) -> None:
 
     table = Table()
     for heading in ("checkpoint", "step", "kind", "parent", "size", "rows", "age"):
-        table.add_column(heading, justify="right" if heading in ("step", "size", "rows", "age") else "left")
+        side = "right" if heading in ("step", "size", "rows", "age") else "left"
+        table.add_column(heading, justify=side, no_wrap=heading == "checkpoint")  # type: ignore[arg-type]
     for folder in _folders(run):
         try:
             found = read_manifest(folder)

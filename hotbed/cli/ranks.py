@@ -11,6 +11,7 @@ threads wait for, so that torchrun can start all of them again.
 from __future__ import annotations
 
 import os
+import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _STARTING = 300.0  # seconds for which ranks wait for each other until the settings say how long
 _AFTER = 1.2, 30.0  # torch's own time-out comes later: it cannot say which rank is missing
-_WAIT_FOR_REASON = 2.0  # seconds for another rank to say why it broke the connection
+_WAIT_FOR_REASON = 0.5  # seconds for another rank to say why it broke the connection
 
 
 class Start(NamedTuple):
@@ -127,6 +128,7 @@ class Ranks:
         from hotbed.parallel.pulse import following, leave
 
         assert self.pulse is not None
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it at once to all ranks when it has lost one
         known = isinstance(error, HotbedError)
         text = str(error) if known else "".join(traceback.format_exception(error))
         if isinstance(error, KeyboardInterrupt):
@@ -138,8 +140,11 @@ class Ranks:
             if not known:
                 text = f"the connection to other ranks is lost in the stage {self.pulse.stage!r}: {self.pulse.diagnosis()}."
                 known = True
-        first = self.pulse.fail(text if known else f"{type(error).__name__}: {error}\n{text}")
-        silent = first.rank != self.rank and first.text == text
+        try:
+            first = self.pulse.fail(text if known else f"{type(error).__name__}: {error}\n{text}")
+            silent = first.rank != self.rank and first.text == text
+        except RuntimeError:  # whoever keeps the store is gone
+            silent = False
         leave("" if silent else f"rank {self.rank}: {text}", 2 if known else 1)
 
 

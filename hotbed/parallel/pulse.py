@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 GRACE = 5.0  # seconds that the main thread has to end by itself
 _MOST_BETWEEN, _LEAST_BETWEEN = 0.5, 0.1  # seconds between two beats
+_WATCHED = 4.0  # seconds; a rank that compiles keeps its other threads waiting for long
 _FAILURE, _COUNT = "failure", "failures"
 EXIT_CODE = 2
 
@@ -87,10 +88,12 @@ class Pulse:
                 return None
             time.sleep(0.05)
 
-    def diagnosis(self) -> str:
-        """Which ranks are gone or behind, and where they were last seen; takes a few beats."""
-        before = self._signs()
-        time.sleep(2.5 * self._between)
+    def diagnosis(self, seconds: float = 1.25) -> str:
+        """Which ranks are gone or behind, and where they were last seen; watches their pulses for so long."""
+        before, deadline = self._signs(), time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._give_sign()  # others may be watching too
+            time.sleep(self._between)
         signs = self._signs()
         ahead = max(((sign.stages, sign.batches) for sign in signs.values()), default=(0, 0))
         said = []
@@ -117,9 +120,7 @@ class Pulse:
     def _beat(self) -> None:
         try:
             while not self._ended.wait(self._between):
-                sign = Sign(self._stages, self._stage, self._since, self.batches, time.time())
-                with self._lock:
-                    self._store.set(f"pulse-{self.rank}", json.dumps(sign))
+                self._give_sign()
                 if (failure := self.failure()) is not None:
                     self._follow(failure)
                 elif time.monotonic() - self._entered > self.timeout:
@@ -127,10 +128,16 @@ class Pulse:
         except (dist.DistError, RuntimeError):  # whoever keeps the store is gone, and soon so is this rank
             return
 
+    def _give_sign(self) -> None:
+        sign = Sign(self._stages, self._stage, self._since, self.batches, time.time())
+        with self._lock:
+            self._store.set(f"pulse-{self.rank}", json.dumps(sign))
+
     def _time_out(self) -> None:
+        who = self.diagnosis(_WATCHED)
         text = (
-            f"no answer for {self.timeout:g} s in the stage {self._stage!r}: {self.diagnosis()}. All ranks stop. If that was "
-            "only slow, raise parallel.timeout."
+            f"no answer for {self.timeout:g} s in the stage {self._stage!r}: {who}. All ranks stop. If that was only slow, "
+            "raise parallel.timeout."
         )
         first = self.fail(text)
         leave(f"rank {self.rank}: {text}" if first.rank == self.rank else following(self.rank, first))

@@ -5,13 +5,21 @@ from importlib import import_module
 from numba.core.registry import cpu_target
 
 MODULES = (
+    "hotbed.build",
     "hotbed.checkpoint",
+    "hotbed.cli.train",
+    "hotbed.data.describe",
     "hotbed.optim",
     "hotbed.parallel",
+    "hotbed.report",
     "hotbed.tables",
+    "hotbed.train.warm_start",
+    "pyarrow.parquet",
     "pytest",
+    "safetensors.torch",
     "torch._dynamo",  # the first optimizer that is built loads it
     "torch.distributed",
+    "torch.utils.tensorboard",
 )
 for module in MODULES:
     import_module(module)

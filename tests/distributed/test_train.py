@@ -1,0 +1,226 @@
+"""`hotbed train` in ranks: all of them as one run, also when one is killed, stopped, hung or given something else."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hotbed.cli import main
+from hotbed.train.layouts import newest_in, steps_of
+from tests.distributed.train_ranks import TrainRanks
+
+CHECKPOINT = 16
+SETTINGS = (
+    "data.batch_size=30",
+    "data.eval_batch_size=700",
+    "model.dim=4",
+    "model.options.hidden=[8]",
+    "model.options.batch_norm=true",
+    "train.device=cpu",
+    "train.log_every=9",
+    "train.eval_every=50",
+    f"train.checkpoint_every={CHECKPOINT}",
+    "parallel.timeout=60",
+)
+TIMES = ("samples_per_s", "seconds", "train_seconds", "cache", "tiers")
+STEPS = 50  # of an epoch
+
+
+def arguments(run, *extra, epochs=3):
+    sets = [part for one in SETTINGS for part in ("--set", one)]
+    return ["train", "--data", "criteo-like:1500", "--epochs", str(epochs), *sets, "--out", str(run), *extra]
+
+
+def hotbed(*given):
+    """In this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(given))
+    assert ended.value.code == 0
+
+
+def end_of(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    end = {"lines": [{name: one for name, one in line.items() if name not in TIMES} for line in lines]}
+    return end | {
+        str(path.relative_to(run)): path.read_bytes() for path in (run / "model").rglob("*") if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that was left alone, without a cache."""
+    run = tmp_path_factory.mktemp("ranks") / "whole"
+    ranks = TrainRanks(arguments(run), run)
+    assert ranks.ended() == [0, 0], ranks.texts()
+    first, second = ranks.texts()
+    assert "test AUC" in first
+    assert second == "", "only rank 0 speaks"
+    return run
+
+
+def test_a_killed_rank_leads_to_a_restart_and_the_same_end_behind_a_cache_too(whole, tmp_path):
+    run, log = tmp_path / "run", tmp_path / "log.txt"
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "hotbed"]
+    command = [sys.executable, "-m", *launch, *arguments(run, "--cache", "0.3")]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 60
+    while not (run / f"checkpoints/rank-0-of-2/{3 * CHECKPOINT:012}").exists():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.002)
+    os.kill(rank_of(process.pid, 1), signal.SIGKILL)
+    assert process.wait(90) == 0, log.read_text()
+    assert "rank 1 gives no sign of life any more" in log.read_text()
+    assert end_of(run) == end_of(whole)
+
+
+def rank_of(torchrun, number):
+    """The process of a rank."""
+    for child in Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split():
+        if f"\0RANK={number}\0".encode() in Path(f"/proc/{child}/environ").read_bytes():
+            return int(child)
+    raise AssertionError(f"no rank {number}")
+
+
+def test_one_process_gives_a_model_about_as_good(whole, tmp_path):
+    hotbed(*arguments(tmp_path / "run", "--quiet"))
+    alone, ranks = (json.loads((one / "summary.json").read_text()) for one in (tmp_path / "run", whole))
+    assert abs(alone["final"]["valid"]["auc"] - ranks["final"]["valid"]["auc"]) < 0.03
+    for name in ("samples", "steps", "parameters"):
+        assert alone[name] == ranks[name]
+
+
+def test_a_model_of_ranks_is_evaluated_as_any_other(whole, capsys):
+    hotbed("evaluate", str(whole))
+    final = json.loads((whole / "summary.json").read_text())["final"]
+    assert f"{final['test']['auc']:.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["list", "verify"])
+def test_checkpoints_of_ranks_are_known(whole, capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "200")
+    hotbed("checkpoint", command, str(whole))
+    text = capsys.readouterr().out
+    assert f"rank-0-of-2/{3 * STEPS:012}" in text
+    assert f"rank-1-of-2/{3 * STEPS:012}" in text
+    common = re.search(r"steps that all 2 ranks have: (.*)", text)[1].split(", ")
+    assert common[-2:] == [str(9 * CHECKPOINT), str(3 * STEPS)]
+
+
+def test_a_signal_to_one_rank_stops_all_and_others_go_on(whole, tmp_path, capsys):
+    run = tmp_path / "run"
+    ranks = TrainRanks(arguments(run, epochs=9), run)
+    ranks.wait_for(run / f"checkpoints/rank-0-of-2/{CHECKPOINT:012}")
+    ranks.signal(1, signal.SIGTERM)
+    assert ranks.ended() == [143, 143], ranks.texts()
+    assert "interrupted at step" in ranks.texts()[0]
+    saved = newest_in(run / "checkpoints")
+    assert saved.world == 2
+    epochs = saved.step // STEPS + 2
+    three = TrainRanks(
+        ["train", "--resume", str(run), "--epochs", str(epochs - 1), "--set", "tables.cache=0.4"], run, 3
+    )
+    assert three.ended() == [0, 0, 0], three.texts()
+    assert "was saved by 2 ranks and goes on with 3 ranks" in three.texts()[0]
+    assert not (run / "checkpoints/rank-0-of-2").exists()
+    hotbed("train", "--resume", str(run), "--epochs", str(epochs))
+    assert "was saved by 3 ranks and goes on with one process" in capsys.readouterr().err
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["finished"]
+    assert (summary["steps"], summary["samples"]) == (STEPS * epochs, 1500 * epochs)
+    rows = load_file(run / "model/tables.safetensors")
+    assert rows.keys() == load_file(whole / "model/tables.safetensors").keys()
+    assert all(np.isfinite(one).all() for one in rows.values())
+
+
+def test_k_steps_end_the_same_after_a_stop(tmp_path):
+    runs = []
+    for name in ("whole", "stopped"):
+        run = tmp_path / name
+        ranks = TrainRanks(arguments(run, "--k-step", "4", "--set", "parallel.merge=shared_v"), run)
+        if name == "stopped":
+            ranks.wait_for(run / f"checkpoints/rank-0-of-2/{2 * CHECKPOINT:012}")
+            ranks.signal(0, signal.SIGKILL)
+            ranks.ended()
+            ranks = TrainRanks(["train", "--resume", str(run)], run)
+        assert ranks.ended() == [0, 0], ranks.texts()
+        runs.append(end_of(run))
+    assert runs[0] == runs[1]
+
+
+def other_seed():
+    if os.environ["RANK"] == "1":
+        import hotbed.cli.train as command
+
+        config = command._config
+        command._config = lambda file, given, sets: config(file, {**given, "train.seed": 7}, sets)
+
+
+def test_ranks_with_other_settings_say_so_once(tmp_path):
+    ranks = TrainRanks(arguments(tmp_path / "run"), tmp_path / "run", prepare=other_seed)
+    assert ranks.ended() == [2, 2]
+    text = "".join(ranks.texts())
+    assert "all ranks must be given the same, and they differ in:\n  - train.seed: 0 on rank 0, 7 on rank 1\n" in text
+    assert text.count("error:") == 1
+
+
+def at_step_6(does):
+    """Rank 1 does something else."""
+    from hotbed.train import loop
+
+    step = loop.Training._step
+
+    def changed(self, batch):
+        if os.environ["RANK"] == "1" and self.progress.step == 5:
+            does()
+        step(self, batch)
+
+    loop.Training._step = changed
+
+
+def failing():
+    def fail():
+        raise ValueError("something else")
+
+    at_step_6(fail)
+
+
+def hanging():
+    at_step_6(lambda: time.sleep(1000))
+
+
+def test_an_error_on_one_rank_stops_all(tmp_path):
+    ranks = TrainRanks(arguments(tmp_path / "run"), tmp_path / "run", prepare=failing)
+    assert ranks.ended() == [2, 1]
+    first, second = ranks.texts()
+    assert first.endswith("error: rank 0 stops because of rank 1: ValueError: something else\n")
+    assert second.startswith("error: rank 1: Traceback")
+    assert second.endswith("ValueError: something else\n\n")
+
+
+def test_a_rank_that_hangs_is_named_with_its_stage(tmp_path):
+    given = arguments(tmp_path / "run", "--set", "parallel.timeout=5")
+    ranks = TrainRanks(given, tmp_path / "run", prepare=hanging)
+    assert ranks.ended(kept=[1])[0] == 2
+    text = "".join(ranks.texts())
+    assert "rank 1 is behind, in the stage 'batch of step 6'" in text
+
+
+def test_a_step_counts_when_all_ranks_have_it(tmp_path):
+    for rank, steps in enumerate([(1, 2, 3), (1, 2)]):
+        for step in steps:
+            (tmp_path / f"rank-{rank}-of-2" / f"{step:012}").mkdir(parents=True)
+    (tmp_path / "rank-0-of-3" / f"{9:012}").mkdir(parents=True)
+    (tmp_path / f"{1:012}").mkdir()
+    assert list(steps_of(tmp_path, 2)) == [1, 2]
+    found = newest_in(tmp_path)
+    assert (found.step, found.world) == (2, 2)

@@ -214,7 +214,8 @@ class ShardFront:
 
     def rows_of(self, lookups: Lookups) -> Tensor:
         """The weights [L, D] that the look-ups read; asks for them again."""
-        return rows_of(self._rows(lookups), lookups, self.layout.dim)
+        here = lookups._replace(route=self.asked(lookups, learns=False))
+        return rows_of(self._rows(here), lookups, self.layout.dim)
 
     def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
         """Send the sums of the gradients to the owners, and update the rows that are here."""

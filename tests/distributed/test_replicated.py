@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hotbed import Table, optim
+from hotbed import EmbeddingTables, Jagged, Table, optim
 from hotbed.errors import ConfigError
 from hotbed.parallel import auto
 from hotbed.parallel.auto import costs_of
@@ -287,6 +287,23 @@ def test_one_rank_has_no_replicas_to_forget():
     tables(ids).sum().backward()
     tables.weight("a").fill_(3.0)
     assert (tables(ids) == 3.0).all()
+
+
+@pytest.mark.parametrize("mode", ["sharded", "replicated"])
+def test_weights_of_bags_get_their_gradient_though_rows_were_moved(mode):
+    expected = gradient_of_weights(EmbeddingTables)
+    assert torch.equal(gradient_of_weights(functools.partial(ShardedTables, mode=mode)), expected)
+
+
+def gradient_of_weights(kind):
+    tables = kind({"a": Table(400, 4)}, cache=0.1, output="dict")
+    weights = torch.ones(8, requires_grad=True)
+    vectors = tables({"a": Jagged(torch.arange(8), torch.arange(9), weights)})["a"]
+    for first in range(8, 128, 30):
+        with torch.no_grad():
+            tables({"a": Jagged(torch.arange(first, first + 30), torch.arange(31))})
+    vectors.sum().backward()
+    return weights.grad
 
 
 def test_settings_that_cannot_be():

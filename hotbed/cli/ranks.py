@@ -46,7 +46,7 @@ class Ranks:
     def __init__(self) -> None:
         self.size, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if self.size > 1 else 0
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.pulse: Pulse | None = None
         self._store: Any = None
         self._lasting: Any = None  # outlives a restart
@@ -91,7 +91,7 @@ class Ranks:
     @property
     def run(self) -> str:
         """The run folder of the attempt before this one; empty where none is known."""
-        known = self.attempt and self._lasting is not None and self._lasting.check(["run"])
+        known = self._lasting is not None and self.attempt and self._lasting.check(["run"])
         return str(self._lasting.get("run").decode()) if known else ""
 
     @run.setter

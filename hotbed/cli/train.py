@@ -215,7 +215,7 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, *, quiet: bool,
     compare(config, dataset.fingerprint, world)
     with alone(run_folder) if world.is_first else nullcontext():
         with nullcontext() if quiet else err().status("building tables and model"):
-            world.stage("building tables and model")
+            world.stage("building tables and model", alone=True)
             built = build(config, dataset, run_folder, _observers(run_folder, quiet, world), world)
             if start.resume:
                 built.training.resume()
@@ -231,7 +231,8 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, *, quiet: bool,
                 write_text(run_folder / "config.json", config.to_json())
                 if not start.resume:
                     write_text(run_folder / "data.json", json.dumps(describe(dataset)) + "\n")
-            world.any(False)  # the folder is there
+            world.stage("waiting for the run folder")
+            world.any(False)
             carried = None if entry is None else start_from(entry, run_folder, built.training.learner, dataset)
         if carried is not None and not quiet:
             err().print(f"warm start {carried.text()}", soft_wrap=True)

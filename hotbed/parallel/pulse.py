@@ -49,17 +49,17 @@ class Pulse:
         self.rank, self.size, self.timeout = rank, size, timeout
         self._store = store
         self._stages, self._stage, self._since = 0, "starting", time.time()
-        self._entered = time.monotonic()
+        self._entered, self._alone = time.monotonic(), True
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._between = min(_MOST_BETWEEN, max(_LEAST_BETWEEN, timeout / 20))
         self._thread = threading.Thread(target=self._beat, name="hotbed-pulse", daemon=True)
         self._thread.start()
 
-    def enter(self, name: str) -> None:
-        """The next stage begins."""
+    def enter(self, name: str, *, alone: bool = False) -> None:
+        """The next stage begins; `alone`: it asks nothing of other ranks, and may take as long as it takes."""
         self._stages, self._stage, self._since = self._stages + 1, name, time.time()
-        self._entered = time.monotonic()
+        self._entered, self._alone = time.monotonic(), alone
 
     @property
     def stage(self) -> str:
@@ -123,7 +123,7 @@ class Pulse:
                 self._give_sign()
                 if (failure := self.failure()) is not None:
                     self._follow(failure)
-                elif time.monotonic() - self._entered > self.timeout:
+                elif not self._alone and time.monotonic() - self._entered > self.timeout:
                     self._time_out()
         except (dist.DistError, RuntimeError):  # whoever keeps the store is gone, and soon so is this rank
             return

@@ -32,10 +32,10 @@ class World:
         """Whether this rank writes what is written once, and speaks for all."""
         return self.rank == 0
 
-    def stage(self, name: str) -> None:
-        """What all ranks do from here on."""
+    def stage(self, name: str, *, alone: bool = False) -> None:
+        """What all ranks do from here on; `alone`: each for itself, and none waits for another."""
         if self._pulse is not None:
-            self._pulse.enter(name)
+            self._pulse.enter(name, alone=alone)
 
     def counted(self, batches: Iterable[T]) -> Iterator[T]:
         """The same batches; other ranks see how many there were."""

@@ -98,6 +98,7 @@ def load_checkpoint(
     world = learner.world
     newest: Saved | None = newest_in(checkpoint_root(run)) if world.is_first else None
     found: Saved | None = world.from_first((newest,))[0]
+    world.stage("loading a checkpoint", alone=True)
     if found is None:
         document, interval = _load_old(run, learner, world)
     elif found.world == world.size:
@@ -159,6 +160,7 @@ def _load_own(
         run = root.parent if world.size == 1 else root.parent.parent
         hint = f" `hotbed checkpoint verify {run}` names all damage.{older}" if "damaged" in str(error) else ""
         raise RunError(f"{error}{hint}") from error
+    world.stage("agreeing where the run stands")
     first = world.from_first(entry.manifest.document)
     return {**entry.manifest.document, "progress": first["progress"]}, interval
 

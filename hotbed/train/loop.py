@@ -200,12 +200,14 @@ class Training:
         self.world.stage(f"checkpoint of step {self.progress.step}")
         self._pause()
         self._refuse_bad_loss()
+        self.world.stage(f"writing the checkpoint of step {self.progress.step}", alone=wait)
         self.log.flush_to_disk()
         self.progress.log_position = self.log.position
         with self._watch.aside():
             state = state_of(self.run, self.learner, self.progress, self._interval)
             self._saver.save(state, wait=wait)
         if wait:
+            self.world.stage(f"agreeing on the checkpoint of step {self.progress.step}")
             self._saver.prune()
             self._tidy()
         self._running_since = time.perf_counter()

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from hotbed.build import build
 from hotbed.cli import main
+from hotbed.config import read_tree
+from hotbed.data.embedded import resolve
 from hotbed.train.layouts import newest_in, steps_of
 from tests.distributed.train_ranks import TrainRanks
 
@@ -140,6 +143,24 @@ def test_a_signal_to_one_rank_stops_all_and_others_go_on(whole, tmp_path, capsys
     rows = load_file(run / "model/tables.safetensors")
     assert rows.keys() == load_file(whole / "model/tables.safetensors").keys()
     assert all(np.isfinite(one).all() for one in rows.values())
+
+
+@pytest.mark.parametrize("where", ["plain", "cache", "ssd"])
+def test_one_process_finds_the_rows_of_all_ranks(tmp_path, where):
+    run, settings = tmp_path / "run", {"plain": (), "cache": ("--cache", "0.3")}
+    settings["ssd"] = ("--memory", "700KiB", "--ssd", f"{tmp_path / 'ssd'}:8MiB")
+    ranks = TrainRanks(arguments(run, *settings[where], "--set", "train.keep_best=false", epochs=1), run)
+    assert ranks.ended() == [0, 0], ranks.texts()
+    config = read_tree(json.loads((run / "config.json").read_text()))
+    training = build(config, resolve("criteo-like:1500"), run).training
+    training.resume()
+    rows, learner = load_file(run / "model/tables.safetensors"), training.learner
+    for name in learner.tables.tables:
+        assert np.array_equal(learner.tables.weight(name).numpy(), rows[f"{name}.weight"]), name
+    dense = load_file(run / "model/dense.safetensors")
+    for name, weight in learner.model.state_dict().items():
+        assert np.array_equal(weight.numpy(), dense[name]), name
+    assert (training.progress.step, training.learner.tables.num_updates) == (STEPS, STEPS)
 
 
 def test_k_steps_end_the_same_after_a_stop(tmp_path):

@@ -149,12 +149,12 @@ def main() -> int:
     if whole.code:
         print(whole.text)
         return 1
-    expected, kills, number = end_of(root / "whole"), 0, 0
+    expected, kills, number, life = end_of(root / "whole"), 0, 0, whole.seconds
     print(f"undisturbed: {whole.seconds:.1f} s", flush=True)
     while kills < asked.kills:
         run = root / f"killed-{number}"
         some = min(asked.kills - kills, draw.randint(1, 3))
-        moments = [(draw.uniform(0.1, 1.0) * whole.seconds, draw.randrange(asked.ranks)) for _ in range(some)]
+        moments = [(draw.uniform(0.1, 1.0) * life, draw.randrange(asked.ranks)) for _ in range(some)]
         ended = train(Case(asked.ranks, extra=CACHES[number % len(CACHES)]), run, moments)
         different = differences_of(expected, end_of(run)) if ended.code == 0 else [f"exit code {ended.code}"]
         if different:
@@ -163,6 +163,7 @@ def main() -> int:
             )
             return 1
         kills, number = kills + ended.kills, number + 1
+        life = min(life, ended.seconds / (1 + ended.kills))  # of an attempt; other work may have slowed the first one
         print(f"run {number}: {ended.kills} kills, {ended.seconds:.1f} s; {kills} of {asked.kills}", flush=True)
         shutil.rmtree(run)
     shutil.rmtree(root)

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hotbed.cli.console import err, out
+from hotbed.cli.console import err
 from hotbed.cli.dataset import open_dataset
 from hotbed.cli.progress import Warnings, watcher
 from hotbed.cli.ranks import Ranks, Start, joined
-from hotbed.cli.results import result_table
-from hotbed.cli.storage import id_table, tiers_text
+from hotbed.cli.told import as_run_file, opening, tell, warn_of_few_steps
 
 if TYPE_CHECKING:
     from hotbed.build import Built
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from hotbed.train.observer import Observer
 
 # Changing these on --resume would make another run of it, not the same one longer.
-_FEW_STEPS = 40
 _RESUME_MAY_CHANGE = {
     "data.eval_batch_size",
     "data.threads",
@@ -147,7 +145,7 @@ def train_command(
     }
     given = {path: value for path, value in flags.items() if value is not None}
     if show:
-        typer.echo(_as_run_file(_config(run_file, given, sets)), nl=False)
+        typer.echo(as_run_file(_config(run_file, given, sets)), nl=False)
         return
     with joined() as ranks:
         if resume is None:
@@ -223,7 +221,7 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, *, quiet: bool,
                     if not ranks.attempt:
                         _refuse_finished(built.training)
                     if world.is_first:  # a rank was lost after the end
-                        _tell(read_json(run_folder / "summary.json"), run_folder)
+                        tell(read_json(run_folder / "summary.json"), run_folder)
                     return
             elif world.is_first:
                 make_run(run_folder, start.overwrite)
@@ -237,7 +235,7 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, *, quiet: bool,
         if carried is not None and not quiet:
             err().print(f"warm start {carried.text()}", soft_wrap=True)
         if world.is_first:
-            _warn_of_few_steps(built.training, config.data.batch_size)
+            warn_of_few_steps(built.training, config.data.batch_size)
         _run(built, quiet)
 
 
@@ -247,15 +245,6 @@ def _dataset(name: str, ranks: Ranks, world: World) -> Dataset:
     found = open_dataset(name) if ranks.local_rank == 0 else None
     world.any(False)
     return found if found is not None else open_dataset(name)
-
-
-def _warn_of_few_steps(training: Training, batch_size: int) -> None:
-    """A small log in large batches learns nothing, and nothing else would say so."""
-    if training.total_steps < _FEW_STEPS and not training.pace.max_steps:
-        err().print(
-            f"note: {training.total_steps} steps of {batch_size:,} samples are few to learn from; more epochs (--epochs 10) or "
-            "smaller batches (--set data.batch_size=256) make more of a small log"
-        )
 
 
 def _observers(folder: Path, quiet: bool, world: World) -> list[Observer]:
@@ -295,7 +284,7 @@ def _run(built: Built, quiet: bool) -> None:
 
     folder, speaks = built.training.run, built.training.world.is_first
     if not quiet:
-        err().print(_opening(built), soft_wrap=True)
+        err().print(opening(built), soft_wrap=True)
     try:
         ending = run(built.training, built.subject)
     except HotbedError:
@@ -304,80 +293,6 @@ def _run(built: Built, quiet: bool) -> None:
                 write_report(folder)
         raise
     if speaks:
-        _tell(ending.summary, folder)
+        tell(ending.summary, folder)
     if not ending.summary["finished"]:
         raise typer.Exit(ending.exit_code)
-
-
-def _tell(summary: dict[str, Any], folder: Path) -> None:
-    """The report page, and the result on the screen."""
-    from hotbed.errors import RunError
-    from hotbed.report import write_report
-
-    try:
-        page = f"report: {write_report(folder)}"
-    except RunError as error:
-        page = f"no report page: {error}"
-    if summary["final"]:
-        known = {"best_auc": summary["best_auc"], "gap": summary["gap"]}
-        columns = {
-            split: {**metrics, **{name: values.get(split) for name, values in known.items()}}
-            for split, metrics in summary["final"].items()
-        }
-        out().print(result_table(f"{summary['model']} on {summary['dataset']}", columns))
-    if summary["ids"]:
-        out().print(id_table(summary["ids"]))
-    if summary["tiers"]:
-        out().print(tiers_text(summary["tiers"]), soft_wrap=True)
-    rate, seconds = summary["samples_per_s"] or 0, summary["train_seconds"]
-    trained = (
-        f"{summary['samples']:,} samples in {seconds:,.1f} s of training, {rate:,.0f} samples/s on {summary['device']}"
-    )
-    out().print(f"{trained}\n{page}", soft_wrap=True)
-    if not summary["finished"]:
-        err().print(
-            f"interrupted at step {summary['steps']:,}; the checkpoint is saved. Go on with: "
-            f"hotbed train --resume {shlex.quote(str(folder))}",
-            soft_wrap=True,
-        )
-
-
-def _opening(built: Built) -> str:
-    from hotbed.memory import in_words
-    from hotbed.train.run import cache_sizes
-
-    training, subject = built.training, built.subject
-    tables = training.learner.tables
-    given = tables.tables.values()
-    rows = f"{sum(table.rows or 0 for table in given):,} rows"
-    cached, device = cache_sizes(tables), training.learner.device
-    if training.world.size > 1:
-        rows = f"{rows} over {training.world.size} ranks"
-    if any(table.rows is None for table in given):
-        assert cached is not None, "dynamic ids are looked up in a cache"
-        rows = "dynamic ids" if all(table.rows is None for table in given) else f"{rows} and dynamic ids"
-        place = f"with a cache of {cached['slots']:,} rows ({in_words(cached['device_bytes'])}) on {device}"
-    elif cached is None:
-        place = f"({in_words(tables.num_bytes)}), {device}"
-    else:
-        amounts = f"{in_words(cached['device_bytes'])} instead of {in_words(cached['table_bytes'])}"
-        place = f"with {cached['slots']:,} of them ({amounts}) on {device}"
-    return (
-        f"{subject.model} on {subject.dataset_name}: {training.loaders.train.num_rows:,} train samples, {rows} in "
-        f"{len(tables.tables)} tables {place}; writing to {training.run}"
-    )
-
-
-def _as_run_file(config: RunConfig) -> str:
-    """YAML with one comment per setting."""
-    from hotbed.config import FIELDS
-
-    lines, open_section = [], ""
-    for path, one in FIELDS.items():
-        section, name = path.split(".")
-        if section != open_section:
-            lines.append(f"{section}:")
-            open_section = section
-        value = getattr(getattr(config, section), name)
-        lines.append(f"  {name}: {json.dumps(value)}".ljust(36) + f"  # {one.metadata['about']}")
-    return "\n".join(lines) + "\n"

@@ -1,0 +1,102 @@
+"""What `hotbed train` says of a run: its settings, how it begins, and its result."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotbed.cli.console import err, out
+from hotbed.cli.results import result_table
+from hotbed.cli.storage import id_table, tiers_text
+
+if TYPE_CHECKING:
+    from hotbed.build import Built
+    from hotbed.config import RunConfig
+    from hotbed.train.loop import Training
+
+_FEW_STEPS = 40
+
+
+def warn_of_few_steps(training: Training, batch_size: int) -> None:
+    """A small log in large batches learns nothing, and nothing else would say so."""
+    if training.total_steps < _FEW_STEPS and not training.pace.max_steps:
+        err().print(
+            f"note: {training.total_steps} steps of {batch_size:,} samples are few to learn from; more epochs (--epochs 10) or "
+            "smaller batches (--set data.batch_size=256) make more of a small log"
+        )
+
+
+def tell(summary: dict[str, Any], folder: Path) -> None:
+    """The report page, and the result on the screen."""
+    from hotbed.errors import RunError
+    from hotbed.report import write_report
+
+    try:
+        page = f"report: {write_report(folder)}"
+    except RunError as error:
+        page = f"no report page: {error}"
+    if summary["final"]:
+        known = {"best_auc": summary["best_auc"], "gap": summary["gap"]}
+        columns = {
+            split: {**metrics, **{name: values.get(split) for name, values in known.items()}}
+            for split, metrics in summary["final"].items()
+        }
+        out().print(result_table(f"{summary['model']} on {summary['dataset']}", columns))
+    if summary["ids"]:
+        out().print(id_table(summary["ids"]))
+    if summary["tiers"]:
+        out().print(tiers_text(summary["tiers"]), soft_wrap=True)
+    rate, seconds = summary["samples_per_s"] or 0, summary["train_seconds"]
+    trained = (
+        f"{summary['samples']:,} samples in {seconds:,.1f} s of training, {rate:,.0f} samples/s on {summary['device']}"
+    )
+    out().print(f"{trained}\n{page}", soft_wrap=True)
+    if not summary["finished"]:
+        err().print(
+            f"interrupted at step {summary['steps']:,}; the checkpoint is saved. Go on with: "
+            f"hotbed train --resume {shlex.quote(str(folder))}",
+            soft_wrap=True,
+        )
+
+
+def opening(built: Built) -> str:
+    from hotbed.memory import in_words
+    from hotbed.train.run import cache_sizes
+
+    training, subject = built.training, built.subject
+    tables = training.learner.tables
+    given = tables.tables.values()
+    rows = f"{sum(table.rows or 0 for table in given):,} rows"
+    cached, device = cache_sizes(tables), training.learner.device
+    if training.world.size > 1:
+        rows = f"{rows} over {training.world.size} ranks"
+    if any(table.rows is None for table in given):
+        assert cached is not None, "dynamic ids are looked up in a cache"
+        rows = "dynamic ids" if all(table.rows is None for table in given) else f"{rows} and dynamic ids"
+        place = f"with a cache of {cached['slots']:,} rows ({in_words(cached['device_bytes'])}) on {device}"
+    elif cached is None:
+        place = f"({in_words(tables.num_bytes)}), {device}"
+    else:
+        amounts = f"{in_words(cached['device_bytes'])} instead of {in_words(cached['table_bytes'])}"
+        place = f"with {cached['slots']:,} of them ({amounts}) on {device}"
+    return (
+        f"{subject.model} on {subject.dataset_name}: {training.loaders.train.num_rows:,} train samples, {rows} in "
+        f"{len(tables.tables)} tables {place}; writing to {training.run}"
+    )
+
+
+def as_run_file(config: RunConfig) -> str:
+    """YAML with one comment per setting."""
+    from hotbed.config import FIELDS
+
+    lines, open_section = [], ""
+    for path, one in FIELDS.items():
+        section, name = path.split(".")
+        if section != open_section:
+            lines.append(f"{section}:")
+            open_section = section
+        value = getattr(getattr(config, section), name)
+        lines.append(f"  {name}: {json.dumps(value)}".ljust(36) + f"  # {one.metadata['about']}")
+    return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,27 +21,23 @@ from torch import Tensor
 from hotbed.budget import Room
 from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, Decision, make_policy
 from hotbed.cache.holdings import hot_keys
-from hotbed.cache.policies import LFU
-from hotbed.dynamic import DynamicIds
-from hotbed.errors import BudgetError, ConfigError, HotbedError
-from hotbed.group import Member, TableGroup
+from hotbed.errors import BudgetError, ConfigError
+from hotbed.group import Member
 from hotbed.memory import in_words
-from hotbed.ops.keys import FirstBad
 from hotbed.ops.lookups import Lookups, Span, Ticket
-from hotbed.ops.move import FirstRows, first_records, first_rows, pack, unpack
+from hotbed.ops.move import pack, unpack
 from hotbed.ops.records import Precision
 from hotbed.ops.streams import after, mark
 from hotbed.optim import RowOptimizer
 from hotbed.shard import WHOLE, Shard
 from hotbed.staging import Staging
 from hotbed.store import MemoryStore
+from hotbed.stored_group import CHUNK, StoredGroup
 
 if TYPE_CHECKING:  # lanes are Triton's, which need not be there
     from hotbed.cache.lane import Lane, LanePlan
     from hotbed.ops.keys.triton import KeyMaker
     from hotbed.ops.move.porter import Porter
-
-_LOAD_CHUNK = 1 << 18
 
 
 class Ahead(NamedTuple):
@@ -69,7 +65,7 @@ class Fetch:
         return 0 if self.late is None else int(self.late.shape[0])
 
 
-class CachedGroup(TableGroup):
+class CachedGroup(StoredGroup):
     """Records of several tables, some of them on the device."""
 
     def __init__(
@@ -83,16 +79,9 @@ class CachedGroup(TableGroup):
         precision: Precision = "fp32",
         shard: Shard = WHOLE,
     ) -> None:
-        num_slots = room.num_slots or 1
-        super().__init__(members, dim, optimizer, device, num_slots, precision, shard)
+        super().__init__(members, dim, optimizer, device, room, precision, shard)
         self._policy = make_policy(policy)
-        self._first: FirstRows = self.first_rows()
-        self.ids: DynamicIds | None = None
-        if room.ids is not None:
-            self.num_rows = room.ids.rows
-            self.ids = DynamicIds(members, lambda table: first_rows(dim, optimizer, [table], precision), room.ids)
-        self.store = room.place.open(self.num_rows, self.layout, self._first_records, LFU)
-        self.cache = Cache(num_slots, self._policy, device)
+        self.cache = Cache(self.num_slots, self._policy, device)
         self._staging = Staging(self.layout.width, device)
         self._counts = CacheCounts()
         self._counting = threading.Lock()
@@ -100,35 +89,9 @@ class CachedGroup(TableGroup):
         self.is_broken = False  # rows did not get where the cache says they are
 
     @property
-    def num_slots(self) -> int:
-        return int(self.records.shape[0])
-
-    @property
     def counts(self) -> CacheCounts:
         """What the cache did so far."""
         return self._counts
-
-    def initialise(self, seed: int) -> None:
-        """Rows get their first values when they are first used."""
-        self._seed = seed
-        self._first = self.first_rows()
-        if self.ids is not None:
-            self.ids.initialise(seed)
-
-    def keys(
-        self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
-    ) -> tuple[Tensor, FirstBad, Any]:
-        """As of every group; dynamic ids have none that is bad."""
-        if self.ids is None:
-            return super().keys(ids, spans, tables, learns)
-        keys, sense = self.ids.keys(ids, spans, tables, learns)
-        return keys, FirstBad(None), sense
-
-    def owns(self, table: str, ids: Tensor) -> Tensor:
-        if self.ids is None:
-            return super().owns(table, ids)
-        number = torch.tensor(self.ids.names.index(table))
-        return self.shard.owner_of_ids(number, ids) == self.shard.rank
 
     def take_back(self) -> None:
         """Forget what ids taught that were not trained. Nothing may be on its way."""
@@ -313,63 +276,10 @@ class CachedGroup(TableGroup):
         """Write every row that has changed back; the rows stay. A batch that is still to be updated marks its own again."""
         self.let_go()
         keys, slots = self.cache.dirty()
-        for start in range(0, keys.shape[0], _LOAD_CHUNK):
-            part = slice(start, start + _LOAD_CHUNK)
+        for start in range(0, keys.shape[0], CHUNK):
+            part = slice(start, start + CHUNK)
             self.store.write(keys[part].cpu(), self._packed(slots[part]).cpu())
         self.cache.mark_clean()
-
-    def columns(self, table: str) -> dict[str, Tensor]:
-        """`weight` and every optimizer state of one table: a copy on the host, so writing to it changes nothing."""
-        self._refuse_dynamic(table)
-        self._refuse_part(table)
-        self.flush()
-        member = self.members[table]
-        return self._cut(self._read(torch.arange(member.base, member.base + member.rows)))
-
-    def weight_pieces(self, table: str) -> Iterator[Tensor]:
-        if self.ids is None:
-            self._refuse_part(table)
-        self.flush()
-        for keys in self._keys_of(table):
-            yield self._cut(self._read(keys))["weight"]
-
-    def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
-        self.flush()
-        if self.ids is None:
-            here = self.ids_of(table)
-            return here, self._cut(self._read(self.local_keys(table, here)))
-        ids, keys = self.ids.rows_of(table)
-        return torch.from_numpy(ids), self._cut(self._read(torch.from_numpy(keys)))
-
-    def ids_of(self, table: str) -> Tensor:
-        return super().ids_of(table) if self.ids is None else torch.from_numpy(self.ids.rows_of(table)[0])
-
-    def shared_row(self, table: str) -> dict[str, Tensor] | None:
-        """The columns [1, ...] of the row that ids without one of their own share; None where none does."""
-        key = -1 if self.ids is None else self.ids.translator.shared_key(self.ids.names.index(table))
-        if key < 0:
-            return None
-        self.flush()
-        return self._cut(self._read(torch.tensor([key])))
-
-    def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
-        self._refuse_dynamic(table)
-        self._refuse_part(table)
-        self.flush()
-        for keys in self._keys_of(table):
-            records, first = self._read(keys), int(keys[0]) - self.members[table].base
-            for name, view in self._cut(records).items():
-                if name in columns:
-                    view.copy_(columns[name][first : first + view.shape[0]])
-            self.store.write(keys, records)
-        self._forget()
-
-    def clear(self) -> None:
-        """All rows have their first values again, and no dynamic id has one."""
-        if self.ids is not None:
-            self.ids.initialise(self._seed)
-        self.store.clear()
-        self._forget()
 
     def warm(self, keys: Tensor) -> None:
         """Let the policy keep these keys (distinct, ascending; at most as many as there are slots) and bring them in.
@@ -401,41 +311,14 @@ class CachedGroup(TableGroup):
         """Training waited this long for a window."""
         self._count(CacheCounts(stall_seconds=seconds))
 
-    def _first_records(self, keys: Tensor) -> Tensor:
-        """What rows start from, on the host."""
-        return first_records(keys, self._first) if self.ids is None else self.ids.first(keys)
-
     def _forget_rows(self, keys: Tensor) -> None:
         if keys.shape[0]:
             self.let_go()
             self.cache.forget(keys.to(self.records.device))
             self.store.forget(keys)
 
-    def _refuse_dynamic(self, table: str) -> None:
-        if self.ids is not None:
-            raise HotbedError(
-                f"table {table!r} has dynamic ids, and no rows 0, 1, ... to give or take. tables.rows({table!r}) gives its "
-                "ids and their rows; hotbed.checkpoint saves and loads them."
-            )
-
     def _slots_of(self, member: Member) -> tuple[int, int]:
         return 0, self.records.shape[0]
-
-    def _keys_of(self, table: str) -> Iterator[Tensor]:
-        """All keys of a table, some at a time: it may be larger than memory. Of dynamic ids, ids ascending."""
-        if self.ids is not None:
-            found = torch.from_numpy(self.ids.rows_of(table)[1])
-            yield from (found[start : start + _LOAD_CHUNK] for start in range(0, found.shape[0], _LOAD_CHUNK))
-            return
-        member = self.members[table]
-        stop = member.base + member.rows
-        for start in range(member.base, stop, _LOAD_CHUNK):
-            yield torch.arange(start, min(start + _LOAD_CHUNK, stop))
-
-    def _read(self, keys: Tensor) -> Tensor:
-        records = torch.empty(keys.shape[0], self.layout.width)
-        self.store.read(keys, records)
-        return records
 
     def _packed(self, slots: Tensor) -> Tensor:
         out = torch.empty(slots.shape[0], self.layout.width, device=self.records.device)

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from hotbed.border import Call, Front, LookUp, Step
 from hotbed.budget import Budgets, rooms_of
 from hotbed.cache import DEFAULT_POLICY, CacheCounts
 from hotbed.cached_group import CachedGroup
 from hotbed.checkpoint.lineage import forget
 from hotbed.checkpoint.types import RowPart
 from hotbed.declared import Output, Table, features_of, groups_of, output_of, sizes_of
-from hotbed.errors import ConfigError, HotbedError, ShapeError
+from hotbed.errors import ConfigError, ShapeError
 from hotbed.group import TableGroup
 from hotbed.ids import IdCounts
 from hotbed.inputs import Feature, Given, GroupInputs, as_given, flatten
 from hotbed.memory import parse_bytes
 from hotbed.ops.lookups import Lookups
-from hotbed.ops.records import PRECISIONS, Layout, Precision
+from hotbed.ops.records import PRECISIONS, Precision
 from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_schedule
 from hotbed.recorded import Recorded
@@ -40,21 +39,6 @@ from hotbed.turns import Planned, Routed, Turns
 from hotbed.types import Jagged
 
 __all__ = ["EmbeddingTables", "Table"]
-
-
-class Front(Protocol):
-    """What answers the look-ups of one group: the group itself, or whoever asks other ranks."""
-
-    layout: Layout
-
-    def lookup(self, lookups: Lookups) -> Tensor:
-        """Pooled vectors [O, D]."""
-
-    def rows_of(self, lookups: Lookups) -> Tensor:
-        """The weights [L, D] they read."""
-
-    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
-        """One step of the row optimizer."""
 
 
 class EmbeddingTables(nn.Module):
@@ -123,7 +107,7 @@ class EmbeddingTables(nn.Module):
         self.turns = Turns()
         self._recorded = None if any(isinstance(group, CachedGroup) for group in self.groups) else Recorded(self)
         self._unchecked: list[Callable[[], None]] = []  # questions whose answer is still on its way from the device
-        self._schedule = as_schedule(self.optimizer.lr)
+        self.schedule = as_schedule(self.optimizer.lr)
         # autograd calls backward only for functions of something that requires a gradient
         self._trigger = torch.zeros(0, requires_grad=True)
 
@@ -132,7 +116,15 @@ class EmbeddingTables(nn.Module):
         """Whether other ranks have a part in every batch."""
         return False
 
-    def routed(self, batches: Iterable[tuple[Any, Any, Any]]) -> Iterator[Routed]:
+    def lend_mesh(self) -> Any:
+        """Of shared tables: what the batches of one more feed are settled over; all ranks ask in the same order."""
+        raise NotImplementedError
+
+    def take_back_mesh(self, mesh: Any) -> None:
+        """The feed has ended."""
+        raise NotImplementedError
+
+    def routed(self, batches: Iterable[tuple[Any, Any, Any]], mesh: Any) -> Iterator[Routed]:
         """Of shared tables: (batch, ids, bags) of this rank, settled with the other ranks ahead of time."""
         raise NotImplementedError
 
@@ -158,7 +150,7 @@ class EmbeddingTables(nn.Module):
             planned = None
         given = planned.given if planned is not None else as_given(self.features, ids, bags, self.device)
         self._check_ids()
-        step = _Step(self)
+        step = Step(self)
         vectors: dict[str, Tensor] = {}
         all_lookups = self._prepared(given, planned, learning)
         for group, inputs, lookups in zip(self.fronts, self.group_inputs, all_lookups):
@@ -166,8 +158,8 @@ class EmbeddingTables(nn.Module):
                 self._unchecked.append(lookups.check)
             weighted = lookups.scale is not None and lookups.scale.requires_grad
             if torch.is_grad_enabled() and (self.training or weighted):
-                call = _Call(group, lookups, inputs.tables, step, self.training)
-                out: Tensor = _LookUp.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
+                call = Call(group, lookups, inputs.tables, step, self.training)
+                out: Tensor = LookUp.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
             else:
                 scale = None if lookups.scale is None else lookups.scale.detach()
                 out = group.lookup(lookups._replace(scale=scale))
@@ -293,7 +285,7 @@ class EmbeddingTables(nn.Module):
         try:
             parts = zip(self.groups, self.group_inputs)
             lookups = planned.lookups if planned else [flatten(group, one, given, learns) for group, one in parts]
-            lookups = [self._placed(group, each, learns) for group, each in zip(self.groups, lookups)]
+            lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, lookups)]
         except BaseException:
             if planned is None and learns:
                 for group in self.groups:
@@ -304,7 +296,7 @@ class EmbeddingTables(nn.Module):
                 ids.count()
         return lookups
 
-    def _placed(self, group: Front, lookups: Lookups, learns: bool) -> Lookups:
+    def placed(self, group: Front, lookups: Lookups, learns: bool) -> Lookups:
         """Look-ups whose rows are in their slots; where no feed saw to that, now."""
         if lookups.ticket is not None and lookups.ticket.holds(learns):
             return lookups
@@ -407,66 +399,6 @@ class EmbeddingTables(nn.Module):
         if strict:
             known = {prefix + name for name in (*columns, *counters)}
             unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
-
-
-class _Step:
-    """One forward call. Its groups share one number, given when the first of them is updated."""
-
-    def __init__(self, tables: EmbeddingTables) -> None:
-        self.tables = tables
-        self.number = 0  # of the update, once it has a learning rate
-        self._lr: float | None = None
-
-    def lr(self) -> float:
-        """The learning rate of this call's update."""
-        if self._lr is None:
-            tables = self.tables
-            self.number = tables.num_updates
-            self._lr = tables._schedule.at(tables.num_updates) * tables.lr_factor
-            tables.__dict__["num_updates"] += 1  # nn.Module takes 10 us to set an attribute
-        return self._lr
-
-
-@dataclass
-class _Call:
-    """What backward has to remember of one group in one forward call."""
-
-    group: Front
-    lookups: Lookups
-    tables: tuple[str, ...]
-    step: _Step
-    learns: bool  # in eval mode rows stay, and only the weights of a bag get a gradient
-    done: bool = False
-
-
-class _LookUp(torch.autograd.Function):
-    """Vectors of one group; backward runs the row optimizer."""
-
-    @staticmethod
-    def forward(ctx: Any, trigger: Tensor, scale: Tensor | None, call: _Call) -> Tensor:
-        call.lookups = call.lookups._replace(scale=None if scale is None else scale.detach())
-        ctx.call = call
-        return call.group.lookup(call.lookups)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, None]:
-        call: _Call = ctx.call
-        if call.done:
-            raise HotbedError(
-                "backward ran twice through one look-up, which would update the rows twice; "
-                "call the tables again instead of keeping the graph"
-            )
-        call.done = True
-        call.lookups = call.step.tables._placed(call.group, call.lookups, call.learns)  # they may have been moved
-        grad_scale = None
-        if ctx.needs_input_grad[1]:
-            out_rows = call.lookups.out_row_of_lookup()
-            grad_LD = grad if out_rows is None else grad[out_rows]
-            grad_scale = (grad_LD * call.group.rows_of(call.lookups)).sum(1)
-        if call.learns:
-            call.group.update(call.lookups, call.tables, grad, call.step.lr(), call.step.number)
-        return None, grad_scale, None
 
 
 def _by_feature(out: Tensor, features: Sequence[Feature], given: Given) -> dict[str, Tensor]:

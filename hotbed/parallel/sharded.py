@@ -83,8 +83,7 @@ class ShardedTables(EmbeddingTables):
         self.fronts = [*self._ways]
         self._mode = mode
         self._told = False  # the others know of the batch
-        cached = any(isinstance(group, CachedGroup) for group in self.groups)
-        self._mesh_ahead = mesh.apart() if cached else mesh  # for batches that are settled ahead, by another thread
+        self._idle: list[Mesh] = []  # that feeds have settled their batches over
 
     @property
     def is_shared(self) -> bool:
@@ -110,9 +109,17 @@ class ShardedTables(EmbeddingTables):
             way.forget()
         return super().restore()
 
-    def routed(self, batches: Iterable[tuple[Any, Any, Any]]) -> Iterator[Routed]:
+    def lend_mesh(self) -> Mesh:
+        """A mesh of its own for every feed: each settles its batches in a thread, and feeds in no common order."""
+        return self._idle.pop() if self._idle else self.mesh.apart()
+
+    def take_back_mesh(self, mesh: Mesh) -> None:
+        """The feed has ended."""
+        self._idle.append(mesh)
+
+    def routed(self, batches: Iterable[tuple[Any, Any, Any]], mesh: Mesh) -> Iterator[Routed]:
         """(batch, ids, bags) of this rank, settled with the other ranks ahead of time."""
-        mesh, num_groups = self._mesh_ahead, len(self.groups)
+        num_groups = len(self.groups)
         done = ended = False
         try:
             for batch, ids, bags in batches:
@@ -183,7 +190,7 @@ class ShardedTables(EmbeddingTables):
             else:
                 settled = self.routes(given) if planned is None else [each.route for each in planned.lookups]
                 asked = self.asked(settled, learns)
-            placed = [self._placed(group, each, learns) for group, each in zip(self.groups, asked)]
+            placed = [self.placed(group, each, learns) for group, each in zip(self.groups, asked)]
         except BaseException:
             if not as_planned and learns:
                 for group in self.groups:
@@ -232,7 +239,7 @@ class ShardFront:
 
     def asked(self, lookups: Lookups, learns: bool) -> Lookups:
         """What this rank is asked for; the rows may have been moved since the look-ups were made."""
-        return self._tables._placed(self._group, lookups.route, learns)
+        return self._tables.placed(self._group, lookups.route, learns)
 
     def narrow(self, rows: Tensor) -> Tensor:
         """Rows or gradients as they travel."""

@@ -62,7 +62,8 @@ class Feed:
         self._owner = threading.current_thread()  # who trains
         self._caches: list[Cache] = []  # that know of the batches ahead
         self._strides: list[int] = []
-        source = tables.routed(self._named(loader)) if tables.is_shared else loader
+        self._mesh = tables.lend_mesh() if tables.is_shared else None  # of ranks that settle their batches together
+        source = loader if self._mesh is None else tables.routed(self._named(loader), self._mesh)
         self._reader = Reader(source, self._device, shared=tables.is_shared)
         self._mover = Mover(self._device)
         self._waiting: deque[Waiting] = deque()
@@ -120,6 +121,8 @@ class Feed:
             if self._lanes is not None:
                 self._lanes.stop()
             self._tables.turns.leave(self)
+            if self._mesh is not None and self._reader.has_ended:
+                self._tables.take_back_mesh(self._mesh)
             if self._mover.error is not None:
                 self._tables.turns.broken = self._mover.error
 

@@ -78,6 +78,11 @@ class Reader:
         if self._thread.ident is not None:
             self._thread.join(_PATIENCE_WITH_RANKS if self._shared else None)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is read any more."""
+        return not self._thread.is_alive()
+
     def abandon(self) -> None:
         """The process ends: read no further, and do not wait long for a loader that hangs."""
         self.stop()

@@ -309,3 +309,22 @@ def test_dynamic_ids(ahead):
         assert counts[name].expired > 10 or name == "u"
         for part, count in counts[name]._asdict().items():
             assert sum(getattr(result[1][name], part) for result in results) == count, part
+
+
+def test_two_loops_at_once():
+    assert run_ranks(nested, 2) == [(5, 15), (5, 15)]
+
+
+def nested():
+    """An evaluation inside a training loop, both read ahead."""
+    tables = ShardedTables({"a": Table(400, 4)}, cache=0.5)
+    batches = [torch.arange(6)[:, None] + 9 * i for i in range(5)]
+    looked_up = 0
+    for ids in hotbed.prefetch(batches, tables):
+        tables(ids).sum().backward()
+        tables.eval()
+        with torch.no_grad():
+            for other in hotbed.prefetch(batches[:3], tables):
+                looked_up += tables(other).shape[0] // 6
+        tables.train()
+    return tables.num_updates, looked_up

@@ -115,8 +115,10 @@ def test_checkpoints_of_ranks_are_known(whole, capsys, monkeypatch, command):
     text = capsys.readouterr().out
     assert f"rank-0-of-2/{3 * STEPS:012}" in text
     assert f"rank-1-of-2/{3 * STEPS:012}" in text
-    common = re.search(r"steps that all 2 ranks have: (.*)", text)[1].split(", ")
-    assert common[-2:] == [str(9 * CHECKPOINT), str(3 * STEPS)]
+    *earlier, last = map(int, re.search(r"steps that all 2 ranks have: (.*)", text)[1].split(", "))
+    assert last == 3 * STEPS
+    assert earlier  # one asked for while another is written is left out, so which they are depends on the disk
+    assert all(step % CHECKPOINT == 0 for step in earlier)
 
 
 def test_a_signal_to_one_rank_stops_all_and_others_go_on(whole, tmp_path, capsys):

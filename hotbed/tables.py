@@ -146,8 +146,6 @@ class EmbeddingTables(nn.Module):
         if planned is None and self._recorded is not None:
             planned = self._recorded.find(ids, bags)
         learning = torch.is_grad_enabled() and self.training
-        if planned is not None and self._ids and not self._still_holds(planned, learning):
-            planned = None
         given = planned.given if planned is not None else as_given(self.features, ids, bags, self.device)
         self._check_ids()
         step = Step(self)
@@ -279,15 +277,15 @@ class EmbeddingTables(nn.Module):
 
     def _prepared(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
         """The look-ups of every group, their rows in place. For dynamic ids a call that learns is the next training batch."""
-        if planned is None and self._ids:
+        holds = planned is not None and self._still_holds(planned, learns)
+        if not holds and self._ids:
             again = [ids.asks_again() for ids in self._ids.values()]
             self.turns.claim(drop=learns or any(again))
         try:
-            parts = zip(self.groups, self.group_inputs)
-            lookups = planned.lookups if planned else [flatten(group, one, given, learns) for group, one in parts]
+            lookups = planned.lookups if planned is not None and holds else self._wished(given, planned, learns)
             lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, lookups)]
         except BaseException:
-            if planned is None and learns:
+            if not holds and learns:
                 for group in self.groups:
                     group.take_back()
             raise
@@ -295,6 +293,10 @@ class EmbeddingTables(nn.Module):
             for ids in self._ids.values():
                 ids.count()
         return lookups
+
+    def _wished(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
+        """What a call wants of every group, where no plan holds; of `planned` that does not hold any more, or None."""
+        return [flatten(group, one, given, learns) for group, one in zip(self.groups, self.group_inputs)]
 
     def placed(self, group: Front, lookups: Lookups, learns: bool) -> Lookups:
         """Look-ups whose rows are in their slots; where no feed saw to that, now."""

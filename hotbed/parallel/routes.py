@@ -116,9 +116,7 @@ def _check(mesh: Mesh, asking: Tensor, mine: str = "", *, ends: bool = False) ->
     elif _LEFT in said:
         raise RanksLeft
     elif _ENDED in said and said != [_ENDED] * mesh.size:
-        ended = [rank for rank, what in enumerate(said) if what == _ENDED]
-        raise RankError(
-            f"{'this rank has' if ends else 'this rank has another batch, but'} "
-            f"{'no more batches, but others have' if ends else f'rank {ended[0]} has none'}. "
-            "Every rank needs equally many; one without samples may yield an empty batch."
-        )
+        what = f"this rank has another batch, but rank {said.index(_ENDED)} has none"
+        if ends:
+            what = "this rank has no more batches, but others have"
+        raise RankError(f"{what}. Every rank needs equally many; one without samples may yield an empty batch.")

@@ -120,7 +120,7 @@ class ShardedTables(EmbeddingTables):
     def routed(self, batches: Iterable[tuple[Any, Any, Any]], mesh: Mesh) -> Iterator[Routed]:
         """(batch, ids, bags) of this rank, settled with the other ranks ahead of time."""
         num_groups = len(self.groups)
-        done = ended = False
+        done = False  # there is nothing left to tell the others
         try:
             for batch, ids, bags in batches:
                 given = as_given(self.features, ids, bags, self.device)
@@ -129,7 +129,7 @@ class ShardedTables(EmbeddingTables):
                 routes = self._settled(mesh, wanted)
                 done = False
                 yield Routed(batch, given, routes)
-            ended = done = True
+            done = True
             end_routes(mesh, num_groups, True, self.device)
         except RanksLeft:
             done = True
@@ -141,7 +141,7 @@ class ShardedTables(EmbeddingTables):
                 refuse_routes(mesh, num_groups, error, self.device)
             raise
         finally:
-            if not done and not ended:
+            if not done:
                 with suppress(RanksLeft):
                     end_routes(mesh, num_groups, False, self.device)
 
@@ -173,33 +173,15 @@ class ShardedTables(EmbeddingTables):
         parts = zip(self.groups, self.group_inputs)
         return [wanted_of(group, partial(flatten, inputs=inputs, given=given)) for group, inputs in parts]
 
-    def _still_holds(self, planned: Planned, learns: bool) -> bool:
-        """What was settled between ranks holds; what became of dynamic ids since, `_prepared` looks at."""
-        return True
+    def _wished(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
+        """What all ranks want of this one; what they have settled about a batch holds, whatever became of its ids since."""
+        settled = self.routes(given) if planned is None else [each.route for each in planned.lookups]
+        return self.asked(settled, learns)
 
     def _prepared(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
         """The rank's own look-ups; with them goes what it is asked for, rows in place."""
         self._told |= planned is not None
-        as_planned = planned is not None and super()._still_holds(planned, learns)
-        if not as_planned and self._ids:
-            again = [ids.asks_again() for ids in self._ids.values()]
-            self.turns.claim(drop=learns or any(again))
-        try:
-            if planned is not None and as_planned:
-                asked = planned.lookups
-            else:
-                settled = self.routes(given) if planned is None else [each.route for each in planned.lookups]
-                asked = self.asked(settled, learns)
-            placed = [self.placed(group, each, learns) for group, each in zip(self.groups, asked)]
-        except BaseException:
-            if not as_planned and learns:
-                for group in self.groups:
-                    group.take_back()
-            raise
-        if learns:
-            for ids in self._ids.values():
-                ids.count()
-        return [each.route.own._replace(route=each) for each in placed]
+        return [each.route.own._replace(route=each) for each in super()._prepared(given, planned, learns)]
 
 
 class ShardFront:

@@ -22,10 +22,7 @@ _CHUNK = 1 << 17  # ids
 
 def whole_pieces(tables: EmbeddingTables, table: str, world: World) -> Iterator[Tensor]:
     """The weights of a table, in order, on rank 0; elsewhere nothing of any use. All ranks go through all pieces."""
-    tables._claim()
-    group = tables._group_of(table)
-    if isinstance(group, CachedGroup):
-        group.flush()
+    group = _written(tables, table)
     for ids in _stretches(group, table):
         keys, mine = _mine(group, table, ids)
         parts = world.collect(_bits(group.layout.weights(_records(group, mine))).numpy())
@@ -38,10 +35,7 @@ def whole_pieces(tables: EmbeddingTables, table: str, world: World) -> Iterator[
 
 def load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
     """Put the rows of whole weights [rows, dim] that are this rank's in their places; optimizer state stays."""
-    tables._claim()
-    group = tables._group_of(table)
-    if isinstance(group, CachedGroup):
-        group.flush()
+    group = _written(tables, table)
     for ids in _stretches(group, table):
         keys, mine = _mine(group, table, ids)
         given = weight[ids[group.shard.owner_of(keys) == group.shard.rank]]
@@ -55,6 +49,15 @@ def load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
                 group.touched[mine.to(group.touched.device)] = 1
     if isinstance(group, CachedGroup):
         group._forget()
+
+
+def _written(tables: EmbeddingTables, table: str) -> TableGroup:
+    """The group of a table, with all that changed on the device in its store."""
+    tables._claim()
+    group = tables._group_of(table)
+    if isinstance(group, CachedGroup):
+        group.flush()
+    return group
 
 
 def _stretches(group: TableGroup, table: str) -> Iterator[Tensor]:

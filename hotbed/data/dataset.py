@@ -6,7 +6,6 @@ truncated, or has other columns, types or row counts than the schema says is fou
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -70,8 +69,7 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """Tells two datasets apart by columns, splits, id lists, and the footers (sizes and ranges) of all files of rows."""
-        known = dataclasses.asdict(dataclasses.replace(self.schema, notes={}))
-        digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(self.schema.identity(), sort_keys=True).encode())
         for feature in self.schema.features:
             path = self.path / "counts" / f"{feature.name}.parquet"
             if path.is_file():

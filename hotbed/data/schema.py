@@ -10,6 +10,10 @@ Ids on disk. `vocabulary` features hold row numbers: row 0 is "unknown" (never s
 row 1 + k is the k-th line of the counts file. `hash` features hold the raw 64-bit id; the table takes it modulo its rows
 (the hashing trick, chosen by the user). `direct` features hold integers that already are row numbers. `raw` features hold
 the raw 64-bit id for tables of dynamic ids; their `rows` is 0.
+
+Counts. Every count in a counts file is exact. Where `counting` is "sketch", a feature had more distinct ids than `prepare` had
+memory for: its file lists exactly the ids of train that occur more than `count_error` times (and min_count times), the
+others share row 0, and `distinct` is an estimate.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from hotbed.errors import SchemaError
 FORMAT_VERSION = 1
 SOURCES = ("string", "integer", "bucket")
 IdMode = Literal["vocabulary", "hash", "direct", "raw"]
+Counting = Literal["exact", "sketch"]
+STATISTICS = ("counting", "count_error", "distinct_estimate", "lookups", "unlisted_lookups")
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,12 @@ class IdFeature:
         "string"  # how raw text becomes a 64-bit id: "string" (stable hash), "integer", "bucket" (log buckets)
     )
     separator: str = ""  # between the values of a multi-valued raw column
-    distinct: int = 0  # distinct raw ids in train
+    distinct: int = 0  # distinct raw ids in train; where they were too many to count, `distinct_estimate`
+    counting: Counting = "exact"  # "sketch": too many distinct ids for the memory given, see `count_error`
+    count_error: int = 0  # an id that occurs at most this often in train may be absent from the counts file
+    distinct_estimate: int = 0  # HyperLogLog of the ids of train, standard error 0.41 %; 0: not known
+    lookups: int = 0  # ids in train, repetitions included; 0: not known
+    unlisted_lookups: int = 0  # those of ids that are not in the counts file; row 0 of a vocabulary has them
 
 
 @dataclass(frozen=True)
@@ -122,6 +133,14 @@ class Schema:
                 f"{path} is damaged ({type(error).__name__}: {error}). Run `hotbed prepare` again."
             ) from error
 
+    def identity(self) -> dict[str, Any]:
+        """What tells two datasets apart: neither provenance nor statistics, which older datasets lack."""
+        known = dataclasses.asdict(dataclasses.replace(self, notes={}))
+        for feature in known["features"]:
+            for name in STATISTICS:
+                del feature[name]
+        return known
+
     def _check(self) -> None:
         """A ValueError for values that no dataset can have."""
         names = [self.label, *(one.name for one in self.dense), *(one.name for one in self.features)]
@@ -135,6 +154,9 @@ class Schema:
             _demand(type(feature.rows) is int and feature.rows >= 0 and type(feature.multi) is bool, f"{feature}")
             _demand("/" not in feature.name, f"{feature}")  # it is also a file name
             _demand(feature.mode in get_args(IdMode) and feature.source in SOURCES, f"{feature}")
+            _demand(feature.counting in get_args(Counting), f"{feature}")
+            numbers = (getattr(feature, name) for name in ("distinct", *STATISTICS[1:]))
+            _demand(all(type(number) is int and number >= 0 for number in numbers), f"{feature}")
         for name, split in self.splits.items():
             _demand(all(isinstance(file, str) for file in split.files), f"{split}")
             _demand(all(type(rows) is int and rows >= 0 for rows in split.file_rows), f"{split}")

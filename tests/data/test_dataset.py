@@ -1,5 +1,6 @@
 """Opening a dataset directory: what is wrong is said, with the file and the way out, before a run starts."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -125,3 +126,14 @@ def test_bad_counts_files(directory):
 def test_an_unknown_split_lists_the_known_ones(directory):
     with pytest.raises(SchemaError, match="no split 'valid'; its splits are: test, train"):
         Dataset.open(directory).split("valid")
+
+
+def test_statistics_do_not_change_a_fingerprint(directory):
+    """A dataset made before they existed stays the dataset a run was trained on."""
+    dataset = Dataset.open(directory)
+    schema = dataset.schema
+    known = [dataclasses.replace(one, counting="sketch", count_error=7, lookups=9) for one in schema.features]
+    dataclasses.replace(schema, features=tuple(known)).save(directory)
+    again = Dataset.open(directory)
+    assert again.schema.features[0].count_error == 7
+    assert again.fingerprint == dataset.fingerprint

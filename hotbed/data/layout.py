@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from hotbed.data.encoded import BUCKET_SUFFIX, raw_column
-from hotbed.data.formats import Chunk, Column, Floats, Integers, Lists
+from hotbed.data.formats import Chunk, Column, Floats, Hashed, Integers, Lists
 from hotbed.data.formats.numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.errors import ConfigError, FormatError
@@ -135,7 +135,7 @@ def _kind(column: Column, typed: bool) -> Kind:
         return "integer"
     if isinstance(column, Floats):
         return "float"
-    if typed:
+    if typed or isinstance(column, Hashed):
         return "string"
     integers, floats = parse_integers(column).codes, parse_floats(column).codes
     enough = max(MOSTLY * int(np.count_nonzero(floats != MISSING)), 1)

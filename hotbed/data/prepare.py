@@ -68,7 +68,10 @@ def prepare(
     sources = list_sources(inputs)
     splits = _split_names(sources, rule)
     reader = open_format(
-        format or guess_format(sources[0].path), delimiter=delimiter, wanted=lambda name: name not in drop
+        format or guess_format(sources[0].path),
+        delimiter=delimiter,
+        wanted=lambda name: name not in drop,
+        hashed=not (dense or multi),
     )
     with Workspace(Path(out), overwrite) as work:
 

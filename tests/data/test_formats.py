@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,9 @@ from hypothesis import strategies as st
 
 from hotbed.data.formats import Chunk, Integers, Lists, Text, guess_format, open_format
 from hotbed.data.formats.blocks import Block, read_blocks
+from hotbed.data.formats.criteo import CATEGORICALS, INTEGERS, _any_chunk, _common_chunk
 from hotbed.data.formats.split import split_block
+from hotbed.data.hash import hash_text
 from tests.data.raw_files import PACK, criteo_line, unpack_lines, write
 
 
@@ -135,7 +139,7 @@ class TestCriteo:
         assert chunk.show(2) == criteo_line(0, {1: 12})
 
     def test_lines_are_exact_across_blocks(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("hotbed.data.formats.criteo.read_blocks", lambda path: read_blocks(path, 1000))
+        monkeypatch.setattr("hotbed.data.formats.criteo.read_blocks", partial(read_blocks, block_bytes=1000))
         bad = {5, 17, 18, 40}
         path = write(tmp_path / "f", *(criteo_line("1" if i not in bad else "1\t2", {1: i}) for i in range(1, 42)))
         chunks = list(open_format("criteo").chunks(path))
@@ -165,6 +169,102 @@ class TestCriteo:
                 assert ["" if gone else str(value) for value, gone in zip(column.values, column.missing)] == expected, (
                     name
                 )
+
+
+COMMON = [
+    criteo_line(i % 2, {1: i - 3, 2: "", 5: 10**17 + i}, {1: f"{i:x}", 9: "ABCDEF12", 26: "" if i % 3 else "0"})
+    for i in range(9)
+]
+ODD = {
+    "plus": criteo_line(1, {3: "+5"}),
+    "64 bits": criteo_line(1, {3: 2**63 - 1, 4: -(2**63) + 1}),
+    "label in words": criteo_line("true"),
+    "return inside": criteo_line(1, hexes={26: "ab"}) + "\r\r",
+    "return": criteo_line(0) + "\r",
+    "16 digits": criteo_line(0, hexes={3: "0123456789abcdef", 26: "fedcba9876543210"}),
+    "17 digits": criteo_line(0, hexes={3: "0123456789abcdef0"}),
+    "no hex": criteo_line(0, hexes={3: "0123456g"}),
+    "byte 0x90": criteo_line(0, hexes={3: "012345"}).encode() + b"\x90",
+    "cut": criteo_line()[:80],
+    "more": criteo_line() + "\t",
+    "minus": criteo_line(1, {3: "-"}),
+    "blank": "",
+    "only a return": "\r",
+    "all missing": "1" + "\t" * 39,
+}
+
+
+def assert_same_rows(hashed: Chunk, text: Chunk) -> None:
+    """Chunks of the two ways to read Criteo's rows."""
+    assert hashed.lines.tolist() == text.lines.tolist()
+    assert hashed.bad == text.bad
+    assert [hashed.show(i) for i in range(len(hashed.lines))] == [text.show(i) for i in range(len(text.lines))]
+    assert strings(hashed.columns["label"]) == strings(text.columns["label"])
+    for name, column in text.columns.items():
+        if isinstance(column, Integers):
+            np.testing.assert_array_equal(hashed.columns[name].values, column.values)
+            np.testing.assert_array_equal(hashed.columns[name].missing, column.missing)
+        elif name != "label":
+            np.testing.assert_array_equal(hashed.columns[name].ids, hash_text(column))
+
+
+class TestCriteoInOnePass:
+    @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+    @pytest.mark.parametrize("at", [0, 4, 9])
+    @pytest.mark.parametrize("last_break", ["", "\n"])
+    def test_equals_column_by_column(self, tmp_path, odd, at, last_break):
+        odd = odd if isinstance(odd, bytes) else odd.encode()
+        common = [line.encode() for line in COMMON]
+        path = tmp_path / "f"
+        path.write_bytes(b"\n".join([*common[:at], odd, *common[at:]]) + last_break.encode())
+        assert_same_rows(only_chunk("criteo", path, hashed=True), only_chunk("criteo", path))
+
+    @given(st.data())
+    def test_any_damage(self, tmp_path_factory, data):
+        text = "\n".join(COMMON[:4]).encode()
+        for _ in range(data.draw(st.integers(1, 3))):
+            at = data.draw(st.integers(0, len(text)))
+            text = text[:at] + data.draw(st.binary(max_size=3)) + text[at + data.draw(st.integers(0, 3)) :]
+        block = Block(np.frombuffer(text, dtype=np.uint8).copy(), 1, 0)
+        names = ("label", *INTEGERS, *CATEGORICALS)
+        assert_same_rows(_common_chunk(block, Path("f")), _any_chunk(block, Path("f"), names))
+
+    def test_real_file(self, real_data):
+        path = real_data / "criteo_raw_10k.tsv.xz"
+        assert_same_rows(only_chunk("criteo", path, hashed=True), only_chunk("criteo", path))
+
+
+class TestReels:
+    @pytest.mark.parametrize("kind", ["csv", "criteo", "libsvm", "parquet"])
+    @pytest.mark.parametrize("reel_bytes", [400, 1000, 1 << 30])
+    def test_reels_are_the_file(self, tmp_path, monkeypatch, kind, reel_bytes):
+        monkeypatch.setattr("hotbed.data.formats.blocks.REEL_BYTES", reel_bytes)
+        monkeypatch.setattr("hotbed.data.formats.parquet.REEL_BYTES", reel_bytes)
+        path = tmp_path / "f"
+        if kind == "parquet":
+            table = pa.table({"label": np.arange(300) % 2, "n": np.arange(300)})
+            pq.write_table(table, path, row_group_size=37)
+        else:
+            lines = {"csv": ["label,n", *(f"{i % 2},{i}" for i in range(300)), "", "x"], "criteo": COMMON * 8}
+            write(path, *lines.get(kind, [f"{i % 2} {i}:1" for i in range(300)]))
+        reader = open_format(kind)
+        with ThreadPoolExecutor(2) as threads:
+            reels = reader.reels(path, threads)
+        assert (len(reels) > 1) == (reel_bytes < 1 << 30)
+        assert sum(reel.num_bytes for reel in reels) == pytest.approx(path.stat().st_size, abs=len(reels))
+        whole = list(reader.chunks(path))
+        parts = [chunk for reel in reels for chunk in reader.chunks(path, reel)]
+        for of in (lambda chunk: chunk.lines.tolist(), lambda chunk: chunk.bad):
+            assert [one for chunk in parts for one in of(chunk)] == [one for chunk in whole for one in of(chunk)]
+        shown = [[chunk.show(i) for chunk in chunks for i in range(len(chunk.lines))] for chunks in (parts, whole)]
+        assert shown[0] == shown[1]
+
+    def test_a_packed_file_is_one_reel(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("hotbed.data.formats.blocks.REEL_BYTES", 50)
+        path = tmp_path / "f.gz"
+        path.write_bytes(PACK["gz"]("\n".join(COMMON).encode()))
+        with ThreadPoolExecutor(1) as threads:
+            assert len(open_format("criteo").reels(path, threads)) == 1
 
 
 class TestCsv:

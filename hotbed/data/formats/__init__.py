@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hotbed.data.formats.blocks import first_line, open_raw
-from hotbed.data.formats.chunk import BadRow, Chunk, Column, Floats, Format, Integers, Lists, Scalar, Text
+from hotbed.data.formats.chunk import BadRow, Chunk, Column, Floats, Format, Hashed, Integers, Lists, Reel, Scalar, Text
 from hotbed.data.formats.criteo import CriteoFormat
 from hotbed.data.formats.csv import CsvFormat
 from hotbed.data.formats.libsvm import LibsvmFormat
@@ -31,8 +31,10 @@ __all__ = [
     "Column",
     "Floats",
     "Format",
+    "Hashed",
     "Integers",
     "Lists",
+    "Reel",
     "Scalar",
     "Text",
     "guess_format",
@@ -46,10 +48,11 @@ def open_format(
     delimiter: str | None = None,
     wanted: Callable[[str], bool] = lambda _: True,
     label_optional: bool = False,
+    hashed: bool = False,
 ) -> Format:
-    """The reader called `name`. Columns not `wanted` may be left unread."""
+    """The reader called `name`. Columns not `wanted` may be left unread; `hashed`: strings may come as their ids."""
     if name == "criteo":
-        return CriteoFormat("optional" if label_optional else "required")
+        return CriteoFormat("optional" if label_optional else "required", hashed)
     if name == "csv":
         return CsvFormat(delimiter)
     if name == "parquet":

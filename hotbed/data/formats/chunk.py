@@ -7,6 +7,7 @@ look the same and no Python object is made per value. An empty span is a missing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -40,6 +41,12 @@ class Floats(NamedTuple):
     values: np.ndarray  # float64 [n]
 
 
+class Hashed(NamedTuple):
+    """n strings of which only their 64-bit ids are left (hash.py)."""
+
+    ids: np.ndarray  # int64 [n]
+
+
 class Lists(NamedTuple):
     """n bags: row i owns values[offsets[i]:offsets[i + 1]]."""
 
@@ -48,7 +55,20 @@ class Lists(NamedTuple):
 
 
 Scalar = Text | Integers | Floats
-Column = Scalar | Lists
+Column = Scalar | Lists | Hashed
+
+
+class Reel(NamedTuple):
+    """Part of a file that can be read alone: bytes of text, or row groups of Parquet. Lines and rows are counted from 1."""
+
+    begin: int = 0
+    end: int | None = None  # None: to the end of the file
+    first_line: int = 1
+    num_bytes: int = 0  # on disk, of the whole reel
+
+
+WHOLE = Reel()
+REEL_BYTES = 64 << 20  # of text, or of unpacked columns
 
 
 class BadRow(NamedTuple):
@@ -69,16 +89,21 @@ class Chunk:
     lines: np.ndarray  # int64 [n], from 1
     show: Callable[[int], str]  # row -> its raw text, for the quarantine
     bad: list[BadRow]
-    bytes_read: int  # of the file on disk, up to the end of this chunk
+    bytes_read: int  # on disk, from the start of the reel to the end of this chunk
 
 
 class Format(Protocol):
-    """Turns a path into chunks. `typed`: text columns hold strings; otherwise text may also hold numbers (CSV)."""
+    """Turns a path into chunks. `typed`: text columns hold strings; otherwise text may also hold numbers (CSV).
+
+    Reels of a file follow each other without gaps; together they hold every row once, in order.
+    """
 
     name: str
     typed: bool
 
-    def chunks(self, path: Path) -> Iterator[Chunk]: ...
+    def reels(self, path: Path, threads: Executor) -> list[Reel]: ...
+
+    def chunks(self, path: Path, reel: Reel = WHOLE) -> Iterator[Chunk]: ...
 
 
 class Faults:
@@ -124,9 +149,11 @@ def take(column: Column, keep: np.ndarray) -> Column:
         return Integers(column.values[keep], column.missing[keep])
     if isinstance(column, Floats):
         return Floats(column.values[keep])
+    if isinstance(column, Hashed):
+        return Hashed(column.ids[keep])
     lengths = np.diff(column.offsets)
     values = take(column.values, np.repeat(keep, lengths))
-    assert not isinstance(values, Lists)
+    assert not isinstance(values, Lists | Hashed)
     return Lists(offsets_of(lengths[keep]), values)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from hotbed.data.formats.blocks import Block, first_line, read_blocks
-from hotbed.data.formats.chunk import Chunk, Column
+from hotbed.data.formats.blocks import Block, first_line, read_blocks, text_reels
+from hotbed.data.formats.chunk import WHOLE, Chunk, Column, Reel
 from hotbed.data.formats.split import show_span, split_block
 from hotbed.errors import ConfigError, FormatError
 
@@ -31,10 +32,15 @@ class CsvFormat:
             raise ConfigError(f"delimiter {delimiter!r} is not one plain character such as , ; | or a tab.")
         self._delimiter = delimiter
 
-    def chunks(self, path: Path) -> Iterator[Chunk]:
+    def reels(self, path: Path, threads: Executor) -> list[Reel]:
+        return text_reels(path, threads)
+
+    def chunks(self, path: Path, reel: Reel = WHOLE) -> Iterator[Chunk]:
         names: list[str] = []
         delimiter = self._delimiter or guess_delimiter(first_line(path))
-        for block in read_blocks(path):
+        if reel.begin:
+            names, _ = _header(next(read_blocks(path)), path, delimiter)
+        for block in read_blocks(path, reel=reel):
             if not names:
                 names, rows_block = _header(block, path, delimiter)
             else:

@@ -9,14 +9,15 @@ such data fits CSV or Parquet columns better. Order is free; an index may stand 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numba import njit
 
-from hotbed.data.formats.blocks import first_line, read_blocks
-from hotbed.data.formats.chunk import Chunk, Faults, Integers, Lists, Text, offsets_of, take
+from hotbed.data.formats.blocks import first_line, read_blocks, text_reels
+from hotbed.data.formats.chunk import WHOLE, Chunk, Faults, Integers, Lists, Reel, Text, offsets_of, take
 from hotbed.data.formats.numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.formats.split import Rows, show_span, split_block
 from hotbed.errors import FormatError
@@ -39,10 +40,13 @@ class LibsvmFormat:
     name = "libsvm"
     typed = True
 
-    def chunks(self, path: Path) -> Iterator[Chunk]:
+    def reels(self, path: Path, threads: Executor) -> list[Reel]:
+        return text_reels(path, threads)
+
+    def chunks(self, path: Path, reel: Reel = WHOLE) -> Iterator[Chunk]:
         if not first_line(path):
             raise FormatError(f"{path} is empty: no rows to read.")
-        for block in read_blocks(path):
+        for block in read_blocks(path, reel=reel):
             rows = split_block(block, str(path), 1, "\n", quote=False)
             yield _chunk(str(path), rows, block.bytes_read)
 

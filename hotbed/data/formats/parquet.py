@@ -8,6 +8,8 @@ missing. Other types (structs, maps, lists of lists) are refused by name; drop s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hotbed.data.formats.blocks import open_raw
-from hotbed.data.formats.chunk import Chunk, Column, Floats, Integers, Lists, Scalar, Text
+from hotbed.data.formats.chunk import REEL_BYTES, WHOLE, Chunk, Column, Floats, Integers, Lists, Reel, Scalar, Text
 from hotbed.errors import FormatError
 
 CHUNK_ROWS = 1 << 16
@@ -30,22 +32,39 @@ class ParquetFormat:
     def __init__(self, wanted: Callable[[str], bool] = lambda _: True) -> None:
         self._wants = wanted  # column name -> read it?
 
-    def chunks(self, path: Path) -> Iterator[Chunk]:
+    def reels(self, path: Path, threads: Executor) -> list[Reel]:
+        """Row groups of Parquet, about REEL_BYTES of them unpacked; an Arrow file is one reel."""
+        size = path.stat().st_size
         with open_raw(path) as raw:
-            size = path.stat().st_size
+            if not _is_parquet(raw):
+                return [Reel(num_bytes=size)]
+            with _reading(path):
+                metadata = pq.ParquetFile(raw).metadata
+                groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        reels: list[Reel] = []
+        begin = first = rows = unpacked = 0
+        for number, group in enumerate(groups):
+            rows, unpacked = rows + group.num_rows, unpacked + group.total_byte_size
+            if unpacked >= REEL_BYTES or number == len(groups) - 1:
+                share = size * rows // max(metadata.num_rows, 1)
+                reels.append(Reel(begin, number + 1, first + 1, share))
+                begin, first, rows, unpacked = number + 1, first + rows, 0, 0
+        return reels or [Reel(0, 0, 1, size)]
+
+    def chunks(self, path: Path, reel: Reel = WHOLE) -> Iterator[Chunk]:
+        with open_raw(path) as raw:
+            size = reel.num_bytes or path.stat().st_size
             done = 0
-            batches = self._batches(raw, path)
+            batches = self._batches(raw, path, reel)
             while True:
-                try:
-                    batch, total = next(batches)
-                except StopIteration:
+                with _reading(path):
+                    found = next(batches, None)
+                if found is None:
                     return
-                except (pa.ArrowException, OSError, ValueError) as error:
-                    raise FormatError(
-                        f"{path} is not Parquet or Arrow, or is damaged or cut short: {_first_line(error)}"
-                    ) from error
+                batch, total = found
                 columns = {name: _column(batch.column(name), name, path) for name in batch.schema.names}
-                lines = np.arange(done + 1, done + batch.num_rows + 1, dtype=np.int64)
+                first = reel.first_line + done
+                lines = np.arange(first, first + batch.num_rows, dtype=np.int64)
                 done += batch.num_rows
 
                 def show(i: int, batch: pa.RecordBatch = batch) -> str:
@@ -54,20 +73,23 @@ class ParquetFormat:
                 read = size if total is None else size * done // max(total, 1)
                 yield Chunk(str(path), columns, lines, show, [], read)
 
-    def _batches(self, raw: BinaryIO, path: Path) -> Iterator[tuple[pa.RecordBatch, int | None]]:
-        """Record batches of at most CHUNK_ROWS rows, and the rows of the whole file where known."""
-        magic = raw.read(6)
-        raw.seek(0)
-        if magic.startswith(b"PAR1") or not magic:
+    def _batches(self, raw: BinaryIO, path: Path, reel: Reel) -> Iterator[tuple[pa.RecordBatch, int | None]]:
+        """Record batches of at most CHUNK_ROWS rows, and the rows of the whole reel where known."""
+        if _is_parquet(raw):
             file = pq.ParquetFile(raw)
             names = self._wanted(file.schema_arrow.names, path)
-            for batch in file.iter_batches(CHUNK_ROWS, columns=names):
-                yield batch.select(names), file.metadata.num_rows
+            end = file.metadata.num_row_groups if reel.end is None else reel.end
+            groups = list(range(reel.begin, end))
+            total = sum(file.metadata.row_group(i).num_rows for i in groups)
+            for batch in file.iter_batches(CHUNK_ROWS, row_groups=groups, columns=names, use_threads=False):
+                yield batch.select(names), total
             return
-        if magic == b"ARROW1":
+        if raw.read(6) == b"ARROW1":
+            raw.seek(0)
             reader = pa.ipc.open_file(raw)
             stored = (reader.get_batch(i) for i in range(reader.num_record_batches))
         else:
+            raw.seek(0)
             reader = pa.ipc.open_stream(raw)
             stored = iter(reader)
         names = self._wanted(reader.schema.names, path)
@@ -81,6 +103,24 @@ class ParquetFormat:
         if twice:
             raise FormatError(f"{path} names {', '.join(twice)} more than once. Column names must differ.")
         return [name for name in names if self._wants(name)]
+
+
+def _is_parquet(raw: BinaryIO) -> bool:
+    """By its first bytes; an empty file is a broken Parquet file."""
+    magic = raw.read(4)
+    raw.seek(0)
+    return magic == b"PAR1" or not magic
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Arrow's errors name the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FormatError(
+            f"{path} is not Parquet or Arrow, or is damaged or cut short: {_first_line(error)}"
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:

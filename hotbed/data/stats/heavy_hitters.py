@@ -1,8 +1,8 @@
-"""Ids with counts in, the frequent ones out, in memory that is fixed beforehand: space-saving counters (Metwally et al. 2005) in
-the form of Misra and Gries, with the batched purge of Anderson et al. (arXiv 1705.07001).
+"""Ids with counts in, the frequent ones out, in memory that is fixed beforehand.
 
-A hash table holds up to `capacity` ids and a counter each. When it is full, the median of the counters is subtracted from all of
-them and those that reach 0 leave: at least half. `error` is the sum of what was subtracted, so for every id
+Space-saving counters (Metwally et al. 2005) in the form of Misra and Gries, with the batched purge of Anderson et al. (arXiv
+1705.07001). A hash table holds up to `capacity` ids and a counter each. When it is full, the median of the counters is subtracted
+from all of them and those that reach 0 leave: at least half. `error` is the sum of what was subtracted, so for every id
 
     counter <= true count <= counter + error        (counter 0 for ids that are not in the table)
 

@@ -60,6 +60,18 @@ def most_ahead(stride: int) -> int:
 MOST_AHEAD = most_ahead(_MOST_STRIDE)
 
 
+def look_far(num_keys: int, num_slots: int, given: int | None) -> tuple[int, int]:
+    """(batches that share one bit, batches to know ahead), for batches of `num_keys` distinct keys.
+
+    A row that will be used should be seen coming. The future that counts is four caches long: with fewer batches ahead rows
+    are let go that come back soon. There are 30 bits for the batches ahead; where that is not enough, several share one.
+    """
+    if given is None:
+        stride = max(1, min(_MOST_STRIDE, -(-4 * num_slots // (AHEAD_BITS * max(1, num_keys)))))
+        return stride, most_ahead(stride)
+    return next(stride for stride in range(1, given + 1) if most_ahead(stride) >= given), given
+
+
 class Cache:
     """S slots under a policy."""
 
@@ -83,17 +95,9 @@ class Cache:
         self.version = 0  # of the table: cells move when it grows
 
     def look_ahead(self, num_keys: int, given: int | None) -> int:
-        """How many batches to know before a window is planned; called when the first one has `num_keys` distinct keys.
-
-        A row that will be used should be seen coming. The future that counts is four caches long: with fewer batches ahead
-        rows are let go that come back soon. There are 30 bits for the batches ahead; where that is not enough, several
-        batches share one.
-        """
-        if given is None:
-            self.stride = max(1, min(_MOST_STRIDE, -(-4 * self.num_slots // (AHEAD_BITS * max(1, num_keys)))))
-            return most_ahead(self.stride)
-        self.stride = next(stride for stride in range(1, given + 1) if most_ahead(stride) >= given)
-        return given
+        """How many batches to know before a window is planned; called when the first one has `num_keys` distinct keys."""
+        self.stride, far = look_far(num_keys, self.num_slots, given)
+        return far
 
     def arrive(self, sorted_keys: Tensor, order: Tensor | None) -> Arrival:
         """A batch ahead: its keys [L] (-1 for none), sorted where there is an order."""

@@ -1,0 +1,166 @@
+"""One window of a cache, compiled, over rows that are numbered without gaps: what came, who may leave, who leaves.
+
+The same decisions as hotbed/cache, told from the whole trace instead of from bits of batches ahead, so nothing is hashed and
+nothing is swept: state is read slot by slot in order. Slots in use are the first ones; one that is left is taken at once.
+
+Shapes: E entries of the trace, D distinct rows, S slots, M misses of a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from hotbed.ops.index import UNIT, Scoring
+
+_UNIT = UNIT
+_ABSENT = -1  # slot of a row that is in none; -2 - m: it is miss m of this window
+HELD = 0x7FFFFFFF  # score of a slot that the window uses
+_SAMPLED = 2048  # slots whose scores tell where about the border lies
+HITS, MISSES, MISSED_LOOKUPS, CREATED, EVICTIONS, WRITTEN, USED = range(7)  # places in the numbers of a window
+
+
+@njit(nogil=True, cache=True)
+def number_next(rows: Any, offsets: Any, num_rows: int, next_batch: Any) -> None:
+    """For every entry the batch in which its row is used next; the number of batches where none is."""
+    num_batches = offsets.size - 1
+    seen = np.full(num_rows, num_batches, dtype=np.int32)
+    for b in range(num_batches - 1, -1, -1):
+        for e in range(offsets[b], offsets[b + 1]):
+            next_batch[e] = seen[rows[e]]
+            seen[rows[e]] = b
+
+
+@njit(nogil=True, cache=True)
+def collect(
+    rows: Any, times: Any, next_batch: Any, offsets: Any, first: int, end: int, clock: int, half: int, train: Any,
+    slot_of: Any, last: Any, uses: Any, nxt: Any, used_in: Any, dirty: Any, misses: Any, numbers: Any,
+) -> None:  # fmt: skip
+    """The turn of batches first to end - 1, the clock before them: hits are marked, misses [3, M] listed."""
+    since = clock + 1
+    for b in range(first, end):
+        clock += 1
+        for e in range(offsets[b], offsets[b + 1]):
+            row = rows[e]
+            slot = slot_of[row]
+            if slot >= 0:
+                if last[slot] < since:
+                    numbers[HITS] += 1
+                uses[slot] = max(uses[slot] >> min((clock - last[slot]) // half, 31), 1) + _UNIT
+                last[slot], nxt[slot], used_in[slot] = clock, next_batch[e], b
+                dirty[slot] |= train
+                continue
+            if slot == _ABSENT:
+                slot = -2 - numbers[MISSES]
+                slot_of[row] = slot
+                misses[0, numbers[MISSES]] = row
+                numbers[MISSES] += 1
+            misses[1, -2 - slot], misses[2, -2 - slot] = next_batch[e], b
+            numbers[MISSED_LOOKUPS] += times[e]
+
+
+@njit(nogil=True, inline="always")
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+    return yes if condition else no
+
+
+@cache
+def score_kernel(scoring: Scoring) -> Callable[..., Any]:
+    """The scores of slots under a policy, compiled from the policy's own function."""
+    value = njit(nogil=True)(scoring.bind({"where": _where}))
+
+    @njit(nogil=True)
+    def kernel(
+        last: Any, uses: Any, nxt: Any, used_in: Any, hot: Any, step: int, stride: int, known: int, clock: int,
+        since: int, half: int, out: Any,
+    ) -> None:  # fmt: skip
+        begun = step * stride  # batches from here on stand for a step that is not past
+        for s in range(out.size):
+            if last[s] >= since:
+                out[s] = HELD
+                continue
+            next_use = 0
+            if known > 0 and used_in[s] >= begun:
+                next_use = 1
+            elif nxt[s] < known:
+                next_use = 1 + nxt[s] // stride - step
+            age = clock - last[s]
+            out[s] = value(next_use, np.int64(uses[s] >> min(age // half, 31)), age, np.int64(hot[s]))
+
+    return kernel
+
+
+@njit(nogil=True, cache=True)
+def _lowest(found: Any, count: int) -> None:
+    """Bring the `count` lowest of distinct numbers to the front."""
+    low, high = 0, found.size - 1
+    while low < high:
+        middle = (low + high) // 2
+        a, b, c = found[low], found[middle], found[high]
+        pivot = max(min(a, b), min(max(a, b), c))
+        i, j = low, high
+        while i <= j:
+            while found[i] < pivot:
+                i += 1
+            while found[j] > pivot:
+                j -= 1
+            if i <= j:
+                found[i], found[j] = found[j], found[i]
+                i += 1
+                j -= 1
+        if count - 1 <= j:
+            high = j
+        elif count - 1 >= i:
+            low = i
+        else:
+            return
+
+
+@njit(nogil=True, cache=True)
+def choose(scores: Any, row_in: Any, count: int, found: Any) -> None:
+    """The `count` slots with the lowest (score, row), at the front of `found` as score << 32 | row."""
+    limit = HELD - 1
+    if scores.size > 2 * _SAMPLED:
+        sample = np.sort(scores[:: scores.size // _SAMPLED])
+        near = min(sample.size - 1, int(1.1 * count / scores.size * sample.size) + 16)
+        limit = min(limit, sample[near])
+    size = 0
+    while True:
+        for s in range(scores.size):
+            if scores[s] <= limit:
+                found[size] = (np.int64(scores[s]) << 32) | row_in[s]
+                size += 1
+        if size >= count or limit == HELD - 1:
+            break
+        limit, size = HELD - 1, 0
+    _lowest(found[:size], count)
+
+
+@njit(nogil=True, cache=True)
+def assign(
+    misses: Any, clock: int, train: Any, found: Any, hot_rows: Any, slot_of: Any, row_in: Any, last: Any, uses: Any,
+    nxt: Any, used_in: Any, dirty: Any, hot: Any, stored: Any, numbers: Any,
+) -> None:  # fmt: skip
+    """Misses take free slots, then those of the victims at the front of `found`."""
+    taken = 0
+    for m in range(numbers[MISSES]):
+        row = misses[0, m]
+        slot = numbers[USED]
+        if slot < row_in.size:
+            numbers[USED] += 1
+        else:
+            victim = found[taken] & 0xFFFFFFFF
+            taken += 1
+            slot = slot_of[victim]
+            slot_of[victim] = _ABSENT
+            numbers[EVICTIONS] += 1
+            if dirty[slot]:
+                stored[victim] = 1
+                numbers[WRITTEN] += 1
+        numbers[CREATED] += 1 - stored[row]
+        slot_of[row], row_in[slot], last[slot], uses[slot], dirty[slot] = slot, row, clock, _UNIT, train
+        nxt[slot], used_in[slot], hot[slot] = misses[1, m], misses[2, m], hot_rows[row]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +10,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from hotbed.cli.bar import progress_bar
 from hotbed.cli.console import err, out
+from hotbed.cli.make import make_command
 from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,14 +24,16 @@ MOST_FEATURES = 60  # lines of a table on a terminal; --json has them all
 
 @data_app.command("describe", no_args_is_help=True)
 def describe_command(
-    dataset: Annotated[str, typer.Argument(help="A dataset directory, or criteo-like, criteo-like:ROWS, adult.")],
+    dataset: Annotated[
+        str, typer.Argument(help="A dataset directory, or a name of `hotbed data list`: criteo-like, criteo-like:ROWS.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="All figures as JSON, with the whole skew curves.")] = False,
 ) -> None:
     """Show rows, positives, distinct ids and how unevenly look-ups fall on them."""
     from hotbed.data.describe import describe
     from hotbed.data.embedded import resolve
 
-    with _bar("building the dataset, once", "rows") as progress:
+    with progress_bar("building the dataset, once", "rows") as progress:
         opened = resolve(dataset, progress=lambda done, total: progress("", done, total))
     figures = describe(opened)
     if as_json:
@@ -90,54 +92,12 @@ def get_command(
     plans = [(target, file) for file in entry.files]
     for folder in folders:
         plans += [(target / folder.place, file) for file in list_folder(folder, entry.suffixes)]
-    with _bar("", "bytes") as progress:
+    with progress_bar("", "bytes") as progress:
         for directory, file in plans:
             path = download(file, directory, progress)
             checked = file.checksum.partition(":")[0] + " checked" if file.checksum else "no checksum is published"
             console.print(f"{path} ({path.stat().st_size:,} bytes, {checked})", soft_wrap=True)
     console.print("then, in that directory:", *(f"  {step}" for step in entry.then), sep="\n", soft_wrap=True)
-
-
-@data_app.command("make", no_args_is_help=True)
-def make_command(
-    name: Annotated[str, typer.Argument(help="criteo-like: a click log of Criteo's shape with a known best AUC.")],
-    rows: Annotated[int, typer.Option(help="Rows of the train split; valid and test get a tenth each.")] = 2_000_000,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="The dataset directory to write.")
-    ] = None,
-    tsv: Annotated[Path | None, typer.Option(help="Write the rows as raw Criteo text to this file.")] = None,
-    seed: Annotated[int, typer.Option(help="Another seed, another log.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")] = False,
-) -> None:
-    """Make a click log up: as a dataset directory, as raw text, or both."""
-    from hotbed.data.synthetic import other_rows, write_dataset, write_tsv
-
-    if name != "criteo-like":
-        raise ConfigError(f"{name!r} cannot be made; criteo-like can.")
-    if rows < 1:
-        raise ConfigError(f"--rows is {rows}; at least 1 is needed.")
-    if out_dir is None and tsv is None:
-        raise ConfigError(
-            "nothing to write: name a dataset directory with --out DIR, a text file with --tsv FILE, or both."
-        )
-    others = other_rows(rows)
-    console = out()
-    if out_dir is not None:
-        with _bar("making criteo-like", "rows") as progress:
-            schema = write_dataset(
-                out_dir,
-                train=rows,
-                valid=others,
-                test=others,
-                seed=seed,
-                overwrite=overwrite,
-                progress=lambda done, total: progress("", done, total),
-            )
-        best = ", ".join(f"{split} {auc:.4f}" for split, auc in schema.best_auc.items())
-        console.print(f"{out_dir}: {rows:,} + {others:,} + {others:,} rows; best possible AUC: {best}", soft_wrap=True)
-    if tsv is not None:
-        size = write_tsv(tsv, 0, rows + 2 * others, seed)
-        console.print(f"{tsv}: {rows + 2 * others:,} rows, {size:,} bytes", soft_wrap=True)
 
 
 def _accept(entry: PublicSet, accepted: bool) -> None:
@@ -185,19 +145,4 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f} %"
 
 
-@contextmanager
-def _bar(title: str, unit: str) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A progress bar that appears with its first report: (name, done, total)."""
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    counter = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), counter, TimeRemainingColumn())
-    with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as bar:
-        tasks: dict[str, Any] = {}
-
-        def report(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name or title, total=total)
-            bar.update(tasks[name], completed=done, total=total)
-
-        yield report
+data_app.command("make", no_args_is_help=True)(make_command)

@@ -2,6 +2,7 @@
 
     criteo-like         generated: 2,000,000 train rows, 200,000 valid, 200,000 test; best AUC known
     criteo-like:N       the same log with N train rows
+    criteo-1tb-like, criteo-1tb-bags-like, avazu-like: other shapes, in the same way
     adult               UCI Adult census income, real, 48,842 rows (ADULT-LICENCE.md)
     anything else       a dataset directory
 
@@ -25,7 +26,7 @@ import pyarrow.parquet as pq
 from hotbed.data.dataset import Dataset
 from hotbed.data.prepare import prepare
 from hotbed.data.schema import FORMAT_VERSION
-from hotbed.data.synthetic import GENERATION, TRAIN_ROWS, other_rows, write_dataset
+from hotbed.data.synthetic import SHAPES, TRAIN_ROWS, other_rows, write_dataset
 from hotbed.errors import ConfigError, DataError, SchemaError
 
 ADULT_FILE = Path(__file__).with_name("adult.parquet")
@@ -44,8 +45,9 @@ class Embedded(NamedTuple):
 
 
 EMBEDDED = (
-    Embedded(
-        "criteo-like", "generated click log of Criteo's shape, 2.4 M rows; criteo-like:N for N train rows", "none"
+    *(
+        Embedded(shape.name, f"generated {shape.summary}; {shape.name}:N for N train rows", "none")
+        for shape in SHAPES.values()
     ),
     Embedded("adult", "UCI Adult census income, real, 48,842 rows", "CC BY 4.0, B. Becker and R. Kohavi, UCI"),
 )
@@ -66,7 +68,7 @@ def resolve(name_or_path: str | Path, cache_dir: str | Path | None = None, progr
         if not path.exists():
             known = ", ".join(entry.name for entry in EMBEDDED)
             raise SchemaError(
-                f"{name_or_path} is neither an embedded dataset ({known}, criteo-like:ROWS) nor an existing directory. "
+                f"{name_or_path} is neither an embedded dataset ({known}; criteo-like:ROWS) nor an existing directory. "
                 "`hotbed prepare RAW... --out DIR` makes one from raw logs."
             )
         return Dataset.open(path)
@@ -104,19 +106,22 @@ def _recipe(name: str, progress: Progress | None) -> _Recipe | None:
     base, colon, rows_text = name.partition(":")
     if base == "adult" and not colon:
         return _Recipe(f"adult-{FORMAT_VERSION}.{ADULT_GENERATION}", _build_adult)
-    if base != "criteo-like":
+    shape = SHAPES.get(base)
+    if shape is None:
         return None
-    rows = TRAIN_ROWS
-    if colon:
-        if not rows_text.replace("_", "").isdecimal() or int(rows_text) < 1:
-            raise ConfigError(
-                f"{name!r}: the number of train rows must be a positive integer, as in criteo-like:250000."
-            )
-        rows = int(rows_text)
+    rows = read_rows(name, rows_text) if colon else TRAIN_ROWS
     other = other_rows(rows)
     threads = min(os.cpu_count() or 1, 8)
-    build = partial(write_dataset, train=rows, valid=other, test=other, threads=threads, progress=progress)
-    return _Recipe(f"criteo-like-{FORMAT_VERSION}.{GENERATION}-{rows}", build)
+    build = partial(write_dataset, shape=shape, train=rows, valid=other, test=other, threads=threads, progress=progress)
+    return _Recipe(f"{shape.name}-{FORMAT_VERSION}.{shape.generation}-{rows}", build)
+
+
+def read_rows(name: str, rows_text: str) -> int:
+    """The number behind the colon of a name."""
+    if not rows_text.replace("_", "").isdecimal() or int(rows_text) < 1:
+        base = name.partition(":")[0]
+        raise ConfigError(f"{name!r}: the number of train rows must be a positive integer, as in {base}:250000.")
+    return int(rows_text)
 
 
 def _build_adult(out: Path) -> None:

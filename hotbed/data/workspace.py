@@ -1,6 +1,7 @@
 """A directory that appears whole or not at all: work goes on beside it, under a hidden name, until one rename.
 
-A killed job leaves only `.NAME.partial`; the next job for the same place clears it. A lock keeps two jobs apart.
+A killed job leaves only `.NAME.partial`; the next job for the same place clears it, or goes on with what it finds there if both
+name the same settings. A lock keeps two jobs apart.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from hotbed.errors import ConfigError, DataError
 
 
 class Workspace:
-    """`with Workspace(out) as work:` write under `work.path`, then `work.commit()`."""
+    """`with Workspace(out) as work:` write under `work.path`, then `work.commit()`.
 
-    def __init__(self, out: Path, overwrite: bool = False) -> None:
+    With `settings`, a text that says all that the files follow from, a job that was killed or interrupted can be gone on with.
+    """
+
+    def __init__(self, out: Path, overwrite: bool = False, *, settings: str = "") -> None:
         self._out = Path(out)
         self._overwrite = overwrite
+        self._settings = settings
         self.path = self._out.parent / f".{self._out.name}.partial"
         self._lock: IO[str] | None = None
 
@@ -36,12 +41,22 @@ class Workspace:
                     f"another job is writing {self._out}. Wait for it, or choose another --out."
                 ) from None
             self._lock = lock
-            for left in self.path.iterdir():
-                if left.name != "lock":
-                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+            note = self.path / "settings"
+            if not (self._settings and note.is_file() and note.read_text() == self._settings):
+                for left in self.path.iterdir():
+                    if left.name != "lock":
+                        shutil.rmtree(left) if left.is_dir() else left.unlink()
+                if self._settings:
+                    note.write_text(self._settings)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             raise DataError(f"{str(self._out)!r} cannot be written: {error}.") from error
         return self
+
+    def clear(self, but: tuple[str, ...] = ()) -> None:
+        """Delete all that earlier jobs left."""
+        for left in self.path.iterdir():
+            if left.name not in ("lock", *but):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     def _check_out(self) -> None:
         out = self._out
@@ -69,6 +84,7 @@ class Workspace:
     def commit(self) -> None:
         """Put the work in its place."""
         (self.path / "lock").unlink()
+        (self.path / "settings").unlink(missing_ok=True)
         old = self._out.parent / f".{self._out.name}.old"
         shutil.rmtree(old, ignore_errors=True)
         if self._out.exists():
@@ -80,7 +96,8 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._lock is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
+            if not (self._settings and kind is KeyboardInterrupt):
+                shutil.rmtree(self.path, ignore_errors=True)
             self._lock.close()
         if isinstance(error, OSError):
             raise DataError(f"{str(self._out)!r} cannot be written: {error}.") from error

@@ -12,17 +12,22 @@ from hypothesis import strategies as st
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader import Loader
 from hotbed.data.prepare import prepare
-from hotbed.data.synthetic import MISSING_ID, MISSING_INTEGER, CriteoLike, write_dataset, write_tsv
-from hotbed.data.synthetic.shape import ID_COLUMNS, INTEGER_COLUMNS, MISSING_SHARE, inverse_cdf, probabilities
+from hotbed.data.synthetic import MISSING_ID, MISSING_INTEGER, SHAPES, ClickLog, write_dataset, write_tsv
+from hotbed.data.synthetic.criteo import ID_COLUMNS, INTEGER_COLUMNS, MISSING_SHARE
+from hotbed.data.synthetic.shape import inverse_cdf, probabilities
 from hotbed.data.synthetic.write import binned_auc
 from hotbed.errors import ConfigError, DataError
 
 ROWS = 100_000
 
 
+def criteo_like(seed=0, rows_per_day=None):
+    return ClickLog(SHAPES["criteo-like"], seed, rows_per_day)
+
+
 @pytest.fixture(scope="module")
 def log():
-    return CriteoLike()
+    return criteo_like()
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +52,7 @@ def test_any_range_is_a_part_of_the_whole(log, sample, start, length, threads):
 
 
 def test_the_log_of_a_seed_never_changes(log):
-    """If this fails on purpose, raise GENERATION, or old caches will be taken for the new log."""
+    """If this fails on purpose, raise the generation of the shape, or old caches will be taken for the new log."""
     rows = log.rows(199_000, 201_000)  # across a change of day
     digest = hashlib.sha256(rows.ids.tobytes() + rows.integers.tobytes() + rows.labels.tobytes())
     assert digest.hexdigest()[:16] == "72673821f796f113"
@@ -57,7 +62,7 @@ def test_the_log_of_a_seed_never_changes(log):
 
 
 def test_seeds_differ(sample):
-    other = CriteoLike(seed=1).rows(0, 1000)
+    other = criteo_like(seed=1).rows(0, 1000)
     for mine, theirs in zip(cut(sample, 0, 1000), other, strict=True):
         assert not np.array_equal(mine, theirs)
 
@@ -68,7 +73,7 @@ def test_far_rows_and_empty_ranges(log):
     with pytest.raises(ConfigError, match="0 <= start <= stop"):
         log.rows(5, 4)
     with pytest.raises(ConfigError, match="rows_per_day is 0"):
-        CriteoLike(rows_per_day=0)
+        criteo_like(rows_per_day=0)
 
 
 def test_shape_of_the_columns(sample):
@@ -128,7 +133,7 @@ def test_the_best_auc(log, sample):
     later = log.rows(11 * log.rows_per_day, 11 * log.rows_per_day + ROWS)
     assert 0.795 < roc_auc_score(later.labels, later.probability) < 0.815
     for seed in (1, 2):
-        rows = CriteoLike(seed).rows(0, ROWS)
+        rows = criteo_like(seed).rows(0, ROWS)
         assert 0.79 < roc_auc_score(rows.labels, rows.probability) < 0.82
 
 
@@ -172,7 +177,7 @@ def written(tmp_path_factory):
 def test_the_directory_holds_the_log(written):
     dataset = Dataset.open(written / "d")
     assert [group.rows for group in dataset.split("train")] == [16384, 16384, 40_000 - 2 * 16384]
-    rows = CriteoLike(3).rows(40_001, 49_001)
+    rows = criteo_like(3).rows(40_001, 49_001)
     (batch,) = Loader(dataset, "test", batch_size=9_000).epoch(0)
     assert np.array_equal(batch.labels.numpy(), rows.labels)
     assert batch.ids.shape == (9_000, 26)
@@ -193,7 +198,7 @@ def test_the_best_auc_is_in_the_schema(written):
     from sklearn.metrics import roc_auc_score
 
     schema = Dataset.open(written / "d").schema
-    rows = CriteoLike(3).rows(40_001, 49_001)
+    rows = criteo_like(3).rows(40_001, 49_001)
     assert schema.best_auc["test"] == pytest.approx(roc_auc_score(rows.labels, rows.probability), abs=1e-5)
     assert set(schema.best_auc) == {"train", "test"}  # one row has no AUC
     assert schema.notes == {"generator": "criteo-like", "seed": 3, "rows_per_day": 200_000}
@@ -220,7 +225,7 @@ def test_preparing_the_text_gives_the_same_dataset(written):
 
 
 def test_the_text_holds_the_values(written):
-    rows = CriteoLike(3).rows(40_001, 40_301)
+    rows = criteo_like(3).rows(40_001, 40_301)
     lines = (written / "test.tsv").read_text().splitlines()[:300]
     names = [{} for _ in range(26)]
     for number, line in enumerate(lines):
@@ -267,10 +272,10 @@ def test_wrong_sizes_and_places(tmp_path):
 
 
 def test_half_a_log_is_not_left_behind(tmp_path, monkeypatch):
-    def full(_):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hotbed.data.synthetic.text.render", full)
+    monkeypatch.setattr("hotbed.data.synthetic.text_files.render", full)
     with pytest.raises(DataError, match="No space left"):
         write_tsv(tmp_path / "log.tsv", 0, 10)
     assert list(tmp_path.iterdir()) == []

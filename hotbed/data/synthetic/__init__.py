@@ -1,19 +1,26 @@
-"""Click logs made up on the spot, shaped like Criteo's, with a known best AUC."""
+"""Click logs made up on the spot, shaped like Criteo's and Avazu's, with a known best AUC."""
 
-from hotbed.data.synthetic.generate import GENERATION, MISSING_ID, MISSING_INTEGER, ClickRows, CriteoLike
-from hotbed.data.synthetic.text import write_tsv
-from hotbed.data.synthetic.write import TEST_ROWS, TRAIN_ROWS, VALID_ROWS, other_rows, write_dataset
+from hotbed.data.synthetic.generate import MISSING_ID, MISSING_INTEGER, ClickLog, ClickRows
+from hotbed.data.synthetic.shape import Shape
+from hotbed.data.synthetic.shapes import SHAPES, find_shape
+from hotbed.data.synthetic.text_files import write_days, write_text, write_tsv
+from hotbed.data.synthetic.write import TEST_ROWS, TRAIN_ROWS, VALID_ROWS, make_log, other_rows, write_dataset
 
 __all__ = [
-    "GENERATION",
     "MISSING_ID",
     "MISSING_INTEGER",
+    "SHAPES",
     "TEST_ROWS",
     "TRAIN_ROWS",
     "VALID_ROWS",
+    "ClickLog",
     "ClickRows",
-    "CriteoLike",
+    "Shape",
+    "find_shape",
+    "make_log",
     "other_rows",
     "write_dataset",
+    "write_days",
+    "write_text",
     "write_tsv",
 ]

@@ -1,57 +1,52 @@
-"""Generated rows as raw Criteo text, and the names ids carry in it.
+"""Generated rows as raw text, and the names ids carry in it.
 
-In: ClickRows. Out: tab-separated bytes (label, 13 integers, 26 strings of 8 hex digits, empty where missing) rendered by
-Numba. An id's name is a bijection of its number within the column, so two ids of a column never share a name.
+In: rows of a click log. Out: bytes rendered by Numba, as Criteo's text (tab-separated: label, integers, ids as 8 hex digits,
+empty where missing) or as Avazu's (CSV with a header: row number, label, hour as YYMMDDHH, ids as 8 hex digits). An id's name
+is a bijection of its number within the column, so two ids of a column never share a name.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hotbed.data.ahead import run_ahead
 from hotbed.data.formats.chunk import Text
 from hotbed.data.hash import MISSING_ID as MISSING_HASH
 from hotbed.data.hash import hash_text
-from hotbed.data.synthetic.generate import MISSING_ID, MISSING_INTEGER, ClickRows, CriteoLike
-from hotbed.errors import DataError
+from hotbed.data.synthetic.generate import ClickRows
+from hotbed.data.synthetic.kernels import MISSING_ID, MISSING_INTEGER
+from hotbed.data.synthetic.shape import Shape
 
-CHUNK = 1 << 16
-LONGEST = 2 + 13 * 12 + 26 * 9  # bytes of a row: label, integers of up to 11 characters, names of 8, separators
-
-
-def write_tsv(path: str | Path, start: int, stop: int, seed: int = 0, threads: int = 2) -> int:
-    """Write rows start .. stop - 1 of the seed's log as text; returns the number of bytes."""
-    log = CriteoLike(seed)
-    written = 0
-    try:
-        with Path(path).open("wb") as file:
-            ranges = [(low, min(low + CHUNK, stop)) for low in range(start, stop, CHUNK)]
-            for text in run_ahead(lambda pair: render(log.rows(*pair)), ranges, threads=threads, ahead=threads):
-                written += file.write(text)
-    except OSError as error:
-        if Path(path).is_file():
-            Path(path).unlink()  # half a log looks like a whole one
-        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
-    return written
+NAME = 8  # bytes of an id's name
+FIRST_HOUR = 14102100  # 2014-10-21, midnight
+_DIGITS = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), dtype=np.uint8).reshape(256, 2)
 
 
-def render(rows: ClickRows) -> bytes:
-    """The rows as text, one line each."""
-    out = np.empty(len(rows.labels) * LONGEST, dtype=np.uint8)
-    end = _render(rows.labels, rows.integers, rows.ids, out)
-    return out[:end].tobytes()
+def header(shape: Shape) -> bytes:
+    """What stands above the rows."""
+    return (
+        b"" if shape.text == "criteo" else ",".join(["id", shape.label, *(c.name for c in shape.ids)]).encode() + b"\n"
+    )
 
 
-def raw_ids(column: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+def render(shape: Shape, rows: ClickRows, first: int) -> NDArray[np.uint8]:
+    """The rows as text, one line each; `first` is the number of the first one."""
+    num_rows, clock = len(rows.labels), np.asarray([column.clock for column in shape.ids])
+    if shape.text == "criteo":
+        longest = 2 + 12 * len(shape.integers) + (NAME + 1) * len(shape.ids)  # integers have up to 11 characters
+        out = np.empty(num_rows * longest, dtype=np.uint8)
+        return out[: _render_criteo(rows.labels, rows.integers, rows.ids, out)]
+    out = np.empty(num_rows * (20 + 3 + (NAME + 1) * len(shape.ids)), dtype=np.uint8)
+    return out[: _render_avazu(rows.labels, rows.ids, clock, first, out)]
+
+
+def raw_ids(shape: Shape, column: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """The 64-bit ids that the reader of the text would give to these ids of a column; int64 [n]."""
-    names = np.empty((len(ids), 8), dtype=np.uint8)
-    _names(column, ids, names)
-    starts = np.arange(0, 8 * len(ids), 8, dtype=np.int64)
-    hashes = hash_text(Text(names.reshape(-1), starts, starts + 8))
+    names = np.empty((len(ids), NAME), dtype=np.uint8)
+    _names(column, shape.ids[column].clock, ids, names)
+    starts = np.arange(0, NAME * len(ids), NAME, dtype=np.int64)
+    hashes = hash_text(Text(names.reshape(-1), starts, starts + NAME))
     return np.asarray(np.where(ids == MISSING_ID, MISSING_HASH, hashes))
 
 
@@ -68,15 +63,24 @@ def _name(column: int, id_: np.int64 | int) -> np.uint32:
 @njit(nogil=True, inline="always")
 def _put_name(column: int, id_: np.int64 | int, out: NDArray[np.uint8], at: int) -> None:
     name = _name(column, id_)
-    for digit in range(8):
-        nibble = (name >> np.uint32(28 - 4 * digit)) & np.uint32(15)
-        out[at + digit] = nibble + (np.uint32(48) if nibble < 10 else np.uint32(87))
+    for place in range(4):
+        byte = (name >> np.uint32(24 - 8 * place)) & np.uint32(255)
+        out[at + 2 * place] = _DIGITS[byte, 0]
+        out[at + 2 * place + 1] = _DIGITS[byte, 1]
+
+
+@njit(nogil=True, inline="always")
+def _put_hour(hour: np.int64 | int, out: NDArray[np.uint8], at: int) -> None:
+    _put_integer(FIRST_HOUR + 100 * (hour // 24) + hour % 24, out, at)
 
 
 @njit(nogil=True, cache=True)
-def _names(column: int, ids: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+def _names(column: int, clock: bool, ids: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
     for i in range(len(ids)):
-        _put_name(column, ids[i], out[i], 0)
+        if clock:
+            _put_hour(ids[i], out[i], 0)
+        else:
+            _put_name(column, ids[i], out[i], 0)
 
 
 @njit(nogil=True, inline="always")
@@ -97,7 +101,7 @@ def _put_integer(value: np.int64 | int, out: NDArray[np.uint8], at: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _render(
+def _render_criteo(
     labels: NDArray[np.float32], integers: NDArray[np.int32], ids: NDArray[np.int32], out: NDArray[np.uint8]
 ) -> int:
     at = 0
@@ -114,7 +118,29 @@ def _render(
             at += 1
             if ids[column, row] != MISSING_ID:
                 _put_name(column, np.int64(ids[column, row]), out, at)
-                at += 8
+                at += NAME
+        out[at] = 10
+        at += 1
+    return at
+
+
+@njit(nogil=True, cache=True)
+def _render_avazu(
+    labels: NDArray[np.float32], ids: NDArray[np.int32], clock: NDArray[np.bool_], first: int, out: NDArray[np.uint8]
+) -> int:
+    at = 0
+    for row in range(len(labels)):
+        at = _put_integer(np.int64(first + row), out, at)
+        out[at] = 44
+        out[at + 1] = 49 if labels[row] > 0.5 else 48
+        at += 2
+        for column in range(ids.shape[0]):
+            out[at] = 44
+            if clock[column]:
+                _put_hour(np.int64(ids[column, row]), out, at + 1)
+            else:
+                _put_name(column, np.int64(ids[column, row]), out, at + 1)
+            at += NAME + 1
         out[at] = 10
         at += 1
     return at

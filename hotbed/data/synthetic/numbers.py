@@ -1,0 +1,173 @@
+"""Pass one over a click log: how often each id occurs in train, which row it gets, mean and spread of the integers.
+
+In: a log and the number of train rows. Out: `Numbers`, and the counts files of the dataset. Memory: the counts of a column are an
+array over its ids (4 bytes each, then reused for the rows) where train can fill it, else a hash table of the ids that occur,
+which takes no more. A column of 40 million ids costs 32 MB at a million rows, and 160 MB at any number of them. What was found
+is kept in a folder, so that a job that was killed need not count again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numba import njit
+from numpy.typing import NDArray
+
+from hotbed.data.ahead import run_ahead
+from hotbed.data.formats.chunk import Faults, Integers
+from hotbed.data.schema import DenseColumn, IdFeature
+from hotbed.data.synthetic.generate import ClickLog, ClickRows
+from hotbed.data.synthetic.kernels import MISSING_ID, MISSING_INTEGER
+from hotbed.data.synthetic.text import raw_ids
+from hotbed.data.values import read_dense
+from hotbed.data.vocabulary import Numbering
+
+DRAWN = 1 << 17  # rows drawn at once
+SPARSE = 8  # bytes of a hash table's entry, in entries of an array
+
+Report = Callable[[int], None]  # rows done since the last report
+
+
+class Numbers(NamedTuple):
+    """The columns of the schema, and the row of every id."""
+
+    dense: tuple[DenseColumn, ...]
+    features: tuple[IdFeature, ...]
+    rows: tuple[ArrayRows | HashRows, ...]
+
+
+class ArrayRows:
+    """Rows of a column by an array over all of its ids; the last entry is "missing"."""
+
+    def __init__(self, cardinality: int) -> None:
+        self._entries = np.zeros(cardinality + 1, dtype=np.int32)
+
+    def count(self, ids: NDArray[np.int32]) -> None:
+        _count(ids, self._entries)
+
+    def counted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ids that occurred, and how often."""
+        seen = np.flatnonzero(self._entries)
+        return np.where(seen == len(self._entries) - 1, MISSING_ID, seen), self._entries[seen].astype(np.int64)
+
+    def number(self, ids: NDArray[np.int32]) -> None:
+        """Give rows 1, 2, ... to these ids; all others share row 0."""
+        self._entries[:] = 0
+        self._entries[ids] = np.arange(1, len(ids) + 1, dtype=np.int32)
+
+    def of(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The rows of ids; -1, missing, is the last entry."""
+        return np.asarray(self._entries[ids])
+
+
+class HashRows:
+    """Rows of a column by a hash table of the ids that occur."""
+
+    def __init__(self) -> None:
+        self._table = Numbering()
+
+    def count(self, ids: NDArray[np.int32]) -> None:
+        self._table.add(ids.astype(np.int64), np.ones(len(ids), dtype=np.bool_))
+
+    def counted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ids that occurred, and how often."""
+        return self._table.ids, self._table.counts
+
+    def number(self, ids: NDArray[np.int32]) -> None:
+        """Give rows 1, 2, ... to these ids; all others share row 0."""
+        self._table = Numbering()
+        self.count(ids)
+
+    def of(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The rows of ids."""
+        return np.asarray(self._table.find(ids.astype(np.int64)) + 1)
+
+
+def number_ids(log: ClickLog, train: int, threads: int, out: Path, report: Report) -> Numbers:
+    """Count the train rows, write out/counts, and keep what is needed to go on in out/numbers."""
+    kept = out / "numbers"
+    if (kept / "dense.json").is_file():
+        report(train)
+        return _load(log, train, kept)
+    kept.mkdir(exist_ok=True)
+    (out / "counts").mkdir(exist_ok=True)
+    shape = log.shape
+    columns = [_rows_for(column.cardinality, train * column.bag) for column in shape.ids]
+    dense = _count_all(log, train, columns, threads, report)
+    for number, rows in enumerate(columns):
+        ids, counts = rows.counted()
+        raw = raw_ids(shape, number, ids)
+        order = np.lexsort((raw, -counts))
+        table = pa.table({"id": raw[order], "count": counts[order]})
+        pq.write_table(table, out / "counts" / f"{shape.ids[number].name}.parquet", use_dictionary=["count"])
+        ordered = ids[order].astype(np.int32)
+        np.save(kept / f"{number}.npy", ordered)
+        rows.number(ordered)
+    (kept / "dense.json.tmp").write_text(json.dumps(dense))
+    os.replace(kept / "dense.json.tmp", kept / "dense.json")
+    return _load(log, train, kept, columns)
+
+
+def integer_logs(log: ClickLog, rows: ClickRows, number: int) -> NDArray[np.float64]:
+    """One integer column as `prepare` transforms it, float64 [R]."""
+    values = rows.integers[number]
+    column = Integers(values.astype(np.int64), values == MISSING_INTEGER)
+    return read_dense(column, DenseColumn(log.shape.integers[number].name, "log"), Faults(len(values)))
+
+
+def _load(log: ClickLog, train: int, kept: Path, columns: list[ArrayRows | HashRows] | None = None) -> Numbers:
+    features, rows_of = [], []
+    for number, column in enumerate(log.shape.ids):
+        ordered = np.load(kept / f"{number}.npy")
+        if columns is None:
+            rows = _rows_for(column.cardinality, train * column.bag)
+            rows.number(ordered)
+        else:
+            rows = columns[number]
+        rows_of.append(rows)
+        features.append(IdFeature(column.name, rows=1 + len(ordered), multi=column.bag > 1, distinct=len(ordered)))
+    moments = json.loads((kept / "dense.json").read_text())
+    names = [column.name for column in log.shape.integers]
+    dense = (DenseColumn(name, "log", mean, scale) for name, (mean, scale) in zip(names, moments, strict=True))
+    return Numbers(tuple(dense), tuple(features), tuple(rows_of))
+
+
+def _rows_for(cardinality: int, most_seen: int) -> ArrayRows | HashRows:
+    return HashRows() if SPARSE * most_seen < cardinality else ArrayRows(cardinality)
+
+
+def _count_all(
+    log: ClickLog, train: int, columns: list[ArrayRows | HashRows], threads: int, report: Report
+) -> list[tuple[float, float]]:
+    """Count ids; mean and standard deviation of each integer."""
+    num_integers = len(log.shape.integers)
+    moments = np.zeros((2, num_integers))
+
+    def draw(start: int) -> tuple[ClickRows, NDArray[np.float64]]:
+        rows = log.rows(start, min(start + DRAWN, train))
+        logs = [integer_logs(log, rows, number) for number in range(num_integers)]
+        return rows, np.asarray([[values.sum(), (values * values).sum()] for values in logs]).reshape(-1, 2).T
+
+    starts = range(0, train, DRAWN)
+    for rows, sums in run_ahead(draw, starts, threads=threads, ahead=threads):
+        moments += sums
+        for number, column in enumerate(columns):
+            ids = rows.ids[number]
+            column.count(log.bags(number, ids).values if log.shape.ids[number].bag > 1 else ids)
+        report(len(rows.labels))
+    mean = moments[0] / train
+    deviation = np.sqrt(np.maximum(moments[1] / train - mean * mean, 0.0))
+    return [(float(mean[i]), float(deviation[i]) or 1.0) for i in range(num_integers)]
+
+
+@njit(nogil=True, cache=True)
+def _count(ids: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
+    for i in range(len(ids)):
+        counts[ids[i]] += 1

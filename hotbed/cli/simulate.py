@@ -1,9 +1,11 @@
-"""`hotbed simulate`: what caches of several sizes would do with a dataset, beside the best that any cache could do."""
+"""`hotbed simulate`: what caches of several sizes would do with a dataset or a file of ids, beside the best possible."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,18 +14,26 @@ from rich.table import Table
 
 from hotbed.cli.console import err, out
 from hotbed.cli.dataset import open_dataset
+from hotbed.cli.plot import curve_text
 from hotbed.config import raise_problems
 
 if TYPE_CHECKING:
     from hotbed.cache import CacheCounts
-    from hotbed.data.dataset import Dataset
-    from hotbed.plan import Trace
+    from hotbed.plan import Ahead, Replay, Trace
+    from hotbed.plan.curves import Curves
+    from hotbed.plan.given import Given
 
 _POLICIES = ("oracle", "lfu", "lru", "static")
 
 
 def simulate_command(
-    data: Annotated[str, typer.Argument(help="A dataset directory, or criteo-like, criteo-like:ROWS, adult.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRACE",
+            help="A dataset directory, criteo-like, criteo-like:ROWS, adult, or a file of ids (.npy, .parquet).",
+        ),
+    ],
     cache: Annotated[str, typer.Option(help="Shares of the rows on the device, by comma.")] = "0.005,0.015,0.05",
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 4096,
     policy: Annotated[str, typer.Option(help=f"By comma: {', '.join(_POLICIES)}; or all.")] = "all",
@@ -38,9 +48,11 @@ def simulate_command(
     shuffle: Annotated[bool, typer.Option(help="In the order of a run's first epoch, or as on disk.")] = True,
     seed: Annotated[int, typer.Option(help="The run's seed, which gives the order.")] = 0,
     max_batches: Annotated[int | None, typer.Option(min=1, help="Read no more than these.")] = None,
+    curve: Annotated[bool, typer.Option("--curve", help="Miss ratios over the size of the cache, too.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the curves, all tables and each alone, as a page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All counts as JSON.")] = False,
 ) -> None:
-    """Count a cache's hits and misses on a dataset, without training.
+    """Count a cache's hits and misses on a dataset or a file of ids, without training.
 
     The cache that trains is run over the dataset's ids, without rows: its counts are
     those of a run with the same batch size, seed, share, policy, window and
@@ -57,33 +69,35 @@ def simulate_command(
     hotbed simulate DIR --batch-size 16384 --policy oracle,lru --max-batches 300
 
     hotbed simulate DIR --look-ahead 0 --policy lfu
+
+    hotbed simulate ids.npy --batch-size 4096 --curve --html curves.html
     """
     shares, policies = _read_lists(cache, policy)
-    with err().status("loading torch"):
-        from hotbed.plan import read_trace
-    dataset = open_dataset(data)
+    from hotbed.plan import Ahead
+
+    source = _Source(data, batch_size, max_batches, split, shuffle, seed)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
     with Progress(*columns, TimeRemainingColumn(), console=err(), transient=True, disable=not err().is_terminal) as bar:
         reading = bar.add_task("reading ids", total=None)
-        trace = read_trace(
-            dataset,
-            batch_size=batch_size,
-            split=split,
-            shuffle=shuffle,
-            seed=seed,
-            max_batches=max_batches,
-            progress=lambda done, total: bar.update(reading, completed=done, total=total),
-        )
-        sizes, refused = _fitting(trace, shares)
-        running = bar.add_task("simulating", total=len(sizes) * len(policies) * trace.num_batches)
-        asked = _Asked(dataset, trace, policies, {"window": window, "look_ahead": look_ahead})
+        given = source.read(lambda done, total: bar.update(reading, completed=done, total=total))
+        sizes, refused = _fitting(given.trace, shares)
+        running = bar.add_task("simulating", total=len(sizes) * len(policies) * given.trace.num_batches)
+        asked = _Asked(given, policies, Ahead(window, look_ahead))
         outcomes = asked.run(sizes, lambda done: bar.update(running, completed=done))
+        curves = asked.curves(outcomes, tables=html is not None or as_json) if curve or html is not None else None
     for message in refused:
         err().print(f"left out: {message}", soft_wrap=True)
+    if html is not None and curves is not None:
+        from hotbed.report.plan_page import write_curves
+
+        write_curves(html, data, curves)
     if as_json:
-        out().print_json(data=[outcome.figures() for outcome in outcomes])
+        figures: Any = [outcome.figures() for outcome in outcomes]
+        out().print_json(data=figures if curves is None else {"caches": figures, **curves.figures()})
     else:
-        out().print(_table(trace, outcomes))
+        out().print(_table(given.trace, outcomes))
+        if curves is not None:
+            out().print(curve_text(curves))
 
 
 def _read_lists(cache: str, policy: str) -> tuple[list[float], list[str]]:
@@ -155,32 +169,75 @@ class _Outcome:
 
 
 @dataclass(frozen=True)
+class _Source:
+    """Where ids come from."""
+
+    name: str
+    batch_size: int
+    max_batches: int | None
+    split: str
+    shuffle: bool
+    seed: int
+
+    def read(self, progress: Callable[[int, int], None]) -> Given:
+        from hotbed.plan.given import from_dataset, from_file
+        from hotbed.plan.id_file import check_suffix
+
+        path = Path(self.name)
+        if path.is_file():
+            check_suffix(path)
+            return from_file(path, self.batch_size, self.max_batches)
+        return from_dataset(
+            open_dataset(self.name),
+            batch_size=self.batch_size,
+            split=self.split,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            max_batches=self.max_batches,
+            progress=progress,
+        )
+
+
+@dataclass(frozen=True)
 class _Asked:
     """What every cache is run with."""
 
-    dataset: Dataset
-    trace: Trace
+    given: Given
     policies: list[str]
-    settings: dict[str, Any]
+    ahead: Ahead
+
+    @cached_property
+    def replay(self) -> Replay:
+        from hotbed.plan import Replay
+
+        return Replay(self.given.trace)
 
     def run(self, sizes: dict[float, int], progress: Callable[[int], None]) -> list[_Outcome]:
-        from hotbed.plan import hot_keys, optimum, simulate
+        from hotbed.plan import optimum, simulate
 
         outcomes: list[_Outcome] = []
         for share, num_slots in sizes.items():
-            fewest = optimum(self.trace, num_slots)
+            fewest = optimum(self.given.trace, num_slots)
             for policy in self.policies:
-                before = len(outcomes) * self.trace.num_batches
+                before = len(outcomes) * self.given.trace.num_batches
                 counts = simulate(
-                    self.trace,
+                    self.replay,
                     num_slots,
                     policy,
-                    hot=hot_keys(self.dataset, num_slots) if policy == "static" else None,
+                    window=self.ahead.window,
+                    look_ahead=self.ahead.look_ahead,
+                    hot=self.given.hot(num_slots) if policy == "static" else None,
                     progress=lambda done, before=before: progress(before + done),  # type: ignore[misc]
-                    **self.settings,
                 )
                 outcomes.append(_Outcome(share, num_slots, policy, counts, fewest))
         return outcomes
+
+    def curves(self, outcomes: list[_Outcome], tables: bool) -> Curves:
+        """LRU at every size, what was simulated, and the optimum."""
+        from hotbed.plan.curves import curves_of
+
+        sizes = [outcome.num_slots for outcome in outcomes]
+        return curves_of(self.given, self.replay, self.policies, self.ahead, (min(sizes), max(sizes)), tables=tables)
 
 
 def _table(trace: Trace, outcomes: list[_Outcome]) -> Table:

@@ -20,6 +20,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from hotbed.plan.given import Given
+from hotbed.plan.optimum import optimum
 from hotbed.plan.replay import AUTOMATIC, Ahead, Replay
 from hotbed.plan.trace import Trace
 
@@ -28,6 +30,7 @@ Floats = NDArray[np.float64]
 MOST_ENTRIES = 4_000_000  # that are followed; 0.3 us each
 _PARTS = 4
 _POINTS = 48
+_SIMULATED = 6  # sizes of a policy's curve
 _FIRST = -1  # distance of a row that was not used before
 
 
@@ -41,10 +44,51 @@ class Curve(NamedTuple):
     missed_lookups: Floats  # [P], over look-ups
     sampled: float = 1.0  # share of the rows that were followed
     error: float = 0.0  # of `misses`, from parts of the sample; 0 where all were followed
+    is_whole: bool = True  # else simulated, at these sizes only
 
     def at(self, num_slots: float) -> float:
         """The miss ratio of a cache, between two sizes on a line."""
         return float(np.interp(num_slots, self.sizes, self.misses))
+
+
+class Curves(NamedTuple):
+    """All there is to draw of a trace."""
+
+    num_rows: int  # of all tables
+    all: list[Curve]
+    tables: list[Curve]
+
+    def figures(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: [_figures(one) for one in part] for name, part in (("curves", self.all), ("tables", self.tables))}
+
+
+def curves_of(
+    given: Given,
+    replay: Replay,
+    policies: Sequence[str],
+    ahead: Ahead = AUTOMATIC,
+    between: tuple[int, int] | None = None,
+    *,
+    tables: bool,
+) -> Curves:
+    """LRU at every size, each policy and the optimum at a few; with `tables`, every table alone, too."""
+    trace = given.trace
+    least, most = between or (trace.most_keys, replay.keys.shape[0])
+    sizes = sizes_between(max(least, trace.most_keys), max(most, trace.most_keys), _SIMULATED)
+    found = [lru_curve(trace, "lru, no look-ahead")]
+    for policy in policies:
+        hot = {size: given.hot(size) for size in sizes} if policy == "static" else None
+        found.append(policy_points(replay, policy, sizes, ahead, hot))
+    fewest = np.array([optimum(trace, size) for size in sizes]) / max(trace.keys.shape[0], 1)
+    best = Curve("optimum", replay.keys.shape[0], np.asarray(sizes, dtype=np.float64), fewest, fewest, is_whole=False)
+    alone = table_curves(trace, given.names, given.ends) if tables else []
+    return Curves(trace.num_rows, [*found, best], alone)
+
+
+def _figures(curve: Curve) -> dict[str, Any]:
+    parts = ("sizes", "misses", "missed_lookups")
+    return {**curve._asdict(), **{name: getattr(curve, name).tolist() for name in parts}}
 
 
 def lru_curve(trace: Trace, name: str = "all", most_entries: int = MOST_ENTRIES) -> Curve:
@@ -88,7 +132,7 @@ def policy_points(
     found = [replay.run(size, policy, ahead, hot=None if hot is None else hot[size]).counts for size in sizes]
     ratios = np.array([1 - counts.hit_rate for counts in found])
     lookups = np.array([1 - counts.lookup_hit_rate for counts in found])
-    return Curve(policy, replay.keys.shape[0], np.asarray(sizes, dtype=np.float64), ratios, lookups)
+    return Curve(policy, replay.keys.shape[0], np.asarray(sizes, dtype=np.float64), ratios, lookups, is_whole=False)
 
 
 def sizes_between(least: int, most: int, count: int) -> list[int]:

@@ -8,7 +8,7 @@ Shapes: N batches, E distinct keys of all batches, batch by batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from itertools import islice
 from typing import NamedTuple
@@ -94,13 +94,23 @@ def read_trace(
     return trace_of(lookups(), keys_of.num_rows)
 
 
+def rows_of(dataset: Dataset, raw: Mapping[str, int] | None = None) -> list[int]:
+    """Rows of every table, in the order of the keys; of raw ids those of train, whose number may be known already."""
+    return [
+        (raw[one.name] if raw is not None else int(dataset.counts(one.name).ids.shape[0]))
+        if one.mode == "raw"
+        else one.rows
+        for one in dataset.schema.features
+    ]
+
+
 class _Keys:
     """Ids -> keys, as a group of all tables numbers them; raw ids of train by their frequency."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._features = dataset.schema.features
         self._numberings = {one.name: _numbering(dataset, one) for one in self._features if one.mode == "raw"}
-        rows = [len(self._numberings[one.name]) if one.mode == "raw" else one.rows for one in self._features]
+        rows = rows_of(dataset, {name: len(numbering) for name, numbering in self._numberings.items()})
         self._base = np.cumsum([0, *rows[:-1]], dtype=np.int64)
         self.num_rows = sum(rows)
 

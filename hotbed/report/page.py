@@ -18,8 +18,6 @@ POLICY = (
 
 def render(run: Run) -> str:
     """The whole page. The same run gives the same bytes."""
-    here = files("hotbed.report")
-    style, script = (here.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
     parts = (
         sections.learning(run),
         sections.quality(run),
@@ -31,14 +29,20 @@ def render(run: Run) -> str:
         sections.go_on(run),
         sections.made_with(run),
     )
-    title = text(f"{run.model} on {run.dataset}", 120)
+    body = f"{sections.headline(run)}\n{chr(10).join(part for part in parts if part)}"
+    return whole(f"{run.model} on {run.dataset}", '<a class="skip" href="#learning">Skip to the curves</a>\n', body)
+
+
+def whole(title: str, before: str, body: str) -> str:
+    """An HTML file around a body."""
+    here = files("hotbed.report")
+    style, script = (here.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{title} - hotbed</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        '<a class="skip" href="#learning">Skip to the curves</a>\n<main>\n'
-        f"{sections.headline(run)}\n{chr(10).join(part for part in parts if part)}\n</main>\n"
+        f"<title>{text(title, 120)} - hotbed</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        f"{before}<main>\n{body}\n</main>\n"
         f"<script>\n{script}</script>\n</body>\n</html>\n"
     )

@@ -3,6 +3,9 @@
 import json
 import re
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import hotbed as package
@@ -92,3 +95,62 @@ def test_help_says_what_comes_out(hotbed):
     assert result.code == 0
     for word in ("optimum", "--look-ahead", "For example"):
         assert word in result.out
+
+
+def test_a_file_of_ids(hotbed, tmp_path):
+    rng = np.random.default_rng(0)
+    ids = (rng.random((2000, 3)) ** 3 * 900).astype(np.int64) * 1_000_003
+    np.save(tmp_path / "ids.npy", ids)
+    columns = {f"f{f}": ids[:, f] for f in range(3)}
+    pq.write_table(pa.table({**columns, "label": rng.random(2000)}), tmp_path / "ids.parquet")
+    asked = ("--batch-size", 64, "--cache", "0.1", "--json")
+    one, other = (json.loads(hotbed("simulate", tmp_path / name, *asked).out) for name in ("ids.npy", "ids.parquet"))
+    assert one == other
+    assert [figures["lookups"] for figures in one][:3] == [6000] * 3
+    assert one[0]["num_slots"] == round(0.1 * sum(np.unique(ids[:, f]).size for f in range(3)))
+
+
+def test_lists_and_padding_of_a_parquet_file(hotbed, tmp_path):
+    pq.write_table(pa.table({"a": [[1, 2], [], None, [2, 7]], "b": [5, None, -1, 5]}), tmp_path / "bags.parquet")
+    result = hotbed(
+        "simulate", tmp_path / "bags.parquet", "--batch-size", 2, "--cache", "1", "--policy", "lru", "--json"
+    )
+    (figures,) = json.loads(result.out)
+    assert (figures["lookups"], figures["misses"]) == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("text.csv", "1,2", "no file of ids"),
+        ("torn.npy", "nothing", "no readable .npy"),
+        ("torn.parquet", "nothing", "no readable Parquet"),
+    ],
+)
+def test_files_that_hold_no_ids(hotbed, tmp_path, name, content, said):
+    (tmp_path / name).write_text(content)
+    result = hotbed("simulate", tmp_path / name)
+    assert result.code == 2
+    assert said in result.err
+
+
+def test_arrays_that_hold_no_ids(hotbed, tmp_path):
+    for number, array in enumerate([np.zeros(0, np.int64), np.ones(5), np.ones((2, 2, 2), np.int64)]):
+        np.save(tmp_path / f"{number}.npy", array)
+        assert hotbed("simulate", tmp_path / f"{number}.npy").code == 2
+    pq.write_table(pa.table({"x": ["a"]}), tmp_path / "x.parquet")
+    assert "no integer column" in hotbed("simulate", tmp_path / "x.parquet").err
+
+
+def test_curves_on_the_terminal_and_as_a_page(hotbed, data, tmp_path):
+    result = hotbed("simulate", data, "--cache", "0.2", "--batch-size", 16, "--html", tmp_path / "curves.html")
+    assert result.code == 0, result.err
+    assert "* lru, no look-ahead" in result.out
+    assert "share of the rows in the cache" in result.out
+    page = (tmp_path / "curves.html").read_text()
+    assert page.count('<svg class="chart"') == 2
+    assert "http" not in page.replace("http-equiv", "")
+    found = json.loads(hotbed("simulate", data, "--cache", "0.2", "--batch-size", 16, "--curve", "--json").out)
+    assert next(one["name"] for one in found["curves"]) == "lru, no look-ahead"
+    assert found["curves"][-1]["name"] == "optimum"
+    assert hotbed("simulate", data, "--cache", "0.2", "--batch-size", 16, "--html", tmp_path / "no" / "x").code == 2

@@ -1,0 +1,85 @@
+"""Curves as plain characters, for any terminal: one sign per curve, x by powers, y from 0 to the highest value."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from hotbed.plan.curves import Curve, Curves
+
+SIGNS = "*o+x#@"
+WIDTH, HEIGHT = 60, 14
+_MARGIN = 8
+
+
+class Line(NamedTuple):
+    """One curve."""
+
+    name: str
+    points: Sequence[tuple[float, float]]  # x above 0 and ascending, y
+    joined: bool = True  # else only the points are drawn
+
+
+def plot(lines: Sequence[Line], x_label: str, show_x: Callable[[float], str]) -> str:
+    """Shares of y over x, the first lines on top; "" where there is nothing to draw."""
+    lines = [line for line in lines if line.points]
+    if not lines:
+        return ""
+    xs = [x for line in lines for x, _ in line.points]
+    low, high = math.log(min(xs)), math.log(max(xs))
+    span = high - low or 1.0
+    top = max(y for line in lines for _, y in line.points) or 1.0
+    cells = [[" "] * WIDTH for _ in range(HEIGHT)]
+    for sign, line in reversed(list(zip(SIGNS, lines))):
+        for column in range(WIDTH):
+            y = _value(line, math.exp(low + span * column / (WIDTH - 1)), span / (WIDTH - 1))
+            if y is not None:
+                cells[min(HEIGHT - 1, HEIGHT - 1 - round(y / top * (HEIGHT - 1)))][column] = sign
+    rows = []
+    for number, cell in enumerate(cells):
+        value = top * (HEIGHT - 1 - number) / (HEIGHT - 1)
+        label = f"{100 * value:.0f} %" if number % 4 == 0 or number == HEIGHT - 1 else ""
+        rows.append(f"{label:>{_MARGIN - 2}} |{''.join(cell).rstrip()}")
+    first, last = show_x(min(xs)), show_x(max(xs))
+    rows.append(" " * (_MARGIN - 1) + "+" + "-" * WIDTH)
+    rows.append(" " * _MARGIN + first + x_label.center(WIDTH - len(first) - len(last)) + last)
+    rows.append(" " * _MARGIN + "   ".join(f"{sign} {line.name}" for sign, line in zip(SIGNS, lines)))
+    return "\n".join(rows)
+
+
+def _value(line: Line, x: float, step: float) -> float | None:
+    """The curve at x; of single points the one nearest, if it is in this column."""
+    points = line.points
+    if not line.joined or len(points) == 1:
+        near = min(points, key=lambda point: abs(math.log(point[0] / x)))
+        return near[1] if abs(math.log(near[0] / x)) <= step / 2 + 1e-12 else None
+    if not points[0][0] * (1 - 1e-9) <= x <= points[-1][0] * (1 + 1e-9):
+        return None
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        if x <= x1:
+            share = (math.log(x) - math.log(x0)) / (math.log(x1) - math.log(x0)) if x1 > x0 else 1.0
+            return y0 + (y1 - y0) * min(max(share, 0.0), 1.0)
+    return points[-1][1]
+
+
+def curve_text(curves: Curves) -> str:
+    """Miss ratios over the share of the rows in the cache."""
+    rows = curves.num_rows
+
+    def line(curve: Curve) -> Line:
+        points = [(float(size) / rows, float(y)) for size, y in zip(curve.sizes, curve.misses) if size / rows >= 1e-4]
+        return Line(curve.name, points, joined=curve.is_whole)
+
+    def percent(share: float) -> str:
+        return f"{100 * share:.2g} %"
+
+    told = [plot([line(curve) for curve in curves.all], "share of the rows in the cache", percent)]
+    whole = next(curve for curve in curves.all if curve.is_whole)
+    if whole.sampled < 1:
+        told.append(
+            f"{whole.name}: {100 * whole.sampled:.1f} % of the rows were followed; off by about {100 * whole.error:.2f} points"
+        )
+    return "misses, of the distinct rows of a batch\n" + "\n".join(told)

@@ -27,12 +27,17 @@ class Shard(NamedTuple):
 
     def owner_of(self, keys: Tensor) -> Tensor:
         """The rank that owns each key, int64."""
-        return (keys % self.world + _turn(keys // self.world)) % self.world
+        block = keys // self.world
+        return (keys - block * self.world + _turn(block)) % self.world
 
     def owner_of_ids(self, tables: Tensor, ids: Tensor) -> Tensor:
         """The rank that owns each dynamic id of tables, int64: by a hash, for there is no number of them."""
         mixed = (ids ^ (ids >> 29) ^ tables) * _GOLDEN
         return (mixed >> _SHIFT & _MASK) % self.world
+
+    def owner_of_any(self, keys: Tensor, tables: Tensor | None) -> Tensor:
+        """Of keys, or, with the numbers of their tables, of dynamic ids."""
+        return self.owner_of(keys) if tables is None else self.owner_of_ids(tables, keys)
 
     def local_of(self, keys: Tensor) -> Tensor:
         """The number of each key on its rank."""

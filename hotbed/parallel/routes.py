@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import RankError
-from hotbed.ops.deal import Dealt, deal
+from hotbed.ops.deal import Dealt, Owners, deal
 from hotbed.ops.lookups import Lookups
 from hotbed.parallel.collect import exchange_along, swapped_counts
 from hotbed.parallel.mesh import Mesh
@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
 
     lookups: Lookups  # slots are negative for padding
     keys: Tensor  # int64 [L], or dynamic ids
-    owners: Tensor  # int64 [L], -1 for padding
+    owner_of: Owners
     tables: Tensor | None = None  # int32 [L], of dynamic ids
     num_local: int = 0  # keys that a rank may have
 
@@ -65,7 +65,7 @@ class Route(NamedTuple):
 
 def make_routes(mesh: Mesh, wanted: Sequence[Wanted], rows_over: Mesh) -> list[Route]:
     """The routes of one batch by group, settled over `mesh`."""
-    dealt = [deal(want.keys, want.owners, mesh.size, want.tables) for want in wanted]
+    dealt = [deal(want.keys, want.lookups.slots, want.owner_of, mesh.size, want.tables) for want in wanted]
     counts = torch.tensor([[*(d.counts[rank] for d in dealt), 0] for rank in range(mesh.size)])
     asking = swapped_counts(mesh.flat, counts, wanted[0].keys.device)
     _check(mesh, asking)
@@ -95,7 +95,7 @@ def _told(mesh: Mesh, num_groups: int, what: int, device: torch.device) -> Tenso
 
 def _route(mesh: Mesh, want: Wanted, dealt: Dealt, asking: list[int]) -> Route:
     own = want.lookups._replace(slots=dealt.places, check=None, bad=None, sense=None)
-    if want.tables is not None:
+    if dealt.kinds is not None:
         marks = torch.stack([dealt.kinds, dealt.times], dim=1)
         keys, marks = (exchange_along(mesh, part, dealt.counts, asking) for part in (dealt.keys, marks))
         return Route(mesh, own, dealt.counts, asking, keys, marks[:, 0], marks[:, 1])

@@ -25,9 +25,8 @@ from hotbed.inputs import Given, as_given, flatten
 from hotbed.ops.lookup import lookup
 from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.ops.records import layout_of
-from hotbed.ops.update import TableRows, settings_of, update
-from hotbed.optim import SGD, RowOptimizer
+from hotbed.ops.sums import sum_by_row
+from hotbed.optim import RowOptimizer
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.modes import Mode, check_mode, way_of
 from hotbed.parallel.routes import RanksLeft, Route, Wanted, end_routes, make_routes, refuse_routes
@@ -41,7 +40,6 @@ from hotbed.types import Jagged
 
 Traffic = Literal["fp32", "fp16", "bf16"]
 _TYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-_SUM = SGD(lr=1.0)  # at a rate of -1, rows of zeros become the sums of their gradients
 
 
 class ShardedTables(EmbeddingTables):
@@ -195,7 +193,6 @@ class ShardFront:
         self._group = group
         self._scale = scale
         self._type = _TYPES[traffic]
-        self._sums = layout_of(group.layout.dim, _SUM)
 
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
@@ -245,11 +242,7 @@ class ShardFront:
 
     def _summed(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, num_rows: int) -> Tensor:
         """Sums [U, D] of the gradients of every row, in the order of the batch."""
-        records = torch.zeros(num_rows, self._sums.width, dtype=grad.dtype, device=grad.device)
-        starts = [p for p, table in enumerate(tables) if p == 0 or tables[p - 1] != table]
-        runs = [TableRows(0, num_rows, first, stop) for first, stop in zip(starts, [*starts[1:], len(tables)])]
-        update(records, self._sums, grad, lookups, settings_of(_SUM, -1.0, tuple(runs)))
-        sums = records[:, : self.layout.dim]
+        sums = sum_by_row(grad, lookups, num_rows, tables)
         return sums if self._scale == 1.0 else sums * self._scale
 
 

@@ -67,7 +67,7 @@ def with_unions(mesh: Mesh, routes: Sequence[Route], num_keys: Sequence[int], wa
 
 def _distinct(route: Route) -> Dealt:
     """What this rank is asked for, each once."""
-    return deal(route.keys, torch.zeros_like(route.keys), 1, route.tables)
+    return deal(route.keys, None, lambda keys, _: torch.zeros_like(keys), 1, route.tables)
 
 
 def _keys(mesh: Mesh, keys: Tensor, sizes: list[int], small: bool) -> Tensor:

@@ -25,14 +25,11 @@ def wanted_of(group: TableGroup, flattened: Callable[[Any], Lookups]) -> Wanted:
     if isinstance(group, CachedGroup) and group.ids is not None:
         lookups = flattened(_RawIds(group, group.ids))
         ids, tables = lookups.sense
-        owners = group.shard.owner_of_ids(tables, ids)
-        return Wanted(lookups, ids, torch.where(lookups.slots >= 0, owners, -1), tables)
+        return Wanted(lookups, ids, group.shard.owner_of_any, tables)
     lookups = flattened(group)
     if lookups.check is not None:
         lookups.check()
-    keys = lookups.slots.to(torch.int64)
-    owners = torch.where(keys >= 0, group.shard.owner_of(keys), -1)
-    return Wanted(lookups, keys, owners, num_local=group.num_rows)
+    return Wanted(lookups, lookups.slots.to(torch.int64), group.shard.owner_of_any, num_local=group.num_rows)
 
 
 def keys_of_ids(ids: DynamicIds, route: Route, learns: bool) -> tuple[Tensor, Sense]:

@@ -19,16 +19,27 @@ def test_many(length):
     check(torch.randint(-500, 500, [length]), 3, torch.zeros(length, dtype=torch.int32))
 
 
-def check(keys, world, kinds):
-    owners = (keys % (7 * world) + kinds) % world
-    owners[keys % 11 == 3] = -1
-    real = owners >= 0
-    ways = deal(keys, owners, world, kinds), Dealt(*reference.deal(keys, owners, world, kinds))
+@pytest.mark.parametrize("length", [0, 7, 5000])
+def test_of_one_kind_without_padding(length):
+    keys = torch.randint(-500, 500, [length])
+    check(keys, 4, None, padded=False)
+
+
+def check(keys, world, kinds, padded=True):
+    slots = torch.where(keys % 11 == 3, -1, 0) if padded else None
+
+    def owner_of(keys, kinds):
+        return (keys % (7 * world) + (0 if kinds is None else kinds)) % world
+
+    real = torch.ones_like(keys, dtype=torch.bool) if slots is None else slots >= 0
+    owners = owner_of(keys, kinds)
+    ways = (deal(keys, slots, owner_of, world, kinds), Dealt(*reference.deal(keys, slots, owner_of, world, kinds)))
     for dealt in ways:
         assert torch.equal(dealt.places < 0, ~real)
         places = dealt.places[real]
         assert torch.equal(dealt.keys[places], keys[real])
-        assert torch.equal(dealt.kinds[places], kinds[real])
+        if kinds is not None:
+            assert torch.equal(dealt.kinds[places], kinds[real])
         assert torch.equal(torch.arange(world).repeat_interleave(torch.tensor(dealt.counts))[places], owners[real])
         assert torch.equal(dealt.times.long(), torch.bincount(places, minlength=dealt.keys.shape[0]))
     assert ways[0].keys.shape == ways[1].keys.shape

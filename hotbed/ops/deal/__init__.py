@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,35 +12,43 @@ from torch import Tensor
 from hotbed.ops.backend import backend_of
 from hotbed.ops.deal import reference
 
-__all__ = ["Dealt", "deal"]
+__all__ = ["Dealt", "Owners", "deal"]
+
+Owners = Callable[[Tensor, Tensor | None], Tensor]  # (keys, their kinds) -> the ranks they belong to, int64
 
 
 class Dealt(NamedTuple):
     """What one rank asks of all."""
 
     keys: Tensor  # int64 [U], distinct, by owner
-    kinds: Tensor  # int32 [U]
+    kinds: Tensor | None  # int32 [U]
     times: Tensor  # int32 [U]: how often the batch has each
     counts: list[int]  # [W] of them for each owner
     places: Tensor  # int64 [L]: where the key of each look-up stands; -1 is padding
 
 
-def deal(keys: Tensor, owners: Tensor, world: int, kinds: Tensor | None = None) -> Dealt:
-    """Keys int64 [L], any; owners int64 [L] are the ranks they belong to, -1 is padding.
+def deal(keys: Tensor, slots: Tensor | None, owner_of: Owners, world: int, kinds: Tensor | None = None) -> Dealt:
+    """Keys int64 [L], any; where slots [L] are negative there is padding. Owners are asked for once per distinct key.
 
     With `kinds` int32 [L], keys of different kinds are different.
     """
-    if kinds is None:
-        kinds = torch.zeros(keys.shape[0], dtype=torch.int32, device=keys.device)
     if backend_of(keys) != "numba":
-        return Dealt(*reference.deal(keys, owners, world, kinds))
+        return Dealt(*reference.deal(keys, slots, owner_of, world, kinds))
     from hotbed.ops.deal import numba
 
-    found, its_kinds, times, counts, places = numba.deal(keys.numpy(), owners.numpy(), world, kinds.numpy())
+    empty = np.empty(0, np.int64)
+    found, its_kinds, times, numbers = numba.distinct(
+        keys.numpy(),
+        empty if slots is None else slots.numpy(),
+        empty.astype(np.int32) if kinds is None else kinds.numpy(),
+    )
+    those = None if kinds is None else torch.from_numpy(its_kinds)
+    owners = owner_of(torch.from_numpy(found), those).numpy()
+    by_owner, its_kinds, times, counts = numba.by_owner(found, its_kinds, times, owners, numbers, world)
     return Dealt(
-        torch.from_numpy(found),
-        torch.from_numpy(its_kinds),
+        torch.from_numpy(by_owner),
+        None if kinds is None else torch.from_numpy(its_kinds),
         torch.from_numpy(times),
         np.asarray(counts).tolist(),
-        torch.from_numpy(places),
+        torch.from_numpy(numbers),
     )

@@ -18,8 +18,7 @@ from hotbed.ops.update.settings import TableRows, UpdateSettings, settings_of
 
 __all__ = ["TableRows", "UpdateSettings", "settings_of", "update"]
 
-_PART = 8192  # look-ups of one part: its list, its sort and its gradients stay in a second-level cache
-_MAX_PARTS = 16  # of one table; each part reads the table's whole list of slots
+_MAX_PARTS = 32  # of one table; each part reads the table's whole list of slots and walks through all its pages
 
 
 def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, settings: UpdateSettings) -> None:
@@ -67,16 +66,20 @@ def _parts(tables: tuple[TableRows, ...], spans: tuple[Span, ...], threads: int)
     """(parts, most look-ups of one table).
 
     parts [P, 6]: base, rows, first span, stop span, mask, residue; a part holds the rows with row & mask == residue.
-    Thread t takes parts t, t + threads, ...: their order balances the work.
+    Thread t takes parts t, t + threads, ...: their order balances the work. No more parts than that needs: one table of 13 M
+    rows, one thread, 103k look-ups of dim 16 take 7 ms in one part and 17 ms in 16.
     """
     counts = [sum(span.length for span in spans[table.first_span : table.stop_span]) for table in tables]
+    costs = [
+        count + 3 * min(count, table.rows) for table, count in zip(tables, counts)
+    ]  # a row is three look-ups' work
+    most_work = sum(costs) / (2 * threads) if threads > 1 else sum(costs)
     parts: list[tuple[float, tuple[int, ...]]] = []
-    for table, count in zip(tables, counts):
+    for table, cost in zip(tables, costs):
         num_parts = 1
-        while num_parts < _MAX_PARTS and num_parts * _PART < count:
+        while num_parts < _MAX_PARTS and cost > most_work * num_parts:
             num_parts *= 2
-        work = (count + 3 * min(count, table.rows)) / num_parts  # a row costs about three times a look-up
-        parts += [(work, (*table, num_parts - 1, residue)) for residue in range(num_parts)]
+        parts += [(cost / num_parts, (*table, num_parts - 1, residue)) for residue in range(num_parts)]
     parts.sort(key=lambda part: -part[0])
     dealt = [part for _, part in parts]
     for start in range(0, len(dealt), 2 * threads):  # largest first, to and fro, so that every thread gets a fair share

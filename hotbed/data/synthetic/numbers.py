@@ -1,7 +1,7 @@
 """Pass one over a click log: how often each id occurs in train, which row it gets, mean and spread of the integers.
 
-In: a log and the number of train rows. Out: `Numbers`, and the counts files of the dataset. Memory: the counts of a column are an
-array over its ids (4 bytes each, then reused for the rows) where train can fill it, else a hash table of the ids that occur,
+In: a log and the number of train rows. Out: `Numbers`, and the counts files of the dataset. Memory: the counts of a column are
+an array over its ids (4 bytes each, then reused for the rows) where train can fill it, else a hash table of the ids that occur,
 which takes no more. A column of 40 million ids costs 32 MB at a million rows, and 160 MB at any number of them. What was found
 is kept in a folder, so that a job that was killed need not count again.
 """

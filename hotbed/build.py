@@ -36,6 +36,7 @@ from hotbed.data.schema import Schema
 from hotbed.declared import Pooling
 from hotbed.errors import ConfigError
 from hotbed.forecast import (
+    Amounts,
     Storage,
     amounts_of,
     model_problems,
@@ -58,7 +59,18 @@ from hotbed.train.observer import Observer, Observers
 from hotbed.train.run import Subject, cache_sizes
 from hotbed.train.step import Learner
 
-__all__ = ["Built", "build", "changed_settings", "compare", "option_problems", "pick_device"]
+__all__ = [
+    "Built",
+    "Sketch",
+    "build",
+    "changed_settings",
+    "compare",
+    "dense_optimizer",
+    "model_of",
+    "option_problems",
+    "pick_device",
+    "sketch",
+]
 _BATCHES_TRIED = 8  # of each split
 _OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
 
@@ -161,7 +173,18 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: World) -> Learner:
+class Sketch(NamedTuple):
+    """What a run will have, before anything is allocated."""
+
+    tables: dict[str, Table]
+    optimizer: RowOptimizer
+    storage: Storage
+    amounts: Amounts  # of a rank
+    most_used: int  # rows that are ever used
+
+
+def sketch(config: RunConfig, dataset: Dataset, world: World = ALONE) -> Sketch:
+    """Tables, the optimizer of their rows, and what they take on a rank."""
     schema = dataset.schema
     optimizer = _row_optimizer(config)
     tables = _tables(config, schema)
@@ -171,21 +194,28 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
     storage = Storage(given.cache or None, given.hbm or None, given.memory or None, precision, ssd)
     amounts = amounts_of(own_rows(tables, world), optimizer, precision, ids_of_train(schema))
     storage = storage_of(storage, amounts, rows_of_unseen(schema, config.data.eval_batch_size))
-    raise_problems(table_problems(storage, amounts, device, _most_used(schema, tables)))
+    return Sketch(tables, optimizer, storage, amounts, _most_used(schema, tables))
 
-    def make_model() -> nn.Module:
-        return build_model(
-            config.model.name,
-            num_features=len(schema.features),
-            dim=config.model.dim,
-            num_dense=len(schema.dense),
-            options=config.model.options,
-        )
 
+def model_of(config: RunConfig, schema: Schema) -> nn.Module:
+    """The model, its first weights drawn from torch's generator."""
+    return build_model(
+        config.model.name,
+        num_features=len(schema.features),
+        dim=config.model.dim,
+        num_dense=len(schema.dense),
+        options=config.model.options,
+    )
+
+
+def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: World) -> Learner:
+    given, schema = config.tables, dataset.schema
+    tables, optimizer, storage, amounts, most_used = sketch(config, dataset, world)
+    raise_problems(table_problems(storage, amounts, device, most_used))
     with torch.device("meta"):  # shapes without memory
-        raise_problems(model_problems(make_model(), device))
+        raise_problems(model_problems(model_of(config, schema), device))
     torch.manual_seed(config.train.seed)
-    model = make_model().to(device)
+    model = model_of(config, schema).to(device)
     rows = tables_of(world)(
         tables,
         optimizer,
@@ -196,9 +226,9 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
         memory=storage.memory,
         ssd=storage.ssd,
         policy=given.policy,
-        precision=precision,
+        precision=storage.precision,
     )
-    dense = _dense_optimizer(config, model) if world.size == 1 else merged_optimizer(config, model)
+    dense = dense_optimizer(config, model) if world.size == 1 else merged_optimizer(config, model)
     draw_apart(config.train.seed, world)
     ahead = given.window or None, given.look_ahead or None
     return Learner(rows, model, dense, config.dense.lr, device, *ahead, _hot_keys(config, dataset, rows), world)
@@ -270,7 +300,8 @@ def _row_optimizer(config: RunConfig) -> RowOptimizer:
     return row_optimizer(tables.optimizer, **{name: getattr(tables, name) for name in common}, **tables.options)
 
 
-def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
+def dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
+    """Of the dense weights of a single process; None where there are none."""
     parameters = list(model.parameters())
     if not parameters:
         return None

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from hotbed.data.formats import BadRow, Chunk
 from hotbed.data.formats.chunk import Faults, offsets_of
 from hotbed.data.schema import DenseColumn, IdFeature
+from hotbed.data.times import TimeColumn, read_times
 from hotbed.data.values import Bags, LabelReader, read_dense, read_ids
 
 BUCKET_SUFFIX = "_bucket"  # the id feature made of integer column I1 is I1_bucket
@@ -27,6 +27,7 @@ class Encoded(NamedTuple):
     ids: list[np.ndarray | Bags]  # one per feature, in schema order
     lines: np.ndarray  # int64 [n]
     bad: list[BadRow]  # the chunk's own and those found here, by line
+    times: np.ndarray | None = None  # int64 [n], microseconds, where a time column is asked for
 
 
 def raw_column(feature: IdFeature) -> str:
@@ -39,32 +40,24 @@ def encode(
     label: LabelReader | None,
     dense: Sequence[DenseColumn],
     features: Sequence[IdFeature],
-    threads: Executor | None = None,
+    time: TimeColumn | None = None,
 ) -> Encoded:
     """Read every column of a chunk; rows with a value that cannot be read are left out. No label reader: NaN labels."""
     n = len(chunk.lines)
     columns = chunk.columns
-    faults = [Faults(n) for _ in range(1 + len(dense) + len(features))]
-
-    def dense_column(i: int) -> np.ndarray:
-        return read_dense(columns[dense[i].name], dense[i], faults[1 + i])
-
-    def id_column(i: int) -> np.ndarray | Bags:
-        return read_ids(columns[raw_column(features[i])], features[i], faults[1 + len(dense) + i])
-
-    spread = threads.map if threads else map
-    numbers, ids = list(spread(dense_column, range(len(dense)))), list(spread(id_column, range(len(features))))
-    labels = np.full(n, np.nan, dtype=np.float32) if label is None else label.read(columns[label.name], faults[0])
+    faults = Faults(n)  # the label's first: the first reason found stands
+    labels = np.full(n, np.nan, dtype=np.float32) if label is None else label.read(columns[label.name], faults)
+    times = None if time is None else read_times(columns[time.name], time, faults)
+    numbers = [read_dense(columns[spec.name], spec, faults) for spec in dense]
+    ids = [read_ids(columns[raw_column(feature)], feature, faults) for feature in features]
     bad, lines = chunk.bad, chunk.lines
-    if any(fault.any for fault in faults):
-        merged = Faults(n)
-        for fault in faults:
-            merged.merge(fault)
-        bad = sorted(bad + merged.bad_rows(chunk.file, lines, chunk.show), key=lambda row: row.line)
-        keep = merged.good
+    if faults.any:
+        bad = sorted(bad + faults.bad_rows(chunk.file, lines, chunk.show), key=lambda row: row.line)
+        keep = faults.good
         labels, lines = labels[keep], lines[keep]
         numbers, ids = [values[keep] for values in numbers], [take_rows(values, keep) for values in ids]
-    return Encoded(labels, numbers, ids, lines, bad)
+        times = None if times is None else times[keep]
+    return Encoded(labels, numbers, ids, lines, bad, times)
 
 
 def take_rows(values: np.ndarray | Bags, keep: np.ndarray) -> np.ndarray | Bags:

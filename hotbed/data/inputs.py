@@ -1,45 +1,64 @@
-"""What the user names in, files with their splits out; and which split a row goes to.
+"""What the user names in, files with their splits out.
 
-`train=a.csv` names the split; a plain path leaves it to the split rule. A directory stands for the files in it, by name.
+`train=a.csv` names the split; a plain path leaves it to the split rule. A directory stands for the files in it, by name;
+one that Hugging Face `save_to_disk` wrote for its Arrow files, of all its splits. In Python, tables, data frames and Arrow
+datasets stand for themselves (tables.py).
 """
 
 from __future__ import annotations
 
+import json
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-from numba import njit
-
-from hotbed.data.hash import mix
+from hotbed.data.splits import check_split_name
+from hotbed.data.tables import is_table
 from hotbed.errors import ConfigError, FormatError
 
-_SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_RESERVED = ("counts",)
+Input = Any  # a path, a table, a data frame, an Arrow dataset, or (split, one of these)
+
+
+class Mark(NamedTuple):
+    """What tells whether a file is still the same."""
+
+    size: int
+    changed: int  # nanoseconds
 
 
 class Source(NamedTuple):
-    """One raw file; `split` is empty where the split rule decides."""
+    """One raw file or table; `split` is empty where the split rule decides."""
 
     split: str
-    path: Path
+    path: Path  # of a table, what it is called in messages
+    data: Any = None  # the table
+
+    def mark(self) -> Mark:
+        return file_mark(self.path) if self.data is None else Mark(0, 0)
+
+    def check_mark(self, mark: Mark) -> None:
+        if self.mark() != mark:
+            raise FormatError(f"{self.path} changed while it was read. Wait until it is complete, or copy it first.")
 
 
-def list_sources(inputs: Sequence[str | Path | tuple[str, str | Path]]) -> list[Source]:
+def list_sources(inputs: Input | Sequence[Input]) -> list[Source]:
     """Every file to read, in order."""
+    if isinstance(inputs, str | Path | tuple) or is_table(inputs):
+        inputs = [inputs]
     if not inputs:
         raise ConfigError(
             "no raw files were given. Name files or directories: hotbed prepare train=a.csv test=b.csv ..."
         )
-    sources = []
+    sources: list[Source] = []
     for given in inputs:
         split, path = given if isinstance(given, tuple) else _name_split(given)
         if split:
             check_split_name(split)
-        sources += [Source(split, file) for file in _files(Path(path))]
+        if is_table(path):
+            sources.append(Source(split, Path(f"table {len(sources) + 1}"), path))
+        else:
+            sources += _expand(split, Path(path))
     named = [bool(source.split) for source in sources]
     if any(named) and not all(named):
         plain = next(source.path for source in sources if not source.split)
@@ -47,14 +66,9 @@ def list_sources(inputs: Sequence[str | Path | tuple[str, str | Path]]) -> list[
     return sources
 
 
-def check_split_name(name: str) -> None:
-    if not _SPLIT_NAME.fullmatch(name) or name in _RESERVED:
-        raise ConfigError(
-            f"{name!r} cannot be the name of a split. Use letters, digits, _ and -, such as train, valid, test."
-        )
-
-
-def _name_split(given: str | Path) -> tuple[str, str | Path]:
+def _name_split(given: Input) -> tuple[str, Input]:
+    if is_table(given):
+        return "", given
     text = str(given)
     split, equals, path = text.partition("=")
     if isinstance(given, Path) or not equals or "/" in split or os.path.exists(text):
@@ -63,83 +77,62 @@ def _name_split(given: str | Path) -> tuple[str, str | Path]:
     return split, path
 
 
-def _files(path: Path) -> list[Path]:
+def _expand(split: str, path: Path) -> list[Source]:
+    """The files that a path stands for."""
     try:
-        if path.is_dir():
-            files = sorted(file for file in path.iterdir() if file.is_file() and file.name[0] not in "._")
-            if not files:
-                raise FormatError(f"{path} is a directory without files.")
-            return files
-        if not path.exists():
-            raise FormatError(f"{path} does not exist.")
-        if not path.is_file():
-            raise FormatError(f"{path} is not a plain file; hotbed reads its input more than once. Write it to a file.")
+        if not split and (path / "dataset_dict.json").is_file():
+            names = _hugging_face_splits(path)
+            return [Source(name, file) for name in names for file in _files(path / name)]
+        return [Source(split, file) for file in _files(path)]
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise FormatError(f"{str(path)!r} cannot be read: {error}.") from error
+
+
+def _files(path: Path) -> list[Path]:
+    if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
+        return _hugging_face_files(path)
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and file.name[0] not in "._")
+        if not files:
+            raise FormatError(f"{path} is a directory without files.")
+        return files
+    if not path.exists():
+        raise FormatError(f"{path} does not exist.")
+    if not path.is_file():
+        raise FormatError(f"{path} is not a plain file; hotbed reads its input more than once. Write it to a file.")
     return [path]
 
 
-def file_mark(path: Path) -> tuple[int, int]:
-    """Size and time of the last change: what tells whether a file is still the same."""
+def _hugging_face_splits(directory: Path) -> list[str]:
+    """The splits of a DatasetDict on disk; the usual names become hotbed's."""
+    try:
+        names = json.loads((directory / "dataset_dict.json").read_text())["splits"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{directory / 'dataset_dict.json'} does not list splits ({error!r}).") from error
+    return [str(name) for name in names]
+
+
+def _hugging_face_files(directory: Path) -> list[Path]:
+    """The Arrow files of a Dataset on disk, in order."""
+    try:
+        state = json.loads((directory / "state.json").read_text())
+        files = [directory / one["filename"] for one in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{directory / 'state.json'} does not list data files ({error!r}).") from error
+    if state.get("_indices_data_files"):
+        raise FormatError(
+            f"{directory} holds a selection of rows (indices). Write it again in full: dataset.flatten_indices()."
+        )
+    absent = [str(file) for file in files if not file.is_file()]
+    if absent or not files:
+        raise FormatError(f"{directory / 'state.json'} lists {', '.join(absent) or 'no files'}, which cannot be read.")
+    return files
+
+
+def file_mark(path: Path) -> Mark:
+    """Size and time of the last change."""
     try:
         found = path.stat()
     except OSError as error:
         raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
-    return found.st_size, found.st_mtime_ns
-
-
-class SplitRule:
-    """Sends rows to splits: `train=0.8,test=0.2` at random by file and line, `train=50000,test=10000` in file order."""
-
-    def __init__(self, shares: Mapping[str, float | int]) -> None:
-        if not shares:
-            raise ConfigError("the split rule is empty. Write for example train=0.8,valid=0.1,test=0.1.")
-        for name in shares:
-            check_split_name(name)
-        counts = [isinstance(share, int) for share in shares.values()]
-        if any(counts) != all(counts):
-            raise ConfigError(f"split {dict(shares)} mixes rows and fractions. Use 0.8 or 50000, not both.")
-        if any(share <= 0 for share in shares.values()):
-            raise ConfigError(f"split {dict(shares)} has an empty split. Every number must be above 0.")
-        self.by_count = all(counts)
-        if not self.by_count and sum(shares.values()) > 1 + 1e-9:
-            raise ConfigError(f"split {dict(shares)} adds up to {sum(shares.values()):g}. Fractions may add up to 1.")
-        self.names = tuple(shares)
-        self._ends = np.cumsum(list(shares.values()))
-
-    @classmethod
-    def parse(cls, text: str) -> SplitRule:
-        """`train=0.8,test=0.2` or `train=50000,test=10000`."""
-        shares: dict[str, float | int] = {}
-        for part in text.split(","):
-            name, _, number = part.strip().partition("=")
-            try:
-                share = int(number) if number.isdecimal() else float(number)
-            except ValueError:
-                share = 0
-            if name in shares or not 0 < share < 2**62:  # also refuses nan
-                raise ConfigError(
-                    f"split {text!r} cannot be read at {part!r}. Write train=0.8,valid=0.1,test=0.1 or train=50000,test=10000."
-                )
-            shares[name] = share
-        return cls(shares)
-
-    def full(self, rows: int) -> bool:
-        """Whether no row after the first `rows` can belong to a split."""
-        return self.by_count and rows >= int(self._ends[-1])
-
-    def assign(self, file: int, lines: np.ndarray, rows_before: int) -> np.ndarray:
-        """The index into `names` of every row, int64 [n]; len(names) for rows that belong to no split."""
-        if self.by_count:
-            return np.searchsorted(self._ends, np.arange(rows_before, rows_before + len(lines)), side="right")
-        return np.searchsorted(self._ends, _uniform(file, lines), side="right")
-
-
-@njit(nogil=True, cache=True)
-def _uniform(file: int, lines: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) per line, a pure function of (file, line)."""
-    out = np.empty(len(lines))
-    start = mix(np.uint64(file) + np.uint64(1))
-    for i in range(len(lines)):
-        out[i] = (mix(start ^ np.uint64(lines[i])) >> np.uint64(11)) / 2.0**53
-    return out
+    return Mark(found.st_size, found.st_mtime_ns)

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from hotbed.data.encoded import BUCKET_SUFFIX, raw_column
-from hotbed.data.formats import Chunk, Column, Floats, Hashed, Integers, Lists
+from hotbed.data.formats import Chunk, Column, Floats, Hashed, Instants, Integers, Lists
 from hotbed.data.formats.numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.errors import ConfigError, FormatError
@@ -38,6 +38,7 @@ class Wishes:
     multi: Mapping[str, str] = field(default_factory=dict)  # column -> separator ("" for list columns)
     drop: Sequence[str] = ()
     integers: str = "log"
+    time: str | None = None
 
 
 class Layout(NamedTuple):
@@ -46,10 +47,16 @@ class Layout(NamedTuple):
     label: str
     dense: tuple[DenseColumn, ...]
     features: tuple[IdFeature, ...]
+    time: str | None = None
 
     def check_columns(self, chunk: Chunk) -> None:
         """A FormatError if a file lacks a column that the first file has; further columns are ignored."""
-        used = [self.label, *(spec.name for spec in self.dense), *(raw_column(feature) for feature in self.features)]
+        used = [
+            self.label,
+            *([self.time] if self.time else []),
+            *(spec.name for spec in self.dense),
+            *(raw_column(feature) for feature in self.features),
+        ]
         absent = [name for name in dict.fromkeys(used) if name not in chunk.columns]
         if absent:
             raise FormatError(
@@ -67,7 +74,7 @@ def choose_layout(chunk: Chunk, wishes: Wishes, typed: bool) -> Layout:
     dense: list[DenseColumn] = []
     features: list[IdFeature] = []
     for name, column in chunk.columns.items():
-        if name == label or name in wishes.drop:
+        if name in (label, wishes.time) or name in wishes.drop:
             continue
         kind = _kind(column, typed)
         part = _part(name, kind, wishes)
@@ -84,7 +91,7 @@ def choose_layout(chunk: Chunk, wishes: Wishes, typed: bool) -> Layout:
             if wishes.integers in ("bucket", "both"):
                 features.append(IdFeature(name + BUCKET_SUFFIX, 0, source="bucket"))
     _check_names(label, dense, features)
-    return Layout(label, tuple(dense), tuple(features))
+    return Layout(label, tuple(dense), tuple(features), wishes.time)
 
 
 def _label(chunk: Chunk, wishes: Wishes) -> str:
@@ -110,6 +117,7 @@ def _mistakes(chunk: Chunk, wishes: Wishes, label: str) -> list[str]:
         mistakes.append("--dense and --ids cannot both take every other column (*).")
     part_of: dict[str, str] = {label: "--label"}
     for option, names in (
+        ("--time", [wishes.time] if wishes.time else []),
         ("--dense", wishes.dense),
         ("--ids", wishes.ids),
         ("--multi", wishes.multi),
@@ -131,7 +139,7 @@ def _mistakes(chunk: Chunk, wishes: Wishes, label: str) -> list[str]:
 def _kind(column: Column, typed: bool) -> Kind:
     if isinstance(column, Lists):
         return "list"
-    if isinstance(column, Integers):
+    if isinstance(column, Integers | Instants):
         return "integer"
     if isinstance(column, Floats):
         return "float"

@@ -1,220 +1,187 @@
-"""Pass 1 of prepare: raw files in, parsed rows in temporary Arrow files and what there is to know about them out.
+"""Pass 1 of prepare: a reel of a raw file in, pieces of parsed rows (piece.py) and what there is to know about them out.
 
-Every id is numbered when first seen (int32) and counted if its row is in train; numbers are transformed but not yet
-standardised. Chunks are read one after the other; the columns of a chunk are shared among threads.
+Reels are read by several threads at once, each from the first byte to the last by one of them. What a reel gives depends on the
+reel alone. `file-i.reel-k.json` is written last: where it exists, the reel is done.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from hotbed.data.encoded import Encoded, encode, take_rows
-from hotbed.data.formats import Chunk, Format
-from hotbed.data.inputs import Source, SplitRule, file_mark
-from hotbed.data.layout import Layout, Wishes, choose_layout
-from hotbed.data.quarantine import Quarantine
-from hotbed.data.schema import DenseColumn
-from hotbed.data.values import Bags, LabelReader
-from hotbed.data.vocabulary import Numbering
+from hotbed.data.arrays import write_whole
+from hotbed.data.encoded import Encoded, encode
+from hotbed.data.formats import BadRow, Format, Reel
+from hotbed.data.inputs import Mark, Source
+from hotbed.data.layout import Layout
+from hotbed.data.piece import PIECE_IDS, PieceBuilder, PieceFacts
+from hotbed.data.quarantine import SHOWN_BAD
+from hotbed.data.splits import TRAIN, SplitRule
+from hotbed.data.times import TimeColumn, show_time
+from hotbed.data.values import LabelReader
 from hotbed.errors import FormatError
-
-TRAIN = "train"
 
 
 class Progress(NamedTuple):
-    """How far prepare is: bytes while reading, rows while writing."""
+    """How far prepare is: bytes while reading, features while counting, rows while writing."""
 
-    stage: str  # "reading" or "writing"
+    stage: str  # "reading", "counting" or "writing"
     done: int
     total: int
     rows: int
 
 
-class Moments:
-    """Mean and standard deviation of numbers that come in pieces."""
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides what a reel gives."""
 
-    def __init__(self) -> None:
-        self._count, self._mean, self._squares = 0, 0.0, 0.0
-
-    def add(self, values: np.ndarray) -> None:
-        if len(values) == 0:
-            return
-        mean = float(values.mean())
-        count = self._count + len(values)
-        apart = mean - self._mean
-        self._squares += float(((values - mean) ** 2).sum()) + apart**2 * self._count * len(values) / count
-        self._mean += apart * len(values) / count
-        self._count = count
-
-    def fit(self, spec: DenseColumn) -> DenseColumn:
-        """`spec` with the mean and scale that make these numbers standard; constant columns keep scale 1."""
-        deviation = float(np.sqrt(self._squares / max(self._count, 1)))
-        scale = deviation if deviation > 1e-9 * max(abs(self._mean), 1e-30) and np.isfinite(deviation) else 1.0
-        return DenseColumn(spec.name, spec.transform, mean=self._mean, scale=scale)
-
-
-class ParsedSplit:
-    """The rows of one split in a temporary Arrow file."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.path = path
-        self.schema = schema
-        self.batch_rows: list[int] = []  # rows of each batch in the file
-        self.positives = 0
-        self._writer = pa.ipc.new_file(str(path), schema)
+    layout: Layout
+    splits: tuple[str, ...]
+    rule: SplitRule | None
+    positive: str | None
+    time: TimeColumn | None
 
     @property
-    def rows(self) -> int:
-        return sum(self.batch_rows)
+    def train(self) -> int:
+        return self.splits.index(TRAIN)
 
-    def add(self, arrays: list[pa.Array], positives: int) -> None:
-        self._writer.write_batch(pa.record_batch(arrays, schema=self.schema))
-        self.batch_rows.append(len(arrays[0]))
-        self.positives += positives
 
-    def close(self) -> None:
-        self._writer.close()
+class ReelTask(NamedTuple):
+    """One reel to read."""
+
+    file: int  # number of the source
+    number: int  # of the reel in its file
+    source: Source
+    mark: Mark
+    reel: Reel
+    reader: Format
+
+    @property
+    def name(self) -> str:
+        return f"file-{self.file:05d}.reel-{self.number:05d}"
 
 
 @dataclass
-class Parsed:
-    """What pass 1 knows; pass 2 needs nothing else."""
+class ReelFacts:
+    """What a reel says of itself."""
 
-    layout: Layout
-    labels: LabelReader
-    numberings: list[Numbering]  # one per feature
-    moments: list[Moments]  # one per dense column
-    splits: dict[str, ParsedSplit]
-    raw_bytes: int = 0  # of all files on disk
-    left_out: int = 0  # good rows that belong to no split
+    name: str
+    file: str
+    mark: Mark
+    first_line: int = 0  # of its first good row
+    good_rows: int = 0
+    bad_rows: int = 0
+    left_out: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    first_bad: list[BadRow] = field(default_factory=list)
+    negative: str | None = None  # the label found beside `positive`
+    pieces: list[PieceFacts] = field(default_factory=list)
 
+    def save(self, directory: Path) -> None:
+        write_whole(directory / f"{self.name}.json", json.dumps(asdict(self)))
 
-def parse_sources(
-    sources: Sequence[Source],
-    splits: tuple[str, ...],
-    rule: SplitRule | None,
-    reader: Format,
-    begin: Callable[[Chunk], Parsed],
-    quarantine: Quarantine,
-    progress: Callable[[Progress], None],
-) -> Parsed:
-    """Read everything. `begin` decides from the first chunk what the columns are."""
-    marks = [file_mark(source.path) for source in sources]
-    total = sum(size for size, _ in marks)
-    parsed: Parsed | None = None
-    with ThreadPoolExecutor((os.cpu_count() or 1) + 1) as threads:
-        for number, chunk, bytes_read in _ahead(_chunks(sources, marks, reader), threads):
-            if parsed is None:
-                if len(chunk.lines) == 0:
-                    quarantine.add(chunk.bad, 0)  # nothing to judge the columns by
-                    continue
-                parsed = begin(chunk)
-            parsed.layout.check_columns(chunk)
-            encoded = encode(chunk, parsed.labels, parsed.layout.dense, parsed.layout.features, threads)
-            if rule is not None:
-                split_of_row = rule.assign(number, encoded.lines, quarantine.good_rows)
-            else:
-                split_of_row = np.full(len(encoded.lines), splits.index(sources[number].split or TRAIN))
-            quarantine.add(encoded.bad, len(encoded.lines))
-            _keep(encoded, split_of_row, parsed, threads)
-            progress(Progress("reading", bytes_read, total, quarantine.good_rows))
-            if rule is not None and rule.full(quarantine.good_rows):
-                break
-    quarantine.check()
-    if parsed is None or quarantine.good_rows == 0:
-        raise FormatError(f"{', '.join(str(source.path) for source in sources[:3])}: not one good row was found.")
-    _check_splits(parsed, quarantine.good_rows)
-    parsed.raw_bytes = total
-    return parsed
+    @classmethod
+    def load(cls, path: Path) -> ReelFacts:
+        raw: dict[str, Any] = json.loads(path.read_text())
+        raw["mark"] = Mark(*raw["mark"])
+        raw["first_bad"] = [BadRow(*row) for row in raw["first_bad"]]
+        raw["pieces"] = [PieceFacts(*piece) for piece in raw["pieces"]]
+        return cls(**raw)
+
+    def piece_path(self, directory: Path, number: int) -> Path:
+        return directory / f"{self.name}.piece-{number:03d}"
 
 
-class _Numbered(NamedTuple):
-    """A chunk, the number of its file, and the bytes read of all files so far."""
-
-    file: int
-    chunk: Chunk
-    bytes_read: int
-
-
-def _chunks(sources: Sequence[Source], marks: Sequence[tuple[int, int]], reader: Format) -> Iterator[_Numbered]:
-    before = 0
-    for number, (source, mark) in enumerate(zip(sources, marks)):
-        for chunk in reader.chunks(source.path):
-            yield _Numbered(number, chunk, before + chunk.bytes_read)
-        if file_mark(source.path) != mark:
-            raise FormatError(f"{source.path} changed while it was read. Wait until it is complete, or copy it first.")
-        before += mark[0]
-
-
-def _ahead(chunks: Iterator[_Numbered], threads: Executor) -> Iterator[_Numbered]:
-    """The same chunks, the next one being read while the last one is used."""
-    coming = threads.submit(next, chunks, None)
-    while (chunk := coming.result()) is not None:
-        coming = threads.submit(next, chunks, None)
-        yield chunk
-
-
-def start(
-    chunk: Chunk, splits: tuple[str, ...], reader: Format, wishes: Wishes, positive: str | None, directory: Path
-) -> Parsed:
-    """Decide what the columns are and open the temporary files."""
-    layout = choose_layout(chunk, wishes, reader.typed)
-    fields = [pa.field(layout.label, pa.float32()), *(pa.field(spec.name, pa.float64()) for spec in layout.dense)]
-    for feature in layout.features:
-        fields.append(pa.field(feature.name, pa.large_list(pa.int32()) if feature.multi else pa.int32()))
-    return Parsed(
-        layout=layout,
-        labels=LabelReader(layout.label, positive=positive, signed=reader.name == "libsvm"),
-        numberings=[Numbering() for _ in layout.features],
-        moments=[Moments() for _ in layout.dense],
-        splits={name: ParsedSplit(directory / f"{name}.arrow", pa.schema(fields)) for name in splits},
+def parse_reel(
+    task: ReelTask, recipe: Recipe, negative: str | None, directory: Path, progress: Callable[[int, int], None]
+) -> ReelFacts:
+    """Read a reel; `progress` is told of bytes and good rows as they come."""
+    facts = ReelFacts(task.name, str(task.source.path), task.mark)
+    label = LabelReader(
+        recipe.layout.label, positive=recipe.positive, negative=negative, signed=task.reader.name == "libsvm"
     )
+    reasons: Counter[str] = Counter()
+    builder = PieceBuilder(recipe.layout, recipe.train)
+    with (directory / f"{task.name}.bad").open("w", encoding="utf-8") as bad_file:
+        for encoded in _encoded(task, recipe, label, progress):
+            for row in encoded.bad:
+                reasons[row.reason] += 1
+                bad_file.write(json.dumps(row._asdict()) + "\n")
+            facts.first_bad += encoded.bad[: SHOWN_BAD - len(facts.first_bad)]
+            rows = len(encoded.lines)
+            if rows == 0:
+                continue
+            facts.first_line = facts.first_line or int(encoded.lines[0])
+            facts.good_rows += rows
+            split = _split_of(task, recipe, encoded)
+            if not isinstance(split, int):
+                facts.left_out += int(np.count_nonzero(split >= len(recipe.splits)))
+            builder.add(encoded, split, len(recipe.splits))
+            if builder.num_ids >= PIECE_IDS:
+                facts.pieces.append(builder.finish(facts.piece_path(directory, len(facts.pieces))))
+                builder = PieceBuilder(recipe.layout, recipe.train)
+    if builder.rows:
+        facts.pieces.append(builder.finish(facts.piece_path(directory, len(facts.pieces))))
+    facts.negative = label.negative
+    facts.reasons, facts.bad_rows = dict(reasons), reasons.total()
+    if task.source.data is None:
+        task.source.check_mark(task.mark)
+    facts.save(directory)
+    return facts
 
 
-def _keep(encoded: Encoded, split_of_row: np.ndarray, parsed: Parsed, threads: Executor) -> None:
-    """Number and count the ids of a chunk and append its rows to the files of their splits."""
-    names = list(parsed.splits)
-    counted = split_of_row == names.index(TRAIN)
-    parsed.left_out += int(np.count_nonzero(split_of_row >= len(names)))
-
-    def number(i: int) -> np.ndarray | Bags:
-        ids = encoded.ids[i]
-        if isinstance(ids, Bags):
-            return Bags(ids.offsets, parsed.numberings[i].add(ids.ids, np.repeat(counted, np.diff(ids.offsets))))
-        return parsed.numberings[i].add(ids, counted)
-
-    numbers = list(threads.map(number, range(len(encoded.ids))))
-    for values, moments in zip(encoded.dense, parsed.moments):
-        moments.add(values[counted])
-    for index, split in enumerate(parsed.splits.values()):
-        rows = split_of_row == index
-        if rows.any():
-            columns = [encoded.labels, *encoded.dense, *numbers]
-            arrays = [_arrow(values if rows.all() else take_rows(values, rows)) for values in columns]
-            split.add(arrays, int(np.count_nonzero(encoded.labels[rows])))
-
-
-def _arrow(values: np.ndarray | Bags) -> pa.Array:
-    if isinstance(values, Bags):
-        return pa.LargeListArray.from_arrays(pa.array(values.offsets), pa.array(values.ids))
-    return pa.array(values)
+def _encoded(
+    task: ReelTask, recipe: Recipe, label: LabelReader, progress: Callable[[int, int], None]
+) -> Iterator[Encoded]:
+    """The chunks of a reel as labels, numbers and ids; errors name the file."""
+    path, layout = task.source.path, recipe.layout
+    latest = -(2**63)
+    bytes_read = 0
+    try:
+        for chunk in task.reader.chunks(path, task.reel):
+            if len(chunk.lines):
+                layout.check_columns(chunk)
+                encoded = encode(chunk, label, layout.dense, layout.features, recipe.time)
+                if encoded.times is not None and len(encoded.times):
+                    _check_order(encoded, latest, task)
+                    latest = int(encoded.times[-1])
+                yield encoded
+            else:
+                yield Encoded(np.zeros(0, np.float32), [], [], chunk.lines, chunk.bad)
+            progress(chunk.bytes_read - bytes_read, len(chunk.lines))
+            bytes_read = chunk.bytes_read
+    except FormatError as error:
+        if str(path) in str(error):
+            raise
+        raise FormatError(f"{path}: {error}") from error
 
 
-def _check_splits(parsed: Parsed, good_rows: int) -> None:
-    for split in parsed.splits.values():
-        split.close()
-    empty = [name for name, split in parsed.splits.items() if split.rows == 0]
-    if empty:
-        sizes = ", ".join(f"{name} {split.rows:,}" for name, split in parsed.splits.items())
-        raise FormatError(
-            f"split {', '.join(empty)} got no rows; the files hold {good_rows:,} good ones ({sizes}). "
-            "Change --split or the files."
-        )
+def _split_of(task: ReelTask, recipe: Recipe, encoded: Encoded) -> np.ndarray | int:
+    """The split of every row, of all rows, or -1 where it is known later."""
+    if recipe.rule is None:
+        return recipe.splits.index(task.source.split or TRAIN)
+    return recipe.rule.assign(task.file, encoded.lines) if recipe.rule.kind == "random" else -1
+
+
+def _check_order(encoded: Encoded, latest: int, task: ReelTask) -> None:
+    assert encoded.times is not None
+    before = np.concatenate([[latest], encoded.times[:-1]])
+    back = np.flatnonzero(encoded.times < before)
+    if len(back):
+        i = int(back[0])
+        raise out_of_order(str(task.source.path), int(encoded.lines[i]), int(encoded.times[i]), int(before[i]))
+
+
+def out_of_order(file: str, line: int, time: int, before: int) -> FormatError:
+    """The error for a row that is earlier than the row before it."""
+    return FormatError(
+        f"{file}, line {line}: its time, {show_time(time)}, is before that of the row before it, {show_time(before)}. "
+        "With --time rows must be in order of time, over all files in the order given. Sort them (hotbed does not: it "
+        "reads once, in bounded memory), or leave out --time."
+    )

@@ -1,28 +1,50 @@
 """Raw click logs in, a dataset directory out (see schema.py), in two passes with bounded memory.
 
-Pass 1 (parse.py) reads the raw files into temporary Arrow files, about as large as the raw text, and counts the ids of
-the train split. Pass 2 (write.py) turns ids into rows and writes Parquet. Memory: one chunk (some 200 MB in all) plus 24
-to 32 bytes per distinct id of each feature. The output depends on the input alone, never on timing.
+    read     every reel of every file becomes pieces of parsed rows, on as many threads as memory allows (parse.py, piece.py)
+    settle   splits that depend on all rows are drawn (settle.py)
+    count    feature by feature, the id lists of all pieces become a vocabulary (merge.py)
+    write    the rows become Parquet parts (write.py)
+
+Every step leaves its results in the workspace as whole files, so a job that is killed goes on where it stopped (job.py),
+and ranks share the steps (crew.py). The temporary files take about as much room as the raw text. The output depends on the
+input alone, never on timing, workers or ranks.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from hotbed.data.formats import Chunk, guess_format, open_format
-from hotbed.data.inputs import Source, SplitRule, list_sources
-from hotbed.data.layout import Wishes
-from hotbed.data.parse import TRAIN, Parsed, Progress, parse_sources, start
+from hotbed.data.ahead import run_ahead
+from hotbed.data.crew import Crew
+from hotbed.data.formats import Format, guess_format, open_format
+from hotbed.data.inputs import Input, Mark, Source, list_sources
+from hotbed.data.job import describe_job, load_reels, take_over
+from hotbed.data.layout import Layout, Wishes, choose_layout
+from hotbed.data.merge import BYTES_OF_ID, IdRule, load_feature, merge_feature
+from hotbed.data.parse import Progress, Recipe, ReelFacts, ReelTask, parse_reel
 from hotbed.data.quarantine import MaxBad, Quarantine
-from hotbed.data.schema import IdMode, Schema
+from hotbed.data.schema import IdFeature, IdMode, Schema, Split
+from hotbed.data.settle import Settled, settle, used_reels
+from hotbed.data.splits import TRAIN, SplitRule
+from hotbed.data.tables import TableFormat
+from hotbed.data.times import TimeColumn
 from hotbed.data.workspace import Workspace
-from hotbed.data.write import IdRule, write_dataset
-from hotbed.errors import ConfigError
+from hotbed.data.write import Finish, Part, cut_parts, write_part
+from hotbed.errors import ConfigError, FormatError
+from hotbed.memory import in_words, parse_bytes
 
 IDS_MODES: tuple[IdMode, ...] = ("vocabulary", "hash", "raw")
+MEMORY = "2GiB"
+_LEAST_MEMORY = 256 << 20
+_MEMORY_OF_WORKER = 448 << 20  # the most that a reel of any text takes; Criteo's take a third of it
+_WORTH_KEEPING = 64 << 20  # bytes read; an error leaves such work for the next try
 
 
 @dataclass(frozen=True)
@@ -37,8 +59,34 @@ class PrepareReport:
     seconds: float
 
 
+@dataclass(frozen=True)
+class _Job:
+    """One call of prepare, after its settings were checked."""
+
+    sources: list[Source]
+    marks: list[Mark]
+    readers: list[Format]
+    recipe: Recipe
+    ids: IdRule
+    limit: MaxBad
+    memory: int
+    workers: int
+    crew: Crew
+    report: Callable[[Progress], None]
+    path: Path  # the workspace
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def work(self) -> Path:
+        return self.path / "work"
+
+    @property
+    def raw_bytes(self) -> int:
+        return sum(mark.size for mark in self.marks)
+
+
 def prepare(
-    inputs: Sequence[str | Path | tuple[str, str | Path]],
+    inputs: Input | Sequence[Input],
     out: str | Path,
     *,
     format: str | None = None,
@@ -50,63 +98,327 @@ def prepare(
     drop: Sequence[str] = (),
     integers: str = "log",
     split: str | Mapping[str, float | int] | None = None,
+    time_column: str | None = None,
     min_count: int = 1,
     ids_mode: str = "vocabulary",
     hash_rows: int | None = None,
     max_bad: str | int = "1%",
     delimiter: str | None = None,
+    memory: str | int = MEMORY,
+    workers: int | None = None,
     overwrite: bool = False,
+    crew: Crew | None = None,
     progress: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> PrepareReport:
-    """Turn raw files into a dataset directory; `hotbed prepare --help` explains the arguments."""
-    ids_rule = _id_rule(ids_mode, hash_rows, min_count)
+    """Turn raw files or tables into a dataset directory; `hotbed prepare --help` explains the arguments.
+
+    `inputs` is one of, or a sequence of: a path, a pyarrow Table, RecordBatch or Dataset, a pandas DataFrame, or a pair
+    (split, one of these). `say` is told in words what becomes of unfinished work that an earlier call left.
+    """
     started = time.perf_counter()
-    report = progress or (lambda _: None)
-    wishes = Wishes(label, tuple(dense), tuple(ids), dict(multi or {}), tuple(drop), integers)
+    ids_rule = _id_rule(ids_mode, hash_rows, min_count)
+    clock = None if time_column is None else TimeColumn.parse(time_column)
+    wishes = Wishes(
+        label, tuple(dense), tuple(ids), dict(multi or {}), tuple(drop), integers, clock.name if clock else None
+    )
     rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
+    if rule is not None and rule.kind == "days" and clock is None:
+        raise ConfigError("--split days:... needs a time column: --time COLUMN.")
     limit = MaxBad.parse(max_bad)
+    num_bytes = _memory(memory)
     sources = list_sources(inputs)
     splits = _split_names(sources, rule)
-    reader = open_format(
-        format or guess_format(sources[0].path),
-        delimiter=delimiter,
-        wanted=lambda name: name not in drop,
-        hashed=not (dense or multi),
-    )
-    with Workspace(Path(out), overwrite) as work:
-
-        def begin(chunk: Chunk) -> Parsed:
-            return start(chunk, splits, reader, wishes, positive, work.path)
-
-        with Quarantine(limit, work.path / "quarantine.jsonl") as quarantine:
-            parsed = parse_sources(sources, splits, rule, reader, begin, quarantine, report)
-        written = write_dataset(parsed, work.path, rule=ids_rule, progress=report)
+    crew = crew or Crew()
+    readers = _readers(sources, format, delimiter, wishes)
+    settings = {
+        **{"format": [reader.name for reader in readers[:1]], "wishes": repr(wishes), "positive": positive},
+        **{
+            "split": repr(split),
+            "time": time_column,
+            "ids": list(ids_rule),
+            "delimiter": delimiter,
+            "memory": num_bytes,
+        },
+    }
+    with _workspace(Path(out), overwrite, crew) as work, crew:
+        marks = [source.mark() for source in sources]
+        layout = _choose_layout(sources, readers, wishes, limit)
+        if crew.rank == 0:
+            told = take_over(work, describe_job(settings, sources, layout), sources, marks)
+            if told:
+                say(told)
+        crew.begin(work.path)
+        job = _Job(
+            sources=sources,
+            marks=marks,
+            readers=readers,
+            recipe=Recipe(layout, splits, rule, positive, clock),
+            ids=ids_rule,
+            limit=limit,
+            memory=num_bytes,
+            workers=_workers(workers, num_bytes),
+            crew=crew,
+            report=progress or (lambda _: None),
+            path=work.path,
+        )
+        reels, quarantine = _read(job, work)
+        settled = settle(reels, job.recipe, job.work)
+        features = _count(job, settled)
+        finish = Finish(
+            layout.label, tuple(m.fit(spec) for m, spec in zip(settled.moments, layout.dense)), tuple(features)
+        )
+        parts = _write(job, settled, finish)
+        crew.leave("writing")
         schema = Schema(
-            label=parsed.layout.label,
-            dense=written.dense,
-            features=written.features,
-            splits=written.splits,
-            raw_format=reader.name,
+            label=layout.label,
+            dense=finish.dense,
+            features=finish.features,
+            splits={
+                name: Split(
+                    tuple(part.file for part in parts[name]),
+                    tuple(part.rows for part in parts[name]),
+                    settled.positives[name],
+                )
+                for name in splits
+            },
+            raw_format=readers[0].name,
             notes={
-                "raw": {"delimiter": delimiter, "positive": positive, "negative": parsed.labels.negative},
+                "raw": {"delimiter": delimiter, "positive": positive, "negative": _negative(reels)},
                 "sources": [
                     f"{source.split}={source.path.name}" if source.split else source.path.name for source in sources
                 ],
                 "bad_rows": dict(quarantine.reasons.most_common()),
-                "left_out": parsed.left_out,
+                "left_out": settled.left_out,
                 "min_count": min_count,
+                **({"time": settled.time} if settled.time else {}),
             },
         )
-        schema.save(work.path)
-        work.commit()
+        if crew.rank == 0:
+            _commit(job, work, reels, schema)
     return PrepareReport(
         path=Path(out),
         schema=schema,
         bad_rows=dict(quarantine.reasons.most_common()),
-        left_out=parsed.left_out,
-        raw_bytes=parsed.raw_bytes,
+        left_out=settled.left_out,
+        raw_bytes=job.raw_bytes,
         seconds=time.perf_counter() - started,
     )
+
+
+@contextmanager
+def _workspace(out: Path, overwrite: bool, crew: Crew) -> Iterator[Workspace]:
+    """Rank 0 owns the workspace; the others work in it."""
+    work = Workspace(out, overwrite, resumable=True)
+    if crew.rank > 0:
+        yield work
+        return
+    work.keep = crew.world > 1
+    with work:
+        yield work
+
+
+def _readers(sources: list[Source], name: str | None, delimiter: str | None, wishes: Wishes) -> list[Format]:
+    """One reader for all files, one for each table."""
+
+    def wanted(column: str) -> bool:
+        return column not in wishes.drop
+
+    files = [source.path for source in sources if source.data is None]
+    shared: Format | None = None
+    if files:
+        shared = open_format(
+            name or guess_format(files[0]),
+            delimiter=delimiter,
+            wanted=wanted,
+            hashed=not (wishes.dense or wishes.multi),
+            time=wishes.time,
+        )
+    elif name not in (None, "parquet"):
+        raise ConfigError(f"format {name!r} is for files; a table needs none.")
+    return [
+        shared if shared is not None and source.data is None else TableFormat(source.data, wanted, wishes.time)
+        for source in sources
+    ]
+
+
+def _choose_layout(sources: list[Source], readers: list[Format], wishes: Wishes, limit: MaxBad) -> Layout:
+    """What the columns are, judged by the first rows that can be read."""
+    quarantine = Quarantine(limit)
+    for source, reader in zip(sources, readers):
+        for chunk in reader.chunks(source.path):
+            if len(chunk.lines):
+                return choose_layout(chunk, wishes, reader.typed)
+            quarantine.add(chunk.bad, 0)
+    quarantine.check()
+    raise _no_rows(sources)
+
+
+def _no_rows(sources: list[Source]) -> FormatError:
+    return FormatError(f"{', '.join(str(source.path) for source in sources[:3])}: not one good row was found.")
+
+
+def _read(job: _Job, work: Workspace) -> tuple[list[ReelFacts], Quarantine]:
+    """Pass 1; reels of all ranks, in order."""
+    _read_reels(job, work, None)
+    job.crew.meet("reading")
+    if job.recipe.positive is not None:
+        negative = _negative(load_reels(job.work))
+        job.crew.meet("reading labels")
+        _read_reels(job, work, negative)
+        job.crew.meet("reading again")
+    reels = used_reels(load_reels(job.work), job.recipe)
+    for source, mark in zip(job.sources, job.marks):
+        source.check_mark(mark)
+    quarantine = Quarantine(job.limit)
+    for reel in reels:
+        quarantine.count(reel.reasons, reel.first_bad, reel.good_rows)
+    quarantine.check()
+    if quarantine.good_rows == 0:
+        raise _no_rows(job.sources)
+    return reels, quarantine
+
+
+def _negative(reels: Sequence[ReelFacts]) -> str | None:
+    """The first label found that is not the positive one."""
+    return next((reel.negative for reel in reels if reel.negative is not None), None)
+
+
+def _read_reels(job: _Job, work: Workspace, negative: str | None) -> None:
+    """Read what is not there yet; with `negative`, also what took another label for the negative one."""
+    done = [0, 0]  # bytes, rows
+
+    def step(num_bytes: int, rows: int) -> None:
+        with job.lock:
+            done[0] += num_bytes
+            done[1] += rows
+            job.report(Progress("reading", min(done[0], job.raw_bytes), job.raw_bytes, done[1]))
+
+    def read(task: ReelTask) -> ReelFacts:
+        path = job.work / f"{task.name}.json"
+        if path.is_file():
+            facts = ReelFacts.load(path)
+            if negative is None or facts.negative in (None, negative):
+                step(task.reel.num_bytes, facts.good_rows)
+                return facts
+        return parse_reel(task, job.recipe, negative, job.work, step)
+
+    quarantine = Quarantine(job.limit)
+    rule = job.recipe.rule
+    for facts in run_ahead(read, _reel_tasks(job), threads=job.workers, ahead=job.workers):
+        quarantine.count(facts.reasons, facts.first_bad, facts.good_rows)
+        work.keep = work.keep or done[0] >= _WORTH_KEEPING
+        if rule is not None and rule.full(quarantine.good_rows):
+            break
+
+
+def _reel_tasks(job: _Job) -> Iterator[ReelTask]:
+    """The reels of the files that this rank takes; rows that are counted off in order are read by one rank."""
+    ordered = job.recipe.rule is not None and job.recipe.rule.kind == "count"
+    for file, (source, mark, reader) in enumerate(zip(job.sources, job.marks, job.readers)):
+        if job.crew.rank == 0 if ordered else job.crew.takes(file):
+            for number, reel in enumerate(reader.reels(source.path)):
+                yield ReelTask(file, number, source, mark, reel, reader)
+
+
+def _count(job: _Job, settled: Settled) -> list[IdFeature]:
+    """Merge what pieces know of every feature."""
+    features = job.recipe.layout.features
+    gate = _Gate(job.memory // 2)
+    done = [0]
+
+    def count(number: int) -> None:
+        if load_feature(number, job.work) is None:
+            ids = sum(sizes[number] for sizes in settled.sizes)
+            with gate.take(ids * BYTES_OF_ID):
+                merge_feature(number, features[number], settled.pieces, job.ids, job.memory // 2, job.work)
+        with job.lock:
+            done[0] += 1
+            job.report(Progress("counting", done[0], len(features), 0))
+
+    mine = [number for number in range(len(features)) if job.crew.takes(number)]
+    for _ in run_ahead(count, mine, threads=job.workers, ahead=job.workers):
+        pass
+    job.crew.meet("counting")
+    merged = [load_feature(number, job.work) for number in range(len(features))]
+    return [feature for feature in merged if feature is not None]
+
+
+class _Gate:
+    """Lets tasks through while their memory together stays within a total; a larger one goes alone."""
+
+    def __init__(self, total: int) -> None:
+        self._total = self._free = total
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, amount: int) -> Iterator[None]:
+        amount = min(amount, self._total)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= amount)
+            self._free -= amount
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += amount
+                self._changed.notify_all()
+
+
+def _write(job: _Job, settled: Settled, finish: Finish) -> dict[str, list[Part]]:
+    """Pass 2; the parts of every split. A piece is deleted when all parts made of it are there."""
+    places = settled.places(job.work)
+    parts = {name: cut_parts(name, settled.spans[name]) for name in job.recipe.splits}
+    total = sum(part.rows for of_split in parts.values() for part in of_split)
+    uses = [0] * len(settled.pieces)
+    every = [part for of_split in parts.values() for part in of_split]
+    for part in every:
+        (job.path / part.file).parent.mkdir(exist_ok=True)
+        for number in {span.piece for span in part.spans}:
+            uses[number] += 1
+
+    def write(part: Part) -> Part:
+        if not (job.path / part.file).is_file():
+            write_part(part, places, finish, job.path)
+        return part
+
+    mine = [part for number, part in enumerate(every) if job.crew.takes(number)]
+    rows = 0
+    for part in run_ahead(write, mine, threads=job.workers, ahead=job.workers):
+        rows += part.rows
+        job.report(Progress("writing", rows, total, rows))
+        for number in {span.piece for span in part.spans}:
+            uses[number] -= 1
+            if uses[number] == 0:  # never in a crew of several: each sees its own parts done only
+                settled.pieces[number].path.unlink(missing_ok=True)
+    return parts
+
+
+def _commit(job: _Job, work: Workspace, reels: Sequence[ReelFacts], schema: Schema) -> None:
+    with (job.path / "quarantine.jsonl").open("wb") as file:
+        for reel in reels:
+            with (job.work / f"{reel.name}.bad").open("rb") as bad:
+                shutil.copyfileobj(bad, file)
+    schema.save(job.path)
+    shutil.rmtree(job.work)
+    shutil.rmtree(job.path / "ranks", ignore_errors=True)
+    (job.path / "job.json").unlink()
+    work.commit()
+
+
+def _memory(memory: str | int) -> int:
+    num_bytes = parse_bytes(memory, "--memory")
+    if num_bytes < _LEAST_MEMORY:
+        raise ConfigError(
+            f"--memory {in_words(num_bytes)} is too little; prepare needs {in_words(_LEAST_MEMORY)} at least."
+        )
+    return num_bytes
+
+
+def _workers(workers: int | None, memory: int) -> int:
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers} is below 1.")
+    return max(1, min(workers or len(os.sched_getaffinity(0)), memory // _MEMORY_OF_WORKER))
 
 
 def _id_rule(ids_mode: str, hash_rows: int | None, min_count: int) -> IdRule:

@@ -1,17 +1,15 @@
-"""Bad rows in; a file with all of them, counts by reason, and an end to the job when there are too many."""
+"""Bad rows in; counts by reason out, and an end to the job when there are too many."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
 
 from hotbed.data.formats.chunk import BadRow
 from hotbed.errors import ConfigError, FormatError
 
+SHOWN_BAD = 3
 _SURE_ROWS = 100_000  # a share is judged at the end, and on the way from this many rows on
 
 
@@ -45,11 +43,10 @@ class MaxBad:
 
 
 class Quarantine:
-    """Counts bad rows and, given a path, writes each as a line of JSON: file, line, reason, text."""
+    """Counts bad rows by reason and ends the job when there are too many."""
 
-    def __init__(self, max_bad: MaxBad, path: Path | None = None) -> None:
+    def __init__(self, max_bad: MaxBad) -> None:
         self._max_bad = max_bad
-        self._file = path.open("w", encoding="utf-8") if path is not None else None
         self._first: list[BadRow] = []
         self.reasons: Counter[str] = Counter()
         self.good_rows = 0
@@ -58,15 +55,15 @@ class Quarantine:
     def bad_rows(self) -> int:
         return self.reasons.total()
 
-    def add(self, bad: Iterable[BadRow], good_rows: int) -> None:
+    def add(self, bad: Sequence[BadRow], good_rows: int) -> None:
         """Note the bad rows of a chunk; a FormatError once there are certainly too many."""
+        self.count(Counter(row.reason for row in bad), bad[:SHOWN_BAD], good_rows)
+
+    def count(self, reasons: Mapping[str, int], first: Sequence[BadRow], good_rows: int) -> None:
+        """The same where the rows are counted already; `first` are some of them, to show."""
         self.good_rows += good_rows
-        for row in bad:
-            self.reasons[row.reason] += 1
-            if len(self._first) < 3:
-                self._first.append(row)
-            if self._file is not None:
-                self._file.write(json.dumps(row._asdict()) + "\n")
+        self.reasons.update(reasons)
+        self._first += first[: SHOWN_BAD - len(self._first)]
         if self._max_bad.rows is not None or self.good_rows + self.bad_rows >= _SURE_ROWS:
             self.check()
 
@@ -80,12 +77,3 @@ class Quarantine:
             f"{self.bad_rows:,} of {rows:,} rows are bad; at most {self._max_bad} may be (--max-bad). The first:\n{first}\n"
             "Is the format right (--format, --label, --delimiter)? If these rows may be left out, raise --max-bad."
         )
-
-    def __enter__(self) -> Quarantine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            self._file.close()

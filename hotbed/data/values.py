@@ -10,7 +10,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit
 
-from hotbed.data.formats.chunk import Column, Faults, Floats, Hashed, Integers, Lists, Scalar, Text, offsets_of
+from hotbed.data.formats.chunk import (
+    Column,
+    Faults,
+    Floats,
+    Hashed,
+    Instants,
+    Integers,
+    Lists,
+    Scalar,
+    Text,
+    offsets_of,
+)
 from hotbed.data.formats.numbers import MISSING, NOT_A_NUMBER, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.formats.parquet import text_of_strings
 from hotbed.data.hash import MISSING_ID, hash_text
@@ -55,7 +66,7 @@ class LabelReader:
 
     def read(self, column: Column, faults: Faults) -> np.ndarray:
         """Float32 [n]; a label that cannot be read is a fault (NaN where labels are optional and it is missing)."""
-        if isinstance(column, Lists | Hashed):
+        if isinstance(column, Lists | Hashed | Instants):
             raise FormatError(f"label column {self.name} holds lists; it must hold one value per row.")
         if self.positive is None and isinstance(column, Text) and _one_digit(column):
             plain: np.ndarray = (column.data[column.starts] - ord("0")).astype(np.float32)
@@ -115,7 +126,7 @@ def _string(column: Scalar, row: int) -> str:
 
 def read_dense(column: Column, spec: DenseColumn, faults: Faults) -> np.ndarray:
     """Float64 [n]: transformed, missing values 0, not yet shifted and scaled."""
-    if isinstance(column, Lists | Hashed):
+    if isinstance(column, Lists | Hashed | Instants):
         raise FormatError(f"number column {spec.name} holds lists; it must hold one number per row.")
     if spec.transform == "log" and isinstance(column, Integers):
         return _log_integers(column)
@@ -163,7 +174,7 @@ def standardise(values: np.ndarray, spec: DenseColumn) -> np.ndarray:
 def read_ids(column: Column, feature: IdFeature, faults: Faults) -> np.ndarray | Bags:
     """The 64-bit ids of a feature: int64 [n], or bags where it is multi-valued."""
     if not feature.multi:
-        if isinstance(column, Lists):
+        if isinstance(column, Lists | Instants):
             raise FormatError(f"column {feature.name} holds lists where one id per row is expected.")
         if isinstance(column, Hashed):
             return column.ids

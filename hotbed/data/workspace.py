@@ -19,12 +19,15 @@ class Workspace:
     """`with Workspace(out) as work:` write under `work.path`, then `work.commit()`.
 
     With `settings`, a text that says all that the files follow from, a job that was killed or interrupted can be gone on with.
+    A `resumable` job finds what was left and judges it by itself (`clear`).
     """
 
-    def __init__(self, out: Path, overwrite: bool = False, *, settings: str = "") -> None:
+    def __init__(self, out: Path, overwrite: bool = False, *, settings: str = "", resumable: bool = False) -> None:
         self._out = Path(out)
         self._overwrite = overwrite
         self._settings = settings
+        self._resumable = resumable
+        self.keep = False  # whether the work outlives an error
         self.path = self._out.parent / f".{self._out.name}.partial"
         self._lock: IO[str] | None = None
 
@@ -42,10 +45,9 @@ class Workspace:
                 ) from None
             self._lock = lock
             note = self.path / "settings"
-            if not (self._settings and note.is_file() and note.read_text() == self._settings):
-                for left in self.path.iterdir():
-                    if left.name != "lock":
-                        shutil.rmtree(left) if left.is_dir() else left.unlink()
+            same = bool(self._settings) and note.is_file() and note.read_text() == self._settings
+            if not same and not self._resumable:
+                self.clear()
                 if self._settings:
                     note.write_text(self._settings)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -96,7 +98,7 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._lock is not None:
-            if not (self._settings and kind is KeyboardInterrupt):
+            if not (self._settings and kind is KeyboardInterrupt) and not (error is not None and self.keep):
                 shutil.rmtree(self.path, ignore_errors=True)
             self._lock.close()
         if isinstance(error, OSError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -248,8 +247,7 @@ class TestReels:
             lines = {"csv": ["label,n", *(f"{i % 2},{i}" for i in range(300)), "", "x"], "criteo": COMMON * 8}
             write(path, *lines.get(kind, [f"{i % 2} {i}:1" for i in range(300)]))
         reader = open_format(kind)
-        with ThreadPoolExecutor(2) as threads:
-            reels = reader.reels(path, threads)
+        reels = list(reader.reels(path))
         assert (len(reels) > 1) == (reel_bytes < 1 << 30)
         assert sum(reel.num_bytes for reel in reels) == pytest.approx(path.stat().st_size, abs=len(reels))
         whole = list(reader.chunks(path))
@@ -263,8 +261,7 @@ class TestReels:
         monkeypatch.setattr("hotbed.data.formats.blocks.REEL_BYTES", 50)
         path = tmp_path / "f.gz"
         path.write_bytes(PACK["gz"]("\n".join(COMMON).encode()))
-        with ThreadPoolExecutor(1) as threads:
-            assert len(open_format("criteo").reels(path, threads)) == 1
+        assert len(list(open_format("criteo").reels(path))) == 1
 
 
 class TestCsv:

@@ -15,7 +15,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hotbed.data.formats.blocks import first_line, open_raw
-from hotbed.data.formats.chunk import BadRow, Chunk, Column, Floats, Format, Hashed, Integers, Lists, Reel, Scalar, Text
+from hotbed.data.formats.chunk import (
+    BadRow,
+    Chunk,
+    Column,
+    Floats,
+    Format,
+    Hashed,
+    Instants,
+    Integers,
+    Lists,
+    Reel,
+    Scalar,
+    Text,
+)
 from hotbed.data.formats.criteo import CriteoFormat
 from hotbed.data.formats.csv import CsvFormat
 from hotbed.data.formats.libsvm import LibsvmFormat
@@ -32,6 +45,7 @@ __all__ = [
     "Floats",
     "Format",
     "Hashed",
+    "Instants",
     "Integers",
     "Lists",
     "Reel",
@@ -49,14 +63,18 @@ def open_format(
     wanted: Callable[[str], bool] = lambda _: True,
     label_optional: bool = False,
     hashed: bool = False,
+    time: str | None = None,
 ) -> Format:
-    """The reader called `name`. Columns not `wanted` may be left unread; `hashed`: strings may come as their ids."""
+    """The reader called `name`. Columns not `wanted` may be left unread.
+
+    `hashed`: strings may come as their ids. `time` is the column whose dates and times keep their meaning.
+    """
     if name == "criteo":
         return CriteoFormat("optional" if label_optional else "required", hashed)
     if name == "csv":
         return CsvFormat(delimiter)
     if name == "parquet":
-        return ParquetFormat(wanted)
+        return ParquetFormat(wanted, time)
     if name == "libsvm":
         return LibsvmFormat()
     raise ConfigError(f"format {name!r} is unknown. The formats are: {', '.join(FORMATS)}.")

@@ -14,8 +14,6 @@ import lzma
 import os
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import Executor
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -75,21 +73,22 @@ def read_blocks(path: Path, block_bytes: int = BLOCK_BYTES, reel: Reel = WHOLE) 
             line += int(count_newlines(buffer[:cut]))
 
 
-def text_reels(path: Path, threads: Executor) -> list[Reel]:
+def text_reels(path: Path) -> Iterator[Reel]:
     """Reels of about REEL_BYTES; a packed file is one, because it can only be read from its start."""
     with open_raw(path) as raw:
         size = os.fstat(raw.fileno()).st_size
         if size <= REEL_BYTES or unpacked(raw, path) is not raw:
-            return [Reel(num_bytes=size)]
-        begins = [0]
-        for near in range(REEL_BYTES, size, REEL_BYTES):
-            begin = _next_line(raw, max(near, begins[-1]))
-            if begins[-1] < begin < size:
-                begins.append(begin)
-    ends = [*begins[1:], size]
-    lines = list(threads.map(partial(_count_lines, path), begins, ends))
-    firsts = np.cumsum([1, *lines[:-1]]).tolist()
-    return [Reel(begin, end, first, end - begin) for begin, end, first in zip(begins, ends, firsts)]
+            yield Reel(num_bytes=size)
+            return
+        begin, line = 0, 1
+        while begin < size:
+            end = min(begin + REEL_BYTES, size)
+            if end < size:
+                end = _next_line(raw, end)
+            yield Reel(begin, end, line, end - begin)
+            if end < size:
+                line += _count_lines(raw, begin, end, path)
+            begin = end
 
 
 def _next_line(raw: BinaryIO, place: int) -> int:
@@ -103,17 +102,16 @@ def _next_line(raw: BinaryIO, place: int) -> int:
     return place
 
 
-def _count_lines(path: Path, begin: int, end: int) -> int:
+def _count_lines(raw: BinaryIO, begin: int, end: int, path: Path) -> int:
     buffer = np.empty(min(BLOCK_BYTES, end - begin), dtype=np.uint8)
     lines = 0
-    with open_raw(path) as raw:
-        raw.seek(begin)
-        while begin < end:
-            filled = _fill(raw, buffer[: end - begin], path)
-            if filled == 0:
-                break
-            lines += int(count_newlines(buffer[:filled]))
-            begin += filled
+    raw.seek(begin)
+    while begin < end:
+        filled = _fill(raw, buffer[: end - begin], path)
+        if filled == 0:
+            break
+        lines += int(count_newlines(buffer[:filled]))
+        begin += filled
     return lines
 
 

@@ -7,7 +7,6 @@ look the same and no Python object is made per value. An empty span is a missing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -47,6 +46,13 @@ class Hashed(NamedTuple):
     ids: np.ndarray  # int64 [n]
 
 
+class Instants(NamedTuple):
+    """n points in time, some of them missing; only the time column comes so."""
+
+    micros: np.ndarray  # int64 [n], since 1970
+    missing: np.ndarray  # bool [n]
+
+
 class Lists(NamedTuple):
     """n bags: row i owns values[offsets[i]:offsets[i + 1]]."""
 
@@ -55,7 +61,7 @@ class Lists(NamedTuple):
 
 
 Scalar = Text | Integers | Floats
-Column = Scalar | Lists | Hashed
+Column = Scalar | Lists | Hashed | Instants
 
 
 class Reel(NamedTuple):
@@ -101,7 +107,7 @@ class Format(Protocol):
     name: str
     typed: bool
 
-    def reels(self, path: Path, threads: Executor) -> list[Reel]: ...
+    def reels(self, path: Path) -> Iterator[Reel]: ...
 
     def chunks(self, path: Path, reel: Reel = WHOLE) -> Iterator[Chunk]: ...
 
@@ -151,9 +157,11 @@ def take(column: Column, keep: np.ndarray) -> Column:
         return Floats(column.values[keep])
     if isinstance(column, Hashed):
         return Hashed(column.ids[keep])
+    if isinstance(column, Instants):
+        return Instants(column.micros[keep], column.missing[keep])
     lengths = np.diff(column.offsets)
     values = take(column.values, np.repeat(keep, lengths))
-    assert not isinstance(values, Lists | Hashed)
+    assert not isinstance(values, Lists | Hashed | Instants)
     return Lists(offsets_of(lengths[keep]), values)
 
 

@@ -11,7 +11,6 @@ times as fast.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -39,8 +38,8 @@ class CriteoFormat:
         self._label_optional = label == "optional"
         self._hashed = hashed
 
-    def reels(self, path: Path, threads: Executor) -> list[Reel]:
-        return text_reels(path, threads)
+    def reels(self, path: Path) -> Iterator[Reel]:
+        return text_reels(path)
 
     def chunks(self, path: Path, reel: Reel = WHOLE) -> Iterator[Chunk]:
         head = first_line(path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
@@ -32,8 +31,8 @@ class CsvFormat:
             raise ConfigError(f"delimiter {delimiter!r} is not one plain character such as , ; | or a tab.")
         self._delimiter = delimiter
 
-    def reels(self, path: Path, threads: Executor) -> list[Reel]:
-        return text_reels(path, threads)
+    def reels(self, path: Path) -> Iterator[Reel]:
+        return text_reels(path)
 
     def chunks(self, path: Path, reel: Reel = WHOLE) -> Iterator[Chunk]:
         names: list[str] = []

@@ -9,7 +9,6 @@ such data fits CSV or Parquet columns better. Order is free; an index may stand 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
@@ -40,8 +39,8 @@ class LibsvmFormat:
     name = "libsvm"
     typed = True
 
-    def reels(self, path: Path, threads: Executor) -> list[Reel]:
-        return text_reels(path, threads)
+    def reels(self, path: Path) -> Iterator[Reel]:
+        return text_reels(path)
 
     def chunks(self, path: Path, reel: Reel = WHOLE) -> Iterator[Chunk]:
         if not first_line(path):

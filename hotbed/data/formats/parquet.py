@@ -7,8 +7,8 @@ missing. Other types (structs, maps, lists of lists) are refused by name; drop s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +19,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hotbed.data.formats.blocks import open_raw
-from hotbed.data.formats.chunk import REEL_BYTES, WHOLE, Chunk, Column, Floats, Integers, Lists, Reel, Scalar, Text
+from hotbed.data.formats.chunk import (
+    REEL_BYTES,
+    WHOLE,
+    Chunk,
+    Column,
+    Floats,
+    Instants,
+    Integers,
+    Lists,
+    Reel,
+    Scalar,
+    Text,
+)
 from hotbed.errors import FormatError
 
 CHUNK_ROWS = 1 << 16
@@ -29,27 +41,29 @@ class ParquetFormat:
     name = "parquet"
     typed = True
 
-    def __init__(self, wanted: Callable[[str], bool] = lambda _: True) -> None:
+    def __init__(self, wanted: Callable[[str], bool] = lambda _: True, time: str | None = None) -> None:
         self._wants = wanted  # column name -> read it?
+        self._time = time
 
-    def reels(self, path: Path, threads: Executor) -> list[Reel]:
+    def reels(self, path: Path) -> Iterator[Reel]:
         """Row groups of Parquet, about REEL_BYTES of them unpacked; an Arrow file is one reel."""
-        size = path.stat().st_size
         with open_raw(path) as raw:
+            size = os.fstat(raw.fileno()).st_size
             if not _is_parquet(raw):
-                return [Reel(num_bytes=size)]
-            with _reading(path):
+                yield Reel(num_bytes=size)
+                return
+            with reading_arrow(path):
                 metadata = pq.ParquetFile(raw).metadata
-                groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        reels: list[Reel] = []
+        if metadata.num_rows == 0:
+            yield Reel(num_bytes=size)
+            return
         begin = first = rows = unpacked = 0
-        for number, group in enumerate(groups):
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
             rows, unpacked = rows + group.num_rows, unpacked + group.total_byte_size
-            if unpacked >= REEL_BYTES or number == len(groups) - 1:
-                share = size * rows // max(metadata.num_rows, 1)
-                reels.append(Reel(begin, number + 1, first + 1, share))
+            if unpacked >= REEL_BYTES or number == metadata.num_row_groups - 1:
+                yield Reel(begin, number + 1, first + 1, size * rows // metadata.num_rows)
                 begin, first, rows, unpacked = number + 1, first + rows, 0, 0
-        return reels or [Reel(0, 0, 1, size)]
 
     def chunks(self, path: Path, reel: Reel = WHOLE) -> Iterator[Chunk]:
         with open_raw(path) as raw:
@@ -57,12 +71,12 @@ class ParquetFormat:
             done = 0
             batches = self._batches(raw, path, reel)
             while True:
-                with _reading(path):
+                with reading_arrow(path):
                     found = next(batches, None)
                 if found is None:
                     return
                 batch, total = found
-                columns = {name: _column(batch.column(name), name, path) for name in batch.schema.names}
+                columns = read_columns(batch, path, self._time)
                 first = reel.first_line + done
                 lines = np.arange(first, first + batch.num_rows, dtype=np.int64)
                 done += batch.num_rows
@@ -113,7 +127,7 @@ def _is_parquet(raw: BinaryIO) -> bool:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading_arrow(path: Path) -> Iterator[None]:
     """Arrow's errors name the file."""
     try:
         yield
@@ -125,6 +139,23 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def read_columns(batch: pa.RecordBatch, path: Path, time: str | None) -> dict[str, Column]:
+    """The columns of a batch; the one called `time` as points in time if its type says so."""
+    columns = {name: _column(batch.column(name), name, path) for name in batch.schema.names if name != time}
+    if time is not None and time in batch.schema.names:
+        array = batch.column(time)
+        columns[time] = _instants(array, path) if pa.types.is_temporal(array.type) else _column(array, time, path)
+    return columns
+
+
+def _instants(array: pa.Array, path: Path) -> Instants:
+    if not (pa.types.is_timestamp(array.type) or pa.types.is_date(array.type)):
+        raise FormatError(f"{path}: the time column has type {array.type}, which is not a date or a point in time.")
+    micros = pc.cast(pc.cast(array, pa.timestamp("us"), safe=False), pa.int64())
+    missing = pc.is_null(array).to_numpy(zero_copy_only=False)
+    return Instants(pc.fill_null(micros, 0).to_numpy(zero_copy_only=False), missing)
 
 
 def _column(array: pa.Array, name: str, path: Path) -> Column:

@@ -1,15 +1,16 @@
 """Ids with counts in, the frequent ones out, in memory that is fixed beforehand.
 
-Space-saving counters (Metwally et al. 2005) in the form of Misra and Gries, with the batched purge of Anderson et al. (arXiv
-1705.07001). A hash table holds up to `capacity` ids and a counter each. When it is full, the median of the counters is subtracted
-from all of them and those that reach 0 leave: at least half. `error` is the sum of what was subtracted, so for every id
+Space-saving counters (Metwally et al. 2005) in the form of Misra and Gries, with the batched purge of Anderson et al.
+(arXiv 1705.07001). A hash table holds up to `capacity` ids and a counter each. When it is full, the median of the counters
+is subtracted from all of them and those that reach 0 leave: at least half. `error` is the sum of what was subtracted, so
+for every id
 
     counter <= true count <= counter + error        (counter 0 for ids that are not in the table)
 
-and an id that was seen more than `error` times is in the table for certain. Every purge takes at least capacity / 2 times its
-median out of the total of all counts N, hence error <= 2 N / capacity whatever the ids are; skewed ids give far less, and a
-stream of few distinct ids gives 0. The result depends on the order of the ids, and on nothing else. Merging adds counters and
-errors; the bounds hold for the union.
+and an id that was seen more than `error` times is in the table for certain. Every purge takes at least capacity / 2 times
+its median out of the total of all counts N, hence error <= 2 N / capacity whatever the ids are; skewed ids give far less,
+and a stream of few distinct ids gives 0. The result depends on the order of the ids, and on nothing else. Merging adds
+counters and errors; the bounds hold for the union.
 
 Memory: 16 bytes a slot, 3 slots for every 2 ids at least, and half as much again while purging.
 """

@@ -1,0 +1,176 @@
+"""A time column in, microseconds since 1970 (UTC) out; values that are no time mark their row as bad.
+
+Arrow's dates and timestamps say their own unit. Text is a number or ISO 8601: 2014-10-21, 2014-10-21 05:30, with seconds, a
+fraction, `T` for the space, `Z` or an offset behind it. A number counts `unit` since 1970 (s unless said otherwise) or spells a
+date: yyyymmdd, or yymmddhh as in Avazu's log.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from hotbed.data.formats.chunk import Column, Faults, Floats, Instants, Integers, Text
+from hotbed.data.formats.numbers import OK, parse_integers
+from hotbed.errors import ConfigError, FormatError
+
+SECOND = 1_000_000
+DAY = 86_400 * SECOND
+_SPELLED = {"yyyymmdd": 8, "yymmddhh": 9}
+UNITS = {"s": SECOND, "ms": 1000, "us": 1, "ns": -1000, "hour": 3600 * SECOND, "day": DAY}
+_LATEST = 253_402_300_800 * SECOND  # the year 10000
+_NO_TIME = -(2**63)
+
+
+class TimeColumn(NamedTuple):
+    """Which column tells the time, and what its numbers count."""
+
+    name: str
+    unit: str = "s"
+
+    @classmethod
+    def parse(cls, text: str) -> TimeColumn:
+        """`COLUMN` or `COLUMN:UNIT`."""
+        name, colon, unit = text.rpartition(":")
+        if colon and unit in (*UNITS, *_SPELLED):
+            return cls(name, unit)
+        if colon and name and len(unit) < 10 and unit.isalpha():
+            known = ", ".join((*UNITS, *_SPELLED))
+            raise ConfigError(f"--time {text}: {unit!r} is no unit of time. The units are: {known}.")
+        return cls(text)
+
+
+def read_times(column: Column, spec: TimeColumn, faults: Faults) -> NDArray[np.int64]:
+    """Microseconds since 1970, int64 [n]."""
+    if isinstance(column, Instants):
+        missing = column.missing
+        times = column.micros
+    elif isinstance(column, Integers | Floats):
+        values = column.values
+        missing = column.missing if isinstance(column, Integers) else np.isnan(values)
+        times = _from_numbers(np.where(missing, 0, values), spec.unit)
+    elif isinstance(column, Text):
+        missing = column.starts == column.ends
+        numbers, codes = parse_integers(column)
+        times = np.where(codes == OK, _from_numbers(numbers, spec.unit), _parse_iso(*column))
+    else:
+        raise FormatError(f"time column {spec.name} holds lists or ids; it must hold one time per row.")
+    faults.mark(missing, f"time {spec.name} is missing")
+    faults.mark((times == _NO_TIME) & ~missing, f"time {spec.name} is no time")
+    return times
+
+
+def _from_numbers(values: NDArray[np.int64] | NDArray[np.float64], unit: str) -> NDArray[np.int64]:
+    if unit in _SPELLED:
+        return np.asarray(_spelled(values.astype(np.int64), unit == "yymmddhh"))
+    factor = UNITS[unit]
+    micros = values / -factor if factor < 0 else values.astype(np.float64) * factor
+    exact = values.astype(np.int64) // -factor if factor < 0 else values.astype(np.int64) * factor
+    if values.dtype.kind == "f":
+        exact = np.round(micros).astype(np.int64)
+    return np.where(np.abs(micros) < _LATEST, exact, _NO_TIME)
+
+
+def show_time(micros: int) -> str:
+    """As people write it."""
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).strftime("%Y-%m-%d %H:%M:%S")
+
+
+@njit(nogil=True, cache=True)
+def _days(year: int, month: int, day: int) -> int:
+    """Days since 1970-01-01 (civil calendar), or a number below -10**7 where there is no such day."""
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    longest = 31 - (month - 1) % 7 % 2 if month != 2 else 28 + leap
+    if not (1 <= year <= 9999 and 1 <= month <= 12 and 1 <= day <= longest):
+        return -(10**8)
+    before = year - (month <= 2)
+    of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
+    era = before // 400
+    of_era = before - era * 400
+    return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
+
+
+@njit(nogil=True, cache=True)
+def _spelled(values: NDArray[np.int64], with_hours: bool) -> NDArray[np.int64]:
+    """yyyymmdd, or yymmddhh of this century."""
+    out = np.empty(len(values), dtype=np.int64)
+    for i in range(len(values)):
+        value = values[i]
+        hour = np.int64(0)
+        if with_hours:
+            hour, value = value % 100, value // 100 + 20_000_000
+        days = _days(value // 10_000, value // 100 % 100, value % 100)
+        out[i] = days * DAY + hour * 3600 * SECOND if days > -(10**7) and 0 <= hour < 24 else _NO_TIME
+    return out
+
+
+@njit(nogil=True, cache=True)
+def _number(data: NDArray[np.uint8], begin: int, end: int) -> int:
+    """Decimal digits, or -1."""
+    total = 0
+    for k in range(begin, end):
+        if not 48 <= data[k] <= 57:
+            return -1
+        total = total * 10 + (data[k] - 48)
+    return total
+
+
+@njit(nogil=True, cache=True)
+def _parse_iso(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    out = np.empty(len(starts), dtype=np.int64)
+    for i in range(len(starts)):
+        out[i] = _parse_iso_one(data, starts[i], ends[i])
+    return out
+
+
+@njit(nogil=True, cache=True)
+def _parse_iso_one(data: NDArray[np.uint8], at: int, end: int) -> int:
+    if end - at < 10 or data[at + 4] != 45 or data[at + 7] != 45:
+        return _NO_TIME
+    days = _days(_number(data, at, at + 4), _number(data, at + 5, at + 7), _number(data, at + 8, at + 10))
+    if days < -(10**7):
+        return _NO_TIME
+    micros = days * DAY
+    at += 10
+    if at == end:
+        return micros
+    if data[at] != 32 and data[at] != 84:  # a space or T
+        return _NO_TIME
+    at += 1
+    scale = 3600 * SECOND
+    limit = 24
+    for part in range(3):  # hours, minutes, seconds
+        if at + 2 > end:
+            return _NO_TIME
+        value = _number(data, at, at + 2)
+        if not 0 <= value < limit:
+            return _NO_TIME
+        micros += value * scale
+        at += 2
+        scale //= 60
+        limit = 60
+        if part == 2 or at == end or data[at] != 58:
+            break
+        at += 1
+    if part == 2 and at < end and data[at] == 46:  # a fraction of a second
+        at += 1
+        scale = SECOND
+        while at < end and 48 <= data[at] <= 57:
+            scale //= 10
+            micros += (data[at] - 48) * scale
+            at += 1
+    if at < end and data[at] == 90:  # Z
+        at += 1
+    elif at + 5 <= end and (data[at] == 43 or data[at] == 45):
+        colon = at + 3 < end and data[at + 3] == 58
+        hours, minutes = _number(data, at + 1, at + 3), _number(data, at + 3 + colon, at + 5 + colon)
+        if at + 5 + colon != end or not (0 <= hours < 24 and 0 <= minutes < 60):
+            return _NO_TIME
+        offset = (hours * 60 + minutes) * 60 * SECOND
+        micros -= offset if data[at] == 43 else -offset
+        at = end
+    return micros if at == end else _NO_TIME

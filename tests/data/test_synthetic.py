@@ -1,5 +1,6 @@
 """The made-up click log: reproducible, of Criteo's shape, with a signal whose best AUC is known."""
 
+import dataclasses
 import hashlib
 import json
 
@@ -208,7 +209,8 @@ def test_preparing_the_text_gives_the_same_dataset(written):
     """The generator's directory is what `prepare` makes of the generator's text, value for value."""
     prepare([(split, written / f"{split}.tsv") for split in ("train", "valid", "test")], written / "p", format="criteo")
     ours, theirs = Dataset.open(written / "d"), Dataset.open(written / "p")
-    assert ours.schema.features == theirs.schema.features
+    for mine, other in zip(ours.schema.features, theirs.schema.features, strict=True):
+        assert mine == dataclasses.replace(other, distinct_estimate=mine.distinct)  # ours is exact, theirs a sketch's
     assert ours.schema.raw_format == theirs.schema.raw_format
     for mine, other in zip(ours.schema.dense, theirs.schema.dense, strict=True):
         assert (mine.name, mine.transform) == (other.name, other.transform)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -93,14 +94,14 @@ class HashRows:
 def number_ids(log: ClickLog, train: int, threads: int, out: Path, report: Report) -> Numbers:
     """Count the train rows, write out/counts, and keep what is needed to go on in out/numbers."""
     kept = out / "numbers"
-    if (kept / "dense.json").is_file():
+    if (kept / "facts.json").is_file():
         report(train)
         return _load(log, train, kept)
     kept.mkdir(exist_ok=True)
     (out / "counts").mkdir(exist_ok=True)
     shape = log.shape
     columns = [_rows_for(column.cardinality, train * column.bag) for column in shape.ids]
-    dense = _count_all(log, train, columns, threads, report)
+    facts: dict[str, Any] = {"dense": _count_all(log, train, columns, threads, report), "lookups": []}
     for number, rows in enumerate(columns):
         ids, counts = rows.counted()
         raw = raw_ids(shape, number, ids)
@@ -109,9 +110,10 @@ def number_ids(log: ClickLog, train: int, threads: int, out: Path, report: Repor
         pq.write_table(table, out / "counts" / f"{shape.ids[number].name}.parquet", use_dictionary=["count"])
         ordered = ids[order].astype(np.int32)
         np.save(kept / f"{number}.npy", ordered)
+        facts["lookups"].append(int(counts.sum()))
         rows.number(ordered)
-    (kept / "dense.json.tmp").write_text(json.dumps(dense))
-    os.replace(kept / "dense.json.tmp", kept / "dense.json")
+    (kept / "facts.json.tmp").write_text(json.dumps(facts))
+    os.replace(kept / "facts.json.tmp", kept / "facts.json")
     return _load(log, train, kept, columns)
 
 
@@ -123,6 +125,7 @@ def integer_logs(log: ClickLog, rows: ClickRows, number: int) -> NDArray[np.floa
 
 
 def _load(log: ClickLog, train: int, kept: Path, columns: list[ArrayRows | HashRows] | None = None) -> Numbers:
+    facts = json.loads((kept / "facts.json").read_text())
     features, rows_of = [], []
     for number, column in enumerate(log.shape.ids):
         ordered = np.load(kept / f"{number}.npy")
@@ -132,10 +135,11 @@ def _load(log: ClickLog, train: int, kept: Path, columns: list[ArrayRows | HashR
         else:
             rows = columns[number]
         rows_of.append(rows)
-        features.append(IdFeature(column.name, rows=1 + len(ordered), multi=column.bag > 1, distinct=len(ordered)))
-    moments = json.loads((kept / "dense.json").read_text())
+        distinct = len(ordered)
+        feature = IdFeature(column.name, rows=1 + distinct, multi=column.bag > 1, distinct=distinct)
+        features.append(replace(feature, distinct_estimate=distinct, lookups=facts["lookups"][number]))
     names = [column.name for column in log.shape.integers]
-    dense = (DenseColumn(name, "log", mean, scale) for name, (mean, scale) in zip(names, moments, strict=True))
+    dense = (DenseColumn(name, "log", mean, scale) for name, (mean, scale) in zip(names, facts["dense"], strict=True))
     return Numbers(tuple(dense), tuple(features), tuple(rows_of))
 
 

@@ -32,6 +32,7 @@ class RowGroup(NamedTuple):
     file: Path
     number: int  # within its file
     rows: int
+    stamp: tuple[int, int] | None = None  # of the file, when it was opened
 
 
 class Counts(NamedTuple):
@@ -143,6 +144,7 @@ def _row_groups(file: Path, rows: int, expected: dict[str, tuple[pa.DataType, ..
     if not file.is_file():
         raise SchemaError(f"{file} does not exist although schema.json lists it. {AGAIN}")
     try:
+        stamp = stamp_of(file)
         with pq.ParquetFile(file) as parquet:
             metadata, columns = parquet.metadata, parquet.schema_arrow
     except (pa.ArrowException, OSError) as error:
@@ -157,7 +159,13 @@ def _row_groups(file: Path, rows: int, expected: dict[str, tuple[pa.DataType, ..
     if metadata.num_rows != rows:
         raise SchemaError(f"{file} holds {metadata.num_rows:,} rows; schema.json says {rows:,}. {AGAIN}")
     sizes = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
-    return [RowGroup(file, number, size) for number, size in enumerate(sizes) if size]
+    return [RowGroup(file, number, size, stamp) for number, size in enumerate(sizes) if size]
+
+
+def stamp_of(file: Path) -> tuple[int, int]:
+    """Size, and time of the last change: another file of that name, or one that was written to, has another."""
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _footer(file: Path) -> bytes:

@@ -14,6 +14,7 @@ from hotbed.data.hash import mix
 
 GOLDEN = 0x9E3779B97F4A7C15  # odd, so that counter * GOLDEN meets every word once
 _MASK = (1 << 64) - 1
+_PER_BUCKET = 1  # word on average, at most
 
 
 def key_of(*parts: int) -> int:
@@ -30,8 +31,45 @@ def words(key: int, count: int) -> NDArray[np.uint64]:
 
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:
-    """A permutation of range(count) that depends on the key alone."""
-    return np.argsort(words(key, count), kind="stable").astype(np.int64, copy=False)
+    """A permutation of range(count) that depends on the key alone: its numbers in the order of their words."""
+    return _sorted_by_word(np.uint64(key), count)
+
+
+@njit(nogil=True, cache=True)
+def _sorted_by_word(key: np.uint64, count: int) -> NDArray[np.int64]:
+    """The order of words(key, count), found in O(count): words are spread evenly, so their first bits nearly sort them."""
+    bits = 0
+    while count >> bits > _PER_BUCKET:
+        bits += 1
+    ends = np.zeros((1 << bits) + 1, dtype=np.int64)
+    for i in range(count):
+        ends[_bucket(_word(key, i), bits) + 1] += 1
+    for end in range(1, len(ends)):
+        ends[end] += ends[end - 1]
+    order = np.empty(count, dtype=np.int64)
+    sorted_words = np.empty(count, dtype=np.uint64)
+    for i in range(count):
+        word = _word(key, i)
+        bucket = _bucket(word, bits)
+        sorted_words[ends[bucket]], order[ends[bucket]] = word, i
+        ends[bucket] += 1
+    for i in range(1, count):  # nothing moves further than its bucket
+        word, number, at = sorted_words[i], order[i], i
+        while at > 0 and sorted_words[at - 1] > word:
+            sorted_words[at], order[at] = sorted_words[at - 1], order[at - 1]
+            at -= 1
+        sorted_words[at], order[at] = word, number
+    return order
+
+
+@njit(nogil=True, cache=True)
+def _word(key: np.uint64, i: int) -> np.uint64:
+    return mix(np.uint64(i) * np.uint64(GOLDEN) + key)
+
+
+@njit(nogil=True, cache=True)
+def _bucket(word: np.uint64, bits: int) -> np.int64:
+    return np.int64(word >> np.uint64(64 - bits)) if bits else np.int64(0)
 
 
 @njit(nogil=True, cache=True)

@@ -4,8 +4,10 @@ The order of an epoch is a pure function of (seed, epoch). Without shuffling it 
 groups are permuted, then joined into blocks of at least SHUFFLE_ROWS rows, and the rows of each block are permuted: every
 row can meet every other one over the epochs, while only a few blocks are in memory. Batches are cut from that stream.
 
-A block is what a thread decodes at once, so the number of threads changes nothing but the speed, and an epoch can resume at
-any batch after decoding at most one block for it. Memory: threads + 2 blocks (35 MB each for 26 ids and 13 numbers a row).
+A thread decodes a row group at once, straight into the memory of the batches its rows belong to (slab.py), so the number of
+threads changes nothing but the speed, and an epoch can resume at any batch after decoding at most one block for it. Memory:
+the batches of the blocks that threads + 1 row groups belong to (35 MB a block for 26 ids and 13 numbers a row), and a
+decoded row group per thread. Batches belong to whoever takes them; their memory is used again when it is dropped (buffers.py).
 
 A loader of one rank among several yields that rank's part of every batch (deal.py), which may be empty in the last one; blocks
 at the borders of its part are decoded by its neighbour too.
@@ -13,18 +15,24 @@ at the borders of its part are decoded by its neighbour too.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Iterator
 from contextlib import closing
+from itertools import accumulate
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hotbed.data.ahead import run_ahead
+from hotbed.data.buffers import Buffers
 from hotbed.data.dataset import Dataset, RowGroup
 from hotbed.data.deal import Dealt, Run, Share
-from hotbed.data.decode import decode, join_batches, pin, slice_batch
+from hotbed.data.decode import Columns, decode
 from hotbed.data.draws import key_of, permutation
+from hotbed.data.slab import Place, Slab, places
 from hotbed.errors import ConfigError
 from hotbed.types import Batch
 
@@ -107,12 +115,19 @@ class Loader:
 
         `dealt` is the history of an epoch that other numbers of ranks have begun.
         """
+        return self._read(Columns(self._schema), epoch, start_batch, dealt)
+
+    def id_batches(self, epoch: int, start_batch: int = 0, dealt: Dealt = ()) -> Generator[Batch, None, None]:
+        """The same batches with their ids alone: no dense columns, labels NaN. Nothing else is decoded."""
+        return self._read(Columns(self._schema, only_ids=True), epoch, start_batch, dealt)
+
+    def _read(self, columns: Columns, epoch: int, start_batch: int, dealt: Dealt) -> Generator[Batch, None, None]:
         if not 0 <= start_batch <= len(self):
             raise ConfigError(f"start_batch is {start_batch}; the epoch has {len(self)} batches.")
         history = dealt or [(0, self._share.world)]
         runs = self._share.runs_from(self.num_rows, self.batch_size, history, start_batch)
         pieces = [piece for run in runs for piece in _pieces(self._blocks(epoch), run)]
-        return self._cut(epoch, pieces, len(self) - start_batch)
+        return self._cut(epoch, pieces, len(self) - start_batch, columns)
 
     def _blocks(self, epoch: int) -> list[Block]:
         """Row groups in the order of the epoch, joined until each block has enough rows."""
@@ -130,41 +145,72 @@ class Loader:
                 first_row, rows, joined = first_row + rows, 0, []
         return blocks
 
-    def _cut(self, epoch: int, pieces: list[Piece], num_batches: int) -> Generator[Batch, None, None]:
+    def _cut(self, epoch: int, pieces: list[Piece], num_batches: int, columns: Columns) -> Generator[Batch, None, None]:
         """So many batches out of the stream of pieces; where it ends early, they are empty."""
+        buffers = Buffers(pin_memory=self._pin_memory)
 
-        def read(piece: Piece) -> Batch:
+        def read(job: _Job) -> _Job:
+            begin, target = job.piece.begin, job.target
+            place = job.order.get()[job.first : job.first + sum(group.rows for group in job.groups)]
+            target.add_bags(decode(columns, job.groups, place, target.spots(columns, begin), buffers), begin)
+            return job
+
+        jobs = self._jobs(epoch, pieces, columns, buffers)
+        with closing(buffers), closing(run_ahead(read, jobs, threads=self._threads, ahead=self._threads)) as stream:
+            for job in stream:
+                slabs = deque(job.target.finished() if job.is_last else ())
+                del job  # a batch that was handed out belongs to the caller alone
+                while slabs:
+                    for batch in slabs.popleft().batches(self._part):
+                        num_batches -= 1
+                        yield batch
+                        del batch
+            for _ in range(num_batches):
+                yield from Slab(columns, 0, buffers).batches(self._part)
+
+    def _jobs(self, epoch: int, pieces: list[Piece], columns: Columns, buffers: Buffers) -> Iterator[_Job]:
+        """A row group each, where there are no bags: their places depend on the whole block."""
+        counts = [piece.end - piece.begin for piece in pieces]
+        for piece, target in zip(pieces, places(columns, counts, self._part, buffers)):
             block = piece.block
-            place = np.arange(block.rows)
-            if self._shuffle:
-                place = permutation(key_of(self._seed, epoch, 1 + block.number), block.rows)
-            whole = decode(self._schema, block.groups, place, self._pin_memory)
-            return slice_batch(whole, piece.begin, piece.end)
+            order = _Order(key_of(self._seed, epoch, 1 + block.number) if self._shuffle else None, block.rows)
+            if columns.multi:
+                yield _Job(piece, target, order, block.groups, 0, True)
+                continue
+            starts = [0, *accumulate(group.rows for group in block.groups)]
+            read = [
+                (start, group)
+                for start, group in zip(starts, block.groups)
+                if self._shuffle or (start < piece.end and start + group.rows > piece.begin)
+            ]
+            for number, (start, group) in enumerate(read, 1):
+                yield _Job(piece, target, order, (group,), start, number == len(read))
 
-        rest: Batch | None = None
-        with closing(run_ahead(read, pieces, threads=self._threads, ahead=self._threads)) as stream:
-            for rows in stream:
-                begin = 0
-                if rest is not None:
-                    begin = min(self._part - rest.size, rows.size)
-                    rest = join_batches(rest, slice_batch(rows, 0, begin))
-                    if rest.size < self._part:
-                        continue
-                    yield self._finish(rest)
-                    num_batches, rest = num_batches - 1, None
-                while begin + self._part <= rows.size:
-                    yield self._finish(slice_batch(rows, begin, begin + self._part))
-                    begin, num_batches = begin + self._part, num_batches - 1
-                if begin < rows.size:
-                    rest = slice_batch(rows, begin, rows.size)
-        if rest is not None:
-            yield self._finish(rest)
-            num_batches -= 1
-        for _ in range(num_batches):
-            yield decode(self._schema, (), np.arange(0), self._pin_memory)
 
-    def _finish(self, batch: Batch) -> Batch:
-        return pin(batch) if self._pin_memory else batch
+class _Order:
+    """The place of every row of a block, made by the first thread that asks for it."""
+
+    def __init__(self, key: int | None, rows: int) -> None:
+        self._key, self._rows = key, rows
+        self._lock = Lock()
+        self._place: NDArray[np.int64] | None = None
+
+    def get(self) -> NDArray[np.int64]:
+        with self._lock:
+            if self._place is None:
+                self._place = np.arange(self._rows) if self._key is None else permutation(self._key, self._rows)
+            return self._place
+
+
+class _Job(NamedTuple):
+    """What a thread does at once."""
+
+    piece: Piece
+    target: Place  # of the piece
+    order: _Order  # of the block
+    groups: tuple[RowGroup, ...]
+    first: int  # row of the block
+    is_last: bool  # of the piece
 
 
 def _pieces(blocks: list[Block], run: Run) -> list[Piece]:

@@ -114,9 +114,9 @@ def test_resume_decodes_nothing_before_its_block(dataset, monkeypatch):
     decoded = []
     real = loader_module.decode
 
-    def spy(schema, groups, place, pin_memory):
+    def spy(columns, groups, place, spots, buffers):
         decoded.append(sum(group.rows for group in groups))
-        return real(schema, groups, place, pin_memory)
+        return real(columns, groups, place, spots, buffers)
 
     monkeypatch.setattr(loader_module, "decode", spy)
     loader = Loader(dataset, "train", batch_size=10, shuffle=True, shuffle_rows=20)
@@ -173,7 +173,7 @@ def test_dropping_an_epoch_leaves_no_thread(dataset):
 def test_an_error_in_a_reader_reaches_the_consumer_with_its_traceback(dataset, monkeypatch):
     before = set(threading.enumerate())
 
-    def broken(schema, groups, place, pin_memory):
+    def broken(columns, groups, place, spots, buffers):
         raise ZeroDivisionError("deep down")
 
     monkeypatch.setattr(loader_module, "decode", broken)
@@ -217,7 +217,6 @@ def test_wrong_values_name_file_and_row_group(tmp_path, case):
 def test_a_damaged_row_group_names_file_and_row_group(tmp_path):
     directory = tmp_path / "d"
     make_dataset(directory, {"train": [3000]}, row_group=1000)
-    dataset = Dataset.open(directory)
     with pq.ParquetFile(directory / PART) as parquet:
         offset = parquet.metadata.row_group(1).column(0).data_page_offset
         start = offset if offset > 0 else parquet.metadata.row_group(1).column(0).dictionary_page_offset
@@ -225,7 +224,7 @@ def test_a_damaged_row_group_names_file_and_row_group(tmp_path):
     damaged[start : start + 40] = b"\xff" * 40
     (directory / PART).write_bytes(bytes(damaged))
     with pytest.raises(DataError, match="row group 1 cannot be decoded"):
-        list(Loader(dataset, "train", batch_size=100).epoch(0))
+        list(Loader(Dataset.open(directory), "train", batch_size=100).epoch(0))
 
 
 def test_a_file_that_vanishes_is_a_data_error(tmp_path):

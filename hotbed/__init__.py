@@ -10,6 +10,7 @@ from hotbed.kernel_cache import find_kernel_cache
 
 if TYPE_CHECKING:
     from hotbed import checkpoint, data, errors, models, optim
+    from hotbed.data.prepare import prepare
     from hotbed.embedding_bag import EmbeddingBag
     from hotbed.ids import Admit, Expire
     from hotbed.ops.init_rows import Constant, Normal, Uniform
@@ -37,6 +38,7 @@ __all__ = [
     "models",
     "optim",
     "prefetch",
+    "prepare",
 ]
 
 _HOME = {
@@ -52,6 +54,7 @@ _HOME = {
     "Table": "hotbed.tables",
     "Uniform": "hotbed.ops.init_rows",
     "prefetch": "hotbed.pipeline",
+    "prepare": "hotbed.data.prepare",
 }
 
 find_kernel_cache(Path(__file__).parent)

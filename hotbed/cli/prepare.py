@@ -13,6 +13,7 @@ from hotbed.cli.console import err, fail, out
 from hotbed.errors import ConfigError, HotbedError
 
 if TYPE_CHECKING:
+    from hotbed.data.crew import Crew
     from hotbed.data.parse import Progress
     from hotbed.data.prepare import PrepareReport
 
@@ -22,7 +23,8 @@ def prepare_command(
         list[str],
         typer.Argument(
             metavar="RAW...",
-            help="Raw files, or directories of them; split=path names their split (train=a.csv test=b.csv).",
+            help="Raw files, or directories of them, or what Hugging Face save_to_disk wrote; split=path names their "
+            "split (train=a.csv test=b.csv).",
         ),
     ],
     out_dir: Annotated[Path, typer.Option("--out", metavar="DIR", help="The dataset directory to write.")],
@@ -70,7 +72,16 @@ def prepare_command(
         typer.Option(
             metavar="RULE",
             help="train=0.8,valid=0.1,test=0.1 sends rows at random, the same way each time; "
-            "train=50000,test=10000 takes them in file order. Left out: all is train.",
+            "train=50000,test=10000 takes them in file order; days:valid=1,test=1 the last days of --time. "
+            "Left out: all is train.",
+        ),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN[:UNIT]",
+            help="The column of times; rows must be in its order, over all files. It is no feature. UNIT says what numbers "
+            "count: s (default), ms, us, ns, hour, day, or spell: yyyymmdd, yymmddhh. Text: 2014-10-21 05:30:00.",
         ),
     ] = None,
     min_count: Annotated[
@@ -91,6 +102,18 @@ def prepare_command(
         str | None,
         typer.Option(metavar="CHAR", help="Between CSV values (tab: '\\t'). Left out: found in the header."),
     ] = None,
+    memory: Annotated[
+        str,
+        typer.Option(
+            metavar="BYTES",
+            help="Of the whole job. More lets more workers read and more distinct ids be counted exactly: 2GiB does 14.9 "
+            "million for each feature.",
+        ),
+    ] = "2GiB",
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Threads at work. Left out: the cores, if --memory has room for them."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")] = False,
 ) -> None:
     """Turn raw logs into a dataset directory that `hotbed train` reads.
@@ -102,13 +125,19 @@ def prepare_command(
     Strings become 64-bit ids by a stable hash; an empty value is a value.
     Rows that cannot be read go to DIR/quarantine.jsonl.
     Files may be packed (.gz .bz2 .xz .zst).
-    Memory: a few hundred MB plus 24 to 32 bytes per distinct id.
+    A feature with more distinct ids than --memory can count keeps the frequent ones; the table and schema.json say how many.
     Nothing appears under DIR until all of it is done.
+    A job that was killed goes on where it stopped when the same command is given again.
+    Many processes: torchrun --nproc-per-node 8 -m hotbed prepare ... shares files, features and parts among ranks, on machines
+    that see the same files and the same DIR; --memory and --workers are those of one rank.
     """
+    from hotbed.data.crew import Crew
     from hotbed.data.prepare import prepare
 
+    crew = None
     try:
-        with _progress_bar() as progress:
+        crew = Crew.from_environment()
+        with _progress_bar(crew.rank == 0) as progress:
             report = prepare(
                 raw,
                 out_dir,
@@ -121,19 +150,36 @@ def prepare_command(
                 drop=_names(drop),
                 integers=integers,
                 split=split,
+                time_column=time,
                 min_count=min_count,
                 ids_mode=ids_mode,
                 hash_rows=hash_rows,
                 max_bad=max_bad,
                 delimiter="\t" if delimiter == "\\t" else delimiter,
+                memory=memory,
+                workers=workers,
                 overwrite=overwrite,
+                crew=crew,
                 progress=progress,
+                say=lambda text: err().print(text, soft_wrap=True),
             )
     except HotbedError as error:
-        raise typer.Exit(fail(str(error))) from None
+        raise typer.Exit(fail(f"{error}{_kept(out_dir, crew)}")) from None
     except KeyboardInterrupt:
-        raise typer.Exit(fail(f"stopped; nothing was written to {out_dir}.", code=130)) from None
-    _show(report)
+        stopped = f"stopped; nothing was written to {out_dir}.{_kept(out_dir, crew)}"
+        raise typer.Exit(fail(stopped, code=130)) from None
+    if crew.rank == 0:
+        _show(report)
+
+
+def _kept(out_dir: Path, crew: Crew | None) -> str:
+    """What to say of work that an error leaves."""
+    work = out_dir.parent / f".{out_dir.name}.partial"
+    try:
+        there = crew is not None and crew.rank == 0 and (work / "job.json").is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        there = False
+    return f"\nWhat is finished is kept in {work}: the same command goes on with it." if there else ""
 
 
 def _names(text: str) -> list[str]:
@@ -148,18 +194,20 @@ def _multi(text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _progress_bar() -> Iterator[Callable[[Progress], None]]:
+def _progress_bar(shown: bool) -> Iterator[Callable[[Progress], None]]:
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
-    with Bar(*columns, TextColumn("{task.fields[seen]}"), TimeRemainingColumn(), console=err(), transient=True) as bar:
+    share, seen = TextColumn("{task.percentage:3.0f}%"), TextColumn("{task.fields[seen]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), share, seen, TimeRemainingColumn())
+    with Bar(*columns, console=err(), transient=True, disable=not shown) as bar:
         tasks = {}
 
         def update(progress: Progress) -> None:
             if progress.stage not in tasks:
                 tasks[progress.stage] = bar.add_task(progress.stage, total=progress.total, seen="")
-            bar.update(tasks[progress.stage], completed=progress.done, seen=f"{progress.rows:,} rows")
+            seen = f"{progress.rows:,} rows" if progress.rows else ""
+            bar.update(tasks[progress.stage], completed=progress.done, seen=seen)
 
         yield update
 
@@ -174,13 +222,23 @@ def _show(report: PrepareReport) -> None:
         share = f"{split.positives:,} ({split.positives / split.rows:.1%})"
         splits.add_row(name, f"{split.rows:,}", share, str(len(split.files)))
     console.print(splits)
-    features = Table("feature", "distinct ids in train", "table rows", "made of")
+    features = Table("feature", "distinct ids in train", "table rows", "look-ups of row 0", "made of")
     for feature in schema.features:
         made = f"{feature.source}s, many per row" if feature.multi else feature.source
         shown = "dynamic" if feature.mode == "raw" else f"{feature.rows:,}"
-        features.add_row(feature.name, f"{feature.distinct:,}", shown, made)
+        about = "about " if feature.counting == "sketch" else ""
+        unknown = feature.unlisted_lookups / max(feature.lookups, 1) if feature.mode == "vocabulary" else 0.0
+        unknown_shown = f"{unknown:.1%}" if unknown else ""
+        features.add_row(feature.name, f"{about}{feature.distinct:,}", shown, unknown_shown, made)
     if schema.features:
         console.print(features)
+    for feature in schema.features:
+        if feature.counting == "sketch":
+            console.print(
+                f"{feature.name}: too many distinct ids to count them all in --memory; listed are those seen more than "
+                f"{feature.count_error:,} times",
+                soft_wrap=True,
+            )
     if schema.dense:
         numbers = ", ".join(f"{one.name} (log)" if one.transform == "log" else one.name for one in schema.dense)
         console.print(f"numbers: {numbers}")

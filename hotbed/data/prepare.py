@@ -13,38 +13,35 @@ input alone, never on timing, workers or ranks.
 from __future__ import annotations
 
 import os
-import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from hotbed.data.ahead import run_ahead
 from hotbed.data.crew import Crew
 from hotbed.data.formats import Format, guess_format, open_format
-from hotbed.data.inputs import Input, Mark, Source, list_sources
-from hotbed.data.job import describe_job, load_reels, take_over
+from hotbed.data.inputs import Input, Source, list_sources
+from hotbed.data.job import describe_job, take_over
 from hotbed.data.layout import Layout, Wishes, choose_layout
-from hotbed.data.merge import BYTES_OF_ID, IdRule, load_feature, merge_feature
-from hotbed.data.parse import Progress, Recipe, ReelFacts, ReelTask, parse_reel
+from hotbed.data.merge import IdRule
+from hotbed.data.parse import Progress, Recipe
 from hotbed.data.quarantine import MaxBad, Quarantine
-from hotbed.data.schema import IdFeature, IdMode, Schema, Split
-from hotbed.data.settle import Settled, settle, used_reels
+from hotbed.data.schema import IdMode, Schema, Split
+from hotbed.data.settle import settle
 from hotbed.data.splits import TRAIN, SplitRule
+from hotbed.data.stages import Job, commit, count_features, negative_label, no_rows, read_files, write_parts
 from hotbed.data.tables import TableFormat
 from hotbed.data.times import TimeColumn
 from hotbed.data.workspace import Workspace
-from hotbed.data.write import Finish, Part, cut_parts, write_part
-from hotbed.errors import ConfigError, FormatError
+from hotbed.data.write import Finish
+from hotbed.errors import ConfigError
 from hotbed.memory import in_words, parse_bytes
 
 IDS_MODES: tuple[IdMode, ...] = ("vocabulary", "hash", "raw")
 MEMORY = "2GiB"
 _LEAST_MEMORY = 256 << 20
 _MEMORY_OF_WORKER = 448 << 20  # the most that a reel of any text takes; Criteo's take a third of it
-_WORTH_KEEPING = 64 << 20  # bytes read; an error leaves such work for the next try
 
 
 @dataclass(frozen=True)
@@ -57,32 +54,6 @@ class PrepareReport:
     left_out: int  # good rows read that belong to no split
     raw_bytes: int
     seconds: float
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One call of prepare, after its settings were checked."""
-
-    sources: list[Source]
-    marks: list[Mark]
-    readers: list[Format]
-    recipe: Recipe
-    ids: IdRule
-    limit: MaxBad
-    memory: int
-    workers: int
-    crew: Crew
-    report: Callable[[Progress], None]
-    path: Path  # the workspace
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def work(self) -> Path:
-        return self.path / "work"
-
-    @property
-    def raw_bytes(self) -> int:
-        return sum(mark.size for mark in self.marks)
 
 
 def prepare(
@@ -149,7 +120,7 @@ def prepare(
             if told:
                 say(told)
         crew.begin(work.path)
-        job = _Job(
+        job = Job(
             sources=sources,
             marks=marks,
             readers=readers,
@@ -162,13 +133,13 @@ def prepare(
             report=progress or (lambda _: None),
             path=work.path,
         )
-        reels, quarantine = _read(job, work)
+        reels, quarantine = read_files(job, work)
         settled = settle(reels, job.recipe, job.work)
-        features = _count(job, settled)
+        features = count_features(job, settled)
         finish = Finish(
             layout.label, tuple(m.fit(spec) for m, spec in zip(settled.moments, layout.dense)), tuple(features)
         )
-        parts = _write(job, settled, finish)
+        parts = write_parts(job, settled, finish)
         crew.leave("writing")
         schema = Schema(
             label=layout.label,
@@ -184,7 +155,7 @@ def prepare(
             },
             raw_format=readers[0].name,
             notes={
-                "raw": {"delimiter": delimiter, "positive": positive, "negative": _negative(reels)},
+                "raw": {"delimiter": delimiter, "positive": positive, "negative": negative_label(reels)},
                 "sources": [
                     f"{source.split}={source.path.name}" if source.split else source.path.name for source in sources
                 ],
@@ -195,7 +166,7 @@ def prepare(
             },
         )
         if crew.rank == 0:
-            _commit(job, work, reels, schema)
+            commit(job, work, reels, schema)
     return PrepareReport(
         path=Path(out),
         schema=schema,
@@ -251,159 +222,7 @@ def _choose_layout(sources: list[Source], readers: list[Format], wishes: Wishes,
                 return choose_layout(chunk, wishes, reader.typed)
             quarantine.add(chunk.bad, 0)
     quarantine.check()
-    raise _no_rows(sources)
-
-
-def _no_rows(sources: list[Source]) -> FormatError:
-    return FormatError(f"{', '.join(str(source.path) for source in sources[:3])}: not one good row was found.")
-
-
-def _read(job: _Job, work: Workspace) -> tuple[list[ReelFacts], Quarantine]:
-    """Pass 1; reels of all ranks, in order."""
-    _read_reels(job, work, None)
-    job.crew.meet("reading")
-    if job.recipe.positive is not None:
-        negative = _negative(load_reels(job.work))
-        job.crew.meet("reading labels")
-        _read_reels(job, work, negative)
-        job.crew.meet("reading again")
-    reels = used_reels(load_reels(job.work), job.recipe)
-    for source, mark in zip(job.sources, job.marks):
-        source.check_mark(mark)
-    quarantine = Quarantine(job.limit)
-    for reel in reels:
-        quarantine.count(reel.reasons, reel.first_bad, reel.good_rows)
-    quarantine.check()
-    if quarantine.good_rows == 0:
-        raise _no_rows(job.sources)
-    return reels, quarantine
-
-
-def _negative(reels: Sequence[ReelFacts]) -> str | None:
-    """The first label found that is not the positive one."""
-    return next((reel.negative for reel in reels if reel.negative is not None), None)
-
-
-def _read_reels(job: _Job, work: Workspace, negative: str | None) -> None:
-    """Read what is not there yet; with `negative`, also what took another label for the negative one."""
-    done = [0, 0]  # bytes, rows
-
-    def step(num_bytes: int, rows: int) -> None:
-        with job.lock:
-            done[0] += num_bytes
-            done[1] += rows
-            job.report(Progress("reading", min(done[0], job.raw_bytes), job.raw_bytes, done[1]))
-
-    def read(task: ReelTask) -> ReelFacts:
-        path = job.work / f"{task.name}.json"
-        if path.is_file():
-            facts = ReelFacts.load(path)
-            if negative is None or facts.negative in (None, negative):
-                step(task.reel.num_bytes, facts.good_rows)
-                return facts
-        return parse_reel(task, job.recipe, negative, job.work, step)
-
-    quarantine = Quarantine(job.limit)
-    rule = job.recipe.rule
-    for facts in run_ahead(read, _reel_tasks(job), threads=job.workers, ahead=job.workers):
-        quarantine.count(facts.reasons, facts.first_bad, facts.good_rows)
-        work.keep = work.keep or done[0] >= _WORTH_KEEPING
-        if rule is not None and rule.full(quarantine.good_rows):
-            break
-
-
-def _reel_tasks(job: _Job) -> Iterator[ReelTask]:
-    """The reels of the files that this rank takes; rows that are counted off in order are read by one rank."""
-    ordered = job.recipe.rule is not None and job.recipe.rule.kind == "count"
-    for file, (source, mark, reader) in enumerate(zip(job.sources, job.marks, job.readers)):
-        if job.crew.rank == 0 if ordered else job.crew.takes(file):
-            for number, reel in enumerate(reader.reels(source.path)):
-                yield ReelTask(file, number, source, mark, reel, reader)
-
-
-def _count(job: _Job, settled: Settled) -> list[IdFeature]:
-    """Merge what pieces know of every feature."""
-    features = job.recipe.layout.features
-    gate = _Gate(job.memory // 2)
-    done = [0]
-
-    def count(number: int) -> None:
-        if load_feature(number, job.work) is None:
-            ids = sum(sizes[number] for sizes in settled.sizes)
-            with gate.take(ids * BYTES_OF_ID):
-                merge_feature(number, features[number], settled.pieces, job.ids, job.memory // 2, job.work)
-        with job.lock:
-            done[0] += 1
-            job.report(Progress("counting", done[0], len(features), 0))
-
-    mine = [number for number in range(len(features)) if job.crew.takes(number)]
-    for _ in run_ahead(count, mine, threads=job.workers, ahead=job.workers):
-        pass
-    job.crew.meet("counting")
-    merged = [load_feature(number, job.work) for number in range(len(features))]
-    return [feature for feature in merged if feature is not None]
-
-
-class _Gate:
-    """Lets tasks through while their memory together stays within a total; a larger one goes alone."""
-
-    def __init__(self, total: int) -> None:
-        self._total = self._free = total
-        self._changed = threading.Condition()
-
-    @contextmanager
-    def take(self, amount: int) -> Iterator[None]:
-        amount = min(amount, self._total)
-        with self._changed:
-            self._changed.wait_for(lambda: self._free >= amount)
-            self._free -= amount
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += amount
-                self._changed.notify_all()
-
-
-def _write(job: _Job, settled: Settled, finish: Finish) -> dict[str, list[Part]]:
-    """Pass 2; the parts of every split. A piece is deleted when all parts made of it are there."""
-    places = settled.places(job.work)
-    parts = {name: cut_parts(name, settled.spans[name]) for name in job.recipe.splits}
-    total = sum(part.rows for of_split in parts.values() for part in of_split)
-    uses = [0] * len(settled.pieces)
-    every = [part for of_split in parts.values() for part in of_split]
-    for part in every:
-        (job.path / part.file).parent.mkdir(exist_ok=True)
-        for number in {span.piece for span in part.spans}:
-            uses[number] += 1
-
-    def write(part: Part) -> Part:
-        if not (job.path / part.file).is_file():
-            write_part(part, places, finish, job.path)
-        return part
-
-    mine = [part for number, part in enumerate(every) if job.crew.takes(number)]
-    rows = 0
-    for part in run_ahead(write, mine, threads=job.workers, ahead=job.workers):
-        rows += part.rows
-        job.report(Progress("writing", rows, total, rows))
-        for number in {span.piece for span in part.spans}:
-            uses[number] -= 1
-            if uses[number] == 0:  # never in a crew of several: each sees its own parts done only
-                settled.pieces[number].path.unlink(missing_ok=True)
-    return parts
-
-
-def _commit(job: _Job, work: Workspace, reels: Sequence[ReelFacts], schema: Schema) -> None:
-    with (job.path / "quarantine.jsonl").open("wb") as file:
-        for reel in reels:
-            with (job.work / f"{reel.name}.bad").open("rb") as bad:
-                shutil.copyfileobj(bad, file)
-    schema.save(job.path)
-    shutil.rmtree(job.work)
-    shutil.rmtree(job.path / "ranks", ignore_errors=True)
-    (job.path / "job.json").unlink()
-    work.commit()
+    raise no_rows(sources)
 
 
 def _memory(memory: str | int) -> int:

@@ -1,0 +1,74 @@
+"""Small jobs of `prepare` in processes of their own, with small reels and pieces, that can be killed at any rename on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.data.raw_files import criteo_line, write
+
+# argv: out, inputs, options of prepare, rename to die before (0: none), rank, world
+CODE = """
+import json, os, signal, sys
+import hotbed.data.crew, hotbed.data.formats.blocks, hotbed.data.parse, hotbed.data.write
+from hotbed.data.crew import Crew
+from hotbed.data.prepare import prepare
+from hotbed.errors import HotbedError
+
+out, inputs, options, deadly, rank, world = json.loads(sys.argv[1])
+hotbed.data.formats.blocks.REEL_BYTES = 20_000
+hotbed.data.parse.PIECE_IDS = 1500
+hotbed.data.write.PART_ROWS, hotbed.data.write.GROUP_ROWS = 150, 64
+hotbed.data.crew.LOST_AFTER = 2.5
+replace, done = os.replace, 0
+
+def dying(source, target):
+    global done
+    ours = ".partial" in str(target) and "alive" not in str(target) and "call" not in str(target)
+    done += ours
+    if ours and done == deadly:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, target)
+
+os.replace = dying
+try:
+    prepare(inputs, out, say=print, crew=Crew(rank, world), **options)
+except HotbedError as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+print("renames", done)
+"""
+
+
+def start(out: Path, inputs: list[Path], options: dict, deadly: int = 0, rank: int = 0, world: int = 1):
+    given = json.dumps([str(out), [str(path) for path in inputs], options, deadly, rank, world])
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE, given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    )
+
+
+def run(out: Path, inputs: list[Path], options: dict, deadly: int = 0) -> tuple[int, str, str]:
+    process = start(out, inputs, options, deadly)
+    said, error = process.communicate(timeout=120)
+    return process.returncode, said, error
+
+
+def digest(directory: Path) -> dict[str, str]:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def write_logs(directory: Path, rows: tuple[int, ...] = (400, 100, 300)) -> list[Path]:
+    """Criteo logs with some bad rows and ids of every frequency; the first has several reels."""
+    files, number = [], 0
+    for file, count in enumerate(rows):
+        lines = []
+        for i in range(count):
+            number += 1
+            ids = {1: f"{number % 7:x}", 2: f"{number:x}", 3: f"{number * number % 97:x}"}
+            lines.append("bad" if i % 90 == 50 else criteo_line((number % 3 == 0 and 1) or 0, {1: number, 2: ""}, ids))
+        files.append(write(directory / f"day_{file}.tsv", *lines))
+    return files

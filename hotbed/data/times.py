@@ -20,7 +20,7 @@ from hotbed.errors import ConfigError, FormatError
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
-_SPELLED = {"yyyymmdd": 8, "yymmddhh": 9}
+_SPELLED = ("yyyymmdd", "yymmddhh")
 UNITS = {"s": SECOND, "ms": 1000, "us": 1, "ns": -1000, "hour": 3600 * SECOND, "day": DAY}
 _LATEST = 253_402_300_800 * SECOND  # the year 10000
 _NO_TIME = -(2**63)
@@ -66,13 +66,16 @@ def read_times(column: Column, spec: TimeColumn, faults: Faults) -> NDArray[np.i
 
 def _from_numbers(values: NDArray[np.int64] | NDArray[np.float64], unit: str) -> NDArray[np.int64]:
     if unit in _SPELLED:
-        return np.asarray(_spelled(values.astype(np.int64), unit == "yymmddhh"))
+        readable = np.abs(values) < 10**9
+        return np.asarray(_spelled(np.where(readable, values, 0).astype(np.int64), unit == "yymmddhh"))
     factor = UNITS[unit]
     micros = values / -factor if factor < 0 else values.astype(np.float64) * factor
-    exact = values.astype(np.int64) // -factor if factor < 0 else values.astype(np.int64) * factor
+    readable = np.abs(micros) < _LATEST
     if values.dtype.kind == "f":
-        exact = np.round(micros).astype(np.int64)
-    return np.where(np.abs(micros) < _LATEST, exact, _NO_TIME)
+        exact = np.round(np.where(readable, micros, 0.0)).astype(np.int64)
+    else:
+        exact = values // -factor if factor < 0 else np.where(readable, values, 0) * factor
+    return np.where(readable, exact, _NO_TIME)
 
 
 def show_time(micros: int) -> str:

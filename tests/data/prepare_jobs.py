@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.data.raw_files import criteo_line, write
 
-# argv: out, inputs, options of prepare, rename to die before (0: none), rank, world
+# argv: out, inputs, options of prepare, rename to die before (0: none), rank, world, seconds of patience with other ranks
 CODE = """
 import json, os, signal, sys
 import hotbed.data.crew, hotbed.data.formats.blocks, hotbed.data.parse, hotbed.data.write
@@ -19,11 +19,11 @@ from hotbed.data.crew import Crew
 from hotbed.data.prepare import prepare
 from hotbed.errors import HotbedError
 
-out, inputs, options, deadly, rank, world = json.loads(sys.argv[1])
+out, inputs, options, deadly, rank, world, patience = json.loads(sys.argv[1])
 hotbed.data.formats.blocks.REEL_BYTES = 20_000
 hotbed.data.parse.PIECE_IDS = 1500
 hotbed.data.write.PART_ROWS, hotbed.data.write.GROUP_ROWS = 150, 64
-hotbed.data.crew.LOST_AFTER = 2.5
+hotbed.data.crew.LOST_AFTER = patience
 replace, done = os.replace, 0
 
 def dying(source, target):
@@ -43,15 +43,15 @@ print("renames", done)
 """
 
 
-def start(out: Path, inputs: list[Path], options: dict, deadly: int = 0, rank: int = 0, world: int = 1):
-    given = json.dumps([str(out), [str(path) for path in inputs], options, deadly, rank, world])
+def start(out: Path, inputs: list[Path], options: dict, *, deadly=0, rank=0, world=1, patience=60.0):
+    given = json.dumps([str(out), [str(path) for path in inputs], options, deadly, rank, world, patience])
     return subprocess.Popen(
         [sys.executable, "-c", CODE, given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
     )
 
 
 def run(out: Path, inputs: list[Path], options: dict, deadly: int = 0) -> tuple[int, str, str]:
-    process = start(out, inputs, options, deadly)
+    process = start(out, inputs, options, deadly=deadly)
     said, error = process.communicate(timeout=120)
     return process.returncode, said, error
 

@@ -46,7 +46,7 @@ def test_ranks_change_nothing(logs, alone, tmp_path):
 
 def test_a_lost_rank_is_named_and_its_work_is_gone_on_with(logs, alone, tmp_path):
     lost = start(tmp_path / "out", logs, OPTIONS, deadly=2, rank=1, world=2)
-    first = start(tmp_path / "out", logs, OPTIONS, rank=0, world=2)
+    first = start(tmp_path / "out", logs, OPTIONS, rank=0, world=2, patience=2.0)
     _, error = first.communicate(timeout=120)
     assert first.returncode == 1
     assert "RankError: rank 1 has not been heard of" in error

@@ -23,6 +23,7 @@ from hotbed.build_ranks import (
     local_rank,
     merged_optimizer,
     own_folder,
+    own_ids,
     own_rows,
     rank_problems,
     tables_of,
@@ -192,7 +193,7 @@ def sketch(config: RunConfig, dataset: Dataset, world: World = ALONE) -> Sketch:
     precision = cast(Precision, given.precision)
     ssd = own_folder(given.ssd, world) or None
     storage = Storage(given.cache or None, given.hbm or None, given.memory or None, precision, ssd)
-    amounts = amounts_of(own_rows(tables, world), optimizer, precision, ids_of_train(schema))
+    amounts = amounts_of(own_rows(tables, world), optimizer, precision, own_ids(ids_of_train(schema), world))
     storage = storage_of(storage, amounts, rows_of_unseen(schema, config.data.eval_batch_size))
     return Sketch(tables, optimizer, storage, amounts, _most_used(schema, tables))
 

@@ -6,6 +6,7 @@ With build.py the only reader of config. Ranks must be given the same config and
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import platform
 from collections.abc import Mapping
@@ -48,9 +49,9 @@ def rank_problems(config: RunConfig, world: World) -> list[str]:
             )
     if config.dense.optimizer == "adagrad":
         problems.append(f"dense.optimizer: must be adam or sgd with {world.size} ranks, not 'adagrad'")
-    if config.tables.dynamic:
+    if config.tables.admit:
         problems.append(
-            f"tables.dynamic: tables of dynamic ids are not spread over ranks, and there are {world.size}; train in one process"
+            f"tables.admit: ids that are not admitted share a row, which no rank owns, and there are {world.size}; leave it out"
         )
     if config.dense.optimizer == "sgd" and config.parallel.merge == "shared_v":
         problems.append("parallel.merge: must be params or moments with dense.optimizer=sgd, not 'shared_v'")
@@ -87,6 +88,14 @@ def own_rows(tables: Mapping[str, Table], world: World) -> dict[str, Table]:
         name: table if table.rows is None else dataclasses.replace(table, rows=-(-table.rows // world.size))
         for name, table in tables.items()
     }
+
+
+def own_ids(known: Mapping[str, int], world: World) -> dict[str, int]:
+    """Ids of every table that a rank will have of so many; by a hash, so it may be some more than its share."""
+    if world.size == 1:
+        return dict(known)
+    shares = {name: count / world.size for name, count in known.items()}
+    return {name: math.ceil(share + 4 * math.sqrt(share)) for name, share in shares.items()}
 
 
 def own_folder(ssd: str, world: World) -> str:

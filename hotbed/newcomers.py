@@ -1,7 +1,7 @@
-"""Rows of dynamic ids that come without a row number: ids of another run or of a model folder in, new rows for them out.
+"""Rows of dynamic ids that come without a row number: ids of another run, of other ranks or of a model folder in, new rows out.
 
-Each (table, id) gets the next free row of an empty group; what expiry depends on starts as if the id was used now, and nobody
-waits to be admitted. A table's shared row stays its shared row.
+Each (table, id) gets the next free row of an empty group; what expiry depends on comes with it, or starts as if the id was used
+now. Nobody waits to be admitted, unless the rest says so. A table's shared row stays its shared row.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from hotbed.ids import IdIndex
 from hotbed.ids.index import Ints
 
 Arrays = dict[str, NDArray[Any]]
+_USES = ("last_use", "score")
 
 
 class Newcomers:
@@ -31,6 +32,7 @@ class Newcomers:
         tables = range(len(ids.names))
         self._shared = np.array([ids.translator.shared_key(table) for table in tables], dtype=np.int64)
         self._next = ids.translator.end
+        self._uses: dict[str, list[tuple[Ints, Ints]]] = {name: [] for name in _USES}  # (rows, values) as they came
 
     def add(self, part: RowPart) -> Tensor:
         """The keys of rows of one table; -1 for a shared row where the table has none. Ids of before keep their key."""
@@ -49,6 +51,9 @@ class Newcomers:
         rows[new] = np.arange(self._next, self._next + new.shape[0])
         self._index.insert(tables[new], ids[new], rows[new])
         self._next += new.shape[0]
+        for name in _USES:
+            if name in part.columns:
+                self._uses[name].append((rows, part.columns[name].numpy()[~shared]))
         keys = np.full(part.ids.shape[0], self._shared[number], dtype=np.int64)
         keys[~shared] = rows
         return torch.from_numpy(keys)
@@ -71,9 +76,19 @@ class Newcomers:
         rest["waiting_tables"] = np.empty(0, dtype=np.uint16)
         with_one = np.flatnonzero(self._shared >= 0)
         parts = [_columns(with_one.astype(np.uint16), np.zeros_like(with_one), self._shared[with_one], shared=1)]
+        uses = {name: self._last(values) for name, values in self._uses.items() if values}
         if self._index is not None:
-            parts += [_columns(*entries, shared=0) for entries in self._index.items()]
+            for entries in self._index.items():
+                columns = _columns(*entries, shared=0)
+                parts.append(columns | {name: values[columns["row"]] for name, values in uses.items()})
         return parts, rest
+
+    def _last(self, given: list[tuple[Ints, Ints]]) -> Ints:
+        """What each row was given last."""
+        values = np.zeros(self._next, dtype=np.int64)
+        for rows, some in given:
+            values[rows] = some
+        return values
 
 
 def _columns(tables: NDArray[np.uint16], ids: Ints, rows: Ints, shared: int) -> Arrays:

@@ -28,7 +28,7 @@ from hotbed.ops.records import Layout
 from hotbed.optim import RowOptimizer
 from hotbed.shard import WHOLE, Shard
 from hotbed.snapshot_cache import bring_in, tensors_of
-from hotbed.snapshot_ids import IdsSink, IdsSnapshot, numbers_of
+from hotbed.snapshot_ids import IdsSink, IdsSnapshot, joined_rest, numbers_of
 from hotbed.store import MemoryStore, SsdStore, TieredStore
 from hotbed.store.ssd import frozen_items
 
@@ -307,6 +307,13 @@ class TablesSink:
     def rest(self, tensors: dict[str, Tensor]) -> None:
         """Counts that learning rates depend on."""
         self._rest |= tensors
+
+    def rest_of_ranks(self, rests: Sequence[Mapping[str, Tensor]]) -> None:
+        """Instead of `rest`: what each of another number of ranks gave. What their caches held is left out."""
+        self._rest |= {name: rests[0][name] for name in ("num_updates", "lr_factor")}
+        for group in self._tables.groups:
+            if isinstance(group, CachedGroup) and group.ids is not None:
+                self._rest |= joined_rest(group.ids, _name_of(group), rests, group.shard)
 
     def end(self) -> None:
         """From here on rows count as untouched; what the caches held is in them again."""

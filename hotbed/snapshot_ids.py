@@ -7,7 +7,7 @@ it, and what is free at the end has none. Rows that come without a number (of an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,11 @@ from hotbed.dynamic import DynamicIds
 from hotbed.ids.index import Ints
 from hotbed.newcomers import Newcomers, no_room
 from hotbed.ops.records import Layout
+from hotbed.shard import Shard
 
 Arrays = dict[str, NDArray[Any]]
 _FREE, _SKETCH = "free_rows", "sketch_"
+_WAITING = ("waiting_tables", "waiting_ids", "waiting_counts")
 
 
 def numbers_of(ids: DynamicIds) -> tuple[str, ...]:
@@ -112,13 +114,15 @@ class IdsSink:
         """Give rows to their owners; the keys of rows that have none."""
         prefix = f"ids.{group}."
         rest = {name.removeprefix(prefix): t.numpy() for name, t in tensors.items() if name.startswith(prefix)}
-        if not rest:
-            self._ids.translator.load_state(*self.newcomers.state())
-            return np.empty(0, dtype=np.int64)
-        rest["waiting_tables"] = rest["waiting_tables"].astype(np.uint16)
+        if rest:
+            rest["waiting_tables"] = rest["waiting_tables"].astype(np.uint16)
         for number, dtype in self._ids.translator.sketch_types().items():
             if f"{_SKETCH}{number}" in rest:
                 rest[f"{_SKETCH}{number}"] = rest[f"{_SKETCH}{number}"].view(dtype)
+        if "next_row" not in rest:
+            given, numbered = self.newcomers.state()
+            self._ids.translator.load_state(given, numbered | rest)
+            return np.empty(0, dtype=np.int64)
         idle = np.concatenate([rest.pop(_FREE), rest["quarantined_rows"]])
         parts = []
         if self._parts:
@@ -128,6 +132,27 @@ class IdsSink:
             parts.append({name: values[last] for name, values in merged.items()})
         self._ids.translator.load_state(parts, rest)
         return np.asarray(idle[idle < self._ids.room.rows], dtype=np.int64)
+
+
+def joined_rest(ids: DynamicIds, group: str, rests: Sequence[Mapping[str, Tensor]], shard: Shard) -> dict[str, Tensor]:
+    """What several ranks have saved of no row, as one of other ranks: those who wait for it, and all counts for the first.
+
+    Rows get new numbers, so what says which are free or rest is left out. A sketch cannot be taken apart by ids: every rank has
+    the sum of all, in which no count is too low.
+    """
+    prefix = f"ids.{group}."
+    named = [{name.removeprefix(prefix): t for name, t in rest.items() if name.startswith(prefix)} for rest in rests]
+    found = {name: named[0][name] for name in ("batch", "expire_kinds")}
+    counters = torch.stack([rest["counters"] for rest in named]).sum(0)
+    found["counters"] = counters if shard.rank == 0 else torch.zeros_like(counters)
+    waiting = {name: torch.cat([rest[name] for rest in named]) for name in _WAITING}
+    mine = shard.owner_of_ids(waiting["waiting_tables"], waiting["waiting_ids"]) == shard.rank
+    found |= {name: column[mine] for name, column in waiting.items()}
+    for number, dtype in ids.translator.sketch_types().items():
+        name = f"{_SKETCH}{number}"
+        total = np.stack([rest[name].numpy().view(dtype) for rest in named]).sum(0, dtype=np.uint64)
+        found[name] = _as_tensor(name, np.minimum(total, np.iinfo(dtype).max).astype(dtype))
+    return {f"{prefix}{name}": tensor for name, tensor in found.items()}
 
 
 def _as_tensor(name: str, values: NDArray[Any]) -> Tensor:

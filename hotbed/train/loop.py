@@ -42,7 +42,7 @@ from hotbed.train.old_checkpoint import old_folder
 from hotbed.train.rank_saver import RankSaver
 from hotbed.train.ranks import first_bad, summary_of
 from hotbed.train.step import Learner
-from hotbed.train.watch import Watch, ids_of
+from hotbed.train.watch import Ids, Watch, ids_of
 from hotbed.types import Batch
 
 INTERRUPTED = "interrupted"
@@ -92,7 +92,7 @@ class Training:
         self.progress = Progress(train_rows=loaders.train.num_rows, data=loaders.train.dataset.fingerprint)
         self.progress.deal_to(self.world.size)
         self._interval = Interval()
-        self._watch = Watch(learner.tables)
+        self._watch = Watch(learner.tables, self.world)
         policy = Policy(pace.full_every, pace.keep)
         self._saver = RankSaver(checkpoint_root(run), learner.tables, policy, observer.say, self.world)
         self._log: MetricsLog | NoLog | None = None
@@ -212,9 +212,16 @@ class Training:
             self._tidy()
         self._running_since = time.perf_counter()
 
-    def storage(self) -> Record:
-        """For the summary: what the tiers did and what became of the ids in training; None where there are none."""
-        return self._last_storage or {"tiers": self._watch.tiers(), "ids": ids_of(self.learner.tables)}
+    def storage(self, together: bool = True) -> Record:
+        """For the summary: what the tiers did and what became of the ids in training; None where there are none.
+
+        Ids are those of all ranks; not `together`, as the last line of the log tells them.
+        """
+        return self._last_storage or {"tiers": self._watch.tiers(), "ids": self.ids(together)}
+
+    def ids(self, together: bool = True) -> Ids | None:
+        """What became of the ids of all ranks, as the tables have it now; not `together`, as they last told each other."""
+        return ids_of(self.learner.tables, self.world) if together or self.world.size == 1 else self._watch.ids
 
     @property
     def num_failed_checkpoints(self) -> int:

@@ -30,7 +30,7 @@ from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE, World
 from hotbed.tables import EmbeddingTables
 from hotbed.train.files import check_folder, read_tensors, recover_folder, write_folder, write_tensors
-from hotbed.train.spread import load_whole, whole_pieces
+from hotbed.train.spread import load_whole, pieces_of, whole_ids
 from hotbed.train.step import Learner
 
 FORMAT_VERSION = 2  # 1: no dynamic ids
@@ -42,15 +42,15 @@ def weights_of(tables: EmbeddingTables, world: World = ALONE) -> dict[str, InPie
     found: dict[str, InPieces | Tensor] = {}
     for name, table in tables.tables.items():
         rows = table.rows
+        ids = None
         if rows is None:
-            ids = tables.ids(name)
-            rows, found[f"{name}.id"] = ids.shape[0], ids
+            ids = found[f"{name}.id"] = whole_ids(tables, name, world)
+            rows = ids.shape[0]
             shared = tables.shared_row(name)
             if shared is not None:
                 found[f"{name}.shared"] = shared["weight"]
         dtype = tables._group_of(name).weight_type
-        pieces = partial(tables.weight_pieces, name) if world.size == 1 else partial(whole_pieces, tables, name, world)
-        found[f"{name}.weight"] = InPieces((rows, table.dim), dtype, pieces)
+        found[f"{name}.weight"] = InPieces((rows, table.dim), dtype, partial(pieces_of, tables, name, ids, world))
     return found
 
 

@@ -16,26 +16,21 @@ from torch import Tensor
 from hotbed.checkpoint.chain import Entry, chain_of
 from hotbed.checkpoint.dense import DENSE, OPTIMIZER, load_optimizer
 from hotbed.checkpoint.lineage import forget
+from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, gone_of, refuse_misfits, rows_of, tensors_of
 from hotbed.checkpoint.types import RowPart, Sink
 from hotbed.checkpoint.write import REST
 from hotbed.errors import HotbedError, RunError
 from hotbed.optim import KStepAdam
 from hotbed.shard import Shard
+from hotbed.snapshot import TablesSink
 from hotbed.train.step import Learner
 
-_KEPT = ("num_updates", "lr_factor")  # of the rest
 _OF_RANKS = ("kstep_counts", "kstep_arriving", "max_exp_avg_sq")  # state that ranks alone have
 
 
 def load_all(entries: Sequence[Entry], learner: Learner) -> None:
     """Put the rows and weights of all ranks in place."""
-    dynamic = [name for name, shape in entries[0].manifest.tables.items() if shape.rows is None]
-    if dynamic:
-        raise RunError(
-            f"{entries[0].folder.parent} has tables of dynamic ids ({', '.join(dynamic)}), which go on only with the number of "
-            f"ranks that saved them, {len(entries)}."
-        )
     weights = _mean([tensors_of(entry, DENSE) for entry in entries])
     states = _mean([tensors_of(entry, OPTIMIZER) for entry in entries])
     forget(learner.tables)
@@ -48,18 +43,17 @@ def load_all(entries: Sequence[Entry], learner: Learner) -> None:
         raise RunError(f"the dense weights of {entries[0].folder} do not fit the model: {error}") from error
 
 
-def _load_rows(entries: Sequence[Entry], sink: Sink) -> None:
+def _load_rows(entries: Sequence[Entry], sink: TablesSink) -> None:
     for entry in entries:
         check_sizes(chain_of(entry))
         refuse_misfits(entry, sink.tables)
-    rest = tensors_of(entries[0], REST)
+    rests = [tensors_of(entry, REST) for entry in entries]
     try:
         sink.begin()
         for rank, entry in enumerate(entries):
-            for link in chain_of(entry):
-                for part in _parts(link, sink, Shard(rank, len(entries))):
-                    sink.add(part)
-        sink.rest({name: rest[name] for name in _KEPT})
+            for part in _parts(chain_of(entry), sink, Shard(rank, len(entries))):
+                sink.add(part)
+        sink.rest_of_ranks(rests)
         sink.end()
     except (HotbedError, OSError):
         sink.begin()  # better no rows than some
@@ -67,13 +61,29 @@ def _load_rows(entries: Sequence[Entry], sink: Sink) -> None:
         raise
 
 
-def _parts(entry: Entry, sink: Sink, shard: Shard) -> Iterator[RowPart]:
-    """The rows of one checkpoint of one rank; files of an ssd are read, for their keys are numbers of that rank."""
-    for name in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
-        yield from sink.thaw(name, entry.folder / "frozen" / name, entry.manifest.tables, shard)
-    for table, ids in gone_of(entry):
-        sink.gone(table, ids)
-    yield from rows_of(entry)
+def _parts(chain: Sequence[Entry], sink: Sink, shard: Shard) -> Iterator[RowPart]:
+    """The rows of one rank, oldest first; files of an ssd are read, for their keys are numbers of that rank.
+
+    Dynamic ids come without the numbers of their rows: those are of that rank, too.
+    """
+    owners = Owners(chain)
+    last = {Path(name).parts[1]: entry for entry in chain for name in entry.manifest.linked}
+    for entry in chain:
+        for name in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
+            folder = entry.folder / "frozen" / name
+            if not owners.is_dynamic(name):
+                yield from sink.thaw(name, folder, entry.manifest.tables, shard)
+            elif last[name] is entry:  # the files hold all rows there are, under numbers that ids may since have lost
+                yield from owners.thawed(name, folder)
+        for table, ids in gone_of(entry):
+            sink.gone(table, ids)
+        for part in rows_of(entry):
+            if "row" not in part.columns:
+                yield part
+            elif "weight" in part.columns:
+                mine = owners.owned(part)
+                columns = {name: column[mine] for name, column in part.columns.items() if name != "row"}
+                yield RowPart(part.table, part.ids[mine], columns)
 
 
 def _mean(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ from hotbed.train.model_folder import save_model
 from hotbed.train.ranks import AgreedStop
 from hotbed.train.signals import StopSignals
 from hotbed.train.step import repeatable
+from hotbed.train.watch import Ids, ids_of
 
 Summary = dict[str, Any]
 
@@ -60,7 +61,7 @@ def run(training: Training, subject: Subject) -> Ending:
         try:
             reason = training.train(stop)
             found = None if reason == INTERRUPTED else _finish(training, subject, stop)
-            summary = _summary(training, subject, found, INTERRUPTED if found is None else reason)
+            summary = _summary(training, subject, found, INTERRUPTED if found is None else reason, together=True)
             if world.is_first:
                 write_summary(training.run, summary)
             return Ending(summary, 0 if summary["finished"] else max(world.gather(signals.exit_code)))
@@ -90,7 +91,7 @@ def _try_summary(training: Training, subject: Subject, reason: str) -> None:
     with suppress(RunError):
         if not training.world.is_first:
             return
-        write_summary(training.run, _summary(training, subject, None, reason))
+        write_summary(training.run, _summary(training, subject, None, reason, together=False))
 
 
 def _finish(training: Training, subject: Subject, stop: Callable[[], bool]) -> dict[str, Evaluation] | None:
@@ -107,26 +108,29 @@ def _finish(training: Training, subject: Subject, stop: Callable[[], bool]) -> d
     return found
 
 
-def _summary(training: Training, subject: Subject, found: dict[str, Evaluation] | None, reason: str) -> Summary:
-    """`found` is None when the run did not come to its end."""
+def _summary(
+    training: Training, subject: Subject, found: dict[str, Evaluation] | None, reason: str, *, together: bool
+) -> Summary:
+    """`found` is None when the run did not come to its end; `together`: all ranks are here."""
     progress, learner, schema = training.progress, training.learner, subject.dataset.schema
     evaluations = found or {}
     final = {split: evaluation.metrics._asdict() for split, evaluation in evaluations.items()}
     best = {split: value for split, value in schema.best_auc.items() if split in final}
     shown = evaluations.get("test") or evaluations.get("valid")
     curve = calibration_curve(shown.labels, shown.logits) if shown and training.world.is_first else []
-    groups = learner.tables.groups
+    ids = training.ids(together) or {}
+    sizes = [(group_rows(group, ids), group.layout.dim) for group in learner.tables.groups]
     return {
         "model": subject.model,
         "dataset": subject.dataset_name,
         "device": _device_name(learner.device),
         "parameters": {
             "dense": sum(one.numel() for one in learner.model.parameters()),
-            "rows": sum(group_rows(group) for group in groups),
-            "row_values": sum(group_rows(group) * group.layout.dim for group in groups),
+            "rows": sum(rows for rows, _ in sizes),
+            "row_values": sum(rows * dim for rows, dim in sizes),
         },
         "cache": cache_sizes(learner.tables),
-        **training.storage(),
+        **training.storage(together),
         "final": final,
         "best_auc": best,
         "gap": {split: value - final[split]["auc"] for split, value in best.items()},
@@ -151,21 +155,23 @@ def cache_sizes(tables: EmbeddingTables) -> dict[str, int] | None:
     groups = [group for group in tables.groups if isinstance(group, CachedGroup)]
     if not groups:
         return None
+    ids = ids_of(tables) or {}
     return {
         "slots": sum(group.num_slots for group in groups),
         "device_bytes": sum(group.records.nbytes + group.cache.num_bytes for group in groups),
         "table_bytes": sum(
-            group_rows(group) // group.shard.world * group.layout.width * group.records.itemsize for group in groups
+            group_rows(group, ids)
+            // (group.shard.world if group.ids is None else 1)
+            * group.layout.width
+            * group.records.itemsize
+            for group in groups
         ),
     }
 
 
-def group_rows(group: TableGroup) -> int:
-    """Rows of the tables of a group, on all ranks; of dynamic ids, those that ids have by now."""
-    ids = group.ids if isinstance(group, CachedGroup) else None
-    if ids is None:
-        return sum(member.rows for member in group.members.values())
-    return sum(counts.rows for counts in ids.counts().values())
+def group_rows(group: TableGroup, ids: Ids) -> int:
+    """Rows of the tables of a group, on all ranks; of dynamic ids, those that `ids` tells."""
+    return sum(ids[name]["rows"] if name in ids else member.rows for name, member in group.members.items())
 
 
 def _without_nan(value: Any) -> Any:

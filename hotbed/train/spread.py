@@ -1,13 +1,15 @@
 """Weights of tables that are spread over ranks: whole and in order on rank 0, some rows at a time; and back to their owners.
 
 Every rank sends its rows of the next stretch of ids to rank 0, which puts them in their places; so memory is a few stretches
-whatever the size of a table. Who owns an id is known everywhere, so ids do not travel.
+whatever the size of a table. Who owns an id is known everywhere, so ids do not travel; dynamic ones do, once, because nobody
+knows which there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,17 +22,20 @@ from hotbed.tables import EmbeddingTables
 _CHUNK = 1 << 17  # ids
 
 
-def whole_pieces(tables: EmbeddingTables, table: str, world: World) -> Iterator[Tensor]:
-    """The weights of a table, in order, on rank 0; elsewhere nothing of any use. All ranks go through all pieces."""
-    group = _written(tables, table)
-    for ids in _stretches(group, table):
-        keys, mine = _mine(group, table, ids)
-        parts = world.collect(_bits(group.layout.weights(_records(group, mine))).numpy())
-        whole = torch.empty(ids.shape[0], group.layout.dim, dtype=group.weight_type)
-        for rank, part in enumerate(parts):
-            here = Shard(rank, world.size).owner_of(keys) == rank
-            whole[here] = torch.from_numpy(part).view(group.weight_type)
-        yield whole
+def whole_ids(tables: EmbeddingTables, table: str, world: World) -> Tensor:
+    """The dynamic ids of a table that have a row on any rank, ascending, on rank 0; elsewhere nothing of any use."""
+    parts = world.collect(tables.ids(table).numpy())
+    return torch.from_numpy(np.sort(np.concatenate([np.empty(0, np.int64), *parts])))
+
+
+def pieces_of(tables: EmbeddingTables, table: str, ids: Tensor | None, world: World) -> Iterator[Tensor]:
+    """The weights of a table, in order, on rank 0; elsewhere nothing of any use. All ranks go through all pieces.
+
+    `ids` are those of `whole_ids`, where they are dynamic.
+    """
+    if world.size == 1:
+        return tables.weight_pieces(table)
+    return _pieces(tables, table, world) if ids is None else _dynamic_pieces(tables, table, ids, world)
 
 
 def load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
@@ -49,6 +54,38 @@ def load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
                 group.touched[mine.to(group.touched.device)] = 1
     if isinstance(group, CachedGroup):
         group._forget()
+
+
+def _pieces(tables: EmbeddingTables, table: str, world: World) -> Iterator[Tensor]:
+    group = _written(tables, table)
+    for ids in _stretches(group, table):
+        keys, mine = _mine(group, table, ids)
+        parts = world.collect(_bits(group.layout.weights(_records(group, mine))).numpy())
+        whole = torch.empty(ids.shape[0], group.layout.dim, dtype=group.weight_type)
+        for rank, part in enumerate(parts):
+            here = Shard(rank, world.size).owner_of(keys) == rank
+            whole[here] = torch.from_numpy(part).view(group.weight_type)
+        yield whole
+
+
+def _dynamic_pieces(tables: EmbeddingTables, table: str, ids: Tensor, world: World) -> Iterator[Tensor]:
+    group = _written(tables, table)
+    assert isinstance(group, CachedGroup), "dynamic ids are looked up in a cache"
+    assert group.ids is not None, f"table {table!r} has rows 0, 1, ..."
+    number = torch.tensor(group.ids.names.index(table))
+    mine, keys = (torch.from_numpy(one) for one in group.ids.rows_of(table))
+    lasts = [int(ids[min(start + _CHUNK, len(ids)) - 1]) for start in range(0, len(ids), _CHUNK)]
+    done = 0
+    for stretch, last in enumerate(world.from_first(lasts)):
+        end = int(torch.searchsorted(mine, last, right=True))
+        parts = world.collect(_bits(group.layout.weights(group._read(keys[done:end]))).numpy())
+        done = end
+        here = ids[stretch * _CHUNK : (stretch + 1) * _CHUNK]
+        owners = group.shard.owner_of_ids(number, here)
+        whole = torch.empty(here.shape[0], group.layout.dim, dtype=group.weight_type)
+        for rank, part in enumerate(parts):
+            whole[owners == rank] = torch.from_numpy(part).view(group.weight_type)
+        yield whole
 
 
 def _written(tables: EmbeddingTables, table: str) -> TableGroup:

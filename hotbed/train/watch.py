@@ -16,10 +16,12 @@ from typing import Any, Protocol
 
 from hotbed.ids import IdCounts
 from hotbed.memory import resident_memory
+from hotbed.parallel.world import ALONE, World
 from hotbed.store.counts import TierCounts, Tiers
 from hotbed.train.cache_watch import CacheWatch, Counting
 from hotbed.train.log import Record
 
+Ids = dict[str, dict[str, int]]  # counts by name, by table
 PER_BATCH = (
     "from_memory",
     "from_ssd",
@@ -44,8 +46,9 @@ class Telling(Counting, Protocol):
 class Watch:
     """Reads the counters at the ends of intervals."""
 
-    def __init__(self, tables: Telling) -> None:
-        self._tables = tables
+    def __init__(self, tables: Telling, world: World = ALONE) -> None:
+        self._tables, self._world = tables, world
+        self.ids: Ids | None = None  # of all ranks, as the last line told them
         self._cache = CacheWatch(tables)
         self._before = self._counts()  # what is not of the open interval
         self._trained = TierCounts()  # of the intervals that are closed
@@ -70,8 +73,8 @@ class Watch:
             if cache is not None:
                 means = {name: getattr(done, name) / cache["batches"] for name in PER_BATCH}
                 found["tiers"] = {"memory_hit_rate": _hit_rate(done, tiers), **means, **_standing(tiers)}
-        ids = ids_of(self._tables)
-        return {**found, "ids": ids} if ids else found
+        self.ids = ids_of(self._tables, self._world)
+        return {**found, "ids": self.ids} if self.ids else found
 
     def tiers(self) -> dict[str, Any] | None:
         """For the summary: what training asked of the tiers in this process, and how they stand; None without an ssd."""
@@ -86,9 +89,13 @@ class Watch:
         return TierCounts() if tiers is None else tiers.counts
 
 
-def ids_of(tables: Telling) -> dict[str, dict[str, int]] | None:
-    """Counts since the run began and rows now, by table; None where no table has dynamic ids."""
-    return {name: {**counts._asdict(), "rows": counts.rows} for name, counts in tables.id_counts().items()} or None
+def ids_of(tables: Telling, world: World = ALONE) -> Ids | None:
+    """Counts since the run began and rows now, by table, of all ranks; None where no table has dynamic ids."""
+    mine = {name: {**counts._asdict(), "rows": counts.rows} for name, counts in tables.id_counts().items()}
+    if not mine or world.size == 1:
+        return mine or None
+    ranks = world.gather(mine)
+    return {name: {count: sum(one[name][count] for one in ranks) for count in mine[name]} for name in mine}
 
 
 def _hit_rate(counts: TierCounts, tiers: Tiers) -> float | None:

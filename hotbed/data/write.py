@@ -5,7 +5,9 @@ trick and for dynamic ids, the 64-bit ids again. Parts of about a million rows a
 of 65,536 rows, and each appears whole or not at all.
 
 Columns of few values are stored as dictionaries, others plainly, and none is packed: a row of Criteo takes 67 bytes and
-0.11 us to decode; packed with zstd 41 bytes and 0.2 us, with lz4 55 bytes and 0.12 us (which older readers lack).
+0.11 us to decode; packed with zstd 41 bytes and 0.2 us, with lz4 55 bytes and 0.12 us (which older readers lack). Columns say
+that they hold no nulls, which saves 0.04 us, and pages carry checksums, which cost 0.01 us: nothing else would notice a
+flipped bit.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from hotbed.data.values import standardise
 
 GROUP_ROWS = 1 << 16
 PART_ROWS = 1 << 20
+WRITING = {"compression": "none", "write_page_checksum": True}
 _FEW = 1 << 15  # distinct ids; above, a dictionary costs more than it saves
 
 
@@ -64,11 +67,11 @@ class Finish(NamedTuple):
 
     @property
     def schema(self) -> pa.Schema:
-        fields = [pa.field(self.label, pa.float32()), *(pa.field(spec.name, pa.float32()) for spec in self.dense)]
+        kinds = dict.fromkeys([self.label, *(spec.name for spec in self.dense)], pa.float32())
         for feature in self.features:
             kind = pa.int32() if feature.mode == "vocabulary" else pa.int64()
-            fields.append(pa.field(feature.name, pa.list_(kind) if feature.multi else kind))
-        return pa.schema(fields)
+            kinds[feature.name] = pa.list_(kind) if feature.multi else kind
+        return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
 
     @property
     def few_values(self) -> list[str]:
@@ -102,7 +105,7 @@ def write_part(part: Part, pieces: Pieces, finish: Finish, directory: Path) -> i
     path = directory / part.file
     temporary = path.with_name(path.name + ".tmp")
     schema = finish.schema
-    options = {"compression": "none", "use_dictionary": finish.few_values}
+    options = {**WRITING, "use_dictionary": finish.few_values}
     with ExitStack() as stack, pq.ParquetWriter(temporary, schema, **options) as writer:
         open_pieces = {
             number: _OpenPiece(stack, number, pieces, finish) for number in dict.fromkeys(s.piece for s in part.spans)

@@ -3,7 +3,8 @@
 `exchange_flat` sends every row straight to its rank: W - 1 messages per rank, most of them across nodes. `exchange` takes two
 hops: in the node to the local rank of the target, then across nodes to the peer with that same local rank. A rank then talks
 to local - 1 + nodes - 1 others, and what goes to one node goes as one message; the price is that nearly every row moves
-once more inside the node. Both give the same rows in the same order.
+once more inside the node. Both give the same rows in the same order. How much comes is told once, in a passage: rows then
+travel along it in both directions, as often as needed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,22 @@ from hotbed.parallel.links import Link
 from hotbed.parallel.mesh import Mesh
 
 
+class Passage(NamedTuple):
+    """How many rows go from this rank to each, and what that means for those who carry them; good for both directions."""
+
+    send: list[int]  # [W] rows to each rank
+    receive: list[int]  # [W] rows from each rank
+    held: Tensor | None = None  # int64 [L, N], with two hops: rows of each local rank of this node for each node
+
+    @property
+    def num_sent(self) -> int:
+        return sum(self.send)
+
+    @property
+    def num_received(self) -> int:
+        return sum(self.receive)
+
+
 class Received(NamedTuple):
     """Rows from all ranks."""
 
@@ -26,27 +43,47 @@ class Received(NamedTuple):
     counts: list[int]  # [W] rows of each source rank
 
 
+def passages(mesh: Mesh, counts: Tensor, device: torch.device) -> list[Passage]:
+    """Tell all ranks how many rows come: one passage for each column of `counts` [W, n]. Two hops where there are two axes."""
+    numbers = range(counts.shape[1])
+    if mesh.nodes == 1 or mesh.local == 1:
+        received = swapped_counts(mesh.flat, counts, device)
+        return [Passage(counts[:, i].tolist(), received[:, i].tolist()) for i in numbers]
+    N, L = mesh.nodes, mesh.local
+    to_local = counts.view(N, L, -1).transpose(0, 1).reshape(L, -1)
+    held_LN = swapped_counts(mesh.in_node, to_local, device).view(L, N, -1)  # source local rank x target node
+    to_node = held_LN.transpose(0, 1).reshape(N, -1)
+    received = swapped_counts(mesh.across, to_node, device).view(N * L, -1)
+    return [Passage(counts[:, i].tolist(), received[:, i].tolist(), held_LN[:, :, i]) for i in numbers]
+
+
+def carry(mesh: Mesh, rows: Tensor, passage: Passage) -> Tensor:
+    """Rows by target rank -> rows by source rank."""
+    if passage.held is None:
+        return mesh.flat.all_to_all(rows, passage.send, passage.receive)
+    held_LN, (send_NL, receive_NL) = passage.held, _axes(mesh, passage)
+    by_local = _reordered(rows, send_NL)  # by local rank of the target, then by its node
+    held = mesh.in_node.all_to_all(by_local, send_NL.sum(0).tolist(), held_LN.sum(1).tolist())
+    by_node = _reordered(held, held_LN)  # by node of the target, then by source local rank
+    return mesh.across.all_to_all(by_node, held_LN.sum(0).tolist(), receive_NL.sum(1).tolist())
+
+
+def carry_back(mesh: Mesh, rows: Tensor, passage: Passage) -> Tensor:
+    """Rows as `carry` gave them out -> as it took them in: the same hops backwards."""
+    if passage.held is None:
+        return mesh.flat.all_to_all(rows, passage.receive, passage.send)
+    held_LN, (send_NL, receive_NL) = passage.held, _axes(mesh, passage)
+    by_node = mesh.across.all_to_all(rows, receive_NL.sum(1).tolist(), held_LN.sum(0).tolist())
+    held = _reordered(by_node, held_LN.t())
+    by_local = mesh.in_node.all_to_all(held, held_LN.sum(1).tolist(), send_NL.sum(0).tolist())
+    return _reordered(by_local, send_NL.t())
+
+
 def exchange(mesh: Mesh, rows: Tensor, counts: Sequence[int]) -> Received:
     """Send `counts[r]` rows to each rank r, in order; two hops where the mesh has two axes."""
     _check_counts(mesh, rows, counts)
-    if mesh.nodes == 1 or mesh.local == 1:
-        return exchange_flat(mesh, rows, counts)
-    # counts_NL: rows to node n, local rank l
-    counts_NL = torch.tensor(counts).view(mesh.nodes, mesh.local)
-    by_local = _reordered(rows, counts_NL)  # now by local rank of the target, then by its node
-    counts_LN = swapped_counts(mesh.in_node, counts_NL.t().contiguous(), rows.device)  # source local rank x target node
-    held = mesh.in_node.all_to_all(by_local, counts_NL.sum(0).tolist(), counts_LN.sum(1).tolist())
-    by_node = _reordered(held, counts_LN)  # by node of the target, then by source local rank
-    counts_SN = swapped_counts(mesh.across, counts_LN.t().contiguous(), rows.device)  # source node x source local rank
-    received = mesh.across.all_to_all(by_node, counts_LN.sum(0).tolist(), counts_SN.sum(1).tolist())
-    return Received(received, counts_SN.view(-1).tolist())
-
-
-def exchange_along(mesh: Mesh, rows: Tensor, counts: Sequence[int], receive: Sequence[int]) -> Tensor:
-    """As `exchange`, where it is known how many rows come from each rank."""
-    if mesh.nodes == 1 or mesh.local == 1:
-        return mesh.flat.all_to_all(rows, counts, receive)
-    return exchange(mesh, rows, counts).rows
+    (passage,) = passages(mesh, torch.tensor(counts).view(-1, 1), rows.device)
+    return Received(carry(mesh, rows, passage), passage.receive)
 
 
 def exchange_flat(mesh: Mesh, rows: Tensor, counts: Sequence[int]) -> Received:
@@ -64,9 +101,15 @@ def swapped_counts(link: Link, counts: Tensor, device: torch.device) -> Tensor:
 
 def _reordered(rows: Tensor, counts: Tensor) -> Tensor:
     """Blocks of rows sorted by (first axis, second axis) of `counts` -> sorted by (second, first)."""
-    pieces = torch.split(rows, counts.view(-1).tolist())
+    pieces = torch.split(rows, counts.reshape(-1).tolist())
     first, second = counts.shape
     return torch.cat([pieces[i * second + j] for j in range(second) for i in range(first)])
+
+
+def _axes(mesh: Mesh, passage: Passage) -> tuple[Tensor, Tensor]:
+    """What is sent and received, [N, L] each."""
+    sent, received = (torch.tensor(counts).view(mesh.nodes, mesh.local) for counts in (passage.send, passage.receive))
+    return sent, received
 
 
 def _check_counts(mesh: Mesh, rows: Tensor, counts: Sequence[int]) -> None:

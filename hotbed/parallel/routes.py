@@ -19,7 +19,7 @@ from torch import Tensor
 from hotbed.errors import RankError
 from hotbed.ops.deal import Dealt, Owners, deal
 from hotbed.ops.lookups import Lookups
-from hotbed.parallel.collect import exchange_along, swapped_counts
+from hotbed.parallel.collect import Passage, carry, carry_back, passages
 from hotbed.parallel.mesh import Mesh
 from hotbed.shard import Shard
 
@@ -42,9 +42,8 @@ class Route(NamedTuple):
 
     mesh: Mesh  # that rows travel over
     own: Lookups  # of this rank; slots are places among the rows that come back
-    asked: list[int]  # [W] rows this rank asks of each rank
-    asking: list[int]  # [W] rows each rank asks of this one
-    keys: Tensor  # int64 [sum of asking], by asking rank: local keys, or dynamic ids
+    passage: Passage  # rows this rank asks of each, and each asks of this one
+    keys: Tensor  # int64 [rows that are asked for], by asking rank: local keys, or dynamic ids
     tables: Tensor | None = None  # int32, of dynamic ids
     times: Tensor | None = None  # int32, how often their rank's batch has them
     union: Any = None  # of the rows that all ranks ask for, where replicas are
@@ -52,25 +51,24 @@ class Route(NamedTuple):
     @property
     def num_rows(self) -> int:
         """That come back, each once."""
-        return sum(self.asked)
+        return self.passage.num_sent
 
     def bring(self, rows: Tensor) -> Tensor:
-        """Rows [sum of asking, D] of the keys -> those that this rank has asked for [num_rows, D]."""
-        return exchange_along(self.mesh, rows, self.asking, self.asked)
+        """Rows [.., D] of the keys -> those that this rank has asked for [num_rows, D]."""
+        return carry_back(self.mesh, rows, self.passage)
 
     def give(self, rows: Tensor) -> Tensor:
         """The other way: what belongs to the rows that were asked for -> to their owners."""
-        return exchange_along(self.mesh, rows, self.asked, self.asking)
+        return carry(self.mesh, rows, self.passage)
 
 
 def make_routes(mesh: Mesh, wanted: Sequence[Wanted], rows_over: Mesh) -> list[Route]:
     """The routes of one batch by group, settled over `mesh`."""
     dealt = [deal(want.keys, want.lookups.slots, want.owner_of, mesh.size, want.tables) for want in wanted]
     counts = torch.tensor([[*(d.counts[rank] for d in dealt), 0] for rank in range(mesh.size)])
-    asking = swapped_counts(mesh.flat, counts, wanted[0].keys.device)
-    _check(mesh, asking)
-    parts = enumerate(zip(wanted, dealt))
-    return [_route(mesh, want, one, asking[:, g].tolist())._replace(mesh=rows_over) for g, (want, one) in parts]
+    *settled, said = passages(mesh, counts, wanted[0].keys.device)
+    _check(mesh, said.receive)
+    return [_route(mesh, *each)._replace(mesh=rows_over) for each in zip(wanted, dealt, settled)]
 
 
 def refuse_routes(mesh: Mesh, num_groups: int, error: BaseException, device: torch.device) -> None:
@@ -87,27 +85,25 @@ class RanksLeft(Exception):  # noqa: N818  not an error: the loop was left
     """Another rank wants no further batches, so there are none."""
 
 
-def _told(mesh: Mesh, num_groups: int, what: int, device: torch.device) -> Tensor:
+def _told(mesh: Mesh, num_groups: int, what: int, device: torch.device) -> list[int]:
     counts = torch.zeros(mesh.size, num_groups + 1, dtype=torch.int64)
     counts[:, -1] = what
-    return swapped_counts(mesh.flat, counts, device)
+    return passages(mesh, counts, device)[-1].receive
 
 
-def _route(mesh: Mesh, want: Wanted, dealt: Dealt, asking: list[int]) -> Route:
+def _route(mesh: Mesh, want: Wanted, dealt: Dealt, passage: Passage) -> Route:
     own = want.lookups._replace(slots=dealt.places, check=None, bad=None, sense=None)
     if dealt.kinds is not None:
         marks = torch.stack([dealt.kinds, dealt.times], dim=1)
-        keys, marks = (exchange_along(mesh, part, dealt.counts, asking) for part in (dealt.keys, marks))
-        return Route(mesh, own, dealt.counts, asking, keys, marks[:, 0], marks[:, 1])
+        keys, marks = (carry(mesh, part, passage) for part in (dealt.keys, marks))
+        return Route(mesh, own, passage, keys, marks[:, 0], marks[:, 1])
     keys = Shard(mesh.rank, mesh.size).local_of(dealt.keys)
     narrow = keys.to(torch.int32) if want.num_local < _SMALL else keys
-    received = exchange_along(mesh, narrow, dealt.counts, asking).to(torch.int64)
-    return Route(mesh, own, dealt.counts, asking, received)
+    return Route(mesh, own, passage, carry(mesh, narrow, passage).to(torch.int64))
 
 
-def _check(mesh: Mesh, asking: Tensor, mine: str = "", *, ends: bool = False) -> None:
+def _check(mesh: Mesh, said: list[int], mine: str = "", *, ends: bool = False) -> None:
     """Raise where other ranks do not go on; all of them come to the same result."""
-    said = asking[:, -1].tolist()
     if _FAILED in said:
         messages = mesh.flat.gather_text(mine)
         others = [f"rank {rank}: {messages[rank]}" for rank, what in enumerate(said) if what == _FAILED]

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.parallel.collect import exchange_along
+from hotbed.parallel.collect import carry, passages
 from hotbed.parallel.gather import gather, gather_numbers
 from hotbed.parallel.mesh import Mesh
 
 _SMALL, _LARGE = 1 << 10, 1 << 20  # bytes that a rank has for all others together
+_ROW = 64  # bytes
 _TIMES = 5
 
 
@@ -44,22 +45,26 @@ def measured(mesh: Mesh, device: torch.device) -> Speeds:
     """The same on all ranks; a collective. Takes some milliseconds."""
     world = mesh.size
 
+    sizes = (_SMALL, _LARGE)
+    counts = torch.tensor([[size // _ROW // world for size in sizes]]).expand(world, -1)
+    passage_of = dict(zip(sizes, passages(mesh, counts.contiguous(), device)))
+
     def exchanged(rows: Tensor) -> None:
-        counts = [rows.shape[0] // world] * world
-        exchange_along(mesh, rows, counts, counts)
+        passage = passage_of[rows.nbytes]
+        carry(mesh, rows[: passage.num_sent], passage)
 
     def gathered(rows: Tensor) -> None:
         part = rows[: rows.shape[0] // world]
         gather(mesh, part, [part.shape[0]] * world)
 
-    times = [_time(run, size, device) for run in (exchanged, gathered) for size in (_SMALL, _LARGE)]
+    times = [_time(run, size, device) for run in (exchanged, gathered) for size in sizes]
     worst = gather_numbers(mesh, times, device).max(0).values.tolist()
     return Speeds(_line(worst[0], worst[1], world), _line(worst[2], worst[3], world))
 
 
 def _time(run: Callable[[Tensor], None], num_bytes: int, device: torch.device) -> float:
     """Median seconds."""
-    rows = torch.zeros(num_bytes // 64, 16, device=device)
+    rows = torch.zeros(num_bytes // _ROW, _ROW // 4, device=device)
     found = []
     for _ in range(1 + _TIMES):
         began = time.perf_counter()

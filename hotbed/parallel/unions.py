@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hotbed.ops.deal import Dealt, deal
-from hotbed.parallel.collect import exchange_along
+from hotbed.parallel.collect import carry_back
 from hotbed.parallel.gather import gather, gather_numbers
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.routes import Route
@@ -78,9 +78,9 @@ def _keys(mesh: Mesh, keys: Tensor, sizes: list[int], small: bool) -> Tensor:
 
 def _union(mesh: Mesh, route: Route, own: Dealt, sizes: list[int], keys: Tensor | None) -> Union:
     device = route.keys.device
-    told = exchange_along(mesh, own.places.to(torch.int32), route.asking, route.asked).to(torch.int64)
+    told = carry_back(mesh, own.places.to(torch.int32), route.passage).to(torch.int64)
     starts = torch.tensor([0, *accumulate(sizes)][:-1])
-    rows = told + _repeated(starts, route.asked, device)
+    rows = told + _repeated(starts, route.passage.send, device)
     places = torch.cat([rows, rows.new_full((1,), -1)])[route.own.slots]  # that of padding is the last
     standing = torch.empty_like(own.keys)
     standing[own.places] = torch.arange(own.places.shape[0], device=device)  # any of them will do: they are one row

@@ -141,8 +141,8 @@ def sharded(cluster: Cluster, groups: Sequence[Group], batch: float) -> Exchange
     settling, rows = [_numbers_of_routes(cluster, len(groups))], []
     for group in groups:
         distinct = group.distinct(batch)
-        settling += [all_to_all(cluster, distinct * group.key_bytes), _numbers_of_hops(cluster)]
-        rows += [all_to_all(cluster, distinct * group.row_bytes), _numbers_of_hops(cluster)]
+        settling.append(all_to_all(cluster, distinct * group.key_bytes))
+        rows.append(all_to_all(cluster, distinct * group.row_bytes))
     return Exchanges(together(*settling), together(*rows), together(*rows))
 
 
@@ -160,9 +160,8 @@ def replicated(cluster: Cluster, groups: Sequence[Group], batch: float, *, new: 
             all_to_all(cluster, asked * (group.key_bytes + _PLACE)),
             all_gather(cluster, owned * group.key_bytes),
         ]
-        settling += [_numbers_of_hops(cluster)] * 2
         rows.append(all_gather(cluster, new * owned * group.row_bytes))
-        gradients += [all_to_all(cluster, asked * group.row_bytes), _numbers_of_hops(cluster)]
+        gradients.append(all_to_all(cluster, asked * group.row_bytes))
         gradients.append(all_gather(cluster, owned * group.row_bytes))
     return Exchanges(together(*settling), together(*rows), together(*gradients))
 
@@ -205,19 +204,8 @@ def _others(size: int) -> float:
 
 
 def _numbers_of_routes(cluster: Cluster, num_groups: int) -> Sent:
-    """Each rank tells each other how many rows of each group it asks for, and whether it goes on; in one hop."""
-    num_bytes = _COUNT * (num_groups + 1)
-    return Sent(num_bytes * (cluster.local - 1), num_bytes * (cluster.size - cluster.local))
-
-
-def _numbers_of_hops(cluster: Cluster) -> Sent:
-    """What each of two hops carries is told first."""
-    if cluster.nodes == 1 or cluster.local == 1:
-        return Sent()
-    return Sent(
-        _COUNT * cluster.nodes * (cluster.local - 1),
-        _COUNT * cluster.local * (cluster.nodes - 1),
-    )
+    """Each rank tells each other how many rows of each group it asks for, and whether it goes on."""
+    return all_to_all(cluster, _COUNT * (num_groups + 1) * cluster.size)
 
 
 def _absent(count: int, total: int, drawn: float) -> float:

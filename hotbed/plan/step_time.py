@@ -72,9 +72,9 @@ def sharded_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, 
     if cluster.size == 1:
         return StepTime(work.compute, 0.0, 0.0)
     packed = PASSES * max(sent.rows.in_node, sent.rows.across)
-    rows = _exchange(cluster, fabric, sent.rows)
-    gradients = _exchange(cluster, fabric, sent.gradients)
-    settling = _swap_numbers(cluster, fabric) + _exchange(cluster, fabric, sent.settling)
+    rows = _hops(cluster, fabric, sent.rows)
+    gradients = _hops(cluster, fabric, sent.gradients)
+    settling = _hops(cluster, fabric, Sent()) + _hops(cluster, fabric, sent.settling)
     compute = work.compute + work.deal + packed / work.copy_speed
     return StepTime(compute, rows + gradients, settling + sum_time(cluster, fabric, dense))
 
@@ -85,8 +85,8 @@ def replicated_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchange
         return StepTime(work.compute, 0.0, 0.0)
     packed = PASSES * max(sent.gradients.in_node, sent.gradients.across)
     rows = _hops(cluster, fabric, sent.rows)
-    gradients = _exchange(cluster, fabric, sent.gradients) + _hops(cluster, fabric, Sent())
-    settling = _swap_numbers(cluster, fabric) + _exchange(cluster, fabric, sent.settling)
+    gradients = _hops(cluster, fabric, sent.gradients) + _hops(cluster, fabric, Sent())
+    settling = _hops(cluster, fabric, Sent()) + _hops(cluster, fabric, sent.settling)
     settling += 3 * _hops(cluster, fabric, Sent())  # places, sizes and keys of the union
     compute = work.compute + work.deal + packed / work.copy_speed
     return StepTime(compute, rows + gradients, settling + sum_time(cluster, fabric, dense))
@@ -106,18 +106,6 @@ def _hops(cluster: Cluster, fabric: Fabric, sent: Sent) -> float:
         wire.start + (size - 1) * wire.message + num_bytes / wire.speed
         for size, wire, num_bytes in _axes(cluster, fabric, sent)
     )
-
-
-def _exchange(cluster: Cluster, fabric: Fabric, sent: Sent) -> float:
-    """An all-to-all; where it takes two hops, each is told first how much comes."""
-    two_hops = cluster.nodes > 1 and cluster.local > 1
-    return _hops(cluster, fabric, sent) + (_hops(cluster, fabric, Sent()) if two_hops else 0.0)
-
-
-def _swap_numbers(cluster: Cluster, fabric: Fabric) -> float:
-    """How much each rank asks of each other, in one hop."""
-    wire = fabric.across if cluster.nodes > 1 else fabric.in_node
-    return wire.start + (cluster.size - 1) * wire.message
 
 
 def _axes(cluster: Cluster, fabric: Fabric, sent: Sent) -> list[tuple[int, Wire, float]]:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from hotbed.errors import ConfigError, ShapeError
-from hotbed.parallel.collect import exchange, exchange_flat
+from hotbed.parallel.collect import carry, carry_back, exchange, exchange_flat, passages
 from hotbed.parallel.mesh import Mesh
 from tests.distributed.ranks import run_ranks
 
@@ -108,6 +108,25 @@ def test_rows_in_two_hops(world):
             pieces = [rows_between(source, rank, width, dtype) for source in range(world)]
             assert torch.equal(found.rows, torch.cat(pieces))
             assert found.counts == [len(piece) for piece in pieces]
+
+
+def there_and_back():
+    same = []
+    for nodes, local in SHAPES[dist.get_world_size()]:
+        mesh = Mesh(nodes=nodes, local=local)
+        pieces = [rows_between(mesh.rank, target, 3, torch.float32) for target in range(mesh.size)]
+        rows, counts = torch.cat(pieces), torch.tensor([[7, len(piece)] for piece in pieces])
+        passage = passages(mesh, counts, rows.device)[1]
+        told = mesh.traffic.num_collectives
+        same.append(torch.equal(carry_back(mesh, carry(mesh, rows, passage), passage), rows))
+        hops = (mesh.size > 1) + (nodes > 1 and local > 1)
+        same.append(mesh.traffic.num_collectives - told == 2 * hops)  # and not one more to ask how much comes
+    return same
+
+
+@pytest.mark.parametrize("world", SHAPES)
+def test_rows_go_back_where_they_came_from(world):
+    assert all(all(same) for same in run_ranks(there_and_back, world))
 
 
 def bytes_of_rows():

@@ -22,10 +22,11 @@ def test_one_node():
     assert found.beside == pytest.approx(numbers + keys + summed)
 
 
-def test_two_hops_take_their_time_and_are_told_first_how_much_comes():
+def test_two_hops_take_their_time():
     found = sharded_time(Cluster(3, 2), FABRIC, WORK, SENT, Sent())
     hops = 0.1 + 0.01 + 0.2 + 2 * 0.02
-    assert found.exposed == pytest.approx(2 * (2 * hops + 0.5 + 0.5))
+    assert found.exposed == pytest.approx(2 * (hops + 0.5 + 0.5))
+    assert found.beside == pytest.approx(2 * hops + 0.004 + 0.08 + 2 * (0.1 + 0.01 + 0.2 + 2 * 0.02))
 
 
 def test_sums_wait_for_trees():

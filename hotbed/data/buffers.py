@@ -28,7 +28,6 @@ class Buffers:
     def __init__(self, *, pin_memory: bool = False, most_bytes: int = 1 << 30) -> None:
         """`most_bytes` is the most that lies free on the shelf; what comes back beyond it goes to the system."""
         self.pin_memory = pin_memory
-        self.free_bytes = 0
         self._most_bytes = most_bytes
         self._free: dict[int, deque[Tensor]] = {}
         self._open = True
@@ -42,7 +41,6 @@ class Buffers:
         size = _size_class(num_bytes)
         try:
             memory = self._free[size].pop()
-            self.free_bytes -= size
         except (KeyError, IndexError):
             memory = torch.empty(size, dtype=torch.uint8)
         # numpy's views name the first owner as their base, not each other: what is watched is what torch holds on to
@@ -54,13 +52,17 @@ class Buffers:
         """Free the shelf; what is still in use goes to the system when it is dropped."""
         self._open = False
         self._free.clear()
-        self.free_bytes = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """What lies on the shelf."""
+        return sum(size * len(free) for size, free in list(self._free.items()))
 
     def _take_back(self, memory: Any) -> None:
+        """Called wherever the last view ends, inside any other step of this class too: single steps, and no lock."""
         size = memory.numel()
         if self._open and self.free_bytes + size <= self._most_bytes:
             self._free.setdefault(size, deque()).append(memory)
-            self.free_bytes += size
 
 
 def _size_class(num_bytes: int) -> int:

@@ -32,20 +32,22 @@ class Slab:
         )
         self._dense = buffers.empty((rows, len(columns.dense)), torch.float32)
         self._ids = buffers.empty((rows, len(columns.single)), torch.int64)
-        self._bags: dict[str, list[Jagged]] = {name: [] for name in columns.multi}
+        self._bags: dict[str, list[tuple[int, Jagged]]] = {name: [] for name in columns.multi}  # first row, bags
 
     @property
     def addresses(self) -> list[int]:
         return [self._labels.data_ptr(), self._dense.data_ptr(), self._ids.data_ptr()]
 
-    def add_bags(self, bags: dict[str, Jagged], begin: int, end: int) -> None:
-        """Rows begin .. end - 1 of a block come next."""
+    def add_bags(self, row: int, bags: dict[str, Jagged], begin: int, end: int) -> None:
+        """Rows begin .. end - 1 of a block go to `row`; blocks come in any order."""
         for name, bag in bags.items():
-            self._bags[name].append(slice_bags(bag, begin, end, self._buffers))
+            self._bags[name].append((row, slice_bags(bag, begin, end, self._buffers)))
 
     def batches(self, batch_rows: int) -> Iterator[Batch]:
         """The rows, once all are filled, as batches of so many."""
-        bags = {name: self._joined(parts) for name, parts in self._bags.items()}
+        bags = {}
+        for name, parts in self._bags.items():
+            bags[name] = self._joined([bag for _, bag in sorted(parts, key=lambda part: part[0])])
         if self.rows <= batch_rows:
             yield Batch(self._labels, self._dense, self._ids, bags)
             return
@@ -88,7 +90,8 @@ class Place(NamedTuple):
         end = begin + self.num_rows
         at = begin - self.first  # row of the block where the first slab begins
         for slab in self.slabs:
-            slab.add_bags(bags, max(at, begin), min(at + slab.rows, end))
+            first = max(at, begin)
+            slab.add_bags(first - at, bags, first, min(at + slab.rows, end))
             at += self.slab_rows
 
     def finished(self) -> list[Slab]:

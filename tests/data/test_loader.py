@@ -1,6 +1,7 @@
 """Batches: every row once, in an order that depends on (seed, epoch) alone, from any start, with no thread left behind."""
 
 import gc
+import os
 import threading
 import traceback
 
@@ -14,11 +15,14 @@ from hypothesis import strategies as st
 
 from hotbed.data import loader as loader_module
 from hotbed.data.dataset import Dataset
+from hotbed.data.draws import key_of, permutation, words
 from hotbed.data.loader import Loader
+from hotbed.data.schema import DenseColumn, IdFeature, Schema, Split
 from hotbed.errors import ConfigError, DataError, SchemaError
 from tests.data.small import ROWS, make_dataset, make_table, replace_column
 
 BASE = 1 << 40
+PART = "train/part-00000.parquet"
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +96,12 @@ def test_seed_and_epoch_change_the_order_and_batch_size_does_not(dataset):
     assert order(0, 0) == orders[0]
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 100, 4097, 131_072])
+def test_a_permutation_is_the_order_of_its_words(count):
+    for key in (0, 5, key_of(3, -1, 2)):
+        np.testing.assert_array_equal(permutation(key, count), np.argsort(words(key, count), kind="stable"))
+
+
 def test_rows_of_one_group_are_torn_apart(dataset):
     """A block joins several row groups, so that neighbours on disk are seldom neighbours in a batch."""
     order = numbers(Loader(dataset, "train", batch_size=100, shuffle=True).epoch(0))
@@ -122,6 +132,65 @@ def test_resume_decodes_nothing_before_its_block(dataset, monkeypatch):
     loader = Loader(dataset, "train", batch_size=10, shuffle=True, shuffle_rows=20)
     list(loader.epoch(0, start_batch=9))
     assert sum(decoded) <= 2 * 20 + 3
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ids_alone_are_those_of_the_batches(dataset, shuffle):
+    loader = Loader(dataset, "train", batch_size=17, shuffle=shuffle, seed=4)
+    for whole, alone in zip(loader.epoch(1, start_batch=2), loader.id_batches(1, start_batch=2), strict=True):
+        assert torch.equal(whole.ids, alone.ids)
+        assert torch.equal(whole.bags["tags"].values, alone.bags["tags"].values)
+        assert torch.equal(whole.bags["tags"].offsets, alone.bags["tags"].offsets)
+        assert alone.dense.shape == (whole.size, 0)
+        assert alone.size == whole.size
+        assert alone.labels.isnan().all()
+
+
+def test_ids_alone_read_no_other_column(tmp_path):
+    """A label that is wrong is not even looked at."""
+    directory = tmp_path / "d"
+    make_dataset(directory, {"train": [30]})
+    replace_column(directory / PART, "label", pa.array([9.0] * 30, pa.float32()))
+    loader = Loader(Dataset.open(directory), "train", batch_size=8)
+    assert numbers(loader.id_batches(0)).tolist() == list(range(30))
+    with pytest.raises(DataError, match=r"label is 9\.0"):
+        list(loader.epoch(0))
+
+
+@settings(max_examples=40)
+@given(
+    dense=st.integers(0, 9),
+    widths=st.lists(st.sampled_from(["int32", "int64"]), max_size=11),
+    rows=st.integers(1, 1100),
+    batch_size=st.integers(1, 1200),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_any_columns_come_as_pyarrow_reads_them(tmp_path_factory, dense, widths, rows, batch_size, shuffle, seed):
+    """Columns in fours and the rest, rows in tiles and the rest, ids of 32 and 64 bits side by side, in any file order."""
+    rng = np.random.default_rng(seed)
+    columns = {"label": rng.integers(0, 2, rows).astype(np.float32), "n": np.arange(rows)}
+    columns |= {f"x{i}": rng.standard_normal(rows).astype(np.float32) for i in range(dense)}
+    columns |= {f"c{i}": rng.integers(0, 2**31 - 1, rows).astype(width) for i, width in enumerate(widths)}
+    names = list(columns)
+    directory = tmp_path_factory.mktemp("any")
+    (directory / "train").mkdir()
+    table = pa.table({names[i]: columns[names[i]] for i in rng.permutation(len(names))})
+    pq.write_table(table, directory / PART, row_group_size=700)
+    features = [IdFeature("n", rows), *(IdFeature(f"c{i}", 2**31) for i in range(len(widths)))]
+    splits = {"train": Split((PART,), (rows,), int(columns["label"].sum()))}
+    Schema("label", tuple(DenseColumn(f"x{i}") for i in range(dense)), tuple(features), splits).save(directory)
+    loader = Loader(Dataset.open(directory), "train", batch_size=batch_size, shuffle=shuffle, shuffle_rows=900)
+    order = []
+    for batch in loader.epoch(0):
+        row = batch.ids[:, 0].numpy()
+        order.append(row)
+        np.testing.assert_array_equal(batch.labels.numpy(), columns["label"][row])
+        for i in range(dense):
+            np.testing.assert_array_equal(batch.dense[:, i].numpy(), columns[f"x{i}"][row])
+        for i in range(len(widths)):
+            np.testing.assert_array_equal(batch.ids[:, 1 + i].numpy(), columns[f"c{i}"][row])
+    assert sorted(np.concatenate(order).tolist()) == list(range(rows))
 
 
 @pytest.mark.parametrize(("split", "rows"), [("none", 0), ("empty", 0), ("valid", 1)])
@@ -183,7 +252,6 @@ def test_an_error_in_a_reader_reaches_the_consumer_with_its_traceback(dataset, m
     assert set(threading.enumerate()) <= before
 
 
-PART = "train/part-00000.parquet"
 BROKEN = {
     "null id": ("a", pa.array([None] + [1] * 29, pa.int32()), r"row group 0: column 'a' has 1 nulls"),
     "null label": ("label", pa.array([0.0] * 29 + [None], pa.float32()), r"row group 2: column 'label' has 1 nulls"),
@@ -225,6 +293,38 @@ def test_a_damaged_row_group_names_file_and_row_group(tmp_path):
     (directory / PART).write_bytes(bytes(damaged))
     with pytest.raises(DataError, match="row group 1 cannot be decoded"):
         list(Loader(Dataset.open(directory), "train", batch_size=100).epoch(0))
+
+
+def test_a_flipped_bit_is_found_by_the_checksum_of_its_page(tmp_path):
+    """In pages that are not packed, nothing else would notice."""
+    directory = tmp_path / "d"
+    make_dataset(directory, {"train": [3000]})
+    table = make_table(3000)
+    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True, "row_group_size": 1000}
+    pq.write_table(table, directory / PART, **options)
+    with pq.ParquetFile(directory / PART) as parquet:
+        column = parquet.metadata.row_group(2).column(table.column_names.index("b"))
+    damaged = bytearray((directory / PART).read_bytes())
+    damaged[column.data_page_offset + column.total_compressed_size - 1000] ^= 1
+    (directory / PART).write_bytes(bytes(damaged))
+    with pytest.raises(DataError, match=r"part-00000.parquet, row group 2 cannot be decoded .*CRC"):
+        list(Loader(Dataset.open(directory), "train", batch_size=100).epoch(0))
+
+
+@pytest.mark.parametrize("change", ["replaced", "cut short", "written again"])
+def test_a_file_that_changes_while_it_is_read_is_a_data_error(tmp_path, change):
+    directory = tmp_path / "d"
+    make_dataset(directory, {"train": [3000]}, row_group=1000)
+    stream = Loader(Dataset.open(directory), "train", batch_size=100, threads=1).epoch(0)
+    whole = (directory / PART).read_bytes()
+    if change == "replaced":
+        pq.write_table(make_table(3000, first=1), directory / PART, row_group_size=1000)
+    else:
+        (directory / PART).write_bytes(whole[: len(whole) // 2] if change == "cut short" else whole)
+    os.utime(directory / PART, ns=(0, 0))
+    words = "cannot be decoded" if change == "cut short" else "has changed since the dataset was opened"
+    with pytest.raises(DataError, match=rf"part-00000.parquet, row group 0 .*{words}"):
+        list(stream)
 
 
 def test_a_file_that_vanishes_is_a_data_error(tmp_path):

@@ -41,7 +41,7 @@ def render(shape: Shape, rows: ClickRows, first: int) -> NDArray[np.uint8]:
     return out[: _render_avazu(rows.labels, rows.ids, clock, first, out)]
 
 
-def raw_ids(shape: Shape, column: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+def raw_ids(shape: Shape, column: int, ids: NDArray[np.int32]) -> NDArray[np.int64]:
     """The 64-bit ids that the reader of the text would give to these ids of a column; int64 [n]."""
     names = np.empty((len(ids), NAME), dtype=np.uint8)
     _names(column, shape.ids[column].clock, ids, names)
@@ -75,12 +75,12 @@ def _put_hour(hour: np.int64 | int, out: NDArray[np.uint8], at: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _names(column: int, clock: bool, ids: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+def _names(column: int, clock: bool, ids: NDArray[np.int32], out: NDArray[np.uint8]) -> None:
     for i in range(len(ids)):
         if clock:
-            _put_hour(ids[i], out[i], 0)
+            _put_hour(np.int64(ids[i]), out[i], 0)
         else:
-            _put_name(column, ids[i], out[i], 0)
+            _put_name(column, np.int64(ids[i]), out[i], 0)
 
 
 @njit(nogil=True, inline="always")

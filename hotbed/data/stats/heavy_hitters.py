@@ -25,10 +25,12 @@ from numpy.typing import NDArray
 
 from hotbed.data.hash import mix
 from hotbed.errors import ConfigError
+from hotbed.pages import zeros
 
 _FEWEST_SLOTS = 16
 _BYTES_OF_SLOT = 32  # two of 8, and as much for a purge
 _PIECE = 1 << 20
+_SMALL = 1 << 12  # values that are counted one by one to find a median
 
 
 class Counted(NamedTuple):
@@ -46,8 +48,7 @@ class HeavyHitters:
             least = _FEWEST_SLOTS * _BYTES_OF_SLOT
             raise ConfigError(f"a sketch of {num_bytes} bytes holds no ids; it needs {least} bytes at least.")
         slots = 1 << ((num_bytes // _BYTES_OF_SLOT).bit_length() - 1)
-        self._ids = np.zeros(slots, dtype=np.int64)
-        self._counts = np.zeros(slots, dtype=np.int64)  # 0: a free slot
+        self._slots = zeros((slots, 2), np.int64)  # id and counter, on one cache line; counter 0: a free slot
         self._size = 0
         self.capacity = slots * 3 // 4
         self.error = 0
@@ -64,7 +65,7 @@ class HeavyHitters:
             self.total += int(weights.sum())
             done = 0
             while True:
-                done, self._size = _add(piece, weights, done, self._ids, self._counts, self._size, self.capacity)
+                done, self._size = _add(piece, weights, done, self._slots, self._size, self.capacity)
                 if done == len(piece):
                     break
                 self._purge()
@@ -77,21 +78,36 @@ class HeavyHitters:
         self.error += other.error
 
     def items(self) -> Counted:
-        used = np.flatnonzero(self._counts)
-        return Counted(self._ids[used], self._counts[used])
+        used = self._slots[self._slots[:, 1] > 0]
+        return Counted(used[:, 0], used[:, 1])
+
+    def _median(self) -> int:
+        """Of the counters; most are small, and np.partition is slow where many are equal."""
+        of_value = np.zeros(_SMALL, dtype=np.int64)
+        _count_values(self._slots, of_value)
+        reached = np.cumsum(of_value[1:])
+        middle = self._size // 2
+        if reached[-1] > middle:
+            return int(np.searchsorted(reached, middle, side="right")) + 1
+        large = self._slots[:, 1][self._slots[:, 1] >= _SMALL]
+        large.partition(middle - reached[-1])
+        return int(large[middle - reached[-1]])
 
     def _purge(self) -> None:
         """Subtract the median; at least half of the ids leave."""
-        counts = self._counts[self._counts > 0]
-        middle = len(counts) // 2
-        counts.partition(middle)
-        median = int(counts[middle])
-        del counts
+        median = self._median()
         self.error += median
-        kept = np.flatnonzero(self._counts > median)
-        ids, counts = self._ids[kept], self._counts[kept] - median
-        self._counts.fill(0)
-        _, self._size = _add(ids, counts, 0, self._ids, self._counts, 0, self.capacity)
+        kept = self._slots[self._slots[:, 1] > median]
+        self._slots.fill(0)
+        _, self._size = _add(kept[:, 0], kept[:, 1] - median, 0, self._slots, 0, self.capacity)
+
+
+@njit(nogil=True, cache=True)
+def _count_values(slots: NDArray[np.int64], of_value: NDArray[np.int64]) -> None:
+    """How many counters have each value below len(of_value)."""
+    for slot in range(len(slots)):
+        if slots[slot, 1] < len(of_value):
+            of_value[slots[slot, 1]] += 1
 
 
 @njit(nogil=True, cache=True)
@@ -99,24 +115,23 @@ def _add(
     new_ids: NDArray[np.int64],
     weights: NDArray[np.int64],
     done: int,
-    ids: NDArray[np.int64],
-    counts: NDArray[np.int64],
+    slots: NDArray[np.int64],
     size: int,
     capacity: int,
 ) -> tuple[int, int]:
     """Add from position `done` on until all are in or the table is full; (position, size)."""
-    mask = np.uint64(len(ids) - 1)
+    mask = np.uint64(len(slots) - 1)
     for i in range(done, len(new_ids)):
         if weights[i] == 0:
             continue
         id_ = new_ids[i]
         slot = mix(np.uint64(id_)) & mask
-        while counts[slot] > 0 and ids[slot] != id_:
+        while slots[slot, 1] > 0 and slots[slot, 0] != id_:
             slot = (slot + np.uint64(1)) & mask
-        if counts[slot] == 0:
+        if slots[slot, 1] == 0:
             if size == capacity:
                 return i, size
-            ids[slot] = id_
+            slots[slot, 0] = id_
             size += 1
-        counts[slot] += weights[i]
+        slots[slot, 1] += weights[i]
     return len(new_ids), size

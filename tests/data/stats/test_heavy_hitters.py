@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hotbed.data.stats import HeavyHitters
 from hotbed.errors import ConfigError
 
-STREAM = st.lists(st.tuples(st.integers(-40, 40), st.integers(0, 5)), max_size=300)
+COUNTS = st.one_of(st.integers(0, 5), st.integers(0, 20_000))
+STREAM = st.lists(st.tuples(st.integers(-40, 40), COUNTS), max_size=300)
 SMALL = 16 * 32  # bytes: 12 ids
 
 

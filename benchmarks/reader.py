@@ -246,14 +246,13 @@ def main() -> int:
     results = []
     for (packing, name), speed in speeds.items():
         arrow = speeds[packing, "pyarrow"]
-        share, cpu_share = speed.samples_s / arrow.samples_s, arrow.cpu_ns / speed.cpu_ns
-        if "DataLoader" in name:  # worker processes are not counted
-            speed, cpu_share = Speed(speed.samples_s, math.nan), math.nan
-        print(f"{packing:8} {name:20} {speed.samples_s:12,.0f} {share:11.2f} {speed.cpu_ns:7.0f} {cpu_share:11.2f}")
+        cpu_ns = math.nan if "DataLoader" in name else speed.cpu_ns  # worker processes are not counted
+        share, cpu_share = speed.samples_s / arrow.samples_s, arrow.cpu_ns / cpu_ns
+        print(f"{packing:8} {name:20} {speed.samples_s:12,.0f} {share:11.2f} {cpu_ns:7.0f} {cpu_share:11.2f}")
         sizes = {"threads": asked.threads, "rows": asked.rows, "batch": BATCH}
         results.append({"benchmark": "reader", "packing": packing, "reader": name, **sizes})
         results[-1] |= {"samples_per_s": round(speed.samples_s), "of_pyarrow": round(share, 3)}
-        results[-1] |= {"cpu_ns": round(speed.cpu_ns, 1), "cpu_of_pyarrow": round(cpu_share, 3)}
+        results[-1] |= {"cpu_ns": round(cpu_ns, 1), "cpu_of_pyarrow": round(cpu_share, 3)}
         results[-1] |= {"pyarrow": pa.__version__}
     if asked.csv:
         append_rows(asked.csv, results)

@@ -31,10 +31,10 @@ FLOORS = [
     {"snapshot"},
     {"tables"},
     {"embedding_bag", "pipeline", "parallel", "forecast", "id_features"},
-    {"train", "report", "bench"},
+    {"train", "report", "bench", "verify"},
     {"build_ranks"},
     {"build"},
-    {"scoring"},
+    {"scoring", "testing"},
     {"cli"},
     {"__main__"},
 ]

@@ -38,6 +38,9 @@ COMMANDS = {
     "simulate": Entry(
         "hotbed.cli.simulate", "simulate_command", "Count a cache's hits on a dataset, without training."
     ),
+    "verify": Entry(
+        "hotbed.cli.verify", "verify_command", "Prove on your own data that the cache changes no bit."
+    ),
     "bench": Entry("hotbed.cli.bench", "bench_command", "Time the training step beside FBGEMM's and torch's."),
     "checkpoint": Entry(
         "hotbed.cli.checkpoint", "checkpoint_app", "List, verify, compare and prune the checkpoints of a run."

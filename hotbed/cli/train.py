@@ -133,7 +133,7 @@ def train_command(
         "train.device": device,
         "train.epochs": epochs,
         "train.seed": seed,
-        **_cache_flags(cache, hbm),
+        **cache_flags(cache, hbm),
         "tables.memory": memory,
         "tables.ssd": ssd,
         "tables.policy": policy,
@@ -145,18 +145,18 @@ def train_command(
     }
     given = {path: value for path, value in flags.items() if value is not None}
     if show:
-        typer.echo(as_run_file(_config(run_file, given, sets)), nl=False)
+        typer.echo(as_run_file(read_config(run_file, given, sets)), nl=False)
         return
     with joined() as ranks:
         if resume is None:
             asked = None if folder is None else Start(folder, overwrite=overwrite)
-            _train(_config(run_file, given, sets), asked, ranks, quiet=quiet, source=warm_start)
+            _train(read_config(run_file, given, sets), asked, ranks, quiet=quiet, source=warm_start)
         else:
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
             _train(_resumed(resume, given, sets, refused), Start(resume, resume=True), ranks, quiet=quiet)
 
 
-def _cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str | None]:
+def cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str | None]:
     """One flag alone takes the place of whatever a run file says about the size of the cache."""
     if cache is not None and hbm is None:
         return {"tables.cache": cache, "tables.hbm": ""}
@@ -165,7 +165,8 @@ def _cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str 
     return {"tables.cache": cache, "tables.hbm": hbm}
 
 
-def _config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -> RunConfig:
+def read_config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -> RunConfig:
+    """The settings of a run file, then of flags, then of --set; all mistakes at once."""
     from hotbed.config import raise_problems
     from hotbed.run_file import compose
 
@@ -187,7 +188,7 @@ def _resumed(folder: Path, given: dict[str, Any], sets: list[str], refused: dict
     if both:
         raise ConfigError(f"--resume goes on with the settings and folder of its run; leave out {', '.join(both)}.")
     before = read_tree(read_json(folder / "config.json"))
-    after = _config(folder / "config.json", given, sets)
+    after = read_config(folder / "config.json", given, sets)
     fixed = [path for path in changed_settings(before, after) if path not in _RESUME_MAY_CHANGE]
     if fixed:
         raise ConfigError(

@@ -1,0 +1,240 @@
+"""`hotbed verify`: proves on the user's own settings and data that a cache changes no bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table as Grid
+
+from hotbed.cli.console import err, out
+from hotbed.cli.dataset import open_dataset
+from hotbed.cli.ranks import joined
+from hotbed.cli.train import cache_flags, read_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hotbed.build import Built
+    from hotbed.config import RunConfig
+    from hotbed.data.dataset import Dataset
+    from hotbed.parallel.world import World
+    from hotbed.tables import EmbeddingTables
+    from hotbed.types import Batch
+    from hotbed.verify import Step, Verdict, Way
+
+_LEAST_MEMORY = "8MiB"  # of the tiered way, so that rows do go to the ssd
+
+
+def verify_command(
+    run_file: Annotated[
+        Path | None, typer.Argument(help="Settings as of `hotbed train`; a run's config.json too.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Dataset folder, or: criteo-like, criteo-like:ROWS, adult.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name; `hotbed models` lists them.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    cache: Annotated[
+        float | None, typer.Option(help="Share of the rows on the device. Left out: the smallest that holds a batch.")
+    ] = None,
+    hbm: Annotated[str | None, typer.Option(help="The same as bytes of device memory.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Which rows stay in the cache.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, order and dropout.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="path=value, as of `hotbed train`.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to compare.")] = 50,
+    ranks: Annotated[int, typer.Option(min=1, help="With so many processes, each with its part of the rows.")] = 1,
+    inject: Annotated[
+        str | None, typer.Option(help="Flip one bit on purpose, to see it found: row, state, write-back or look-up.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The verdict as JSON.")] = False,
+) -> None:
+    """Prove that the cache is invisible: train plainly and cached side by side, and compare every bit.
+
+    Twins of the model train on the same batches of your data: one with all rows in one
+    tensor, the other as asked for, looked ahead, and over memory and ssd, in turn. After
+    every step the loss, the looked-up vectors, their gradients and the rows of the batch
+    with their optimizer states are compared, at the end all rows that were used. The
+    first difference is named: step, table, id, both values. Exit code 1 if there is one.
+
+    [bold]For example:[/bold]
+
+    hotbed verify
+
+    hotbed verify run.yaml --steps 200 --cache 0.02
+
+    hotbed verify --inject write-back
+
+    hotbed verify --data adult --ranks 2
+    """
+    if ranks > 1:
+        raise typer.Exit(_with_ranks(ranks))
+    flags = {
+        "data.path": data,
+        "model.name": model,
+        "train.device": device,
+        "train.seed": seed,
+        "tables.policy": policy,
+        **cache_flags(cache, hbm),
+    }
+    given = {path: value for path, value in flags.items() if value is not None}
+    config = read_config(run_file, given, set_ or [])
+    with joined() as joint:
+        world = joint.connect(config.train.device, config.parallel.timeout)
+        verdicts = _verify(config, world, steps, inject, as_json or not world.is_first)
+        verdicts = _first_found(world.gather(verdicts))
+        if world.is_first:
+            _tell(verdicts, f"{config.model.name} on {config.data.path}", world.size, as_json)
+            if inject is not None and not as_json:
+                found = not verdicts[-1].same
+                out().print("The bit flipped on purpose was found." if found else "The bit was NOT found.")
+        if not all(verdict.same for verdict in verdicts):
+            raise typer.Exit(1)
+
+
+def _with_ranks(ranks: int) -> int:
+    """This command again, in as many processes."""
+    arguments = sys.argv[1:]
+    at = next(i for i, argument in enumerate(arguments) if argument.split("=")[0] == "--ranks")
+    del arguments[at : at + (1 if "=" in arguments[at] else 2)]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    done = subprocess.run([*launch, "-m", "hotbed", *arguments], stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in (0, 1):
+        err().print(done.stderr, soft_wrap=True, markup=False)
+    return done.returncode
+
+
+def _verify(config: RunConfig, world: World, steps: int, inject: str | None, quiet: bool) -> list[Verdict]:
+    from hotbed.train.step import repeatable
+    from hotbed.verify import inject as damage
+    from hotbed.verify import verify
+
+    dataset = open_dataset(config.data.path)
+    injected = None if inject is None else damage(inject)
+    verdicts = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=err(), transient=True, disable=quiet or not err().is_terminal)
+    with tempfile.TemporaryDirectory(prefix="hotbed-verify-") as folder, repeatable(), bar:
+        twins = _Twins(config, dataset, world, Path(folder))
+        batches = twins.batches(steps)
+        for way in _ways(config, twins.least_share(batches), Path(folder)):
+            task = bar.add_task(way.name, total=len(batches))
+            verdict = verify(twins.make, batches, way, partial(_advance, bar, task), injected=injected, agree=world.any)
+            verdicts.append(verdict)
+            if world.any(not verdict.same):
+                break
+    return verdicts
+
+
+def _advance(bar: Progress, task: TaskID, step: int) -> None:
+    bar.update(task, completed=step)
+
+
+class _Twins:
+    """Learners of one config, however their rows are kept."""
+
+    def __init__(self, config: RunConfig, dataset: Dataset, world: World, folder: Path) -> None:
+        self._config, self._dataset, self._world, self._folder = config, dataset, world, folder
+        self._sizes: list[int] = []  # samples of each batch on all ranks
+
+    def batches(self, steps: int) -> list[Batch]:
+        """The first of the run's own, this rank's part of them."""
+        loader = self._built({}).training.loaders.train
+        self._sizes = [loader.size_of(number) for number in range(min(steps, len(loader)))]
+        return list(islice(loader.epoch(0), steps))
+
+    def least_share(self, batches: list[Batch]) -> float:
+        """Of the rows, for a cache that holds any one of the batches of all ranks."""
+        most = 0
+        for batch in batches:
+            columns = [*batch.ids.numpy().T, *(bag.values.numpy() for bag in batch.bags.values())]
+            most = max(most, sum(np.unique(column).size for column in columns))
+        rows = sum(feature.rows or 0 for feature in self._dataset.schema.features)
+        return min(1.0, 1.05 * sum(self._world.gather(most)) / max(rows, 1))
+
+    def make(self, **where: Any) -> tuple[EmbeddingTables, Step]:
+        """A twin; with nothing, a plain one."""
+        learner = self._built(where).training.learner
+        sizes = iter(self._sizes)
+
+        def step(batch: Batch) -> Tensor:
+            size = next(sizes)
+            return learner.step(batch, size if self._world.size > 1 else None).loss
+
+        return learner.tables, step
+
+    def _built(self, where: dict[str, Any]) -> Built:
+        from hotbed.build import build
+
+        kept = {"cache": 0.0, "hbm": "", "memory": "", "ssd": "", **where}
+        config = dataclasses.replace(self._config, tables=dataclasses.replace(self._config.tables, **kept))
+        return build(config, self._dataset, self._folder / "run", (), self._world)
+
+
+def _ways(config: RunConfig, least_share: float, folder: Path) -> list[Way]:
+    from hotbed.verify import Way
+
+    tables = config.tables
+    where: dict[str, Any] = {"cache": tables.cache, "hbm": tables.hbm}
+    if not tables.cache and not tables.hbm:
+        where = {"cache": max(0.015, least_share)}
+    memory, ssd = tables.memory or _LEAST_MEMORY, f"{folder / 'rows'}:{_ssd_bytes(tables.ssd)}"
+    window, look_ahead = tables.window or None, tables.look_ahead or None
+    tiers = {**where, "memory": memory, "ssd": ssd}
+    return [
+        Way("cached, as asked for", where, ahead=False),
+        Way("cached, looked ahead", where, window=window, look_ahead=look_ahead),
+        Way("memory and ssd below, looked ahead", tiers, window=window, look_ahead=look_ahead),
+    ]
+
+
+def _ssd_bytes(given: str) -> str:
+    return given.rpartition(":")[2] if ":" in given else "64GiB"
+
+
+def _tell(verdicts: list[Verdict], name: str, ranks: int, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([_as_json(verdict) for verdict in verdicts], indent=1))
+        return
+    grid = Grid("way", "steps", "look-ups", "rows", "evictions", "verdict")
+    for column in grid.columns[1:-1]:
+        column.justify = "right"
+    for verdict in verdicts:
+        numbers = (verdict.steps, verdict.lookups, verdict.rows, verdict.evictions)
+        said = "the same bits" if verdict.same else "different"
+        grid.add_row(verdict.way.name, *(f"{number:,}" for number in numbers), said)
+    out().print(grid)
+    name = f"{name}, {ranks} ranks" if ranks > 1 else name
+    found = [verdict.difference.text() for verdict in verdicts if verdict.difference is not None]
+    if found:
+        out().print(*found, sep="\n", soft_wrap=True, markup=False, highlight=False)
+        said = "the cache can be seen. If no --inject was given, this is a bug: please report it with the lines above."
+    elif not any(verdict.evictions for verdict in verdicts):
+        said = "the same bits, but no row has left the device: give a smaller --cache or more --steps."
+    else:
+        said = "the cache is invisible. Every loss, vector, gradient, row and state had the same bits."
+    out().print(f"{name}: {said}", soft_wrap=True, markup=False)
+
+
+def _first_found(by_rank: list[list[Verdict]]) -> list[Verdict]:
+    """The verdicts of all ranks as one: counts add up, the first difference stands."""
+    joined_verdicts = []
+    for verdicts in zip(*by_rank, strict=True):
+        found = min((one.difference for one in verdicts if one.difference is not None), default=None)
+        counts = {name: sum(getattr(one, name) for one in verdicts) for name in ("lookups", "rows", "evictions")}
+        joined_verdicts.append(verdicts[0]._replace(**counts, difference=found))
+    return joined_verdicts
+
+
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    difference = None if verdict.difference is None else verdict.difference._asdict()
+    numbers = {name: getattr(verdict, name) for name in ("steps", "lookups", "rows", "evictions")}
+    return {"way": verdict.way.name, "same": verdict.same, **numbers, "difference": difference}

@@ -1,0 +1,222 @@
+"""What two twins saw in one step in, the first difference out, named by what went wrong.
+
+before the look-up     records differ though they were right after their last use: the row, its optimizer state, or, where it
+                       has left the device since, its way to the store and back
+the look-up            records are the same, vectors are not
+the model              vectors are the same, the loss or the gradients are not: not the tables' doing
+the update             records and gradients were the same, the new records are not
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotbed.group import TableGroup
+from hotbed.stored_group import StoredGroup
+from hotbed.verify.watch import Seen
+
+_AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Difference(NamedTuple):
+    """The first thing that is not the same."""
+
+    step: int  # 1 is the first
+    what: str  # row, optimizer state, write-back, look-up, update, gradient, loss
+    plain: float
+    other: float
+    table: str = ""
+    id: int | None = None
+    column: str = ""  # weight, or the name of a state
+    element: int = 0  # of the column
+    since: str = ""  # when it was last right
+
+    def text(self) -> str:
+        """One paragraph for a person."""
+        row = f"table {self.table!r}, id {self.id}: " if self.table else ""
+        place = f"{self.column}[{self.element}]" if self.column else self.what
+        bits = f"{_hex(self.plain)} and {_hex(self.other)}"
+        tail = f" {self.since}" if self.since else ""
+        return f"step {self.step}, {self.what}: {row}{place} is {self.plain!r} plain and {self.other!r} here ({bits}).{tail}"
+
+
+class History:
+    """When rows were used, and when they came to the device."""
+
+    def __init__(self) -> None:
+        self._used: list[list[NDArray[np.int64]]] = []  # by step, by group
+        self._came: list[tuple[int, int, NDArray[np.int64]]] = []  # (the step they came for, group, keys)
+
+    def note(self, seen: list[Seen], came: list[tuple[int, Tensor]]) -> None:
+        """One step is done, and right."""
+        self._used.append([np.unique(one.keys.cpu().numpy()) for one in seen])
+        self._came += [(len(self._used), group, keys.numpy()) for group, keys in came]
+
+    def used(self, group: int) -> NDArray[np.int64]:
+        """All keys of a group so far, ascending."""
+        keys = [step[group] for step in self._used]
+        found = np.unique(np.concatenate(keys)) if keys else np.zeros(0, np.int64)
+        return found[found >= 0]
+
+    def last_use(self, group: int, key: int) -> int:
+        """The last step that used the row, 0 if none did."""
+        for step in range(len(self._used), 0, -1):
+            keys = self._used[step - 1][group]
+            at = int(np.searchsorted(keys, key))
+            if at < keys.shape[0] and keys[at] == key:
+                return step
+        return 0
+
+    def was_away(self, group: int, key: int, since: int, came: list[tuple[int, Tensor]]) -> bool:
+        """Whether the row came to the device after step `since`."""
+        late = [keys for step, number, keys in self._came if number == group and step > since]
+        late += [keys.numpy() for number, keys in came if number == group]
+        return any(bool((keys == key).any()) for keys in late)
+
+
+def first_difference(
+    step: int,
+    plain: list[Seen],
+    other: list[Seen],
+    losses: tuple[Tensor, Tensor],
+    history: History,
+    came: list[tuple[int, Tensor]],
+) -> Difference | None:
+    """Of one step of both twins."""
+    for number, (one, two) in enumerate(zip(plain, other, strict=True)):
+        found = _first(one.before, two.before)
+        if found is not None:
+            return _of_row(step, one, two, found[0], history, number, came)
+        found = _first(one.vectors, two.vectors)
+        if found is not None:
+            return _of_vector(step, one, two, found)
+    at = _first(losses[0].reshape(1, -1), losses[1].reshape(1, -1))
+    if at is not None:
+        same = "All vectors were the same: the model itself does not repeat its bits."
+        return Difference(step, "loss", float(losses[0]), float(losses[1]), since=same)
+    for one, two in zip(plain, other, strict=True):
+        found = _first(one.grad, two.grad)
+        if found is not None:
+            assert one.grad is not None
+            assert two.grad is not None
+            same = "All vectors were the same: the model itself does not repeat its bits."
+            return Difference(step, "gradient", float(one.grad[found]), float(two.grad[found]), since=same)
+        found = _first(one.after, two.after)
+        if found is not None:
+            assert one.after is not None
+            assert two.after is not None
+            name = _name(two.group, int(two.keys[found[0]]))
+            column = _column(two.group, one.after[found[0]], two.after[found[0]])
+            same = "Row and gradient were the same before the update."
+            return Difference(step, "update", column[2], column[3], *name, column[0], column[1], same)
+    return None
+
+
+def last_difference(step: int, plain: TableGroup, other: TableGroup, keys: NDArray[np.int64]) -> Difference | None:
+    """Of rows that were used, wherever they lie now."""
+    for start in range(0, keys.shape[0], 1 << 18):
+        part = torch.from_numpy(keys[start : start + (1 << 18)])
+        one, two = stored(plain, part), stored(other, part)
+        found = _first(one, two)
+        if found is not None:
+            column = _column(other, one[found[0]], two[found[0]])
+            name = _name(other, int(part[found[0]]))
+            tail = "It was right after its last use; read from where it lies at the end, it is not."
+            return Difference(step, "write-back", column[2], column[3], *name, column[0], column[1], tail)
+    return None
+
+
+def stored(group: TableGroup, keys: Tensor) -> Tensor:
+    """Records of keys from below the device, where the group has a store, after what changed was written back."""
+    if not isinstance(group, StoredGroup):
+        return group.records[keys.to(group.records.device)].cpu()
+    group.flush()
+    records = torch.empty(keys.shape[0], group.layout.width)
+    group.store.read(keys, records)
+    return records
+
+
+def _of_row(
+    step: int, one: Seen, two: Seen, at: int, history: History, number: int, came: list[tuple[int, Tensor]]
+) -> Difference:
+    key = int(two.keys[at])
+    column, element, value, wrong = _column(two.group, one.before[at], two.before[at])
+    last = history.last_use(number, key)
+    what = "row" if column == "weight" else "optimizer state"
+    if last == 0:
+        since = "It was never used before: its first value is wrong."
+    elif history.was_away(number, key, last, came):
+        what, since = "write-back", f"It was right after step {last}, left the device, and came back wrong."
+    else:
+        since = f"It was right after step {last} and has stayed on the device."
+    return Difference(step, what, value, wrong, *_name(two.group, key), column, element, since)
+
+
+def _of_vector(step: int, one: Seen, two: Seen, found: tuple[int, int]) -> Difference:
+    """A vector may be pooled from many rows: named is the first of them."""
+    out, element = found
+    at = out
+    group = two.group
+    if two.out_rows is not None:
+        at = int((two.out_rows == out).nonzero()[0])
+    values = float(one.vectors[found]), float(two.vectors[found])
+    same = "The rows it was made of are the same."
+    return Difference(step, "look-up", *values, *_name(group, int(two.keys[at])), "vector", element, same)
+
+
+def _first(one: Tensor | None, two: Tensor | None) -> tuple[int, int] | None:
+    """(row, column) of the first number whose bits differ."""
+    if one is None or two is None:
+        assert one is None
+        assert two is None
+        return None
+    assert one.shape == two.shape, f"{tuple(one.shape)} and {tuple(two.shape)}"
+    differ = _bits(one) != _bits(two)
+    if not bool(differ.any()):
+        return None
+    row, column = differ.nonzero()[0].tolist()
+    return int(row), int(column)
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.contiguous().view(_AS_INTEGERS[values.itemsize])
+
+
+def _column(group: TableGroup, one: Tensor, two: Tensor) -> tuple[str, int, float, float]:
+    """(column, element, both values) of the first difference between two records."""
+    layout = group.layout
+    parts: dict[str, Any] = {"weight": layout.weights}
+    parts |= {state: lambda records, state=state: records[:, layout.columns(state)] for state in layout.states}
+    for name, cut in parts.items():
+        a, b = cut(one[None]), cut(two[None])
+        found = _first(a, b)
+        if found is not None:
+            return name, found[1], float(a[found]), float(b[found])
+    found = _first(one[None], two[None])
+    assert found is not None
+    return "record", found[1], float(one[found[1]]), float(two[found[1]])
+
+
+def _name(group: TableGroup, key: int) -> tuple[str, int | None]:
+    """(table, id) of a key."""
+    if isinstance(group, StoredGroup) and group.ids is not None:
+        for table in group.members:
+            ids, keys = group.ids.rows_of(table)
+            found = np.flatnonzero(keys == key)
+            if found.size:
+                return table, int(ids[found[0]])
+        return "", None
+    named = int(group.shard.keys_of(torch.tensor(key)))
+    for table, member in group.members.items():
+        if member.base <= named < member.base + member.rows:
+            return table, named - member.base
+    return "", None
+
+
+def _hex(value: float) -> str:
+    return f"0x{np.float32(value).view(np.uint32):08x}"

@@ -1,0 +1,126 @@
+"""Tables in; what every call of them reads and writes out, group by group, without changing it.
+
+A watch stands before look-up and update of each group and copies the records of the batch, and before `exchange`, to know
+which rows have come to the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed.cached_group import CachedGroup, Fetch
+from hotbed.group import TableGroup
+from hotbed.ops.lookups import Lookups
+from hotbed.ops.update import TableRows
+from hotbed.tables import EmbeddingTables
+
+
+@dataclass
+class Seen:
+    """One call of one group; L look-ups, O vectors, records of W numbers."""
+
+    group: TableGroup
+    keys: Tensor  # int64 [L]; negative is padding
+    before: Tensor  # [L, W], zeros for padding
+    vectors: Tensor  # [O, D]
+    out_rows: Tensor | None  # int64 [L]: the vector each look-up goes to; None where look-up i goes to vector i
+    grad: Tensor | None = None  # [O, D]
+    after: Tensor | None = None  # [L, W]
+
+
+class Watch:
+    """Of one EmbeddingTables; `take` gives what was seen since it was last called."""
+
+    def __init__(self, tables: EmbeddingTables) -> None:
+        self.tables = tables
+        self._seen: list[Seen] = []
+        self._came: list[tuple[int, Tensor]] = []
+        self._undo: list[Callable[[], None]] = []
+        tables._recorded = None  # recorded launches pass by the groups
+        for number, group in enumerate(tables.groups):
+            self._attend(group, "lookup", self._lookup_of(group))
+            self._attend(group, "_update", self._update_of(group))
+            if isinstance(group, CachedGroup):
+                self._attend(group, "exchange", self._exchange_of(group, number))
+                self._attend(group, "exchange_with", self._exchange_with_of(group, number))
+
+    def take(self) -> list[Seen]:
+        """The calls since the last time, in their order; those of one step have as many as there are groups."""
+        seen, self._seen = self._seen, []
+        return seen
+
+    def take_came(self) -> list[tuple[int, Tensor]]:
+        """(number of the group, keys) of rows that came to the device since the last time."""
+        came, self._came = self._came, []
+        return came
+
+    def close(self) -> None:
+        """Leave the tables as they were."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def _attend(self, owner: Any, name: str, stand_in: Callable[..., Any]) -> None:
+        before = vars(owner).get(name)
+        setattr(owner, name, stand_in)
+        self._undo.append(lambda: delattr(owner, name) if before is None else setattr(owner, name, before))
+
+    def _lookup_of(self, group: TableGroup) -> Callable[[Lookups], Tensor]:
+        lookup = group.lookup
+
+        def watched(lookups: Lookups) -> Tensor:
+            vectors = lookup(lookups)
+            before = _records(group, lookups.slots)
+            out_rows = lookups.out_row_of_lookup()
+            self._seen.append(Seen(group, keys_of(lookups), before, vectors.detach().clone(), out_rows))
+            return vectors
+
+        return watched
+
+    def _update_of(self, group: TableGroup) -> Callable[..., None]:
+        update = group._update
+
+        def watched(lookups: Lookups, rows: tuple[TableRows, ...], grad: Tensor, lr: float, number: int) -> None:
+            update(lookups, rows, grad, lr, number)
+            call = next(seen for seen in reversed(self._seen) if seen.group is group and seen.grad is None)
+            call.grad, call.after = grad.clone(), _records(group, lookups.slots)
+
+        return watched
+
+    def _exchange_of(self, group: CachedGroup, number: int) -> Callable[..., None]:
+        exchange = group.exchange
+
+        def watched(fetch: Fetch) -> None:
+            self._came.append((number, fetch.plan.miss_keys.cpu().clone()))
+            exchange(fetch)
+
+        return watched
+
+    def _exchange_with_of(self, group: CachedGroup, number: int) -> Callable[..., None]:
+        exchange_with = group.exchange_with
+
+        def watched(porter: Any, window: int, plan: Any, num_batches: int, num_lookups: int) -> None:
+            exchange_with(porter, window, plan, num_batches, num_lookups)  # waits for the lists
+            self._came.append((number, plan.miss_keys.cpu().clone()))
+
+        return watched
+
+
+def keys_of(lookups: Lookups) -> Tensor:
+    """int64 [L], negative for padding."""
+    if lookups.keys is not None:
+        return lookups.keys.to(torch.int64)
+    if lookups.renew is not None:
+        again: Lookups = lookups.renew()
+        return again.slots.to(torch.int64)
+    return lookups.slots.to(torch.int64)
+
+
+def _records(group: TableGroup, slots: Tensor) -> Tensor:
+    found = group.records[slots.clamp(min=0)]
+    return torch.where((slots >= 0)[:, None], found, torch.zeros_like(found))

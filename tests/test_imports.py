@@ -34,7 +34,7 @@ FLOORS = [
     {"train", "report", "bench", "verify"},
     {"build_ranks"},
     {"build"},
-    {"scoring", "testing"},
+    {"scoring", "outlook", "testing"},
     {"cli"},
     {"__main__"},
 ]

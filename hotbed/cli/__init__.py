@@ -35,12 +35,13 @@ COMMANDS = {
     "prepare": Entry("hotbed.cli.prepare", "prepare_command", "Turn raw logs into a dataset directory."),
     "data": Entry("hotbed.cli.data", "data_app", "Describe a dataset, or fetch a public one."),
     "models": Entry("hotbed.cli.models", "models_command", "List the models and their options."),
+    "plan": Entry(
+        "hotbed.cli.plan", "plan_command", "Say what a run will take and how fast it will be, before it starts."
+    ),
     "simulate": Entry(
         "hotbed.cli.simulate", "simulate_command", "Count a cache's hits on a dataset, without training."
     ),
-    "verify": Entry(
-        "hotbed.cli.verify", "verify_command", "Prove on your own data that the cache changes no bit."
-    ),
+    "verify": Entry("hotbed.cli.verify", "verify_command", "Prove on your own data that the cache changes no bit."),
     "bench": Entry("hotbed.cli.bench", "bench_command", "Time the training step beside FBGEMM's and torch's."),
     "checkpoint": Entry(
         "hotbed.cli.checkpoint", "checkpoint_app", "List, verify, compare and prune the checkpoints of a run."
@@ -82,9 +83,9 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
             if isinstance(command, typer.Typer):
                 app.add_typer(command, name=name, help=entry.summary)
             else:
-                app.command(name, no_args_is_help=name in ("evaluate", "predict", "prepare", "simulate", "report"))(
-                    command
-                )
+                app.command(
+                    name, no_args_is_help=name in ("evaluate", "predict", "prepare", "plan", "simulate", "report")
+                )(command)
         else:
             app.command(name, help=entry.summary)(_named_only)
     return app

@@ -12,8 +12,11 @@ from hotbed.cli.results import result_table
 from hotbed.cli.storage import id_table, tiers_text
 
 if TYPE_CHECKING:
+    import torch
+
     from hotbed.build import Built
     from hotbed.config import RunConfig
+    from hotbed.data.dataset import Dataset
     from hotbed.train.loop import Training
 
 _FEW_STEPS = 40
@@ -59,6 +62,44 @@ def tell(summary: dict[str, Any], folder: Path) -> None:
             f"hotbed train --resume {shlex.quote(str(folder))}",
             soft_wrap=True,
         )
+
+
+def foretell(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> None:
+    """What the run will take, on the screen and in its folder: at most two seconds, and nothing is measured."""
+    from hotbed.cli.plan_text import outlook_text
+    from hotbed.outlook import Asked
+    from hotbed.outlook.beside import quick_outlook, write_forecast
+
+    with err().status("forecasting"):
+        outlook = quick_outlook(Asked(config, dataset))
+    if outlook is None:
+        return
+    write_forecast(folder, outlook)
+    if not quiet:
+        from hotbed.memory import in_words
+
+        taken = f"{in_words(outlook.bytes_of('device'))} on the device, {in_words(outlook.bytes_of('memory'))} of host memory"
+        err().print(f"forecast: {taken}\n{outlook_text(outlook)}", soft_wrap=True)
+
+
+def tell_truth(summary: dict[str, Any], folder: Path, device: torch.device) -> str:
+    """What was forecast beside what happened; "" where nothing was."""
+    from hotbed.memory import in_words
+    from hotbed.outlook.beside import write_truth
+
+    words = {"hit_rate": "rows hit", "lookup_hit_rate": "look-ups hit", "bytes_in": "to device", "bytes_out": "back"}
+    words |= {"cache_bytes": "cache", "peak_device_bytes": "peak device memory", "samples_per_s": "samples/s"}
+
+    def shown(name: str, value: float | None) -> str:
+        if value is None:
+            return "?"
+        if name.endswith("hit_rate"):
+            return f"{100 * value:.2f} %"
+        return in_words(value) if "bytes" in name else f"{value:,.0f}"
+
+    found = write_truth(folder, summary, device)
+    parts = [f"{words[one.name]} {shown(one.name, one.forecast)} / {shown(one.name, one.truth)}" for one in found]
+    return f"forecast / truth: {', '.join(parts)}" if any(one.forecast is not None for one in found) else ""
 
 
 def opening(built: Built) -> str:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hotbed.cli.console import err
+from hotbed.cli.console import err, out
 from hotbed.cli.dataset import open_dataset
 from hotbed.cli.progress import Warnings, watcher
 from hotbed.cli.ranks import Ranks, Start, joined
-from hotbed.cli.told import as_run_file, opening, tell, warn_of_few_steps
+from hotbed.cli.told import as_run_file, foretell, opening, tell, tell_truth, warn_of_few_steps
 
 if TYPE_CHECKING:
     from hotbed.build import Built
@@ -101,6 +101,7 @@ def train_command(
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Start anew in a folder that holds a run."),
     quiet: bool = typer.Option(False, "--quiet", help="Only the result."),
+    forecast: bool = typer.Option(True, help="Say first what the run will take, and at the end what it did."),
     show: bool = typer.Option(False, "--show", help="Print all settings as a run file, and train nothing."),
 ) -> None:
     """Train a model. Without arguments: the default model on the embedded click log.
@@ -150,7 +151,8 @@ def train_command(
     with joined() as ranks:
         if resume is None:
             asked = None if folder is None else Start(folder, overwrite=overwrite)
-            _train(read_config(run_file, given, sets), asked, ranks, quiet=quiet, source=warm_start)
+            config = read_config(run_file, given, sets)
+            _train(config, asked, ranks, quiet=quiet, source=warm_start, forecast=forecast)
         else:
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
             _train(_resumed(resume, given, sets, refused), Start(resume, resume=True), ranks, quiet=quiet)
@@ -198,7 +200,15 @@ def _resumed(folder: Path, given: dict[str, Any], sets: list[str], refused: dict
     return after
 
 
-def _train(config: RunConfig, asked: Start | None, ranks: Ranks, *, quiet: bool, source: Path | None = None) -> None:
+def _train(
+    config: RunConfig,
+    asked: Start | None,
+    ranks: Ranks,
+    *,
+    quiet: bool,
+    source: Path | None = None,
+    forecast: bool = False,
+) -> None:
     from hotbed.build import build, compare
     from hotbed.data.describe import describe
     from hotbed.train.files import write_text
@@ -237,6 +247,8 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, *, quiet: bool,
             err().print(f"warm start {carried.text()}", soft_wrap=True)
         if world.is_first:
             warn_of_few_steps(built.training, config.data.batch_size)
+        if forecast and world.size == 1:
+            foretell(config, dataset, run_folder, quiet)
         _run(built, quiet)
 
 
@@ -294,6 +306,9 @@ def _run(built: Built, quiet: bool) -> None:
                 write_report(folder)
         raise
     if speaks:
+        told = tell_truth(ending.summary, folder, built.training.learner.device)
         tell(ending.summary, folder)
+        if told:
+            out().print(told, soft_wrap=True)
     if not ending.summary["finished"]:
         raise typer.Exit(ending.exit_code)

@@ -6,6 +6,7 @@ from importlib.resources import files
 
 from hotbed.report import sections
 from hotbed.report.cache import cache
+from hotbed.report.forecast import forecast
 from hotbed.report.ids import ids
 from hotbed.report.markup import text
 from hotbed.report.read import Run
@@ -24,6 +25,7 @@ def render(run: Run) -> str:
         cache(run, sections.CACHE_SHARE),
         tiers(run),
         ids(run),
+        forecast(run),
         sections.data(run),
         sections.asked(run),
         sections.go_on(run),

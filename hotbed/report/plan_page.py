@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hotbed.errors import RunError
+from hotbed.memory import in_words
 from hotbed.plan.curves import Curves
 from hotbed.report.curve_charts import curve_figures
+from hotbed.report.formats import percent
 from hotbed.report.markup import section, table, text
 from hotbed.report.page import whole
 
@@ -27,6 +31,28 @@ def write_curves(path: Path, name: str, curves: Curves, num_slots: int | None = 
         path.write_text(whole(f"{name}: misses over cache size", "", body), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}. Give another --html.") from error
+
+
+def outlook_section(figures: Mapping[str, Any]) -> str:
+    """What a run would take, as `Outlook.figures` tells it."""
+    rows = [
+        [text(part["tier"]), text(part["name"]), in_words(part["num_bytes"]), "exact" if part["exact"] else "estimate"]
+        for part in figures["bytes"]
+    ]
+    parts = [table("Bytes of every tier", ["tier", "what", "bytes", ""], rows)]
+    traffic, speed = figures["traffic"], figures["speed"]
+    told = []
+    if traffic is not None:
+        told.append(["distinct rows of a batch that the cache has", percent(traffic["hit_rate"], 2)])
+        told.append(["look-ups that hit", percent(traffic["lookup_hit_rate"], 2)])
+        told += [["to the device, of a step", in_words(figures["bytes_in"])], ["back", in_words(figures["bytes_out"])]]
+    if speed is not None:
+        told += [["samples/s", f"{speed['samples_per_s']:,.0f}"], ["the others wait for", text(speed["bottleneck"])]]
+    if told:
+        parts.append(table("A step", ["what", "forecast"], told))
+    parts += [f"<p>Does not fit, because {text(problem, 1000)}</p>" for problem in figures["problems"]]
+    parts += [f"<p>{text(note, 1000)}</p>" for note in figures["notes"]]
+    return section("outlook", "What it takes", *parts)
 
 
 def _numbers(curves: Curves) -> str:

@@ -1,0 +1,85 @@
+"""Settings in, bytes of every tier and of the workspace out.
+
+Rows and what finds them are exact: they are what budgets promise (hotbed/budget.py). The rest of the device is the batches
+ahead, vectors with their gradients, the model with gradients and optimizer state, and what kernels need besides, which is
+measured in the calibration.
+
+Shapes: S slots, L look-ups of a batch, T cells of the index.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from torch import nn
+
+from hotbed.cache import look_far
+
+_CELL = 16.25  # bytes of index, with its share of a mark
+_SLOT = 13  # bytes of slot state
+_FULL = 0.7
+_LANE_FACTOR, _LANE_KEYS = 1.6, 0.6  # of hotbed/pipeline/lanes.py
+
+
+class Part(NamedTuple):
+    """Bytes of one thing in one tier."""
+
+    tier: str  # device, memory or ssd
+    name: str
+    num_bytes: float
+    exact: bool
+
+
+class Shape(NamedTuple):
+    """What a batch is like."""
+
+    samples: int
+    features: int
+    dense: int
+    lookups: float
+    keys: float  # distinct
+    width: int  # of a vector
+
+
+def num_cells(num_slots: int, shape: Shape, look_ahead: int | None, num_rows: int, cuda: bool) -> float:
+    """Of the index, once the batches ahead are known: the table grows for their keys."""
+    _, far = look_far(int(shape.keys), num_slots, look_ahead)
+    cells = 2.0 * num_slots
+    if cuda:
+        return max(cells, _LANE_FACTOR * (num_slots + _LANE_KEYS * far * shape.keys))
+    live = min(num_slots + _LANE_KEYS * far * shape.keys, num_rows)
+    if live + shape.lookups > _FULL * cells:
+        cells = (live + shape.lookups) / _FULL * 1.12  # it grows by a quarter above what is needed at the time
+    return cells
+
+
+def index_bytes(num_slots: int, shape: Shape, look_ahead: int | None, num_rows: int, cuda: bool) -> int:
+    """Of index and slot states."""
+    cells = num_cells(num_slots, shape, look_ahead, num_rows, cuda)
+    return round(cells * (_CELL + (4 if cuda else 0)) + num_slots * _SLOT)
+
+
+def batch_bytes(shape: Shape) -> float:
+    """Of one batch as it is read."""
+    return 8 * shape.lookups + 4 * shape.samples * (shape.dense + 1)
+
+
+def batches_ahead(num_slots: int, shape: Shape, look_ahead: int | None) -> int:
+    """Batches that are on the device before their turn."""
+    return look_far(int(shape.keys), num_slots, look_ahead)[1] + 8  # eight more are read and not asked for yet
+
+
+def vector_bytes(shape: Shape) -> float:
+    """Of looked-up vectors and their gradients."""
+    return 2 * 4 * shape.samples * shape.features * shape.width
+
+
+def model_bytes(model: nn.Module) -> int:
+    """Of weights, gradients and two states of Adam."""
+    return 16 * sum(one.numel() for one in model.parameters())
+
+
+def staging_bytes(moved: float, record: int) -> float:
+    """Pinned host memory for rows on their way: three windows of two batches, both ways."""
+    return 3 * 2 * 2 * math.ceil(moved) * record

@@ -1,0 +1,327 @@
+"""One run's settings and data in; its tiers, traffic, stages and speed out, and what does not fit, with the way out.
+
+Exact: bytes of rows and what finds them, and counts of batches that were simulated. Estimated: batches beyond those, the ssd
+below memory, everything that a clock says, what a network of ranks would take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from hotbed.budget import Budgets, Room, rooms_of
+from hotbed.build import Sketch, model_of, pick_device, sketch
+from hotbed.cache import look_far, window_length
+from hotbed.config import RunConfig
+from hotbed.data.dataset import Dataset
+from hotbed.errors import BudgetError, ConfigError
+from hotbed.forecast import model_problems, table_problems, too_small
+from hotbed.outlook import memory
+from hotbed.outlook.calibrate import Calibration, calibrate, is_cached, known_calibration
+from hotbed.outlook.memory import Part, Shape
+from hotbed.outlook.planning import plan_seconds
+from hotbed.outlook.speed import Job, Speed, speed_of
+from hotbed.outlook.ssd import ssd_problems, ssd_speed
+from hotbed.outlook.traffic import Course, Traffic, distinct_rows, owned, watch, with_memory
+from hotbed.outlook.wires import Wires, wires_of
+from hotbed.parallel.world import World
+from hotbed.plan import Ahead, Replay
+from hotbed.plan.given import Given, from_dataset
+from hotbed.shard import Shard
+
+MOST_LOOKUPS = 60_000_000  # that are simulated
+QUICK_LOOKUPS = 5_000_000  # likewise, when a run is about to start
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run, and how much may be found out about it."""
+
+    config: RunConfig
+    dataset: Dataset
+    world: int = 1
+    calibrate: str = "auto"  # auto: where nothing is known; again; known: nothing is measured; no: no speed at all
+    most_lookups: int = MOST_LOOKUPS
+    shared: dict[Any, Any] = field(default_factory=dict)  # traces, for several settings of one dataset
+
+    @cached_property
+    def sketch(self) -> Sketch:
+        return sketch(self.config, self.dataset, World(0, self.world))
+
+    @cached_property
+    def given(self) -> Given:
+        """The first batches of the run."""
+        data, samples = self.config.data, self.dataset.schema.splits["train"].rows
+        lookups = sum(max(one.lookups / max(samples, 1), 1) for one in self.dataset.schema.features)
+        most = max(2, int(self.most_lookups / (data.batch_size * max(lookups, 1))))
+        name = (data.batch_size, data.shuffle, self.config.train.seed, most)
+        if name not in self.shared:
+            given = from_dataset(
+                self.dataset, batch_size=data.batch_size, shuffle=data.shuffle, seed=self.config.train.seed,
+                max_batches=most,
+            )  # fmt: skip
+            self.shared[name] = given
+        found: Given = self.shared[name]
+        return found
+
+    @cached_property
+    def replay(self) -> Replay:
+        """What this rank sees of them."""
+        name = ("replay", id(self.given), self.world)
+        if name not in self.shared:
+            self.shared[name] = Replay(owned(self.given.trace, Shard(0, self.world)))
+        found: Replay = self.shared[name]
+        return found
+
+
+class Outlook(NamedTuple):
+    """What a run will take."""
+
+    setting: dict[str, Any]
+    parts: list[Part]
+    traffic: Traffic | None  # None: every row is on the device
+    record: int  # bytes
+    wires: Wires | None  # with several ranks
+    speed: Speed | None  # None: not measured
+    calibration: Calibration | None
+    problems: list[str]
+    notes: list[str]
+
+    def bytes_of(self, tier: str) -> float:
+        return sum(part.num_bytes for part in self.parts if part.tier == tier)
+
+    @property
+    def bytes_in(self) -> float:
+        """To the device, of a step."""
+        return self.traffic.copied * self.record if self.traffic else 0.0
+
+    @property
+    def bytes_out(self) -> float:
+        return self.traffic.written_back * self.record if self.traffic else 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """For JSON."""
+        traffic = self.traffic
+        return {
+            "setting": self.setting,
+            "fits": not self.problems,
+            "problems": self.problems,
+            "bytes": [part._asdict() for part in self.parts],
+            "device_bytes": self.bytes_of("device"),
+            "memory_bytes": self.bytes_of("memory"),
+            "ssd_bytes": self.bytes_of("ssd"),
+            "traffic": None if traffic is None else traffic._asdict(),
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "ssd_read": traffic.from_ssd * self.record if traffic else 0.0,
+            "ssd_written": traffic.to_ssd * self.record if traffic else 0.0,
+            "network": None if self.wires is None else self.wires._asdict(),
+            "speed": None if self.speed is None else self.speed._asdict(),
+            "samples_per_s": None if self.speed is None else self.speed.samples_per_s,
+            "bottleneck": None if self.speed is None else self.speed.bottleneck,
+            "notes": self.notes,
+        }
+
+
+def look_out(asked: Asked) -> Outlook:
+    """Forecast one run. What does not fit is told in `problems`, with as much as is known all the same."""
+    config, dataset = asked.config, asked.dataset
+    _check_rows(config, dataset)
+    device = pick_device(config.train.device)
+    problems: list[str] = []
+    room: Room | None = None
+    try:
+        room = _room(asked, device)
+    except (BudgetError, ConfigError) as error:
+        problems.append(str(error))
+    with torch.device("meta"):
+        model = model_of(config, dataset.schema)
+    if room is not None:
+        problems += table_problems(asked.sketch.storage, asked.sketch.amounts, device, asked.sketch.most_used)
+    problems += model_problems(model, device)
+    traffic, notes = None, []
+    num_slots = room.num_slots if room is not None else None
+    if num_slots is not None and room is not None:
+        needed = asked.replay.trace.most_keys
+        if needed > num_slots:
+            what = f"a batch of {config.data.batch_size:,} samples of train (data.batch_size)"
+            problems.append(str(too_small(what, needed, num_slots, asked.sketch.amounts)))
+        else:
+            traffic = _traffic(asked, room, num_slots)
+            notes += _notes(traffic, asked)
+    shape = _shape(asked, is_needed=num_slots is not None)
+    parts = _parts(asked, room, shape, memory.model_bytes(model), device.type == "cuda")
+    problems += ssd_problems(asked.sketch, room, asked.config.tables.ssd)
+    wires = wires_of(dataset, shape, asked.sketch, asked.world, model) if asked.world > 1 else None
+    known = None if problems else _calibration(asked)
+    speed = None
+    if known is not None:
+        speed = speed_of(known, traffic, _job(asked, traffic, num_slots, shape, wires, device.type == "cuda"))
+        parts += _measured_parts(known, num_slots)
+    setting = {
+        "data": config.data.path, "model": config.model.name, "dim": config.model.dim,
+        "batch_size": config.data.batch_size, "optimizer": config.tables.optimizer, "policy": config.tables.policy,
+        "device": str(device), "world": asked.world, "rows": asked.sketch.amounts.rows * asked.world,
+        "slots": num_slots, "record_bytes": asked.sketch.amounts.record, "hbm": config.tables.hbm,
+        "cache": config.tables.cache, "memory": config.tables.memory, "ssd": config.tables.ssd,
+    }  # fmt: skip
+    return Outlook(
+        setting, parts, traffic, asked.sketch.amounts.record, wires, speed, known, list(dict.fromkeys(problems)), notes
+    )
+
+
+def _check_rows(config: RunConfig, dataset: Dataset) -> None:
+    train = dataset.schema.splits.get("train")
+    if train is None or not train.rows:
+        raise ConfigError(
+            f"{config.data.path} has no rows to train on; its splits are {list(dataset.schema.splits)}. "
+            "`hotbed prepare` makes a train split."
+        )
+    if not dataset.schema.features:
+        raise ConfigError(f"{config.data.path} has no id features: there are no tables to plan for.")
+
+
+def _room(asked: Asked, device: torch.device) -> Room:
+    storage, amounts = asked.sketch.storage, asked.sketch.amounts
+    budgets = Budgets(storage.cache, storage.hbm, storage.memory, storage.ssd)
+    rooms = rooms_of(budgets, amounts.groups, device.type)
+    if len(rooms) > 1:
+        raise ConfigError(
+            "tables.dynamic: some features have dynamic ids and others not, which `hotbed plan` does not forecast; make all "
+            "dynamic, or none"
+        )
+    return rooms[0]
+
+
+def _traffic(asked: Asked, room: Room, num_slots: int) -> Traffic:
+    config = asked.config
+    given, train = asked.given, config.train
+    num_batches = -(-asked.dataset.schema.splits["train"].rows // config.data.batch_size)
+    ahead = Ahead(config.tables.window or None, config.tables.look_ahead or None)
+    course = Course(num_batches, train.epochs, train.max_steps, config.tables.policy, ahead)
+    distinct = distinct_rows(asked.dataset) // asked.world
+    traffic = watch(given, asked.replay, num_slots, course, distinct)
+    if room.place.folder is None:
+        return traffic
+    held = num_slots + (room.place.memory_slots or 0)
+    below = watch(given, asked.replay, held, course._replace(policy="lru"), distinct)
+    if not room.place.memory_slots:  # memory is the cache
+        return with_memory(traffic, traffic)
+    return with_memory(traffic, below)
+
+
+def _notes(traffic: Traffic, asked: Asked) -> list[str]:
+    epoch = -(-asked.dataset.schema.splits["train"].rows // asked.config.data.batch_size)
+    notes = []
+    if traffic.num_simulated < min(epoch, traffic.num_batches):
+        notes.append(
+            f"hit rates: the first {traffic.num_simulated:,} of {epoch:,} batches of an epoch were simulated; the others are "
+            "taken as the second half of those"
+        )
+    if traffic.num_batches > epoch:
+        notes.append("hit rates: later epochs are a second pass over the same batches, with a warm cache")
+    return notes
+
+
+def _shape(asked: Asked, is_needed: bool) -> Shape:
+    config, schema = asked.config, asked.dataset.schema
+    width = next(iter(asked.sketch.tables.values())).dim
+    samples = -(-config.data.batch_size // asked.world)
+    lookups, keys = float(samples * len(schema.features)), 0.0
+    if is_needed:
+        trace = asked.replay.trace
+        count = max(trace.num_batches, 1)
+        lookups, keys = trace.num_lookups / count, trace.keys.shape[0] / count
+    return Shape(samples, len(schema.features), len(schema.dense), lookups, keys, width)
+
+
+def _parts(asked: Asked, room: Room | None, shape: Shape, dense: int, cuda: bool) -> list[Part]:
+    amounts, tables = asked.sketch.amounts, asked.config.tables
+    ahead = tables.look_ahead or None
+    parts = []
+    if room is None or room.num_slots is None:
+        parts.append(Part("device", "rows", amounts.whole, True))
+        far = 8
+    else:
+        slots = room.num_slots
+        index = memory.index_bytes(slots, shape, ahead, amounts.rows, cuda)
+        parts += [Part("device", "rows in the cache", slots * amounts.record, True)]
+        parts += [Part("device", "index of the cache", index, False)]
+        far = memory.batches_ahead(slots, shape, ahead)
+        parts += _below(asked, room)
+    where = "device" if cuda else "memory"
+    parts.append(Part(where, "batches ahead", far * memory.batch_bytes(shape), False))
+    parts.append(Part("device", "vectors and gradients", memory.vector_bytes(shape), False))
+    parts.append(Part("device", "model and its optimizer", dense, True))
+    return parts
+
+
+def _below(asked: Asked, room: Room) -> list[Part]:
+    """Tiers under the cache, once every row that occurs was used."""
+    amounts = asked.sketch.amounts
+    used = min(amounts.rows, asked.sketch.most_used)
+    if room.place.folder is None:
+        return [Part("memory", "rows below the cache", used * amounts.record + amounts.rows, True)]
+    held = room.place.memory_slots or 0
+    parts = [Part("memory", "rows over the ssd", held * (amounts.record + 25), True)] if held else []
+    parts.append(Part("memory", "index of the ssd", amounts.rows * (12 if held else 8), True))
+    parts.append(Part("ssd", "rows", used * (amounts.record + 16), False))
+    return parts
+
+
+def _measured_parts(known: Calibration, num_slots: int | None) -> list[Part]:
+    """CUDA: what kernels and the model take beside the parts that are known."""
+    if not known.peak_bytes:
+        return []
+    return [Part("device", "workspace (measured)", known.peak_bytes + known.slot_bytes * (num_slots or 0), False)]
+
+
+def _calibration(asked: Asked) -> Calibration | None:
+    if asked.calibrate == "no":
+        return None
+    if asked.calibrate == "known":
+        return known_calibration(asked.config, asked.dataset, asked.sketch)
+    return calibrate(
+        asked.config, asked.dataset, asked.sketch, again=asked.calibrate == "again", short=asked.calibrate == "short"
+    )
+
+
+def _job(
+    asked: Asked, traffic: Traffic | None, num_slots: int | None, shape: Shape, wires: Wires | None, cuda: bool
+) -> Job:
+    config = asked.config
+    steps = -(-asked.dataset.schema.splits["train"].rows // config.data.batch_size) * config.train.epochs
+    steps = min(steps, config.train.max_steps) if config.train.max_steps else steps
+    far = 4
+    if num_slots is not None and is_cached(asked.sketch):
+        far = look_far(int(shape.keys), num_slots, config.tables.look_ahead or None)[1]
+    planning = 0.0
+    if traffic is not None and num_slots is not None and not cuda:
+        planning = _planning(asked, traffic, num_slots, shape)
+    folder = config.tables.ssd
+    return Job(
+        samples=config.data.batch_size,
+        num_steps=steps,
+        record=asked.sketch.amounts.record,
+        num_slots=num_slots,
+        batches_ahead=far,
+        cuda=cuda,
+        planning=planning,
+        ssd_speed=ssd_speed(folder, asked.sketch.amounts.record) if folder and traffic is not None else 0.0,
+        network=0.0 if wires is None else wires.seconds,
+    )
+
+
+def _planning(asked: Asked, traffic: Traffic, num_slots: int, shape: Shape) -> float:
+    """Measured at this size, with a batch of the run."""
+    trace, tables = asked.replay.trace, asked.config.tables
+    last = max(0, trace.num_batches - 2)
+    counts = trace.counts[trace.offsets[last] : trace.offsets[last + 1]]
+    num_keys = int(counts.shape[0])
+    window = window_length([num_keys] * 30, num_slots, tables.window or None)
+    share = min(1.0, traffic.misses * window / max(traffic.keys * window, 1))
+    cells = memory.num_cells(num_slots, shape, tables.look_ahead or None, asked.sketch.amounts.rows, False)
+    return plan_seconds(num_slots, cells, counts, share, window, tables.policy)

@@ -1,0 +1,125 @@
+"""One run in, the same with other budgets, batch sizes, dims, optimizers or ranks out; and what of it to take.
+
+A line of a table is a whole outlook: simulated, and where a speed is asked for, measured. The recommendation is the smallest
+cache that hardly slows the run down, of those that fit all budgets given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from hotbed.budget import cache_share
+from hotbed.config import ROW_RATES, RunConfig, raise_problems
+from hotbed.errors import ConfigError
+from hotbed.memory import in_words, parse_bytes
+from hotbed.outlook.outlook import Asked, Outlook, look_out
+from hotbed.plan.curves import sizes_between
+from hotbed.run_file import compose
+
+PATHS = {
+    "hbm": "tables.hbm",
+    "cache": "tables.cache",
+    "memory": "tables.memory",
+    "ssd": "tables.ssd",
+    "batch_size": "data.batch_size",
+    "dim": "model.dim",
+    "optimizer": "tables.optimizer",
+    "policy": "tables.policy",
+    "world": "",
+}
+_ENOUGH = 0.01  # of the hit rate that a larger cache would add
+
+
+class Change(NamedTuple):
+    """One setting with other values, as a user wrote them."""
+
+    name: str
+    values: list[str]
+
+
+def parse_change(text: str) -> Change:
+    """'hbm=1GiB,2GiB' -> what to vary."""
+    name, equals, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    listed = [value.strip() for value in values.split(",") if value.strip()]
+    if not equals or name not in PATHS or not listed:
+        raise ConfigError(
+            f"--what-if takes NAME=VALUE,VALUE with NAME one of {', '.join(PATHS)}, such as hbm=1GiB,2GiB; not {text!r}"
+        )
+    return Change(name, listed)
+
+
+def vary(asked: Asked, change: Change) -> list[tuple[str, Outlook]]:
+    """The outlook for each value."""
+    found = []
+    for value in change.values:
+        found.append((value, look_out(_with(asked, change.name, value))))
+    return found
+
+
+def _with(asked: Asked, name: str, value: str) -> Asked:
+    if name == "world":
+        if not value.isdigit() or not int(value):
+            raise ConfigError(f"--what-if world={value}: must be a whole number from 1")
+        return dataclasses.replace(asked, world=int(value))
+    sets = [f"{PATHS[name]}={value}"]
+    if name == "hbm":
+        sets.append("tables.cache=0.0")
+    elif name == "cache":
+        sets.append("tables.hbm=")
+    elif name == "optimizer":
+        sets.append(f"tables.lr={ROW_RATES.get(value, 0.1)}")
+    elif name == "batch_size":
+        sets.append(f"data.eval_batch_size={value}")
+    config, problems = compose(None, flat_of(asked.config), sets)
+    raise_problems(problems)
+    return dataclasses.replace(asked, config=config)
+
+
+class Advice(NamedTuple):
+    """A setting that fits."""
+
+    num_slots: int
+    share: float  # of the rows
+    hbm: str
+    hit_rate: float
+    why: str
+
+
+def advise(asked: Asked, outlook: Outlook) -> Advice | None:
+    """The smallest cache within the budget whose hit rate a budget's worth of slots hardly betters; None without a cache."""
+    if outlook.traffic is None or outlook.setting["slots"] is None:
+        return None
+    amounts, policy = asked.sketch.amounts, asked.config.tables.policy
+    most = int(outlook.setting["slots"])
+    best = outlook.traffic.hit_rate
+    for size in sizes_between(asked.replay.trace.most_keys, most, 6):
+        hot = asked.given.hot(size) if policy == "static" else None
+        counts = asked.replay.run(size, policy, hot=hot).counts
+        if counts.hit_rate >= best - _ENOUGH or size >= most:
+            share = cache_share(None, amounts.cached(size), [(max(amounts.rows, 1), amounts.record)]) or 0.0
+            why = (
+                f"{size:,} slots hit {100 * counts.hit_rate:.1f} % of the distinct rows of a batch; all {most:,} that the "
+                f"budget holds hit {100 * best:.1f} %"
+            )
+            return Advice(size, share, in_words(amounts.cached(size)), counts.hit_rate, why)
+    return None
+
+
+def flat_of(config: RunConfig) -> dict[str, Any]:
+    """{"section.name": value}."""
+    sections = dataclasses.asdict(config).items()
+    return {f"{section}.{name}": value for section, values in sections for name, value in values.items()}
+
+
+def check_amounts(given: dict[str, str | None]) -> None:
+    """All budgets that are no amounts, at once."""
+    problems = []
+    for name, value in given.items():
+        if value:
+            try:
+                parse_bytes(value.rpartition(":")[2] if name == "ssd" else value, f"--{name}")
+            except ConfigError as error:
+                problems.append(str(error))
+    raise_problems(problems)

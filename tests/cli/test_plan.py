@@ -1,0 +1,144 @@
+"""`hotbed plan` from the outside."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from hotbed.data.dataset import Dataset
+from hotbed.data.prepare import prepare
+from hotbed.plan import read_trace, simulate
+from tests.data.small import make_dataset
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(hotbed, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOTBED_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def data(tmp_path):
+    make_dataset(tmp_path / "data", {"train": [300, 120], "valid": [50]})
+    return tmp_path / "data"
+
+
+SMALL = ("--batch-size", 16, "--dim", 4, "--set", "model.options.hidden=[8]", "--device", "cpu")
+NO_SPEED = (*SMALL, "--calibrate", "no")
+
+
+def test_hit_rates_are_those_of_the_simulator(hotbed, data):
+    found = json.loads(hotbed("plan", data, "--cache", "0.2", *NO_SPEED, "--json").out)
+    trace = read_trace(Dataset.open(data), batch_size=16, shuffle=True)
+    counts = simulate(trace, round(0.2 * trace.num_rows))
+    assert found["fits"]
+    assert found["traffic"]["hit_rate"] == pytest.approx(counts.hit_rate)
+    assert found["bytes_in"] * trace.num_batches == pytest.approx(
+        (counts.misses - counts.created) * found["setting"]["record_bytes"]
+    )
+    assert found["bytes_out"] * trace.num_batches == pytest.approx(
+        counts.written_back * found["setting"]["record_bytes"]
+    )
+    assert [one["name"] for one in found["curves"]] == ["lru, no look-ahead", "oracle", "optimum"]
+    assert found["recommendation"]["num_slots"] <= found["setting"]["slots"]
+
+
+def test_a_speed_is_measured_once_and_kept(hotbed, data, tmp_path):
+    first = hotbed("plan", data, "--cache", "0.2", *SMALL, "--no-curve")
+    assert first.code == 0, first.err
+    assert re.search(r"speed: [\d,]+ samples/s", first.out)
+    (entry,) = json.loads((tmp_path / "cache" / "calibration.json").read_text()).values()
+    hotbed("plan", data, "--cache", "0.3", *SMALL, "--no-curve")
+    kept = json.loads((tmp_path / "cache" / "calibration.json").read_text())
+    assert list(kept.values()) == [entry]
+    hotbed("plan", data, "--cache", "0.3", *SMALL, "--no-curve", "--calibrate", "again")
+    (again,) = json.loads((tmp_path / "cache" / "calibration.json").read_text()).values()
+    assert again["measured_at"] > entry["measured_at"]
+
+
+def test_what_if_tables_and_a_page(hotbed, data, tmp_path):
+    asked = (
+        "--cache",
+        "0.2",
+        *NO_SPEED,
+        "--what-if",
+        "cache=0.1,0.5",
+        "--what-if",
+        "dim=4,8",
+        "--what-if",
+        "world=1,2",
+    )
+    result = hotbed("plan", data, *asked, "--html", tmp_path / "plan.html")
+    assert result.code == 0, result.err
+    assert "what if cache were" in result.out
+    assert "recommended: --hbm" in result.out
+    page = (tmp_path / "plan.html").read_text()
+    assert "What it takes" in page
+    assert page.count('<svg class="chart"') == 2
+    found = json.loads(hotbed("plan", data, *asked, "--json").out)["what_if"]
+    assert found["cache"]["0.1"]["traffic"]["hit_rate"] < found["cache"]["0.5"]["traffic"]["hit_rate"]
+    assert found["dim"]["4"]["bytes_in"] < found["dim"]["8"]["bytes_in"]
+
+
+def test_ranks_share_rows_and_send_bytes(hotbed, tmp_path):
+    rng = np.random.default_rng(0)
+    lines = [f"{rng.integers(2)},{int(rng.random() ** 3 * 200)},{rng.integers(30)}" for _ in range(600)]
+    (tmp_path / "log.csv").write_text("\n".join(["label,user,ad", *lines]))
+    prepare([tmp_path / "log.csv"], tmp_path / "log", ids=["user", "ad"])
+    asked = ("--cache", "0.5", "--batch-size", 32, "--dim", 4, "--calibrate", "no", "--no-curve", "--device", "cpu")
+    found = json.loads(hotbed("plan", tmp_path / "log", *asked, "--what-if", "world=1,2", "--json").out)["what_if"][
+        "world"
+    ]
+    one, two = found["1"], found["2"]
+    assert one["network"] is None
+    assert two["network"]["in_node"] > 0
+    assert two["setting"]["slots"] < 0.6 * one["setting"]["slots"]
+
+
+def test_a_cache_that_holds_no_batch_does_not_fit(hotbed, data):
+    result = hotbed("plan", data, "--cache", "0.001", *NO_SPEED, "--no-curve")
+    assert result.code == 2
+    assert re.search(r"does not fit, because the cache is too small: .* needs \d+ rows at once", result.err)
+    share = re.search(r"Take --cache (\S+) or --hbm", result.err)[1]
+    assert hotbed("plan", data, "--cache", share, *NO_SPEED, "--no-curve").code == 0
+
+
+def test_memory_and_ssd_that_are_too_small(hotbed, data, tmp_path):
+    result = hotbed("plan", data, "--cache", "0.2", "--memory", "10KiB", *NO_SPEED, "--no-curve")
+    assert result.code == 2
+    assert "of host memory once all are used" in result.err.replace("\n", " ")
+    small = ("--cache", "0.2", "--memory", "30KiB", "--ssd", f"{tmp_path}:4MiB", *NO_SPEED, "--no-curve")
+    result = hotbed("plan", data, *small)
+    assert result.code == 0, result.err
+    assert "of the rows asked below the device" in result.out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--hbm", "2 parsecs"), "must be an amount of memory"),
+        (("--what-if", "colour=red"), "--what-if takes NAME=VALUE"),
+        (("--calibrate", "often"), "--calibrate is one of auto, again, no"),
+        (("--optimizer", "magic"), "tables.optimizer"),
+    ],
+)
+def test_wrong_options(hotbed, data, options, said):
+    result = hotbed("plan", data, *options)
+    assert result.code == 2
+    assert said in result.err
+
+
+def test_a_dataset_without_counts(hotbed, data):
+    for file in (data / "counts").iterdir():
+        file.unlink()
+    result = hotbed("plan", data, "--cache", "0.2", *NO_SPEED)
+    assert result.code == 2
+    assert "counts" in result.err
+    assert "hotbed prepare" in result.err
+
+
+def test_a_dataset_without_rows(hotbed, tmp_path):
+    make_dataset(tmp_path / "empty", {"train": [0], "valid": [5]})
+    result = hotbed("plan", tmp_path / "empty", *NO_SPEED)
+    assert result.code == 2
+    assert "no rows to train on" in result.err

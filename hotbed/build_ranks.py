@@ -49,10 +49,6 @@ def rank_problems(config: RunConfig, world: World) -> list[str]:
             )
     if config.dense.optimizer == "adagrad":
         problems.append(f"dense.optimizer: must be adam or sgd with {world.size} ranks, not 'adagrad'")
-    if config.tables.admit:
-        problems.append(
-            f"tables.admit: ids that are not admitted share a row, which no rank owns, and there are {world.size}; leave it out"
-        )
     if config.dense.optimizer == "sgd" and config.parallel.merge == "shared_v":
         problems.append("parallel.merge: must be params or moments with dense.optimizer=sgd, not 'shared_v'")
     return problems

@@ -278,7 +278,10 @@ class TablesSink:
         group = self._tables._group_of(part.table)
         dynamic = self._ids.get(_name_of(group))
         if group.shard.world > 1:
-            part = _only(part, group.owns(part.table, part.ids))
+            mine = group.owns(part.table, part.ids)
+            if "shared" in part.columns:  # of which every rank has a replica
+                mine |= part.columns["shared"] != 0
+            part = _only(part, mine)
         # numpy works in this thread alone; torch's threads would take turns with those that read: 0.8 instead of 0.15 s a GB
         keys = (
             group.shard.local_of(torch.from_numpy(part.ids.numpy() + group.members[part.table].base))

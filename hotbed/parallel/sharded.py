@@ -30,6 +30,7 @@ from hotbed.optim import RowOptimizer
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.modes import Mode, check_mode, way_of
 from hotbed.parallel.routes import RanksLeft, Route, Wanted, end_routes, make_routes, refuse_routes
+from hotbed.parallel.shared_rows import SharedRows
 from hotbed.parallel.unions import Want, with_unions
 from hotbed.parallel.wanted import keys_of_ids, wanted_of
 from hotbed.shard import Shard
@@ -70,14 +71,14 @@ class ShardedTables(EmbeddingTables):
         **options: Any,
     ) -> None:
         mesh = Mesh.from_environment() if mesh is None else mesh
-        _check_settings(tables, optimizer, gradients, traffic)
+        _check_settings(optimizer, gradients, traffic)
         check_mode(mode, optimizer)
         super().__init__(tables, optimizer, shard=Shard(mesh.rank, mesh.size), **options)
         self.mesh = mesh
         self._recorded = None  # what it records is of one rank
         scale = 1.0 if gradients == "sum" else 1.0 / mesh.size
-        sharded = [ShardFront(self, group, scale, traffic) for group in self.groups]
-        self._ways = [way_of(mode, front, mesh, group) for front, group in zip(sharded, self.groups)]
+        self._sharded = [ShardFront(self, group, scale, traffic) for group in self.groups]
+        self._ways = [way_of(mode, front, mesh, group) for front, group in zip(self._sharded, self.groups)]
         self.fronts = [*self._ways]
         self._mode = mode
         self._told = False  # the others know of the batch
@@ -158,10 +159,12 @@ class ShardedTables(EmbeddingTables):
     def asked(self, routes: list[Route], learns: bool) -> list[Lookups]:
         """The look-ups that all ranks ask this one for, by group. Dynamic ids take them for the next training batch."""
         found = []
-        for group, route in zip(self.groups, routes):
+        for group, front, route in zip(self.groups, self._sharded, routes):
             keys, sense = route.keys, None
             if isinstance(group, CachedGroup) and group.ids is not None:
                 keys, sense = keys_of_ids(group.ids, route, learns)
+                if learns and front.shared is not None:
+                    keys = front.shared.behind(keys)
             count = keys.shape[0]
             found.append(Lookups(keys, (Span("rows", 0, count, 1),), count, sense=sense, route=route))
         return found
@@ -193,6 +196,11 @@ class ShardFront:
         self._group = group
         self._scale = scale
         self._type = _TYPES[traffic]
+        self.shared: SharedRows | None = None  # where ids have to be admitted
+        if any(member.rules is not None and member.rules.admission is not None for member in group.members.values()):
+            assert isinstance(group, CachedGroup), "dynamic ids are looked up in a cache"
+            assert group.ids is not None, "ids that are admitted are dynamic"
+            self.shared = SharedRows(tables.mesh, group.ids)
 
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
@@ -213,7 +221,11 @@ class ShardFront:
         sums = self._summed(lookups, tables, grad, route.num_rows)
         received = route.give(self.narrow(sums)).to(grad.dtype)
         asked = self.asked(lookups, learns=True)
-        self._group.update_rows(asked, received, lr, number)
+        if self.shared is None:
+            self._group.update_rows(asked, received, lr, number)
+        else:
+            summed = self.shared.together(asked, received)
+            self._group.update_rows(summed.lookups, summed.grad, lr, number)
         return asked
 
     def asked(self, lookups: Lookups, learns: bool) -> Lookups:
@@ -236,7 +248,7 @@ class ShardFront:
     def _rows(self, lookups: Lookups) -> Tensor:
         """The rows [U, D] that this rank has asked for."""
         asked: Lookups = lookups.route
-        rows = self._group.lookup(asked)
+        rows = self._group.lookup(asked)[: asked.route.keys.shape[0]]
         brought: Tensor = asked.route.bring(self.narrow(rows))
         return brought.to(rows.dtype)
 
@@ -246,12 +258,8 @@ class ShardFront:
         return sums if self._scale == 1.0 else sums * self._scale
 
 
-def _check_settings(tables: Mapping[str, Table], optimizer: RowOptimizer | None, gradients: str, traffic: str) -> None:
-    wrong = [
-        f"table {name!r}: ids that are not admitted share a row, which no rank owns; leave out admit="
-        for name, table in tables.items()
-        if table.admit is not None
-    ]
+def _check_settings(optimizer: RowOptimizer | None, gradients: str, traffic: str) -> None:
+    wrong = []
     if gradients not in ("mean", "sum"):
         wrong.append(f"gradients must be 'mean' or 'sum', not {gradients!r}")
     if traffic not in _TYPES:

@@ -1,4 +1,4 @@
-"""`hotbed train --dynamic` in ranks: kills change nothing, checkpoints go to any number of ranks, and models are those of any run."""
+"""`hotbed train --dynamic` in ranks: kills change nothing, checkpoints go to any number of ranks, models are as any other."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from tests.distributed.ranks import run_ranks
 from tests.distributed.test_train import CHECKPOINT, STEPS, arguments, end_of, hotbed
 from tests.distributed.train_ranks import TrainRanks
 
-DYNAMIC = ("--dynamic", "--expire", "unused 20 steps, every 5", "--set", "train.log_every=1000")
+DYNAMIC = ("--dynamic", "--admit", "after 2", "--expire", "unused 20 steps, every 5", "--set", "train.log_every=1000")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,8 @@ def resumed(run: str):
     training.resume()
     tables = training.learner.tables
     assert tables.num_updates == training.progress.step == STEPS
-    return {name: tables.rows(name) for name in tables.tables}, training.ids()
+    shared = {name: tables.shared_row(name)["weight"].numpy() for name in tables.tables}
+    return {name: tables.rows(name) for name in tables.tables}, shared, training.ids()
 
 
 @pytest.mark.parametrize("where", ["memory", "ssd"])
@@ -85,8 +86,9 @@ def test_a_checkpoint_of_two_ranks_goes_into_one_and_three(tmp_path, where):
     counts = json.loads((run / "summary.json").read_text())["ids"]
     for found in ([resumed(str(run))], run_ranks(resumed, 3, str(run))):
         for name in counts:
-            ids = torch.cat([rows[name][0] for rows, _ in found])
-            weight = torch.cat([rows[name][1]["weight"] for rows, _ in found])[ids.argsort()]
+            ids = torch.cat([rows[name][0] for rows, _, _ in found])
+            weight = torch.cat([rows[name][1]["weight"] for rows, _, _ in found])[ids.argsort()]
             assert np.array_equal(ids.sort().values.numpy(), model[f"{name}.id"]), name
             assert np.array_equal(weight.numpy(), model[f"{name}.weight"]), name
-        assert all(told == counts for _, told in found)
+            assert all(np.array_equal(shared[name], model[f"{name}.shared"]) for _, shared, _ in found), name
+        assert all(told == counts for _, _, told in found)

@@ -46,7 +46,7 @@ class Embedded(NamedTuple):
 
 EMBEDDED = (
     *(
-        Embedded(shape.name, f"generated {shape.summary}; {shape.name}:N for N train rows", "none")
+        Embedded(shape.name, f"generated: {shape.summary}; {shape.name}:N for N train rows", "none")
         for shape in SHAPES.values()
     ),
     Embedded("adult", "UCI Adult census income, real, 48,842 rows", "CC BY 4.0, B. Becker and R. Kohavi, UCI"),

@@ -274,10 +274,10 @@ def test_wrong_sizes_and_places(tmp_path):
 
 
 def test_half_a_log_is_not_left_behind(tmp_path, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hotbed.data.synthetic.text_files.render", full)
+    monkeypatch.setattr("hotbed.data.synthetic.text_files.run_ahead", full)
     with pytest.raises(DataError, match="No space left"):
         write_tsv(tmp_path / "log.tsv", 0, 10)
     assert list(tmp_path.iterdir()) == []

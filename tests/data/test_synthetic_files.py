@@ -182,6 +182,9 @@ def test_folders_of_other_text(tmp_path):
     write_days(tmp_path / "d", log, 200)
     with pytest.raises(ConfigError, match=r"the text of another log .seed 0, not 1"):
         write_days(tmp_path / "d", ClickLog(AVAZU, seed=1, rows_per_day=100), 200)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file; the text of several days needs a folder"):
+        write_days(tmp_path / "file", log, 200)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "diary").touch()
     with pytest.raises(ConfigError, match="holds other files"):

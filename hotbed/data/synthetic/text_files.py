@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from hotbed.data.synthetic.text import header, render
 from hotbed.errors import ConfigError, DataError
 
 CHUNK = 1 << 16
+SAMPLE = 1000  # rows that tell how long lines are
 SETTINGS = ".made-of.json"
 
 Report = Callable[[int], None]  # rows done since the last report
@@ -39,6 +41,7 @@ def write_text(
     check_text(log.shape)
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
+    _check_room(path.parent, log, stop - start)
     ranges = [(low, min(low + CHUNK, stop)) for low in range(start, stop, CHUNK)]
 
     def draw(pair: tuple[int, int]) -> tuple[int, NDArray[np.uint8]]:
@@ -67,6 +70,7 @@ def write_days(
     _settle(folder, log, num_rows)
     suffix = "tsv" if log.shape.text == "criteo" else "csv"
     starts = range(0, num_rows, log.rows_per_day)
+    _check_room(folder, log, num_rows - log.rows_per_day * len(list(folder.glob("day_*"))))
     width = max(2, len(str(len(starts) - 1)))  # by name is by day
     files = []
     for day, start in enumerate(starts):
@@ -87,6 +91,19 @@ def check_text(shape: Shape) -> None:
         )
 
 
+def _check_room(folder: Path, log: ClickLog, num_rows: int) -> None:
+    """A DataError before anything is written where the disk cannot take the text."""
+    if not folder.is_dir():
+        return  # opening the file says so
+    rows = log.rows(0, SAMPLE)
+    needed, free = len(render(log.shape, rows, 0)) / SAMPLE * num_rows, shutil.disk_usage(folder).free
+    if needed > free:
+        raise DataError(
+            f"{folder} has {free / 1e9:,.1f} GB free; the text of {num_rows:,} rows takes {needed / 1e9:,.1f} GB. "
+            "Write it to another disk, or make fewer rows."
+        )
+
+
 def _settle(folder: Path, log: ClickLog, num_rows: int) -> None:
     """Note what the folder is made of, or see that it is made of just that."""
     known = {
@@ -97,6 +114,8 @@ def _settle(folder: Path, log: ClickLog, num_rows: int) -> None:
         "rows_per_day": log.rows_per_day,
     }
     note = folder / SETTINGS
+    if folder.is_file():
+        raise ConfigError(f"{folder} is a file; the text of several days needs a folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         found = json.loads(note.read_text()) if note.is_file() else None

@@ -33,6 +33,7 @@ from hotbed.errors import ConfigError
 TRAIN_ROWS, VALID_ROWS, TEST_ROWS = 2_000_000, 200_000, 200_000
 ROW_GROUP = 1 << 14  # 8 of them make a shuffling block of the loader
 PART_ROWS = ROW_GROUP * 16
+MOST_LOOKUPS = 2**31 - 1  # of a column, since counts are 32-bit
 CHANCE_BINS = 1 << 16  # the best AUC is that of probabilities rounded to this many steps; right to 7 digits
 RAW_FORMATS = {"criteo": "criteo", "avazu": "csv", "": ""}
 
@@ -63,7 +64,7 @@ def other_rows(train: int) -> int:
 def make_log(shape: Shape, seed: int, num_rows: int, days: int | None) -> ClickLog:
     """The log of a shape, or one whose first `num_rows` rows span so many days."""
     if days is not None and not 1 <= days <= num_rows:
-        raise ConfigError(f"{num_rows:,} rows cannot span {days:,} days; a day needs a row, and there must be 1 day.")
+        raise ConfigError(f"{num_rows:,} rows cannot span {days:,} days; take 1 to {num_rows:,} of them.")
     return ClickLog(shape, seed, None if days is None else -(-num_rows // days))
 
 
@@ -86,6 +87,11 @@ def write_dataset(
     """
     if train < 1 or valid < 0 or test < 0:
         raise ConfigError(f"train={train}, valid={valid}, test={test}: train needs at least 1 row, the others 0.")
+    most = MOST_LOOKUPS // max(column.bag for column in shape.ids)
+    if train > most:
+        raise ConfigError(
+            f"{train:,} train rows are too many for a dataset of {shape.name}; it holds {most:,} at most."
+        )
     sizes = {"train": train, "valid": valid, "test": test}
     log = make_log(shape, seed, sum(sizes.values()), days)
     done, total = 0, 2 * train + valid + test

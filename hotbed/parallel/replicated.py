@@ -150,7 +150,7 @@ class ReplicatedFront:
         union: Union = asked.route.union
         num_new = self._replicas.place(union, lambda places: self._read(asked, union.standing[places]))
         num_own = int(union.standing.shape[0])
-        self.tally = self.tally.plus(Tally(1, asked.route.num_rows, num_own, num_new))
+        self.tally = self.tally.plus(Tally(1, asked.route.num_vectors, num_own, num_new))
         return union
 
     def _placed(self, asked: Lookups) -> Union:

@@ -1,8 +1,8 @@
 """Who asks whom for which rows: the look-ups of one batch, settled between all ranks.
 
-In: every rank's look-ups of a group, whose slots are keys. Each key is asked of its owner once, however often the batch has
-it. Out: the keys that this rank is asked for, by asking rank, and where every own look-up finds its row among those that
-come back. Rows and gradients then travel along the route as often as needed without another word about keys.
+In: every rank's look-ups of a group, whose slots are keys. What it asks for are rows, each once, or sums of parts of bags (see
+asks.py). Out: the keys that this rank is asked for, by asking rank, and where every own look-up finds its vector among those
+that come back. Vectors and gradients then travel along the route as often as needed without another word about keys.
 
 All ranks make the routes of the same batches in the same order. A rank that cannot (a bad id, say) tells the others, and all
 of them stop.
@@ -17,24 +17,13 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import RankError
-from hotbed.ops.deal import Dealt, Owners, deal
 from hotbed.ops.lookups import Lookups
+from hotbed.parallel.asks import Ask, Wanted, ask_of
 from hotbed.parallel.collect import Passage, carry, carry_back, passages
 from hotbed.parallel.mesh import Mesh
 from hotbed.shard import Shard
 
-_SMALL = 1 << 31  # keys below travel in 32 bits
 _FAILED, _ENDED, _LEFT = 1, 2, 3  # what a rank says that has no batch to settle
-
-
-class Wanted(NamedTuple):
-    """What this rank wants of one group."""
-
-    lookups: Lookups  # slots are negative for padding
-    keys: Tensor  # int64 [L], or dynamic ids
-    owner_of: Owners
-    tables: Tensor | None = None  # int32 [L], of dynamic ids
-    num_local: int = 0  # keys that a rank may have
 
 
 class Route(NamedTuple):
@@ -42,33 +31,35 @@ class Route(NamedTuple):
 
     mesh: Mesh  # that rows travel over
     own: Lookups  # of this rank; slots are places among the rows that come back
-    passage: Passage  # rows this rank asks of each, and each asks of this one
-    keys: Tensor  # int64 [rows that are asked for], by asking rank: local keys, or dynamic ids
+    passage: Passage  # vectors this rank asks of each, and each asks of this one: rows, or sums of parts of bags
+    keys: Tensor  # int64, by asking rank: local keys, or dynamic ids
+    starts: Tensor | None = None  # int64 [V + 1]: the keys of each vector; None where each is a row
     tables: Tensor | None = None  # int32, of dynamic ids
     times: Tensor | None = None  # int32, how often their rank's batch has them
     union: Any = None  # of the rows that all ranks ask for, where replicas are
 
     @property
-    def num_rows(self) -> int:
-        """That come back, each once."""
+    def num_vectors(self) -> int:
+        """That come back."""
         return self.passage.num_sent
 
-    def bring(self, rows: Tensor) -> Tensor:
-        """Rows [.., D] of the keys -> those that this rank has asked for [num_rows, D]."""
-        return carry_back(self.mesh, rows, self.passage)
+    def bring(self, vectors: Tensor) -> Tensor:
+        """Vectors [V, D] of the keys -> those that this rank has asked for [num_vectors, D]."""
+        return carry_back(self.mesh, vectors, self.passage)
 
-    def give(self, rows: Tensor) -> Tensor:
-        """The other way: what belongs to the rows that were asked for -> to their owners."""
-        return carry(self.mesh, rows, self.passage)
+    def give(self, gradients: Tensor) -> Tensor:
+        """The other way: what belongs to the vectors that were asked for -> to the owners."""
+        return carry(self.mesh, gradients, self.passage)
 
 
 def make_routes(mesh: Mesh, wanted: Sequence[Wanted], rows_over: Mesh) -> list[Route]:
     """The routes of one batch by group, settled over `mesh`."""
-    dealt = [deal(want.keys, want.lookups.slots, want.owner_of, mesh.size, want.tables) for want in wanted]
-    counts = torch.tensor([[*(d.counts[rank] for d in dealt), 0] for rank in range(mesh.size)])
+    asks = [ask_of(want, Shard(mesh.rank, mesh.size)) for want in wanted]
+    numbers = [numbers for ask in asks for numbers in (ask.num_keys, ask.num_vectors)]
+    counts = torch.tensor([*numbers, [0] * mesh.size]).t().contiguous()
     *settled, said = passages(mesh, counts, wanted[0].keys.device)
     _check(mesh, said.receive)
-    return [_route(mesh, *each)._replace(mesh=rows_over) for each in zip(wanted, dealt, settled)]
+    return [_route(mesh, ask, *both)._replace(mesh=rows_over) for ask, *both in zip(asks, settled[::2], settled[1::2])]
 
 
 def refuse_routes(mesh: Mesh, num_groups: int, error: BaseException, device: torch.device) -> None:
@@ -86,20 +77,22 @@ class RanksLeft(Exception):  # noqa: N818  not an error: the loop was left
 
 
 def _told(mesh: Mesh, num_groups: int, what: int, device: torch.device) -> list[int]:
-    counts = torch.zeros(mesh.size, num_groups + 1, dtype=torch.int64)
+    counts = torch.zeros(mesh.size, 2 * num_groups + 1, dtype=torch.int64)
     counts[:, -1] = what
     return passages(mesh, counts, device)[-1].receive
 
 
-def _route(mesh: Mesh, want: Wanted, dealt: Dealt, passage: Passage) -> Route:
-    own = want.lookups._replace(slots=dealt.places, check=None, bad=None, sense=None)
-    if dealt.kinds is not None:
-        marks = torch.stack([dealt.kinds, dealt.times], dim=1)
-        keys, marks = (carry(mesh, part, passage) for part in (dealt.keys, marks))
-        return Route(mesh, own, passage, keys, marks[:, 0], marks[:, 1])
-    keys = Shard(mesh.rank, mesh.size).local_of(dealt.keys)
-    narrow = keys.to(torch.int32) if want.num_local < _SMALL else keys
-    return Route(mesh, own, passage, carry(mesh, narrow, passage).to(torch.int64))
+def _route(mesh: Mesh, ask: Ask, of_keys: Passage, of_vectors: Passage) -> Route:
+    keys = carry(mesh, ask.keys, of_keys).to(torch.int64)
+    route = Route(mesh, ask.own, of_vectors, keys)
+    if ask.marks is not None:
+        marks = carry(mesh, ask.marks, of_keys)
+        return route._replace(tables=marks[:, 0], times=marks[:, 1])
+    if of_keys.num_received == of_vectors.num_received:
+        return route
+    is_first = keys >= 0
+    starts = torch.cat([is_first.nonzero().squeeze(1), torch.tensor([keys.shape[0]], device=keys.device)])
+    return route._replace(keys=torch.where(is_first, keys, ~keys), starts=starts)
 
 
 def _check(mesh: Mesh, said: list[int], mine: str = "", *, ends: bool = False) -> None:

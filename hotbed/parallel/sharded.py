@@ -2,9 +2,10 @@
 
     torchrun --nproc-per-node 2 train.py        # in it: tables = hotbed.ShardedTables({...}, optimizer, cache=0.015)
 
-Forward: each rank asks the owners for the distinct rows of its batch and pools what comes back. Backward: it sums the
-gradients of each of those rows over its batch and sends the sums to the owners, who add them in the order of the ranks and
-update. Behind each owner are its own cache and stores: to them the rows that others ask for are a batch like any other.
+Forward: each rank asks the owners for the distinct rows of its batch and pools what comes back, or has each owner pool its
+part of every bag, whichever moves fewer bytes. Backward: sums of gradients over the batch, or one gradient for each part, go to
+the owners, who add them in the order of the ranks and update. Behind each owner are its own cache and stores: to them what
+others ask for is a batch like any other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -27,12 +28,13 @@ from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups, Span
 from hotbed.ops.sums import sum_by_row
 from hotbed.optim import RowOptimizer
+from hotbed.parallel.asks import Bags, Wanted
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.modes import Mode, check_mode, way_of
-from hotbed.parallel.routes import RanksLeft, Route, Wanted, end_routes, make_routes, refuse_routes
+from hotbed.parallel.routes import RanksLeft, Route, end_routes, make_routes, refuse_routes
 from hotbed.parallel.shared_rows import SharedRows
 from hotbed.parallel.unions import Want, with_unions
-from hotbed.parallel.wanted import keys_of_ids, wanted_of
+from hotbed.parallel.wanted import keys_of_ids, tables_in_parts, wanted_of
 from hotbed.shard import Shard
 from hotbed.snapshot import TablesSink
 from hotbed.tables import EmbeddingTables
@@ -40,6 +42,7 @@ from hotbed.turns import Planned, Routed
 from hotbed.types import Jagged
 
 Traffic = Literal["fp32", "fp16", "bf16"]
+Pooled = Literal["auto", "always", "never"]
 _TYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -57,6 +60,10 @@ class ShardedTables(EmbeddingTables):
 
     `mode="replicated"` keeps the rows that batches lately wanted at every rank too; "auto" chooses for every group, from its
     first batches and the speed of the wires. The rows are the same to the bit (docs/distributed.md).
+
+    `pooled="auto"` lets owners add up their parts of bags where that moves fewer bytes than rows do; vectors then are sums of
+    at most W partial sums, which are rounded otherwise than in one process. "never" moves rows: the vectors of one process to
+    the bit. "always" is for measuring.
     """
 
     def __init__(
@@ -68,10 +75,11 @@ class ShardedTables(EmbeddingTables):
         gradients: Literal["mean", "sum"] = "mean",
         traffic: Traffic = "fp32",
         mode: Mode = "sharded",
+        pooled: Pooled = "auto",
         **options: Any,
     ) -> None:
         mesh = Mesh.from_environment() if mesh is None else mesh
-        _check_settings(optimizer, gradients, traffic)
+        _check_settings(optimizer, gradients, traffic, pooled)
         check_mode(mode, optimizer)
         super().__init__(tables, optimizer, shard=Shard(mesh.rank, mesh.size), **options)
         self.mesh = mesh
@@ -80,7 +88,7 @@ class ShardedTables(EmbeddingTables):
         self._sharded = [ShardFront(self, group, scale, traffic) for group in self.groups]
         self._ways = [way_of(mode, front, mesh, group) for front, group in zip(self._sharded, self.groups)]
         self.fronts = [*self._ways]
-        self._mode = mode
+        self._mode, self._pooled = mode, pooled
         self._told = False  # the others know of the batch
         self._idle: list[Mesh] = []  # that feeds have settled their batches over
 
@@ -166,13 +174,25 @@ class ShardedTables(EmbeddingTables):
                 if learns and front.shared is not None:
                     keys = front.shared.behind(keys)
             count = keys.shape[0]
-            found.append(Lookups(keys, (Span("rows", 0, count, 1),), count, sense=sense, route=route))
+            asked = Lookups(keys, (Span("rows", 0, count, 1),), count, sense=sense, route=route)
+            if route.starts is not None:
+                vectors = torch.arange(route.passage.num_received, device=keys.device)
+                asked = asked._replace(num_out=vectors.shape[0], starts=route.starts, out_rows=vectors)
+            found.append(asked)
         return found
 
     def _wanted(self, given: Given) -> list[Wanted]:
         """Own look-ups by group, checked."""
-        parts = zip(self.groups, self.group_inputs)
-        return [wanted_of(group, partial(flatten, inputs=inputs, given=given)) for group, inputs in parts]
+        found = []
+        for group, inputs, way, sharded in zip(self.groups, self.group_inputs, self._ways, self._sharded):
+            want = wanted_of(group, partial(flatten, inputs=inputs, given=given))
+            # Replicas are of rows; dynamic ids are counted one by one; alone nothing travels.
+            may_pool = way.wants == "none" and want.tables is None and self.mesh.size > 1 and self._pooled != "never"
+            tables = tables_in_parts(inputs, given) if may_pool else None
+            if tables is not None:
+                want = want._replace(bags=Bags(tables, sharded.row_bytes, self._pooled == "always"))
+            found.append(want)
+        return found
 
     def _wished(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
         """What all ranks want of this one; what they have settled about a batch holds, whatever became of its ids since."""
@@ -204,12 +224,12 @@ class ShardFront:
 
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
-        return lookup(self._rows(lookups), lookups, self.layout.dim)
+        return lookup(self._vectors(lookups), lookups, self.layout.dim)
 
     def rows_of(self, lookups: Lookups) -> Tensor:
-        """The weights [L, D] that the look-ups read; asks for them again."""
+        """The vectors [L, D] that the look-ups read: rows, or sums of parts of bags; asks for them again."""
         here = lookups._replace(route=self.asked(lookups, learns=False))
-        return rows_of(self._rows(here), lookups, self.layout.dim)
+        return rows_of(self._vectors(here), lookups, self.layout.dim)
 
     def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
         """Send the sums of the gradients to the owners, and update the rows that are here."""
@@ -218,7 +238,7 @@ class ShardFront:
     def updated(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> Lookups:
         """As `update`; what this rank was asked for, rows in place."""
         route: Route = lookups.route.route
-        sums = self._summed(lookups, tables, grad, route.num_rows)
+        sums = self._summed(lookups, tables, grad, route.num_vectors)
         received = route.give(self.narrow(sums)).to(grad.dtype)
         asked = self.asked(lookups, learns=True)
         if self.shared is None:
@@ -245,25 +265,27 @@ class ShardFront:
     def forget(self) -> None:
         """Rows change by other means than updates: nothing is kept here."""
 
-    def _rows(self, lookups: Lookups) -> Tensor:
-        """The rows [U, D] that this rank has asked for."""
+    def _vectors(self, lookups: Lookups) -> Tensor:
+        """The vectors [V, D] that this rank has asked for: rows, and sums of parts of bags."""
         asked: Lookups = lookups.route
-        rows = self._group.lookup(asked)[: asked.route.keys.shape[0]]
-        brought: Tensor = asked.route.bring(self.narrow(rows))
-        return brought.to(rows.dtype)
+        route: Route = asked.route
+        vectors = self._group.lookup(asked)[: route.passage.num_received]
+        return route.bring(self.narrow(vectors)).to(vectors.dtype)
 
-    def _summed(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, num_rows: int) -> Tensor:
-        """Sums [U, D] of the gradients of every row, in the order of the batch."""
-        sums = sum_by_row(grad, lookups, num_rows, tables)
+    def _summed(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, num_vectors: int) -> Tensor:
+        """Sums [V, D] of the gradients of every vector, in the order of the batch."""
+        sums = sum_by_row(grad, lookups, num_vectors, tables)
         return sums if self._scale == 1.0 else sums * self._scale
 
 
-def _check_settings(optimizer: RowOptimizer | None, gradients: str, traffic: str) -> None:
+def _check_settings(optimizer: RowOptimizer | None, gradients: str, traffic: str, pooled: str) -> None:
     wrong = []
     if gradients not in ("mean", "sum"):
         wrong.append(f"gradients must be 'mean' or 'sum', not {gradients!r}")
     if traffic not in _TYPES:
         wrong.append(f"traffic must be one of {', '.join(map(repr, _TYPES))}, not {traffic!r}")
+    if pooled not in get_args(Pooled):
+        wrong.append(f"pooled must be one of {', '.join(map(repr, get_args(Pooled)))}, not {pooled!r}")
     if optimizer is not None and optimizer.scale_by_count:
         wrong.append("scale_by_count=True needs the counts of all ranks, which do not travel; leave it out")
     if wrong:

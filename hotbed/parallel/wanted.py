@@ -15,9 +15,11 @@ from torch import Tensor
 from hotbed.cached_group import CachedGroup
 from hotbed.dynamic import DynamicIds, Sense
 from hotbed.group import TableGroup
+from hotbed.inputs import Given, GroupInputs
 from hotbed.ops.keys import FirstBad
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.parallel.routes import Route, Wanted
+from hotbed.parallel.asks import Wanted
+from hotbed.parallel.routes import Route
 
 
 def wanted_of(group: TableGroup, flattened: Callable[[Any], Lookups]) -> Wanted:
@@ -30,6 +32,18 @@ def wanted_of(group: TableGroup, flattened: Callable[[Any], Lookups]) -> Wanted:
     if lookups.check is not None:
         lookups.check()
     return Wanted(lookups, lookups.slots.to(torch.int64), group.shard.owner_of_any, num_local=group.num_rows)
+
+
+def tables_in_parts(inputs: GroupInputs, given: Given) -> tuple[int, ...] | None:
+    """The table of every span, or -1 where owners cannot pool: features with weights, sequences, tables without bags."""
+    features = [inputs.features[j] for j in inputs.order]
+    tables = dict.fromkeys(feature.table for feature in features if feature.name in given.bags)
+    for feature in features:
+        bag = given.bags.get(feature.name)
+        if feature.pooling == "none" or (bag is not None and bag.weights is not None):
+            tables.pop(feature.table, None)
+    number_of_table = {table: number for number, table in enumerate(tables)}
+    return tuple(number_of_table.get(feature.table, -1) for feature in features) if tables else None
 
 
 def keys_of_ids(ids: DynamicIds, route: Route, learns: bool) -> tuple[Tensor, Sense]:

@@ -204,8 +204,8 @@ def _others(size: int) -> float:
 
 
 def _numbers_of_routes(cluster: Cluster, num_groups: int) -> Sent:
-    """Each rank tells each other how many rows of each group it asks for, and whether it goes on."""
-    return all_to_all(cluster, _COUNT * (num_groups + 1) * cluster.size)
+    """Each rank tells each other how many keys and vectors of each group it asks for, and whether it goes on."""
+    return all_to_all(cluster, _COUNT * (2 * num_groups + 1) * cluster.size)
 
 
 def _absent(count: int, total: int, drawn: float) -> float:

@@ -76,7 +76,8 @@ def train(tables, rank, world, ahead=False):
 def in_ranks(optimizer, rank_options, ahead=False, double=False):
     import torch.distributed as dist
 
-    tables = ShardedTables(TABLES, OPTIMIZERS[optimizer], seed=5, gradients="sum", output="dict", **rank_options)
+    options = {"pooled": "never", **rank_options}  # so that vectors too are those of one process
+    tables = ShardedTables(TABLES, OPTIMIZERS[optimizer], seed=5, gradients="sum", output="dict", **options)
     if double:
         tables.double()
     result = train(tables, dist.get_rank(), dist.get_world_size(), ahead)
@@ -226,8 +227,9 @@ def left_early():
 
 
 def test_settings_that_cannot_be():
-    with pytest.raises(ConfigError, match=r"gradients must be 'mean' or 'sum', not 'max'; traffic must be .*'fp8'"):
-        ShardedTables({"a": Table(40, 4)}, gradients="max", traffic="fp8")
+    wrong = r"gradients must be 'mean' or 'sum', not 'max'; traffic must be .*'fp8'; pooled must be .* 'never', not True"
+    with pytest.raises(ConfigError, match=wrong):
+        ShardedTables({"a": Table(40, 4)}, gradients="max", traffic="fp8", pooled=True)
     with pytest.raises(ConfigError, match="counts of all ranks"):
         ShardedTables({"a": Table(40, 4)}, optim.SGD(lr=0.1, scale_by_count=True))
 

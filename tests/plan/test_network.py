@@ -145,7 +145,7 @@ def test_replicated_sends_the_rows_of_the_global_batch_to_everyone():
     sent = replicated(Cluster(1, 4), [group], 100, new=0.5)
     assert sent.rows.in_node == pytest.approx(0.5 * 3 * 64)
     assert sent.gradients.in_node == pytest.approx(3 * 64 + 3 * 64)
-    numbers = 3 * 16 + 3 * 8
+    numbers = 3 * 24 + 3 * 8
     assert sent.settling.in_node == pytest.approx(3 * (4 + 4) + 3 * 4 + numbers)
     assert together(*sent) == sent.total
 

@@ -86,7 +86,7 @@ def read_trace(
     keys_of = _Keys(dataset)
 
     def lookups() -> Iterable[NDArray[np.int64]]:
-        with closing(loader.epoch(0)) as batches:
+        with closing(loader.id_batches(0)) as batches:
             for done, batch in enumerate(islice(batches, total), start=1):
                 yield keys_of(batch)
                 progress(done, total)

@@ -1,7 +1,7 @@
 """What a dataset holds, as numbers: rows, positives, distinct ids, and how unevenly look-ups fall on them.
 
 In: an open Dataset. Out: a JSON-able dict. All figures are exact: they come from the counts files, which `prepare` filled
-from every row of the train split. Ids that `min_count` left out of the vocabulary are not among them.
+from every row of the train split. Ids that `min_count`, or the memory of `prepare`, left out are not among them.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ from hotbed.memory import in_words, parse_bytes
 
 IDS_MODES: tuple[IdMode, ...] = ("vocabulary", "hash", "raw")
 MEMORY = "2GiB"
-_LEAST_MEMORY = 256 << 20
+_LEAST_MEMORY = 1 << 30
+_MEMORY_OF_PROCESS = 384 << 20  # Python, numpy, pyarrow and compiled kernels
 _MEMORY_OF_WORKER = 448 << 20  # the most that a reel of any text takes; Criteo's take a third of it
 
 
@@ -237,7 +238,7 @@ def _memory(memory: str | int) -> int:
 def _workers(workers: int | None, memory: int) -> int:
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers} is below 1.")
-    return max(1, min(workers or len(os.sched_getaffinity(0)), memory // _MEMORY_OF_WORKER))
+    return max(1, min(workers or len(os.sched_getaffinity(0)), (memory - _MEMORY_OF_PROCESS) // _MEMORY_OF_WORKER))
 
 
 def _id_rule(ids_mode: str, hash_rows: int | None, min_count: int) -> IdRule:

@@ -59,12 +59,12 @@ def test_the_vocabulary_is_what_a_min_count_would_give(tmp_path_factory, pieces,
 
 def test_prepare_says_what_it_could_not_count(tmp_path, monkeypatch):
     """C1 has 4,000 distinct ids, three of them frequent; memory is made to hold some hundreds."""
-    monkeypatch.setattr("hotbed.data.merge.BYTES_OF_ID", (256 << 20) // 2 // 300)
+    monkeypatch.setattr("hotbed.data.merge.BYTES_OF_ID", (1 << 30) // 2 // 300)
     monkeypatch.setattr("hotbed.data.merge.HeavyHitters", small_sketch)
     rare = np.arange(4000)
     ids = np.where(rare % 4 == 0, -1 - rare % 3, rare)
     pq.write_table(pa.table({"label": rare % 2, "big": ids, "small": rare % 7}), tmp_path / "f.parquet")
-    options = {"ids": ["big", "small"], "memory": "256MiB"}
+    options = {"ids": ["big", "small"], "memory": "1GiB"}
     schema = prepare([tmp_path / "f.parquet"], tmp_path / "out", **options).schema
     big, small = schema.features
     assert (small.counting, small.count_error, small.distinct, small.rows) == ("exact", 0, 7, 8)
@@ -88,11 +88,11 @@ def small_sketch(_: int):
 
 
 def test_raw_ids_are_written_whole_whatever_is_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("hotbed.data.merge.BYTES_OF_ID", (256 << 20) // 2 // 300)
+    monkeypatch.setattr("hotbed.data.merge.BYTES_OF_ID", (1 << 30) // 2 // 300)
     monkeypatch.setattr("hotbed.data.merge.HeavyHitters", small_sketch)
     ids = np.arange(2000)
     pq.write_table(pa.table({"label": ids % 2, "big": ids}), tmp_path / "f.parquet")
-    schema = prepare([tmp_path / "f.parquet"], tmp_path / "out", ids=["big"], ids_mode="raw", memory="256MiB").schema
+    schema = prepare([tmp_path / "f.parquet"], tmp_path / "out", ids=["big"], ids_mode="raw", memory="1GiB").schema
     assert schema.features[0].counting == "sketch"
     table = pq.read_table(tmp_path / "out" / "train" / "part-00000.parquet")
     np.testing.assert_array_equal(table["big"].to_numpy(), ids)
@@ -101,7 +101,7 @@ def test_raw_ids_are_written_whole_whatever_is_counted(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory": "100MiB"}, "prepare needs 256.0 MiB at least"),
+        ({"memory": "100MiB"}, "prepare needs 1.0 GiB at least"),
         ({"memory": "lots"}, "--memory"),
         ({"workers": 0}, "--workers 0"),
     ],

@@ -18,7 +18,6 @@ from hotbed.cache import look_far
 
 _CELL = 16.25  # bytes of index, with its share of a mark
 _SLOT = 13  # bytes of slot state
-_FULL = 0.7
 _LANE_FACTOR, _LANE_KEYS = 1.6, 0.6  # of hotbed/pipeline/lanes.py
 
 
@@ -42,22 +41,15 @@ class Shape(NamedTuple):
     width: int  # of a vector
 
 
-def num_cells(num_slots: int, shape: Shape, look_ahead: int | None, num_rows: int, cuda: bool) -> float:
-    """Of the index, once the batches ahead are known: the table grows for their keys."""
+def lane_cells(num_slots: int, shape: Shape, look_ahead: int | None) -> float:
+    """Of the index on CUDA, where room for the keys ahead is made at once; on a CPU it is simulated (plan/cells.py)."""
     _, far = look_far(int(shape.keys), num_slots, look_ahead)
-    cells = 2.0 * num_slots
-    if cuda:
-        return max(cells, _LANE_FACTOR * (num_slots + _LANE_KEYS * far * shape.keys))
-    live = min(num_slots + _LANE_KEYS * far * shape.keys, num_rows)
-    if live + shape.lookups > _FULL * cells:
-        cells = (live + shape.lookups) / _FULL * 1.12  # it grows by a quarter above what is needed at the time
-    return cells
+    return max(2.0 * num_slots, _LANE_FACTOR * (num_slots + _LANE_KEYS * far * shape.keys))
 
 
-def index_bytes(num_slots: int, shape: Shape, look_ahead: int | None, num_rows: int, cuda: bool) -> int:
-    """Of index and slot states."""
-    cells = num_cells(num_slots, shape, look_ahead, num_rows, cuda)
-    return round(cells * (_CELL + (4 if cuda else 0)) + num_slots * _SLOT)
+def index_bytes(num_slots: int, num_cells: float, cuda: bool) -> int:
+    """Of index and slot states; CUDA marks every cell with the batch that came last."""
+    return round(num_cells * (_CELL + (4 if cuda else 0)) + num_slots * _SLOT)
 
 
 def batch_bytes(shape: Shape) -> float:

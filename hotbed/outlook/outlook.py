@@ -14,7 +14,7 @@ import torch
 
 from hotbed.budget import Budgets, Room, rooms_of
 from hotbed.build import Sketch, model_of, pick_device, sketch
-from hotbed.cache import look_far, window_length
+from hotbed.cache import MOST_AHEAD, look_far, window_length
 from hotbed.config import RunConfig
 from hotbed.data.dataset import Dataset
 from hotbed.errors import BudgetError, ConfigError
@@ -57,6 +57,8 @@ class Asked:
         data, samples = self.config.data, self.dataset.schema.splits["train"].rows
         lookups = sum(max(one.lookups / max(samples, 1), 1) for one in self.dataset.schema.features)
         most = max(2, int(self.most_lookups / (data.batch_size * max(lookups, 1))))
+        if self.config.train.max_steps:  # and what is known ahead of the last
+            most = min(most, self.config.train.max_steps + MOST_AHEAD)
         name = (data.batch_size, data.shuffle, self.config.train.seed, most)
         if name not in self.shared:
             given = from_dataset(
@@ -153,7 +155,7 @@ def look_out(asked: Asked) -> Outlook:
             traffic = _traffic(asked, room, num_slots)
             notes += _notes(traffic, asked)
     shape = _shape(asked, is_needed=num_slots is not None)
-    parts = _parts(asked, room, shape, memory.model_bytes(model), device.type == "cuda")
+    parts = _parts(asked, room, traffic, shape, memory.model_bytes(model), device.type == "cuda")
     problems += ssd_problems(asked.sketch, room, asked.config.tables.ssd)
     wires = wires_of(dataset, shape, asked.sketch, asked.world, model) if asked.world > 1 else None
     known = None if problems else _calibration(asked)
@@ -238,7 +240,9 @@ def _shape(asked: Asked, is_needed: bool) -> Shape:
     return Shape(samples, len(schema.features), len(schema.dense), lookups, keys, width)
 
 
-def _parts(asked: Asked, room: Room | None, shape: Shape, dense: int, cuda: bool) -> list[Part]:
+def _parts(
+    asked: Asked, room: Room | None, traffic: Traffic | None, shape: Shape, dense: int, cuda: bool
+) -> list[Part]:
     amounts, tables = asked.sketch.amounts, asked.config.tables
     ahead = tables.look_ahead or None
     parts = []
@@ -247,7 +251,8 @@ def _parts(asked: Asked, room: Room | None, shape: Shape, dense: int, cuda: bool
         far = 8
     else:
         slots = room.num_slots
-        index = memory.index_bytes(slots, shape, ahead, amounts.rows, cuda)
+        cells = memory.lane_cells(slots, shape, ahead) if cuda or traffic is None else float(traffic.num_cells)
+        index = memory.index_bytes(slots, cells, cuda)
         parts += [Part("device", "rows in the cache", slots * amounts.record, True)]
         parts += [Part("device", "index of the cache", index, False)]
         far = memory.batches_ahead(slots, shape, ahead)
@@ -300,7 +305,7 @@ def _job(
         far = look_far(int(shape.keys), num_slots, config.tables.look_ahead or None)[1]
     planning = 0.0
     if traffic is not None and num_slots is not None and not cuda:
-        planning = _planning(asked, traffic, num_slots, shape)
+        planning = _planning(asked, traffic, num_slots)
     folder = config.tables.ssd
     return Job(
         samples=config.data.batch_size,
@@ -315,7 +320,7 @@ def _job(
     )
 
 
-def _planning(asked: Asked, traffic: Traffic, num_slots: int, shape: Shape) -> float:
+def _planning(asked: Asked, traffic: Traffic, num_slots: int) -> float:
     """Measured at this size, with a batch of the run."""
     trace, tables = asked.replay.trace, asked.config.tables
     last = max(0, trace.num_batches - 2)
@@ -323,5 +328,4 @@ def _planning(asked: Asked, traffic: Traffic, num_slots: int, shape: Shape) -> f
     num_keys = int(counts.shape[0])
     window = window_length([num_keys] * 30, num_slots, tables.window or None)
     share = min(1.0, traffic.misses * window / max(traffic.keys * window, 1))
-    cells = memory.num_cells(num_slots, shape, tables.look_ahead or None, asked.sketch.amounts.rows, False)
-    return plan_seconds(num_slots, cells, counts, share, window, tables.policy)
+    return plan_seconds(num_slots, traffic.num_cells, counts, share, window, tables.policy)

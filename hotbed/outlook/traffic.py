@@ -39,6 +39,7 @@ class Traffic(NamedTuple):
     lookup_hit_rate: float
     from_ssd: float = 0.0  # rows
     to_ssd: float = 0.0
+    num_cells: int = 0  # of the index, on a CPU, after the batches simulated
     memory_hit_rate: float | None = None  # over rows asked below the device; None without an ssd
 
     @property
@@ -72,8 +73,8 @@ def watch(given: Given, replay: Replay, num_slots: int, course: Course, num_dist
     steps = course.num_batches * course.epochs
     steps = min(steps, course.max_steps) if course.max_steps else steps
     hot = given.hot(num_slots) if course.policy == "static" else None
-    first = replay.run(num_slots, course.policy, course.ahead, hot=hot)
-    num_simulated = replay.trace.num_batches
+    num_simulated = min(replay.trace.num_batches, steps)
+    first = replay.run(num_slots, course.policy, course.ahead, hot=hot, stop=num_simulated, with_cells=True)
     counts = _without_warming(first.counts, hot)
     one_epoch = min(course.num_batches, steps)
     total = _carried(first, counts, num_simulated, one_epoch, num_distinct)
@@ -92,6 +93,7 @@ def watch(given: Given, replay: Replay, num_slots: int, course: Course, num_dist
         lookups=lookups / steps,
         hit_rate=1 - misses / max(keys, 1),
         lookup_hit_rate=1 - missed / max(lookups, 1),
+        num_cells=first.num_cells,
     )
 
 
@@ -147,7 +149,7 @@ def _carried(
     keys, misses, created, written, lookups, missed = figures
     tail = num_simulated // 2
     rest = num_batches - num_simulated
-    more = rest * float(first.misses[tail:].sum()) / max(num_simulated - tail, 1)
+    more = rest * float(first.misses[tail:num_simulated].sum()) / max(num_simulated - tail, 1)
     made = min(max(num_distinct - created, 0), more)
     scale = num_batches / num_simulated
     missed_more = missed / max(misses, 1) * more

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from hotbed.cache import CacheCounts, look_far, make_policy, window_length
 from hotbed.plan import replay_kernels as kernels
+from hotbed.plan.cells import Cells
 from hotbed.plan.optimum import check_fits
 from hotbed.plan.trace import Trace
 
@@ -35,6 +36,7 @@ class Replayed(NamedTuple):
     misses: NDArray[np.int64]  # [N], those of a window at its first batch
     created: NDArray[np.int64]  # [N], likewise
     missed_rows: NDArray[np.int64]  # [D], misses of every row, in the order of Replay.keys
+    num_cells: int = 0  # of the index at the end, on a CPU, where it was asked for
 
 
 class Ahead(NamedTuple):
@@ -67,20 +69,29 @@ class Replay:
         *,
         hot: NDArray[np.int64] | None = None,
         epochs: int = 1,
+        stop: int | None = None,
+        with_cells: bool = False,
         progress: Callable[[int], None] = lambda done: None,
     ) -> Replayed:
-        """The trace through one cache, so many times over; figures are those of the last time.
+        """The trace through one cache, so many times over; figures are those of the last time, of the first `stop` batches.
 
         `hot` are keys that are told to the policy and brought in first, as one batch that is counted.
         """
         check_fits(self.trace, num_slots)
         kept = np.zeros(0, np.int64) if hot is None else hot
         cache = _Cache(self._knowing(kept), num_slots, policy, kept)
+        if with_cells:
+            cache.cells = Cells(num_slots, cache.missed_rows.shape[0])
         for _ in range(epochs - 1):
             cache.pass_over(ahead, lambda done: None)
             cache.begin_anew()
-        cache.pass_over(ahead, progress)
-        return Replayed(cache.counts, cache.misses, cache.created, cache.missed_rows)
+        cache.pass_over(ahead, progress, stop)
+        num_cells = 0 if cache.cells is None else cache.cells.num_cells
+        return Replayed(cache.counts, cache.misses, cache.created, cache.missed_rows, num_cells)
+
+    def rows_of(self, number: int) -> NDArray[np.int32]:
+        """The rows of a batch."""
+        return self.rows[self.trace.offsets[number] : self.trace.offsets[number + 1]]
 
     def _knowing(self, keys: NDArray[np.int64]) -> Replay:
         """The same with a number for every one of these keys, also those that are never looked up."""
@@ -112,6 +123,7 @@ class _Cache:
         self._listed = np.empty((3, 0), dtype=np.int32)
         self._used = self._clock = 0
         self._num_batches = replay.trace.num_batches
+        self.cells: Cells | None = None
         self.begin_anew()
         if hot.shape[0]:
             self._warm(np.searchsorted(replay.keys, hot).astype(np.int32))
@@ -122,8 +134,8 @@ class _Cache:
         self.misses, self.created = (np.zeros(self._num_batches, dtype=np.int64) for _ in range(2))
         self.missed_rows = np.zeros(self._slot_of.shape[0], dtype=np.int64)
 
-    def pass_over(self, ahead: Ahead, progress: Callable[[int], None]) -> None:
-        """The whole trace, window after window."""
+    def pass_over(self, ahead: Ahead, progress: Callable[[int], None], stop: int | None = None) -> None:
+        """The whole trace, window after window, or as much as is asked for."""
         plain, num_keys, num_slots = ahead.look_ahead == 0, self._replay._num_keys, self.num_slots
         stride, known = 1, 0
         if self._used:
@@ -131,15 +143,28 @@ class _Cache:
         if not plain and num_keys:
             given = None if ahead.look_ahead is None else max(ahead.look_ahead, ahead.window or 1)
             stride, known = look_far(num_keys[0], num_slots, given)
-        planned = 0
-        while planned < self._num_batches:
+        planned = arrived = 0
+        while planned < min(self._num_batches, stop or self._num_batches):
             length = 1
             if not plain:
                 waiting = num_keys[planned : min(planned + known, planned + 30)]
                 length = window_length(waiting, num_slots, ahead.window)
+            if self.cells is not None:
+                arrived = self._arrive(arrived, min(planned + max(known, 1), self._num_batches))
             self._plan(planned, planned + length, stride, 0 if plain else min(planned + known, self._num_batches))
+            if self.cells is not None:
+                for past in range(planned // stride * stride, (planned + length) // stride * stride):
+                    self.cells.forget(self._replay.rows_of(past), self._slot_of)
+                self.cells.planned()
             planned += length
             progress(planned)
+
+    def _arrive(self, first: int, end: int) -> int:
+        """Batches become known; how many are."""
+        assert self.cells is not None
+        for number in range(first, end):
+            self.cells.arrive(self._replay.rows_of(number), int(self._replay._lookups[number]), self._slot_of)
+        return max(first, end)
 
     def _plan(self, first: int, end: int, stride: int, known: int) -> None:
         replay, numbers = self._replay, np.zeros(7, dtype=np.int64)
@@ -170,6 +195,8 @@ class _Cache:
                 *(part[used] for part in state), *future, self._clock, since, self._policy.half_life, self._scores[used]
             )
             kernels.choose(self._scores[used], self._row_in, num_leaving, self._found)
+            if self.cells is not None:
+                self.cells.leave(self._found[:num_leaving] & 0xFFFFFFFF)
         kernels.assign(
             self._listed, self._clock, train, self._found, self._hot_rows, self._slot_of, self._row_in, self._last,
             self._uses, self._nxt, self._used_in, self._dirty, self._hot, self._stored, numbers,

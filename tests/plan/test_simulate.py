@@ -11,7 +11,7 @@ from hotbed import EmbeddingTables, Table
 from hotbed.cache import POLICIES, CacheCounts
 from hotbed.data.dataset import Dataset
 from hotbed.errors import BudgetError, ConfigError
-from hotbed.plan import hot_keys, optimum, read_trace, simulate, trace_of
+from hotbed.plan import Ahead, Replay, hot_keys, optimum, read_trace, simulate, trace_of
 from hotbed.train.run import run
 from tests.train.conftest import ready_for
 from tests.train.small import write_dataset
@@ -168,3 +168,25 @@ def test_progress_and_mistakes():
         simulate(trace, 100, look_ahead=999)
     with pytest.raises(ConfigError, match="window is 0"):
         simulate(trace, 100, window=0)
+
+
+@pytest.mark.parametrize("policy", ["oracle", "lru"])
+@pytest.mark.parametrize("share", [0.07, 0.2, 0.5])
+def test_the_index_grows_nearly_as_in_training(policy, share):
+    batches = random_ids(150, seed=6)
+    tables = EmbeddingTables(
+        {f"t{f}": Table(rows=rows, dim=3) for f, rows in enumerate(ROWS)}, cache=share, policy=policy
+    )
+    for ids in hotbed.prefetch(batches, tables):
+        tables(ids).square().sum().backward()
+    (group,) = tables.groups
+    found = Replay(trace_from(batches)).run(round(share * sum(ROWS)), policy, with_cells=True)
+    assert found.num_cells == pytest.approx(group.cache.parts()[0].key.shape[0], rel=0.1)
+
+
+def test_figures_of_the_first_batches_of_a_longer_run():
+    trace = trace_from(random_ids(90, seed=7))
+    whole = Replay(trace).run(100, "oracle", Ahead(1, None))
+    part = Replay(trace).run(100, "oracle", Ahead(1, None), stop=40)
+    assert part.counts.batches == 40
+    assert part.counts.misses == whole.misses[:40].sum()

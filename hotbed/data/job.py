@@ -40,7 +40,7 @@ def describe_job(settings: dict[str, Any], sources: Sequence[Source], layout: La
             "dense": [asdict(one) for one in layout.dense],
             "features": [asdict(one) for one in layout.features],
         },
-        "made by": [GENERATION, REEL_BYTES, PIECE_IDS, pa.__version__],
+        "versions": [GENERATION, REEL_BYTES, PIECE_IDS, pa.__version__],
     }
 
 
@@ -57,6 +57,7 @@ def take_over(work: Workspace, job: dict[str, Any], sources: Sequence[Source], m
             said = f"the unfinished work in {work.path} was for other {what}: it is deleted and begun anew"
         work.clear(but=("ranks",))
     (work.path / "work").mkdir(exist_ok=True)
+    work.keep = work.keep or any((work.path / "work").glob("file-*.json"))  # it outlived one end, so it outlives errors
     (work.path / "counts").mkdir(exist_ok=True)
     write_whole(path, json.dumps({**job, "marks": marks}))
     return said

@@ -113,9 +113,9 @@ def prepare(
             "memory": num_bytes,
         },
     }
+    marks = [source.mark() for source in sources]
+    layout = _choose_layout(sources, readers, wishes, limit)
     with _workspace(Path(out), overwrite, crew) as work, crew:
-        marks = [source.mark() for source in sources]
-        layout = _choose_layout(sources, readers, wishes, limit)
         if crew.rank == 0:
             told = take_over(work, describe_job(settings, sources, layout), sources, marks)
             if told:

@@ -167,7 +167,10 @@ class _Gate:
 
 
 def write_parts(job: Job, settled: Settled, finish: Finish) -> dict[str, list[Part]]:
-    """Pass 2; the parts of every split. A piece is deleted when all parts made of it are there."""
+    """Pass 2; the parts of every split. A piece is deleted when all parts made of it are there.
+
+    Not where splits are drawn over all rows: a job that goes on reads the pieces at their borders again.
+    """
     places = settled.places(job.work)
     parts = {name: cut_parts(name, settled.spans[name]) for name in job.recipe.splits}
     total = sum(part.rows for of_split in parts.values() for part in of_split)
@@ -184,13 +187,14 @@ def write_parts(job: Job, settled: Settled, finish: Finish) -> dict[str, list[Pa
         return part
 
     mine = [part for number, part in enumerate(every) if job.crew.takes(number)]
+    settled_early = job.recipe.rule is None or job.recipe.rule.kind == "random"
     rows = 0
     for part in run_ahead(write, mine, threads=job.workers, ahead=job.workers):
         rows += part.rows
         job.report(Progress("writing", rows, total, rows))
         for number in {span.piece for span in part.spans}:
             uses[number] -= 1
-            if uses[number] == 0:  # never in a crew of several: each sees its own parts done only
+            if uses[number] == 0 and settled_early:  # never in a crew of several: each sees its own parts done only
                 settled.pieces[number].path.unlink(missing_ok=True)
     return parts
 

@@ -55,6 +55,17 @@ def test_killed_again_and_again(logs, whole, tmp_path):
     assert digest(out) == expected
 
 
+def test_killed_while_writing_splits_in_file_order(logs, tmp_path):
+    options = {**OPTIONS, "split": "train=330,test=200", "workers": 1}
+    code, said, error = run(tmp_path / "whole", logs, options)
+    assert code == 0, error
+    out = tmp_path / "out"
+    assert run(out, logs, options, deadly=int(said.split()[-1]) - 2)[0] == -signal.SIGKILL
+    code, _, error = run(out, logs, options)
+    assert code == 0, error
+    assert digest(out) == digest(tmp_path / "whole")
+
+
 def test_other_settings_begin_anew(logs, tmp_path):
     out = tmp_path / "out"
     assert run(out, logs, OPTIONS, deadly=12)[0] == -signal.SIGKILL

@@ -23,6 +23,7 @@ class Cells:
         self._live = self._usual = 0
         self._open: list[tuple[int, int]] = []  # (new cells, look-ups) of arrivals that are not counted
         self._ready = 0  # of them, those whose counts have come
+        self._begun = False
 
     def arrive(self, rows: NDArray[np.int32], num_lookups: int, slot_of: NDArray[np.int32]) -> None:
         """A batch is known."""
@@ -30,7 +31,8 @@ class Cells:
         new = int(((self._ahead[rows] == 0) & (slot_of[rows] == -1)).sum())
         self._ahead[rows] += 1
         self._open.append((new, num_lookups))
-        self._ready = max(self._ready, 1)  # the first is waited for
+        self._ready += not self._begun  # the first is waited for: it tells how far to look ahead
+        self._begun = True
 
     def forget(self, rows: NDArray[np.int32], slot_of: NDArray[np.int32]) -> None:
         """A batch is past; its rows that are in no slot lose their cells."""

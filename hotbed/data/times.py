@@ -74,7 +74,8 @@ def _from_numbers(values: NDArray[np.int64] | NDArray[np.float64], unit: str) ->
     if values.dtype.kind == "f":
         exact = np.round(np.where(readable, micros, 0.0)).astype(np.int64)
     else:
-        exact = values // -factor if factor < 0 else np.where(readable, values, 0) * factor
+        whole = np.where(readable, values, 0).astype(np.int64)
+        exact = whole // -factor if factor < 0 else whole * factor
     return np.where(readable, exact, _NO_TIME)
 
 

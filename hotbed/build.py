@@ -217,7 +217,7 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
         raise_problems(model_problems(model_of(config, schema), device))
     torch.manual_seed(config.train.seed)
     model = model_of(config, schema).to(device)
-    rows = tables_of(world)(
+    rows = tables_of(config, world)(
         tables,
         optimizer,
         seed=config.train.seed,

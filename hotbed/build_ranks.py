@@ -15,6 +15,7 @@ from importlib.metadata import version
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import hotbed
@@ -25,7 +26,8 @@ from hotbed.errors import ConfigError
 from hotbed.optim import KStepAdam
 from hotbed.optim.kstep_merge import MergeRule
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.sharded import ShardedTables
+from hotbed.parallel.modes import Mode
+from hotbed.parallel.sharded import ShardedTables, Traffic
 from hotbed.parallel.world import World
 from hotbed.tables import EmbeddingTables, Table
 
@@ -49,6 +51,15 @@ def rank_problems(config: RunConfig, world: World) -> list[str]:
             )
     if config.dense.optimizer == "adagrad":
         problems.append(f"dense.optimizer: must be adam or sgd with {world.size} ranks, not 'adagrad'")
+    if config.parallel.local_ranks and world.size % config.parallel.local_ranks:
+        problems.append(
+            f"parallel.local_ranks: must divide the {world.size} ranks, not {config.parallel.local_ranks}; 0: as torchrun says"
+        )
+    if config.parallel.mode == "replicated" and config.tables.decay_scope == "table":
+        problems.append(
+            "parallel.mode: must be sharded or auto with tables.decay_scope=table, not 'replicated'; replicas are of the rows "
+            "that batches use, and every row decays at every step"
+        )
     if config.dense.optimizer == "sgd" and config.parallel.merge == "shared_v":
         problems.append("parallel.merge: must be params or moments with dense.optimizer=sgd, not 'shared_v'")
     return problems
@@ -73,9 +84,12 @@ def compare(config: RunConfig, fingerprint: str, world: World) -> None:
         raise ConfigError("\n  - ".join(["all ranks must be given the same, and they differ in:", *wrong]))
 
 
-def tables_of(world: World) -> Any:
+def tables_of(config: RunConfig, world: World) -> Any:
     """The kind of tables."""
-    return EmbeddingTables if world.size == 1 else partial(ShardedTables, gradients="sum")
+    if world.size == 1:
+        return EmbeddingTables
+    mode, traffic = cast(Mode, config.parallel.mode), cast(Traffic, config.parallel.traffic)
+    return partial(ShardedTables, gradients="sum", mesh=_mesh(config), mode=mode, traffic=traffic)
 
 
 def own_rows(tables: Mapping[str, Table], world: World) -> dict[str, Table]:
@@ -114,10 +128,15 @@ def merged_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimiz
         k=parallel.k_step,
         merge=cast(MergeRule, parallel.merge),
         inner="sgd" if dense.optimizer == "sgd" else "adam",
-        mesh=Mesh.from_environment(),
+        mesh=_mesh(config),
         weight_decay=dense.weight_decay,
         buffers=list(model.buffers()),
     )
+
+
+def _mesh(config: RunConfig) -> Mesh:
+    local = config.parallel.local_ranks
+    return Mesh(dist.get_world_size() // local, local) if local else Mesh.from_environment()
 
 
 def draw_apart(seed: int, world: World) -> None:

@@ -28,6 +28,7 @@ DENSE_RATES = {"adam": 0.001, "adagrad": 0.01, "sgd": 0.1}
 POLICIES = ("oracle", "lfu", "lru", "static")
 MOST_WINDOW, MOST_AHEAD = 30, 233  # batches; what the cache can keep track of
 PRECISIONS = ("fp32", "fp16", "bf16")
+MODES = ("sharded", "replicated", "auto")
 MERGES = ("params", "moments", "shared_v")
 
 
@@ -180,6 +181,11 @@ class ParallelConfig:
 
     k_step: int = setting(1, "steps between merges of the dense weights; 1 averages gradients at every step", least=1)
     merge: str = setting("params", "what is merged beside the dense weights, for k_step above 1", one_of=MERGES)
+    mode: str = setting("sharded", "how ranks come by rows that others own; no effect on the result", one_of=MODES)
+    traffic: str = setting(
+        "fp32", "number type of rows and gradients that travel; 16 bits are close", one_of=PRECISIONS
+    )
+    local_ranks: int = setting(0, "ranks on each machine; 0 is as torchrun says", least=0)
     timeout: float = setting(300.0, "seconds to wait for another rank before all stop, and the error names it", above=0)
 
 

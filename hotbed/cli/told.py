@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +129,31 @@ def opening(built: Built) -> str:
         f"{subject.model} on {subject.dataset_name}: {training.loaders.train.num_rows:,} train samples, {rows} in "
         f"{len(tables.tables)} tables {place}; writing to {training.run}"
     )
+
+
+@contextmanager
+def told_of_ways(say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, what parallel.mode=auto chooses for the tables of ranks, and why, is said."""
+    log, told = logging.getLogger("hotbed.parallel"), _Told(say)
+    level = log.level
+    log.addHandler(told)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(told)
+
+
+class _Told(logging.Handler):
+    """Lines of a log, said."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(record.getMessage())
 
 
 def as_run_file(config: RunConfig) -> str:

@@ -14,7 +14,7 @@ from hotbed.cli.console import err, out
 from hotbed.cli.dataset import open_dataset
 from hotbed.cli.progress import Warnings, watcher
 from hotbed.cli.ranks import Ranks, Start, joined
-from hotbed.cli.told import as_run_file, foretell, opening, tell, tell_truth, warn_of_few_steps
+from hotbed.cli.told import as_run_file, foretell, opening, tell, tell_truth, told_of_ways, warn_of_few_steps
 
 if TYPE_CHECKING:
     from hotbed.build import Built
@@ -51,6 +51,8 @@ _RESUME_MAY_CHANGE = {
     "train.checkpoint_every",
     "train.checkpoint_full_every",
     "train.keep_checkpoints",
+    "parallel.mode",
+    "parallel.local_ranks",
     "parallel.timeout",
 }
 
@@ -299,7 +301,8 @@ def _run(built: Built, quiet: bool) -> None:
     if not quiet:
         err().print(opening(built), soft_wrap=True)
     try:
-        ending = run(built.training, built.subject)
+        with told_of_ways(built.training.observer.say):
+            ending = run(built.training, built.subject)
     except HotbedError:
         with suppress(RunError):  # what ended the run is the error to tell
             if speaks:

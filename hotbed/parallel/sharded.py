@@ -112,9 +112,13 @@ class ShardedTables(EmbeddingTables):
 
     def restore(self) -> TablesSink:
         """A sink for saved rows; all ranks take one."""
+        self.forget_replicas()
+        return super().restore()
+
+    def forget_replicas(self) -> None:
+        """Rows have changed by other means than updates; all ranks say so."""
         for way in self._ways:
             way.forget()
-        return super().restore()
 
     def lend_mesh(self) -> Mesh:
         """A mesh of its own for every feed: each settles its batches in a thread, and feeds in no common order."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hotbed.cached_group import CachedGroup
 from hotbed.group import TableGroup
+from hotbed.parallel.sharded import ShardedTables
 from hotbed.parallel.world import World
 from hotbed.shard import Shard
 from hotbed.tables import EmbeddingTables
@@ -54,6 +55,8 @@ def load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
                 group.touched[mine.to(group.touched.device)] = 1
     if isinstance(group, CachedGroup):
         group._forget()
+    if isinstance(tables, ShardedTables):
+        tables.forget_replicas()
 
 
 def _pieces(tables: EmbeddingTables, table: str, world: World) -> Iterator[Tensor]:

@@ -1,0 +1,65 @@
+"""The `parallel` section of a run: how ranks come by rows changes no bit of its end, and mistakes are told together."""
+
+import json
+
+import pytest
+
+from hotbed.build_ranks import rank_problems
+from hotbed.config import read_tree
+from hotbed.errors import ConfigError
+from hotbed.parallel.world import World
+from tests.distributed.test_train import arguments, end_of
+from tests.distributed.train_ranks import TrainRanks
+
+
+def trained(run, *sets, world=2):
+    given = [part for one in ("tables.lr=0.5", *sets) for part in ("--set", one)]  # the second epoch is worse
+    ranks = TrainRanks(arguments(run, *given, epochs=2), run, world)
+    assert ranks.ended() == [0] * world, ranks.texts()
+    return ranks.texts()[0]
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    run = tmp_path_factory.mktemp("ways") / "sharded"
+    text = trained(run)
+    assert "on the wires" not in text
+    assert json.loads((run / "summary.json").read_text())["best_epoch"] == 1
+    return run
+
+
+@pytest.mark.parametrize("mode", ["replicated", "auto"])
+def test_modes_end_alike_also_where_the_best_weights_come_back(sharded, tmp_path, mode):
+    text = trained(tmp_path / "run", f"parallel.mode={mode}", "tables.cache=0.5", "parallel.local_ranks=1")
+    assert end_of(tmp_path / "run") == end_of(sharded)
+    assert ("on the wires" in text) == (mode == "auto"), "what was chosen is told"
+
+
+def test_traffic_in_16_bits_is_close_and_not_the_same(sharded, tmp_path):
+    trained(tmp_path / "run", "parallel.traffic=bf16")
+    exact, narrow = (end_of(run)["lines"][0]["loss"] for run in (sharded, tmp_path / "run"))  # of the first steps
+    assert exact != narrow
+    assert abs(exact - narrow) < 0.01 * exact
+
+
+def test_mistakes_are_told_together():
+    with pytest.raises(ConfigError) as caught:
+        read_tree({"parallel": {"mode": "shared", "traffic": "fp8", "local_ranks": -1, "locals": 2}})
+    text = str(caught.value)
+    assert text.startswith("4 settings are wrong:")
+    for path in ("mode", "traffic", "local_ranks", "locals"):
+        assert f"- parallel.{path}: " in text
+    assert "'shared'" in text
+
+
+def test_what_ranks_cannot_do_is_told_together():
+    given = {"parallel": {"mode": "replicated", "local_ranks": 2}, "tables": {"decay_scope": "table"}}
+    problems = rank_problems(read_tree(given | {"data": {"batch_size": 2}}), World(0, 3))
+    assert [one.partition(":")[0] for one in problems] == [
+        "data.batch_size",
+        "data.eval_batch_size",
+        "parallel.local_ranks",
+        "parallel.mode",
+    ]
+    assert "must divide the 3 ranks, not 2" in problems[2]
+    assert rank_problems(read_tree(given), World(0, 1)) == [], "one process makes no use of it"

@@ -82,7 +82,8 @@ def foretell(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> 
         from hotbed.memory import in_words
 
         taken = f"{in_words(outlook.bytes_of('device'))} on the device, {in_words(outlook.bytes_of('memory'))} of host memory"
-        err().print(f"forecast: {taken}\n{outlook_text(outlook)}", soft_wrap=True)
+        told = [f"forecast: {taken}", outlook_text(outlook), *(f"may not fit: {one}" for one in outlook.problems)]
+        err().print("\n".join(line for line in told if line), soft_wrap=True)
 
 
 def tell_truth(summary: dict[str, Any], folder: Path, device: torch.device) -> str:

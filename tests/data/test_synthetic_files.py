@@ -137,6 +137,18 @@ def test_a_killed_dataset_goes_on(tmp_path):
     assert not partial.exists()
 
 
+def test_a_job_killed_while_it_tidies_up_goes_on(tmp_path):
+    wanted = {"shape": AVAZU, "train": 1_500, "valid": 0, "test": 500, "days": 20}
+    write_dataset(tmp_path / "whole", **wanted)
+    killed("dataset", tmp_path / "d", 3_500)
+    partial = tmp_path / ".d.partial"
+    (partial / "numbers" / numbers.FACTS).unlink()
+    (partial / "numbers" / "3.npy").unlink()
+    next((partial / "made").iterdir()).unlink()
+    write_dataset(tmp_path / "d", **wanted)
+    assert files_of(tmp_path / "d") == files_of(tmp_path / "whole")
+
+
 def test_other_settings_begin_anew(tmp_path):
     killed("dataset", tmp_path / "d", 2_600)
     write_dataset(tmp_path / "d", shape=AVAZU, train=1_500, valid=0, test=500, days=20, seed=1)

@@ -31,6 +31,7 @@ from hotbed.data.synthetic.text import raw_ids
 from hotbed.data.values import read_dense
 from hotbed.data.vocabulary import Numbering
 
+FACTS = "facts.json"  # there once all else is
 DRAWN = 1 << 17  # rows drawn at once
 SPARSE = 8  # bytes of a hash table's entry, in entries of an array
 
@@ -98,7 +99,7 @@ class HashRows:
 def number_ids(log: ClickLog, train: int, threads: int, out: Path, report: Report) -> Numbers:
     """Count the train rows, write out/counts, and keep what is needed to go on in out/numbers."""
     kept = out / "numbers"
-    if (kept / "facts.json").is_file():
+    if (kept / FACTS).is_file():
         report(train)
         return _load(log, train, kept)
     kept.mkdir(exist_ok=True)
@@ -119,7 +120,7 @@ def number_ids(log: ClickLog, train: int, threads: int, out: Path, report: Repor
         facts["lookups"].append(int(counts.sum()))
         rows.number(ordered)
     (kept / "facts.json.tmp").write_text(json.dumps(facts))
-    os.replace(kept / "facts.json.tmp", kept / "facts.json")
+    os.replace(kept / "facts.json.tmp", kept / FACTS)
     return _load(log, train, kept, columns)
 
 
@@ -131,7 +132,7 @@ def integer_logs(log: ClickLog, rows: ClickRows, number: int) -> NDArray[np.floa
 
 
 def _load(log: ClickLog, train: int, kept: Path, columns: list[ArrayRows | HashRows] | None = None) -> Numbers:
-    facts = json.loads((kept / "facts.json").read_text())
+    facts = json.loads((kept / FACTS).read_text())
     features, rows_of = [], []
     for number, column in enumerate(log.shape.ids):
         ordered = np.load(kept / f"{number}.npy")

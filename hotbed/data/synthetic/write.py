@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hotbed.data.ahead import run_ahead
 from hotbed.data.schema import FORMAT_VERSION, Schema, Split
 from hotbed.data.synthetic.generate import ClickLog, ClickRows
-from hotbed.data.synthetic.numbers import Numbers, integer_logs, number_ids
+from hotbed.data.synthetic.numbers import FACTS, Numbers, integer_logs, number_ids
 from hotbed.data.synthetic.shape import Shape
 from hotbed.data.synthetic.shapes import SHAPES
 from hotbed.data.values import standardise
@@ -113,6 +113,7 @@ def write_dataset(
             report(result.part.stop - result.part.start)
         schema = _schema(log, numbers, splits)
         schema.save(work.path)
+        (work.path / "numbers" / FACTS).unlink()  # first, so that a job killed here counts again
         for folder in ("numbers", "made"):
             shutil.rmtree(work.path / folder)
         work.commit()
@@ -155,7 +156,7 @@ class _Writer:
     def __call__(self, part: _Part) -> _Written:
         path = self._out / part.file
         note = self._out / "made" / f"{part.file.replace('/', '-')}.npy"
-        if path.exists():  # its note came first
+        if path.exists() and note.exists():
             return _Written(part, np.load(note).astype(np.int64))
         chances = np.zeros((2, CHANCE_BINS), dtype=np.int64)
         partial = path.with_suffix(".partial")

@@ -1,7 +1,8 @@
 """Bytes on the wire of ShardedTables, counted: `python -m benchmarks.wire [--data DIR] [--only TEXT] [--out FILE.csv]`.
 
 Four Gloo ranks with one thread each look up and train the same samples, real logs and Zipf 1.05; counted is what the ranks
-hand to each other, keys, rows, gradients and the numbers that say how much comes, in the mean over steps and ranks. Beside it:
+hand to each other, keys, rows, gradients and the numbers that say how much comes, in the mean over steps and ranks. Bags go
+by rows, in parts that their owners pool, and as ShardedTables chooses (`way`). Beside it:
 
     forecast      what hotbed/plan/network.py expects from id frequencies alone
     plain         an all-to-all of every look-up: 8 bytes of id to the owner of the row, the row back, its gradient there.
@@ -24,7 +25,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -45,6 +46,7 @@ from hotbed.shard import Shard
 
 WORLD, SEED, ZIPF = 4, 0, 1.05
 HALF, NEAR = 0.5, 0.03
+WAYS = {"never": "rows", "always": "parts", "auto": "chosen"}
 WHOLE = 1 << 20  # samples shuffled together: more than any of these logs has
 
 
@@ -60,9 +62,11 @@ class Case:
     nodes: int = 1
     traffic: str = "fp32"
     bag: int = 1  # ids of one sample and feature
+    pooled: str = "auto"  # of ShardedTables
 
     def __str__(self) -> str:
-        return f"{self.trace} {self.order} batch={self.batch} dim={self.dim} nodes={self.nodes} {self.traffic}"
+        what = f"{self.trace} {self.order} batch={self.batch} dim={self.dim} nodes={self.nodes} {self.traffic}"
+        return what if self.bag == 1 else f"{what} bag={self.bag} {WAYS[self.pooled]}"
 
 
 REAL = [
@@ -82,7 +86,9 @@ MADE = [
     Case("zipf", "drawn", 16384, 2),
     Case("zipf", "drawn", 4096, 2, nodes=2),
     Case("zipf small", "drawn", 2048, 2, dim=128),
-    Case("zipf bags", "drawn", 1024, 2, dim=32, bag=20),
+    *(Case("zipf bags", "drawn", 1024, 2, dim=32, bag=20, pooled=pooled) for pooled in WAYS),
+    *(Case("zipf bags", "drawn", 256, 2, dim=32, bag=100, pooled=pooled) for pooled in WAYS),
+    Case("zipf bags", "drawn", 256, 2, dim=32, bag=100, nodes=2),
 ]
 
 
@@ -120,7 +126,8 @@ def row_of(case: Case, samples: Samples, counted: list[dict[str, float]]) -> dic
     sent = mean["in_node"] + mean["across"]
     value = 4 if case.traffic == "fp32" else 2
     group = Group(samples.frequencies, case.dim, value_bytes=value)
-    forecast = sharded(Cluster(case.nodes, WORLD // case.nodes), [group], case.batch).total
+    cluster, way = Cluster(case.nodes, WORLD // case.nodes), cast(Any, case.pooled)
+    forecast = sharded(cluster, [group], case.batch, pooled=way).total
     bags = case.batch * len(samples.rows)
     vectors = 2 * case.dim * value
     plain = mean["remote_lookups"] * (8 + vectors)
@@ -136,6 +143,7 @@ def row_of(case: Case, samples: Samples, counted: list[dict[str, float]]) -> dic
         "steps": case.steps,
         "dim": case.dim,
         "traffic": case.traffic,
+        "way": WAYS[case.pooled] if case.bag > 1 else "rows",
         "lookups": bags * case.bag,
         "distinct": round(mean["distinct"], 1),
         "forecast_distinct": round(group.distinct(case.batch), 1),
@@ -161,7 +169,7 @@ def misses_bar(row: dict[str, Any]) -> bool:
 def count_case(case: Case, ids: NDArray[np.int64], rows: tuple[int, ...]) -> dict[str, float]:
     """Per step, on this rank."""
     mesh = Mesh(nodes=case.nodes, local=WORLD // case.nodes)
-    tables = _tables(rows, case.dim, mesh, case.traffic)
+    tables = _tables(rows, case.dim, mesh, case.traffic, case.pooled)
     shard, base = Shard(mesh.rank, WORLD), np.cumsum([0, *rows[:-1]])
     found = {"in_node": 0.0, "across": 0.0, "distinct": 0.0, "remote_lookups": 0.0}
     for step in range(case.steps):
@@ -177,23 +185,25 @@ def count_case(case: Case, ids: NDArray[np.int64], rows: tuple[int, ...]) -> dic
 
 
 def check_ranks() -> None:
-    """Four ranks give the rows of one process, to the bit."""
-    rows = (1000, 77, 3)
-    ids = torch.stack(batches(rows, 64 * WORLD, 3, seed=5))
-    rank = dist.get_rank()
-    tables = _tables(rows, 8, Mesh(nodes=1, local=WORLD), "fp32")
-    alone = hotbed.EmbeddingTables({f"C{i}": hotbed.Table(n, 8) for i, n in enumerate(rows)}, SGD(lr=0.5))
-    for step in ids:
-        _train(tables, step[64 * rank : 64 * (rank + 1)], 1)
-        _train(alone, step, 1)
-    mine, theirs = tables(ids[0, 64 * rank : 64 * (rank + 1)]), alone(ids[0])
-    if not torch.equal(mine, theirs[64 * rank : 64 * (rank + 1)]):
-        raise SystemExit("four ranks do not train what one does; nothing is counted")
+    """Four ranks give the rows of one process, to the bit, whichever way bags go."""
+    rows, rank, share = (1000, 77, 3), dist.get_rank(), 64
+    ids = torch.stack(batches(rows, share * WORLD, 3, seed=5))
+    bags = ids.view(3, -1, 8, len(rows)).transpose(2, 3).reshape(3, -1, 8 * len(rows))
+    for pooled in WAYS:
+        tables = _tables(rows, 8, Mesh(nodes=1, local=WORLD), "fp32", pooled)
+        alone = hotbed.EmbeddingTables({f"C{i}": hotbed.Table(n, 8) for i, n in enumerate(rows)}, SGD(lr=0.5))
+        for given, bag in ((ids, 1), (bags, 8)):
+            for step in given:
+                _train(tables, step[rank * len(step) // WORLD : (rank + 1) * len(step) // WORLD], bag)
+                _train(alone, step, bag)
+        mine, theirs = tables(ids[0, share * rank : share * (rank + 1)]), alone(ids[0])
+        if not torch.equal(mine, theirs[share * rank : share * (rank + 1)]):
+            raise SystemExit(f"four ranks do not train what one does, with pooled={pooled!r}; nothing is counted")
 
 
-def _tables(rows: tuple[int, ...], dim: int, mesh: Mesh, traffic: Any) -> ShardedTables:
+def _tables(rows: tuple[int, ...], dim: int, mesh: Mesh, traffic: Any, pooled: Any = "auto") -> ShardedTables:
     declared = {f"C{i}": hotbed.Table(n, dim) for i, n in enumerate(rows)}
-    return ShardedTables(declared, SGD(lr=0.5), mesh=mesh, gradients="sum", traffic=traffic)
+    return ShardedTables(declared, SGD(lr=0.5), mesh=mesh, gradients="sum", traffic=traffic, pooled=pooled)
 
 
 def _train(tables: hotbed.EmbeddingTables, ids: torch.Tensor, bag: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, lgamma
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from hotbed.errors import ConfigError
 from hotbed.plan.frequency import count_rows
 
 Floats = NDArray[np.float64]
+Pooled = Literal["auto", "always", "never"]
 _COUNT = 8  # bytes of a number of rows
 _PLAIN_ID = 8  # bytes of an id that travels as it is
 _PLACE = 4  # bytes of a row's place in the union
@@ -43,6 +44,14 @@ class Frequencies(NamedTuple):
             counts = np.rint(self.shares * self.total).astype(np.int64)
             absent = np.array([_absent(int(count), self.total, min(lookups, self.total)) for count in counts])
         return float(((1.0 - absent) * self.numbers).sum())
+
+    def parts(self, world: int) -> float:
+        """Expected ranks that own some of the ids of one bag; all bags are taken to have the mean number of distinct ids.
+
+        Neighbouring rows have different owners, so each has its share of the rows, and as many as `world` rows are apart.
+        """
+        rows, distinct = float(self.numbers.sum()), self.distinct(1)
+        return distinct if rows <= world else world * (1.0 - _absent(rows / world, rows, distinct))
 
 
 def counted(counts: NDArray[np.int64], per_sample: float = 1.0) -> Frequencies:
@@ -90,6 +99,13 @@ class Cluster(NamedTuple):
         return self.nodes * self.local
 
 
+class Asked(NamedTuple):
+    """Of all ranks, the own one too."""
+
+    keys: float
+    vectors: float  # rows, or pooled parts of bags
+
+
 class Group(NamedTuple):
     """Tables of one record width."""
 
@@ -102,9 +118,25 @@ class Group(NamedTuple):
         """Expected distinct keys of so many samples."""
         return sum(feature.distinct(num_samples) for feature in self.features)
 
+    def asked(self, world: int, batch: float, pooled: Pooled) -> Asked:
+        """Of each feature distinct rows, or parts of its bags, whichever moves fewer bytes."""
+        found = []
+        for feature in self.features:
+            distinct = feature.distinct(batch)
+            rows = Asked(distinct, distinct)
+            parts = Asked(batch * feature.per_sample, batch * feature.parts(world))
+            saves = pooled == "auto" and self.bytes_of(parts) < self.bytes_of(rows)
+            is_bags = feature.per_sample != 1
+            found.append(parts if is_bags and (saves or pooled == "always") else rows)
+        return Asked(sum(one.keys for one in found), sum(one.vectors for one in found))
+
+    def bytes_of(self, asked: Asked) -> float:
+        """Keys there, vectors back, gradients there."""
+        return asked.keys * self.key_bytes + 2 * asked.vectors * self.row_bytes
+
     @property
     def row_bytes(self) -> int:
-        """Of the weights of a row, or their gradient, on a wire."""
+        """Of the weights of a row, a pooled part, or its gradient, on a wire."""
         return self.dim * self.value_bytes
 
 
@@ -136,13 +168,16 @@ def together(*parts: Sent) -> Sent:
     return Sent(sum(part.in_node for part in parts), sum(part.across for part in parts))
 
 
-def sharded(cluster: Cluster, groups: Sequence[Group], batch: float) -> Exchanges:
-    """Every distinct key of a rank's batch goes to its owner once, its row comes back, the sum of its gradients returns."""
+def sharded(cluster: Cluster, groups: Sequence[Group], batch: float, *, pooled: Pooled = "auto") -> Exchanges:
+    """Keys go to their owners; rows, or pooled parts of bags, come back; their gradients return.
+
+    Of rows every distinct key of a rank's batch goes once, of parts every look-up; `pooled` is that of ShardedTables.
+    """
     settling, rows = [_numbers_of_routes(cluster, len(groups))], []
     for group in groups:
-        distinct = group.distinct(batch)
-        settling.append(all_to_all(cluster, distinct * group.key_bytes))
-        rows.append(all_to_all(cluster, distinct * group.row_bytes))
+        asked = group.asked(cluster.size, batch, pooled)
+        settling.append(all_to_all(cluster, asked.keys * group.key_bytes))
+        rows.append(all_to_all(cluster, asked.vectors * group.row_bytes))
     return Exchanges(together(*settling), together(*rows), together(*rows))
 
 
@@ -208,7 +243,7 @@ def _numbers_of_routes(cluster: Cluster, num_groups: int) -> Sent:
     return all_to_all(cluster, _COUNT * (2 * num_groups + 1) * cluster.size)
 
 
-def _absent(count: int, total: int, drawn: float) -> float:
+def _absent(count: float, total: float, drawn: float) -> float:
     """The chance that none of `count` among `total` look-ups is among those drawn, each of which is drawn once."""
     left = total - drawn
     log = lgamma(left + 1) - lgamma(left - count + 1) if count <= left else -inf

@@ -30,11 +30,13 @@ from hotbed.plan.network import (
     together,
     zipf,
 )
+from hotbed.shard import Shard
 from tests.distributed.ranks import run_ranks
 from tests.plan.test_frequency import make
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "wire.csv"
 ROWS, BATCH, STEPS, BAG = (5000, 300, 4), 512, 3, 3
+WAYS = ("never", "always", "auto")
 
 
 def test_distinct_of_a_small_epoch_is_the_mean_over_all_batches():
@@ -72,6 +74,24 @@ def test_the_yardstick_has_the_distinct_keys_that_the_gpu_counted():
     assert Group([zipf(n, 1.05) for n in KAGGLE_ROWS], 128).distinct(16384) == pytest.approx(78_500, rel=0.002)
 
 
+@pytest.mark.parametrize(("rows", "bag", "world"), [(5000, 1, 4), (5000, 3, 2), (900, 12, 8), (3, 20, 4), (10, 100, 4)])
+def test_parts_of_bags(rows, bag, world):
+    generator = torch.Generator().manual_seed(rows)
+    ids = zipf_ids(rows, 4000 * bag, 1.05, generator)
+    bases = [world * rows * block for block in range(50)]  # owners of 50 tables
+    owners = [Shard(0, world).owner_of(ids + base).view(-1, bag) for base in bases]
+    counted = np.mean([float((one == rank).any(1).float().mean()) for one in owners for rank in range(world)]) * world
+    assert zipf(rows, 1.05)._replace(per_sample=bag).parts(world) == pytest.approx(counted, rel=0.03)
+
+
+def test_features_are_asked_for_in_the_way_that_moves_fewer_bytes():
+    long, short = zipf(100_000, 1.05)._replace(per_sample=100.0), zipf(50, 1.05)._replace(per_sample=100.0)
+    rows, parts, both = ([Group([one], 16).asked(4, 64, way) for one in (long, short)] for way in WAYS)
+    assert both == [parts[0], rows[1]]
+    assert (parts[0].keys, parts[0].vectors) == (6400, pytest.approx(64 * 4, rel=0.01))
+    assert Group([zipf(100_000, 1.05)], 16).asked(4, 64, "always").keys < 64  # one id a sample: no bags
+
+
 def test_zipf_without_a_formula():
     with pytest.raises(ConfigError, match="other than 1"):
         zipf(10, 1.0)
@@ -97,26 +117,29 @@ def draw(step, rank):
     return {**ids, "bags": Jagged(zipf_ids(ROWS[0], BAG * BATCH, 1.05, generator), offsets)}
 
 
-def count_sent(nodes, traffic):
+def count_sent(nodes, traffic, pooled="auto"):
     """(in node, across) per step of this rank."""
     mesh = Mesh(nodes=nodes, local=4 // nodes)
     declared = {f"t{i}": Table(n, 8) for i, n in enumerate(ROWS)} | {"bags": Table(ROWS[0], 32)}
-    tables = ShardedTables(declared, optim.SGD(lr=0.1), mesh=mesh, traffic=traffic, output="dict")
+    tables = ShardedTables(declared, optim.SGD(lr=0.1), mesh=mesh, traffic=traffic, output="dict", pooled=pooled)
     before = replace(mesh.traffic)
     for step in range(STEPS):
         sum(vectors.sum() for vectors in tables(draw(step, mesh.rank)).values()).backward()
     return (mesh.traffic.in_node - before.in_node) / STEPS, (mesh.traffic.across - before.across) / STEPS
 
 
-@pytest.mark.parametrize(("nodes", "traffic"), [(1, "fp32"), (2, "bf16"), (4, "fp32")])
-def test_ranks_send_what_was_forecast(nodes, traffic):
+@pytest.mark.parametrize(
+    ("nodes", "traffic", "pooled"),
+    [(1, "fp32", "auto"), (2, "bf16", "auto"), (4, "fp32", "never"), (2, "fp32", "always")],
+)
+def test_ranks_send_what_was_forecast(nodes, traffic, pooled):
     value = 4 if traffic == "fp32" else 2
     groups = [
         Group([zipf(n, 1.05) for n in ROWS], 8, value_bytes=value),
         Group([zipf(ROWS[0], 1.05)._replace(per_sample=BAG)], 32, value_bytes=value),
     ]
-    forecast = sharded(Cluster(nodes, 4 // nodes), groups, BATCH).total
-    in_node, across = np.mean(run_ranks(count_sent, 4, nodes, traffic, nodes=nodes), axis=0)
+    forecast = sharded(Cluster(nodes, 4 // nodes), groups, BATCH, pooled=pooled).total
+    in_node, across = np.mean(run_ranks(count_sent, 4, nodes, traffic, pooled, nodes=nodes), axis=0)
     assert forecast.in_node == pytest.approx(in_node, rel=0.02)
     assert forecast.across == pytest.approx(across, rel=0.02)
 
@@ -188,6 +211,13 @@ def test_counts_on_file_match_the_forecast_of_today():
         sent = sharded(Cluster(nodes, ranks // nodes), [group], int(row["batch_per_rank"])).total
         assert sent.in_node == pytest.approx(int(row["in_node"]), rel=0.01)
         assert sent.across == pytest.approx(int(row["across"]), rel=0.01)
+
+
+@pytest.mark.parametrize("bag", ["20", "100"])
+def test_bags_on_file_go_the_cheaper_way(bag):
+    rows = [row for row in measured() if row["bag"] == bag and row["nodes"] == "1"]
+    sent = {row["way"]: int(row["in_node"]) for row in rows}
+    assert sent["chosen"] < 0.75 * min(sent["rows"], sent["parts"])
 
 
 @pytest.mark.parametrize("order", ["shuffled", "drawn"])

@@ -181,7 +181,9 @@ class ParallelConfig:
 
     k_step: int = setting(1, "steps between merges of the dense weights; 1 averages gradients at every step", least=1)
     merge: str = setting("params", "what is merged beside the dense weights, for k_step above 1", one_of=MERGES)
-    mode: str = setting("sharded", "how ranks come by rows that others own; no effect on the result", one_of=MODES)
+    mode: str = setting(
+        "sharded", "how ranks come by rows that others own; the same result, bags to rounding", one_of=MODES
+    )
     traffic: str = setting(
         "fp32", "number type of rows and gradients that travel; 16 bits are close", one_of=PRECISIONS
     )

@@ -63,7 +63,7 @@ class ShardedTables(EmbeddingTables):
 
     `pooled="auto"` lets owners add up their parts of bags where that moves fewer bytes than rows do; vectors then are sums of
     at most W partial sums, which are rounded otherwise than in one process. "never" moves rows: the vectors of one process to
-    the bit. "always" is for measuring.
+    the bit, and so do dynamic ids, weighted bags and the other modes. "always" is for measuring.
     """
 
     def __init__(
@@ -190,8 +190,8 @@ class ShardedTables(EmbeddingTables):
         found = []
         for group, inputs, way, sharded in zip(self.groups, self.group_inputs, self._ways, self._sharded):
             want = wanted_of(group, partial(flatten, inputs=inputs, given=given))
-            # Replicas are of rows; dynamic ids are counted one by one; alone nothing travels.
-            may_pool = way.wants == "none" and want.tables is None and self.mesh.size > 1 and self._pooled != "never"
+            # Replicas are of rows, and what mode="auto" chooses may change no bit; dynamic ids are counted one by one.
+            may_pool = way is sharded and want.tables is None and self.mesh.size > 1 and self._pooled != "never"
             tables = tables_in_parts(inputs, given) if may_pool else None
             if tables is not None:
                 want = want._replace(bags=Bags(tables, sharded.row_bytes, self._pooled == "always"))

@@ -227,7 +227,9 @@ def left_early():
 
 
 def test_settings_that_cannot_be():
-    wrong = r"gradients must be 'mean' or 'sum', not 'max'; traffic must be .*'fp8'; pooled must be .* 'never', not True"
+    wrong = (
+        r"gradients must be 'mean' or 'sum', not 'max'; traffic must be .*'fp8'; pooled must be .* 'never', not True"
+    )
     with pytest.raises(ConfigError, match=wrong):
         ShardedTables({"a": Table(40, 4)}, gradients="max", traffic="fp8", pooled=True)
     with pytest.raises(ConfigError, match="counts of all ranks"):

@@ -61,7 +61,7 @@ def test_an_interrupt_is_no_traceback(hotbed, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hotbed.cli.train._config", interrupted)
+    monkeypatch.setattr("hotbed.cli.train.read_config", interrupted)
     result = hotbed("train")
     assert result.code == 130
     assert "Traceback" not in result.err

@@ -11,7 +11,8 @@ import hotbed
 from hotbed import Jagged, Table, optim
 from hotbed.inputs import as_given
 from hotbed.ops.parts import count_ways, split
-from hotbed.parallel import auto
+from hotbed.parallel import auto, routes
+from hotbed.parallel.asks import ask_of
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.sharded import ShardedTables
 from hotbed.parallel.speeds import Speed, Speeds
@@ -62,11 +63,11 @@ def batches_of(rank, world):
     return found
 
 
-def train(tables, batches, ahead=False):
+def train(tables, batches, ahead=False, share=1.0):
     vectors = []
     for bags, weights in hotbed.prefetch(batches, tables) if ahead else batches:
         found = tables(bags)
-        sum((found[name] * weights[name]).sum() for name in FEATURES).backward()
+        sum((found[name] * (weights[name] * share)).sum() for name in FEATURES).backward()
         vectors.append({name: vector.detach() for name, vector in found.items()})
     return vectors, {name: tables.rows(name) for name in TABLES}
 
@@ -86,22 +87,30 @@ def alone(optimizer):
     return results[0]
 
 
-def in_ranks(options, ahead=False, optimizers=tuple(OPTIMIZERS)):
+def in_ranks(options, ahead=False, optimizers=tuple(OPTIMIZERS), share=1.0):
     found = []
     for optimizer in optimizers:
         tables = ShardedTables(TABLES, OPTIMIZERS[optimizer], seed=5, gradients="sum", output="dict", **options)
-        settled = []
+        settled, asks = [], []
         tables.asked = functools.partial(watched, tables.asked, settled)
-        result = train(tables, batches_of(dist.get_rank(), dist.get_world_size()), ahead)
+        routes.ask_of = functools.partial(asking, asks)
+        result = train(tables, batches_of(dist.get_rank(), dist.get_world_size()), ahead, share)
         traffic = tables.mesh.traffic
-        found.append((*result, tables.counters(), traffic.in_node + traffic.across, settled))
+        found.append((*result, tables.counters(), traffic.in_node + traffic.across, settled, asks))
     return found
 
 
-def watched(asked, settled, routes, learns):
+def watched(asked, settled, given, learns):
     """Notes of every group whether this rank is asked for parts."""
-    settled += [route.starts is not None for route in routes]
-    return asked(routes, learns)
+    settled += [route.starts is not None for route in given]
+    return asked(given, learns)
+
+
+def asking(asks, want, shard):
+    """Notes whether this rank asks for parts."""
+    ask = ask_of(want, shard)
+    asks.append(sum(ask.num_keys) > sum(ask.num_vectors))
+    return ask
 
 
 def assert_rows_of_one(results, rows):
@@ -130,13 +139,16 @@ def test_ranks_give_the_rows_of_one(world):
         assert_rows_of_one(of_ranks, rows)
         assert_near(of_ranks, vectors)
     assert all(any(result[0][4]) for result in results)
+    if world == 3:  # every batch: two groups of the first rank in parts, of the others none
+        assert [result[0][5] for result in results] == [[True] * 2 * STEPS, [False] * 2 * STEPS, [False] * 2 * STEPS]
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["as asked", "ahead"])
 def test_caches_that_evict_change_no_bit(ahead):
     for optimizer in OPTIMIZERS:
         alone(optimizer)
-    plain, cached = run_ranks(in_ranks, 3, {}), run_ranks(in_ranks, 3, {"cache": 0.3}, ahead)
+    rough = (tuple(OPTIMIZERS), 1 / 3)  # sums of gradients depend on their order
+    plain, cached = run_ranks(in_ranks, 3, {}, False, *rough), run_ranks(in_ranks, 3, {"cache": 0.3}, ahead, *rough)
     for mine, theirs in zip(cached, plain):
         for a, b in zip(mine, theirs):
             assert a[2].written_back > 20
@@ -168,6 +180,15 @@ def test_what_is_chosen_moves_fewer_bytes():
             assert_rows_of_one([result[0] for result in results], rows)
     assert sum(sent["auto"]) < 0.6 * sum(sent["never"])
     assert sum(sent["auto"]) < 0.95 * sum(sent["always"])  # table "few" has 7 rows
+
+
+def test_traffic_in_16_bits_is_close():
+    vectors, _ = alone("sgd")
+    options = {"pooled": "always", "traffic": "bf16"}
+    results = [result[0] for result in run_ranks(in_ranks, 2, options, False, ("sgd",))]
+    found = torch.cat([result[0][0]["long"] for result in results])
+    assert not torch.allclose(found, vectors[0]["long"], rtol=1e-5, atol=1e-6)
+    assert torch.allclose(found, vectors[0]["long"], rtol=0.02, atol=0.01)
 
 
 def bytes_of_parts():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -30,3 +32,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.as_tensor(one).detach().to("cpu", copy=True) for name, one in tensors.items()}
+
+
+def mean_of(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Of the dense tensors of several ranks, where they differ; whole numbers are those of the first."""
+    found = {}
+    for name, first in parts[0].items():
+        if not first.is_floating_point() or all(torch.equal(first, part[name]) for part in parts[1:]):
+            found[name] = first
+        else:
+            found[name] = torch.stack([part[name].double() for part in parts]).mean(0).to(first.dtype)
+    return found

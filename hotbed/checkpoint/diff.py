@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.checkpoint.chain import Entry, chain_of
-from hotbed.checkpoint.dense import DENSE
+from hotbed.checkpoint.dense import DENSE, mean_of
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import Report, check_sizes, differences, gone_of, rows_of, tensors_of
 
@@ -62,33 +62,42 @@ class _Held(NamedTuple):
     bits: NDArray[np.uint8]  # [N, bytes of all columns]
 
 
-def diff(one: Entry, other: Entry, report: Report = lambda _: None) -> Diff:
-    """Compare two checkpoints, each with its chain."""
-    chains = chain_of(one), chain_of(other)
-    for chain in chains:
-        check_sizes(chain)
-    found = Diff(settings=_settings(one.manifest.document, other.manifest.document))
-    before, after = one.manifest.tables, other.manifest.tables
+def diff(one: Sequence[Entry], other: Sequence[Entry], report: Report = lambda _: None) -> Diff:
+    """Compare two checkpoints, each with its chain; of every rank that wrote it."""
+    chains = [chain_of(entry) for entry in one], [chain_of(entry) for entry in other]
+    links = [entry for ranks in chains for chain in ranks for entry in chain]
+    check_sizes(links)
+    found = Diff(settings=_settings(one[0].manifest.document, other[0].manifest.document))
+    before, after = one[0].manifest.tables, other[0].manifest.tables
     for name in {**before, **after}:
         if name not in before or name not in after:
             found.shapes[name] = "only in the first" if name in before else "only in the second"
         elif before[name] != after[name]:
             pairs = differences(before[name], after[name]).items()
             found.shapes[name] = ", ".join(f"{what} {old} -> {new}" for what, (old, new) in pairs)
-    found.dense = _dense(tensors_of(one, DENSE), tensors_of(other, DENSE))
-    found.frozen = sum(len(entry.manifest.linked) for chain in chains for entry in chain)
-    size = sum(entry.manifest.num_bytes for chain in chains for entry in chain)
+    found.dense = _dense(*(mean_of([tensors_of(entry, DENSE) for entry in entries]) for entries in (one, other)))
+    found.frozen = sum(len(entry.manifest.linked) for entry in links)
+    size = sum(entry.manifest.num_bytes for entry in links)
     passes = size // (2 * _PASS_BYTES) + 1
     for number in range(passes):
-        held = [_rows(chain, number, passes, report) for chain in chains]
+        held = [_rows(ranks, number, passes, report) for ranks in chains]
         for name in {**before, **after}:
             tally = found.tables.setdefault(name, TableDiff())
             _compare(tally, held[0].get(name), held[1].get(name))
     return found
 
 
-def _rows(chain: Sequence[Entry], number: int, passes: int, report: Report) -> dict[str, _Held]:
-    """The rows of a checkpoint whose ids fall into this pass, newest first kept."""
+def _rows(chains: Sequence[Sequence[Entry]], number: int, passes: int, report: Report) -> dict[str, _Held]:
+    """The rows of a checkpoint whose ids fall into this pass, of all ranks."""
+    parts: dict[str, list[_Held]] = {}
+    for chain in chains:
+        for table, some in _rows_of_rank(chain, number, passes, report).items():
+            parts.setdefault(table, []).extend(some)
+    return {table: _newest(some) for table, some in parts.items()}
+
+
+def _rows_of_rank(chain: Sequence[Entry], number: int, passes: int, report: Report) -> dict[str, list[_Held]]:
+    """By table, oldest first."""
     parts: dict[str, list[_Held]] = {}
     owners = Owners(chain)
     for entry in chain:
@@ -103,7 +112,7 @@ def _rows(chain: Sequence[Entry], number: int, passes: int, report: Report) -> d
             bits = [one.reshape(len(one), -1).view(torch.uint8) for one in columns.values()]
             held = _Held(part.ids[mine].numpy().copy(), columns["weight"], torch.cat(bits, 1).numpy())
             parts.setdefault(part.table, []).append(held)
-    return {table: _newest(some) for table, some in parts.items()}
+    return parts
 
 
 def _newest(parts: list[_Held]) -> _Held:

@@ -8,7 +8,7 @@ without one share; who waits to be admitted, and what became of ids before, is f
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hotbed.checkpoint.chain import Entry, chain_of, find
-from hotbed.checkpoint.dense import DENSE
+from hotbed.checkpoint.dense import DENSE, mean_of
 from hotbed.checkpoint.lineage import forget
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, gone_of, rows_of, tensors_of
 from hotbed.checkpoint.types import RowPart, Rows, Sink, TableShape
 from hotbed.errors import HotbedError
+from hotbed.shard import Shard
 
 _OLD_NUMBERS = ("row", "last_use", "score")  # of dynamic ids: they get others
 Translation = Mapping[str, Tensor]  # table -> int64: the new id of each old one, -1 where there is none
@@ -55,21 +56,29 @@ def warm_start(
 
     `translation` gives ids of the checkpoint their numbers in these tables, where a vocabulary was numbered again.
     """
-    entry = find(Path(place))
-    chain = chain_of(entry)
-    check_sizes(chain)
-    weights = tensors_of(entry, DENSE)
-    carried = Carried(entry.folder)
+    return warm_start_from([find(Path(place))], tables, model=model, translation=translation)
+
+
+def warm_start_from(
+    entries: Sequence[Entry], tables: Rows, *, model: nn.Module | None = None, translation: Translation | None = None
+) -> Carried:
+    """As `warm_start`, from a checkpoint of ranks: what each of them saved, in their order."""
+    entry, chains = entries[0], [chain_of(one) for one in entries]
+    for chain in chains:
+        check_sizes(chain)
+    weights = mean_of([tensors_of(one, DENSE) for one in entries])
+    carried = Carried(entry.folder if len(entries) == 1 else entry.folder.parent.parent)
     sink = tables.restore()
     plans = _plans(entry.manifest.tables, sink.tables, carried)
     tally = {name: _Tally((translation or {}).get(name), sink.tables[name].rows) for name in plans}
     try:
         sink.begin()
-        for part in _replay(chain, sink, entry.manifest.tables, tally):
-            if part.table in plans:
-                kept = tally[part.table].numbered(part)
-                if len(kept.ids):
-                    sink.add(_fitted(kept, plans[part.table], sink))
+        for rank, chain in enumerate(chains):
+            for part in _replay(chain, sink, Shard(rank, len(chains)), tally):
+                if part.table in plans:
+                    kept = tally[part.table].numbered(part)
+                    if len(kept.ids):
+                        sink.add(_fitted(kept, plans[part.table], sink))
         sink.end()
     except (HotbedError, OSError):
         sink.begin()
@@ -123,9 +132,7 @@ def _changes(old: TableShape, new: TableShape) -> Iterator[str]:
         yield f"rows never trained begin with {new.init} of seed {new.seed}"
 
 
-def _replay(
-    chain: list[Entry], sink: Sink, saved: dict[str, TableShape], tally: dict[str, _Tally]
-) -> Iterator[RowPart]:
+def _replay(chain: list[Entry], sink: Sink, shard: Shard, tally: dict[str, _Tally]) -> Iterator[RowPart]:
     """As for loading, but frozen folders are read row by row, because the new tables lay them out otherwise."""
     owners = Owners(chain)
     last = {Path(name).parts[1]: entry for entry in chain for name in entry.manifest.linked}
@@ -133,7 +140,7 @@ def _replay(
         for folder in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
             place = entry.folder / "frozen" / folder
             if not owners.is_dynamic(folder):
-                yield from sink.thaw(folder, place, saved)
+                yield from sink.thaw(folder, place, entry.manifest.tables, shard)
             elif last[folder] is entry:  # the files hold all rows there are, under numbers that ids may since have lost
                 yield from owners.thawed(folder, place)
         for table, ids in gone_of(entry):

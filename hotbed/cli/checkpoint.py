@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,14 +107,17 @@ def diff_command(
 
     hotbed checkpoint diff runs/one runs/two
     """
-    from hotbed.checkpoint.chain import chain_of, find
+    from hotbed.checkpoint.chain import chain_of
     from hotbed.checkpoint.diff import diff
+    from hotbed.train.layouts import entries_of
 
-    entries = find(one), find(other)
-    with _bar("comparing", _bytes_of([link.folder for entry in entries for link in chain_of(entry)])) as report:
-        found = diff(*entries, report)
+    both = entries_of(one), entries_of(other)
+    links = [link.folder for entries in both for entry in entries for link in chain_of(entry)]
+    with _bar("comparing", _bytes_of(links)) as report:
+        found = diff(*both, report)
     console = out()
-    console.print(f"{entries[0].folder} -> {entries[1].folder}", soft_wrap=True)
+    said = [f"{e[0].folder}{f' and those of {len(e) - 1} more ranks' if len(e) > 1 else ''}" for e in both]
+    console.print(" -> ".join(said), soft_wrap=True)
     for path, (before, after) in found.settings.items():
         console.print(f"  {path}: {before!r} -> {after!r}", soft_wrap=True)
     for name, what in found.shapes.items():
@@ -138,28 +142,44 @@ def prune_command(
 ) -> None:
     """Remove old checkpoints, and what killed writers left; one that a kept one adds to stays.
 
+    Of ranks, those count that all ranks have, and newer ones stay.
+
     [bold]For example:[/bold]
 
     hotbed checkpoint prune runs/demo --keep 1 --dry-run
     """
-    from hotbed.checkpoint.chain import clean, locked, remove, unneeded
-    from hotbed.errors import RunError
+    from hotbed.checkpoint.chain import clean, locked, remove
     from hotbed.memory import in_words
-    from hotbed.train.layouts import is_of_rank
 
-    root = _folders(run)[0].parent
-    if is_of_rank(root):
-        raise RunError(f"{run} was saved by ranks, which remove old checkpoints together when all have newer ones.")
-    with locked(root):
-        doomed = unneeded(root, keep)
-        size = in_words(_bytes_of(doomed))
-        if not dry_run:
-            clean(root)
-            remove(doomed)
+    doomed, size = list[Path](), 0
+    for root, find_old in _prunings(run, keep):
+        with locked(root):
+            old = find_old()
+            doomed, size = doomed + old, size + _bytes_of(old)
+            if not dry_run:
+                clean(root)
+                remove(old)
     what = "would be removed" if dry_run else "removed"
-    out().print(
-        f"{len(doomed)} checkpoints {what}, {size}: {', '.join(one.name for one in doomed) or '-'}", soft_wrap=True
-    )
+    names = ", ".join(_label(one) for one in doomed) or "-"
+    out().print(f"{len(doomed)} checkpoints {what}, {in_words(size)}: {names}", soft_wrap=True)
+
+
+def _prunings(place: Path, keep: int) -> Iterator[tuple[Path, Callable[[], list[Path]]]]:
+    """Every folder of a run that old checkpoints go from, and how to find them once it is locked."""
+    from hotbed.checkpoint.chain import unneeded
+    from hotbed.errors import RunError
+    from hotbed.train.layouts import is_of_rank, root_of, run_of, steps_of, unneeded_before, worlds_in
+
+    first = _folders(place)[0]
+    if is_of_rank(place.resolve()) or is_of_rank(place.resolve().parent):
+        raise RunError(f"{place} is of one rank, and ranks keep the same steps. Give {run_of(first)}.")
+    checkpoints = first.parent.parent if is_of_rank(first.parent) else first.parent
+    for world in worlds_in(checkpoints):
+        if world == 1:
+            yield checkpoints, partial(unneeded, checkpoints, keep)
+        elif steps := list(steps_of(checkpoints, world)):
+            roots = [root_of(checkpoints, rank, world) for rank in range(world)]
+            yield from ((root, partial(unneeded_before, root, steps[-keep:][0])) for root in roots)
 
 
 def _folders(place: Path) -> list[Path]:

@@ -221,7 +221,7 @@ def _train(
     fresh = default_run(config.model.name, config.data.path)
     start = world.from_first(ranks.start(asked, fresh) if world.is_first else None)
     run_folder, quiet = start.run, quiet or not world.is_first
-    entry = None if source is None or start.resume else source_of(source, run_folder)
+    entries = None if source is None or start.resume else source_of(source, run_folder)
     dataset = _dataset(config.data.path, ranks, world)
     compare(config, dataset.fingerprint, world)
     with alone(run_folder) if world.is_first else nullcontext():
@@ -244,7 +244,7 @@ def _train(
                     write_text(run_folder / "data.json", json.dumps(describe(dataset)) + "\n")
             world.stage("waiting for the run folder")
             world.any(False)
-            carried = None if entry is None else start_from(entry, run_folder, built.training.learner, dataset)
+            carried = None if entries is None else start_from(entries, run_folder, built.training.learner, dataset)
         if carried is not None and not quiet:
             err().print(f"warm start {carried.text()}", soft_wrap=True)
         if world.is_first:

@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from hotbed.checkpoint.chain import folders_in
+from hotbed.checkpoint.chain import Entry, find, folders_in, unneeded
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.errors import RunError
 
@@ -69,6 +69,31 @@ def newest_in(checkpoints: Path) -> Saved | None:
     """What a run goes on from; of two at the same step the one written last."""
     found = [list(steps.values())[-1] for world in worlds_in(checkpoints) if (steps := steps_of(checkpoints, world))]
     return max(found, key=lambda saved: (saved.step, _time_of(saved.folders[0])), default=None)
+
+
+def entries_of(place: Path) -> list[Entry]:
+    """A checkpoint, of every rank that wrote it: by its own folder, or the newest one of a run."""
+    for root in (place / "checkpoints", place):
+        if (saved := newest_in(root)) is not None and saved.world > 1:
+            return [Entry(folder, read_manifest(folder)) for folder in saved.folders]
+    entry = find(place)
+    root = entry.folder.resolve().parent
+    if is_of_rank(root):
+        raise RunError(
+            f"{place} holds the rows of one rank alone. Give {run_of(entry.folder)}, which has those of all."
+        )
+    return [entry]
+
+
+def run_of(folder: Path) -> Path:
+    """The run of a checkpoint."""
+    root = folder.resolve().parent
+    return root.parent.parent if is_of_rank(root) else root.parent
+
+
+def unneeded_before(root: Path, step: int) -> list[Path]:
+    """Of one rank, the checkpoints that those of this step and later ones do not need."""
+    return unneeded(root, sum(step_of(folder) >= step for folder in folders_in(root)))
 
 
 def ranks_in(checkpoints: Path) -> list[Path]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hotbed.checkpoint.chain import Entry, chain_of
-from hotbed.checkpoint.dense import DENSE, OPTIMIZER, load_optimizer
+from hotbed.checkpoint.dense import DENSE, OPTIMIZER, load_optimizer, mean_of
 from hotbed.checkpoint.lineage import forget
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, gone_of, refuse_misfits, rows_of, tensors_of
@@ -31,8 +31,8 @@ _OF_RANKS = ("kstep_counts", "kstep_arriving", "max_exp_avg_sq")  # state that r
 
 def load_all(entries: Sequence[Entry], learner: Learner) -> None:
     """Put the rows and weights of all ranks in place."""
-    weights = _mean([tensors_of(entry, DENSE) for entry in entries])
-    states = _mean([tensors_of(entry, OPTIMIZER) for entry in entries])
+    weights = mean_of([tensors_of(entry, DENSE) for entry in entries])
+    states = mean_of([tensors_of(entry, OPTIMIZER) for entry in entries])
     forget(learner.tables)
     _load_rows(entries, learner.tables.restore())
     try:
@@ -84,17 +84,6 @@ def _parts(chain: Sequence[Entry], sink: Sink, shard: Shard) -> Iterator[RowPart
                 mine = owners.owned(part)
                 columns = {name: column[mine] for name, column in part.columns.items() if name != "row"}
                 yield RowPart(part.table, part.ids[mine], columns)
-
-
-def _mean(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Of numbers that differ; whole numbers are those of the first."""
-    found = {}
-    for name, first in parts[0].items():
-        if not first.is_floating_point() or all(torch.equal(first, part[name]) for part in parts[1:]):
-            found[name] = first
-        else:
-            found[name] = torch.stack([part[name].double() for part in parts]).mean(0).to(first.dtype)
-    return found
 
 
 def _fitting(states: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

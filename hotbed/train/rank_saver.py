@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hotbed.checkpoint import Policy, Saver, State
-from hotbed.checkpoint.chain import folders_in, locked, remove, unneeded
+from hotbed.checkpoint.chain import folders_in, locked, remove
 from hotbed.checkpoint.types import Rows
 from hotbed.parallel.world import World
-from hotbed.train.layouts import Saved, remove_others, root_of, step_of
+from hotbed.train.layouts import Saved, remove_others, root_of, step_of, unneeded_before
 
 _ALL = 1 << 30  # a saver that removes nothing itself
 
@@ -80,5 +80,4 @@ class RankSaver:
 
     def _remove_before(self, cut: int) -> None:
         with locked(self.root):
-            kept = sum(step_of(folder) >= cut for folder in folders_in(self.root))
-            remove(unneeded(self.root, kept))
+            remove(unneeded_before(self.root, cut))

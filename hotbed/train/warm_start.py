@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,36 +18,30 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from hotbed.checkpoint.chain import Entry, find
-from hotbed.checkpoint.warm import Carried, warm_start
+from hotbed.checkpoint.chain import Entry
+from hotbed.checkpoint.warm import Carried, warm_start_from
 from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import resolve
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import DataError, RunError
 from hotbed.train.files import write_text
-from hotbed.train.layouts import newest_in
+from hotbed.train.layouts import entries_of, run_of
 from hotbed.train.step import Learner
 
 
-def source_of(place: Path, run: Path) -> Entry:
-    """The checkpoint to start from; it must not lie in the new run, which begins empty."""
-    found = newest_in(place / "checkpoints")
-    if found is not None and found.world > 1:
-        raise RunError(
-            f"{place} was saved by {found.world} ranks, and a warm start reads the checkpoint of one process. "
-            f"`hotbed train --resume {place}` without torchrun goes on with it and writes such a one."
-        )
-    entry = find(place)
-    if run.resolve() in entry.folder.resolve().parents:
+def source_of(place: Path, run: Path) -> list[Entry]:
+    """The checkpoint to start from, of every rank that saved it; it must not lie in the new run, which begins empty."""
+    entries = entries_of(place)
+    if run.resolve() in entries[0].folder.resolve().parents:
         raise RunError(f"{run} cannot be started anew from its own checkpoint; choose another folder with --out.")
-    return entry
+    return entries
 
 
-def start_from(entry: Entry, run: Path, learner: Learner, dataset: Dataset) -> Carried:
+def start_from(entries: Sequence[Entry], run: Path, learner: Learner, dataset: Dataset) -> Carried:
     """Carry over what fits, and write down what does not: RUN/warm_start.json."""
-    translation, lost = _translation(entry, dataset)
-    carried = warm_start(entry.folder, learner.tables, model=learner.model, translation=translation)
+    translation, lost = _translation(entries[0], dataset)
+    carried = warm_start_from(entries, learner.tables, model=learner.model, translation=translation)
     if lost:
         carried.of_tables({"the dataset numbers ids otherwise, and the old numbers are lost": lost})
     tree = {**dataclasses.asdict(carried), "source": str(carried.source)}
@@ -95,7 +90,7 @@ def _new_ids(dataset: Dataset, feature: IdFeature, old: np.ndarray | None) -> np
 
 def _old_counts(entry: Entry, fingerprint: str) -> Path | None:
     """The id lists of the dataset that the checkpoint was trained on: of the run's model, else of the dataset itself."""
-    counts = entry.folder.resolve().parent.parent / "model" / "counts"
+    counts = run_of(entry.folder) / "model" / "counts"
     if counts.is_dir():
         return counts
     path = (entry.manifest.document.get("config") or {}).get("data", {}).get("path")

@@ -148,7 +148,7 @@ def test_diff_goes_by_ids(tmp_path):
         step(1, *range(90, 94))
     step(2, 3)
     checkpoint.save(tmp_path, tables, step=3)
-    entries = [find(tmp_path / f"{number:012}") for number in (1, 2, 3)]
+    entries = [[find(tmp_path / f"{number:012}")] for number in (1, 2, 3)]
     found = diff(*entries[:2]).tables["user"]
     assert (found.same, found.changed, found.added, found.gone) == (0, 2, 0, 1)
     found = diff(*entries[1:]).tables["user"]
@@ -159,7 +159,7 @@ def test_diff_goes_by_ids(tmp_path):
 
 def test_diff_of_rows_on_an_ssd(source):
     place, _ = source
-    found = diff(find(place / f"{STEPS[0]:012}"), find(place))
+    found = diff([find(place / f"{STEPS[0]:012}")], [find(place)])
     assert found.tables["page"].changed > 0 or found.frozen
 
 

@@ -26,7 +26,7 @@ def finished(start, tmp_path_factory):
 def test_the_same_dataset_carries_every_row(finished, start, dataset, tmp_path):
     folder, learner = finished
     built = start(tmp_path, "tables.cache=0.9")
-    carried = start_from(find(folder), tmp_path, built.training.learner, dataset)
+    carried = start_from([find(folder)], tmp_path, built.training.learner, dataset)
     for table in learner.tables.tables:
         assert torch.equal(built.training.learner.tables.weight(table), learner.tables.weight(table))
     assert len(carried.notes) == 1
@@ -47,7 +47,7 @@ def renumbered(tmp_path):
 def test_rows_follow_ids_that_the_dataset_numbers_otherwise(finished, start, renumbered, tmp_path):
     folder, learner = finished
     built = start(tmp_path / "run", data=renumbered)
-    carried = start_from(find(folder), tmp_path / "run", built.training.learner, renumbered)
+    carried = start_from([find(folder)], tmp_path / "run", built.training.learner, renumbered)
     old, new = learner.tables.weight("user"), built.training.learner.tables.weight("user")
     assert torch.equal(new[0], old[0])  # the unknown
     assert torch.equal(new[3:], old[1:48].flip(0))
@@ -61,7 +61,7 @@ def test_without_the_old_numbers_nothing_is_guessed(start, renumbered, dataset, 
     built.training.close()
     other = start(tmp_path / "run", data=renumbered)
     fresh = other.training.learner.tables.weight("user").clone()
-    carried = start_from(find(tmp_path / "old"), tmp_path / "run", other.training.learner, renumbered)
+    carried = start_from([find(tmp_path / "old")], tmp_path / "run", other.training.learner, renumbered)
     assert torch.equal(other.training.learner.tables.weight("user"), fresh)
     assert any("table user: the dataset numbers ids otherwise" in note for note in carried.notes)
 

@@ -2,7 +2,7 @@
 
 Two real logs (criteo, frappe: files of docs/decisions/0003-policies.md in DIR), two made-up ones (the demo's click log, a Zipf
 1.05 log over ten of Criteo-Kaggle's tables), caches of 0.5, 1.5, 5 and 20 % of the rows. Each is forecast, then trained
-for an epoch by the machinery of `hotbed train`, in one process, the forecast first. Batches are the largest powers of two whose
+for --steps steps by the machinery of `hotbed train`, in one process, the forecast first. Batches are the largest powers of two whose
 rows fit the cache. Without --data the real logs are left out.
 
 Bars: hit rate within 1 point, bytes within 3 %, device memory within 5 % (a CPU: what the cache takes; CUDA: the peak of
@@ -104,7 +104,9 @@ def _most_keys(dataset: Dataset, size: int) -> int:
 def measure(log: Log, share: float, size: int, device: str, folder: Path) -> list[Pair]:
     """One forecast, one run."""
     sets = [f"tables.cache={share}", f"data.batch_size={size}", f"data.eval_batch_size={size}", "train.keep_best=false"]
+    epochs = -(-log.most_steps * size // log.dataset.schema.splits["train"].rows)
     sets += [f"train.device={device}", f"train.max_steps={log.most_steps}", f"train.eval_every={10**9}"]
+    sets += [f"train.epochs={epochs}"]
     config, problems = compose(None, {"data.path": str(log.dataset.path)}, sets)
     assert not problems, problems
     outlook = look_out(Asked(config, log.dataset, calibrate="again"))

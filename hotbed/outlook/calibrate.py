@@ -37,6 +37,7 @@ from hotbed.config import RunConfig
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader import Loader
 from hotbed.forecast import rows_of_batch
+from hotbed.outlook.memory import READ_AHEAD
 from hotbed.outlook.planning import plan_seconds
 from hotbed.tables import EmbeddingTables, Table
 from hotbed.train.interval import Interval
@@ -44,6 +45,8 @@ from hotbed.train.step import Learner, repeatable
 from hotbed.types import Batch
 
 MOST_AGE = 30 * 86400.0  # seconds
+_LOOK_AHEAD = 4  # batches, in what is measured
+CALIBRATED_AHEAD = _LOOK_AHEAD + READ_AHEAD  # that are on the device then
 _MOST_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # of the tables that are measured
 _POOL = 10  # batches
 _VERSION = 2
@@ -226,6 +229,7 @@ class _Rig:
         device, config = self._device, self._config
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+            torch._C._cuda_clearCublasWorkspaces()  # 64 MiB that every run has, and that may be there from before
             torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         share = None if num_slots is None else min(1.0, num_slots / self.num_rows)
@@ -235,7 +239,7 @@ class _Rig:
         )  # fmt: skip
         model = model_of(config, self._schema).to(device)
         dense = dense_optimizer(config, model)
-        learner = Learner(tables, model, dense, config.dense.lr, device, config.tables.window or None, 4)
+        learner = Learner(tables, model, dense, config.dense.lr, device, config.tables.window or None, _LOOK_AHEAD)
         watch = _Watch(tables, device, budget)
 
         def batches() -> Any:

@@ -16,6 +16,7 @@ from torch import nn
 
 from hotbed.cache import look_far
 
+READ_AHEAD = 8  # batches that are read and not asked for yet
 _CELL = 16.25  # bytes of index, with its share of a mark
 _SLOT = 13  # bytes of slot state
 _LANE_FACTOR, _LANE_KEYS = 1.6, 0.6  # of hotbed/pipeline/lanes.py
@@ -59,7 +60,7 @@ def batch_bytes(shape: Shape) -> float:
 
 def batches_ahead(num_slots: int, shape: Shape, look_ahead: int | None) -> int:
     """Batches that are on the device before their turn."""
-    return look_far(int(shape.keys), num_slots, look_ahead)[1] + 8  # eight more are read and not asked for yet
+    return look_far(int(shape.keys), num_slots, look_ahead)[1] + READ_AHEAD
 
 
 def vector_bytes(shape: Shape) -> float:

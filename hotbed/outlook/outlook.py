@@ -20,7 +20,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.forecast import model_problems, table_problems, too_small
 from hotbed.outlook import memory
-from hotbed.outlook.calibrate import Calibration, calibrate, is_cached, known_calibration
+from hotbed.outlook.calibrate import CALIBRATED_AHEAD, Calibration, calibrate, is_cached, known_calibration
 from hotbed.outlook.memory import Part, Shape
 from hotbed.outlook.planning import plan_seconds
 from hotbed.outlook.speed import Job, Speed, speed_of
@@ -162,7 +162,7 @@ def look_out(asked: Asked) -> Outlook:
     speed = None
     if known is not None:
         speed = speed_of(known, traffic, _job(asked, traffic, num_slots, shape, wires, device.type == "cuda"))
-        parts += _measured_parts(known, num_slots)
+        parts += _measured_parts(known, num_slots, shape, memory.model_bytes(model))
     setting = {
         "data": config.data.path, "model": config.model.name, "dim": config.model.dim,
         "batch_size": config.data.batch_size, "optimizer": config.tables.optimizer, "policy": config.tables.policy,
@@ -248,7 +248,7 @@ def _parts(
     parts = []
     if room is None or room.num_slots is None:
         parts.append(Part("device", "rows", amounts.whole, True))
-        far = 8
+        far = memory.READ_AHEAD
     else:
         slots = room.num_slots
         cells = memory.lane_cells(slots, shape, ahead) if cuda or traffic is None else float(traffic.num_cells)
@@ -277,11 +277,13 @@ def _below(asked: Asked, room: Room) -> list[Part]:
     return parts
 
 
-def _measured_parts(known: Calibration, num_slots: int | None) -> list[Part]:
-    """CUDA: what kernels and the model take beside the parts that are known."""
+def _measured_parts(known: Calibration, num_slots: int | None, shape: Shape, dense: int) -> list[Part]:
+    """CUDA: what kernels and the model take beside the parts that are known, which were there when it was measured."""
     if not known.peak_bytes:
         return []
-    return [Part("device", "workspace (measured)", known.peak_bytes + known.slot_bytes * (num_slots or 0), False)]
+    there = CALIBRATED_AHEAD * memory.batch_bytes(shape) + memory.vector_bytes(shape) + dense
+    measured = known.peak_bytes + known.slot_bytes * (num_slots or 0)
+    return [Part("device", "workspace (measured)", max(0.0, measured - there), False)]
 
 
 def _calibration(asked: Asked) -> Calibration | None:
@@ -298,7 +300,8 @@ def _job(
     asked: Asked, traffic: Traffic | None, num_slots: int | None, shape: Shape, wires: Wires | None, cuda: bool
 ) -> Job:
     config = asked.config
-    steps = -(-asked.dataset.schema.splits["train"].rows // config.data.batch_size) * config.train.epochs
+    epoch = -(-asked.dataset.schema.splits["train"].rows // config.data.batch_size)
+    steps = epoch * config.train.epochs
     steps = min(steps, config.train.max_steps) if config.train.max_steps else steps
     far = 4
     if num_slots is not None and is_cached(asked.sketch):
@@ -314,6 +317,7 @@ def _job(
         num_slots=num_slots,
         batches_ahead=far,
         cuda=cuda,
+        num_epochs=-(-steps // epoch),
         planning=planning,
         ssd_speed=ssd_speed(folder, asked.sketch.amounts.record) if folder and traffic is not None else 0.0,
         network=0.0 if wires is None else wires.seconds,

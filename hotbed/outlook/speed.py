@@ -1,7 +1,7 @@
 """A calibration and the traffic of a step in; its stages, the slowest of them and samples/s out.
 
 On a GPU stages run beside each other and the step is as long as the longest. On a CPU they share its cores: the step is the
-longest of the training thread, the reader, and all core seconds over the cores. A run also waits once for the batches that are
+longest of the training thread, the reader, and all core seconds over the cores. Every epoch also waits for the batches that are
 read before its first step.
 """
 
@@ -19,7 +19,7 @@ class Speed(NamedTuple):
     stages: dict[str, float]
     step: float
     bottleneck: str
-    fill: float  # seconds before the first step
+    fill: float  # seconds before the first step of an epoch
     samples_per_s: float  # of the whole run
 
 
@@ -32,6 +32,7 @@ class Job(NamedTuple):
     num_slots: int | None
     batches_ahead: int
     cuda: bool
+    num_epochs: int = 1  # that are begun
     planning: float = 0.0  # seconds of a step, on a CPU
     ssd_speed: float = 0.0  # bytes/s
     network: float = 0.0  # seconds of exchanges that nothing hides
@@ -66,5 +67,5 @@ def speed_of(known: Calibration, traffic: Traffic | None, job: Job) -> Speed:
         if step > 1.2 * alone:
             bottleneck = "reader"
     fill = known.first_batch + known.reader * min(job.batches_ahead, job.num_steps)
-    total = step * job.num_steps + fill
+    total = step * job.num_steps + fill * job.num_epochs
     return Speed(stages, step, bottleneck, fill, job.samples * job.num_steps / total if total else 0.0)

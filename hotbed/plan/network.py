@@ -41,7 +41,7 @@ class Frequencies(NamedTuple):
         if self.total is None:
             absent = np.exp(lookups * np.log1p(-np.minimum(self.shares, 1 - 1e-16)))
         else:
-            counts = np.rint(self.shares * self.total).astype(np.int64)
+            counts = np.minimum(np.rint(self.shares * self.total).astype(np.int64), self.total)
             absent = np.array([_absent(int(count), self.total, min(lookups, self.total)) for count in counts])
         return float(((1.0 - absent) * self.numbers).sum())
 
@@ -82,7 +82,9 @@ def read_frequencies(dataset: Dataset) -> list[Frequencies]:
     found = []
     for feature in dataset.schema.features:
         _, counts = count_rows(feature, dataset.counts(feature.name))
-        unlisted = 0 if feature.multi else num_samples - int(counts.sum())  # ids left out of the vocabulary share a row
+        unlisted = (
+            0 if feature.multi else max(0, num_samples - int(counts.sum()))
+        )  # ids left out of the vocabulary share a row
         counts = np.append(counts, unlisted)
         found.append(counted(counts, float(counts.sum()) / max(num_samples, 1)))
     return found

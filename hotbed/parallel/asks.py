@@ -40,6 +40,7 @@ class Wanted(NamedTuple):
     tables: Tensor | None = None  # int32 [L], of dynamic ids
     num_local: int = 0  # keys that a rank may have
     bags: Bags | None = None  # None: rows are asked for
+    counted: bool = False  # owners are told how often the batch has each key
 
     @property
     def key_type(self) -> torch.dtype:
@@ -54,7 +55,9 @@ class Ask(NamedTuple):
     keys: Tensor  # local keys as they travel, or dynamic ids; all keys of a part but its first are ~key
     num_keys: list[int]  # [W] keys for each owner
     num_vectors: list[int]  # [W] vectors of each owner
-    marks: Tensor | None = None  # int32 [.., 2], of dynamic ids: the table, and how often the batch has the id
+    marks: Tensor | None = (
+        None  # int32 [.., 2], of dynamic ids: the table, and how often the batch has the id; [.., 1]: that
+    )
 
 
 def ask_of(want: Wanted, shard: Shard) -> Ask:
@@ -64,6 +67,8 @@ def ask_of(want: Wanted, shard: Shard) -> Ask:
     if dealt.kinds is not None:
         return Ask(own, dealt.keys, dealt.counts, dealt.counts, torch.stack([dealt.kinds, dealt.times], dim=1))
     keys = shard.local_of(dealt.keys)
+    if want.counted:
+        return Ask(own, keys.to(want.key_type), dealt.counts, dealt.counts, dealt.times.unsqueeze(1))
     in_parts = _in_parts(want, dealt, shard)
     if in_parts is None or own.starts is None:
         return Ask(own, keys.to(want.key_type), dealt.counts, dealt.counts)

@@ -87,7 +87,7 @@ def _route(mesh: Mesh, ask: Ask, of_keys: Passage, of_vectors: Passage) -> Route
     route = Route(mesh, ask.own, of_vectors, keys)
     if ask.marks is not None:
         marks = carry(mesh, ask.marks, of_keys)
-        return route._replace(tables=marks[:, 0], times=marks[:, 1])
+        return route._replace(tables=marks[:, 0] if marks.shape[1] > 1 else None, times=marks[:, -1])
     if of_keys.num_received == of_vectors.num_received:
         return route
     is_first = keys >= 0

@@ -33,6 +33,7 @@ from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.modes import Mode, check_mode, way_of
 from hotbed.parallel.routes import RanksLeft, Route, end_routes, make_routes, refuse_routes
 from hotbed.parallel.shared_rows import SharedRows
+from hotbed.parallel.summed import Summed, averaged
 from hotbed.parallel.unions import Want, with_unions
 from hotbed.parallel.wanted import keys_of_ids, tables_in_parts, wanted_of
 from hotbed.shard import Shard
@@ -79,7 +80,7 @@ class ShardedTables(EmbeddingTables):
         **options: Any,
     ) -> None:
         mesh = Mesh.from_environment() if mesh is None else mesh
-        _check_settings(optimizer, gradients, traffic, pooled)
+        _check_settings(gradients, traffic, pooled)
         check_mode(mode, optimizer)
         super().__init__(tables, optimizer, shard=Shard(mesh.rank, mesh.size), **options)
         self.mesh = mesh
@@ -190,7 +191,8 @@ class ShardedTables(EmbeddingTables):
         found = []
         for group, inputs, way, sharded in zip(self.groups, self.group_inputs, self._ways, self._sharded):
             want = wanted_of(group, partial(flatten, inputs=inputs, given=given))
-            # Replicas are of rows, and what mode="auto" chooses may change no bit; dynamic ids are counted one by one.
+            # Replicas are of rows, and what mode="auto" chooses may change no bit; what is counted is counted one by one.
+            want = want._replace(counted=group.optimizer.scale_by_count)
             may_pool = way is sharded and want.tables is None and self.mesh.size > 1 and self._pooled != "never"
             tables = tables_in_parts(inputs, given) if may_pool else None
             if tables is not None:
@@ -245,11 +247,15 @@ class ShardFront:
         sums = self._summed(lookups, tables, grad, route.num_vectors)
         received = route.give(self.narrow(sums)).to(grad.dtype)
         asked = self.asked(lookups, learns=True)
-        if self.shared is None:
+        if route.times is None:
             self._group.update_rows(asked, received, lr, number)
-        else:
+            return asked
+        summed = Summed(asked, received, route.times.to(torch.int64))
+        if self.shared is not None:
             summed = self.shared.together(asked, received)
-            self._group.update_rows(summed.lookups, summed.grad, lr, number)
+        if self._group.optimizer.scale_by_count:
+            summed = averaged(summed)
+        self._group.update_rows(summed.lookups, summed.grad, lr, number)
         return asked
 
     def asked(self, lookups: Lookups, learns: bool) -> Lookups:
@@ -282,7 +288,7 @@ class ShardFront:
         return sums if self._scale == 1.0 else sums * self._scale
 
 
-def _check_settings(optimizer: RowOptimizer | None, gradients: str, traffic: str, pooled: str) -> None:
+def _check_settings(gradients: str, traffic: str, pooled: str) -> None:
     wrong = []
     if gradients not in ("mean", "sum"):
         wrong.append(f"gradients must be 'mean' or 'sum', not {gradients!r}")
@@ -290,7 +296,5 @@ def _check_settings(optimizer: RowOptimizer | None, gradients: str, traffic: str
         wrong.append(f"traffic must be one of {', '.join(map(repr, _TYPES))}, not {traffic!r}")
     if pooled not in get_args(Pooled):
         wrong.append(f"pooled must be one of {', '.join(map(repr, get_args(Pooled)))}, not {pooled!r}")
-    if optimizer is not None and optimizer.scale_by_count:
-        wrong.append("scale_by_count=True needs the counts of all ranks, which do not travel; leave it out")
     if wrong:
         raise ConfigError("; ".join(wrong))

@@ -8,8 +8,6 @@ needs them, because another rank may.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,14 +18,7 @@ from hotbed.ops.sums import sum_by_row
 from hotbed.parallel.gather import gather
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.routes import Route
-
-
-class Summed(NamedTuple):
-    """Gradients [n, D] of look-ups of one span, and how often all batches have each row that they stand for."""
-
-    lookups: Lookups
-    grad: Tensor
-    times: Tensor  # int64 [n]
+from hotbed.parallel.summed import Summed
 
 
 class SharedRows:

@@ -20,6 +20,7 @@ TABLES = {
 STEPS, HALF = 14, 7
 OPTIMIZERS = {
     "adagrad": optim.Adagrad(lr=0.1),
+    "by_count": optim.Adagrad(lr=0.1, scale_by_count=True),
     "adam": optim.Adam(lr=0.1, l2=0.01, clip_norm=4.0),  # moves rows whose gradient is zero, if they are in the batch
 }
 
@@ -106,6 +107,7 @@ def test_the_batches_are_worth_testing():
         (2, "adagrad", True, {"hbm": "3KiB", "mode": "replicated"}),
         (3, "adagrad", False, {"hbm": "3KiB", "mode": "auto"}),
         (3, "adam", True, {"hbm": "3KiB"}),
+        (2, "by_count", False, {"hbm": "3KiB"}),
     ],
 )
 def test_ranks_give_the_rows_of_one(world, optimizer, ahead, options):

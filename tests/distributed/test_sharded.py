@@ -17,6 +17,7 @@ OPTIMIZERS = {
     "rowwise_adagrad": optim.RowwiseAdagrad(lr=0.1, l2=0.01),
     "adam": optim.Adam(lr=0.1, clip_norm=4.0),
     "ftrl": optim.FTRL(lr=0.1, l1=0.01),
+    "by_count": optim.Adagrad(lr=0.1, scale_by_count=True, clip_norm=1.0),
 }
 TABLES = {
     "a": Table(rows=2100, dim=4),
@@ -232,8 +233,6 @@ def test_settings_that_cannot_be():
     )
     with pytest.raises(ConfigError, match=wrong):
         ShardedTables({"a": Table(40, 4)}, gradients="max", traffic="fp8", pooled=True)
-    with pytest.raises(ConfigError, match="counts of all ranks"):
-        ShardedTables({"a": Table(40, 4)}, optim.SGD(lr=0.1, scale_by_count=True))
 
 
 def test_ids_of_one_process_are_refused_at_once():

@@ -29,8 +29,8 @@ _FAILED, _ENDED, _LEFT = 1, 2, 3  # what a rank says that has no batch to settle
 class Route(NamedTuple):
     """The rows of one batch in one group, between ranks."""
 
-    mesh: Mesh  # that rows travel over
-    own: Lookups  # of this rank; slots are places among the rows that come back
+    mesh: Mesh  # that vectors travel over
+    own: Lookups  # of this rank; slots are places among the vectors that come back
     passage: Passage  # vectors this rank asks of each, and each asks of this one: rows, or sums of parts of bags
     keys: Tensor  # int64, by asking rank: local keys, or dynamic ids
     starts: Tensor | None = None  # int64 [V + 1]: the keys of each vector; None where each is a row

@@ -116,7 +116,7 @@ def diff_command(
     with _bar("comparing", _bytes_of(links)) as report:
         found = diff(*both, report)
     console = out()
-    said = [f"{e[0].folder}{f' and those of {len(e) - 1} more ranks' if len(e) > 1 else ''}" for e in both]
+    said = [f"{e[0].folder}{f', of all {len(e)} ranks' if len(e) > 1 else ''}" for e in both]
     console.print(" -> ".join(said), soft_wrap=True)
     for path, (before, after) in found.settings.items():
         console.print(f"  {path}: {before!r} -> {after!r}", soft_wrap=True)

@@ -62,7 +62,7 @@ def test_diff_of_ranks(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     hotbed("checkpoint", "diff", str(run), str(run))
     lines = capsys.readouterr().out.splitlines()
-    assert "and those of 1 more ranks" in lines[0]
+    assert "of all 2 ranks" in lines[0]
     if not (run.parent / "ssd").exists():  # files of an ssd are not compared
         rows = load_file(run / "model/tables.safetensors")
         counts = next(line for line in lines if " C3 " in line).replace("│", " ").replace(",", "").split()

@@ -89,9 +89,11 @@ def check_same_ids(model_folder: Path, dataset: Dataset) -> None:
 
 def _meaning(column: Any) -> Any:
     """A column without what another log of the same kind may have otherwise."""
-    if isinstance(column, IdFeature) and column.mode in ("hash", "raw"):
-        return dataclasses.replace(column, distinct=0)
-    return column
+    if not isinstance(column, IdFeature):
+        return column
+    distinct = 0 if column.mode in ("hash", "raw") else column.distinct
+    counted: dict[str, Any] = dict.fromkeys(("count_error", "distinct_estimate", "lookups", "unlisted_lookups"), 0)
+    return dataclasses.replace(column, distinct=distinct, counting="exact", **counted)
 
 
 def _same_ids(one: Path, other: Path) -> bool:

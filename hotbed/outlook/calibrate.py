@@ -6,7 +6,7 @@ Measured with the code that trains, on the run's own batches and model, with tab
     step        batches that are in memory, a cache that has every row: look-up, model, update
     row         the same batches through a cache that hardly holds one of them: what a missed row adds
     slot        CUDA: ranking many slots
-    peak        CUDA: device memory at its highest, at two sizes of the cache
+    peak        CUDA: device memory at its highest, with that small cache
 
 The file is calibration.json in $HOTBED_CACHE or ~/.cache/hotbed; an entry belongs to a host, a device, versions, a data set and
 what makes a step (model, dim, batch size, optimizers). It is measured again after 30 days.
@@ -67,8 +67,7 @@ class Calibration:
     row: float  # seconds that a missed row adds (CUDA: takes, beside the step)
     slot: float  # CUDA: seconds that a slot adds; a CPU's planning is measured apart (planning.py)
     copy_speed: float  # bytes/s between host and device; 0 on a CPU
-    peak_bytes: float  # CUDA: of the step at `peak_slots`, without rows and index
-    slot_bytes: float  # CUDA: what a slot adds beside its record and index
+    peak_bytes: float  # CUDA: of a run, without rows and index
 
 
 def calibrate(
@@ -116,9 +115,7 @@ def _measure(config: RunConfig, dataset: Dataset, found: Sketch, device: torch.d
         rig = _Rig(config, dataset, found, device, pool)
         wide = rig.run(rig.all_keys if is_cached(found) else None, budget)
         costs = (
-            _cache_costs(rig, wide, device, budget)
-            if is_cached(found)
-            else _Costs(0.0, 0.0, wide.seconds, wide.peak, 0.0)
+            _cache_costs(rig, wide, device, budget) if is_cached(found) else _Costs(0.0, 0.0, wide.seconds, wide.peak)
         )
     return Calibration(
         measured_at=time.time(),
@@ -133,7 +130,6 @@ def _measure(config: RunConfig, dataset: Dataset, found: Sketch, device: torch.d
         slot=costs.slot,
         copy_speed=_copy_speed(device),
         peak_bytes=costs.peak_bytes,
-        slot_bytes=costs.slot_bytes,
     )
 
 
@@ -143,26 +139,20 @@ class _Costs:
     slot: float
     step: float
     peak_bytes: float
-    slot_bytes: float
 
 
 def _cache_costs(rig: _Rig, wide: _Run, device: torch.device, budget: float) -> _Costs:
     """What missed rows and slots add to a step whose rows are all there."""
-    peak_bytes, slot_bytes = wide.peak, 0.0
-    if device.type == "cuda" and 2 * rig.all_keys <= rig.num_rows:
-        other = rig.run(2 * rig.all_keys, budget / 2)
-        slot_bytes = max(0.0, (other.peak - wide.peak) / rig.all_keys)
-        peak_bytes = wide.peak - slot_bytes * rig.all_keys
     num_slots = min(rig.num_rows, rig.most_keys + rig.most_keys // 50 + 1)
     narrow = rig.run(num_slots, budget)
     misses = max(narrow.misses, 1.0)
     if device.type == "cuda":
         ranks = torch.randint(0, 2**40, (1 << 20,), device=device)
         slot = _timed(lambda: torch.sort(ranks), device, min(budget, 0.2)) / (1 << 20) / 2
-        return _Costs(narrow.seconds / misses, slot, wide.seconds, peak_bytes, slot_bytes)
+        return _Costs(narrow.seconds / misses, slot, wide.seconds, narrow.peak)
     step = max(wide.seconds - rig.plan_seconds(rig.all_keys, 0.0), 0.2 * wide.seconds)
     row = max(narrow.seconds - step - rig.plan_seconds(num_slots, narrow.misses / rig.most_keys), 0.0) / misses
-    return _Costs(row, 0.0, step, peak_bytes, slot_bytes)
+    return _Costs(row, 0.0, step, narrow.peak)
 
 
 def _reader(

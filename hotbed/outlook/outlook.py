@@ -162,7 +162,7 @@ def look_out(asked: Asked) -> Outlook:
     speed = None
     if known is not None:
         speed = speed_of(known, traffic, _job(asked, traffic, num_slots, shape, wires, device.type == "cuda"))
-        parts += _measured_parts(known, num_slots, shape, memory.model_bytes(model))
+        parts += _measured_parts(known, shape, memory.model_bytes(model))
     setting = {
         "data": config.data.path, "model": config.model.name, "dim": config.model.dim,
         "batch_size": config.data.batch_size, "optimizer": config.tables.optimizer, "policy": config.tables.policy,
@@ -258,6 +258,9 @@ def _parts(
         far = memory.batches_ahead(slots, shape, ahead)
         parts += _below(asked, room)
     where = "device" if cuda else "memory"
+    far = min(
+        far, -(-asked.dataset.schema.splits["train"].rows // asked.config.data.batch_size)
+    )  # not beyond the epoch
     parts.append(Part(where, "batches ahead", far * memory.batch_bytes(shape), False))
     parts.append(Part("device", "vectors and gradients", memory.vector_bytes(shape), False))
     parts.append(Part("device", "model and its optimizer", dense, True))
@@ -277,13 +280,12 @@ def _below(asked: Asked, room: Room) -> list[Part]:
     return parts
 
 
-def _measured_parts(known: Calibration, num_slots: int | None, shape: Shape, dense: int) -> list[Part]:
+def _measured_parts(known: Calibration, shape: Shape, dense: int) -> list[Part]:
     """CUDA: what kernels and the model take beside the parts that are known, which were there when it was measured."""
     if not known.peak_bytes:
         return []
     there = CALIBRATED_AHEAD * memory.batch_bytes(shape) + memory.vector_bytes(shape) + dense
-    measured = known.peak_bytes + known.slot_bytes * (num_slots or 0)
-    return [Part("device", "workspace (measured)", max(0.0, measured - there), False)]
+    return [Part("device", "workspace (measured)", max(0.0, known.peak_bytes - there), False)]
 
 
 def _calibration(asked: Asked) -> Calibration | None:

@@ -15,6 +15,7 @@ what makes a step (model, dim, batch size, optimizers). It is measured again aft
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import json
 import os
@@ -45,6 +46,7 @@ from hotbed.train.step import Learner, repeatable
 from hotbed.types import Batch
 
 MOST_AGE = 30 * 86400.0  # seconds
+_COMPILES = 0.1  # seconds of steps before those that count, in which kernels are compiled
 _LOOK_AHEAD = 4  # batches, in what is measured
 CALIBRATED_AHEAD = _LOOK_AHEAD + READ_AHEAD  # that are on the device then
 _MOST_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # of the tables that are measured
@@ -113,7 +115,10 @@ def _measure(config: RunConfig, dataset: Dataset, found: Sketch, device: torch.d
     reader, reader_cores, first_batch, pool = _reader(config, dataset, device, budget)
     with repeatable(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         rig = _Rig(config, dataset, found, device, pool)
-        wide = rig.run(rig.all_keys if is_cached(found) else None, budget)
+        num_slots = rig.all_keys if is_cached(found) else None
+        if device.type == "cuda":
+            rig.run(num_slots, _COMPILES)
+        wide = rig.run(num_slots, budget)
         costs = (
             _cache_costs(rig, wide, device, budget) if is_cached(found) else _Costs(0.0, 0.0, wide.seconds, wide.peak)
         )
@@ -144,6 +149,8 @@ class _Costs:
 def _cache_costs(rig: _Rig, wide: _Run, device: torch.device, budget: float) -> _Costs:
     """What missed rows and slots add to a step whose rows are all there."""
     num_slots = min(rig.num_rows, rig.most_keys + rig.most_keys // 50 + 1)
+    if device.type == "cuda":
+        rig.run(num_slots, _COMPILES)
     narrow = rig.run(num_slots, budget)
     misses = max(narrow.misses, 1.0)
     if device.type == "cuda":
@@ -218,6 +225,7 @@ class _Rig:
         """Train on the batches, over and over, for so many seconds; None: every row on the device."""
         device, config = self._device, self._config
         if device.type == "cuda":
+            gc.collect()  # what was measured before holds memory until then
             torch.cuda.synchronize(device)
             torch._C._cuda_clearCublasWorkspaces()  # 64 MiB that every run has, and that may be there from before
             torch.cuda.reset_peak_memory_stats(device)

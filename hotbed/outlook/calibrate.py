@@ -176,6 +176,8 @@ def _reader(
         threads=data.threads,
         pin_memory=device.type == "cuda",
     )
+    with closing(loader.epoch(0)) as batches:
+        next(batches)  # compiled code is loaded
     pool: list[Batch] = []
     done, first = 0, 0.0
     began, cores = time.perf_counter(), time.process_time()

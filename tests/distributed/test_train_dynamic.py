@@ -33,7 +33,7 @@ def whole(tmp_path_factory):
 def test_a_killed_rank_changes_nothing_and_small_caches_neither(whole, tmp_path):
     run = tmp_path / "run"
     ranks = TrainRanks(arguments(run, *DYNAMIC, "--cache", "0.4", epochs=2), run)
-    ranks.wait_for(run / f"checkpoints/rank-0-of-2/{3 * CHECKPOINT:012}")
+    ranks.wait_for_checkpoint(run, CHECKPOINT)
     ranks.signal(1, signal.SIGKILL)
     ranks.ended()
     ranks = TrainRanks(["train", "--resume", str(run)], run)

@@ -51,6 +51,11 @@ class TrainRanks:
             assert time.monotonic() < deadline, f"no {path}: {self.texts()}"
             time.sleep(0.002)
 
+    def wait_for_checkpoint(self, run: Path, step: int) -> None:
+        """Until all ranks have it."""
+        for rank in range(len(self.ranks)):
+            self.wait_for(run / f"checkpoints/rank-{rank}-of-{len(self.ranks)}/{step:012}")
+
     def signal(self, rank: int, number: signal.Signals) -> None:
         pid = self.ranks[rank].pid
         assert pid is not None

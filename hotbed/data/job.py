@@ -85,7 +85,7 @@ def _take_over(work: Workspace, left: dict[str, Any], marks: Sequence[Mark]) -> 
     if changed:
         _forget_results(work)
     for path in work.path.rglob("*.tmp"):
-        path.unlink()
+        path.unlink(missing_ok=True)
     reels = list(directory.glob("*.json"))
     if not reels:
         return ""

@@ -100,7 +100,8 @@ def known_calibration(config: RunConfig, dataset: Dataset, found: Sketch) -> Cal
     """What is known already."""
     entry = _read_all().get(_name(config, dataset, pick_device(config.train.device), is_cached(found)))
     with suppress(TypeError):
-        return None if entry is None else Calibration(**entry)
+        known = None if entry is None else Calibration(**entry)
+        return known if known is not None and time.time() - known.measured_at < MOST_AGE else None
     return None
 
 

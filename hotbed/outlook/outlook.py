@@ -6,6 +6,7 @@ below memory, everything that a clock says, what a network of ranks would take.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -289,12 +290,16 @@ def _measured_parts(known: Calibration, shape: Shape, dense: int) -> list[Part]:
 
 
 def _calibration(asked: Asked) -> Calibration | None:
+    """Of a rank, which has its part of the batch."""
     if asked.calibrate == "no":
         return None
+    data = asked.config.data
+    part = dataclasses.replace(data, batch_size=-(-data.batch_size // asked.world))
+    config = dataclasses.replace(asked.config, data=part)
     if asked.calibrate == "known":
-        return known_calibration(asked.config, asked.dataset, asked.sketch)
+        return known_calibration(config, asked.dataset, asked.sketch)
     return calibrate(
-        asked.config, asked.dataset, asked.sketch, again=asked.calibrate == "again", short=asked.calibrate == "short"
+        config, asked.dataset, asked.sketch, again=asked.calibrate == "again", short=asked.calibrate == "short"
     )
 
 

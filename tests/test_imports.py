@@ -34,6 +34,7 @@ FLOORS = [
     {"train", "report", "bench", "verify"},
     {"build_ranks"},
     {"build"},
+    {"export"},
     {"scoring", "outlook", "testing"},
     {"cli"},
     {"__main__"},

@@ -1,6 +1,6 @@
 """Series -> a figure: an inline SVG, its legend, its caption, the numbers as a table, and the points for hover texts.
 
-The drawing is complete without JavaScript; page.js only adds the cursor and the switches. Colours are classes c1 to c6
+The drawing is complete without JavaScript; page.js only adds the cursor, zoom and the switches. Colours are classes c1 to c6
 that style.css sets for light and dark. A figure costs about 12 bytes per drawn point twice over, so curves are thinned.
 """
 
@@ -66,6 +66,11 @@ class Chart:
     log_x: bool = False
     diagonal: str = ""  # label of the line y = x
 
+    @property
+    def can_zoom(self) -> bool:
+        """Curves over time can; a page draws the others once."""
+        return not (self.log_x or self.diagonal)
+
 
 def figure(chart: Chart) -> str:
     """The figure, or a sentence where nothing can be drawn."""
@@ -81,12 +86,17 @@ def figure(chart: Chart) -> str:
         "x": [_short(x_axis.low), _short(x_axis.high), int(x_axis.log)],
         "y": [_short(y_axis.low), _short(y_axis.high)],
         "formats": [chart.x_format, chart.y_format],
-        "label": chart.x_label,
+        "labels": [chart.x_label, chart.y_label],
+        "zero": int(chart.zero),
+        "zoom": int(chart.can_zoom),
+        "divisions": [_short(x) for x in chart.divisions],
+        "marks": [[_short(mark.value), mark.label[:60]] for mark in chart.y_marks],
         "series": [
             {
                 "name": series.name,
                 "color": series.color,
-                "points": [[_short(x), _short(y)] for x, y in points if usable(y)],
+                "style": series.style,
+                "points": [[_short(x), _short(y) if usable(y) else None] for x, y in points],
             }
             for series, points in drawn
         ],
@@ -146,7 +156,7 @@ def _svg(chart: Chart, drawn: Drawn, x_axis: Axis, y_axis: Axis) -> str:
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
         f'<clipPath id="{clip}"><rect x="{LEFT - 6}" y="{TOP - 6}" width="{RIGHT - LEFT + 12}" '
-        f'height="{BOTTOM - TOP + 12}"/></clipPath>{"".join(lines)}<g class="cursor"></g></svg>'
+        f'height="{BOTTOM - TOP + 12}"/></clipPath><g class="drawn">{"".join(lines)}</g><g class="cursor"></g></svg>'
     )
 
 

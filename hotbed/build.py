@@ -64,6 +64,7 @@ __all__ = [
     "Built",
     "Sketch",
     "build",
+    "card_of",
     "changed_settings",
     "compare",
     "dense_optimizer",
@@ -126,18 +127,23 @@ def build(
         _schedule(train, min(steps, train.max_steps or steps)), train.plateau_factor, train.patience, train.keep_best
     )
     training = Training(run, learner, loaders, pace, course, Observers(observers))
-    card = {
+    card = card_of(config, dataset.schema)
+    return Built(training, Subject(config.model.name, config.data.path, dataset, card))
+
+
+def card_of(config: RunConfig, schema: Schema) -> dict[str, Any]:
+    """model.json: what is needed to build the model again and to score with it."""
+    return {
         "model": {
             "name": config.model.name,
-            "num_features": len(dataset.schema.features),
+            "num_features": len(schema.features),
             "dim": config.model.dim,
-            "num_dense": len(dataset.schema.dense),
+            "num_dense": len(schema.dense),
             "options": config.model.options,
         },
-        "tables": {name: _table_card(table, config) for name, table in learner.tables.tables.items()},
+        "tables": {name: _table_card(table, config) for name, table in _tables(config, schema).items()},
         "dataset": config.data.path,
     }
-    return Built(training, Subject(config.model.name, config.data.path, dataset, card))
 
 
 def _table_card(table: Table, config: RunConfig) -> dict[str, Any]:

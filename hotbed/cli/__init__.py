@@ -46,6 +46,9 @@ COMMANDS = {
     "checkpoint": Entry(
         "hotbed.cli.checkpoint", "checkpoint_app", "List, verify, compare and prune the checkpoints of a run."
     ),
+    "export": Entry(
+        "hotbed.cli.export", "export_command", "Write a trained model for other systems: ONNX, safetensors or Parquet."
+    ),
     "report": Entry("hotbed.cli.report", "report_command", "Write the report page of a run again."),
 }
 
@@ -84,7 +87,8 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
                 app.add_typer(command, name=name, help=entry.summary)
             else:
                 app.command(
-                    name, no_args_is_help=name in ("evaluate", "predict", "prepare", "plan", "simulate", "report")
+                    name,
+                    no_args_is_help=name in ("evaluate", "predict", "prepare", "plan", "simulate", "export", "report"),
                 )(command)
         else:
             app.command(name, help=entry.summary)(_named_only)

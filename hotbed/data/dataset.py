@@ -99,20 +99,22 @@ class Dataset:
     def counts(self, feature: str) -> Counts:
         """The counts file of a feature."""
         self.feature(feature)
-        path = self.path / "counts" / f"{feature}.parquet"
-        if not path.is_file():
-            raise SchemaError(f"{path} does not exist. {AGAIN}")
-        try:
-            table = pq.read_table(path, columns=["id", "count"])
-        except (pa.ArrowException, OSError) as error:
-            raise SchemaError(f"{path} cannot be read ({_first_line(error)}). {AGAIN}") from error
-        if table.column_names != ["id", "count"] or any(kind != pa.int64() for kind in table.schema.types):
-            raise SchemaError(
-                f"{path} must have the int64 columns id and count; it has {_columns(table.schema)}. {AGAIN}"
-            )
-        if table["id"].null_count or table["count"].null_count:
-            raise SchemaError(f"{path} has empty entries. {AGAIN}")
-        return Counts(table["id"].to_numpy(), table["count"].to_numpy())
+        return read_counts(self.path / "counts" / f"{feature}.parquet")
+
+
+def read_counts(path: Path) -> Counts:
+    """A counts file, checked."""
+    if not path.is_file():
+        raise SchemaError(f"{path} does not exist. {AGAIN}")
+    try:
+        table = pq.read_table(path, columns=["id", "count"])
+    except (pa.ArrowException, OSError) as error:
+        raise SchemaError(f"{path} cannot be read ({_first_line(error)}). {AGAIN}") from error
+    if table.column_names != ["id", "count"] or any(kind != pa.int64() for kind in table.schema.types):
+        raise SchemaError(f"{path} must have the int64 columns id and count; it has {_columns(table.schema)}. {AGAIN}")
+    if table["id"].null_count or table["count"].null_count:
+        raise SchemaError(f"{path} has empty entries. {AGAIN}")
+    return Counts(table["id"].to_numpy(), table["count"].to_numpy())
 
 
 def _check_names(directory: Path, schema: Schema) -> None:

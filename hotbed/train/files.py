@@ -46,7 +46,7 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
             (new / MANIFEST).write_text(json.dumps(marks, indent=1) + "\n")
             for path in [*files, new / MANIFEST, new]:
                 flush_to_disk(path)
-        except (OSError, RunError):
+        except BaseException:
             shutil.rmtree(new, ignore_errors=True)  # a full disk needs the space
             raise
         if folder.exists():

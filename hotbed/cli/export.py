@@ -1,0 +1,59 @@
+"""`hotbed export`: a trained model for other systems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from hotbed.cli.bar import progress_bar
+from hotbed.cli.console import err, out
+
+
+def export_command(
+    run: Path = typer.Argument(..., help="Run folder with a trained model, or one of its checkpoints."),
+    folder: Path | None = typer.Option(
+        None, "--out", help="Folder to write; RUN/export if not given, of a checkpoint RUN/export-STEP."
+    ),
+    onnx: bool = typer.Option(True, "--onnx/--no-onnx", help="The dense model as model.onnx; needs hotbed[onnx]."),
+    rows: str = typer.Option("safetensors", help="How rows are written: safetensors, parquet or none."),
+    precision: str = typer.Option("fp32", help="Numbers of the rows: fp32, fp16, or int8 with a scale for each row."),
+    data: str | None = typer.Option(
+        None, help="The dataset the run was trained on, if it has moved: its counts say which rows are hot."
+    ),
+    memory: str | None = typer.Option(
+        None, help="Most memory for the rows of a checkpoint, e.g. 4GiB; the rest waits on disk. Half of what is free."
+    ),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an export that is there."),
+) -> None:
+    """Export a trained model: its dense part as ONNX, its rows as files, hottest first, and how to score with both.
+
+    Tables may be larger than memory. The README.md in the export says how to score without hotbed.
+
+    [bold]For example:[/bold]
+
+    hotbed export runs/demo
+
+    hotbed export runs/demo --rows parquet --precision fp16 --out demo-export
+
+    hotbed export runs/demo/checkpoints/000000002000
+    """
+    from hotbed.export.write import Wanted, default_folder, export
+
+    target = folder if folder is not None else default_folder(run)
+    kinds: dict[str, Any] = {"rows": rows, "precision": precision}
+    wanted = Wanted(onnx=onnx, data=data, memory=memory, overwrite=overwrite, **kinds)
+    with progress_bar("export", "rows") as report:
+        done = export(run, target, wanted, report)
+    by_id = [name for name, order in done.orders.items() if order == "id"]
+    if rows != "none" and by_id:
+        err().print(
+            f"rows of {', '.join(by_id)} are ordered by id: how often their ids occur is told by the dataset, which is not "
+            "where the run found it; --data DATASET says where it is",
+            soft_wrap=True,
+        )
+    size = f"{sum(done.num_rows.values()):,} rows, " if rows != "none" else ""
+    out().print(
+        f"{size}{done.num_bytes / 1e6:,.1f} MB in {done.folder}; README.md there says how to use it", soft_wrap=True
+    )

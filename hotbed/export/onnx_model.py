@@ -1,0 +1,119 @@
+"""A trained dense model in, model.onnx out, checked: onnxruntime gives torch's logits on random inputs before it counts.
+
+Inputs `vectors` [B, F, W] and, where the model has dense features, `dense` [B, N]; outputs `logit` [B] and `probability` [B];
+all float32, any B. Needs the packages of hotbed[onnx].
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.errors import ConfigError, RunError
+from hotbed.models import Model
+
+OPSET = 18  # the oldest that torch's exporter writes without conversion, so the most runtimes read it
+TOLERANCE = 1e-5  # of a logit of size 1
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+_SAMPLES = 64
+
+
+def check_packages() -> None:
+    """A ConfigError unless ONNX can be written here."""
+    absent = [name for name in _PACKAGES if find_spec(name) is None]
+    if absent:
+        raise ConfigError(
+            f"--onnx needs {', '.join(absent)}, which {'is' if len(absent) == 1 else 'are'} not installed. "
+            "pip install 'hotbed[onnx]' brings what is missing; --no-onnx exports without it."
+        )
+
+
+def input_shapes(model: Model) -> dict[str, list[str | int]]:
+    """Of every input, by name."""
+    shapes: dict[str, list[str | int]] = {"vectors": ["batch", model.num_features, model.vector_width(model.dim)]}
+    return {**shapes, "dense": ["batch", model.num_dense]} if model.num_dense else shapes
+
+
+def write_onnx(path: Path, model: Model) -> None:
+    """Write and check the file; a RunError where onnxruntime and torch disagree."""
+    check_packages()
+    import onnx
+
+    whole = _Scored(model).eval()
+    example = _inputs(model, 3)
+    batch = torch.export.Dim("batch", min=1)
+    with _quiet():
+        program = torch.onnx.export(
+            whole,
+            example,
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=list(input_shapes(model)),
+            output_names=["logit", "probability"],
+            dynamic_shapes=tuple({0: batch} for _ in example),
+        )
+    assert program is not None, "torch.onnx.export gives a program"
+    proto = program.model_proto
+    for node in proto.graph.node:
+        del node.metadata_props[:]  # names of source files of this machine
+    onnx.checker.check_model(proto, full_check=True)
+    path.write_bytes(proto.SerializeToString())
+    _compare(path, whole, model)
+
+
+class _Scored(nn.Module):
+    """The model with its probability beside the logit."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, vectors: Tensor, dense: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if dense is None:
+            dense = vectors.new_zeros(vectors.shape[0], 0)
+        logits = self.model.logits(vectors, dense)
+        return logits, torch.sigmoid(logits)
+
+
+def _inputs(model: Model, size: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [[size, *(int(length) for length in shape[1:])] for shape in input_shapes(model).values()]
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)
+
+
+@torch.no_grad()
+def _compare(path: Path, whole: nn.Module, model: Model) -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    inputs = _inputs(model, _SAMPLES)
+    ours = whole(*inputs)[0].double()
+    theirs = session.run(["logit"], dict(zip(input_shapes(model), (one.numpy() for one in inputs))))[0]
+    apart = (torch.from_numpy(theirs).double() - ours).abs()
+    if not bool((apart <= TOLERANCE * ours.abs().clamp(min=1.0)).all()):
+        raise RunError(
+            f"onnxruntime and torch disagree on the exported model: logits are up to {float(apart.max()):.2g} apart, and "
+            f"{TOLERANCE:g} is allowed. --no-onnx exports the rows and dense weights alone."
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What torch's exporter says of itself is not about the user's model, which is checked afterwards."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    try:
+        log.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,140 @@
+"""What an export holds in, its README.md out: written for somebody who has the folder and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hotbed.data.schema import IdFeature, Schema
+
+_BOUNDS = {
+    "fp32": "float32, as they were trained.",
+    "fp16": "float16, rounded to nearest: off by |w| / 2048 at most (3e-8 where |w| is below 6.2e-5).",
+    "int8": "int8 with a float32 `scale` for each row; a number is `scale * weight`, off by max |w| / 254 of its row.",
+}
+_MODES = {
+    "vocabulary": "row number of its vocabulary",
+    "hash": "64-bit id, taken modulo the rows",
+    "direct": "row number",
+    "raw": "64-bit id",
+}
+_SOURCES = {
+    "string": "text, whose 64-bit id is `text_id(text)`",
+    "integer": "a whole number, which is its id",
+    "bucket": "a number, whose id is its log bucket",
+}
+
+
+def readme(schema: Schema, card: dict[str, Any], about: dict[str, Any]) -> str:
+    """The text of README.md."""
+    parts = [_head(schema, card, about), _files(about)]
+    if about["row_format"] != "none":
+        parts += [_rows(schema, about)]
+        parts += [_score(schema, about)] if about["onnx"] else []
+    parts.append(_inputs(schema))
+    return "\n".join(parts)
+
+
+def _head(schema: Schema, card: dict[str, Any], about: dict[str, Any]) -> str:
+    source = about["source"]
+    came = "the model of a run" if source["kind"] == "model" else f"a checkpoint of step {source['step']:,}"
+    num_rows = sum(one["num_rows"] for one in about["tables"].values())
+    return f"""# A trained {card["model"]["name"]} model
+
+Exported from {came} by hotbed: {len(schema.features)} id features, {len(schema.dense)} dense features, {num_rows:,} rows.
+It scores one sample as the probability of `{schema.label}`.
+"""
+
+
+def _files(about: dict[str, Any]) -> str:
+    lines = ["## Files", ""]
+    if about["onnx"]:
+        inputs = ", ".join(f"`{name}` {shape}" for name, shape in about["onnx"]["inputs"].items()).replace("'", "")
+        lines.append(
+            f"- `model.onnx`: the dense model, opset {about['onnx']['opset']}; {inputs} in, `logit` [batch] and `probability` "
+            "[batch] out, float32."
+        )
+    lines.append("- `dense.safetensors`: the same weights under torch's names.")
+    if about["row_format"] != "none":
+        lines.append(
+            f"- `rows/`: one {about['row_format']} file for each table. Numbers are {_BOUNDS[about['precision']]}"
+        )
+    lines += [
+        "- `schema.json`: the columns, in the order in which the model reads them. `counts/`: the ids of vocabularies, most",
+        "  frequent first; line k (from 0) is row k + 1, row 0 is every other id.",
+        "- `export.json`, `model.json`: how tables are read. `score.py`: code that does all of this. `manifest.json`: the size",
+        "  and crc32 of every file.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _rows(schema: Schema, about: dict[str, Any]) -> str:
+    scale = ", `scale` float32 [rows]" if about["precision"] == "int8" else ""
+    lines = [
+        "## Rows",
+        "",
+        f"Every file has `id` int64 [rows] and `weight` [rows, width]{scale}. The vector of a feature with one id is",
+        "the row of that id; of a bag it is the sum or the mean of its rows, and zeros for an empty one.",
+        "",
+        "| table | rows | width | pooling | order | an id that is not in the file |",
+        "|---|---|---|---|---|---|",
+    ]
+    for feature in schema.features:
+        one = about["tables"][feature.name]
+        order = "hottest first" if one["order"] == "frequency" else "by id; no counts were at hand"
+        order += ", the n-th row is id n" if one["id_is_position"] else ""
+        lines.append(
+            f"| {feature.name} | {one['num_rows']:,} | {one['dim']} | {one['pooling']} | {order} | {_absent(one)} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _absent(table: dict[str, Any]) -> str:
+    if table["hashing"]:
+        return f"ids are taken modulo {table['rows']:,}"
+    if table["rows"] is not None:
+        return "an error"
+    return "reads `shared` of export.json" if table["shared"] is not None else "reads its first value, see score.py"
+
+
+def _score(schema: Schema, about: dict[str, Any]) -> str:
+    ids = ", ".join(f"{one.name!r}: {_example(one)}" for one in schema.features)
+    dense = f", np.zeros((2, {len(schema.dense)}))" if schema.dense else ""
+    packages = "numpy and onnxruntime" + (" and pyarrow" if about["row_format"] == "parquet" else "")
+    return f"""## Score without hotbed
+
+`score.py` needs {packages}. Two samples, in this folder:
+
+```python
+import numpy as np
+from score import Export
+
+export = Export(".")
+ids = {{{ids}}}
+print(export.score(ids{dense}))
+```
+"""
+
+
+def _example(feature: IdFeature) -> str:
+    return "(np.array([0, 0, 0]), np.array([0, 1, 3]))" if feature.multi else "np.array([0, 0])"
+
+
+def _inputs(schema: Schema) -> str:
+    lines = ["## Inputs", ""]
+    if schema.dense:
+        lines += [
+            "Dense features are `(transform(x) - mean) / scale` with the settings of schema.json (log: sign(x) log(1 + |x|);",
+            "missing values count as 0 before mean and scale); `Export.dense_of` does it.",
+            "",
+        ]
+    lines += ["| feature | what the model reads | raw column |", "|---|---|---|"]
+    for one in schema.features:
+        bag = "bag of " if one.multi else ""
+        lines.append(f"| {one.name} | {bag}{_MODES[one.mode]} | {_SOURCES[one.source]} |")
+    lines += [
+        "",
+        "`Export.rows_of(feature, ids)` finds the row numbers of 64-bit ids in a vocabulary. A missing value has the id -2^63.",
+        "",
+    ]
+    return "\n".join(lines)

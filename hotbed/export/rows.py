@@ -1,0 +1,142 @@
+"""The rows of a model folder in, one file per table out, in any order and precision, a few MiB at a time.
+
+The model's tables stay on the disk and are mapped, so neither a table nor its export is ever whole in memory; of an order or
+of dynamic ids 8 bytes a row are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotbed.checkpoint.files import InPieces, write_tensors, writing
+from hotbed.export.format import NUMBERS, Precision, RowFormat, Tensors
+from hotbed.export.heat import Heat
+from hotbed.export.numbers import Floats, Stored, stored
+
+Ints = NDArray[np.int64]
+Report = Callable[[int], None]  # rows written since the last call
+_PIECE = 16 << 20  # bytes of float32
+_TORCH = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
+_ARROW = {"fp32": pa.float32(), "fp16": pa.float16(), "int8": pa.int8()}
+
+
+class Piece(NamedTuple):
+    """Some rows of an export."""
+
+    ids: Ints
+    rows: Stored
+
+
+class ModelRows:
+    """The rows of one table of a model folder."""
+
+    def __init__(self, tensors: Tensors, table: str, heat: Heat) -> None:
+        self.table = table
+        self._kind, (self.num_rows, self.dim), _ = tensors.places[f"{table}.weight"]
+        self._weight = tensors.map(f"{table}.weight")
+        self._ids = tensors.map(f"{table}.id") if f"{table}.id" in tensors.places else None
+        self._positions = heat.positions
+
+    @property
+    def id_is_position(self) -> bool:
+        """Whether the n-th row of the export is that of id n."""
+        return self._ids is None and self._positions is None
+
+    def stretches(self) -> Iterator[slice]:
+        """All rows of the export, some at a time."""
+        step = max(1, _PIECE // (4 * self.dim))
+        return (slice(start, min(start + step, self.num_rows)) for start in range(0, self.num_rows, step))
+
+    def ids(self, stretch: slice) -> Ints:
+        """Of these rows of the export."""
+        at = self._at(stretch)
+        if self._ids is not None:
+            return np.asarray(self._ids[at])
+        return np.arange(stretch.start, stretch.stop) if isinstance(at, slice) else at
+
+    def rows(self, stretch: slice) -> Floats:
+        """These rows of the export, as they were trained."""
+        return as_float32(self._weight[self._at(stretch)], self._kind)
+
+    def piece(self, stretch: slice, precision: Precision) -> Piece:
+        """These rows, in the export's precision."""
+        ids = self.ids(stretch)
+        return Piece(ids, stored(self.rows(stretch), precision, self.table, ids))
+
+    def _at(self, stretch: slice) -> slice | Ints:
+        return stretch if self._positions is None else self._positions[stretch]
+
+
+def as_float32(numbers: NDArray[Any], kind: str) -> Floats:
+    """A copy; bfloat16 comes as its bits."""
+    if kind == "BF16":
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    return numbers.astype(np.float32)
+
+
+def write_rows(
+    stem: Path, rows: ModelRows, precision: Precision, row_format: RowFormat, report: Report = lambda _: None
+) -> Path:
+    """The file of one table, beside its kind; its path."""
+    path = stem.with_name(f"{stem.name}.{row_format}")
+    if row_format == "parquet":
+        with writing(path):
+            _write_parquet(path, rows, precision, report)
+    else:
+        _write_safetensors(path, rows, precision, report)
+    return path
+
+
+def _write_safetensors(path: Path, rows: ModelRows, precision: Precision, report: Report) -> None:
+    def weights() -> Iterator[Tensor]:
+        for stretch in rows.stretches():
+            yield torch.from_numpy(rows.piece(stretch, precision).rows.weight)
+            report(stretch.stop - stretch.start)
+
+    def scale() -> Iterator[Tensor]:
+        for stretch in rows.stretches():
+            found = rows.piece(stretch, precision).rows.scale
+            assert found is not None, "only int8 has scales"
+            yield torch.from_numpy(found)
+
+    tensors: dict[str, Tensor | InPieces] = {
+        "id": InPieces((rows.num_rows,), torch.int64, partial(_id_pieces, rows)),
+        "weight": InPieces((rows.num_rows, rows.dim), _TORCH[precision], weights),
+    }
+    if precision == "int8":
+        tensors["scale"] = InPieces((rows.num_rows,), torch.float32, scale)
+    write_tensors(path, tensors)
+
+
+def _id_pieces(rows: ModelRows) -> Iterator[Tensor]:
+    return (torch.from_numpy(np.array(rows.ids(stretch))) for stretch in rows.stretches())
+
+
+def _write_parquet(path: Path, rows: ModelRows, precision: Precision, report: Report) -> None:
+    """Row groups of a few MiB."""
+    columns = [
+        ("id", pa.int64()),
+        ("weight", pa.list_(pa.field("element", _ARROW[precision], nullable=False), rows.dim)),
+    ]
+    if precision == "int8":
+        columns.append(("scale", pa.float32()))
+    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
+    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+        for stretch in rows.stretches():
+            ids, (weight, scale) = rows.piece(stretch, precision)
+            assert weight.dtype == NUMBERS[precision], f"rows of {precision} are {weight.dtype}"
+            flat = pa.array(weight.reshape(-1), type=_ARROW[precision])
+            arrays = [pa.array(ids), pa.FixedSizeListArray.from_arrays(flat, type=schema.field("weight").type)]
+            arrays += [] if scale is None else [pa.array(scale)]
+            writer.write_table(pa.table(arrays, schema=schema))
+            report(len(ids))

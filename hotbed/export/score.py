@@ -1,0 +1,220 @@
+"""Score with an export and without hotbed: ids in, probabilities out. Copied into every export; needs numpy and onnxruntime.
+
+    from score import Export
+    export = Export(".")                          # the folder this file is in
+    export.score({"user": user_ids, "tags": (values, offsets)}, dense)
+
+Ids are those of the dataset: row numbers of a vocabulary (`Export.rows_of` finds them), else 64-bit ids. A feature with one id
+per sample is an int64 array [B]; a bag is (values [L], offsets [B + 1]). Rows stay on the disk and are mapped, so tables may be
+larger than memory (Parquet is read whole). Dense features are as in the dataset: `Export.dense_of` transforms raw numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MISSING_ID = -(2**63)  # of a value that is not there
+_NUMBERS = {"I64": np.int64, "F32": np.float32, "F16": np.float16, "I8": np.int8}
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+class Export:
+    """The tables of an export and its dense model."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.schema = _json(self.folder / "schema.json")
+        card, about = _json(self.folder / "model.json"), _json(self.folder / "export.json")
+        self.features = [one["name"] for one in self.schema["features"]]
+        self.num_dense = len(self.schema["dense"])
+        self.tables = {
+            name: Table(self.folder, name, {**card["tables"][name], **about["tables"][name]}) for name in self.features
+        }
+
+    def score(self, ids: dict[str, Any], dense: Any = None) -> Any:
+        """Probabilities [B]."""
+        return self.run(ids, dense)[1]
+
+    def run(self, ids: dict[str, Any], dense: Any = None) -> tuple[Any, Any]:
+        """Logits [B] and probabilities [B]."""
+        inputs = {"vectors": self.vectors(ids)}
+        if self.num_dense:
+            inputs["dense"] = np.ascontiguousarray(dense, dtype=np.float32)
+        logits, probabilities = self._model.run(["logit", "probability"], inputs)
+        return logits, probabilities
+
+    def vectors(self, ids: dict[str, Any]) -> Any:
+        """The model's first input: one pooled vector for every feature, float32 [B, F, W]."""
+        return np.stack([self.tables[name].pooled(ids[name]) for name in self.features], axis=1)
+
+    def rows_of(self, feature: str, raw_ids: Any) -> Any:
+        """Ids as the dataset has them, of raw 64-bit ids (`text_id` of a string): row numbers where there is a vocabulary."""
+        raw_ids = np.asarray(raw_ids, dtype=np.int64)
+        if next(one["mode"] for one in self.schema["features"] if one["name"] == feature) != "vocabulary":
+            return raw_ids
+        import pyarrow.parquet as pq
+
+        known = pq.read_table(self.folder / "counts" / f"{feature}.parquet", columns=["id"])["id"].to_numpy()
+        positions = _find(known, np.argsort(known), raw_ids)
+        return positions + 1  # row 0: never seen
+
+    def dense_of(self, raw: Any) -> Any:
+        """Dense features [B, N] of raw numbers [B, N]; NaN is missing."""
+        out = np.asarray(raw, dtype=np.float64).copy()
+        for column, spec in zip(out.T, self.schema["dense"]):
+            if spec["transform"] == "log":
+                column[:] = np.sign(column) * np.log1p(np.abs(column))
+            column[np.isnan(column)] = 0.0
+            column[:] = (column - spec["mean"]) / spec["scale"]
+        return out.astype(np.float32)
+
+    @cached_property
+    def _model(self) -> Any:
+        import onnxruntime
+
+        return onnxruntime.InferenceSession(str(self.folder / "model.onnx"), providers=["CPUExecutionProvider"])
+
+
+class Table:
+    """The rows of one table."""
+
+    def __init__(self, folder: Path, name: str, card: dict[str, Any]) -> None:
+        self.name, self.card = name, card
+        self.arrays = _read_rows(folder / card["file"])
+        self._order = None if card["id_is_position"] else np.argsort(self.arrays["id"])
+
+    def pooled(self, ids: Any) -> Any:
+        """One vector for each sample, float32 [B, D]."""
+        if not isinstance(ids, tuple):
+            return self.look_up(ids)
+        values, offsets = (np.asarray(one, dtype=np.int64) for one in ids)
+        lengths = np.diff(offsets)
+        out = np.zeros((len(lengths), self.card["dim"]), dtype=np.float32)
+        np.add.at(out, np.repeat(np.arange(len(lengths)), lengths), self.look_up(values))
+        if self.card["pooling"] == "mean":
+            out /= np.maximum(lengths, 1)[:, None].astype(np.float32)
+        return out
+
+    def look_up(self, ids: Any) -> Any:
+        """The rows of ids [n], float32 [n, D]."""
+        ids = np.asarray(ids, dtype=np.int64)
+        if self.card["hashing"]:
+            ids = ids % self.card["rows"]
+        positions = ids if self._order is None else _find(self.arrays["id"], self._order, ids)
+        known = (positions >= 0) & (positions < self.card["num_rows"])
+        if self.card["rows"] is not None and not known.all():
+            raise IndexError(f"table {self.name!r} has no row for id {ids[~known][0]}")
+        found = np.zeros((len(ids), self.card["dim"]), dtype=np.float32)
+        found[known] = self.arrays["weight"][positions[known]]
+        if "scale" in self.arrays:
+            found[known] *= self.arrays["scale"][positions[known]][:, None]
+        found[~known] = self._unseen(ids[~known])
+        return found
+
+    def _unseen(self, ids: Any) -> Any:
+        """What dynamic ids without a row read: the vector they share, or the first value each would have."""
+        if not len(ids) or self.card["shared"] is not None:
+            return np.asarray(self.card["shared"] or 0.0, dtype=np.float32)
+        return first_values(ids, self.name, self.card)
+
+
+def text_id(text: str) -> int:
+    """The 64-bit id of a string; an empty one is missing."""
+    data = text.encode()
+    if not data:
+        return MISSING_ID
+    state = _GOLDEN
+    for start in range(0, len(data), 8):
+        state = _mix(state ^ int.from_bytes(data[start : start + 8], "little"))
+    bits = _mix(state ^ len(data))
+    bits = _GOLDEN if bits == 1 << 63 else bits
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def first_values(ids: Any, table: str, card: dict[str, Any]) -> Any:
+    """The rows [n, D] that ids begin with: a function of (seed, table, id) in whole numbers and one product."""
+    kind, number = re.findall(r"^\s*(\w+)\s*\(\s*([^)\s]+)\s*\)\s*$", card["init"])[0]
+    if kind == "constant":
+        values = np.full((len(ids), card["dim"]), float(number), dtype=np.float32)
+    else:
+        digest = hashlib.blake2b(f"{card['seed']}\0{table}".encode(), digest_size=8).digest()
+        golden, stream = np.uint64(_GOLDEN), np.uint64(int.from_bytes(digest, "little"))
+        rows = _mix((ids.astype(np.uint64) + stream) * golden)[:, None]
+        bits = _mix(rows + np.arange(1, card["dim"] + 1, dtype=np.uint64) * golden)
+        if kind == "uniform":
+            whole = 2 * (bits >> np.uint64(40)).astype(np.int64) + 1 - (1 << 24)
+            scale = float(number) / (1 << 24)
+        else:
+            more = _mix(bits ^ golden)
+            words = [
+                (word >> np.uint64(shift)) & np.uint64(0xFFFF) for word in (bits, more) for shift in (0, 16, 32, 48)
+            ]
+            whole = 2 * np.sum(words, axis=0).astype(np.int64) - 8 * 0xFFFF
+            scale = float(number) / (2 * (8 * (65536**2 - 1) / 12) ** 0.5)
+        values = whole.astype(np.float32) * np.float32(scale)
+    return _rounded(values, card.get("precision", "fp32"))
+
+
+def _rounded(values: Any, precision: str) -> Any:
+    """To the numbers that training kept rows in."""
+    if precision == "fp16":
+        return values.astype(np.float16).astype(np.float32)
+    if precision == "bf16":
+        bits = values.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    return values
+
+
+def _mix(x: Any) -> Any:
+    """Spread every bit over all; of an array of uint64, or of one whole number."""
+    if isinstance(x, int):
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        return x ^ (x >> 31)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _find(known: Any, order: Any, ids: Any) -> Any:
+    """The position of every id among the known ones, -1 where it is none of them; `order` sorts them."""
+    if not len(known):
+        return np.full(len(ids), -1)
+    at = order[np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)]
+    return np.where(known[at] == ids, at, -1)
+
+
+def _read_rows(path: Path) -> dict[str, Any]:
+    """id, weight and, of int8, scale."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(path)
+        arrays = {name: table[name].combine_chunks() for name in table.column_names}
+        weight = arrays.pop("weight")
+        found = {name: array.to_numpy(zero_copy_only=False) for name, array in arrays.items()}
+        return {**found, "weight": weight.flatten().to_numpy(zero_copy_only=False).reshape(len(weight), -1)}
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    arrays = {}
+    for name, one in header.items():
+        shape, kind = tuple(one["shape"]), _NUMBERS[one["dtype"]]
+        start = 8 + length + one["data_offsets"][0]
+        empty = 0 in shape
+        arrays[name] = np.empty(shape, kind) if empty else np.memmap(path, kind, "r", offset=start, shape=shape)
+    return arrays
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found

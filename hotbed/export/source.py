@@ -1,0 +1,159 @@
+"""A run or a checkpoint in, a model folder out: what an export is made of.
+
+RUN/model is one already. Of a checkpoint the rows are gathered first: they are those of its chain, of all ranks that saved it,
+and first values where training never came; in memory where they fit, else on the disk below `scratch`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from hotbed.build import card_of
+from hotbed.checkpoint.chain import Entry, chain_of
+from hotbed.checkpoint.warm import warm_start_from
+from hotbed.config import RunConfig, read_tree
+from hotbed.data.dataset import Dataset
+from hotbed.data.embedded import resolve
+from hotbed.data.schema import Schema
+from hotbed.errors import DataError, RunError
+from hotbed.export.format import is_export
+from hotbed.ids import Admit
+from hotbed.memory import available_memory, parse_bytes
+from hotbed.models import build_model
+from hotbed.ops.init_rows import parse_init
+from hotbed.ops.records import Precision, layout_of
+from hotbed.optim import SGD
+from hotbed.tables import EmbeddingTables, Table
+from hotbed.train.layouts import entries_of, run_of
+from hotbed.train.model_folder import FORMAT_VERSION, read_card, save_weights
+from hotbed.train.step import Learner
+
+_LOOKED_UP = "8MiB"  # of rows at once, where ids are dynamic
+_FILES = 3  # bytes of files for a byte of rows: stale ones, and what compaction copies
+
+
+class Source(NamedTuple):
+    """What is exported."""
+
+    model: Path  # a model folder
+    card: dict[str, Any]  # its model.json
+    about: dict[str, Any]  # kind, and of a checkpoint its step
+    dataset: Dataset | None  # it was trained on, where it is at hand
+
+
+def open_source(place: Path, scratch: Path, data: str | None = None, memory: str | None = None) -> Source:
+    """The model of a run or of one checkpoint; `data` is where its dataset is now, `memory` what rows may take."""
+    if is_export(place):
+        raise RunError(f"{place} is an export already; give the run it comes from, or one of its checkpoints.")
+    model = place if (place / "tables.safetensors").is_file() else place / "model"
+    is_run = (place / "config.json").is_file()
+    if model.is_dir() or not place.is_dir():
+        card = read_card(model)
+        return Source(model, card, {"kind": "model"}, _dataset(data, card.get("dataset", "")))
+    if is_run and (place / "checkpoints").is_dir():
+        raise RunError(
+            f"{place} holds no trained model; a run writes one when it ends. `hotbed train --resume {place}` ends it; "
+            f"`hotbed export {place / 'checkpoints'}` exports its newest checkpoint."
+        )
+    entries = entries_of(place)
+    document = entries[0].manifest.document
+    if not document.get("config") or "progress" not in document:
+        raise RunError(
+            f"{entries[0].folder} was not saved by `hotbed train`; it does not say which model it is of. "
+            "hotbed.checkpoint.load and hotbed.interop.state_dict give the weights of tables in Python."
+        )
+    config = read_tree(document["config"])
+    dataset = _dataset(data, config.data.path)
+    folder = scratch / "model"
+    folder.mkdir(parents=True)
+    _copy_meaning(entries[0], dataset, folder)
+    card = card_of(config, Schema.load(folder))
+    learner = _gathered(entries, card, config, scratch, memory)
+    save_weights(folder, learner)
+    (folder / "model.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **card}, indent=1) + "\n")
+    return Source(folder, card, {"kind": "checkpoint", "step": entries[0].manifest.step}, dataset)
+
+
+def _dataset(given: str | None, named: str) -> Dataset | None:
+    """Where the user says it is; else where the run found it, if it still is there."""
+    if given is not None:
+        return resolve(given)
+    try:
+        return Dataset.open(named) if named and Path(named).is_dir() else None
+    except DataError:
+        return None
+
+
+def _copy_meaning(entry: Entry, dataset: Dataset | None, folder: Path) -> None:
+    """schema.json and counts/: of the run's model, else of the dataset it was trained on."""
+    model = run_of(entry.folder) / "model"
+    if (model / "schema.json").is_file():
+        shutil.copyfile(model / "schema.json", folder / "schema.json")
+        shutil.copytree(model / "counts", folder / "counts")
+        return
+    wanted = entry.manifest.document["progress"].get("data", "")
+    if dataset is None or dataset.fingerprint != wanted:
+        named = entry.manifest.document["config"]["data"]["path"]
+        what = "is not there" if dataset is None else f"({dataset.path}) has changed since"
+        raise RunError(
+            f"what the ids of {entry.folder} mean is told by the dataset it was trained on, {named}, which {what}. "
+            "Say where it is with --data DATASET."
+        )
+    dataclasses.replace(dataset.schema, splits={}).save(folder)
+    (folder / "counts").mkdir()
+    for feature in dataset.schema.features:
+        if feature.mode == "vocabulary":
+            name = f"{feature.name}.parquet"
+            shutil.copyfile(dataset.path / "counts" / name, folder / "counts" / name)
+
+
+def _gathered(
+    entries: Sequence[Entry], card: dict[str, Any], config: RunConfig, scratch: Path, memory: str | None
+) -> Learner:
+    """The rows and dense weights of a checkpoint, without optimizer state."""
+    optimizer = SGD(lr=0.0)
+    precision = cast(Precision, config.tables.precision)
+    tables = {name: _table(one, config) for name, one in card["tables"].items()}
+    (dim,) = {table.dim for table in tables.values()}
+    num_rows = sum(_most_rows(entries, name, table, dim) for name, table in tables.items())
+    needed = num_rows * layout_of(dim, optimizer, precision).width * 4
+    room = parse_bytes(memory, "--memory") if memory else (available_memory(torch.device("cpu")) or 0) // 2
+    storage: dict[str, Any] = {}
+    if needed > room:
+        storage = {"memory": max(room, 1 << 20), "ssd": f"{scratch / 'rows'}:{_FILES * needed + (64 << 20)}"}
+    elif any(table.rows is None for table in tables.values()):
+        storage = {"hbm": _LOOKED_UP}
+    rows = EmbeddingTables(tables, optimizer, seed=config.train.seed, precision=precision, **storage)
+    model = build_model(**card["model"])
+    carried = warm_start_from(entries, rows, model=model)
+    if carried.dense != len(model.state_dict()) or set(carried.rows) != set(tables):
+        raise RunError(f"{entries[0].folder} does not fit its own settings: {'; '.join(carried.notes)}.")
+    return Learner(rows, model, None, 0.0, torch.device("cpu"))
+
+
+def _table(card: dict[str, Any], config: RunConfig) -> Table:
+    shares = Admit(after=2) if card.get("shared") else None
+    return Table(
+        card["rows"],
+        card["dim"],
+        card["pooling"],
+        hashing=card["hashing"],
+        init=parse_init(config.tables.init),
+        admit=shares,
+    )
+
+
+def _most_rows(entries: Sequence[Entry], name: str, table: Table, dim: int) -> int:
+    """Rows of a table, or the most that its ids can have."""
+    if table.rows is not None:
+        return table.rows
+    manifests = [one.manifest for entry in entries for one in chain_of(entry)]
+    written = sum(manifest.rows.get(name, 0) for manifest in manifests)
+    return written + max((sum(manifest.linked.values()) // (4 * dim) for manifest in manifests), default=0)

@@ -1,0 +1,147 @@
+"""An export scores as `hotbed predict` does: onnxruntime and the score.py in it, without hotbed."""
+
+import importlib.util
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hotbed.cli import main
+from hotbed.data.dataset import Dataset
+from hotbed.data.loader import Loader
+from hotbed.export.write import Wanted, export
+from hotbed.models import MODELS
+from hotbed.scoring import load_learner
+from tests.export.conftest import train
+
+for package in ("onnx", "onnxscript", "onnxruntime"):
+    pytest.importorskip(package)
+
+HIDDEN = ("model.options.hidden=[8]", "model.options.batch_norm=true", "model.options.dropout=0.2")
+
+
+def predicted(run, data, scores):
+    with pytest.raises(SystemExit) as caught:
+        main(["predict", str(run), str(data), "--out", str(scores), "--device", "cpu"])
+    assert not caught.value.code
+    return pq.read_table(scores)["score"].to_numpy()
+
+
+def standalone(folder):
+    """score.py of the export, as a module of its own."""
+    spec = importlib.util.spec_from_file_location("exported_score", folder / "score.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def inputs_of(data):
+    """(ids by feature, dense) of the whole test split."""
+    dataset = Dataset.open(data)
+    (batch,) = list(Loader(dataset, "test", batch_size=1 << 20).epoch(0))
+    ids, single = {}, iter(batch.ids.numpy().T)
+    for feature in dataset.schema.features:
+        bag = batch.bags.get(feature.name)
+        ids[feature.name] = next(single) if bag is None else (bag.values.numpy(), bag.offsets.numpy())
+    return ids, batch.dense.numpy()
+
+
+def exported_scores(folder, data):
+    return standalone(folder).Export(folder).score(*inputs_of(data))
+
+
+def assert_close(ours, theirs, atol=1e-5):
+    assert np.ptp(theirs) > 0.1, "scores that do not differ prove nothing"
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_scores_as_predict_does(clicks, tmp_path, model):
+    """Single ids, bags, a vocabulary, row numbers and hashed ids, dense features."""
+    run = train(tmp_path / "run", clicks, model, *(() if model in ("lr", "fm", "dlrm") else HIDDEN))
+    export(run, tmp_path / "out")
+    assert_close(exported_scores(tmp_path / "out", clicks), predicted(run, clicks, tmp_path / "scores.parquet"))
+
+
+@pytest.mark.parametrize("rows", ["safetensors", "parquet"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_every_kind_of_rows_keeps_its_bound(deepfm, tmp_path, rows, precision):
+    """README.md: fp16 is off by |w| / 2048, int8 by max |w| / 254 of the row."""
+    export(deepfm, tmp_path / "out", Wanted(onnx=False, rows=rows, precision=precision))
+    trained = load_file(deepfm / "model" / "tables.safetensors")
+    tables = standalone(tmp_path / "out").Export(tmp_path / "out").tables
+    for name, table in tables.items():
+        wanted = trained[f"{name}.weight"].numpy()
+        off = np.abs(table.look_up(np.arange(len(wanted))) - wanted)
+        most = np.abs(wanted).max(axis=1, keepdims=True) / 254 * (1 + 1e-5)
+        bound = {"fp32": 0.0, "fp16": np.maximum(np.abs(wanted) / 2048, 3e-8), "int8": most}[precision]
+        assert (off <= bound).all()
+        assert (off > 0).any() == (precision != "fp32")
+
+
+def test_dynamic_ids_and_those_without_a_row(dynamic, clicks, tmp_path):
+    export(dynamic, tmp_path / "out")
+    assert_close(exported_scores(tmp_path / "out", clicks), predicted(dynamic, clicks, tmp_path / "s.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("init", "precision"),
+    [("normal(0.5)", "fp32"), ("normal(0.5)", "bf16"), ("uniform(0.5)", "fp16"), ("constant(0.25)", "fp32")],
+)
+def test_first_values_of_ids_nobody_trained(clicks, tmp_path, init, precision):
+    """Without rules for admission, an id that was never seen reads what it would have begun with."""
+    sets = (f"tables.init={init}", f"tables.precision={precision}", "tables.dynamic=true", "model.options.hidden=[8]")
+    run = train(tmp_path / "run", clicks, "dnn", *sets)
+    export(run, tmp_path / "out", Wanted(onnx=False))
+    tables = load_learner(run / "model", "cpu").tables
+    ids = np.array([-1, 0, 7, 2**62 + 11, -(2**63), 2**63 - 1])
+    wanted = tables.eval()({name: torch.from_numpy(ids) for name in tables.tables})
+    module = standalone(tmp_path / "out").Export(tmp_path / "out")
+    ours = module.vectors(dict.fromkeys(tables.tables, ids))
+    np.testing.assert_array_equal(ours, wanted.detach().numpy())
+
+
+def test_the_readme_runs_as_it_stands(deepfm, tmp_path):
+    """In a process that cannot see hotbed."""
+    export(deepfm, tmp_path / "out")
+    code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    code = "import sys; sys.modules['hotbed'] = sys.modules['torch'] = None\n" + code
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip("[]\n").split()) == 2
+    content = (tmp_path / "out" / "model.onnx").read_bytes()
+    assert b"hotbed/models" not in content, "names of source files of this machine"
+
+
+def test_raw_text_scores_as_predict_does(tmp_path):
+    """From a CSV file: prepare, train, export, and encode with score.py alone."""
+    rng = np.random.default_rng(3)
+    lines = ["label,price,user,city"]
+    for _ in range(600):
+        user, city = int(rng.integers(30)), int(rng.integers(9))
+        label = int(rng.random() < 1 / (1 + np.exp(2 - 0.15 * user)))
+        lines.append(f"{label},{rng.normal():.4f},u{user},{'' if city == 8 else f'the city of {city}'}")
+    raw = tmp_path / "log.csv"
+    raw.write_text("\n".join(lines) + "\n")
+    with pytest.raises(SystemExit):
+        main(["prepare", str(raw), "--out", str(tmp_path / "data"), "--label", "label"])
+    run = train(tmp_path / "run", tmp_path / "data", "fm")
+    export(run, tmp_path / "out")
+    new = tmp_path / "new.csv"
+    new.write_text("\n".join([*lines[:40], "0,0.5,nobody,the city of 3", "1,,u3,"]) + "\n")
+    theirs = predicted(run, new, tmp_path / "scores.parquet")
+    module = standalone(tmp_path / "out")
+    ours = module.Export(tmp_path / "out")
+    cells = [line.split(",") for line in new.read_text().splitlines()[1:]]
+    dense = ours.dense_of([[float(cell[1]) if cell[1] else np.nan] for cell in cells])
+    ids = {
+        name: ours.rows_of(name, [module.text_id(cell[column]) for cell in cells])
+        for name, column in (("user", 2), ("city", 3))
+    }
+    assert_close(ours.score(ids, dense), theirs)

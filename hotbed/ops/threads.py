@@ -27,12 +27,22 @@ from numba.extending import intrinsic
 
 _WATCH = 6_000  # looks before a worker sleeps: about 0.2 ms
 _WAIT = 200_000  # looks before a caller sleeps
+ALONE = 1 << 19  # values that a caller reads or writes faster without help
 _HEAD_START = 600  # looks for which a worker lets its caller leave the GIL: about 20 us
 
 
 def num_threads() -> int:
     """As many threads as torch uses (`torch.set_num_threads`)."""
     return torch.get_num_threads()
+
+
+def threads_for(num_values: int) -> int:
+    """Threads for a kernel that goes through so many values; a small one is done sooner by its caller.
+
+    torch's own threads spin for a while after their work, and a second thread of ours waits for a core: with 2 threads a
+    training step of 512 samples, 39 features of dim 8, took 4.75 ms, by the caller alone 3.44 ms (2 cores).
+    """
+    return num_threads() if num_values >= ALONE else 1
 
 
 def in_parallel(kernel: Callable[..., Any], *arguments: Any, threads: int = 0) -> None:

@@ -2,9 +2,10 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from numba import njit
 
-from hotbed.ops.threads import in_parallel
+from hotbed.ops.threads import ALONE, in_parallel, threads_for
 
 
 @njit(nogil=True)
@@ -48,3 +49,13 @@ def test_an_exception_reaches_the_caller_and_the_workers_live_on(failing):
     out = np.zeros(10)
     in_parallel(add_one, out, threads=3)
     assert (out == 1).all()
+
+
+def test_small_work_is_done_by_its_caller():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert threads_for(ALONE - 1) == 1
+        assert threads_for(ALONE) == 3
+    finally:
+        torch.set_num_threads(before)

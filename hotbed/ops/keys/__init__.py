@@ -11,7 +11,7 @@ from hotbed.ops.keys import reference
 from hotbed.ops.keys.addresses import Addresses
 from hotbed.ops.keys.first_bad import FirstBad
 from hotbed.ops.lookups import Span, span_array
-from hotbed.ops.threads import in_parallel, num_threads
+from hotbed.ops.threads import in_parallel, threads_for
 
 __all__ = ["Addresses", "FirstBad", "make_keys"]
 
@@ -31,7 +31,7 @@ def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tup
     from hotbed.ops.keys import numba
 
     keys = torch.empty_like(ids)
-    first_bad = np.full(num_threads(), -1, dtype=np.int64)
+    first_bad = np.full(threads_for(ids.numel()), -1, dtype=np.int64)
     in_parallel(
         numba.make_keys,
         ids.numpy(),

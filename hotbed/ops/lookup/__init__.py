@@ -10,7 +10,7 @@ from hotbed.ops.backend import backend_of
 from hotbed.ops.lookup import reference
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.precision import BF16, FP16
-from hotbed.ops.threads import in_parallel
+from hotbed.ops.threads import in_parallel, threads_for
 
 __all__ = ["lookup"]
 
@@ -33,8 +33,9 @@ def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
     kind = FP16 if numbers.dtype == torch.float16 else BF16  # of weights of 16 bits
     array = numbers.view(torch.int16).numpy().view(np.uint16) if numbers.itemsize == 2 else numbers.numpy()
     slots = lookups.slots.numpy()
+    threads = threads_for(lookups.slots.numel() * dim)
     if lookups.starts is None or lookups.out_rows is None:
-        in_parallel(numba.lookup_single, array, kind, slots, out.numpy())
+        in_parallel(numba.lookup_single, array, kind, slots, out.numpy(), threads=threads)
     else:
         scale = out.new_empty(0) if lookups.scale is None else lookups.scale
         in_parallel(
@@ -46,5 +47,6 @@ def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
             lookups.starts.numpy(),
             lookups.out_rows.numpy(),
             out.numpy(),
+            threads=threads,
         )
     return out

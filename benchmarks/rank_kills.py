@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TIMES = ("samples_per_s", "seconds", "train_seconds", "cache", "tiers")
+TIMES = ("samples_per_s", "seconds", "train_seconds", "times", "memory", "cache", "tiers")
 SETTINGS = (
     "data.batch_size=48",
     "data.eval_batch_size=500",

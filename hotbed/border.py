@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hotbed.clock import UPDATE, StepClock
 from hotbed.errors import HotbedError
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.records import Layout
@@ -40,6 +41,7 @@ class Updated(Protocol):
     num_updates: int
     lr_factor: float
     schedule: Schedule
+    clock: StepClock
 
     def placed(self, group: Front, lookups: Lookups, learns: bool) -> Lookups:
         """Look-ups whose rows are in their slots."""
@@ -94,6 +96,8 @@ class LookUp(torch.autograd.Function):
                 "call the tables again instead of keeping the graph"
             )
         call.done = True
+        clock = call.step.tables.clock
+        before = clock.enter(UPDATE)
         call.lookups = call.step.tables.placed(call.group, call.lookups, call.learns)  # they may have been moved
         grad_scale = None
         if ctx.needs_input_grad[1]:
@@ -102,4 +106,5 @@ class LookUp(torch.autograd.Function):
             grad_scale = (grad_LD * call.group.rows_of(call.lookups)).sum(1)
         if call.learns:
             call.group.update(call.lookups, call.tables, grad, call.step.lr(), call.step.number)
+        clock.enter(before)
         return None, grad_scale, None

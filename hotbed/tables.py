@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from hotbed.cache import DEFAULT_POLICY, CacheCounts
 from hotbed.cached_group import CachedGroup
 from hotbed.checkpoint.lineage import forget
 from hotbed.checkpoint.types import RowPart
+from hotbed.clock import StepClock
 from hotbed.declared import Output, Table, features_of, groups_of, output_of, sizes_of
 from hotbed.errors import ConfigError, ShapeError
 from hotbed.group import TableGroup
@@ -29,6 +31,7 @@ from hotbed.memory import parse_bytes
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.records import PRECISIONS, Precision
 from hotbed.optim import Adagrad, RowOptimizer
+from hotbed.ops.streams import mark
 from hotbed.optim.schedules import as_schedule
 from hotbed.recorded import Recorded
 from hotbed.shard import WHOLE, Shard
@@ -108,6 +111,7 @@ class EmbeddingTables(nn.Module):
         self._recorded = None if any(isinstance(group, CachedGroup) for group in self.groups) else Recorded(self)
         self._unchecked: list[Callable[[], None]] = []  # questions whose answer is still on its way from the device
         self.schedule = as_schedule(self.optimizer.lr)
+        self.clock = StepClock(partial(mark, place, timed=True) if place.type == "cuda" else None)
         # autograd calls backward only for functions of something that requires a gradient
         self._trigger = torch.zeros(0, requires_grad=True)
 

@@ -13,8 +13,8 @@ PACKAGE = Path(hotbed.__file__).parent
 
 # A room may import from the floors below its own (earlier in this list).
 FLOORS = [
-    {"types", "errors", "kernel_cache"},
-    {"memory", "shard"},
+    {"types", "errors", "kernel_cache", "clock"},
+    {"memory", "shard", "keyed"},
     {"pages"},
     {"config", "data", "optim"},
     {"run_file", "ops", "models"},

@@ -71,13 +71,16 @@ def foretell(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> 
     """What the run will take, on the screen and in its folder: at most two seconds, and nothing is measured."""
     from hotbed.cli.plan_text import outlook_text
     from hotbed.outlook import Asked
-    from hotbed.outlook.beside import quick_outlook, write_forecast
+    from hotbed.outlook.beside import quick_outlook, write_forecast, write_misses
 
     with err().status("forecasting"):
-        outlook = quick_outlook(Asked(config, dataset))
-    if outlook is None:
-        return
-    write_forecast(folder, outlook)
+        asked = Asked(config, dataset)
+        outlook = quick_outlook(asked)
+        if outlook is None:
+            return
+        write_forecast(folder, outlook)
+        if outlook.traffic is not None:
+            write_misses(folder, asked)
     if not quiet:
         from hotbed.memory import in_words
 

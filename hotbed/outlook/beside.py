@@ -16,8 +16,11 @@ import torch
 
 from hotbed.errors import HotbedError
 from hotbed.outlook.outlook import QUICK_LOOKUPS, Asked, Outlook, look_out
+from hotbed.plan.curves import lru_curve
 
 FILE = "forecast.json"
+MISSES = "misses.json"
+MISS_ENTRIES = 500_000  # that are followed, 0.3 us each
 _SHARES = ("hit_rate", "lookup_hit_rate")
 
 
@@ -41,13 +44,25 @@ class Pair(NamedTuple):
 def quick_outlook(asked: Asked) -> Outlook | None:
     """For a run that is about to start: nothing is measured, little is simulated; None where no forecast can be made."""
     with suppress(HotbedError), torch.random.fork_rng(devices=[]):
-        return look_out(Asked(asked.config, asked.dataset, asked.world, "known", QUICK_LOOKUPS))
+        return look_out(_quick(asked))
     return None
+
+
+def _quick(asked: Asked) -> Asked:
+    return Asked(asked.config, asked.dataset, asked.world, "known", QUICK_LOOKUPS, asked.shared)
 
 
 def write_forecast(folder: Path, outlook: Outlook) -> None:
     """When the run starts."""
     _write(folder, {"forecast": outlook.figures()})
+
+
+def write_misses(folder: Path, asked: Asked) -> None:
+    """Beside the forecast: misses of the batches simulated, with a cache of every size under LRU."""
+    with suppress(HotbedError):
+        curve = lru_curve(_quick(asked).replay.trace, "lru", MISS_ENTRIES)
+        lists = {name: getattr(curve, name).tolist() for name in ("sizes", "misses", "missed_lookups")}
+        _write(folder, {**curve._asdict(), **lists}, MISSES)
 
 
 def write_truth(folder: Path, summary: dict[str, Any], device: torch.device) -> list[Pair]:
@@ -111,9 +126,9 @@ def _read(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _write(folder: Path, content: dict[str, Any]) -> None:
+def _write(folder: Path, content: dict[str, Any], name: str = FILE) -> None:
     """A forecast that cannot be kept ends no run."""
     with suppress(OSError):
-        temporary = folder / f"{FILE}.tmp"
+        temporary = folder / f"{name}.tmp"
         temporary.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, folder / FILE)
+        os.replace(temporary, folder / name)

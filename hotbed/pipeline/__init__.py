@@ -13,6 +13,7 @@ import torch
 
 from hotbed.cache import MOST_AHEAD
 from hotbed.cached_group import CachedGroup
+from hotbed.clock import READER, StepClock
 from hotbed.errors import ConfigError
 from hotbed.ops.streams import after, mark
 from hotbed.pipeline.feed import Feed
@@ -51,17 +52,17 @@ def prefetch(
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
             raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {value!r}")
     if not any(isinstance(group, CachedGroup) for group in tables.groups):
-        return _moved(Reader(loader, tables.device), tables.device)
+        return _moved(Reader(loader, tables.device), tables.device, tables.clock)
     return _batches(Feed(loader, tables, window, look_ahead))
 
 
-def _moved(reader: Reader, device: torch.device) -> Generator[BatchT, None, None]:
+def _moved(reader: Reader, device: torch.device, clock: StepClock) -> Generator[BatchT, None, None]:
     """Without a cache: batches on the device. A copied one is kept until the training stream is past it."""
     used: deque[tuple[Any, Any]] = deque()
     try:
         _open.add(reader)
         reader.start()
-        while found := reader.get(wait=True):
+        while found := _waited(reader, clock):
             batch, point = found
             after(device, point)
             yield batch
@@ -71,6 +72,15 @@ def _moved(reader: Reader, device: torch.device) -> Generator[BatchT, None, None
                     used.popleft()
     finally:
         _close(reader)
+
+
+def _waited(reader: Reader, clock: StepClock) -> tuple[Any, Any] | None:
+    """The next batch, or None at the end."""
+    clock.asked(reader.num_ready)
+    before = clock.enter(READER)
+    found = reader.get(wait=True)
+    clock.enter(before)
+    return found
 
 
 def _batches(feed: Feed) -> Generator[BatchT, None, None]:

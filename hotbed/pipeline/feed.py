@@ -28,6 +28,7 @@ from torch import Tensor
 
 from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
 from hotbed.cached_group import Ahead, CachedGroup, Fetch
+from hotbed.clock import COPY, PLAN, READER, WAIT
 from hotbed.dynamic import FAR_AHEAD
 from hotbed.inputs import Given, as_given, flatten
 from hotbed.ops.lookups import Lookups, Ticket
@@ -51,6 +52,7 @@ class Feed:
     ) -> None:
         self._tables = tables
         self._device = tables.device
+        self._clock = tables.clock
         self._given_window = window
         self._given_look_ahead = None if look_ahead is None else max(look_ahead, window or 1)
         self._look_ahead = 1  # until the first batch is known
@@ -89,6 +91,12 @@ class Feed:
 
     def next(self) -> tuple[Any, ...]:
         """(the next batch,), or () at the end."""
+        before = self._clock.enter(PLAN)
+        found = self._next()
+        self._clock.enter(before)
+        return found
+
+    def _next(self) -> tuple[Any, ...]:
         if self._mover.error is not None:
             raise self._break()
         window = self._current
@@ -277,9 +285,11 @@ class Feed:
         if window.exchanged:
             return
         window.exchanged = True
-        move = window.move
+        part, move = self._clock.enter(COPY), window.move
         if isinstance(move, Move):
+            self._clock.enter(WAIT)
             move.staged.wait()
+            self._clock.enter(COPY)
             if self._mover.error is not None:
                 raise self._break()
             after(self._device, move.mark)
@@ -288,6 +298,7 @@ class Feed:
             self._mover.write(move)
         elif self._lanes is not None:
             self._lanes.exchange(move)
+        self._clock.enter(part)
         if before is not None:
             self._waits.append((before, mark(self._device, timed=True)))
 
@@ -360,7 +371,7 @@ class Feed:
 
     def _read(self, *, wait: bool) -> tuple[Any, Ids, list[Tensor]] | None:
         """The next batch of the loader: (batch, its ids, those ids by group if it fits the lanes)."""
-        found = self._unknown.popleft() if self._unknown else self._reader.get(wait=wait)
+        found = self._unknown.popleft() if self._unknown else self._from_reader(wait)
         if found is None:
             return None
         batch, point = found
@@ -372,6 +383,15 @@ class Feed:
             if self._lanes is not None:
                 self._lanes.start()
         return batch, named, [] if self._lanes is None else self._lanes.flat(named) or []
+
+    def _from_reader(self, wait: bool) -> tuple[Any, Any] | None:
+        if wait or self._reader.num_ready:
+            self._clock.asked(self._reader.num_ready)
+        before = self._clock.enter(READER) if wait else None
+        found = self._reader.get(wait=wait)
+        if before is not None:
+            self._clock.enter(before)
+        return found
 
     def _see_how_far(self, waiting: Waiting) -> None:
         """The first batch tells how many to look ahead."""
@@ -454,7 +474,7 @@ class Feed:
             return []
         found: list[Any] = []
         for _ in range(count):
-            one = self._unknown.popleft() if self._unknown else self._reader.get(wait=False)
+            one = self._unknown.popleft() if self._unknown else self._from_reader(wait=False)
             if one is None:
                 break
             found.append(one)

@@ -67,6 +67,11 @@ class Reader:
             self._room.set()
         return found
 
+    @property
+    def num_ready(self) -> int:
+        """Batches that are read and nobody has asked for."""
+        return len(self._found)
+
     def stop(self) -> None:
         """Read no further than the batch that is being read."""
         self._stopped.set()

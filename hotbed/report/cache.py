@@ -13,6 +13,7 @@ from hotbed.report.charts import Chart, Series, figure
 from hotbed.report.curves import SEEN, epoch_ends
 from hotbed.report.formats import count, percent, size
 from hotbed.report.markup import section, text
+from hotbed.report.misses import miss_chart
 from hotbed.report.points import CachePoint
 from hotbed.report.read import Run, TrainPoint
 from hotbed.report.series import usable
@@ -26,7 +27,8 @@ def cache(run: Run, static_share: float) -> str:
     if not any(point.cache for point in run.train):
         return ""
     said = f"{_held(run)}{_hits(run, static_share)}{_moved(run)}{_waited(run)}"
-    charts = "".join(figure(chart) for chart in cache_charts(run))
+    curve = miss_chart(run)
+    charts = "".join(figure(chart) for chart in [*cache_charts(run), *([curve] if curve else [])])
     return section("cache", "What the cache did", said, f'<div class="figures">{charts}</div>')
 
 

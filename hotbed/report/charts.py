@@ -65,6 +65,7 @@ class Chart:
     zero: bool = False  # y starts at zero
     log_x: bool = False
     diagonal: str = ""  # label of the line y = x
+    robust: bool = False  # a few values may stand out of the frame at its top
 
     @property
     def can_zoom(self) -> bool:
@@ -124,8 +125,9 @@ def _axes(chart: Chart, drawn: Drawn) -> tuple[Axis, Axis, str]:
     for series, points in drawn:
         ys = sorted(y for _, y in points if usable(y))
         cut = len(ys) // 50 if series.style == "faint" and len(drawn) > 1 else 0
-        noise += [ys[0], ys[-1]] if cut else []
-        framed += ys[cut : len(ys) - cut]
+        above = max(cut, -(-len(ys) // 20)) if chart.robust and len(ys) > 5 else cut
+        noise += [ys[0], ys[-1]] if above else []
+        framed += ys[cut : len(ys) - above]
         framed += [end for (_, y), half in zip(points, series.spread) for end in _bar_ends(y, half)]
     unit: axes.Unit = "share" if chart.y_format == "share" else "number"
     y_axis = axes.linear(framed, (BOTTOM, TOP), unit=unit, zero=chart.zero)

@@ -9,8 +9,10 @@ from hotbed.report.cache import cache
 from hotbed.report.forecast import forecast
 from hotbed.report.ids import ids
 from hotbed.report.markup import text
+from hotbed.report.memory import memory
 from hotbed.report.read import Run
 from hotbed.report.tiers import tiers
+from hotbed.report.times import times
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -22,9 +24,11 @@ def render(run: Run) -> str:
     parts = (
         sections.learning(run),
         sections.quality(run),
+        times(run),
         cache(run, sections.CACHE_SHARE),
         tiers(run),
         ids(run),
+        memory(run),
         forecast(run),
         sections.data(run),
         sections.asked(run),

@@ -1,4 +1,4 @@
-"""What one line of metrics.jsonl says of cache, tiers and ids, as numbers; nan for what is not there."""
+"""What one line of metrics.jsonl says of times, memory, cache, tiers and ids, as numbers; nan for what is not there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,37 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hotbed.report.values import mapping, number
+
+
+class Parts(NamedTuple):
+    """Seconds of a mean step, by what it was spent on (hotbed.clock)."""
+
+    reader: float
+    plan: float
+    wait: float
+    copy: float
+    look_up: float
+    model: float
+    update: float
+    dense: float
+    other: float
+
+
+class TimesPoint(NamedTuple):
+    """Of an interval: of the training thread, and of the steps that were measured on a CUDA stream."""
+
+    steps: float
+    thread: Parts
+    device: Parts | None
+    ready: float  # batches that were read when one was asked for
+
+
+class MemoryPoint(NamedTuple):
+    """Bytes at the end of an interval."""
+
+    resident_bytes: float  # of the process
+    device_bytes: float  # that torch has given out on the device; nan on a CPU
+    device_peak_bytes: float
 
 
 class CachePoint(NamedTuple):
@@ -55,6 +86,23 @@ class IdPoint(NamedTuple):
     rejected: float
     expired: float
     rows: float
+
+
+def times_point(raw: Mapping[str, Any]) -> TimesPoint | None:
+    if not raw:
+        return None
+    device = mapping(raw.get("device"))
+    return TimesPoint(
+        number(raw.get("steps")), _parts(raw), _parts(device) if device else None, number(raw.get("ready"))
+    )
+
+
+def _parts(raw: Mapping[str, Any]) -> Parts:
+    return Parts(*(number(raw.get(name)) for name in Parts._fields))
+
+
+def memory_point(raw: Mapping[str, Any]) -> MemoryPoint | None:
+    return MemoryPoint(*(number(raw.get(name)) for name in MemoryPoint._fields)) if raw else None
 
 
 def cache_point(raw: Mapping[str, Any]) -> CachePoint | None:

@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hotbed.errors import RunError
-from hotbed.report.points import CachePoint, IdPoint, TierPoint, cache_point, id_points, tier_point
+from hotbed.report.points import (
+    CachePoint,
+    IdPoint,
+    MemoryPoint,
+    TierPoint,
+    TimesPoint,
+    cache_point,
+    id_points,
+    memory_point,
+    tier_point,
+    times_point,
+)
 from hotbed.report.values import NAN, first_known, listing, mapping, median, name_of, number
 
 
@@ -33,6 +44,8 @@ class TrainPoint(NamedTuple):
     cache: CachePoint | None = None
     tiers: TierPoint | None = None
     ids: dict[str, IdPoint] = {}  # noqa: RUF012  never written to
+    times: TimesPoint | None = None
+    memory: MemoryPoint | None = None
 
 
 class Score(NamedTuple):
@@ -242,7 +255,8 @@ def _point(line: bytes) -> TrainPoint | EvalPoint | None:
     cache, tiers = cache_point(mapping(raw.get("cache"))), tier_point(mapping(raw.get("tiers")))
     epoch = epoch if math.isfinite(epoch) else 0
     ids = id_points(mapping(raw.get("ids")))
-    return TrainPoint(int(epoch), int(step), samples, loss, lr, auc, rate, seconds, cache, tiers, ids)
+    times, memory = times_point(mapping(raw.get("times"))), memory_point(mapping(raw.get("memory")))
+    return TrainPoint(int(epoch), int(step), samples, loss, lr, auc, rate, seconds, cache, tiers, ids, times, memory)
 
 
 def _score(value: object) -> Score:

@@ -96,7 +96,7 @@ def _byte_chart(run: Run) -> Chart:
 
 def _wear_chart(run: Run) -> Chart:
     wear = _over_processes(run, lambda t: t.wear)
-    unit, scale = _unit_of(max((y for _, y in wear if usable(y)), default=0.0))
+    unit, scale = unit_of(max((y for _, y in wear if usable(y)), default=0.0))
     return Chart(
         "tier-wear",
         "Written to the ssd in all",
@@ -113,7 +113,7 @@ def _wear_chart(run: Run) -> Chart:
 
 def _ssd_chart(run: Run) -> Chart:
     cap = _last(run, lambda t: t.ssd_cap)
-    unit, scale = _unit_of(cap)
+    unit, scale = unit_of(cap)
     return Chart(
         "tier-ssd",
         "Taken of the ssd",
@@ -133,7 +133,7 @@ def _ssd_chart(run: Run) -> Chart:
 
 def _memory_chart(run: Run) -> Chart:
     budget = _last(run, lambda t: t.memory_budget)
-    unit, scale = _unit_of(budget)
+    unit, scale = unit_of(budget)
     return Chart(
         "tier-memory",
         "Taken of memory",
@@ -245,10 +245,10 @@ def _last(run: Run, value: Callable[[TierPoint], float]) -> float:
 
 def _unit(run: Run, value: Callable[[TierPoint], float]) -> tuple[str, float]:
     known = [value(point.tiers) for point in run.train if point.tiers]
-    return _unit_of(max((one for one in known if usable(one)), default=0.0))
+    return unit_of(max((one for one in known if usable(one)), default=0.0))
 
 
-def _unit_of(most: float) -> tuple[str, float]:
+def unit_of(most: float) -> tuple[str, float]:
     """The largest unit in which the largest amount is 1 or more."""
     fits = [unit for unit in UNITS if usable(most) and most >= unit[1]]
     return fits[-1] if fits else UNITS[0]

@@ -156,6 +156,7 @@ class Training:
         self._session_since = self._running_since = time.perf_counter()
         with self._watch.aside():
             self.learner.warm()
+        self._watch.begin()
         best = self.progress.best
         here = best is not None and best.step == self.progress.step
         if here and not self.world.from_first(self._best_folder().is_dir()):

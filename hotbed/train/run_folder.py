@@ -25,6 +25,8 @@ CONTENT = (
     "summary.json",
     "report.html",
     "warm_start.json",
+    "forecast.json",
+    "misses.json",
     "model",
     "checkpoints",
     "checkpoint",

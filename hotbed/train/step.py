@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hotbed.clock import DENSE, LOOK_UP, MODEL, OTHER
 from hotbed.optim import KStepAdam
 from hotbed.parallel.world import ALONE, World
 from hotbed.pipeline import prefetch
@@ -59,8 +60,12 @@ class Learner:
         `global_size`: samples of all ranks together, of which this batch is a part, maybe an empty one.
         """
         # Batch norm knows no variance of a single sample: such a last batch is scored as in evaluation, and still learned.
+        clock = self.tables.clock
+        clock.step()
         self.model.train(batch.size > 1)
+        clock.enter(LOOK_UP)
         vectors = self.tables(batch.ids, batch.bags or None)
+        clock.enter(MODEL)
         if global_size is not None:  # rows get the sum over ranks of their gradients
             share = batch.size / global_size
             vectors.register_hook(lambda grad: grad * share)
@@ -73,10 +78,12 @@ class Learner:
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+        clock.enter(DENSE)
         if isinstance(self.optimizer, KStepAdam):
             self.optimizer.step(weight=batch.size)
         elif self.optimizer is not None:
             self.optimizer.step()
+        clock.enter(OTHER)
         return StepResult(loss.detach(), logits.detach())
 
     def merge(self) -> None:

@@ -1,5 +1,7 @@
 """The tables' running counters in, what a line of metrics.jsonl says of cache, tiers and ids out.
 
+times   what a mean step was spent on (hotbed.clock), and how many batches were read when one was asked for
+memory  bytes of the process, and of the device where there is one
 cache   what the cache did in the interval (cache_watch.py), where there is one
 tiers   what memory and ssd below it did in the interval, and what they hold, where there is an ssd
 ids     what became of the ids of every table with dynamic ids, since the run began
@@ -14,6 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
+
+from hotbed.clock import StepClock
 from hotbed.ids import IdCounts
 from hotbed.memory import resident_memory
 from hotbed.parallel.world import ALONE, World
@@ -36,6 +41,12 @@ PER_BATCH = (
 class Telling(Counting, Protocol):
     """Tables, as far as this file needs them."""
 
+    clock: StepClock
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are looked up."""
+
     def tiers(self) -> Tiers | None:
         """Of memory and ssd, summed over groups; None without an ssd."""
 
@@ -52,21 +63,34 @@ class Watch:
         self._cache = CacheWatch(tables)
         self._before = self._counts()  # what is not of the open interval
         self._trained = TierCounts()  # of the intervals that are closed
+        self._times = tables.clock.reading()
+
+    def begin(self) -> None:
+        """Training starts now; what the clock has seen before is not of it."""
+        self._tables.clock.leave()
+        self._times = self._tables.clock.reading()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What happens meanwhile is not training."""
-        began = self._counts()
+        began, clock = self._counts(), self._tables.clock
+        clock.leave()
+        then = clock.reading()
         try:
             with self._cache.aside():
                 yield
         finally:
+            self._times = self._times.plus(clock.reading().minus(then))
             self._before = self._before.plus(self._counts().minus(began))
 
     def line(self, seconds: float) -> Record:
         """Close an interval of so many seconds of training: what there is to tell of it."""
         cache, tiers = self._cache.interval(seconds), self._tables.tiers()
-        found: Record = {} if cache is None else {"cache": cache}
+        now = self._tables.clock.reading()
+        times, self._times = now.minus(self._times).line(), now
+        found: Record = {} if times is None else {"times": times}
+        found["memory"] = memory_now(self._tables.device)
+        found |= {} if cache is None else {"cache": cache}
         if tiers is not None:
             done, self._before = tiers.counts.minus(self._before), tiers.counts
             self._trained = self._trained.plus(done)
@@ -96,6 +120,15 @@ def ids_of(tables: Telling, world: World = ALONE) -> Ids | None:
         return mine or None
     ranks = world.gather(mine)
     return {name: {count: sum(one[name][count] for one in ranks) for count in mine[name]} for name in mine}
+
+
+def memory_now(device: torch.device) -> dict[str, int | None]:
+    """Bytes; the peak is since the process began."""
+    found: dict[str, int | None] = {"resident_bytes": resident_memory()}
+    if device.type == "cuda":
+        found["device_bytes"] = torch.cuda.memory_allocated(device)
+        found["device_peak_bytes"] = torch.cuda.max_memory_allocated(device)
+    return found
 
 
 def _hit_rate(counts: TierCounts, tiers: Tiers) -> float | None:

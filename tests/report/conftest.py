@@ -23,6 +23,8 @@ def train_line(step, **changes):
         "auc": 0.75 - 0.2 * math.exp(-step / 20),
         "samples_per_s": 20_000 + step,
         "seconds": step / 10,
+        "times": times_of(step),
+        "memory": memory_of(step),
     }
     return {**line, **changes}
 
@@ -73,6 +75,18 @@ def tiers_of(step, **changes):
         "resident_bytes": (200 << 20) + 1000 * step,
     }
     return {**made, **changes}
+
+
+def times_of(step, **changes):
+    """The `times` of a train line; the first takes longer."""
+    slow = 20 if step == 1 else 1
+    parts = {"reader": 1e-4, "plan": 3e-4, "wait": 0, "copy": 2e-4, "look_up": 1e-3, "model": 5e-3 * slow}
+    return {"steps": 1, **parts, "update": 8e-4, "dense": 3e-4, "other": 1e-4, "ready": 6.5, **changes}
+
+
+def memory_of(step, **changes):
+    """The `memory` of a train line."""
+    return {"resident_bytes": (300 << 20) + 1000 * step, **changes}
 
 
 def ids_of(step, **changes):

@@ -12,6 +12,18 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 MOST_BYTES = 2_000_000
 MOST_SECONDS = 1.0
 RESULTS = {"resultTypes": ["violations"]}
+UNDRAWN = """[...document.querySelectorAll("[data-plot] .series")].filter((one) => {
+  const path = one.querySelector("path.curve")?.getAttribute("d") ?? "";
+  return !one.querySelector("circle") && !/^M[-\\d. ]+L/.test(path);
+}).length"""
+BROKEN = """[...document.querySelectorAll("a[href]")]
+  .filter((one) => !document.querySelector(one.getAttribute("href"))).length"""
+OVERLAPS = """[...document.querySelectorAll("[data-plot] svg")].flatMap((svg) => {
+  const texts = [...svg.querySelectorAll("text:not(.note)")].map((one) => [one.textContent, one.getBoundingClientRect()]);
+  const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+  return texts.flatMap(([said, box], k) => texts.slice(k + 1).filter(([, other]) => meet(box, other))
+    .map(([other]) => `${svg.getAttribute("aria-label").slice(0, 30)}: ${said} on ${other}`));
+})"""
 
 
 @pytest.fixture(scope="module")
@@ -38,31 +50,19 @@ def test_every_plot_is_drawn_and_nothing_is_wider_than_the_window(browser, page,
     assert page.stat().st_size < MOST_BYTES
     with visit(browser, page, width=width) as seen:
         assert seen.is_as_wide_as_its_window()
-        undrawn = seen.page.evaluate(
-            """[...document.querySelectorAll("[data-plot] .series")]
-               .filter((one) => !one.querySelector("circle") && !/^M[-\\d. ]+L/.test(one.querySelector("path.curve")?.getAttribute("d") ?? ""))
-               .length"""
-        )
+        undrawn = seen.page.evaluate(UNDRAWN)
         assert undrawn == 0
         boxes = seen.page.evaluate(
             "[...document.querySelectorAll('[data-plot] svg')].map((one) => one.getBoundingClientRect().toJSON())"
         )
         assert all(box["width"] > 250 and box["right"] <= width for box in boxes)
-        broken = seen.page.evaluate(
-            "[...document.querySelectorAll('a[href]')].filter((one) => !document.querySelector(one.getAttribute('href'))).length"
-        )
+        broken = seen.page.evaluate(BROKEN)
         assert broken == 0
 
 
 def test_no_texts_of_a_plot_lie_on_each_other_on_a_phone(browser, tiers_page):
     with visit(browser, tiers_page, width=PHONE) as seen:
-        found = seen.page.evaluate(
-            """[...document.querySelectorAll("[data-plot] svg")].flatMap((svg) => {
-                 const texts = [...svg.querySelectorAll("text:not(.note)")].map((one) => [one.textContent, one.getBoundingClientRect()]);
-                 return texts.flatMap(([said, a], k) => texts.slice(k + 1)
-                   .filter(([, b]) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2)
-                   .map(([other]) => `${svg.getAttribute("aria-label").slice(0, 30)}: ${said} on ${other}`)); })"""
-        )
+        found = seen.page.evaluate(OVERLAPS)
     assert found == []
 
 

@@ -15,7 +15,7 @@ from tests.report.conftest import cache_of, ids_of, tiers_of
 
 VOID = {"meta", "wbr", "link", "br", "hr", "img", "input"}
 SECTIONS = ["learning", "quality", "data", "config", "next", "versions"]
-FIGURES = ["loss", "auc", "speed", "lr", "calibration", "skew"]
+FIGURES = ["loss", "auc", "speed", "lr", "calibration", "step-parts", "reader-queue", "memory-chart", "skew"]
 LIMIT = 1_000_000
 
 
@@ -83,7 +83,7 @@ def test_the_page_of_a_whole_run(make_run):
     page = page_of(run)
     assert write_report(run) == run / "report.html"
     assert [name for name in page.ids if name in FIGURES] == FIGURES
-    assert page.tags.count("svg") > page.tags.count("figure") == page.tags.count("figcaption") == 6
+    assert page.tags.count("svg") > page.tags.count("figure") == page.tags.count("figcaption") == 9
     for words in (
         "deepfm on criteo-like",
         "AUC 0.7741 on test, 95 % of the way from a coin toss",
@@ -123,7 +123,7 @@ def test_every_chart_has_its_points(make_run):
     assert charts["calibration"] == {"share of positives": 18}
     assert list(charts["skew"]) == ["all features", "C2", "C1", "C3"]
     assert "best possible 0.7889" in text
-    assert text.count('class="division"') == 4 * 2  # the ends of two epochs
+    assert text.count('class="division"') == 7 * 2  # the ends of two epochs
 
 
 @pytest.mark.parametrize("missing", ["summary.json", "data.json", "metrics.jsonl"])

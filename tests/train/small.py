@@ -63,7 +63,7 @@ SMALL = (
     "train.log_every=5",
     "train.device=cpu",
 )
-TIMING = ("samples_per_s", "seconds", "cache", "tiers")
+TIMING = ("samples_per_s", "seconds", "times", "memory", "cache", "tiers")
 
 
 def lines(folder: Path) -> list[dict]:

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from hotbed.clock import PARTS
 from hotbed.scoring import load_learner
 from hotbed.train.run import run
 from hotbed.train.step import Learner
@@ -59,6 +60,22 @@ def test_every_line_says_what_the_cache_did(start, tmp_path):
         assert 0 <= one["lookup_hit_rate"] <= 1
         assert 0 <= one["stall_share"] <= 1
     assert found[0]["hit_rate"] < found[-1]["hit_rate"]
+
+
+@pytest.mark.parametrize("sets", [[], [CACHE, "tables.window=2"]], ids=["plain", "cached"])
+def test_the_parts_of_a_step_add_up_to_the_time_of_training(start, tmp_path, sets):
+    built = start(tmp_path, *SETS, *sets)
+    summary = run(built.training, built.subject).summary
+    found = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = [line["times"] for line in found if "times" in line]
+    assert sum(one["steps"] for one in found) == summary["steps"]
+    names = set(PARTS)
+    assert all(one[name] > 0 for one in found for name in ("look_up", "model", "update", "dense"))
+    for name in ("plan", "copy"):
+        assert (sum(one[name] for one in found) > 0) == bool(sets)
+    total = sum(one["steps"] * sum(one[name] for name in names) for one in found)
+    assert total == pytest.approx(summary["train_seconds"], rel=0.25)
+    assert total >= 0.9 * summary["train_seconds"]
 
 
 def test_without_a_cache_lines_do_not_speak_of_one(whole):

@@ -1,8 +1,10 @@
 """What a line of metrics.jsonl says of tiers and ids, from counters that only rise."""
 
 import pytest
+import torch
 
 from hotbed.cache import CacheCounts
+from hotbed.clock import MODEL, OTHER, StepClock
 from hotbed.ids import IdCounts
 from hotbed.store.counts import TierCounts, Tiers, TierSizes
 from hotbed.train.watch import Watch, ids_of
@@ -27,6 +29,7 @@ class Tables:
     def __init__(self, tiers=True, ids=None):
         self.cache, self.below, self.has_tiers, self.sizes = CacheCounts(), TierCounts(), tiers, SIZES
         self.ids = ids or {}
+        self.clock, self.device = StepClock(), torch.device("cpu")
 
     def counters(self):
         return self.cache
@@ -80,7 +83,7 @@ def test_evaluations_and_checkpoints_wear_but_do_not_train():
     assert (tiers["memory_hit_rate"], tiers["from_ssd"], tiers["wear"]) == (0.75, 2.5, 8000)
     with watch.aside():
         tables.spend()
-    assert watch.line(1.0) == {}
+    assert watch.line(1.0).keys() == {"memory"}
     tables.spend(below=DONE._replace(from_ssd=50))
     assert watch.line(1.0)["tiers"]["from_ssd"] == 12.5
 
@@ -113,9 +116,9 @@ def test_without_an_ssd_and_dynamic_ids_there_is_nothing_to_say():
     watch = Watch(tables)
     with watch.aside():
         tables.spend()
-    assert watch.line(1.0) == {}
+    assert watch.line(1.0).keys() == {"memory"}
     tables.spend()
-    assert watch.line(1.0).keys() == {"cache"}
+    assert watch.line(1.0).keys() == {"memory", "cache"}
     assert ids_of(tables) is None
 
 
@@ -123,4 +126,20 @@ def test_ids_are_told_in_every_line_since_the_beginning():
     tables = Tables(tiers=False, ids={"user": IdCounts(seen=9, admitted=5, rejected=3, expired=2)})
     watch = Watch(tables)
     for _ in range(2):
-        assert watch.line(1.0) == {"ids": {"user": {"seen": 9, "admitted": 5, "rejected": 3, "expired": 2, "rows": 3}}}
+        assert watch.line(1.0)["ids"] == {"user": {"seen": 9, "admitted": 5, "rejected": 3, "expired": 2, "rows": 3}}
+
+
+def test_what_ran_beside_training_is_not_in_the_times_of_a_step():
+    tables = Tables(tiers=False)
+    watch = Watch(tables)
+    watch.begin()
+    tables.clock.step()
+    with watch.aside():
+        for _ in range(5):
+            tables.clock.step()
+        tables.clock.enter(MODEL)
+        tables.clock.enter(OTHER)
+    times = watch.line(seconds=1.0)["times"]
+    assert times["steps"] == 1
+    assert times["model"] == 0
+    assert "times" not in watch.line(seconds=1.0), "no step since"

@@ -1,0 +1,101 @@
+"""A run -> the memory it took against what it was given and what was forecast: a table of tiers and a chart."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from typing import Any
+
+from hotbed.errors import ConfigError
+from hotbed.memory import parse_bytes
+from hotbed.report.charts import Chart, Mark, Series, figure
+from hotbed.report.curves import SEEN, epoch_ends
+from hotbed.report.formats import MISSING, size
+from hotbed.report.markup import section, table
+from hotbed.report.read import Run
+from hotbed.report.series import usable
+from hotbed.report.tiers import unit_of
+from hotbed.report.values import mapping, number
+
+
+def memory(run: Run) -> str:
+    """The section, or nothing where no amount is known."""
+    rows = [row for row in _rows(run) if any(cell != MISSING for cell in row[1:])]
+    points = [point for point in run.train if point.memory]
+    if not rows and not points:
+        return ""
+    listed = table("Bytes by tier", ["what", "given", "forecast", "taken"], rows, kind="wide") if rows else ""
+    chart = figure(memory_chart(run)) if points else ""
+    return section("memory", "Memory", f'<div class="figures"><div>{listed}</div>{chart}</div>')
+
+
+def memory_chart(run: Run) -> Chart:
+    """Of the process and of the device, over samples seen."""
+    points = [(point.samples, point.memory) for point in run.train if point.memory]
+    most = max((value for _, one in points for value in one if usable(value)), default=0.0)
+    unit, scale = unit_of(most)
+    lines = [Series("process", [(x, one.resident_bytes / scale) for x, one in points], 2)]
+    if any(usable(one.device_bytes) for _, one in points):
+        lines.append(Series("device", [(x, one.device_bytes / scale) for x, one in points], 1))
+        lines.append(Series("device, highest so far", [(x, one.device_peak_bytes / scale) for x, one in points], 4))
+    budget = given(run, "hbm") if len(lines) > 1 else math.nan
+    return Chart(
+        "memory-chart",
+        "Memory over time",
+        "The process with all it has loaded, Python and torch among it; on CUDA what torch has given out on the device.",
+        SEEN,
+        unit,
+        tuple(lines),
+        y_format="significant",
+        y_marks=(Mark(budget / scale, f"cache {size(budget)}"),) if usable(budget) else (),
+        zero=True,
+        divisions=epoch_ends(run.train),
+    )
+
+
+def given(run: Run, name: str) -> float:
+    """The bytes that a setting of the tables asks for; nan without."""
+    amount = mapping(run.config.get("tables")).get(name)
+    if not isinstance(amount, str | int) or not amount:
+        return math.nan
+    with suppress(ConfigError):
+        return float(parse_bytes(str(amount).rpartition(":")[2] if name == "ssd" else amount, name))
+    return math.nan
+
+
+def forecast_of(run: Run) -> dict[str, Any]:
+    """What forecast.json holds, empty without it."""
+    with suppress(OSError, ValueError, RecursionError):
+        return dict(mapping(json.loads((run.directory / "forecast.json").read_bytes())))
+    return {}
+
+
+def _rows(run: Run) -> list[list[str]]:
+    found = forecast_of(run)
+    told, truth = mapping(found.get("forecast")), mapping(found.get("truth"))
+    tiers = next((point.tiers for point in reversed(run.train) if point.tiers), None)
+    last = next((point.memory for point in reversed(run.train) if point.memory), None)
+    peak = number(truth.get("peak_device_bytes"))
+    below = tiers.memory_bytes if tiers else math.nan
+    on_ssd = tiers.ssd_bytes if tiers else math.nan
+    lines = [
+        ("cache<small>rows on the device and all that finds them</small>", given(run, "hbm"), _cache_of(told),
+         run.cache.get("device_bytes", math.nan)),
+        ("device<small>at its highest, model and kernels too</small>", math.nan, number(told.get("device_bytes")), peak),
+        ("memory<small>rows below the cache and their index</small>", given(run, "memory"),
+         number(told.get("memory_bytes")), below),
+        ("ssd<small>files</small>", given(run, "ssd"), number(told.get("ssd_bytes")) or math.nan, on_ssd),
+        ("process<small>with all it has loaded</small>", math.nan, math.nan,
+         last.resident_bytes if last else math.nan),
+    ]  # fmt: skip
+    return [[name, *(size(one) if usable(one) else MISSING for one in amounts)] for name, *amounts in lines]
+
+
+def _cache_of(told: Any) -> float:
+    parts = told.get("bytes")
+    listed = [mapping(part) for part in parts] if isinstance(parts, list) else []
+    found = [
+        number(one.get("num_bytes")) for one in listed if one.get("name") in ("rows in the cache", "index of the cache")
+    ]
+    return sum(found) if found else math.nan

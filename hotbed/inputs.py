@@ -1,5 +1,7 @@
 """A user's inputs, checked and flattened: an id matrix, a mapping of tensors and bags, or both -> Lookups of each group.
 
+A TorchRec KeyedJaggedTensor is a mapping of bags.
+
 An id matrix whose features are all pooled takes the short way (one value per bag, no copies for a single group);
 everything else is flattened feature by feature into bags. Every mistake is a ShapeError that names the feature.
 """
@@ -7,13 +9,14 @@ everything else is flattened feature by feature into bags. Every mistake is a Sh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from hotbed.errors import IdError, ShapeError
 from hotbed.group import TableGroup
+from hotbed.keyed import KeyedJagged, bags_of, is_keyed
 from hotbed.ops.keys import FirstBad
 from hotbed.ops.lookups import Lookups, Span
 from hotbed.types import Jagged
@@ -41,11 +44,12 @@ class Given(NamedTuple):
 
 def as_given(
     features: Sequence[Feature],
-    ids: Tensor | Mapping[str, Tensor | Jagged],
+    ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged,
     bags: Mapping[str, Jagged] | None,
     device: torch.device,
 ) -> Given:
     """Check the inputs against the features and bring them into one form."""
+    ids = bags_of(ids) if is_keyed(ids) else cast("Tensor | Mapping[str, Tensor | Jagged]", ids)
     names = [feature.name for feature in features]
     if isinstance(ids, Tensor):
         bags = dict(bags or {})

@@ -27,11 +27,12 @@ from hotbed.errors import ConfigError, ShapeError
 from hotbed.group import TableGroup
 from hotbed.ids import IdCounts
 from hotbed.inputs import Feature, Given, GroupInputs, as_given, flatten
+from hotbed.keyed import KeyedJagged
 from hotbed.memory import parse_bytes
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.records import PRECISIONS, Precision
-from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.ops.streams import mark
+from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_schedule
 from hotbed.recorded import Recorded
 from hotbed.shard import WHOLE, Shard
@@ -110,8 +111,8 @@ class EmbeddingTables(nn.Module):
         self.turns = Turns()
         self._recorded = None if any(isinstance(group, CachedGroup) for group in self.groups) else Recorded(self)
         self._unchecked: list[Callable[[], None]] = []  # questions whose answer is still on its way from the device
-        self.schedule = as_schedule(self.optimizer.lr)
         self.clock = StepClock(partial(mark, place, timed=True) if place.type == "cuda" else None)
+        self.schedule = as_schedule(self.optimizer.lr)
         # autograd calls backward only for functions of something that requires a gradient
         self._trigger = torch.zeros(0, requires_grad=True)
 
@@ -137,13 +138,14 @@ class EmbeddingTables(nn.Module):
         raise NotImplementedError
 
     def forward(
-        self, ids: Tensor | Mapping[str, Tensor | Jagged], bags: Mapping[str, Jagged] | None = None
+        self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None = None
     ) -> Tensor | dict[str, Tensor]:
         """Look up a batch.
 
         Args:
             ids: int64 [B, F] with one column for each feature (in declared order) that is not in `bags`; or a mapping from
-                every feature to a tensor [B], a tensor [B, T] (bags of T values) or a Jagged.
+                every feature to a tensor [B], a tensor [B, T] (bags of T values) or a Jagged; or a TorchRec
+                KeyedJaggedTensor whose keys are the features.
             bags: the multi-valued features, beside an id matrix.
         """
         planned = self.turns.find(ids, bags)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hotbed.errors import HotbedError
 from hotbed.inputs import Given
+from hotbed.keyed import is_keyed, tensors_of
 from hotbed.ops.lookups import Lookups
 
 
@@ -34,6 +35,8 @@ def contents_of(value: Any) -> Contents:
     """The tensors inside ids or bags, and how often each has been written to."""
     if isinstance(value, Tensor):
         return [(value, 0 if value.is_inference() else value._version)]
+    if is_keyed(value):
+        return [each for part in tensors_of(value) for each in contents_of(part)]
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else ()
     return [each for part in parts for each in contents_of(part)]
 

@@ -23,6 +23,7 @@ from hotbed.declared import Table
 from hotbed.errors import ConfigError
 from hotbed.group import TableGroup
 from hotbed.inputs import Given, as_given, flatten
+from hotbed.keyed import KeyedJagged
 from hotbed.ops.lookup import lookup
 from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups, Span
@@ -99,7 +100,7 @@ class ShardedTables(EmbeddingTables):
         return True
 
     def forward(
-        self, ids: Tensor | Mapping[str, Tensor | Jagged], bags: Mapping[str, Jagged] | None = None
+        self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None = None
     ) -> Tensor | dict[str, Tensor]:
         """Look up this rank's part of a batch; see EmbeddingTables."""
         self._told = False

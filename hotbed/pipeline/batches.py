@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import ShapeError
+from hotbed.keyed import is_keyed, tensors_of
 from hotbed.turns import Contents, contents_of
 from hotbed.types import Batch, Jagged
 
@@ -16,7 +17,7 @@ from hotbed.types import Batch, Jagged
 class Ids(NamedTuple):
     """The arguments with which the tables will be called for a batch."""
 
-    ids: Any  # Tensor or a mapping of features
+    ids: Any  # Tensor, a mapping of features or a KeyedJaggedTensor
     bags: Mapping[str, Jagged] | None
     contents: Contents  # as they are now
 
@@ -31,12 +32,12 @@ def ids_of(batch: Any, features: Sequence[str]) -> Ids:
         ids, bags = ids.ids, ids.bags or None
     elif isinstance(batch, Mapping) and "ids" in batch and "ids" not in features:
         ids, bags = batch["ids"], batch.get("bags") or None
-    if isinstance(ids, (Tensor, Mapping)) and isinstance(bags, (Mapping, type(None))):
+    if (isinstance(ids, (Tensor, Mapping)) or is_keyed(ids)) and isinstance(bags, (Mapping, type(None))):
         return Ids(ids, bags, contents_of((ids, bags)))
     inside = "" if ids is batch else f" that has {_kinds(ids, bags)} for ids"
     raise ShapeError(
         f"prefetch cannot find the ids in a batch of type {type(batch).__name__}{inside}. "
-        "Yield a hotbed.types.Batch, a tensor of ids, a tuple that starts with them, "
+        "Yield a hotbed.types.Batch, a tensor of ids or a KeyedJaggedTensor, a tuple that starts with them, "
         "or a mapping with the key 'ids' or of the features."
     )
 
@@ -60,6 +61,9 @@ def to_device(value: Any, device: torch.device) -> Any:
         return type(value)(*(to_device(part, device) for part in value))
     if isinstance(value, (tuple, list)):
         return type(value)(to_device(part, device) for part in value)
+    if is_keyed(value):
+        moves: Any = value  # it moves itself
+        return value if all(one.device == device for one in tensors_of(value)) else moves.to(device, non_blocking=True)
     if isinstance(value, Mapping):
         return {name: to_device(part, device) for name, part in value.items()}
     return value

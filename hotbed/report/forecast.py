@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
-from typing import Any
+import math
 
 from hotbed.memory import in_words
 from hotbed.report.formats import MISSING, percent
 from hotbed.report.markup import section, table
+from hotbed.report.memory import cache_bytes, forecast_of
 from hotbed.report.read import Run
 from hotbed.report.series import usable
 from hotbed.report.values import mapping, number
 
-_NAMES = {
+NAMES = {
     "hit_rate": "distinct rows of a batch that the cache had",
     "lookup_hit_rate": "look-ups that hit",
     "bytes_in": "to the device, of a step",
@@ -22,43 +21,48 @@ _NAMES = {
     "peak_device_bytes": "device memory at its highest",
     "samples_per_s": "samples/s",
 }
+SHARES = ("hit_rate", "lookup_hit_rate")
 
 
 def forecast(run: Run) -> str:
     """A table of both."""
-    found: Any = {}
-    with suppress(OSError, ValueError):
-        found = json.loads((run.directory / "forecast.json").read_text())
-    told, truth = mapping(mapping(found).get("forecast")), mapping(mapping(found).get("truth"))
+    told, true = told_and_true(run)
     if not told:
         return ""
-    traffic = mapping(told.get("traffic"))
-    values = {**told, **traffic, "peak_device_bytes": told.get("device_bytes"), "cache_bytes": _cache_bytes(told)}
     rows = []
-    for name, about in _NAMES.items():
-        said, happened = number(values.get(name)), number(truth.get(name))
+    for name, about in NAMES.items():
+        said, happened = told.get(name, math.nan), true.get(name, math.nan)
         if usable(said) or usable(happened):
-            rows.append([about, _value(name, said), _value(name, happened)])
+            rows.append([about, shown(name, said), shown(name, happened), _off(name, said, happened)])
     about = "<p>The forecast was made before the run started, by simulating its first batches.</p>"
-    return section(
-        "forecast", "What the plan forecast, and what happened", about, table("Both", ["", "forecast", "truth"], rows)
-    )
+    listed = table("Both", ["", "forecast", "truth", "off by"], rows)
+    return section("forecast", "What the plan forecast, and what happened", about, listed)
 
 
-def _cache_bytes(told: Any) -> float | None:
-    parts = told.get("bytes")
-    listed = [mapping(part) for part in parts] if isinstance(parts, list) else []
-    found = [
-        number(part.get("num_bytes"))
-        for part in listed
-        if "the cache" in str(part.get("name")) and part.get("tier") == "device"
-    ]
-    return sum(found) if found else None
+def told_and_true(run: Run) -> tuple[dict[str, float], dict[str, float]]:
+    """The figures of NAMES that were forecast, and those that happened; both empty without a forecast."""
+    found = forecast_of(run)
+    told, truth = mapping(found.get("forecast")), mapping(found.get("truth"))
+    if not told:
+        return {}, {}
+    values = {**told, **mapping(told.get("traffic")), "peak_device_bytes": told.get("device_bytes")}
+    values["cache_bytes"] = cache_bytes(told)
+    both = [{name: number(one.get(name)) for name in NAMES} for one in (values, truth)]
+    return both[0], both[1]
 
 
-def _value(name: str, value: float) -> str:
+def shown(name: str, value: float) -> str:
+    """A figure of NAMES in words."""
     if not usable(value):
         return MISSING
-    if name.endswith("hit_rate"):
+    if name in SHARES:
         return percent(value, 2)
     return in_words(value) if "bytes" in name else f"{value:,.0f}"
+
+
+def _off(name: str, said: float, happened: float) -> str:
+    if not usable(said) or not usable(happened):
+        return MISSING
+    if name in SHARES:
+        return f"{100 * (happened - said):+.2f} points"
+    return f"{100 * (happened / said - 1):+.1f} %" if said > 0 else MISSING

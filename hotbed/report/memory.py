@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -80,7 +81,7 @@ def _rows(run: Run) -> list[list[str]]:
     below = tiers.memory_bytes if tiers else math.nan
     on_ssd = tiers.ssd_bytes if tiers else math.nan
     lines = [
-        ("cache<small>rows on the device and all that finds them</small>", given(run, "hbm"), _cache_of(told),
+        ("cache<small>rows on the device and all that finds them</small>", given(run, "hbm"), cache_bytes(told),
          run.cache.get("device_bytes", math.nan)),
         ("device<small>at its highest, model and kernels too</small>", math.nan, number(told.get("device_bytes")), peak),
         ("memory<small>rows below the cache and their index</small>", given(run, "memory"),
@@ -92,7 +93,8 @@ def _rows(run: Run) -> list[list[str]]:
     return [[name, *(size(one) if usable(one) else MISSING for one in amounts)] for name, *amounts in lines]
 
 
-def _cache_of(told: Any) -> float:
+def cache_bytes(told: Mapping[str, Any]) -> float:
+    """Of the cache with its index, as a forecast has them; nan without a cache."""
     parts = told.get("bytes")
     listed = [mapping(part) for part in parts] if isinstance(parts, list) else []
     found = [

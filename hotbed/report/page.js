@@ -242,6 +242,18 @@
   };
 
   document.querySelectorAll("[data-plot]").forEach(enliven);
+  for (const entry of document.querySelectorAll("[data-switches] li")) {
+    const name = entry.textContent, button = element("button", { type: "button" }, ...entry.childNodes);
+    button.setAttribute("aria-pressed", "true");
+    button.addEventListener("click", () => {
+      const on = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", String(on));
+      for (const other of document.querySelectorAll("figure .legend button")) {
+        if (other.textContent === name && (other.getAttribute("aria-pressed") === "true") !== on) other.click();
+      }
+    });
+    entry.append(button);
+  }
   const closed = new Set();
   addEventListener("beforeprint", () => document.querySelectorAll("section > details:not([open]), .figures > div > details:not([open])").forEach((fold) => { closed.add(fold); fold.open = true; }));
   addEventListener("afterprint", () => { closed.forEach((fold) => { fold.open = false; }); closed.clear(); });

@@ -66,6 +66,7 @@ class EvalPoint(NamedTuple):
     samples: float
     split: str
     score: Score
+    seconds: float = NAN
 
 
 class Skew(NamedTuple):
@@ -248,7 +249,8 @@ def _point(line: bytes) -> TrainPoint | EvalPoint | None:
     if not math.isfinite(step):
         return None
     if raw.get("kind") == "eval" and raw.get("split"):
-        return EvalPoint(int(step), samples, str(raw["split"]), _score({**raw, "samples": None}))
+        score = _score({**raw, "samples": None})
+        return EvalPoint(int(step), samples, str(raw["split"]), score, number(raw.get("seconds")))
     if raw.get("kind") != "train":
         return None
     loss, lr, auc, rate, seconds = (number(raw.get(name)) for name in ("loss", "lr", "auc", "samples_per_s", "seconds"))

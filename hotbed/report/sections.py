@@ -69,7 +69,7 @@ def data(run: Run) -> str:
 
 def asked(run: Run) -> str:
     """Every setting of the run; the ones that differ from the default first to see."""
-    settings = list(_flatten(run.config))
+    settings = list(flatten(run.config))
     changed = [
         (path, value) for path, value in settings if path not in FIELDS or value not in _defaults(path, dict(settings))
     ]
@@ -283,15 +283,16 @@ def _settings_table(caption: str, settings: list[tuple[str, Any]]) -> str:
     for path, value in settings:
         about = FIELDS[path].metadata.get("about", "") if path in FIELDS else ""
         name = text(path, 120).replace(".", ".<wbr>")
-        rows.append([f"<code>{name}</code>", f"<code>{_value(value)}</code>", text(about)])
+        rows.append([f"<code>{name}</code>", f"<code>{setting_text(value)}</code>", text(about)])
     return table(caption, ["setting", "value", "what it does"], rows, kind="settings")
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, value) of every setting."""
     for name, value in tree.items():
         path = f"{prefix}{name}"
         if isinstance(value, Mapping) and value and path.count(".") < 8:
-            yield from _flatten(value, f"{path}.")
+            yield from flatten(value, f"{path}.")
         else:
             yield path, value
 
@@ -307,5 +308,6 @@ def _defaults(path: str, settings: Mapping[str, Any]) -> list[Any]:
     return [default, *([usual[optimizer]] if optimizer in usual else [])]
 
 
-def _value(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """A setting as config.json has it."""
     return text(value if isinstance(value, str) else json.dumps(value), 300)

@@ -1,0 +1,267 @@
+"""Several runs -> one page: what was asked differently, how they ended, their curves over each other; the first is the base.
+
+Runs may be of any kind, finished or not: what one of them does not have is a dash in its column and no curve in its chart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hotbed.report.charts import figure
+from hotbed.report.compare_charts import LIST_ITEM, comparison_charts
+from hotbed.report.curves import headline_split
+from hotbed.report.forecast import NAMES, shown, told_and_true
+from hotbed.report.formats import MISSING, compact, count, decimal, duration, percent, significant, size
+from hotbed.report.markup import section, table, text
+from hotbed.report.memory import given
+from hotbed.report.page import whole
+from hotbed.report.read import Run
+from hotbed.report.sections import flatten, setting_text
+from hotbed.report.series import usable
+from hotbed.report.times import MILLI, WORDS, mean_parts, settled
+
+MOST_RUNS = 12
+MOST_SETTINGS = 200
+SAME = "same"
+
+
+class Named(NamedTuple):
+    """A run by the name that its column has."""
+
+    name: str
+    run: Run
+
+
+class Figure(NamedTuple):
+    """One line of the table of results."""
+
+    name: str
+    about: str
+    value: Callable[[Run], float]
+    write: Callable[[float], str]
+    difference: Callable[[float, float], str]  # (base, other)
+
+
+def compare(runs: Sequence[Run]) -> str:
+    """The whole page. The same runs give the same bytes."""
+    named = [Named(name, run) for name, run in zip(names_of([run.directory for run in runs]), runs)]
+    charts = "".join(figure(chart) for chart in comparison_charts(named))
+    curves = section("curves", "How they learned", _switches(named), f'<div class="figures">{charts}</div>')
+    parts = (
+        _results(named),
+        _settings(named),
+        curves if charts else "",
+        _forecasts(named),
+        _steps(named),
+        _folders(named),
+    )
+    title = f"{len(runs)} runs compared"
+    heading = f'<header><p class="kicker">hotbed report</p><h1>{title}</h1><p class="lead">{_lead(named)}</p></header>'
+    skip = '<a class="skip" href="#results">Skip to the results</a>\n'
+    return whole(title, skip, f"{heading}{_notes(named)}\n" + "\n".join(part for part in parts if part))
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path, with as many parts before it as tell them apart; numbered where nothing does."""
+    parts = [folder.absolute().parts for folder in folders]
+    for depth in range(1, max(map(len, parts)) + 1):
+        found = ["/".join(one[-depth:]) for one in parts]
+        if len(set(found)) == len(found):
+            return found
+    return [f"{'/'.join(one[-1:])} ({k})" for k, one in enumerate(parts, start=1)]
+
+
+def _lead(named: list[Named]) -> str:
+    scored = [(one, run.final[split].auc) for one, run in named if (split := headline_split(run))]
+    known = [(name, score) for name, score in scored if usable(score)]
+    if not known:
+        return "None of them was evaluated."
+    name, best = max(known, key=lambda pair: pair[1])
+    return f"Highest AUC: <strong>{text(name, 80)}</strong>, {decimal(best)}."
+
+
+def _notes(named: list[Named]) -> str:
+    notes = []
+    for name, run in named:
+        if not run.finished:
+            why = f" ({text(run.stopped_because, 200)})" if run.stopped_because else ""
+            notes.append(f"{text(name, 80)} is not finished{why}; its figures are those of its last lines.")
+        notes += [f"{text(name, 80)}: {text(note)}" for note in run.notes]
+    sets = {run.dataset for _, run in named}
+    if len(sets) > 1:
+        listed = ", ".join(text(one, 60) for one in sorted(sets))
+        notes.append(f"The runs are not of one dataset ({listed}): their losses and AUCs do not compare.")
+    if not notes:
+        return ""
+    return f'<aside class="notes" aria-label="Notes"><ul>{"".join(f"<li>{note}</li>" for note in notes)}</ul></aside>'
+
+
+def _switches(named: list[Named]) -> str:
+    items = "".join(LIST_ITEM.format(color=1 + k % 6, name=text(one.name, 60)) for k, one in enumerate(named))
+    return f'<p>Switch a run on or off in all charts:</p><ul class="legend" data-switches>{items}</ul>'
+
+
+def _results(named: list[Named]) -> str:
+    rows = []
+    for one in _figures(named):
+        values = [one.value(run) for _, run in named]
+        if not any(map(usable, values)):
+            continue
+        cells = []
+        for k, value in enumerate(values):
+            cell = one.write(value) if usable(value) else MISSING
+            if k and usable(value) and usable(values[0]):
+                cell += f"<small>{one.difference(values[0], value)}</small>"
+            cells.append(cell)
+        rows.append([f"{one.name}<small>{one.about}</small>", *cells])
+    head = ["", *(text(name, 80) for name, _ in named)]
+    return section(
+        "results",
+        "How they ended",
+        table("Results, and the difference to the first run", head, rows, kind="wide versus"),
+    )
+
+
+def _figures(named: list[Named]) -> list[Figure]:
+    splits = dict.fromkeys(split for _, run in named for split in run.final)
+    found = [
+        Figure(f"{text(split, 40)} {name}", about, _score(split, field), decimal, _apart)
+        for split in sorted(splits, key=lambda one: one != "test")
+        for name, field, about in (
+            ("AUC", "auc", "higher is better"),
+            ("log loss", "log_loss", "lower is better"),
+            ("calibration", "calibration", "predicted over observed positives"),
+        )
+    ]
+    return [
+        *found,
+        Figure("samples/s", "of training alone", lambda run: run.samples_per_s, compact, _times),
+        Figure("time", "with evaluations and checkpoints", lambda run: run.seconds, duration, _times),
+        Figure("samples", "trained", lambda run: run.samples, count, _times),
+        Figure("look-ups that hit", "of training", hit_rate, lambda share: percent(share, 2), _points),
+        Figure("waited for rows", "share of the time of training", stall_share, lambda share: percent(share, 2), _points),
+        Figure("rows", "of all tables", lambda run: run.parameters.get("rows", math.nan), count, _times),
+        Figure("cache", "on the device, index and all", lambda run: run.cache.get("device_bytes", math.nan), size, _times),
+        Figure("memory given", "for rows below the cache", lambda run: given(run, "memory"), size, _times),
+        Figure("process", "memory at the end", _resident, size, _times),
+        Figure("device memory", "at its highest", lambda run: told_and_true(run)[1].get("peak_device_bytes", math.nan),
+               size, _times),
+    ]  # fmt: skip
+
+
+def hit_rate(run: Run) -> float:
+    """Of the look-ups of all lines of training."""
+    return _mean(run, "lookup_hit_rate")
+
+
+def stall_share(run: Run) -> float:
+    """Over all lines of training."""
+    return _mean(run, "stall_share")
+
+
+def _mean(run: Run, name: str) -> float:
+    known = [(getattr(one.cache, name), one.cache.batches) for one in run.train if one.cache]
+    known = [(value, much) for value, much in known if usable(value) and usable(much) and much > 0]
+    total = sum(much for _, much in known)
+    return sum(value * much for value, much in known) / total if total > 0 else math.nan
+
+
+def _score(split: str, field: str) -> Callable[[Run], float]:
+    return lambda run: getattr(run.final[split], field) if split in run.final else math.nan
+
+
+def _resident(run: Run) -> float:
+    return next((one.memory.resident_bytes for one in reversed(run.train) if one.memory), math.nan)
+
+
+def _apart(base: float, other: float) -> str:
+    return f"{other - base:+.4f}".replace("-", "\u2212") if other != base else SAME
+
+
+def _points(base: float, other: float) -> str:
+    return f"{100 * (other - base):+.2f} points".replace("-", "\u2212") if other != base else SAME
+
+
+def _times(base: float, other: float) -> str:
+    if other == base:
+        return SAME
+    return f"{other / base:.2f} times" if base > 0 else ""
+
+
+def _settings(named: list[Named]) -> str:
+    """Those that are not the same in all runs."""
+    settings = [dict(flatten(run.config)) for _, run in named]
+    paths = dict.fromkeys(path for one in settings for path in one)
+    rows = []
+    for path in paths:
+        cells = [setting_text(one[path]) if path in one else MISSING for one in settings]
+        if len(set(cells)) > 1:
+            rows.append(
+                [f"<code>{text(path, 120).replace('.', '.<wbr>')}</code>", *(f"<code>{c}</code>" for c in cells)]
+            )
+    if not rows:
+        return section("config", "What was asked", "<p>All settings are the same.</p>")
+    more = f"<p>{count(len(rows) - MOST_SETTINGS)} more differ.</p>" if len(rows) > MOST_SETTINGS else ""
+    said = f"<p>{count(len(rows))} of {count(len(paths))} settings are not the same in all runs.</p>"
+    head = ["setting", *(text(name, 80) for name, _ in named)]
+    listed = table("Settings that differ", head, rows[:MOST_SETTINGS], kind="settings versus")
+    return section("config", "What was asked", said, listed, more)
+
+
+def _forecasts(named: list[Named]) -> str:
+    both = [told_and_true(run) for _, run in named]
+    if not any(told for told, _ in both):
+        return ""
+    rows = []
+    for name, about in NAMES.items():
+        cells = []
+        for told, true in both:
+            said, happened = told.get(name, math.nan), true.get(name, math.nan)
+            pair = f"{shown(name, said)} / {shown(name, happened)}"
+            cells.append(pair if usable(happened) or (usable(said) and said) else MISSING)
+        if any(cell != MISSING for cell in cells):
+            rows.append([about, *cells])
+    head = ["", *(text(name, 80) for name, _ in named)]
+    return section(
+        "forecast",
+        "What the plan forecast, and what happened",
+        table("Forecast / truth", head, rows, kind="wide versus"),
+    )
+
+
+def _steps(named: list[Named]) -> str:
+    means = []
+    for _, run in named:
+        points = settled([point.times for point in run.train if point.times])
+        means.append(mean_parts(points, lambda one: one.device) or mean_parts(points, lambda one: one.thread))
+    if not any(means):
+        return ""
+
+    def cell(seconds: float) -> str:
+        return significant(MILLI * seconds, 3)
+
+    rows = [
+        [f"{word}<small>{about}</small>", *(cell(getattr(mean, part)) if mean else MISSING for mean in means)]
+        for part, (word, about) in WORDS.items()
+    ]
+    rows.append(["together", *(cell(sum(mean)) if mean else MISSING for mean in means)])
+    head = ["ms per step", *(text(name, 80) for name, _ in named)]
+    return section("times", "Where the time goes", table("A mean step, in ms", head, rows, kind="wide versus"))
+
+
+def _folders(named: list[Named]) -> str:
+    rows = [
+        [
+            text(name, 80),
+            text(run.model, 60),
+            text(run.dataset, 80),
+            text(run.device, 60),
+            f"<code>{text(run.directory)}</code>",
+        ]
+        for name, run in named
+    ]
+    head = ["run", "model", "data", "device", "folder"]
+    return section("runs", "The runs", table("Folders", head, rows, kind="settings"))

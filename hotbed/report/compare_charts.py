@@ -1,0 +1,95 @@
+"""Several runs -> charts with one curve of each: loss, AUC, speed, hits, waiting, over samples seen and over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hotbed.report.charts import Chart, Series, Style
+from hotbed.report.curves import SEEN, SMOOTH_FROM
+from hotbed.report.read import Run, TrainPoint
+from hotbed.report.series import smooth, usable
+
+LIST_ITEM = (
+    '<li class="c{color}"><svg viewBox="0 0 24 10" aria-hidden="true"><path class="curve" d="M1 5H23"/></svg>'
+    "<span>{name}</span></li>"
+)
+COLORS = 6
+
+
+class NamedRun(Protocol):
+    """A run by the name that its curves have."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def run(self) -> Run: ...
+
+
+def comparison_charts(named: Sequence[NamedRun]) -> list[Chart]:
+    """Those of which some run has a value."""
+    step = _over_samples
+    charts = [
+        Chart("loss", "Training loss", "Smoothed log loss of logging intervals; lower is better.", SEEN,
+              "nats per sample", _curves(named, lambda run: _smoothed(step(run, lambda p: p.loss)))),
+        Chart("valid", "AUC on valid", "At every evaluation.", SEEN, "AUC", _curves(named, _evaluated)),
+        Chart("loss-time", "Training loss over time", "The same loss by the clock: what a second of training buys.",
+              "seconds", "nats per sample", _curves(named, lambda run: _smoothed(_over_time(run, lambda p: p.loss)))),
+        Chart("valid-time", "AUC on valid over time", "By the clock, evaluations and checkpoints included.", "seconds",
+              "AUC", _curves(named, _evaluated_by_clock)),
+        Chart("speed", "Throughput", "Samples trained per second; evaluations are not counted.", SEEN,
+              "samples per second", _curves(named, lambda run: step(run, lambda p: p.samples_per_s)),
+              y_format="count", zero=True),
+        Chart("hits", "Look-ups that hit", "Rows that were on the device when their batch was planned.", SEEN,
+              "share found", _curves(named, lambda run: step(run, lambda p: p.cache.lookup_hit_rate if p.cache else None)),
+              y_format="share", zero=True),
+        Chart("stall", "Time waited for rows", "Share of the time of training.", SEEN, "share of time",
+              _curves(named, lambda run: step(run, lambda p: p.cache.stall_share if p.cache else None)),
+              y_format="share", zero=True),
+        Chart("traffic", "Traffic per batch", "Rows copied to the device and back.", SEEN, "MiB per batch",
+              _curves(named, lambda run: step(
+                  run, lambda p: (p.cache.bytes_in + p.cache.bytes_out) / 2**20 if p.cache else None)),
+              y_format="significant", zero=True),
+        Chart("process", "Memory of the process", "With all it has loaded.", SEEN, "MiB",
+              _curves(named, lambda run: step(run, lambda p: p.memory.resident_bytes / 2**20 if p.memory else None)),
+              y_format="significant", zero=True),
+    ]  # fmt: skip
+    return [chart for chart in charts if chart.series]
+
+
+Curve = list[tuple[float, float]]
+
+
+def _curves(named: Sequence[NamedRun], of: Callable[[Run], Curve]) -> tuple[Series, ...]:
+    """One of each run that has some; colours as in the list of runs."""
+    found = []
+    for k, one in enumerate(named):
+        points = of(one.run)
+        style: Style = "line" if k < COLORS else "thin"
+        if any(usable(y) for _, y in points):
+            found.append(Series(one.name, points, 1 + k % COLORS, style))
+    return tuple(found)
+
+
+def _over_samples(run: Run, value: Callable[[TrainPoint], float | None]) -> Curve:
+    return [(point.samples, y) for point in run.train if (y := value(point)) is not None]
+
+
+def _over_time(run: Run, value: Callable[[TrainPoint], float | None]) -> Curve:
+    return [(point.seconds, y) for point in run.train if usable(point.seconds) and (y := value(point)) is not None]
+
+
+def _smoothed(points: Curve) -> Curve:
+    return points if len(points) < SMOOTH_FROM else smooth(points)
+
+
+def _evaluated(run: Run) -> Curve:
+    return [(point.samples, point.score.auc) for point in run.evals if point.split == "valid"]
+
+
+def _evaluated_by_clock(run: Run) -> Curve:
+    found = [
+        (point.seconds, point.score.auc) for point in run.evals if point.split == "valid" and usable(point.seconds)
+    ]
+    return sorted(found)

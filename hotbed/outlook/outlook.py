@@ -26,7 +26,8 @@ from hotbed.outlook.memory import Part, Shape
 from hotbed.outlook.planning import plan_seconds
 from hotbed.outlook.speed import Job, Speed, speed_of
 from hotbed.outlook.ssd import ssd_problems, ssd_speed
-from hotbed.outlook.traffic import Course, Traffic, distinct_rows, owned, watch, with_memory
+from hotbed.outlook.thinned import Thinned, Wanted, thin
+from hotbed.outlook.traffic import Course, Seen, Traffic, distinct_rows, hot_of, owned, watch, with_memory
 from hotbed.outlook.wires import Wires, wires_of
 from hotbed.parallel.world import World
 from hotbed.plan import Ahead, Replay
@@ -78,6 +79,34 @@ class Asked:
             self.shared[name] = Replay(owned(self.given.trace, Shard(0, self.world)))
         found: Replay = self.shared[name]
         return found
+
+    @property
+    def num_batches(self) -> int:
+        """Of an epoch."""
+        return -(-self.dataset.schema.splits["train"].rows // self.config.data.batch_size)
+
+    def thinned(self) -> Thinned:
+        """An epoch with a share of the rows, or two where several are trained."""
+        train, data = self.config.train, self.config.data
+        several = train.epochs > 1 and not 0 < train.max_steps <= self.num_batches
+        wanted = Wanted(self.num_batches, 1 + several, not data.shuffle, self.most_lookups, self.world)
+        if wanted not in self.shared:
+            self.shared[wanted] = thin(self.dataset, wanted)
+        found: Thinned = self.shared[wanted]
+        return found
+
+    @cached_property
+    def seen(self) -> Seen:
+        """All that is known of its batches."""
+        shard = Shard(0, self.world)
+        num_distinct = distinct_rows(self.dataset) // self.world
+        return Seen(self.replay, lambda size: hot_of(self.given, shard, size), num_distinct, self.thinned)
+
+    @property
+    def course(self) -> Course:
+        config, train = self.config, self.config.train
+        ahead = Ahead(config.tables.window or None, config.tables.look_ahead or None)
+        return Course(self.num_batches, train.epochs, train.max_steps, config.tables.policy, ahead)
 
 
 class Outlook(NamedTuple):
@@ -200,31 +229,26 @@ def _room(asked: Asked, device: torch.device) -> Room:
 
 
 def _traffic(asked: Asked, room: Room, num_slots: int) -> Traffic:
-    config = asked.config
-    given, train = asked.given, config.train
-    num_batches = -(-asked.dataset.schema.splits["train"].rows // config.data.batch_size)
-    ahead = Ahead(config.tables.window or None, config.tables.look_ahead or None)
-    course = Course(num_batches, train.epochs, train.max_steps, config.tables.policy, ahead)
-    distinct = distinct_rows(asked.dataset) // asked.world
-    traffic = watch(given, asked.replay, num_slots, course, distinct)
+    course = asked.course
+    traffic = watch(asked.seen, num_slots, course)
     if room.place.folder is None:
         return traffic
     held = num_slots + (room.place.memory_slots or 0)
-    below = watch(given, asked.replay, held, course._replace(policy="lru"), distinct)
+    below = watch(asked.seen, held, course._replace(policy="lru"))
     if not room.place.memory_slots:  # memory is the cache
         return with_memory(traffic, traffic)
     return with_memory(traffic, below)
 
 
 def _notes(traffic: Traffic, asked: Asked) -> list[str]:
-    epoch = -(-asked.dataset.schema.splits["train"].rows // asked.config.data.batch_size)
+    epoch = asked.num_batches
     notes = []
     if traffic.num_simulated < min(epoch, traffic.num_batches):
         notes.append(
             f"hit rates: the first {traffic.num_simulated:,} of {epoch:,} batches of an epoch were simulated; the others are "
-            "taken as the second half of those"
+            f"told from the counts of all ids, as if they came in any order: right to {100 * traffic.within:.1f} points"
         )
-    if traffic.num_batches > epoch:
+    elif traffic.num_batches > epoch:
         notes.append("hit rates: later epochs are a second pass over the same batches, with a warm cache")
     return notes
 
@@ -259,9 +283,7 @@ def _parts(
         far = memory.batches_ahead(slots, shape, ahead)
         parts += _below(asked, room)
     where = "device" if cuda else "memory"
-    far = min(
-        far, -(-asked.dataset.schema.splits["train"].rows // asked.config.data.batch_size)
-    )  # not beyond the epoch
+    far = min(far, asked.num_batches)  # not beyond the epoch
     parts.append(Part(where, "batches ahead", far * memory.batch_bytes(shape), False))
     parts.append(Part("device", "vectors and gradients", memory.vector_bytes(shape), False))
     parts.append(Part("device", "model and its optimizer", dense, True))
@@ -307,7 +329,7 @@ def _job(
     asked: Asked, traffic: Traffic | None, num_slots: int | None, shape: Shape, wires: Wires | None, cuda: bool
 ) -> Job:
     config = asked.config
-    epoch = -(-asked.dataset.schema.splits["train"].rows // config.data.batch_size)
+    epoch = asked.num_batches
     steps = epoch * config.train.epochs
     steps = min(steps, config.train.max_steps) if config.train.max_steps else steps
     far = 4

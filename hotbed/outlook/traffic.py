@@ -1,28 +1,30 @@
 """The run's own batches in, hits and rows moved of a mean step out.
 
-All batches of an epoch are simulated where they are few enough, and then counts are those of the run to the row. Of more, the
-first ones are: misses of the rest are taken as those of the second half that was simulated, and rows that will be made, not
-copied, follow from the data set's distinct ids, since each is made once. Later epochs are a second pass over the same batches
-with the cache as the first left it. Evaluations between epochs use the cache too, and are left out.
+All batches of an epoch are simulated where they are few enough, and then counts are those of the run to the row; later epochs
+are a second pass over the same batches with the cache as the first left it. Of more, the first ones are, and the rest is told
+from a small epoch (thinned.py): rows missed again, written back, and later epochs. Rows that will be made are the data set's
+distinct ids, since each is made once. Evaluations between epochs use the cache too, and are left out.
 
 With several ranks one of them is simulated: the keys it owns, of the batches of all.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotbed.cache import CacheCounts
+from hotbed.cache import CacheCounts, look_far, window_length
 from hotbed.data.dataset import Dataset
+from hotbed.outlook.thinned import Moved, Thinned, moved_between, spread, uses_of
 from hotbed.plan import Ahead, Replay, Replayed, Trace
-from hotbed.plan.frequency import count_rows
 from hotbed.plan.given import Given
 from hotbed.shard import Shard
+
+_BATCHES_DIFFER = 0.015  # of the distinct keys of a batch: those of later batches may be more or fewer
 
 
 class Traffic(NamedTuple):
@@ -41,6 +43,7 @@ class Traffic(NamedTuple):
     to_ssd: float = 0.0
     num_cells: int = 0  # of the index, on a CPU, after the batches simulated
     memory_hit_rate: float | None = None  # over rows asked below the device; None without an ssd
+    within: float = 0.0  # the hit rate is right to so much; 0: as right as what was simulated
 
     @property
     def copied(self) -> float:
@@ -68,20 +71,44 @@ def owned(trace: Trace, shard: Shard) -> Trace:
     return Trace(trace.keys[mine], trace.counts[mine], ends[trace.offsets], trace.num_rows)
 
 
-def watch(given: Given, replay: Replay, num_slots: int, course: Course, num_distinct: int) -> Traffic:
-    """The cache of the run; `num_distinct` rows occur in the train split."""
+def hot_of(given: Given, shard: Shard, num_slots: int) -> NDArray[np.int64]:
+    """Keys that the static cache of one rank keeps."""
+    keys = given.hot(num_slots * shard.world)
+    mine = (shard.owner_of(torch.from_numpy(keys)) == shard.rank).numpy()
+    found: NDArray[np.int64] = keys[mine][:num_slots]
+    return found
+
+
+class Seen(NamedTuple):
+    """What is known of the batches."""
+
+    replay: Replay  # the first of them, as far as they were read
+    hot: Callable[[int], NDArray[np.int64]]  # number of slots -> keys that a static cache keeps
+    num_distinct: int  # rows that the train split uses
+    thinned: Callable[[], Thinned]  # asked where they were not read to the end of an epoch
+
+
+def watch(seen: Seen, num_slots: int, course: Course) -> Traffic:
+    """The cache of the run."""
     steps = course.num_batches * course.epochs
     steps = min(steps, course.max_steps) if course.max_steps else steps
-    hot = given.hot(num_slots) if course.policy == "static" else None
-    num_simulated = min(replay.trace.num_batches, steps)
-    first = replay.run(num_slots, course.policy, course.ahead, hot=hot, stop=num_simulated, with_cells=True)
-    counts = _without_warming(first.counts, hot)
+    hot = seen.hot(num_slots) if course.policy == "static" else None
+    num_simulated = min(seen.replay.trace.num_batches, steps)
+    first = seen.replay.run(num_slots, course.policy, course.ahead, hot=hot, stop=num_simulated, with_cells=True)
+    figures = _figures(_without_warming(first.counts, hot))
     one_epoch = min(course.num_batches, steps)
-    total = _carried(first, counts, num_simulated, one_epoch, num_distinct)
-    if steps > one_epoch:
-        later = replay.run(num_slots, course.policy, course.ahead, hot=hot, epochs=2).counts
-        share = (steps - one_epoch) / num_simulated
-        total = [a + share * b for a, b in zip(total, _figures(later))]
+    within, num_cells = 0.0, first.num_cells
+    if num_simulated < one_epoch:
+        ends = _Ends(num_simulated, one_epoch, steps)
+        told = _tell_rest(seen, num_slots, course, hot, ends, first)
+        total, within = _carried(figures, told, ends)
+        if first.counts.misses < num_slots:  # it is not full yet, and the index grows with it
+            num_cells = max(num_cells, round(told.cells_per_slot * num_slots))
+    else:
+        total = figures
+        if steps > one_epoch:
+            later = seen.replay.run(num_slots, course.policy, course.ahead, hot=hot, epochs=2).counts
+            total = [a + (steps - one_epoch) / num_simulated * b for a, b in zip(total, _figures(later))]
     keys, misses, created, written, lookups, missed = total
     return Traffic(
         num_batches=steps,
@@ -93,7 +120,8 @@ def watch(given: Given, replay: Replay, num_slots: int, course: Course, num_dist
         lookups=lookups / steps,
         hit_rate=1 - misses / max(keys, 1),
         lookup_hit_rate=1 - missed / max(lookups, 1),
-        num_cells=first.num_cells,
+        num_cells=num_cells,
+        within=within,
     )
 
 
@@ -106,22 +134,7 @@ def with_memory(traffic: Traffic, below: Traffic) -> Traffic:
 
 def distinct_rows(dataset: Dataset) -> int:
     """Rows that the train split uses; where ids were too many to count, by the schema's estimate."""
-    found = 0
-    num_samples = dataset.schema.splits["train"].rows
-    for feature in dataset.schema.features:
-        rows, times = count_rows(feature, dataset.counts(feature.name))
-        unknown = getattr(feature, "unlisted_lookups", 0) or (0 if feature.multi else num_samples - int(times.sum()))
-        if getattr(feature, "counting", "exact") == "sketch" and feature.mode in ("hash", "raw"):
-            estimate = max(feature.distinct, int(rows.shape[0]))
-            found += _occupied(feature.rows, estimate) if feature.mode == "hash" else estimate
-        else:
-            found += int(rows.shape[0]) + (unknown > 0 and feature.mode == "vocabulary")
-    return found
-
-
-def _occupied(num_rows: int, num_ids: int) -> int:
-    """Rows of a table that so many ids fall on, each by chance."""
-    return round(-num_rows * math.expm1(num_ids * math.log1p(-1 / max(num_rows, 2))))
+    return sum(uses.num_rows for uses in uses_of(dataset))
 
 
 def _without_warming(counts: CacheCounts, hot: NDArray[np.int64] | None) -> CacheCounts:
@@ -139,18 +152,63 @@ def _figures(counts: CacheCounts) -> list[float]:
     ]  # fmt: skip
 
 
-def _carried(
-    first: Replayed, counts: CacheCounts, num_simulated: int, num_batches: int, num_distinct: int
-) -> list[float]:
-    """Sums over an epoch (or a part of it), from those of the batches simulated."""
-    figures = _figures(counts)
-    if num_batches <= num_simulated:
-        return [value * num_batches / max(num_simulated, 1) for value in figures]
+class _Ends(NamedTuple):
+    """Batches: simulated of the first epoch, trained of it, trained in all."""
+
+    simulated: int
+    epoch: int
+    run: int
+
+
+class _Told(NamedTuple):
+    """What a small epoch says of all rows."""
+
+    prefix_misses: float  # in the batches that were simulated, for comparison
+    rest: Moved  # in the rest of the first epoch
+    later: Moved  # in an epoch after it; nothing where there is none
+    error: float  # of the misses
+    cells_per_slot: float
+
+
+def _tell_rest(
+    seen: Seen, num_slots: int, course: Course, hot: NDArray[np.int64] | None, ends: _Ends, first: Replayed
+) -> _Told:
+    small, ahead = seen.thinned(), _as_far(seen.replay.trace, num_slots, course.ahead)
+
+    def run(stop: int) -> Replayed:
+        return small.run(num_slots, course.policy, ahead, hot, stop)
+
+    prefix, epoch = run(ends.simulated), run(ends.epoch)
+    later = run(2 * ends.epoch) if ends.run > ends.epoch else epoch
+    rest = moved_between(prefix.counts, epoch.counts, small.share)
+    if ends.epoch == course.num_batches:  # every row of train was made by then
+        rest = rest._replace(made=float(max(seen.num_distinct - first.counts.created, 0)))
+    return _Told(
+        prefix_misses=float(prefix.misses.sum()) / small.share,
+        rest=rest,
+        later=moved_between(epoch.counts, later.counts, small.share),
+        error=spread(epoch, small.share),
+        cells_per_slot=epoch.num_cells / small.slots(num_slots),
+    )
+
+
+def _as_far(trace: Trace, num_slots: int, ahead: Ahead) -> Ahead:
+    """Looking ahead as far as the cache of the run does, which the few rows of a small batch would not tell as well."""
+    num_keys = np.diff(trace.offsets)
+    far = look_far(int(num_keys[0]), num_slots, ahead.look_ahead)[1]
+    return Ahead(window_length([int(num_keys.mean())] * far, num_slots, ahead.window), far)
+
+
+def _carried(figures: list[float], told: _Told, ends: _Ends) -> tuple[list[float], float]:
+    """(sums over the run, what its hit rate is right to), from those of the batches simulated and a small epoch."""
     keys, misses, created, written, lookups, missed = figures
-    tail = num_simulated // 2
-    rest = num_batches - num_simulated
-    more = rest * float(first.misses[tail:num_simulated].sum()) / max(num_simulated - tail, 1)
-    made = min(max(num_distinct - created, 0), more)
-    scale = num_batches / num_simulated
-    missed_more = missed / max(misses, 1) * more
-    return [keys * scale, misses + more, created + made, written + more, lookups * scale, missed + missed_more]
+    scale, epochs_more = ends.epoch / ends.simulated, (ends.run - ends.epoch) / ends.epoch
+    rest, later = told.rest, told.later
+    off = abs(told.prefix_misses - misses) / max(keys, 1)
+    more = [rest.again + rest.made, rest.made, rest.written_back, rest.missed_lookups]
+    moved = [a + b for a, b in zip([misses, created, written, missed], more)]
+    again = [later.again, 0.0, later.written_back, later.missed_lookups]
+    misses, created, written, missed = (a + epochs_more * b for a, b in zip(moved, again))
+    every = scale * (1 + epochs_more)
+    within = off + 2 * told.error / max(keys * scale, 1) + _BATCHES_DIFFER * misses / max(keys * every, 1)
+    return [keys * every, misses, created, written, lookups * every, missed], within

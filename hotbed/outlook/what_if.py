@@ -14,6 +14,7 @@ from hotbed.config import ROW_RATES, RunConfig, raise_problems
 from hotbed.errors import ConfigError
 from hotbed.memory import in_words, parse_bytes
 from hotbed.outlook.outlook import Asked, Outlook, look_out
+from hotbed.outlook.traffic import watch
 from hotbed.plan.curves import sizes_between
 from hotbed.run_file import compose
 
@@ -91,19 +92,18 @@ def advise(asked: Asked, outlook: Outlook) -> Advice | None:
     """The smallest cache within the budget whose hit rate a budget's worth of slots hardly betters; None without a cache."""
     if outlook.traffic is None or outlook.setting["slots"] is None:
         return None
-    amounts, policy = asked.sketch.amounts, asked.config.tables.policy
+    amounts = asked.sketch.amounts
     most = int(outlook.setting["slots"])
     best = outlook.traffic.hit_rate
     for size in sizes_between(asked.replay.trace.most_keys, most, 6):
-        hot = asked.given.hot(size) if policy == "static" else None
-        counts = asked.replay.run(size, policy, hot=hot).counts
-        if counts.hit_rate >= best - _ENOUGH or size >= most:
+        hit_rate = watch(asked.seen, size, asked.course).hit_rate
+        if hit_rate >= best - _ENOUGH or size >= most:
             share = cache_share(None, amounts.cached(size), [(max(amounts.rows, 1), amounts.record)]) or 0.0
             why = (
-                f"{size:,} slots hit {100 * counts.hit_rate:.1f} % of the distinct rows of a batch; all {most:,} that the "
+                f"{size:,} slots hit {100 * hit_rate:.1f} % of the distinct rows of a batch; all {most:,} that the "
                 f"budget holds hit {100 * best:.1f} %"
             )
-            return Advice(size, share, in_words(amounts.cached(size)), counts.hit_rate, why)
+            return Advice(size, share, in_words(amounts.cached(size)), hit_rate, why)
     return None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hotbed.kernel_cache import find_kernel_cache
 
 if TYPE_CHECKING:
-    from hotbed import checkpoint, data, errors, models, optim
+    from hotbed import checkpoint, data, errors, export, interop, models, optim
     from hotbed.data.prepare import prepare
     from hotbed.embedding_bag import EmbeddingBag
     from hotbed.ids import Admit, Expire
@@ -35,6 +35,8 @@ __all__ = [
     "checkpoint",
     "data",
     "errors",
+    "export",
+    "interop",
     "models",
     "optim",
     "prefetch",

@@ -30,7 +30,7 @@ FLOORS = [
     {"recorded", "declared", "snapshot_ids", "snapshot_cache", "border"},
     {"snapshot"},
     {"tables"},
-    {"embedding_bag", "pipeline", "parallel", "forecast", "id_features"},
+    {"embedding_bag", "interop", "pipeline", "parallel", "forecast", "id_features"},
     {"train", "report", "bench", "verify"},
     {"build_ranks"},
     {"build"},

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hotbed.ops.init_rows import Constant, Normal, Uniform
     from hotbed.parallel.sharded import ShardedTables
     from hotbed.pipeline import prefetch
+    from hotbed.scorer import load
     from hotbed.tables import EmbeddingTables, Table
     from hotbed.types import Batch, Jagged
 
@@ -37,6 +38,7 @@ __all__ = [
     "errors",
     "export",
     "interop",
+    "load",
     "models",
     "optim",
     "prefetch",
@@ -55,6 +57,7 @@ _HOME = {
     "ShardedTables": "hotbed.parallel.sharded",
     "Table": "hotbed.tables",
     "Uniform": "hotbed.ops.init_rows",
+    "load": "hotbed.scorer",
     "prefetch": "hotbed.pipeline",
     "prepare": "hotbed.data.prepare",
 }

@@ -258,14 +258,7 @@ class TablesSink:
         self, name: str, folder: Path, tables: Mapping[str, TableShape], shard: Shard = WHOLE
     ) -> Iterator[RowPart]:
         """The rows of files that tables of other shapes wrote, or of another rank."""
-        members, base = [], 0
-        shapes = {table: one for table, one in tables.items() if group_name(one.dim, one.rows is None) == name}
-        for table, shape in shapes.items():
-            members.append(Member(table, shape.rows or 0, base, cast(Any, None), False, None))
-            base += shape.rows or 0
-        layout = saved_layout(next(iter(shapes.values())))
-        for keys, records in frozen_items(folder):
-            yield from parts_of(layout, members, shard.keys_of(keys), records)
+        return thawed(name, folder, tables, shard)
 
     def gone(self, table: str, ids: Tensor) -> None:
         """These rows have their first values again; of dynamic ids, the rest says which."""
@@ -403,3 +396,15 @@ def _write(group: TableGroup, keys: Tensor, records: Tensor) -> None:
         scatter_rows(group.records.detach(), keys.contiguous(), records.contiguous())
     else:
         group.records[keys.to(group.records.device)] = records.to(group.records.device)
+
+
+def thawed(name: str, folder: Path, tables: Mapping[str, TableShape], shard: Shard = WHOLE) -> Iterator[RowPart]:
+    """The rows of a frozen folder of a group, as tables of these shapes saved them; each part is good until the next."""
+    members, base = [], 0
+    shapes = {table: one for table, one in tables.items() if group_name(one.dim, one.rows is None) == name}
+    for table, shape in shapes.items():
+        members.append(Member(table, shape.rows or 0, base, cast(Any, None), False, None))
+        base += shape.rows or 0
+    layout = saved_layout(next(iter(shapes.values())))
+    for keys, records in frozen_items(folder):
+        yield from parts_of(layout, members, shard.keys_of(keys), records)

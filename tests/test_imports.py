@@ -13,7 +13,7 @@ PACKAGE = Path(hotbed.__file__).parent
 
 # A room may import from the floors below its own (earlier in this list).
 FLOORS = [
-    {"types", "errors", "kernel_cache", "clock"},
+    {"types", "errors", "kernel_cache", "clock", "spans"},
     {"memory", "shard", "keyed"},
     {"pages"},
     {"config", "data", "optim"},
@@ -36,6 +36,8 @@ FLOORS = [
     {"build"},
     {"export"},
     {"scoring", "outlook", "testing"},
+    {"scorer"},
+    {"serve"},
     {"cli"},
     {"__main__"},
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -10,9 +11,12 @@ from hotbed.cli.console import err, out
 from hotbed.cli.dataset import open_dataset
 from hotbed.errors import ConfigError
 
+if TYPE_CHECKING:
+    from hotbed.train.predict import Scores
+
 
 def predict_command(
-    run: Path = typer.Argument(..., help="Run folder with a trained model."),
+    run: Path = typer.Argument(..., metavar="MODEL", help="A run, a checkpoint or an export."),
     inputs: list[str] = typer.Argument(..., metavar="INPUT...", help="Raw files, or one dataset."),
     scores: Path = typer.Option(..., "--out", help="Scores as .parquet or .csv."),
     split: str = typer.Option("test", help="Which split, when INPUT is a dataset."),
@@ -22,6 +26,9 @@ def predict_command(
         None, help="Share of the rows on the device, e.g. 0.015; the rest in host memory."
     ),
     hbm: str | None = typer.Option(None, help="The same as bytes of device memory, e.g. 2GiB."),
+    memory: str | None = typer.Option(
+        None, help="Rows stay in their files, and memory holds at most this much of them, e.g. 100MB."
+    ),
     max_bad: str = typer.Option("1%", help="Stop when more raw rows than this cannot be read: a number or a share."),
 ) -> None:
     """Score samples: one row each with its label, where there is one, and the predicted probability.
@@ -34,27 +41,53 @@ def predict_command(
     hotbed predict runs/demo criteo-like --split test --out scores.parquet
 
     hotbed predict runs/mine new-day.tsv --out scores.csv
+
+    hotbed predict runs/mine/checkpoints new-day.tsv --memory 100MB --out scores.csv
     """
     if any(scores.exists() and Path(one).exists() and scores.samefile(one) for one in inputs):
         raise ConfigError(f"--out {scores} is one of the inputs and would be lost. Choose another file.")
     with err().status("loading the model"):
         from hotbed.data.encode import RawReader
         from hotbed.data.loader import Loader
-        from hotbed.scoring import check_same_ids, load_learner
+        from hotbed.scoring import check_same_ids
         from hotbed.train.predict import predict, raw_batches, split_batches
 
-        folder = run / "model"
-        learner = load_learner(folder, device, cache, hbm, batch_size)
+        learner, folder, rows_of = _open_model(run, memory, device, Wanted(cache, hbm, batch_size))
         reader = None
         if len(inputs) == 1 and not Path(inputs[0]).is_file():
             dataset = open_dataset(inputs[0])
             check_same_ids(folder, dataset)
             batches = split_batches(Loader(dataset, split, batch_size=batch_size))
         else:
-            reader = RawReader(folder, inputs, batch_size=batch_size, max_bad=max_bad)
+            reader = RawReader(folder, inputs, batch_size=batch_size, max_bad=max_bad, rows_of=rows_of)
             batches = raw_batches(reader)
     with err().status("scoring"):
         count = predict(learner, batches, scores)
     out().print(f"{count:,} scores in {scores}", soft_wrap=True)
     if reader is not None and reader.quarantine.bad_rows:
         err().print(f"{reader.quarantine.bad_rows:,} rows could not be read and have no score")
+
+
+class Wanted(NamedTuple):
+    """How a model is held that is loaded whole."""
+
+    cache: float | None
+    hbm: str | None
+    batch_size: int
+
+
+def _open_model(place: Path, memory: str | None, device: str, wanted: Wanted) -> tuple[Scores, Path, Any]:
+    """What scores, the folder that says what its columns mean, and who holds its vocabularies, if anybody does.
+
+    The model of a run is loaded whole, unless `memory` is given; everything else is scored from its files.
+    """
+    from hotbed.scorer import DEFAULT_MEMORY, load
+    from hotbed.scoring import load_learner
+
+    if memory is not None and (wanted.cache is not None or wanted.hbm is not None):
+        raise ConfigError("--memory leaves rows in their files; --cache and --hbm load all of them. Give one kind.")
+    is_run = (place / "model").is_dir() or not place.is_dir() or (place / "model.old").is_dir()
+    if memory is None and (is_run or wanted.cache is not None or wanted.hbm is not None):
+        return load_learner(place / "model", device, *wanted), place / "model", None
+    scorer = load(place, memory or DEFAULT_MEMORY, device)
+    return scorer.as_learner(), scorer.source.columns, scorer.live.encoder.rows_of

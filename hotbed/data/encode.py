@@ -5,7 +5,7 @@ A raw row gets the very numbers and rows that `prepare` gave it, because both co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +47,9 @@ class RawReader:
         batch_size: int = 4096,
         format: str | None = None,
         max_bad: str = "1%",
+        rows_of: Callable[[IdFeature, np.ndarray], np.ndarray] | None = None,
     ) -> None:
+        """`rows_of` makes rows of the ids of a feature, where somebody holds the vocabularies already."""
         self.schema = Schema.load(Path(directory))
         self._directory = Path(directory)
         self._paths = [Path(path) for path in paths]
@@ -67,11 +69,9 @@ class RawReader:
             wanted={self.schema.label, *self._wanted}.__contains__,
             label_optional=True,
         )
-        self._numberings = {
-            feature.name: _load_numbering(self._directory, feature)
-            for feature in self.schema.features
-            if feature.mode == "vocabulary"
-        }
+        numbered = [one for one in self.schema.features if one.mode == "vocabulary"] if rows_of is None else []
+        self._numberings = {feature.name: _load_numbering(self._directory, feature) for feature in numbered}
+        self._rows = rows_of or self._numbered
         self.quarantine = Quarantine(MaxBad.parse(max_bad))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -124,7 +124,7 @@ class RawReader:
             bags=bags,
         )
 
-    def _rows(self, feature: IdFeature, ids: np.ndarray) -> np.ndarray:
+    def _numbered(self, feature: IdFeature, ids: np.ndarray) -> np.ndarray:
         """Row numbers for a vocabulary (0 for the unknown), the ids themselves otherwise; int64."""
         numbering = self._numberings.get(feature.name)
         return ids.copy() if numbering is None else numbering.find(ids).astype(np.int64) + 1

@@ -7,19 +7,19 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
+from torch import Tensor
 
 from hotbed.data.encode import RawReader
 from hotbed.data.loader import Loader
 from hotbed.errors import RunError
 from hotbed.train.files import writing
-from hotbed.train.step import Learner
 from hotbed.types import Batch
 
 FORMATS = (".parquet", ".csv")
@@ -28,8 +28,18 @@ FORMATS = (".parquet", ".csv")
 Located = tuple[Batch, dict[str, Any]]  # samples, and the columns that say where they come from
 
 
+class Scores(Protocol):
+    """A learner, or whatever else gives logits."""
+
+    def ahead(self, batches: Iterable[Batch]) -> Generator[Batch, None, None]:
+        """The batches, ready to be scored."""
+
+    def score(self, batch: Batch) -> Tensor:
+        """Logits [B]."""
+
+
 @torch.no_grad()
-def predict(learner: Learner, samples: Iterable[Located], path: Path) -> int:
+def predict(learner: Scores, samples: Iterable[Located], path: Path) -> int:
     """Write one row per sample: where it comes from, its label where there is one, its score; return their number."""
     if path.suffix not in FORMATS:
         raise RunError(f"scores are written as .parquet or .csv; {path} ends in {path.suffix or 'nothing'!r}.")
@@ -71,7 +81,7 @@ def raw_batches(reader: RawReader) -> Iterator[Located]:
         yield located.batch, {"file": names.cast(pa.string()), "line": located.lines}
 
 
-def _scored(learner: Learner, samples: Iterable[Located]) -> Generator[pa.Table, None, None]:
+def _scored(learner: Scores, samples: Iterable[Located]) -> Generator[pa.Table, None, None]:
     """Origin, label (null where unknown) and probability in float64, so that confident scores do not collapse to 1."""
     waiting: deque[Located] = deque()  # read ahead, not yet scored
 

@@ -1,0 +1,8 @@
+"""Score with a trained model whose tables may be larger than memory: `hotbed.load` (docs/serve.md)."""
+
+from __future__ import annotations
+
+from hotbed.scorer.live import Scored
+from hotbed.scorer.scorer import DEFAULT_MEMORY, Scorer, load
+
+__all__ = ["DEFAULT_MEMORY", "Scored", "Scorer", "load"]

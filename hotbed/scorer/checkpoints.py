@@ -1,0 +1,108 @@
+"""A checkpoint in, a Source out: rows as parts, as of its end, whoever wrote them and wherever they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from hotbed.build import card_of
+from hotbed.checkpoint.chain import Entry, chain_of
+from hotbed.checkpoint.dense import DENSE, mean_of
+from hotbed.checkpoint.owners import Owners
+from hotbed.checkpoint.read import check_sizes, gone_of, rows_of, tensors_of
+from hotbed.checkpoint.types import RowPart
+from hotbed.config import read_tree
+from hotbed.data.embedded import resolve
+from hotbed.data.schema import Schema
+from hotbed.errors import DataError, RunError
+from hotbed.scorer.source import Source, TableSource
+from hotbed.shard import Shard
+from hotbed.snapshot import thawed
+from hotbed.train.layouts import entries_of, run_of
+
+
+def open_checkpoint(place: Path) -> Source:
+    """The newest checkpoint of a run or of a folder of them, or one by its own folder."""
+    return source_of(entries_of(place))
+
+
+def source_of(entries: Sequence[Entry]) -> Source:
+    """A checkpoint, of every rank that wrote it."""
+    chains = [chain_of(one) for one in entries]
+    for chain in chains:
+        check_sizes(chain)
+    first = entries[0]
+    tree = first.manifest.document.get("config")
+    if not tree:
+        raise RunError(
+            f"{first.folder} does not say what model it is of: only checkpoints that `hotbed train` wrote can be scored. "
+            "Load it into your own model with hotbed.checkpoint.load."
+        )
+    config = read_tree(tree)
+    columns = _columns(first, config.data.path)
+    card = card_of(config, Schema.load(columns))
+    shapes = first.manifest.tables
+    if list(shapes) != list(card["tables"]):
+        raise RunError(f"{first.folder} has the tables {', '.join(shapes)}, and {columns} has others.")
+    tables = {
+        name: TableSource(
+            name,
+            dim=shapes[name].dim,
+            pooling=one["pooling"],
+            hashing=one["hashing"],
+            rows=one["rows"],
+            init=config.tables.init,
+            seed=shapes[name].seed,
+            precision=shapes[name].precision,
+        )
+        for name, one in card["tables"].items()
+    }
+    return Source(
+        first.folder,
+        f"step-{first.manifest.step}-{first.manifest.crc32:08x}",
+        card["model"],
+        tables,
+        mean_of([tensors_of(one, DENSE) for one in entries]),
+        columns,
+        partial(_parts, chains),
+        tuple(chains[0]) if len(chains) == 1 else (),
+    )
+
+
+def _columns(entry: Entry, data: str) -> Path:
+    """The folder that says what raw columns mean: of the run's model, else the dataset itself."""
+    model = run_of(entry.folder) / "model"
+    if (model / "schema.json").is_file():
+        return model
+    try:
+        dataset = resolve(data)
+    except (DataError, OSError) as error:
+        raise RunError(
+            f"{entry.folder} was trained on {data}, which says what its columns and ids mean and cannot be opened: {error}"
+        ) from error
+    saved = entry.manifest.document.get("progress", {}).get("data", "")
+    if saved != dataset.fingerprint:
+        raise RunError(
+            f"{entry.folder} was trained on {data}, which has changed since: its ids have other numbers now."
+        )
+    return dataset.path
+
+
+def _parts(chains: Sequence[Sequence[Entry]]) -> Iterator[RowPart]:
+    """Every row that was ever trained, some more than once: the last one counts. No weight: the row is forgotten."""
+    for rank, chain in enumerate(chains):
+        owners = Owners(chain)
+        last = {Path(name).parts[1]: entry for entry in chain for name in entry.manifest.linked}
+        for entry in chain:
+            for folder in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
+                frozen = entry.folder / "frozen" / folder
+                if not owners.is_dynamic(folder):
+                    yield from thawed(folder, frozen, entry.manifest.tables, Shard(rank, len(chains)))
+                elif last[folder] is entry:
+                    yield from owners.thawed(folder, frozen)
+            yield from (RowPart(table, ids, {}) for table, ids in gone_of(entry))
+            for part in rows_of(entry):
+                if "weight" in part.columns:
+                    kept = owners.owned(part)
+                    yield RowPart(part.table, part.ids[kept], {name: one[kept] for name, one in part.columns.items()})

@@ -1,0 +1,146 @@
+"""Raw columns in, a Batch out, by the schema of a model: values become the numbers and rows they were in training.
+
+Columns come as a mapping from names to lists, arrays or Arrow arrays, as a pandas DataFrame, or as a list of rows. Everything
+goes through encoded.py, as for `hotbed prepare` and `hotbed predict`; a value that cannot be read is an error here, because
+every sample gets a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from hotbed.data.encoded import Encoded, encode, raw_column
+from hotbed.data.formats import Chunk
+from hotbed.data.formats.parquet import read_columns
+from hotbed.data.schema import IdFeature, Schema
+from hotbed.data.values import Bags, standardise
+from hotbed.errors import FormatError, SchemaError
+from hotbed.scorer.id_map import IdMap
+from hotbed.types import Batch, Jagged
+
+_HERE = Path("the columns given")
+
+
+class ColumnEncoder:
+    """Of one model."""
+
+    def __init__(self, schema: Schema, vocabularies: Mapping[str, IdMap]) -> None:
+        self.schema, self._vocabularies = schema, vocabularies
+        names = [one.name for one in schema.dense] + [raw_column(one) for one in schema.features]
+        self.names = list(dict.fromkeys(names))
+
+    def batch(self, columns: Any) -> Batch:
+        """All samples of the columns; labels are NaN."""
+        table = as_record_batch(columns, self.names)
+        chunk = Chunk(
+            str(_HERE), read_columns(table, _HERE, None), np.arange(table.num_rows), lambda i: _shown(table, i), [], 0
+        )
+        encoded = encode(chunk, None, self.schema.dense, self.schema.features)
+        if encoded.bad:
+            first = encoded.bad[0]
+            more = f"; {len(encoded.bad) - 1:,} more rows have faults" if len(encoded.bad) > 1 else ""
+            raise FormatError(f"row {first.line} cannot be scored: {first.reason}{more}.")
+        return self.batch_of(encoded)
+
+    def batch_of(self, encoded: Encoded) -> Batch:
+        """Ids and numbers as the model reads them."""
+        schema, size = self.schema, len(encoded.lines)
+        dense = [standardise(values, spec) for values, spec in zip(encoded.dense, schema.dense)]
+        single: list[np.ndarray] = []
+        bags: dict[str, Jagged] = {}
+        for feature, ids in zip(schema.features, encoded.ids):
+            if isinstance(ids, Bags):
+                rows = self.rows_of(feature, ids.ids)
+                bags[feature.name] = Jagged(torch.from_numpy(rows), torch.from_numpy(ids.offsets))
+            else:
+                single.append(self.rows_of(feature, ids))
+        return Batch(
+            labels=torch.from_numpy(encoded.labels),
+            dense=torch.from_numpy(np.stack(dense, axis=1) if dense else np.zeros((size, 0), dtype=np.float32)),
+            ids=torch.from_numpy(np.stack(single, axis=1) if single else np.zeros((size, 0), dtype=np.int64)),
+            bags=bags,
+        )
+
+    def rows_of(self, feature: IdFeature, ids: np.ndarray) -> np.ndarray:
+        """Row numbers for a vocabulary (0 for the unknown), the ids themselves otherwise; int64."""
+        vocabulary = self._vocabularies.get(feature.name)
+        return ids if vocabulary is None else vocabulary.find(np.ascontiguousarray(ids)) + 1
+
+
+def read_vocabulary(folder: Path, feature: IdFeature) -> np.ndarray:
+    """The ids of a vocabulary, most frequent first: int64 [rows - 1]."""
+    path = folder / "counts" / f"{feature.name}.parquet"
+    try:
+        ids: np.ndarray = pq.read_table(path, columns=["id"]).column("id").to_numpy().astype(np.int64)
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise SchemaError(f"{path} cannot be read ({str(error).splitlines()[0]}). The model is damaged.") from error
+    if len(ids) + 1 != feature.rows:
+        raise SchemaError(
+            f"{path} holds {len(ids):,} ids; schema.json expects {feature.rows - 1:,}. They are from different models."
+        )
+    return ids
+
+
+def as_record_batch(columns: Any, names: Sequence[str]) -> pa.RecordBatch:
+    """The columns called `names`, of whatever a user may hold."""
+    if isinstance(columns, pa.RecordBatch | pa.Table) or hasattr(columns, "__dataframe__") or hasattr(columns, "iloc"):
+        return _of_frame(columns, names)
+    if isinstance(columns, Mapping):
+        _refuse_absent(list(columns), names)
+        return _batch_of({name: _array(name, columns[name]) for name in names})
+    if isinstance(columns, Sequence) and all(isinstance(row, Mapping) for row in columns):
+        _refuse_absent(list({name: None for row in columns for name in row}) if columns else names, names)
+        return _batch_of({name: _array(name, [row.get(name) for row in columns]) for name in names})
+    raise FormatError(
+        f"columns must be a mapping of names to values, a DataFrame, an Arrow table or a list of rows, "
+        f"not {type(columns).__name__}."
+    )
+
+
+def _of_frame(frame: Any, names: Sequence[str]) -> pa.RecordBatch:
+    given = frame.schema.names if isinstance(frame, pa.RecordBatch | pa.Table) else [str(one) for one in frame.columns]
+    _refuse_absent(given, names)
+    if isinstance(frame, pa.RecordBatch | pa.Table):
+        return _batch_of({name: _array(name, frame.column(name)) for name in names})
+    return _batch_of({name: _array(name, frame[name]) for name in names})
+
+
+def _batch_of(arrays: dict[str, Any]) -> pa.RecordBatch:
+    lengths = {name: len(one) for name, one in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        first = next(iter(lengths))
+        other = next(name for name, length in lengths.items() if length != lengths[first])
+        raise FormatError(
+            f"columns have different lengths: {first} has {lengths[first]:,} values, {other} {lengths[other]:,}."
+        )
+    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+def _array(name: str, values: Any) -> Any:
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        raise FormatError(f"column {name} must hold one value for each sample, not {values!r:.60}.")
+    try:
+        if isinstance(values, pa.ChunkedArray):
+            return values.combine_chunks()
+        if isinstance(values, torch.Tensor):
+            values = values.numpy()
+        return pa.array(values, from_pandas=True)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, UnicodeError) as error:
+        raise FormatError(f"column {name} holds values of different kinds: {str(error).splitlines()[0]}") from error
+
+
+def _refuse_absent(given: Sequence[str], names: Sequence[str]) -> None:
+    absent = [name for name in names if name not in given]
+    if absent:
+        raise FormatError(f"there is no column {', '.join(absent)}; the model reads {', '.join(names)}.")
+
+
+def _shown(table: pa.RecordBatch, row: int) -> str:
+    return str(table.slice(row, 1).to_pylist()[0])

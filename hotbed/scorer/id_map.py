@@ -1,0 +1,182 @@
+"""64-bit ids in, row numbers out: of vocabularies and of dynamic ids, in memory, or in a file where memory is short.
+
+In memory: an index of open addresses, 14 to 20 bytes an id. In a file: ids sorted in blocks of 256 with their numbers; memory
+holds the first id of every block and a cache of ids that were asked for, so that an id outside the cache costs one read of
+3 KiB. Ids come in the order of their numbers, which for a vocabulary is that of frequency: the cache
+begins with the first ones.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from hotbed.data.hash_kernels import mix
+from hotbed.errors import StoreError
+from hotbed.scorer.kernels import WAYS, read_fully, set_of
+from hotbed.scorer.scratch import scratch_file, write_all
+
+Ints = NDArray[np.int64]
+BLOCK = 256
+_BLOCK_BYTES = 12 * BLOCK
+_NEVER = -2  # the number of a slot without an id
+
+
+class IdMap(Protocol):
+    """Row number of every known id."""
+
+    num_bytes: int
+
+    def find(self, ids: Ints) -> Ints:
+        """The numbers of ids [n]; -1 for unknown ones."""
+
+    def close(self) -> None:
+        """Give files back."""
+
+
+def bytes_in_memory(num_ids: int) -> int:
+    """What a map that is all in memory takes."""
+    return 8 * num_ids + 4 * _num_slots(num_ids)
+
+
+class MemoryIds:
+    """All in memory."""
+
+    def __init__(self, ids: Ints) -> None:
+        self._ids = ids
+        self._number_of_slot = np.full(_num_slots(len(ids)), -1, dtype=np.int32)
+        _index(ids, self._number_of_slot)
+        self.num_bytes = bytes_in_memory(len(ids))
+
+    def find(self, ids: Ints) -> Ints:
+        numbers = np.empty(len(ids), dtype=np.int64)
+        _find(ids, self._ids, self._number_of_slot, numbers)
+        return numbers
+
+    def close(self) -> None:
+        """There is none."""
+
+
+class FileIds:
+    """Sorted in a file, those that were asked for in a cache of `memory` bytes."""
+
+    def __init__(self, ids: Ints, memory: int, scratch: Path) -> None:
+        order = np.argsort(ids, kind="stable")
+        self._fences = np.ascontiguousarray(ids[order[::BLOCK]])
+        self._file = scratch_file(scratch, self)
+        self._num_ids = len(ids)
+        for start in range(0, len(ids), BLOCK << 8):
+            write_all(self._file, _blocks(ids, order[start : start + (BLOCK << 8)]))
+        num_sets = max(1, (memory - self._fences.nbytes) // (WAYS * 13))
+        self._keys = np.zeros((num_sets, WAYS), dtype=np.int64)
+        self._numbers = np.full((num_sets, WAYS), _NEVER, dtype=np.int32)
+        self._turns = np.zeros(num_sets, dtype=np.uint8)
+        self._lock = threading.Lock()
+        self._block = np.empty(_BLOCK_BYTES, dtype=np.uint8)
+        hot = ids[: num_sets * WAYS // 2]
+        _prefill(hot, self._keys, self._numbers, self._turns)
+        self.num_bytes = sum(one.nbytes for one in (self._fences, self._keys, self._numbers, self._turns))
+
+    def find(self, ids: Ints) -> Ints:
+        numbers = np.empty(len(ids), dtype=np.int64)
+        with self._lock:
+            fault = _find_in_file(
+                ids,
+                numbers,
+                (self._keys, self._numbers, self._turns),
+                (self._fences, self._block, self._file.fileno(), self._num_ids),
+            )
+        if fault:
+            raise StoreError(f"the ids that memory has no room for cannot be read back: {os.strerror(max(fault, 0))}.")
+        return numbers
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _num_slots(num_ids: int) -> int:
+    """A power of two, at least half as many again."""
+    return 1 << max(3, (num_ids + num_ids // 2).bit_length())
+
+
+def _blocks(ids: Ints, order: Ints) -> bytes:
+    """Ids and numbers, block after block, the last one filled up with its last id."""
+    missing = -len(order) % BLOCK
+    order = np.concatenate([order, np.repeat(order[-1:], missing)])
+    content = np.empty((len(order) // BLOCK, _BLOCK_BYTES), dtype=np.uint8)
+    content[:, : 8 * BLOCK] = ids[order].view(np.uint8).reshape(-1, 8 * BLOCK)
+    content[:, 8 * BLOCK :] = order.astype(np.int32).view(np.uint8).reshape(-1, 4 * BLOCK)
+    return content.tobytes()
+
+
+@njit(nogil=True, cache=True)
+def _index(ids: Any, number_of_slot: Any) -> None:
+    mask = number_of_slot.shape[0] - 1
+    for number in range(ids.shape[0]):
+        slot = np.int64(mix(np.uint64(ids[number])) & np.uint64(mask))
+        while number_of_slot[slot] >= 0:
+            slot = (slot + 1) & mask
+        number_of_slot[slot] = number
+
+
+@njit(nogil=True, cache=True)
+def _find(wanted: Any, ids: Any, number_of_slot: Any, numbers: Any) -> None:
+    mask = number_of_slot.shape[0] - 1
+    for i in range(wanted.shape[0]):
+        slot = np.int64(mix(np.uint64(wanted[i])) & np.uint64(mask))
+        number = np.int64(number_of_slot[slot])
+        while number >= 0 and ids[number] != wanted[i]:
+            slot = (slot + 1) & mask
+            number = np.int64(number_of_slot[slot])
+        numbers[i] = number
+
+
+@njit(nogil=True, cache=True)
+def _remember(id_: Any, number: Any, keys: Any, numbers: Any, turns: Any) -> None:
+    """In the free slot of its set, else in that whose turn it is."""
+    s = set_of(id_, keys.shape[0])
+    way = np.int64(turns[s])
+    turns[s] = np.uint8((way + 1) % WAYS)
+    keys[s, way], numbers[s, way] = id_, number
+
+
+@njit(nogil=True, cache=True)
+def _prefill(ids: Any, keys: Any, numbers: Any, turns: Any) -> None:
+    for number in range(ids.shape[0] - 1, -1, -1):  # the most frequent last: they stay where a set is full
+        _remember(ids[number], number, keys, numbers, turns)
+
+
+@njit(nogil=True, cache=True)
+def _find_in_file(wanted: Any, found: Any, cache: Any, file: Any) -> Any:
+    """0, or what went wrong."""
+    keys, numbers, turns = cache
+    fences, block, handle, num_ids = file
+    for i in range(wanted.shape[0]):
+        id_ = wanted[i]
+        s, known = set_of(id_, keys.shape[0]), False
+        for way in range(WAYS):
+            if keys[s, way] == id_ and numbers[s, way] != _NEVER:
+                found[i], known = np.int64(numbers[s, way]), True
+                break
+        if known:
+            continue
+        number: Any = -1
+        at = np.searchsorted(fences, id_, side="right") - 1
+        if at >= 0:
+            fault = read_fully(handle, block.ctypes.data, _BLOCK_BYTES, at * _BLOCK_BYTES)
+            if fault != 0:
+                return fault
+            ids = block[: 8 * BLOCK].view(np.int64)
+            size = min(BLOCK, num_ids - at * BLOCK)
+            place = np.searchsorted(ids[:size], id_)
+            if place < size and ids[place] == id_:
+                number = np.int64(block[8 * BLOCK :].view(np.int32)[place])
+        found[i] = number
+        _remember(id_, number, keys, numbers, turns)
+    return 0

@@ -1,0 +1,411 @@
+"""Compiled: keys in, rows out, from a bounded cache, else from files; all of it without the GIL.
+
+A row is looked for in the cache; then among changes that are not yet in their place (`Overlay`); then in the table's own
+scratch file, where a mark says so; then in the file of the model; where none has it, the caller fills in its first value.
+
+The cache is of sets of 8 slots; a key has one set. A slot counts its uses, up to 15, and every row that comes into its set
+lowers the counts of the others: rows that are asked for often stay, whatever passes by. Of each slot the epoch is known in
+which it was last seen to be right: while changes are on their way a slot of an earlier epoch is compared with them first.
+
+A row that the page cache has is read at once (`RWF_NOWAIT`). For every other one the kernel is told to fetch its page, so
+that the disk works on all of a batch at the same time, and they are read when the rest is done.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+from hotbed.data.hash_kernels import mix
+from hotbed.ops.precision import BF16, FP16
+from hotbed.ops.precision.numba import widen
+from hotbed.ops.prefetch import prefetch
+from hotbed.store.ssd.kernels import peek
+
+WAYS = 8  # slots of a set; their keys are one cache line
+GUEST = 1 << 62  # keys from here on have no row anywhere: the caller knows what they read
+EMPTY = -1
+ABSENT, FP32_FILE, FP16_FILE, BF16_FILE, INT8_FILE = range(5)
+SHORT = -1
+_MOST_USES = 15
+_AHEAD = 12
+_NOWAIT, _WILLNEED, _EINTR = 8, 3, 4
+HITS, READ, CHANGED, FIRST, FAULT, FAULT_KEY = range(6)
+NUM_COUNTS = 6
+
+_pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.int64, types.int64, types.int64))
+_pwrite: Any = types.ExternalFunction("pwrite", types.int64(types.int32, types.int64, types.int64, types.int64))
+_preadv2: Any = types.ExternalFunction(
+    "preadv2", types.int64(types.int32, types.int64, types.int32, types.int64, types.int32)
+)
+_fadvise: Any = types.ExternalFunction("posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32))
+_errno: Any = types.ExternalFunction("__errno_location", types.int64())
+
+
+class Cache(NamedTuple):
+    """S sets of 8 slots; slot = 8 * set + way."""
+
+    keys: NDArray[np.int64]  # [S, 8]
+    uses: NDArray[np.uint8]  # [S, 8]
+    epochs: NDArray[np.uint8]  # [S, 8]
+    rows: NDArray[np.float32]  # [8 S, D]
+
+
+class Files(NamedTuple):
+    """Where the rows of T tables are. Key = starts[t] + row of table t."""
+
+    starts: NDArray[np.int64]  # [T + 1]
+    models: NDArray[np.int64]  # [T, 5]: handle, kind, offset of weights, offset of scales (int8), rows
+    scratch: NDArray[np.int64]  # [T]: handle of a file of float32 rows; -1: none
+    mark_starts: NDArray[np.int64]  # [T]: where the marks of a table begin
+    sure: NDArray[np.int64]  # [T]: rows from this one on are in the scratch file, marked or not
+    marks: NDArray[np.uint8]  # one bit a row: it is in the scratch file
+
+
+class Overlay(NamedTuple):
+    """Changes on their way into place: an index of open addresses, and rows in a file of their own."""
+
+    keys: NDArray[np.int64]  # [power of two], or empty
+    places: NDArray[np.int32]
+    handle: int
+    epoch: int
+
+
+class Work(NamedTuple):
+    """Memory of one call."""
+
+    vector: NDArray[np.int64]  # [2]: an iovec
+    raw: NDArray[np.uint8]  # a row as a file has it
+    late: NDArray[np.int64]  # [L]
+    first: NDArray[np.int64]  # [L]
+    counts: NDArray[np.int64]  # [NUM_COUNTS]
+
+
+@njit(nogil=True, cache=True, inline="always")
+def set_of(key: Any, num_sets: Any) -> Any:
+    """The set of a key; any number of sets below 2^31."""
+    return np.int64(((mix(np.uint64(key)) >> np.uint64(32)) * np.uint64(num_sets)) >> np.uint64(32))
+
+
+@njit(nogil=True, cache=True)
+def _table_of(key: Any, starts: Any) -> Any:
+    low, high = 0, starts.shape[0] - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if starts[middle] <= key:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@njit(nogil=True, cache=True)
+def _marked(files: Any, table: Any, row: Any) -> Any:
+    if row >= files.sure[table]:
+        return True
+    if files.scratch[table] < 0:
+        return False
+    bit = files.mark_starts[table] + row
+    return (files.marks[bit >> 3] >> np.uint8(bit & 7)) & np.uint8(1) == np.uint8(1)
+
+
+@njit(nogil=True, cache=True)
+def find_change(overlay: Any, key: Any) -> Any:
+    """The place of a changed row in its file, or -1."""
+    size = overlay.keys.shape[0]
+    if size == 0:
+        return -1
+    at = np.int64(mix(np.uint64(key)) & np.uint64(size - 1))
+    while overlay.keys[at] != key:
+        if overlay.keys[at] == EMPTY:
+            return -1
+        at = (at + 1) & (size - 1)
+    return np.int64(overlay.places[at])
+
+
+@njit(nogil=True, cache=True)
+def add_changes(keys: Any, first: Any, table_keys: Any, places: Any) -> Any:
+    """Key n has the row first + n from now on, also where it had another; the number of new keys."""
+    mask, added = table_keys.shape[0] - 1, 0
+    for n in range(keys.shape[0]):
+        at = np.int64(mix(np.uint64(keys[n])) & np.uint64(mask))
+        while table_keys[at] != keys[n] and table_keys[at] != EMPTY:
+            at = (at + 1) & mask
+        if table_keys[at] == EMPTY:
+            table_keys[at] = keys[n]
+            added += 1
+        places[at] = first + n
+    return added
+
+
+@njit(nogil=True, cache=True)
+def read_fully(handle: Any, to: Any, size: Any, offset: Any) -> Any:
+    """0, or SHORT at the end of the file, or an errno."""
+    done = 0
+    while done < size:
+        got = _pread(np.int32(handle), to + done, size - done, offset + done)
+        if got > 0:
+            done += got
+        elif got == 0:
+            return SHORT
+        else:
+            error = np.int64(peek(_errno()) & np.uint64(0xFFFFFFFF))
+            if error != _EINTR:
+                return error
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def _read_now(handle: Any, to: Any, size: Any, offset: Any, vector: Any) -> Any:
+    """True if the page cache had it all; else its page is on the way."""
+    vector[0], vector[1] = to, size
+    if _preadv2(np.int32(handle), vector.ctypes.data, np.int32(1), offset, np.int32(_NOWAIT)) == size:
+        return True
+    _fadvise(np.int32(handle), offset, size, np.int32(_WILLNEED))
+    return False
+
+
+@njit(nogil=True, cache=True)
+def _widen_row(raw: Any, kind: Any, scale: Any, out: Any, i: Any) -> None:
+    """A row as it was in the file -> float32."""
+    dim = out.shape[1]
+    if kind == INT8_FILE:
+        for d in range(dim):
+            out[i, d] = np.float32(np.int8(raw[d])) * scale
+        return
+    half = FP16 if kind == FP16_FILE else BF16
+    for d in range(dim):
+        out[i, d] = widen(np.uint16(raw[2 * d]) | (np.uint16(raw[2 * d + 1]) << np.uint16(8)), half)
+
+
+@njit(nogil=True, cache=True)
+def _read_row(files: Any, overlay: Any, key: Any, out: Any, i: Any, work: Any, wait: Any) -> Any:
+    """out[i] = the row of a key that the cache does not have: 0; 1 if it is on its way, 2 if it has none, else a fault."""
+    size = 4 * out.shape[1]
+    to = out.ctypes.data + i * size
+    place = find_change(overlay, key)
+    if place >= 0:
+        work.counts[CHANGED] += 1
+        if not wait and _read_now(overlay.handle, to, size, place * size, work.vector):
+            return 0
+        return _told(read_fully(overlay.handle, to, size, place * size)) if wait else 1
+    table = _table_of(key, files.starts)
+    row = key - files.starts[table]
+    handle, kind, at = files.models[table, 0], files.models[table, 1], files.models[table, 2]
+    if _marked(files, table, row):
+        handle, kind, at = files.scratch[table], np.int64(FP32_FILE), np.int64(0)
+    elif kind == ABSENT:
+        return 2
+    if kind == FP32_FILE:
+        if not wait:
+            return 0 if _read_now(handle, to, size, at + row * size, work.vector) else 1
+        return _told(read_fully(handle, to, size, at + row * size))
+    size = out.shape[1] * (1 if kind == INT8_FILE else 2)
+    raw = work.raw.ctypes.data
+    if not wait:
+        if not _read_now(handle, raw, size, at + row * size, work.vector):
+            return 1
+    else:
+        fault = read_fully(handle, raw, size, at + row * size)
+        if fault != 0:
+            return _told(fault)
+    scale = np.float32(1)
+    if kind == INT8_FILE:
+        aligned = 4 * out.shape[1]
+        fault = read_fully(handle, raw + aligned, 4, files.models[table, 3] + row * 4)
+        if fault != 0:
+            return _told(fault)
+        scale = work.raw[aligned : aligned + 4].view(np.float32)[0]
+    _widen_row(work.raw, kind, scale, out, i)
+    return 0
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _told(fault: Any) -> Any:
+    """A fault as no other result: errnos from 1000 on, SHORT below 0."""
+    return fault if fault <= 0 else 1000 + fault
+
+
+@njit(nogil=True, cache=True)
+def _hit(cache: Any, overlay: Any, key: Any, out: Any, i: Any) -> Any:
+    """Whether the cache has the row, which is copied to out[i] then."""
+    s = set_of(key, cache.keys.shape[0])
+    for way in range(WAYS):
+        if cache.keys[s, way] == key:
+            if cache.epochs[s, way] != overlay.epoch:
+                if find_change(overlay, key) >= 0:
+                    cache.keys[s, way] = EMPTY
+                    return False
+                cache.epochs[s, way] = overlay.epoch
+            if cache.uses[s, way] < _MOST_USES:
+                cache.uses[s, way] += np.uint8(1)
+            slot = WAYS * s + way
+            for d in range(out.shape[1]):
+                out[i, d] = cache.rows[slot, d]
+            return True
+    return False
+
+
+@njit(nogil=True, cache=True)
+def _keep(cache: Any, epoch: Any, key: Any, out: Any, i: Any) -> None:
+    """Put a row that was read into its set, in the place of the one that was used least."""
+    s = set_of(key, cache.keys.shape[0])
+    victim: Any = 0
+    least: Any = 256
+    for way in range(WAYS):
+        uses = np.int64(cache.uses[s, way]) if cache.keys[s, way] != EMPTY else -1
+        if uses < least:
+            victim, least = way, uses
+        if cache.uses[s, way] > 0:
+            cache.uses[s, way] -= np.uint8(1)
+    cache.keys[s, victim] = key
+    cache.uses[s, victim] = np.uint8(1)
+    cache.epochs[s, victim] = epoch
+    slot = WAYS * s + victim
+    for d in range(out.shape[1]):
+        cache.rows[slot, d] = out[i, d]
+
+
+@njit(nogil=True, cache=True)
+def fetch(keys: Any, out: Any, cache: Any, files: Any, overlay: Any, work: Any) -> Any:
+    """out[i] = the row of keys[i]; zero for padding (-1). The number of positions in work.first, whose rows are nowhere.
+
+    A fault is in work.counts: an errno or SHORT, and the key.
+    """
+    num_late = num_first = 0
+    for i in range(keys.shape[0]):
+        if i + _AHEAD < keys.shape[0]:
+            prefetch(cache.keys, set_of(keys[i + _AHEAD], cache.keys.shape[0]), 0)
+        key = keys[i]
+        if key < 0:
+            out[i, :] = 0
+        elif key >= GUEST:
+            work.first[num_first] = i
+            num_first += 1
+        elif _hit(cache, overlay, key, out, i):
+            work.counts[HITS] += 1
+        else:
+            told = _read_row(files, overlay, key, out, i, work, False)
+            if told == 0:
+                work.counts[READ] += 1
+                _keep(cache, overlay.epoch, key, out, i)
+            elif told == 1:
+                work.late[num_late] = i
+                num_late += 1
+            elif told == 2:
+                work.first[num_first] = i
+                num_first += 1
+            else:
+                work.counts[FAULT], work.counts[FAULT_KEY] = told, key
+                return num_first
+    for n in range(num_late):
+        i = work.late[n]
+        if _hit(cache, overlay, keys[i], out, i):
+            work.counts[HITS] += 1
+            continue
+        told = _read_row(files, overlay, keys[i], out, i, work, True)
+        if told != 0:
+            work.counts[FAULT], work.counts[FAULT_KEY] = told, keys[i]
+            return num_first
+        work.counts[READ] += 1
+        _keep(cache, overlay.epoch, keys[i], out, i)
+    work.counts[FIRST] += num_first
+    return num_first
+
+
+@njit(nogil=True, cache=True)
+def _write_fully(handle: Any, source: Any, size: Any, offset: Any) -> Any:
+    """0, or an errno."""
+    done = 0
+    while done < size:
+        put = _pwrite(np.int32(handle), source + done, size - done, offset + done)
+        if put > 0:
+            done += put
+        else:
+            error = np.int64(peek(_errno()) & np.uint64(0xFFFFFFFF))
+            if error != _EINTR:
+                return error
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def _mark(row: Any, table: Any, files: Any) -> None:
+    """Mark a row as changed."""
+    if row < files.sure[table]:
+        bit = files.mark_starts[table] + row
+        files.marks[bit >> 3] |= np.uint8(1) << np.uint8(bit & 7)
+
+
+@njit(nogil=True, cache=True)
+def _refresh(key: Any, rows: Any, m: Any, cache: Any, epoch: Any) -> None:
+    """Where the cache has the row, it has the new one."""
+    s = set_of(key, cache.keys.shape[0])
+    for way in range(WAYS):
+        if cache.keys[s, way] == key:
+            cache.epochs[s, way] = epoch
+            for d in range(rows.shape[1]):
+                cache.rows[WAYS * s + way, d] = rows[m, d]
+
+
+@njit(nogil=True, cache=True)
+def settle(keys: Any, rows: Any, cache: Any, files: Any, epoch: Any) -> Any:
+    """Write changed rows into the scratch files of their tables, mark them, and let the cache have them; 0 or an errno."""
+    size, n = 4 * rows.shape[1], 0
+    while n < keys.shape[0]:
+        table = _table_of(keys[n], files.starts)
+        row, stop = keys[n] - files.starts[table], n + 1
+        while stop < keys.shape[0] and keys[stop] == keys[stop - 1] + 1 and keys[stop] < files.starts[table + 1]:
+            stop += 1
+        error = _write_fully(files.scratch[table], rows.ctypes.data + n * size, (stop - n) * size, row * size)
+        if error != 0:
+            return error
+        for m in range(n, stop):
+            _mark(keys[m] - files.starts[table], table, files)
+            _refresh(keys[m], rows, m, cache, epoch)
+        n = stop
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def read_places(handle: Any, places: Any, rows: Any) -> Any:
+    """rows[n] = the one at places[n] of a file of rows; 0 or what went wrong."""
+    size = 4 * rows.shape[1]
+    for n in range(places.shape[0]):
+        fault = read_fully(handle, rows.ctypes.data + n * size, size, places[n] * size)
+        if fault != 0:
+            return fault
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def compare(keys: Any, rows: Any, files: Any, held: Any, differs: Any) -> Any:
+    """differs[n]: whether rows[n] (as words) is another than the one in the scratch file, or none is there; 0 or a fault.
+
+    Keys that follow each other are read together, into `held` (words).
+    """
+    size, n = 4 * rows.shape[1], 0
+    while n < keys.shape[0]:
+        table = _table_of(keys[n], files.starts)
+        first = keys[n] - files.starts[table]
+        if not _marked(files, table, first):
+            differs[n] = True
+            n += 1
+            continue
+        stop = n + 1
+        while stop < min(keys.shape[0], n + held.shape[0]) and keys[stop] == keys[stop - 1] + 1:
+            if keys[stop] >= files.starts[table + 1] or not _marked(files, table, keys[stop] - files.starts[table]):
+                break
+            stop += 1
+        fault = read_fully(files.scratch[table], held.ctypes.data, (stop - n) * size, first * size)
+        if fault != 0:
+            return fault
+        for m in range(n, stop):
+            other = False
+            for d in range(rows.shape[1]):
+                other |= rows[m, d] != held[m - n, d]
+            differs[m] = other
+        n = stop
+    return 0

@@ -1,0 +1,187 @@
+"""A Source in; out what scores: the columns' encoder, the tables over their files, and the dense model, all of one version.
+
+Who scores takes one Live and stays with it: values encoded by it are looked up by it. When the last one lets go of it, its
+files are closed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hotbed.checkpoint.types import RowPart
+from hotbed.data.vocabulary import Numbering
+from hotbed.errors import BudgetError, ConfigError, RunError
+from hotbed.memory import in_words
+from hotbed.models import build_model
+from hotbed.scorer.columns import ColumnEncoder, read_vocabulary
+from hotbed.scorer.id_map import FileIds, IdMap, MemoryIds, bytes_in_memory
+from hotbed.scorer.rows import Rows, RowSpace
+from hotbed.scorer.source import Source, TableSource
+from hotbed.scorer.tables import FileTables
+from hotbed.types import Batch
+
+_LOADED_AT_ONCE = 1 << 16  # rows
+_IDS_SHARE = 8  # id lists that take more than this part of memory are in files
+
+
+class Budget(NamedTuple):
+    """What may be held for rows and for finding them."""
+
+    memory: int
+    scratch: Path
+    device: torch.device
+    change_bytes: int = 0  # of memory, for changes on their way; 0: the model is never updated
+
+
+class Version(NamedTuple):
+    """What scores, beside rows."""
+
+    name: str
+    model: nn.Module
+
+
+class Scored(NamedTuple):
+    """Logits of one batch, and what gave them."""
+
+    logits: Tensor  # [B], on the CPU
+    version: str
+
+
+class Live:
+    """One version of everything, but for changes of rows and dense weights that come together (`Rows.show`)."""
+
+    def __init__(self, source: Source, budget: Budget, before: Live | None = None) -> None:
+        """`before`: what this one follows, whose vocabularies and, later, cache it may have."""
+        self.source, self._budget = source, budget
+        self.pending: Any = None  # changes that are shown and not yet in their place
+        self.schema = source.schema
+        widths = sorted({one.dim for one in source.tables.values()})
+        if len(widths) != 1:
+            raise RunError(f"{source.place} has tables of several widths ({widths}); hotbed's models read one.")
+        version = Version(source.version, model_of(source, budget.device))
+        spaces = [RowSpace(one.rows, one.file) for one in source.tables.values()]
+        self.rows = Rows(spaces, widths[0], budget.scratch, budget.change_bytes)
+        weakref.finalize(self, self.rows.close)
+        tables, dynamic = self._put_parts()
+        same = before is not None and before.source.columns == source.columns and before.schema == self.schema
+        self.vocabularies: dict[str, IdMap] = (
+            before.vocabularies if before is not None and same else self._vocabularies()
+        )
+        self.id_maps = self._make_maps(dynamic)
+        self.encoder = ColumnEncoder(self.schema, self.vocabularies)
+        self.tables = FileTables(tables, self.rows, self.id_maps)
+        if before is None:
+            # where models follow each other, marks and lists of ids of two of them are held for a while
+            times = 2 if budget.change_bytes else 1
+            self.rows.make_cache(budget.memory - times * self._list_bytes, times)
+        self.rows.show(version)
+
+    @property
+    def _list_bytes(self) -> int:
+        return sum(one.num_bytes for one in (*self.vocabularies.values(), *self.id_maps.values()))
+
+    @property
+    def num_bytes(self) -> int:
+        """What is held for rows and for finding them."""
+        return self.rows.num_bytes + self._list_bytes
+
+    @torch.no_grad()
+    def logits(self, batch: Batch) -> Scored:
+        """The logit of every sample [B], all by one version of the model."""
+        vectors, version = self.tables.vectors(batch)
+        if not batch.size:
+            return Scored(torch.empty(0), version.name)
+        device = self._budget.device
+        if device.type == "cpu":
+            return Scored(version.model(vectors, batch.dense), version.name)
+        return Scored(version.model(vectors.to(device), batch.dense.to(device)).cpu(), version.name)
+
+    def keys_of(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Keys of the rows of a table with row numbers."""
+        return ids + self.rows.start_of(list(self.source.tables).index(table))
+
+    def _put_parts(self) -> tuple[dict[str, TableSource], dict[str, NDArray[np.int64]]]:
+        """Every row that comes as part of something in its place; the tables, and the ids of dynamic ones."""
+        tables, rows = dict(self.source.tables), self.rows
+        dynamic = {name: one.ids for name, one in tables.items() if one.ids is not None}
+        numberings = {name: Numbering() for name, one in tables.items() if one.rows is None and name not in dynamic}
+        first = FileTables(tables, rows, {})
+        for part in self.source.parts() if self.source.parts is not None else ():
+            table = tables[part.table]
+            if "weight" not in part.columns:
+                if table.rows is not None:
+                    ids = part.ids.numpy()
+                    rows.put(self.keys_of(part.table, ids), first.first_values(part.table, ids), _LOADED_AT_ONCE)
+                continue
+            own, shared = _without_shared(part)
+            if shared is not None:
+                tables[part.table] = replace(table, shared=shared)
+            ids = np.ascontiguousarray(own.ids.numpy())
+            if table.rows is None:
+                ids = numberings[part.table].add(ids, np.zeros(len(ids), dtype=np.bool_)).astype(np.int64)
+            rows.put(self.keys_of(part.table, ids), own.columns["weight"].float().numpy(), _LOADED_AT_ONCE)
+        dynamic |= {name: one.ids for name, one in numberings.items()}
+        return {name: replace(one, ids=None) for name, one in tables.items()}, dynamic
+
+    def _vocabularies(self) -> dict[str, IdMap]:
+        features = [one for one in self.schema.features if one.mode == "vocabulary"]
+        lists = {one.name: one.rows - 1 for one in features}
+        fits = self._fits(lists)
+        return {one.name: self._make(read_vocabulary(self.source.columns, one), lists, fits) for one in features}
+
+    def _make_maps(self, dynamic: Mapping[str, NDArray[np.int64]]) -> dict[str, IdMap]:
+        lists = {name: len(ids) for name, ids in dynamic.items()}
+        fits = self._fits(lists)
+        return {name: self._make(ids, lists, fits) for name, ids in dynamic.items()}
+
+    def _fits(self, lists: Mapping[str, int]) -> bool:
+        """Whether these lists of ids can be in memory; a BudgetError where they can be nowhere."""
+        room = self._budget.memory // _IDS_SHARE
+        least = sum(size // 32 + 256 for size in lists.values())
+        if sum(bytes_in_memory(size) for size in lists.values()) <= room:
+            return True
+        if least > room:
+            raise BudgetError(
+                f"memory={in_words(self._budget.memory)} is too little: {sum(lists.values()):,} ids have rows, and finding "
+                f"them in a file takes {in_words(least)}, which may be 1/{_IDS_SHARE} of it. Give "
+                f"memory={in_words(_IDS_SHARE * least)} or more."
+            )
+        return False
+
+    def _make(self, ids: NDArray[np.int64], lists: Mapping[str, int], fits: bool) -> IdMap:
+        room = self._budget.memory // _IDS_SHARE
+        if fits:
+            return MemoryIds(ids)
+        return FileIds(ids, room * len(ids) // max(1, sum(lists.values())), self._budget.scratch)
+
+
+def model_of(source: Source, device: torch.device) -> nn.Module:
+    """The dense model, ready to score."""
+    try:
+        model = build_model(**source.model)
+        model.load_state_dict(source.dense)
+    except (RuntimeError, TypeError, ConfigError) as error:
+        raise RunError(f"the dense weights of {source.place} do not fit the model: {error}") from error
+    found: Any = model.to(device).eval().requires_grad_(False)
+    return found  # type: ignore[no-any-return]
+
+
+def _without_shared(part: RowPart) -> tuple[RowPart, NDArray[np.float32] | None]:
+    """The rows of ids, and the vector that ids without a row share, where the part has it."""
+    if "shared" not in part.columns:
+        return part, None
+    is_shared = part.columns["shared"].view(-1) != 0
+    if not bool(is_shared.any()):
+        return part, None
+    weight = part.columns["weight"]
+    rest = RowPart(part.table, part.ids[~is_shared], {"weight": weight[~is_shared]})
+    return rest, weight[is_shared][0].float().numpy().copy()

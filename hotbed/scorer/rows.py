@@ -1,0 +1,264 @@
+"""Keys in, rows out, within a number of bytes: a cache over the files of a model, and over changes to it.
+
+The budget counts what is held here for rows: cached rows with their keys, one bit a row that says whether it has changed,
+and the index of changes on their way (`change_bytes`, at most). The model's own files are never written: changed rows go to
+scratch files without a name, in which a row's place is its number; they take disk only where they were written.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.errors import BudgetError, StoreError
+from hotbed.memory import in_words
+from hotbed.pages import zeros
+from hotbed.scorer import kernels
+from hotbed.scorer.kernels import EMPTY, NUM_COUNTS, WAYS, Cache, Files, Overlay, Work
+from hotbed.scorer.scratch import scratch_file
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+_DYNAMIC_SPAN = 1 << 40  # keys that a table of dynamic ids may have
+_NEVER = 1 << 62
+_SLOT_BYTES = 8 + 1 + 1  # key, uses, epoch
+_COMPARED_AT_ONCE = 1 << 12  # rows
+_SETTLED_AT_ONCE = 256  # rows written while look-ups wait: some 0.5 ms
+
+
+NO_CHANGES = Overlay(np.empty(0, np.int64), np.empty(0, np.int32), -1, 0)
+
+
+class RowFile(NamedTuple):
+    """Rows as a model folder or an export has them: row n at offset + n * its size."""
+
+    path: Path
+    kind: int  # of kernels: FP32_FILE, ...
+    offset: int
+    rows: int
+    scale_offset: int = 0
+
+
+class RowSpace(NamedTuple):
+    """The rows of one table."""
+
+    rows: int | None  # None: dynamic ids, numbered as they come
+    file: RowFile | None = None
+
+
+class Fetched(NamedTuple):
+    """Of one look-up."""
+
+    first: Ints  # positions whose rows are in no file, which the caller fills in
+    state: Any  # what was said of the rows at that moment, see `show`
+
+
+class RowCounts(NamedTuple):
+    """Look-ups since the start, by where the row was found."""
+
+    cache: int
+    files: int
+    changes: int  # of those in files: in a change that was on its way
+    first_values: int
+
+
+class Rows:
+    """Rows of T tables of one width."""
+
+    def __init__(self, spaces: Sequence[RowSpace], dim: int, scratch: Path, change_bytes: int = 0) -> None:
+        self.dim, self._scratch, self._change_bytes = dim, scratch, change_bytes
+        self.lock = threading.Lock()
+        self._handles: list[int] = []
+        self._scratch_files: dict[int, IO[bytes]] = {}
+        self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
+        self.num_rows = None if any(one.rows is None for one in spaces) else sum(one.rows or 0 for one in spaces)
+        self.files = self._open(spaces)
+        self._overlay = NO_CHANGES
+        self._epoch = 0
+        self.state: Any = None
+        self.cache = _empty_cache(1, dim)
+
+    def make_cache(self, memory: int, times: int = 1) -> None:
+        """Cache rows in what changes and marks (held so many times) leave of these bytes."""
+        marks = times * self.files.marks.nbytes
+        left = memory - marks - self._change_bytes
+        set_bytes = WAYS * (4 * self.dim + _SLOT_BYTES)
+        if left < set_bytes:
+            raise BudgetError(
+                f"memory leaves {in_words(max(0, memory))} for rows, and that is too little: "
+                f"{in_words(marks)} say which rows have changed, {in_words(self._change_bytes)} are kept "
+                f"for changes, and the smallest cache takes {in_words(set_bytes)}. Give more memory=."
+            )
+        num_sets = left // set_bytes
+        if self.num_rows is not None:
+            num_sets = min(num_sets, max(1, self.num_rows // 4))  # twice as many slots as rows: more are never used
+        self.cache = _empty_cache(num_sets, self.dim)
+
+    def start_of(self, table: int) -> int:
+        """The key of its first row."""
+        return int(self.files.starts[table])
+
+    def fetch(self, keys: Ints, out: Floats) -> Fetched:
+        """out[i] = the row of keys[i], zero for -1: all as of one moment."""
+        size = keys.shape[0]
+        work = Work(
+            np.empty(2, np.int64),
+            np.empty(4 * self.dim + 8, np.uint8),
+            np.empty(size, np.int64),
+            np.empty(size, np.int64),
+            np.zeros(NUM_COUNTS, np.int64),
+        )
+        with self.lock:
+            num_first = kernels.fetch(keys, out, self.cache, self.files, self._overlay, work)
+            self._counts += work.counts
+            state = self.state
+        fault = int(work.counts[kernels.FAULT])
+        if fault:
+            self._counts[kernels.FAULT :] = 0
+            reason = "the file ends before it" if fault < 0 else os.strerror(fault - 1000)
+            raise StoreError(
+                f"the row of key {work.counts[kernels.FAULT_KEY]} cannot be read: {reason}. The files of the model were "
+                "changed or the disk failed; load the model again."
+            )
+        return Fetched(work.first[:num_first], state)
+
+    def put(self, keys: Ints, rows: Floats, at_once: int = _SETTLED_AT_ONCE) -> None:
+        """Write rows to their place, some at once; whoever looks meanwhile must see them as changes already, or not care."""
+        self._make_scratch(keys)
+        rows = np.ascontiguousarray(rows, dtype=np.float32)
+        for start in range(0, keys.shape[0], at_once):
+            stop = start + at_once
+            with self.lock:
+                error = kernels.settle(keys[start:stop], rows[start:stop], self.cache, self.files, self._epoch)
+            if error:
+                raise StoreError(
+                    f"changed rows cannot be written to {self._scratch}: {os.strerror(error)}. Free some space, or give "
+                    "another folder with scratch=."
+                )
+
+    def show(self, state: Any, overlay: Overlay | None = None) -> None:
+        """From now on every look-up has this state, and sees these changes; those of before must be in their place."""
+        with self.lock:
+            self.state = state
+            if overlay is None:
+                return
+            assert not self._overlay.keys.size, "changes come before others are in their place"
+            self._epoch = self._epoch % 255 + 1
+            if self._epoch == 1:
+                self.cache.epochs.fill(0)
+            self._overlay = overlay._replace(epoch=self._epoch)
+
+    def hide(self) -> None:
+        """The changes are all in their place."""
+        with self.lock:
+            self._overlay = NO_CHANGES._replace(epoch=self._epoch)
+
+    def is_marked(self, table: int, rows: Ints) -> NDArray[np.bool_]:
+        """Whether rows of a table with row numbers were changed."""
+        bits = self.files.mark_starts[table] + rows
+        marked: NDArray[np.bool_] = (self.files.marks[bits >> 3] >> (bits & 7).astype(np.uint8)) & 1 == 1
+        return marked
+
+    def num_marked(self, table: int, rows: int) -> int:
+        """How many of them."""
+        first = int(self.files.mark_starts[table]) >> 3
+        return int(np.unpackbits(self.files.marks[first : first + -(-rows // 8)]).sum())
+
+    def differs(self, keys: Ints, rows: Floats) -> NDArray[np.bool_]:
+        """Whether rows are others than the changed ones here, or were not changed here."""
+        out = np.empty(keys.shape[0], dtype=np.bool_)
+        words = np.ascontiguousarray(rows).view(np.uint32)
+        held = np.empty((min(len(words), _COMPARED_AT_ONCE) or 1, self.dim), dtype=np.uint32)
+        fault = kernels.compare(keys, words, self.files, held, out)
+        if fault:
+            raise StoreError(f"rows in {self._scratch} cannot be read back: {os.strerror(max(fault, 0))}.")
+        return out
+
+    def counts(self) -> RowCounts:
+        """Since the start."""
+        one = self._counts
+        return RowCounts(*(int(one[n]) for n in (kernels.HITS, kernels.READ, kernels.CHANGED, kernels.FIRST)))
+
+    @property
+    def num_bytes(self) -> int:
+        """What is held for rows now."""
+        held: list[NDArray[Any]] = [*self.cache, self.files.marks, self._overlay.keys, self._overlay.places]
+        return sum(one.nbytes for one in held)
+
+    @property
+    def most_changes(self) -> int:
+        """How many changed rows can be on their way at once."""
+        slots = self._change_bytes // 12
+        return (1 << max(0, slots.bit_length() - 1)) * 2 // 3 if slots else 0
+
+    def take_cache(self, other: Rows) -> None:
+        """Have the memory of another's cache, empty; the other one goes on with hardly any."""
+        with other.lock:
+            cache, other.cache = other.cache, _empty_cache(1, self.dim)
+        cache.keys.fill(EMPTY)
+        cache.uses.fill(0)
+        cache.epochs.fill(0)
+        with self.lock:
+            self.cache = cache
+
+    def close(self) -> None:
+        """Give the files back."""
+        with self.lock:
+            for handle in self._handles:
+                os.close(handle)
+            for file in self._scratch_files.values():
+                file.close()
+            self._handles, self._scratch_files = [], {}
+
+    def _open(self, spaces: Sequence[RowSpace]) -> Files:
+        count = len(spaces)
+        starts, marks = np.zeros(count + 1, np.int64), np.zeros(count, np.int64)
+        models, sure = np.zeros((count, 5), np.int64), np.full(count, _NEVER, np.int64)
+        num_marks = 0
+        opened: dict[Path, int] = {}
+        for t, (rows, file) in enumerate(spaces):
+            starts[t + 1] = starts[t] + (_DYNAMIC_SPAN if rows is None else rows)
+            marks[t] = num_marks
+            in_file = file.rows if file else 0
+            num_marks += -(-(in_file if rows is None else rows) // 8) * 8  # whole bytes: `num_marked` counts them
+            if rows is None:
+                sure[t] = in_file
+            if file is not None:
+                if file.path not in opened:
+                    opened[file.path] = self._open_file(file.path)
+                models[t] = opened[file.path], file.kind, file.offset, file.scale_offset, in_file
+        return Files(starts, models, np.full(count, -1, np.int64), marks, sure, np.zeros(num_marks // 8 + 1, np.uint8))
+
+    def _open_file(self, path: Path) -> int:
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror or error}.") from error
+        self._handles.append(handle)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
+        return handle
+
+    def _make_scratch(self, keys: Ints) -> None:
+        """A file for every table that has none yet and is to be written."""
+        for t in np.unique(np.searchsorted(self.files.starts, keys, side="right") - 1):
+            if int(t) not in self._scratch_files:
+                file = scratch_file(self._scratch, self)
+                with self.lock:
+                    self._scratch_files[int(t)] = file
+                    self.files.scratch[t] = file.fileno()
+
+
+def _empty_cache(num_sets: int, dim: int) -> Cache:
+    return Cache(
+        np.full((num_sets, WAYS), EMPTY, dtype=np.int64),
+        np.zeros((num_sets, WAYS), dtype=np.uint8),
+        np.zeros((num_sets, WAYS), dtype=np.uint8),
+        zeros((num_sets * WAYS, dim), np.float32),
+    )

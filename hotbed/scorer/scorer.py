@@ -1,0 +1,147 @@
+"""`hotbed.load`: a run, a checkpoint or an export in, a Scorer out; columns or batches in, probabilities out.
+
+Rows stay in their files. `memory` bounds what is held for them: cached rows with all that finds them, id lists of vocabularies
+and of dynamic ids, marks of changed rows. Not counted: the dense weights, the batches that are being scored, Python and torch
+themselves, what loading takes for a moment, and the page cache of the system. Scores are those of the whole model in memory,
+to the bit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotbed.build import pick_device
+from hotbed.checkpoint.chain import Entry
+from hotbed.memory import parse_bytes
+from hotbed.scorer.changes import try_changes
+from hotbed.scorer.checkpoints import source_of
+from hotbed.scorer.live import Budget, Live, Scored
+from hotbed.scorer.rows import RowCounts
+from hotbed.scorer.source import Source, open_source
+from hotbed.train.predict import Scores
+from hotbed.types import Batch
+
+DEFAULT_MEMORY = "100MB"
+_CHANGES_SHARE = 8  # of memory, where the model is updated
+
+
+def load(
+    path: str | Path,
+    memory: str | int = DEFAULT_MEMORY,
+    device: str = "cpu",
+    scratch: str | Path | None = None,
+) -> Scorer:
+    """A scorer of a run, a checkpoint or an export; its tables may be larger than memory.
+
+    `memory` is the most that is held for rows and for finding them. `scratch` is a folder for files without a name, where a
+    checkpoint's rows are put in order; left out, the folder of `path`.
+    """
+    place = Path(path)
+    return Scorer(open_source(place), memory, device, Path(scratch) if scratch else place)
+
+
+class Scorer:
+    """A trained model that scores. Any thread may call it, and several at once."""
+
+    def __init__(self, source: Source, memory: str | int, device: str, scratch: Path, *, updated: bool = False) -> None:
+        """`updated`: newer versions will follow (`update`), for which a part of memory is kept."""
+        most = parse_bytes(memory, "memory")
+        self._budget = Budget(most, scratch, pick_device(device), most // _CHANGES_SHARE if updated else 0)
+        self._updating = threading.Lock()
+        self.live = Live(source, self._budget)
+
+    @property
+    def version(self) -> str:
+        """The name of the model that scores now."""
+        return str(self.live.rows.state.name)
+
+    @property
+    def source(self) -> Source:
+        """Where it comes from."""
+        return self.live.source
+
+    def score(self, columns: Any) -> NDArray[np.float64]:
+        """The probability of every sample [B], from raw values by column: a mapping, a DataFrame or a list of rows."""
+        live = self.live
+        return probabilities(live.logits(live.encoder.batch(columns)))
+
+    def score_batch(self, batch: Batch) -> NDArray[np.float64]:
+        """The probability of every sample [B] of a batch, as hotbed's loaders and readers give it."""
+        return probabilities(self.live.logits(batch))
+
+    def logits(self, batch: Batch) -> Scored:
+        """The logit of every sample [B], all by one version of the model."""
+        return self.live.logits(batch)
+
+    def update(self, entries: Sequence[Entry]) -> str:
+        """Score by this checkpoint (of every rank that wrote it) from now on; how it was taken over.
+
+        Who scores meanwhile is served by the one version or the other, as a whole. An error leaves the old one in place.
+        """
+        with self._updating:
+            source = source_of(entries)
+            how = try_changes(self.live, source, self._budget)
+            return how or self._follow(source)
+
+    def replace(self, source: Source) -> str:
+        """As `update`, by another model of whatever kind."""
+        with self._updating:
+            return self._follow(source)
+
+    def as_learner(self) -> Scores:
+        """For whoever scores with a learner."""
+        return _AsLearner(self)
+
+    def counts(self) -> RowCounts:
+        """Where the rows of look-ups were found, since the model was loaded."""
+        return self.live.rows.counts()
+
+    @property
+    def num_bytes(self) -> int:
+        """What is held for rows and for finding them: never more than `memory`."""
+        return self.live.num_bytes
+
+    def close(self) -> None:
+        """Give files back; nothing can be scored any more."""
+        self.live.rows.close()
+        for one in (*self.live.vocabularies.values(), *self.live.id_maps.values()):
+            one.close()
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _follow(self, source: Source) -> str:
+        """Build the new version beside the old one, which scores on until the new one has all its rows."""
+        following = Live(source, self._budget, before=self.live)
+        following.rows.take_cache(self.live.rows)
+        self.live = following
+        return "whole"
+
+
+def probabilities(scored: Scored) -> NDArray[np.float64]:
+    """In float64, so that confident scores do not collapse to 1."""
+    return torch.sigmoid(scored.logits.double()).numpy()
+
+
+class _AsLearner:
+    """Batches in, logits out."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+
+    def ahead(self, batches: Iterable[Batch]) -> Generator[Batch, None, None]:
+        yield from batches
+
+    def score(self, batch: Batch) -> Tensor:
+        return self._scorer.logits(batch).logits

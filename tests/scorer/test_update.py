@@ -1,0 +1,152 @@
+"""Newer checkpoints while others score: every batch by one version as a whole, to the bit, in every way a version can come."""
+
+import shutil
+import threading
+
+import pytest
+import torch
+
+from hotbed.checkpoint.chain import find
+from hotbed.errors import RunError, StoreError
+from hotbed.scorer import Scorer
+from hotbed.scorer.checkpoints import source_of
+from hotbed.scorer.source import open_source
+from tests.scorer.conftest import start
+from tests.scorer.test_scorer import batches
+
+STEPS = range(3, 25, 3)
+KINDS = {"plain": (), "dynamic": ("tables.dynamic=true",)}
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def history(request, dataset, tmp_path_factory):
+    """A run's checkpoints, full and incremental, and what its tables scored at each of them."""
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    sets = ("train.checkpoint_every=1000", "train.checkpoint_full_every=4", "train.keep_checkpoints=100")
+    built = start(folder, dataset, "train.epochs=3", *sets, *KINDS[request.param])
+    learner, saved = built.training.learner, {}
+    for step in STEPS:
+        built.training.train(lambda: built.training.progress.step >= step)  # noqa: B023
+        saved[find(folder).name] = [learner.score(batch) for batch in batches(dataset)]
+    built.training.close()
+    return request.param, folder, saved
+
+
+def scorer_of(folder, name, memory="200KB"):
+    return Scorer(source_of([find(folder / "checkpoints" / name)]), memory, "cpu", folder, updated=True)
+
+
+def test_every_version_in_its_turn(history, dataset):
+    kind, folder, saved = history
+    first, *rest = saved
+    with scorer_of(folder, first) as scorer:
+        ways = []
+        for name in rest:
+            ways.append(scorer.update([find(folder / "checkpoints" / name)]))
+            for batch, logits in zip(batches(dataset), saved[name], strict=True):
+                assert torch.equal(scorer.logits(batch).logits, logits)
+            assert scorer.num_bytes <= 200_000
+        assert scorer.update([find(folder)]) == ("same" if kind == "plain" else "whole")
+    if kind == "plain":
+        assert set(ways) == {"incremental", "full"}
+    else:
+        assert set(ways) == {"whole"}
+
+
+def test_several_steps_at_once_and_back(history, dataset):
+    _, folder, saved = history
+    names = list(saved)
+    with scorer_of(folder, names[0]) as scorer:
+        for name in (names[2], names[-1], names[1]):
+            scorer.update([find(folder / "checkpoints" / name)])
+            for batch, logits in zip(batches(dataset), saved[name], strict=True):
+                assert torch.equal(scorer.logits(batch).logits, logits)
+
+
+def test_batches_are_of_one_version_while_versions_change(history, dataset):
+    kind, folder, saved = history
+    every = batches(dataset)
+    known = {name: saved[name] for name in saved}
+    stop, wrong, seen = threading.Event(), [], set()
+
+    def score(scorer):
+        while not stop.is_set():
+            for batch, number in zip(every, range(len(every))):
+                found = scorer.logits(batch)
+                name = next((one for one in known if torch.equal(known[one][number], found.logits)), None)
+                seen.add(name)
+                if name is None or f"step-{int(name)}-" not in found.version:
+                    wrong.append((number, name, found.version))
+
+    with scorer_of(folder, next(iter(saved)), "30KB" if kind == "plain" else "200KB") as scorer:
+        threads = [threading.Thread(target=score, args=(scorer,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(3):
+            for name in saved:
+                scorer.update([find(folder / "checkpoints" / name)])
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("memory", [40_000, 8_000])
+def test_more_changes_than_memory_has_room_for(history, dataset, memory):
+    """Then the whole model is read anew, with the same bits."""
+    kind, folder, saved = history
+    if kind != "plain":
+        pytest.skip("dynamic ids are always read anew")
+    names = list(saved)
+    with scorer_of(folder, names[0], memory) as scorer:
+        for name in names[1:]:
+            way = scorer.update([find(folder / "checkpoints" / name)])
+            assert way == "whole" or memory > 8_000
+            for batch, logits in zip(batches(dataset), saved[name], strict=True):
+                assert torch.equal(scorer.logits(batch).logits, logits)
+
+
+def test_damage_leaves_the_old_version(history, dataset, tmp_path):
+    _, folder, saved = history
+    names = list(saved)
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+    with scorer_of(copy, names[0]) as scorer:
+        for file in (copy / "checkpoints" / names[1] / "rows").iterdir():
+            content = bytearray(file.read_bytes())
+            content[len(content) // 2] ^= 1
+            file.write_bytes(content)
+        with pytest.raises(RunError, match="checksum"):
+            scorer.update([find(copy / "checkpoints" / names[1])])
+        for batch, logits in zip(batches(dataset), saved[names[0]], strict=True):
+            assert torch.equal(scorer.logits(batch).logits, logits)
+
+
+def test_a_disk_that_refuses_leaves_changes_shown(history, dataset, monkeypatch):
+    kind, folder, saved = history
+    if kind != "plain":
+        pytest.skip("dynamic ids are read anew")
+    names = list(saved)
+    with scorer_of(folder, names[0]) as scorer:
+
+        def refuse(*_):
+            raise StoreError("full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(scorer.live.rows, "put", refuse)
+            with pytest.raises(StoreError, match="full"):
+                scorer.update([find(folder / "checkpoints" / names[1])])
+        for name in (names[1], names[2]):
+            scorer.update([find(folder / "checkpoints" / name)])
+            for batch, logits in zip(batches(dataset), saved[name], strict=True):
+                assert torch.equal(scorer.logits(batch).logits, logits)
+
+
+def test_from_a_model_to_a_checkpoint(trained, dataset):
+    folder = trained("plain")
+    with Scorer(open_source(folder), "64KB", "cpu", folder, updated=True) as scorer:
+        before = [scorer.logits(batch).logits for batch in batches(dataset)]
+        assert scorer.update([find(folder)]) == "whole"
+        after = [scorer.logits(batch).logits for batch in batches(dataset)]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

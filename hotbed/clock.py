@@ -113,6 +113,14 @@ class StepClock:
         """Something that is no training follows: a step that is sampled is not whole any more."""
         self.enter(OTHER)
         self._open = None
+        if self.spans is not None:
+            self.spans.aside = True
+
+    def back(self) -> None:
+        """Training goes on."""
+        self.enter(OTHER)
+        if self.spans is not None:
+            self.spans.aside = False
 
     def reading(self) -> Times:
         """All so far. Of the steps sampled, those that the device is past."""

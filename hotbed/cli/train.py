@@ -6,7 +6,7 @@ import json
 import shlex
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -15,6 +15,7 @@ from hotbed.cli.dataset import open_dataset
 from hotbed.cli.progress import Warnings, watcher
 from hotbed.cli.ranks import Ranks, Start, joined
 from hotbed.cli.told import as_run_file, foretell, opening, tell, tell_truth, told_of_ways, warn_of_few_steps
+from hotbed.cli.watching import Watching, opened
 
 if TYPE_CHECKING:
     from hotbed.build import Built
@@ -104,6 +105,14 @@ def train_command(
     overwrite: bool = typer.Option(False, "--overwrite", help="Start anew in a folder that holds a run."),
     quiet: bool = typer.Option(False, "--quiet", help="Only the result."),
     forecast: bool = typer.Option(True, help="Say first what the run will take, and at the end what it did."),
+    metrics_port: int | None = typer.Option(
+        None, min=0, max=65535, help="Serve the numbers of the log to Prometheus at this port; 0 takes a free one."
+    ),
+    metrics_host: str = typer.Option("127.0.0.1", help="Address of that port; 0.0.0.0 lets other machines ask."),
+    trace: Path | None = typer.Option(None, help="Write what every thread did to this file, for ui.perfetto.dev."),
+    trace_steps: str | None = typer.Option(
+        None, metavar="FIRST:STOP", help="Of which steps, e.g. 50:100; 50 after the first ten if not given."
+    ),
     show: bool = typer.Option(False, "--show", help="Print all settings as a run file, and train nothing."),
 ) -> None:
     """Train a model. Without arguments: the default model on the embedded click log.
@@ -125,6 +134,8 @@ def train_command(
     hotbed train run.yaml --set model.dim=32 --set model.options.dropout=0.2 --out runs/wide
 
     hotbed train --resume runs/wide
+
+    hotbed train --metrics-port 9100 --trace trace.json --trace-steps 50:100
 
     torchrun --nproc-per-node 2 -m hotbed train --out runs/two
 
@@ -150,14 +161,17 @@ def train_command(
     if show:
         typer.echo(as_run_file(read_config(run_file, given, sets)), nl=False)
         return
+    watching = Watching(metrics_port, metrics_host, trace, trace_steps)
+    watching.check()
     with joined() as ranks:
         if resume is None:
             asked = None if folder is None else Start(folder, overwrite=overwrite)
             config = read_config(run_file, given, sets)
-            _train(config, asked, ranks, quiet=quiet, source=warm_start, forecast=forecast)
+            _train(config, asked, ranks, Manner(quiet, warm_start, forecast, watching))
         else:
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
-            _train(_resumed(resume, given, sets, refused), Start(resume, resume=True), ranks, quiet=quiet)
+            manner = Manner(quiet, watching=watching)
+            _train(_resumed(resume, given, sets, refused), Start(resume, resume=True), ranks, manner)
 
 
 def cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str | None]:
@@ -202,15 +216,16 @@ def _resumed(folder: Path, given: dict[str, Any], sets: list[str], refused: dict
     return after
 
 
-def _train(
-    config: RunConfig,
-    asked: Start | None,
-    ranks: Ranks,
-    *,
-    quiet: bool,
-    source: Path | None = None,
-    forecast: bool = False,
-) -> None:
+class Manner(NamedTuple):
+    """How a run is started and watched."""
+
+    quiet: bool
+    source: Path | None = None
+    forecast: bool = False
+    watching: Watching = Watching()
+
+
+def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner) -> None:
     from hotbed.build import build, compare
     from hotbed.data.describe import describe
     from hotbed.train.files import write_text
@@ -220,14 +235,17 @@ def _train(
     world = ranks.connect(config.train.device, config.parallel.timeout)
     fresh = default_run(config.model.name, config.data.path)
     start = world.from_first(ranks.start(asked, fresh) if world.is_first else None)
-    run_folder, quiet = start.run, quiet or not world.is_first
-    entries = None if source is None or start.resume else source_of(source, run_folder)
+    run_folder, quiet = start.run, manner.quiet or not world.is_first
+    entries = None if manner.source is None or start.resume else source_of(manner.source, run_folder)
     dataset = _dataset(config.data.path, ranks, world)
     compare(config, dataset.fingerprint, world)
-    with alone(run_folder) if world.is_first else nullcontext():
+    wanted = manner.watching if world.is_first else Watching()
+    with alone(run_folder) if world.is_first else nullcontext(), opened(wanted, _say) as watchers:
         with nullcontext() if quiet else err().status("building tables and model"):
             world.stage("building tables and model", alone=True)
-            built = build(config, dataset, run_folder, _observers(run_folder, quiet, world), world)
+            observers = [*_observers(run_folder, quiet, world), *watchers.observers]
+            built = build(config, dataset, run_folder, observers, world)
+            watchers.watch(built.training.learner.tables.clock, built.training.observer.say)
             if start.resume:
                 built.training.resume()
                 if _is_finished(built.training):
@@ -249,9 +267,13 @@ def _train(
             err().print(f"warm start {carried.text()}", soft_wrap=True)
         if world.is_first:
             warn_of_few_steps(built.training, config.data.batch_size)
-        if forecast and world.size == 1:
+        if manner.forecast and world.size == 1:
             foretell(config, dataset, run_folder, quiet)
         _run(built, quiet)
+
+
+def _say(text: str) -> None:
+    err().print(text, soft_wrap=True)
 
 
 def _dataset(name: str, ranks: Ranks, world: World) -> Dataset:

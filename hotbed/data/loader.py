@@ -34,6 +34,7 @@ from hotbed.data.decode import Columns, decode
 from hotbed.data.draws import key_of, permutation
 from hotbed.data.slab import Place, Slab, places
 from hotbed.errors import ConfigError
+from hotbed.spans import recorded
 from hotbed.types import Batch
 
 SHUFFLE_ROWS = 1 << 17
@@ -156,7 +157,8 @@ class Loader:
             return job
 
         jobs = self._jobs(epoch, pieces, columns, buffers)
-        with closing(buffers), closing(run_ahead(read, jobs, threads=self._threads, ahead=self._threads)) as stream:
+        ahead = run_ahead(recorded("decode", read), jobs, threads=self._threads, ahead=self._threads)
+        with closing(buffers), closing(ahead) as stream:
             for job in stream:
                 slabs = deque(job.target.finished() if job.is_last else ())
                 del job  # a batch that was handed out belongs to the caller alone

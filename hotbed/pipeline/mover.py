@@ -15,6 +15,7 @@ import torch
 
 from hotbed.cached_group import CachedGroup, Fetch
 from hotbed.ops.streams import mark, side_stream
+from hotbed.spans import span
 
 _PATIENCE = 5.0  # seconds
 Fetches = list[tuple[CachedGroup, Fetch]]
@@ -85,7 +86,8 @@ class Mover:
             side_stream(self._device)
             while (task := self._tasks.get()) is not None:
                 kind, move = task
-                (self._read if kind == "read" else self._write)(move)
+                with span(f"{kind} rows of window {move.number}"):
+                    (self._read if kind == "read" else self._write)(move)
                 with self._changed:
                     self._done += 1
                     self._changed.notify_all()

@@ -15,6 +15,7 @@ import torch
 
 from hotbed.ops.streams import after, mark, side_stream
 from hotbed.pipeline.batches import to_device
+from hotbed.spans import next_step, reads
 
 _FULL = 8  # batches read and not yet asked for
 _LOW = 4
@@ -35,6 +36,7 @@ class Reader:
         self._shared = shared
         self._device = device
         self._began: Any = None
+        self._first_step: int | None = None  # that trains what is read, for a trace
         self._found: deque[tuple[Any, Any]] = deque()
         self._arrived, self._room = threading.Event(), threading.Event()
         self._stopped = threading.Event()
@@ -46,6 +48,7 @@ class Reader:
 
     def start(self) -> None:
         self._began = mark(self._device)
+        self._first_step = next_step()
         self._thread.start()
 
     def get(self, *, wait: bool) -> tuple[Any, Any] | None:
@@ -99,7 +102,7 @@ class Reader:
             side_stream(self._device)
             after(self._device, self._began)
             batches = iter(self._loader)
-            for batch in batches:
+            for batch in batches if self._first_step is None else reads(batches, self._first_step):
                 if self._stopped.is_set():
                     break
                 moved = to_device(batch, self._device)

@@ -1,16 +1,10 @@
-"""The lines of metrics.jsonl as TensorBoard scalars in RUN/tensorboard, when TensorBoard is installed.
-
-    train/loss, train/auc, train/lr, train/samples_per_s        <split>/auc, <split>/log_loss, ... over steps
-    cache/hit_rate, cache/bytes_in, cache/stall_share, ...      where rows are cached
-    tiers/memory_hit_rate, tiers/bytes_read, tiers/wear, ...    where rows are on an ssd
-    ids/<table>/seen, ids/<table>/rows, ...                     where ids are dynamic
+"""The lines of metrics.jsonl as TensorBoard scalars in RUN/tensorboard, when TensorBoard is installed; numbers.py names them.
 
 TensorBoard takes a third of a second to import, so it is imported when training begins. It changes nothing in the run.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from hotbed.train.checkpoint import Progress
 from hotbed.train.log import Record
+from hotbed.train.numbers import numbers_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-POSITION = {"kind", "split", "epoch", "step", "samples", "seconds"}
 
 
 class TensorBoardWriter:
@@ -49,15 +42,8 @@ class TensorBoardWriter:
     def record(self, record: Record) -> None:
         if self._writer is None:
             return
-        group = record["split"] if record["kind"] == "eval" else record["kind"]
-        named = {f"{group}/{name}": value for name, value in record.items() if name not in POSITION}
-        for part in ("cache", "tiers"):
-            named |= {f"{part}/{name}": value for name, value in (record.get(part) or {}).items()}
-        for table, counts in (record.get("ids") or {}).items():
-            named |= {f"ids/{table}/{name}": value for name, value in counts.items()}
-        for name, value in named.items():
-            if isinstance(value, int | float) and math.isfinite(value):
-                self._writer.add_scalar(name, value, global_step=record["step"])
+        for one in numbers_of(record):
+            self._writer.add_scalar(one.path, one.value, global_step=record["step"])
 
     def say(self, text: str) -> None:
         """Nothing to draw."""

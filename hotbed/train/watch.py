@@ -68,6 +68,7 @@ class Watch:
     def begin(self) -> None:
         """Training starts now; what the clock has seen before is not of it."""
         self._tables.clock.leave()
+        self._tables.clock.back()
         self._times = self._tables.clock.reading()
 
     @contextmanager
@@ -81,6 +82,7 @@ class Watch:
                 yield
         finally:
             self._times = self._times.plus(clock.reading().minus(then))
+            clock.back()
             self._before = self._before.plus(self._counts().minus(began))
 
     def line(self, seconds: float) -> Record:

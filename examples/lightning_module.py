@@ -1,0 +1,127 @@
+"""Tables inside a Lightning module: rows behind a cache, read ahead, saved beside Lightning's own checkpoint.
+
+    pip install lightning
+    python examples/lightning_module.py
+
+Lightning drives the dense weights; the rows are updated in `backward` and are no parameters. Three things to know:
+- the tables are kept out of the module's `state_dict`, which would copy every row into Lightning's file; `on_save_checkpoint`
+  saves them with hotbed.checkpoint instead, incrementally, and `on_load_checkpoint` loads the step that fits;
+- `Fed` puts hotbed.prefetch between the loader and Lightning. It has a length, so Lightning does not fetch a batch too early;
+- `transfer_batch_to_device` hands batches on as they are: prefetch has brought them to the device, and tables know a batch
+  whose rows are in place by the very object it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, nn
+
+import hotbed
+
+DIM = 16
+
+
+class Fed:
+    """The batches of a split, epoch after epoch, with their rows in place."""
+
+    def __init__(self, loader: hotbed.data.Loader, tables: hotbed.EmbeddingTables) -> None:
+        self.loader, self.tables, self.epoch = loader, tables, 0
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[hotbed.Batch]:
+        self.epoch += 1
+        return hotbed.prefetch(self.loader.epoch(self.epoch - 1), self.tables)
+
+
+class ClickModule(lightning.LightningModule):
+    """An MLP over the vectors of all id features and the dense features."""
+
+    def __init__(self, tables: hotbed.EmbeddingTables, num_dense: int, rows_folder: Path) -> None:
+        super().__init__()
+        self._tables = [tables]  # in a list: no submodule, so not in the state_dict
+        self._rows_folder = rows_folder
+        width = len(tables.features) * DIM + num_dense
+        self.layers = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def forward(self, batch: hotbed.Batch) -> Tensor:
+        vectors = self._tables[0](batch.ids, batch.bags)
+        logits: Tensor = self.layers(torch.cat([vectors.flatten(1), batch.dense], dim=1))
+        return logits.squeeze(1)
+
+    def training_step(self, batch: hotbed.Batch, number: int) -> Tensor:
+        return self._loss(batch, "train_loss")
+
+    def validation_step(self, batch: hotbed.Batch, number: int) -> None:
+        self._loss(batch, "valid_loss")  # gradients are off, so rows stay as they are
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return batch
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved = hotbed.checkpoint.save(self._rows_folder, self._tables[0])
+        checkpoint["rows"] = saved.name
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        hotbed.checkpoint.load(self._rows_folder / checkpoint["rows"], self._tables[0])
+
+    def _loss(self, batch: hotbed.Batch, name: str) -> Tensor:
+        loss = nn.functional.binary_cross_entropy_with_logits(self(batch), batch.labels)
+        self.log(name, loss, batch_size=batch.size)
+        return loss
+
+
+def main(arguments: list[str] | None = None) -> float:
+    """Train two epochs, and two more from the checkpoint; the last valid loss."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="adult", help="embedded dataset, or a directory that `hotbed prepare` wrote")
+    parser.add_argument("--out", type=Path, default=Path("lightning-run"))
+    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument(
+        "--cache", type=float, default=0.75, help="share of the rows on the device; Adult is a small log"
+    )
+    parser.add_argument("--device", default="cpu")
+    given = parser.parse_args(arguments)
+    data = hotbed.data.resolve(given.data)
+    loss = float("nan")
+    for epochs in (2, 4):
+        torch.manual_seed(0)
+        features = {
+            one.name: hotbed.Table(one.rows, DIM, "mean", hashing=one.mode == "hash") for one in data.schema.features
+        }
+        tables = hotbed.EmbeddingTables(features, hotbed.optim.Adagrad(lr=0.05), device=given.device, cache=given.cache)
+        module = ClickModule(tables, len(data.schema.dense), given.out / "rows")
+        train, valid = (
+            Fed(hotbed.data.Loader(data, split, batch_size=given.batch_size, shuffle=split == "train"), tables)
+            for split in ("train", "valid")
+        )
+        trainer = lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="gpu" if given.device.startswith("cuda") else "cpu",
+            devices=1,
+            default_root_dir=given.out,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        last = given.out / "last.ckpt"
+        trainer.fit(module, train, valid, ckpt_path=last if last.exists() else None)
+        trainer.save_checkpoint(last)
+        loss = float(trainer.callback_metrics["valid_loss"])
+        print(f"{epochs} epochs, {tables.num_updates} updates: valid loss {loss:.4f}")
+    return loss
+
+
+if __name__ == "__main__":
+    main()

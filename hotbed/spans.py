@@ -1,0 +1,195 @@
+"""What every thread did, stretch by stretch, for a few steps of a run: a file that Perfetto and chrome://tracing open.
+
+Nobody records unless a `Spans` is installed (`hotbed train --trace`): then threads tell their stretches, at a microsecond each,
+into lists of bounded length. Parts of the training thread have a track each (what the clock calls them), other threads one of
+their own; arrows lead from the read of a batch to the step that trains it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+MOST = 50_000  # stretches of other threads, the newest of which are kept
+MOST_PARTS = 100_000  # of the training thread
+STEPS, READER = "steps", "reader thread"
+DATA = "hotbed-data"  # threads that decode files
+PARTS = {
+    "reader": "wait for reader",
+    "plan": "plan",
+    "wait": "stall",
+    "copy": "copy",
+    "look_up": "look-up",
+    "model": "model",
+    "update": "update",
+    "dense": "dense update",
+    "other": "between steps",
+}
+_MICRO = 1e6
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Span(NamedTuple):
+    """A stretch of one track, in seconds of the performance counter."""
+
+    track: str
+    name: str
+    start: float
+    end: float
+    number: int = 0  # of the step, or of the step that trains the batch
+
+
+class Spans:
+    """Stretches of the steps `first` up to, without, `stop`; steps are counted from 1."""
+
+    def __init__(self, first: int, stop: int) -> None:
+        self.first, self.stop = first, stop
+        self.number = 0  # of the step under way
+        self.aside = False  # what runs is no training
+        self.dropped = 0
+        self._parts: list[Span] = []
+        self._steps: list[Span] = []
+        self._others: deque[Span] = deque(maxlen=MOST)
+        self._began = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is recorded."""
+        return self.number >= self.stop
+
+    def step(self) -> None:
+        """The next step begins."""
+        now = time.perf_counter()
+        if self.first <= self.number < self.stop:
+            self._steps.append(Span(STEPS, f"step {self.number}", self._began, now, self.number))
+        self.number, self._began = self.number + 1, now
+
+    def stretch(self, part: str, start: float, end: float) -> None:
+        """Of the training thread."""
+        if self.aside or not self.first <= self.number < self.stop:
+            return
+        if len(self._parts) < MOST_PARTS:
+            self._parts.append(Span(PARTS[part], PARTS[part], start, end, self.number))
+        else:
+            self.dropped += 1
+
+    def add(self, span: Span) -> None:
+        """Of another thread."""
+        if not self.is_over:
+            self._others.append(span)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Chrome trace events: names of tracks, complete stretches in order of time, arrows from batches to steps."""
+        if not self._steps:
+            return []
+        begin, end = self._steps[0].start, self._steps[-1].end
+        numbers, kept = {one.number for one in self._steps}, list(self._others)
+        others = [one for one in kept if one.track == READER and one.number in numbers]
+        read = min((one.start for one in others), default=begin)  # some batches are read long before their turn
+        others += [
+            one
+            for one in kept
+            if one.track != READER and one.start <= end and one.end >= (read if one.track.startswith(DATA) else begin)
+        ]
+        spans = sorted([*self._steps, *self._parts, *others], key=lambda one: (one.start, -one.end))
+        zero = spans[0].start
+        tracks = {name: k for k, name in enumerate(_tracks(spans), start=1)}
+        found: list[dict[str, Any]] = [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "hotbed train"}}]
+        for name, k in tracks.items():
+            found.append({"ph": "M", "pid": 1, "tid": k, "name": "thread_name", "args": {"name": name}})
+            found.append({"ph": "M", "pid": 1, "tid": k, "name": "thread_sort_index", "args": {"sort_index": k}})
+        found += [_complete(one, tracks[one.track], zero) for one in spans]
+        return found + _arrows(spans, tracks, zero)
+
+
+def _tracks(spans: Iterable[Span]) -> list[str]:
+    """Other threads first, then steps and their parts in the order of a step."""
+    there = dict.fromkeys(one.track for one in spans)
+    own = [STEPS, *PARTS.values()]
+    return [*sorted(name for name in there if name not in own), *(name for name in own if name in there)]
+
+
+def _complete(span: Span, track: int, zero: float) -> dict[str, Any]:
+    event: dict[str, Any] = {"ph": "X", "pid": 1, "tid": track, "name": span.name, "cat": span.track}
+    event |= {"ts": round((span.start - zero) * _MICRO, 3), "dur": round((span.end - span.start) * _MICRO, 3)}
+    if span.number:
+        event["args"] = {"step": span.number}
+    return event
+
+
+def _arrows(spans: list[Span], tracks: dict[str, int], zero: float) -> list[dict[str, Any]]:
+    steps = {one.number: one for one in spans if one.track == STEPS}
+    found = []
+    for one in spans:
+        if one.track != READER or one.number not in steps:
+            continue
+        ends = ("s", one.start, READER), ("f", steps[one.number].start, STEPS)
+        for phase, at, track in ends:
+            event = {"ph": phase, "id": one.number, "pid": 1, "tid": tracks[track], "name": "batch", "cat": "batch"}
+            found.append({**event, "ts": round((at - zero) * _MICRO, 3), **({"bp": "e"} if phase == "f" else {})})
+    return found
+
+
+class _Seat:
+    """Who is told; nobody, most of the time."""
+
+    taken: Spans | None = None
+
+
+def install(spans: Spans | None) -> None:
+    """From now on threads tell what they do; None: they do not."""
+    _Seat.taken = spans
+
+
+@contextmanager
+def span(name: str, track: str = "") -> Iterator[None]:
+    """A stretch of this thread, whose name is that of its track if none is given."""
+    spans = _Seat.taken
+    if spans is None or spans.is_over:
+        yield
+        return
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        spans.add(Span(track or threading.current_thread().name, name, start, time.perf_counter()))
+
+
+def reads(batches: Iterable[T], first: int) -> Iterator[T]:
+    """The batches, each with the stretch in which it was read; `first` is the step that trains the first."""
+    source, number = iter(batches), first
+    while True:
+        start = time.perf_counter()
+        try:
+            batch = next(source)
+        except StopIteration:
+            return
+        if (spans := _Seat.taken) is not None:
+            spans.add(Span(READER, f"batch of step {number}", start, time.perf_counter(), number))
+        number += 1
+        yield batch
+        del batch  # memory of batches is used again when nobody holds them
+
+
+def recorded(name: str, work: Callable[[T], R]) -> Callable[[T], R]:
+    """The same work, told where anybody listens."""
+    if _Seat.taken is None:
+        return work
+
+    def told(given: T) -> R:
+        with span(name):
+            return work(given)
+
+    return told
+
+
+def next_step() -> int | None:
+    """The step that trains the first batch of a reader that starts now; None where nobody wants to know."""
+    spans = _Seat.taken
+    return None if spans is None or spans.aside or spans.is_over else spans.number + 1

@@ -1,0 +1,75 @@
+"""--trace: a file of some steps of a real run."""
+
+import json
+
+import pytest
+
+from hotbed.errors import ConfigError, RunError
+from hotbed.train.run import run
+from hotbed.train.trace import MOST_STEPS, Stretch, TraceWriter, parse_steps
+from tests.train.traces import check_events, tracks_of
+
+SETS = ("data.batch_size=16", "train.epochs=1", "train.eval_every=10", "train.log_every=5", "train.checkpoint_every=7")
+
+
+def traced(start, folder, path, steps, *sets):
+    said = []
+    writer = TraceWriter(path, steps)
+    built = start(folder, *SETS, *sets, observers=[writer])
+    writer.watch(built.training.learner.tables.clock, said.append)
+    run(built.training, built.subject)
+    return said
+
+
+@pytest.mark.parametrize("sets", [(), ("tables.cache=0.7", "tables.window=2")], ids=["plain", "cached"])
+def test_a_trace_of_a_run(start, tmp_path, sets):
+    path = tmp_path / "trace.json"
+    said = traced(start, tmp_path / "run", path, Stretch(5, 25, False), *sets)
+    assert said == [f"trace: {path} (open it at ui.perfetto.dev)"]
+    found = json.loads(path.read_text())
+    check_events(found["traceEvents"])
+    tracks = tracks_of(found["traceEvents"])
+    assert [one["args"]["step"] for one in tracks["steps"]] == list(range(5, 25))
+    assert len(tracks["reader thread"]) == 20, "each batch once, none of evaluations"
+    for name in ("look-up", "model", "update", "dense update", *(("plan", "copy", "hotbed-mover") if sets else ())):
+        assert tracks[name], name
+    inside = sum(one["dur"] for one in tracks["model"])
+    assert 0 < inside < sum(one["dur"] for one in tracks["steps"])
+    assert path.stat().st_size < 200_000
+
+
+def test_the_usual_steps_of_a_short_run_are_its_first(start, tmp_path):
+    path = tmp_path / "trace.json"
+    traced(start, tmp_path / "run", path, Stretch(), "train.max_steps=8")
+    steps = tracks_of(json.loads(path.read_text())["traceEvents"])["steps"]
+    assert [one["args"]["step"] for one in steps] == list(range(1, 9))
+
+
+def test_steps_that_never_come_are_told(start, tmp_path):
+    path = tmp_path / "trace.json"
+    said = traced(start, tmp_path / "run", path, Stretch(500, 600, False))
+    assert said == ["no trace: the run had none of the steps 500 to 599"]
+    assert not path.exists()
+
+
+def test_texts_of_steps():
+    assert parse_steps("50:100") == Stretch(50, 100, False)
+    assert parse_steps(None) == Stretch()
+    for wrong in ("", "50", "50:", ":50", "a:b", "9:9", "9:3", "0:5", "-1:5", "1:5:9", "1.5:3"):
+        with pytest.raises(ConfigError, match="FIRST:STOP"):
+            parse_steps(wrong)
+    with pytest.raises(ConfigError, match="at most"):
+        parse_steps(f"1:{MOST_STEPS + 2}")
+
+
+def test_a_place_that_cannot_be_is_told_before_training(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere" / "trace.json"):
+        with pytest.raises(ConfigError, match="--trace"):
+            TraceWriter(path, Stretch())
+
+
+def test_a_disk_that_refuses_is_an_error_with_a_way_out(start, tmp_path):
+    path = tmp_path / "trace.json"
+    path.with_name("trace.json.tmp").mkdir()
+    with pytest.raises(RunError, match="--trace"):
+        traced(start, tmp_path / "run", path, Stretch(1, 3, False))

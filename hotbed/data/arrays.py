@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,21 @@ _END = b"hotbed-a"
 _SMALL = 1 << 20
 
 
+def beside(path: Path) -> Path:
+    """Where a file is written before it takes its name; of its own, should a rank of a lost crew still write the same file."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+
+
 def write_whole(path: Path, text: str) -> None:
     """A small file that appears whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = beside(path)
     temporary.write_text(text)
     os.replace(temporary, path)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Iterable[NDArray[Any]]], facts: Mapping[str, Any]) -> None:
     """Every array is given in pieces of one type, in order; `facts` is JSON and comes back as it is."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = beside(path)
     places: dict[str, tuple[str, int, int]] = {}
     with temporary.open("wb", buffering=_SMALL) as file:
         for name, pieces in arrays.items():

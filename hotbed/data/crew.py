@@ -13,6 +13,7 @@ import os
 import secrets
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -141,8 +142,9 @@ class Crew:
             number += 1
             try:
                 write_whole(self._file("alive", self.rank), str(number))
-            except OSError:  # the workspace is gone: rank 0 has finished or failed
-                return
+            except OSError:
+                if not self._directory.is_dir():  # rank 0 has finished or failed
+                    return  # else a full disk: the next number may be written again
 
     def _file(self, what: str, rank: int) -> Path:
         return self._directory / f"{self._nonce}-{what}-{rank}"
@@ -161,4 +163,5 @@ class Crew:
     ) -> None:
         self._end_pulse()
         if error is not None and self._nonce and self._directory.is_dir():
-            write_whole(self._file("failed", self.rank), str(error) or type(error).__name__)
+            with suppress(OSError):  # where nothing can be written the others miss its pulse
+                write_whole(self._file("failed", self.rank), str(error) or type(error).__name__)

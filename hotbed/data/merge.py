@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from hotbed.data.arrays import ArrayFile, write_whole
+from hotbed.data.arrays import ArrayFile, beside, write_whole
 from hotbed.data.schema import IdFeature, IdMode
 from hotbed.data.stats import HeavyHitters, HyperLogLog
 from hotbed.data.vocabulary import Numbering
@@ -69,7 +69,7 @@ def merge_feature(
     kept = kept[np.lexsort((ids[kept], -found.counts[kept]))]
     listed = pa.table({"id": ids[kept], "count": found.counts[kept]})
     path = work.parent / "counts" / f"{feature.name}.parquet"
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = beside(path)
     pq.write_table(listed, temporary, compression="zstd")
     os.replace(temporary, path)
     unlisted = found.lookups - int(found.counts[kept].sum())

@@ -7,6 +7,7 @@ reel alone. `file-i.reel-k.json` is written last: where it exists, the reel is d
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hotbed.data.arrays import write_whole
+from hotbed.data.arrays import beside, write_whole
 from hotbed.data.encoded import Encoded, encode
 from hotbed.data.formats import BadRow, Format, Reel
 from hotbed.data.inputs import Mark, Source
@@ -108,7 +109,9 @@ def parse_reel(
     )
     reasons: Counter[str] = Counter()
     builder = PieceBuilder(recipe.layout, recipe.train)
-    with (directory / f"{task.name}.bad").open("w", encoding="utf-8") as bad_file:
+    bad_path = directory / f"{task.name}.bad"
+    temporary = beside(bad_path)
+    with temporary.open("w", encoding="utf-8") as bad_file:
         for encoded in _encoded(task, recipe, label, progress):
             for row in encoded.bad:
                 reasons[row.reason] += 1
@@ -132,6 +135,7 @@ def parse_reel(
     facts.reasons, facts.bad_rows = dict(reasons), reasons.total()
     if task.source.data is None:
         task.source.check_mark(task.mark)
+    os.replace(temporary, bad_path)
     facts.save(directory)
     return facts
 

@@ -35,7 +35,7 @@ from hotbed.data.tables import TableFormat
 from hotbed.data.times import TimeColumn
 from hotbed.data.workspace import Workspace
 from hotbed.data.write import Finish
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, DataError
 from hotbed.memory import in_words, parse_bytes
 
 IDS_MODES: tuple[IdMode, ...] = ("vocabulary", "hash", "raw")
@@ -183,7 +183,10 @@ def _workspace(out: Path, overwrite: bool, crew: Crew) -> Iterator[Workspace]:
     """Rank 0 owns the workspace; the others work in it."""
     work = Workspace(out, overwrite, resumable=True)
     if crew.rank > 0:
-        yield work
+        try:
+            yield work
+        except OSError as error:
+            raise DataError(f"{str(out)!r} cannot be written by rank {crew.rank}: {error}.") from error
         return
     work.keep = crew.world > 1
     with work:

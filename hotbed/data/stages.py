@@ -205,6 +205,8 @@ def commit(job: Job, work: Workspace, reels: Sequence[ReelFacts], schema: Schema
             with (job.work / f"{reel.name}.bad").open("rb") as bad:
                 shutil.copyfileobj(bad, file)
     schema.save(job.path)
+    for left in job.path.rglob("*.tmp"):  # by a rank of a lost crew
+        left.unlink(missing_ok=True)
     (job.path / "job.json").unlink()  # a job killed from here on begins anew: nobody takes over half of its files
     shutil.rmtree(job.work)
     shutil.rmtree(job.path / "ranks", ignore_errors=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.data.formats.chunk import WHOLE, Chunk, Reel
-from hotbed.data.formats.parquet import CHUNK_ROWS, read_columns, reading_arrow
+from hotbed.data.formats.parquet import CHUNK_ROWS, read_columns, reading_arrow, shown_row
 from hotbed.errors import FormatError
 
 _REEL_ROWS = 4 * CHUNK_ROWS
@@ -73,7 +73,7 @@ class TableFormat:
             done += batch.num_rows
 
             def show(i: int, batch: pa.RecordBatch = batch) -> str:
-                return str(batch.slice(i, 1).to_pylist()[0])
+                return shown_row(batch, i)
 
             yield Chunk(str(path), read_columns(batch, path, self._time), lines, show, [], 0)
 

@@ -22,8 +22,8 @@ SECOND = 1_000_000
 DAY = 86_400 * SECOND
 _SPELLED = ("yyyymmdd", "yymmddhh")
 UNITS = {"s": SECOND, "ms": 1000, "us": 1, "ns": -1000, "hour": 3600 * SECOND, "day": DAY}
-_LATEST = 253_402_300_800 * SECOND  # the year 10000
-_NO_TIME = -(2**63)
+EARLIEST, LATEST = -62_135_596_800 * SECOND, 253_402_300_800 * SECOND  # the years 1 and 10000
+NO_TIME = -(2**63)
 
 
 class TimeColumn(NamedTuple):
@@ -60,7 +60,11 @@ def read_times(column: Column, spec: TimeColumn, faults: Faults) -> NDArray[np.i
     else:
         raise FormatError(f"time column {spec.name} holds lists or ids; it must hold one time per row.")
     faults.mark(missing, f"time {spec.name} is missing")
-    faults.mark((times == _NO_TIME) & ~missing, f"time {spec.name} is no time")
+    faults.mark((times == NO_TIME) & ~missing, f"time {spec.name} is no time")
+    outside = ((times < EARLIEST) | (times >= LATEST)) & (times != NO_TIME) & ~missing
+    faults.mark(
+        outside, f"time {spec.name} lies outside the years 1 to 9999; is its unit right? (--time {spec.name}:UNIT)"
+    )
     return times
 
 
@@ -70,13 +74,13 @@ def _from_numbers(values: NDArray[np.int64] | NDArray[np.float64], unit: str) ->
         return np.asarray(_spelled(np.where(readable, values, 0).astype(np.int64), unit == "yymmddhh"))
     factor = UNITS[unit]
     micros = values / -factor if factor < 0 else values.astype(np.float64) * factor
-    readable = np.abs(micros) < _LATEST
+    readable = np.abs(micros) < LATEST
     if values.dtype.kind == "f":
         exact = np.round(np.where(readable, micros, 0.0)).astype(np.int64)
     else:
         whole = np.where(readable, values, 0).astype(np.int64)
         exact = whole // -factor if factor < 0 else whole * factor
-    return np.where(readable, exact, _NO_TIME)
+    return np.where(readable, exact, np.where(micros < 0, EARLIEST - 1, LATEST))
 
 
 def show_time(micros: int) -> str:
@@ -108,7 +112,7 @@ def _spelled(values: NDArray[np.int64], with_hours: bool) -> NDArray[np.int64]:
         if with_hours:
             hour, value = value % 100, value // 100 + 20_000_000
         days = _days(value // 10_000, value // 100 % 100, value % 100)
-        out[i] = days * DAY + hour * 3600 * SECOND if days > -(10**7) and 0 <= hour < 24 else _NO_TIME
+        out[i] = days * DAY + hour * 3600 * SECOND if days > -(10**7) and 0 <= hour < 24 else NO_TIME
     return out
 
 
@@ -134,25 +138,25 @@ def _parse_iso(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray
 @njit(nogil=True, cache=True)
 def _parse_iso_one(data: NDArray[np.uint8], at: int, end: int) -> int:
     if end - at < 10 or data[at + 4] != 45 or data[at + 7] != 45:
-        return _NO_TIME
+        return NO_TIME
     days = _days(_number(data, at, at + 4), _number(data, at + 5, at + 7), _number(data, at + 8, at + 10))
     if days < -(10**7):
-        return _NO_TIME
+        return NO_TIME
     micros = days * DAY
     at += 10
     if at == end:
         return micros
     if data[at] != 32 and data[at] != 84:  # a space or T
-        return _NO_TIME
+        return NO_TIME
     at += 1
     scale = 3600 * SECOND
     limit = 24
     for part in range(3):  # hours, minutes, seconds
         if at + 2 > end:
-            return _NO_TIME
+            return NO_TIME
         value = _number(data, at, at + 2)
         if not 0 <= value < limit:
-            return _NO_TIME
+            return NO_TIME
         micros += value * scale
         at += 2
         scale //= 60
@@ -173,8 +177,8 @@ def _parse_iso_one(data: NDArray[np.uint8], at: int, end: int) -> int:
         colon = at + 3 < end and data[at + 3] == 58
         hours, minutes = _number(data, at + 1, at + 3), _number(data, at + 3 + colon, at + 5 + colon)
         if at + 5 + colon != end or not (0 <= hours < 24 and 0 <= minutes < 60):
-            return _NO_TIME
+            return NO_TIME
         offset = (hours * 60 + minutes) * 60 * SECOND
         micros -= offset if data[at] == 43 else -offset
         at = end
-    return micros if at == end else _NO_TIME
+    return micros if at == end else NO_TIME

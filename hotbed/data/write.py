@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from hotbed.data.arrays import ArrayFile
+from hotbed.data.arrays import ArrayFile, beside
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.data.values import standardise
 
@@ -103,7 +103,7 @@ def cut_parts(split: str, spans: Sequence[Span]) -> list[Part]:
 def write_part(part: Part, pieces: Pieces, finish: Finish, directory: Path) -> int:
     """Write one file; the rows in it."""
     path = directory / part.file
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = beside(path)
     schema = finish.schema
     options = {**WRITING, "use_dictionary": finish.few_values}
     with ExitStack() as stack, pq.ParquetWriter(temporary, schema, **options) as writer:

@@ -86,3 +86,45 @@ def test_torchrun(tmp_path):
 def test_wrong_ranks(rank, world):
     with pytest.raises(ConfigError, match="WORLD_SIZE"):
         Crew(rank, world)
+
+
+def test_a_moment_of_a_full_disk_does_not_end_the_pulse(tmp_path, monkeypatch):
+    import hotbed.data.crew as module
+
+    crew, written = Crew(0, 2), []
+    crew._directory = tmp_path
+    beats = iter([False, False, False, True])
+    monkeypatch.setattr(crew._stop, "wait", lambda _: next(beats))
+
+    def write(path, text):
+        written.append(text)
+        if len(written) == 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_whole", write)
+    crew._beat()
+    assert written == ["1", "2", "3"]
+
+
+def test_the_pulse_ends_with_the_workspace(tmp_path):
+    crew = Crew(0, 2)
+    crew._directory = tmp_path / "gone"
+    crew._stop.wait = lambda _: False
+    crew._beat()
+
+
+def test_a_full_disk_of_a_later_rank_is_an_error_of_the_data(tmp_path):
+    from hotbed.data.prepare import _workspace
+    from hotbed.errors import DataError
+
+    said = pytest.raises(DataError, match=r"out' cannot be written by rank 1: .*No space left")
+    with said, _workspace(tmp_path / "out", False, Crew(1, 2)):
+        raise OSError(28, "No space left on device")
+
+
+def test_two_writers_of_one_file_do_not_share_its_temporary_name(tmp_path):
+    from hotbed.data.arrays import beside
+
+    first, second = beside(tmp_path / "a"), beside(tmp_path / "a")
+    assert first != second
+    assert first.suffix == second.suffix == ".tmp"

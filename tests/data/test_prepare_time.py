@@ -168,3 +168,31 @@ class TestDays:
         with pytest.raises((ConfigError, FormatError), match=message):
             prepare(write_days(tmp_path), tmp_path / "out", **options)
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([0, 10**14], pa.timestamp("s")),
+        ([0, -(2**62)], pa.timestamp("ms")),
+        ([0, 2**31 - 1], pa.date32()),
+        ([0, -(2**31)], pa.date32()),
+        ([0, 253_402_300_800_000_000], pa.timestamp("us")),
+        ([0, -62_135_596_800_000_001], pa.timestamp("us")),
+        ([0, -62_135_596_801], pa.int64()),
+        ([0, 2**62], pa.int64()),
+        ([0.0, 1e300], pa.float64()),
+    ],
+)
+def test_times_outside_the_calendar_are_bad_rows(tmp_path, values, kind):
+    table = pa.table(
+        {"label": [0, 1] * 100, "ad": list(range(200)), "t": pa.array([values[0]] * 199 + [values[1]], kind)}
+    )
+    pq.write_table(table, tmp_path / "log.parquet")
+    report = prepare([tmp_path / "log.parquet"], tmp_path / "out", label="label", ids=["ad"], time_column="t")
+    ((reason, rows),) = report.bad_rows.items()
+    assert rows == 1
+    assert "time t lies outside the years 1 to 9999" in reason
+    quarantined = (tmp_path / "out" / "quarantine.jsonl").read_text()
+    assert '"line": 200' in quarantined
+    assert "log.parquet" in quarantined

@@ -82,7 +82,7 @@ class ParquetFormat:
                 done += batch.num_rows
 
                 def show(i: int, batch: pa.RecordBatch = batch) -> str:
-                    return str(batch.slice(i, 1).to_pylist()[0])
+                    return shown_row(batch, i)
 
                 read = size if total is None else size * done // max(total, 1)
                 yield Chunk(str(path), columns, lines, show, [], read)
@@ -117,6 +117,23 @@ class ParquetFormat:
         if twice:
             raise FormatError(f"{path} names {', '.join(twice)} more than once. Column names must differ.")
         return [name for name in names if self._wants(name)]
+
+
+def shown_row(batch: pa.RecordBatch, row: int) -> str:
+    """Names and values; a time that Python's calendar does not know as the number it is."""
+    found = {}
+    for name, column in zip(batch.schema.names, batch.columns):
+        value = column[row]
+        try:
+            found[name] = value.as_py()
+        except (OverflowError, ValueError):
+            found[name] = value.value if hasattr(value, "value") else str(value)
+    return str(found)
+
+
+_A_DAY = {"day": 1, "s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+_MOST_DAYS = 10_000_000  # more overflow microseconds, or nearly
+_BEFORE, _AFTER = -(2**62), 2**62  # microseconds that stand for them
 
 
 def _is_parquet(raw: BinaryIO) -> bool:
@@ -155,7 +172,16 @@ def _instants(array: pa.Array, path: Path) -> Instants:
         raise FormatError(f"{path}: the time column has type {array.type}, which is not a date or a point in time.")
     micros = pc.cast(pc.cast(array, pa.timestamp("us"), safe=False), pa.int64())
     missing = pc.is_null(array).to_numpy(zero_copy_only=False)
-    return Instants(pc.fill_null(micros, 0).to_numpy(zero_copy_only=False), missing)
+    found = pc.fill_null(micros, 0).to_numpy(zero_copy_only=False)
+    whole = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())  # in the unit of the column
+    days = pc.fill_null(whole, 0).to_numpy(zero_copy_only=False) / _A_DAY[_unit(array.type)]
+    return Instants(np.where(np.abs(days) < _MOST_DAYS, found, np.where(days < 0, _BEFORE, _AFTER)), missing)
+
+
+def _unit(kind: pa.DataType) -> str:
+    if pa.types.is_date(kind):
+        return "day" if kind.bit_width == 32 else "ms"
+    return str(kind.unit)
 
 
 def _column(array: pa.Array, name: str, path: Path) -> Column:

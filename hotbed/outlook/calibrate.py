@@ -126,7 +126,7 @@ def _measure(config: RunConfig, dataset: Dataset, found: Sketch, device: torch.d
     return Calibration(
         measured_at=time.time(),
         seconds=time.perf_counter() - began,
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=_cores(),
         reader=reader,
         reader_cores=reader_cores,
         first_batch=first_batch,
@@ -355,6 +355,11 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _name(config: RunConfig, dataset: Dataset, device: torch.device, cached: bool) -> str:
     """Of an entry: all that a measurement depends on."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
@@ -363,7 +368,7 @@ def _name(config: RunConfig, dataset: Dataset, device: torch.device, cached: boo
         "cached": cached,
         "host": platform.node(),
         "device": f"{device.type} {hardware}",
-        "cores": os.cpu_count(),
+        "cores": _cores(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "data": dataset.fingerprint,

@@ -18,7 +18,7 @@ from hotbed.build import Sketch, model_of, pick_device, sketch
 from hotbed.cache import MOST_AHEAD, look_far, window_length
 from hotbed.config import RunConfig
 from hotbed.data.dataset import Dataset
-from hotbed.errors import BudgetError, ConfigError
+from hotbed.errors import BudgetError, ConfigError, StoreError
 from hotbed.forecast import model_problems, table_problems, too_small
 from hotbed.outlook import memory
 from hotbed.outlook.calibrate import CALIBRATED_AHEAD, Calibration, calibrate, is_cached, known_calibration
@@ -191,7 +191,13 @@ def look_out(asked: Asked) -> Outlook:
     known = None if problems else _calibration(asked)
     speed = None
     if known is not None:
-        speed = speed_of(known, traffic, _job(asked, traffic, num_slots, shape, wires, device.type == "cuda"))
+        job = _job(asked, traffic, num_slots, shape, wires, device.type == "cuda")
+        if config.tables.ssd and traffic is not None:
+            try:
+                job = job._replace(ssd_speed=ssd_speed(config.tables.ssd, asked.sketch.amounts.record))
+            except StoreError as error:
+                notes.append(f"speed: without the ssd, since {error}")
+        speed = speed_of(known, traffic, job)
         parts += _measured_parts(known, shape, memory.model_bytes(model))
     setting = {
         "data": config.data.path, "model": config.model.name, "dim": config.model.dim,
@@ -338,7 +344,6 @@ def _job(
     planning = 0.0
     if traffic is not None and num_slots is not None and not cuda:
         planning = _planning(asked, traffic, num_slots)
-    folder = config.tables.ssd
     return Job(
         samples=config.data.batch_size,
         num_steps=steps,
@@ -348,7 +353,6 @@ def _job(
         cuda=cuda,
         num_epochs=-(-steps // epoch),
         planning=planning,
-        ssd_speed=ssd_speed(folder, asked.sketch.amounts.record) if folder and traffic is not None else 0.0,
         network=0.0 if wires is None else wires.seconds,
     )
 

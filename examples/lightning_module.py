@@ -2,6 +2,7 @@
 
     pip install lightning
     python examples/lightning_module.py
+    python examples/lightning_module.py --epochs 4      # goes on from the checkpoint
 
 Lightning drives the dense weights; the rows are updated in `backward` and are no parameters. Three things to know:
 - the tables are kept out of the module's `state_dict`, which would copy every row into Lightning's file; `on_save_checkpoint`
@@ -28,17 +29,19 @@ DIM = 16
 
 
 class Fed:
-    """The batches of a split, epoch after epoch, with their rows in place."""
+    """The batches of a split with their rows in place; in the order of the trainer's epoch, where one is given."""
 
-    def __init__(self, loader: hotbed.data.Loader, tables: hotbed.EmbeddingTables) -> None:
-        self.loader, self.tables, self.epoch = loader, tables, 0
+    def __init__(
+        self, loader: hotbed.data.Loader, tables: hotbed.EmbeddingTables, trainer: lightning.Trainer | None = None
+    ) -> None:
+        self.loader, self.tables, self.trainer = loader, tables, trainer
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[hotbed.Batch]:
-        self.epoch += 1
-        return hotbed.prefetch(self.loader.epoch(self.epoch - 1), self.tables)
+        epoch = self.trainer.current_epoch if self.trainer else 0
+        return hotbed.prefetch(self.loader.epoch(epoch), self.tables)
 
 
 class ClickModule(lightning.LightningModule):
@@ -82,9 +85,10 @@ class ClickModule(lightning.LightningModule):
 
 
 def main(arguments: list[str] | None = None) -> float:
-    """Train two epochs, and two more from the checkpoint; the last valid loss."""
+    """Train, from the last checkpoint where there is one; the last valid loss."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="adult", help="embedded dataset, or a directory that `hotbed prepare` wrote")
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("lightning-run"))
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument(
@@ -93,33 +97,30 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args(arguments)
     data = hotbed.data.resolve(given.data)
-    loss = float("nan")
-    for epochs in (2, 4):
-        torch.manual_seed(0)
-        features = {
-            one.name: hotbed.Table(one.rows, DIM, "mean", hashing=one.mode == "hash") for one in data.schema.features
-        }
-        tables = hotbed.EmbeddingTables(features, hotbed.optim.Adagrad(lr=0.05), device=given.device, cache=given.cache)
-        module = ClickModule(tables, len(data.schema.dense), given.out / "rows")
-        train, valid = (
-            Fed(hotbed.data.Loader(data, split, batch_size=given.batch_size, shuffle=split == "train"), tables)
-            for split in ("train", "valid")
-        )
-        trainer = lightning.Trainer(
-            max_epochs=epochs,
-            accelerator="gpu" if given.device.startswith("cuda") else "cpu",
-            devices=1,
-            default_root_dir=given.out,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        last = given.out / "last.ckpt"
-        trainer.fit(module, train, valid, ckpt_path=last if last.exists() else None)
-        trainer.save_checkpoint(last)
-        loss = float(trainer.callback_metrics["valid_loss"])
-        print(f"{epochs} epochs, {tables.num_updates} updates: valid loss {loss:.4f}")
+    torch.manual_seed(0)
+    features = {
+        one.name: hotbed.Table(one.rows, DIM, "mean", hashing=one.mode == "hash") for one in data.schema.features
+    }
+    tables = hotbed.EmbeddingTables(features, hotbed.optim.Adagrad(lr=0.05), device=given.device, cache=given.cache)
+    module = ClickModule(tables, len(data.schema.dense), given.out / "rows")
+    trainer = lightning.Trainer(
+        max_epochs=given.epochs,
+        accelerator="gpu" if given.device.startswith("cuda") else "cpu",
+        devices=1,
+        default_root_dir=given.out,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    size = given.batch_size
+    train = Fed(hotbed.data.Loader(data, "train", batch_size=size, shuffle=True), tables, trainer)
+    valid = Fed(hotbed.data.Loader(data, "valid", batch_size=size), tables)
+    last = given.out / "last.ckpt"
+    trainer.fit(module, train, valid, ckpt_path=last if last.exists() else None)
+    trainer.save_checkpoint(last)
+    loss = float(trainer.callback_metrics["valid_loss"])
+    print(f"{given.epochs} epochs, {tables.num_updates} updates: valid loss {loss:.4f}")
     return loss
 
 

@@ -48,12 +48,12 @@ def test_plain_pytorch_goes_on_where_it_stopped(clicks, tmp_path, capsys):
 @pytest.mark.filterwarnings("ignore")  # Lightning's own
 def test_lightning_goes_on_where_it_stopped(clicks, tmp_path, capsys):
     pytest.importorskip("lightning")
-    module = example("lightning_module")
-    loss = module.main(["--data", str(clicks), "--out", str(tmp_path / "run"), "--batch-size", "16"])
-    first, second = capsys.readouterr().out.splitlines()[-2:]
-    assert "2 epochs, 256 updates" in first
-    assert "4 epochs, 512 updates" in second
-    assert loss < float(first.split()[-1])
-    saved = torch.load(tmp_path / "run" / "last.ckpt", weights_only=False)
+    main, common = example("lightning_module").main, ["--data", str(clicks), "--batch-size", "16"]
+    whole = main([*common, "--epochs", "3", "--out", str(tmp_path / "whole")])
+    main([*common, "--epochs", "2", "--out", str(tmp_path / "parts")])
+    again = main([*common, "--epochs", "3", "--out", str(tmp_path / "parts")])
+    assert again == whole
+    assert "3 epochs, 384 updates" in capsys.readouterr().out.splitlines()[-1]
+    saved = torch.load(tmp_path / "parts" / "last.ckpt", weights_only=False)
     assert sorted(saved["state_dict"]) == ["layers.0.bias", "layers.0.weight", "layers.2.bias", "layers.2.weight"]
-    assert (tmp_path / "run" / "rows" / saved["rows"]).is_dir()
+    assert (tmp_path / "parts" / "rows" / saved["rows"]).is_dir()

@@ -49,7 +49,10 @@ COMMANDS = {
     "export": Entry(
         "hotbed.cli.export", "export_command", "Write a trained model for other systems: ONNX, safetensors or Parquet."
     ),
-    "report": Entry("hotbed.cli.report", "report_command", "Write the report page of a run, or one that compares runs."),
+    "top": Entry("hotbed.cli.top", "top_command", "Watch runs while they train."),
+    "report": Entry(
+        "hotbed.cli.report", "report_command", "Write the report page of a run, or one that compares runs."
+    ),
 }
 
 
@@ -88,7 +91,8 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
             else:
                 app.command(
                     name,
-                    no_args_is_help=name in ("evaluate", "predict", "prepare", "plan", "simulate", "export", "report", "serve"),
+                    no_args_is_help=name
+                    in ("evaluate", "predict", "prepare", "plan", "simulate", "export", "report", "serve", "top"),
                 )(command)
         else:
             app.command(name, help=entry.summary)(_named_only)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hotbed.train.log import Record
+if TYPE_CHECKING:
+    from hotbed.train.log import Record
 
 POSITION = {"kind", "split", "epoch", "step", "samples", "seconds"}
 PARTS = ("times", "memory", "cache", "tiers")

@@ -1,0 +1,207 @@
+"""`hotbed top`: how a run goes, live, from the log in its folder or from its metrics endpoint."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from hotbed.cli.console import out
+from hotbed.cli.top_state import FINISHED, RUNNING, Source, State, source_of
+from hotbed.report.formats import compact, count, decimal, duration, percent, significant, size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_BARS = "▁▂▃▄▅▆▇█"
+_CURVE = 32  # characters
+_PARTS = ("reader", "plan", "wait", "copy", "look_up", "model", "update", "dense", "other")
+
+
+def top_command(
+    runs: list[str] = typer.Argument(..., help="Run folders, or http://HOST:PORT of `hotbed train --metrics-port`."),
+    once: bool = typer.Option(
+        False, "--once", help="Print one frame and end; so it is where nobody looks at a terminal."
+    ),
+    every: float = typer.Option(1.0, min=0.1, help="Seconds between two looks."),
+) -> None:
+    """Watch runs while they train: loss, speed, tiers, hit rates, bytes, stalls, the reader's queue, time left.
+
+    It reads what the run writes and slows nothing down. Ctrl-C ends it, not the run.
+
+    [bold]For example:[/bold]
+
+    hotbed top runs/demo
+
+    hotbed top http://127.0.0.1:9100 --once
+    """
+    sources = [source_of(given) for given in runs]
+    console = out()
+    states = [source.look() for source in sources]
+    if once or not console.is_terminal or not any(state.status == RUNNING for state in states):
+        for state in states:
+            console.print(frame(state))
+        return
+    _live(sources, every)
+
+
+def _live(sources: list[Source], every: float) -> None:
+    """Until all runs have ended."""
+    from rich.console import Group
+    from rich.live import Live
+
+    try:
+        with Live(console=out(), auto_refresh=False, vertical_overflow="crop") as live:
+            while True:
+                states = [source.look() for source in sources]
+                live.update(Group(*map(frame, states)), refresh=True)
+                if not any(state.status == RUNNING for state in states):
+                    return
+                time.sleep(every)
+    except KeyboardInterrupt:
+        return
+
+
+def frame(state: State) -> RenderableType:
+    """One run."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    color = {RUNNING: "green", FINISHED: "cyan"}.get(state.status, "yellow")
+    title = Text.assemble((state.status, color), " ", (state.name, "bold"))
+    parts: list[RenderableType] = []
+    if state.about or state.why:
+        parts.append(Text(" ".join(one for one in (state.about, f"({state.why})" if state.why else "") if one)))
+    if state.total_steps > 0 and math.isfinite(state.step):
+        bar = Table.grid(expand=True)  # a bar alone ends without a new line
+        bar.add_row(ProgressBar(total=state.total_steps, completed=min(state.step, state.total_steps)))
+        parts.append(bar)
+    if not state.numbers:
+        parts.append(Text("no line in the log yet: the first comes after train.log_every steps"))
+    parts.append(_table(state))
+    return Panel(Group(*parts), title=title, title_align="left")
+
+
+def _table(state: State) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, said in rows_of(state):
+        table.add_row(name, Text(said))
+    return table
+
+
+def rows_of(state: State) -> list[tuple[str, str]]:
+    """(what, how it stands); what is not known is left out."""
+    found = [("step", _step(state)), ("loss", _loss(state)), ("speed", _speed(state))]
+    splits = [path.removesuffix("/log_loss") for path in state.numbers if path.endswith("/log_loss")]
+    found += [(split, f"AUC {decimal(state.get(f'{split}/auc'))}, log loss {decimal(state.get(f'{split}/log_loss'))}")
+              for split in splits]  # fmt: skip
+    found += [("time of a step", _parts(state)), ("reader", _reader(state))]
+    found += [("cache", _cache(state)), ("tiers", _tiers(state)), ("ids", _ids(state)), ("memory", _memory(state))]
+    return [(name, said) for name, said in found if said]
+
+
+def _step(state: State) -> str:
+    if not math.isfinite(state.step):
+        return ""
+    total = f" of {count(state.total_steps)}" if math.isfinite(state.total_steps) else ""
+    left = f", {duration(state.seconds_left)} left" if state.seconds_left >= 0 else ""
+    gone = f", {duration(state.seconds)} so far" if math.isfinite(state.seconds) else ""
+    return f"{count(state.step)}{total}, epoch {count(state.epoch)}, {compact(state.samples)} samples{gone}{left}"
+
+
+def _loss(state: State) -> str:
+    if not math.isfinite(state.get("train/loss")):
+        return ""
+    return f"{decimal(state.get('train/loss'))}, AUC {decimal(state.get('train/auc'))}  {curve(state.losses)}"
+
+
+def curve(values: list[float], width: int = _CURVE) -> str:
+    """The values as a line of blocks, the newest last."""
+    if len(values) < 2:
+        return ""
+    shown = (
+        [values[round(k * (len(values) - 1) / (width - 1))] for k in range(width)] if len(values) > width else values
+    )
+    low, high = min(shown), max(shown)
+    spread = (high - low) or 1.0
+    return "".join(_BARS[min(int((value - low) / spread * len(_BARS)), len(_BARS) - 1)] for value in shown)
+
+
+def _speed(state: State) -> str:
+    rate = state.get("train/samples_per_s")
+    if not math.isfinite(rate):
+        return ""
+    steps = f", {significant(state.steps_per_s, 3)} steps/s" if math.isfinite(state.steps_per_s) else ""
+    return f"{compact(rate)} samples/s{steps}"
+
+
+def _parts(state: State) -> str:
+    group = "device_times" if math.isfinite(state.get("device_times/model")) else "times"
+    known = {name: state.get(f"{group}/{name}") for name in _PARTS}
+    known = {name: value for name, value in known.items() if math.isfinite(value)}
+    total = sum(known.values())
+    if total <= 0:
+        return ""
+    shares = sorted(((value / total, name) for name, value in known.items()), reverse=True)
+    told = ", ".join(f"{name.replace('_', '-')} {percent(share, 0)}" for share, name in shares if share >= 0.01)
+    return f"{significant(1e3 * total, 3)} ms: {told}"
+
+
+def _reader(state: State) -> str:
+    ready = state.get("times/ready")
+    return f"{significant(ready, 2)} batches ready when training asks" if math.isfinite(ready) else ""
+
+
+def _cache(state: State) -> str:
+    if not math.isfinite(state.get("cache/lookup_hit_rate")):
+        return ""
+    said = (
+        f"{percent(state.get('cache/lookup_hit_rate'))} of look-ups hit, {percent(state.get('cache/hit_rate'))} of rows, "
+        f"stalled {percent(state.get('cache/stall_share'))}"
+    )
+    return f"{said}; {_rate(state, 'cache/bytes_in')} in, {_rate(state, 'cache/bytes_out')} out"
+
+
+def _tiers(state: State) -> str:
+    if not math.isfinite(state.get("tiers/ssd_bytes")):
+        return ""
+    below = state.get("tiers/memory_hit_rate")
+    hits = f"{percent(below)} of misses in memory; " if math.isfinite(below) else ""
+    return (
+        f"{hits}memory {size(state.get('tiers/memory_bytes'))} of {size(state.get('tiers/memory_budget'))}, "
+        f"ssd {size(state.get('tiers/ssd_bytes'))} of {size(state.get('tiers/ssd_cap'))}; "
+        f"{_rate(state, 'tiers/bytes_read')} read, {_rate(state, 'tiers/bytes_written')} written"
+    )
+
+
+def _ids(state: State) -> str:
+    names = ("rows", "admitted", "rejected", "expired")
+    total = {name: [value for path, value in state.numbers.items()
+                    if path.startswith("ids/") and path.endswith(f"/{name}")] for name in names}  # fmt: skip
+    if not total["rows"]:
+        return ""
+    return ", ".join(f"{compact(sum(values))} {name}" for name, values in total.items())
+
+
+def _memory(state: State) -> str:
+    resident, device = state.get("memory/resident_bytes"), state.get("memory/device_bytes")
+    if not math.isfinite(resident):
+        return ""
+    return f"process {size(resident)}" + (f", device {size(device)}" if math.isfinite(device) else "")
+
+
+def _rate(state: State, path: str) -> str:
+    """Bytes of a batch as bytes a second."""
+    amount = state.get(path) * state.steps_per_s
+    return f"{size(amount)}/s" if math.isfinite(amount) else "–"

@@ -1,0 +1,242 @@
+"""How a run stands, from the log in its folder or from its metrics endpoint: the newest numbers by name (train/numbers.py).
+
+A folder is read as it grows, a few bytes at each look; a log that a resumed run has cut is read anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import re
+import urllib.error
+import urllib.request
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from hotbed.errors import RunError
+from hotbed.train.numbers import numbers_of
+
+PATIENCE = 5.0  # seconds for an endpoint to answer
+MOST_ANSWER = 8 << 20  # bytes
+KEPT = 240  # lines of which the time left and the curve of the loss are made
+RUNNING, FINISHED, STOPPED = "running", "finished", "not running"
+_SAMPLE = re.compile(r'hotbed_([a-z]+|device_times)_(\w+?)(?:\{(?:split|table)="((?:[^"\\]|\\.)*)"\})? (\S+)')
+_GROUPS = ("device_times", "train", "eval", "times", "memory", "cache", "tiers", "ids")
+
+
+@dataclass
+class State:
+    """What a frame shows."""
+
+    name: str
+    status: str = RUNNING
+    about: str = ""  # model and data
+    why: str = ""  # it ended
+    step: float = 0.0
+    total_steps: float = math.nan
+    epoch: float = 0.0
+    samples: float = 0.0
+    batch_size: float = math.nan
+    seconds: float = math.nan
+    numbers: dict[str, float] = field(default_factory=dict)  # newest of every path
+    losses: list[float] = field(default_factory=list)
+    seconds_left: float = math.nan
+
+    def get(self, path: str) -> float:
+        return self.numbers.get(path, math.nan)
+
+    @property
+    def steps_per_s(self) -> float:
+        """Of the last interval of training."""
+        rate = self.get("train/samples_per_s")
+        return rate / self.batch_size if self.batch_size > 0 else math.nan
+
+
+class Source(Protocol):
+    """Where states come from."""
+
+    def look(self) -> State:
+        """How the run stands now."""
+
+
+class Folder:
+    """A run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._numbers: dict[str, float] = {}
+        self._last: dict[str, Any] = {}
+        self._times: deque[tuple[float, float]] = deque(maxlen=KEPT)  # step, seconds
+        self._losses: deque[float] = deque(maxlen=KEPT)
+        if not (path / "config.json").is_file():
+            raise RunError(f"{path} is no run folder: it has no config.json. Give the folder of `hotbed train --out`.")
+
+    def look(self) -> State:
+        self._read()
+        config, data, summary = (self._json(name) for name in ("config.json", "data.json", "summary.json"))
+        batch = _number(_in(config, "data", "batch_size"))
+        state = State(self._path.name or str(self._path), batch_size=batch)
+        state.about = f"{_in(config, 'model', 'name') or 'model'} on {_in(config, 'data', 'path') or 'data'}"
+        state.total_steps = _total_steps(config, data, batch)
+        state.step, state.epoch, state.samples = (
+            _number(self._last.get(name)) for name in ("step", "epoch", "samples")
+        )
+        state.seconds = _number(self._last.get("seconds"))
+        state.numbers, state.losses = dict(self._numbers), list(self._losses)
+        state.status = RUNNING if is_training(self._path) else STOPPED
+        if state.status != RUNNING and summary.get("finished") is True:
+            state.status = FINISHED
+        state.why = str(summary.get("stopped_because") or "") if state.status != RUNNING else ""
+        state.seconds_left = self._seconds_left(state)
+        return state
+
+    def _read(self) -> None:
+        path = self._path / "metrics.jsonl"
+        try:
+            size = path.stat().st_size
+            if size < self._offset:
+                self._offset, self._numbers, self._last = 0, {}, {}
+                self._times.clear()
+                self._losses.clear()
+            with path.open("rb") as log:
+                log.seek(self._offset)
+                for line in log:
+                    if not line.endswith(b"\n"):
+                        break  # it is being written
+                    self._offset += len(line)
+                    self._take(line)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {error.strerror}.") from error
+
+    def _take(self, line: bytes) -> None:
+        with suppress(ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            record = json.loads(line)
+            self._numbers |= {one.path: one.value for one in numbers_of(record)}
+            if record["kind"] == "train":
+                self._times.append((_number(record["step"]), _number(record["seconds"])))
+                self._last = record
+                if math.isfinite(loss := _number(record.get("loss"))):
+                    self._losses.append(loss)
+
+    def _seconds_left(self, state: State) -> float:
+        """At the pace of the last lines, evaluations between them included."""
+        if len(self._times) < 2 or state.status != RUNNING:
+            return math.nan
+        (step, then), (last, now) = self._times[0], self._times[-1]
+        return (state.total_steps - last) * (now - then) / (last - step) if last > step else math.nan
+
+    def _json(self, name: str) -> dict[str, Any]:
+        with suppress(OSError, ValueError, RecursionError):
+            found = json.loads((self._path / name).read_bytes())
+            return found if isinstance(found, dict) else {}
+        return {}
+
+
+class Endpoint:
+    """What `hotbed train --metrics-port` serves."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url if url.rstrip("/").endswith("/metrics") else url.rstrip("/") + "/metrics"
+        self._seen: State | None = None
+        self._losses: deque[float] = deque(maxlen=KEPT)
+
+    def look(self) -> State:
+        try:
+            with urllib.request.urlopen(self._url, timeout=PATIENCE) as answer:
+                text = answer.read(MOST_ANSWER).decode("utf-8", "replace")
+        except (OSError, ValueError, urllib.error.URLError) as error:
+            if self._seen is not None:  # the port is freed when a run ends
+                self._seen.status, self._seen.why = STOPPED, "its endpoint does not answer any more"
+                return self._seen
+            reason = getattr(error, "reason", None) or error
+            raise RunError(
+                f"{self._url} does not answer ({reason}). `hotbed train --metrics-port 9100` serves "
+                "http://127.0.0.1:9100/metrics while it trains."
+            ) from error
+        state = self._parsed(text)
+        self._seen = state
+        return state
+
+    def _parsed(self, text: str) -> State:
+        state, position = State(self._url), dict[str, float]()
+        for line in text.splitlines():
+            found = _SAMPLE.fullmatch(line)
+            if found is None:
+                name, _, value = line.partition(" ")
+                position[name] = _as_float(value)
+                continue
+            group, name, of, value = found.groups()
+            whole = f"{group}_{name}"
+            group = next((one for one in _GROUPS if whole.startswith(f"{one}_")), "")
+            if not group:
+                position[f"hotbed_{whole}"] = _as_float(value)
+                continue
+            name = whole.removeprefix(f"{group}_")
+            path = f"{of}/{name}" if group == "eval" else "/".join(part for part in (group, of, name) if part)
+            state.numbers[path] = _as_float(value)
+        if "hotbed_steps_planned" not in position:
+            raise RunError(f"{self._url} answers, but not as `hotbed train --metrics-port` does.")
+        state.step, state.samples = position.get("hotbed_steps_total", 0.0), position.get("hotbed_samples_total", 0.0)
+        state.total_steps, state.epoch = position["hotbed_steps_planned"], position.get("hotbed_epoch", 0.0) + 1
+        state.batch_size = state.samples / state.step if state.step else math.nan
+        loss = state.get("train/loss")
+        if math.isfinite(loss) and (not self._losses or self._losses[-1] != loss):
+            self._losses.append(loss)
+        state.losses = list(self._losses)
+        pace = state.steps_per_s
+        state.seconds_left = (state.total_steps - state.step) / pace if pace > 0 else math.nan
+        return state
+
+
+def source_of(given: str) -> Source:
+    """A URL or a folder."""
+    return Endpoint(given) if given.startswith(("http://", "https://")) else Folder(Path(given))
+
+
+def is_training(folder: Path) -> bool:
+    """Whether a process holds the lock of a run folder (train/run_folder.alone)."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return not (folder / "summary.json").exists()
+    finally:
+        os.close(handle)
+    return False
+
+
+def _total_steps(config: dict[str, Any], data: dict[str, Any], batch: float) -> float:
+    rows = _number(_in(_in(data, "splits", "train"), "rows"))
+    epochs, most = _number(_in(config, "train", "epochs")), _number(_in(config, "train", "max_steps"))
+    steps = epochs * math.ceil(rows / batch) if batch > 0 and math.isfinite(rows) else math.nan
+    return min(steps, most) if most > 0 else steps
+
+
+def _in(tree: Any, *names: str) -> Any:
+    for name in names:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _as_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

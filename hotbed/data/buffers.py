@@ -30,7 +30,6 @@ class Buffers:
         self.pin_memory = pin_memory
         self._most_bytes = most_bytes
         self._free: dict[int, deque[Tensor]] = {}
-        self._open = True
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor of any contents."""
@@ -48,11 +47,6 @@ class Buffers:
         weakref.finalize(watched, self._take_back, memory).atexit = False
         return torch.from_numpy(watched)
 
-    def close(self) -> None:
-        """Free the shelf; what is still in use goes to the system when it is dropped."""
-        self._open = False
-        self._free.clear()
-
     @property
     def free_bytes(self) -> int:
         """What lies on the shelf."""
@@ -61,7 +55,7 @@ class Buffers:
     def _take_back(self, memory: Any) -> None:
         """Called wherever the last view ends, inside any other step of this class too: single steps, and no lock."""
         size = memory.numel()
-        if self._open and self.free_bytes + size <= self._most_bytes:
+        if self.free_bytes + size <= self._most_bytes:
             self._free.setdefault(size, deque()).append(memory)
 
 

@@ -78,7 +78,7 @@ class Dataset:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
         for split in self.schema.splits.values():
             for name in split.files:
-                digest.update(_footer(self.path / name))
+                digest.update(footer_of(self.path / name))
         return digest.hexdigest()[:16]
 
     def split(self, name: str) -> tuple[RowGroup, ...]:
@@ -170,7 +170,7 @@ def stamp_of(file: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _footer(file: Path) -> bytes:
+def footer_of(file: Path) -> bytes:
     """The end of a Parquet file that describes the rest: ... footer, its length (4 bytes), PAR1."""
     with file.open("rb") as bytes_of:
         bytes_of.seek(-8, os.SEEK_END)

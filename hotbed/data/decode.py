@@ -1,7 +1,8 @@
 """Parquet row groups in, rows of batches out.
 
 In: a block of row groups, and the place every row of theirs takes in it. Out: those rows in slabs, the memory of batches to
-come (slab.py). pyarrow decodes a row group in the calling thread; `scatter.py` moves its rows without the GIL.
+come (slab.py). Pages are decoded straight into them (chunks.py, pages.py); what those do not understand, pyarrow decodes in the
+calling thread, and `scatter.py` moves its rows.
 
 Everything is checked as it passes: files that changed since they were opened, pages whose checksum is wrong, nulls, labels
 other than 0 and 1, numbers that are not finite and row numbers outside their table are a DataError that names file and row
@@ -22,8 +23,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.buffers import Buffers
+from hotbed.data.chunks import read_pages
 from hotbed.data.dataset import AGAIN, RowGroup, stamp_of
-from hotbed.data.scatter import Sources, Spots, describe, scatter
+from hotbed.data.pages import scatter_pages
+from hotbed.data.scatter import Kinds, Spots, describe, scatter
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import DataError
 from hotbed.types import Jagged
@@ -42,7 +45,6 @@ class Columns:
         self.single = [feature.name for feature in schema.features if not feature.multi]
         self.multi = {feature.name: _limit(feature) for feature in schema.features if feature.multi}
         self.flat = [*self.label, *self.dense, *self.single]
-        self.names = [*self.flat, *self.multi]
         limits = {feature.name: _limit(feature) for feature in schema.features}
         self.last = np.asarray([limits.get(name, 0) - 1 for name in self.flat], dtype=np.int64).view(np.uint64)
         self._order: dict[tuple[str, ...], NDArray[np.int64]] = {}
@@ -53,6 +55,10 @@ class Columns:
         if key not in self._order:
             self._order[key] = np.asarray([key.index(name) for name in self.flat], dtype=np.int64)
         return self._order[key]
+
+    def kinds(self, letters: NDArray[np.int64]) -> Kinds:
+        """What the flat columns hold, stored as `letters` say."""
+        return Kinds(letters, self.last, len(self.label), len(self.dense))
 
 
 class _Bags(NamedTuple):
@@ -72,10 +78,15 @@ def decode(
     bags: dict[str, list[_Bags]] = {name: [] for name in columns.multi}
     start = 0
     for group in groups:
-        rows = _read(group, columns)
-        _place(rows, columns, place[start : start + group.rows], spots, group)
-        for name, limit in columns.multi.items():
-            bags[name].append(_read_bags(rows.column(name), name, limit, group))
+        some = place[start : start + group.rows]
+        placed = _place_pages(group, columns, some, spots)
+        if not placed:
+            _place(_read(group, columns.flat), columns, some, spots, group)
+        if columns.multi:
+            lists = _read(group, [*columns.multi])
+            _refuse_nulls(lists, [*columns.multi], group)
+            for name, limit in columns.multi.items():
+                bags[name].append(_read_bags(lists.column(name), name, limit, group))
         start += group.rows
     return {name: _join_bags(parts, place, buffers) for name, parts in bags.items()}
 
@@ -85,11 +96,17 @@ def _limit(feature: IdFeature) -> int:
     return feature.rows if feature.mode in ("vocabulary", "direct") else 0
 
 
-def _read(group: RowGroup, columns: Columns) -> pa.RecordBatch:
+def _place_pages(group: RowGroup, columns: Columns, place: NDArray[np.int64], spots: Spots) -> bool:
+    """Labels, numbers and single ids to their spots, straight from the file; False where Arrow must read them."""
+    read = read_pages(group, tuple(columns.flat))
+    return read is not None and scatter_pages(read.pages, columns.kinds(read.letters), place, spots) == 0
+
+
+def _read(group: RowGroup, names: list[str]) -> pa.RecordBatch:
     try:
         # Not mapped into memory: reading a mapped file that was cut short ends the process.
         with pq.ParquetFile(group.file, pre_buffer=False, page_checksum_verification=True) as parquet:
-            table = parquet.read_row_group(group.number, columns=columns.names, use_threads=False)
+            table = parquet.read_row_group(group.number, columns=names, use_threads=False)
         changed = group.stamp is not None and stamp_of(group.file) != group.stamp
     except (pa.ArrowException, OSError, IndexError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -112,22 +129,16 @@ def _place(rows: pa.RecordBatch, columns: Columns, place: NDArray[np.int64], spo
     schema, array = rows.__arrow_c_array__()
     found = describe(_address_in(schema, b"arrow_schema"), _address_in(array, b"arrow_array"))
     if found[:, 1].any():
-        _refuse_nulls(rows, columns, group)
+        _refuse_nulls(rows, columns.flat, group)
     flat = found[columns.order_in(rows.schema.names)]
-    sources = Sources(
-        np.ascontiguousarray(flat[:, 2]),
-        np.ascontiguousarray(flat[:, 0]),
-        columns.last,
-        len(columns.label),
-        len(columns.dense),
-    )
-    wrong = scatter(sources, place, spots)
+    kinds = columns.kinds(np.ascontiguousarray(flat[:, 0]))
+    wrong = scatter(np.ascontiguousarray(flat[:, 2]), kinds, place, spots)
     if wrong >= 0:
         _refuse(rows, columns.flat[wrong], columns, group)
 
 
-def _refuse_nulls(rows: pa.RecordBatch, columns: Columns, group: RowGroup) -> None:
-    for name in columns.names:
+def _refuse_nulls(rows: pa.RecordBatch, names: list[str], group: RowGroup) -> None:
+    for name in names:
         nulls = rows.column(name).null_count
         if nulls:
             raise DataError(f"{_where(group)}: column {name!r} has {nulls:,} nulls; a dataset has none. {AGAIN}")

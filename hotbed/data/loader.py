@@ -99,7 +99,7 @@ class Loader:
         self._shuffle = shuffle
         self._seed = seed
         self._threads = threads
-        self._pin_memory = pin_memory and torch.cuda.is_available()
+        self._buffers = Buffers(pin_memory=pin_memory and torch.cuda.is_available())  # used again in the next epoch
         self._block_rows = shuffle_rows if shuffle else PLAIN_ROWS
         self.num_rows = sum(group.rows for group in self._groups)
 
@@ -148,7 +148,7 @@ class Loader:
 
     def _cut(self, epoch: int, pieces: list[Piece], num_batches: int, columns: Columns) -> Generator[Batch, None, None]:
         """So many batches out of the stream of pieces; where it ends early, they are empty."""
-        buffers = Buffers(pin_memory=self._pin_memory)
+        buffers = self._buffers
 
         def read(job: _Job) -> _Job:
             begin, target = job.piece.begin, job.target
@@ -157,8 +157,7 @@ class Loader:
             return job
 
         jobs = self._jobs(epoch, pieces, columns, buffers)
-        ahead = run_ahead(recorded("decode", read), jobs, threads=self._threads, ahead=self._threads)
-        with closing(buffers), closing(ahead) as stream:
+        with closing(run_ahead(recorded("decode", read), jobs, threads=self._threads, ahead=self._threads)) as stream:
             for job in stream:
                 slabs = deque(job.target.finished() if job.is_last else ())
                 del job  # a batch that was handed out belongs to the caller alone

@@ -82,6 +82,7 @@ class Spans:
     def add(self, span: Span) -> None:
         """Of another thread."""
         if not self.is_over:
+            self.dropped += len(self._others) == MOST
             self._others.append(span)
 
     def events(self) -> list[dict[str, Any]]:

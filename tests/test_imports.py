@@ -37,7 +37,7 @@ FLOORS = [
     {"export"},
     {"scoring", "outlook", "testing"},
     {"scorer"},
-    {"serve"},
+    {"serve", "explain"},
     {"cli"},
     {"__main__"},
 ]

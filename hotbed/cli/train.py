@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from contextlib import nullcontext, suppress
@@ -113,6 +114,9 @@ def train_command(
     trace_steps: str | None = typer.Option(
         None, metavar="FIRST:STOP", help="Of which steps, e.g. 50:100; 50 after the first ten if not given."
     ),
+    watch_rows: str | None = typer.Option(
+        None, metavar="TABLE=ID,...", help="Note the gradient of these rows at every use, for `hotbed explain`."
+    ),
     show: bool = typer.Option(False, "--show", help="Print all settings as a run file, and train nothing."),
 ) -> None:
     """Train a model. Without arguments: the default model on the embedded click log.
@@ -167,10 +171,10 @@ def train_command(
         if resume is None:
             asked = None if folder is None else Start(folder, overwrite=overwrite)
             config = read_config(run_file, given, sets)
-            _train(config, asked, ranks, Manner(quiet, warm_start, forecast, watching))
+            _train(config, asked, ranks, Manner(quiet, warm_start, forecast, watching, watch_rows))
         else:
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
-            manner = Manner(quiet, watching=watching)
+            manner = Manner(quiet, watching=watching, rows=watch_rows)
             _train(_resumed(resume, given, sets, refused), Start(resume, resume=True), ranks, manner)
 
 
@@ -223,6 +227,7 @@ class Manner(NamedTuple):
     source: Path | None = None
     forecast: bool = False
     watching: Watching = Watching()
+    rows: str | None = None  # that are watched
 
 
 def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner) -> None:
@@ -246,6 +251,8 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner)
             observers = [*_observers(run_folder, quiet, world), *watchers.observers]
             built = build(config, dataset, run_folder, observers, world)
             watchers.watch(built.training.learner.tables.clock, built.training.observer.say)
+            if manner.rows is not None:
+                _watch_rows(built.training, manner.rows)
             if start.resume:
                 built.training.resume()
                 if _is_finished(built.training):
@@ -270,6 +277,21 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner)
         if manner.forecast and world.size == 1:
             foretell(config, dataset, run_folder, quiet)
         _run(built, quiet)
+
+
+def _watch_rows(training: Training, text: str) -> None:
+    from hotbed.errors import ConfigError
+    from hotbed.train.observer import Observers
+    from hotbed.train.row_watch import RowWatch, parse_rows
+
+    if training.world.size > 1:
+        raise ConfigError(
+            "--watch-rows notes gradients of one process; of several ranks each has only its part of them."
+        )
+    tables = training.learner.tables
+    watch = RowWatch(training.run, tables, parse_rows(text, tables.tables))
+    training.learner = dataclasses.replace(training.learner, watch=watch.watch)
+    training.observer = Observers([training.observer, watch])
 
 
 def _say(text: str) -> None:

@@ -13,7 +13,7 @@ Shapes: N batches, E distinct keys of all batches, batch by batch, D distinct ke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -50,11 +50,14 @@ AUTOMATIC = Ahead()
 
 
 class Replay:
-    """A trace, made ready."""
+    """A trace, made ready; `every_row`: rows that do not occur are numbered too, so that several traces agree."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, *, every_row: bool = False) -> None:
         self.trace = trace
-        self.keys, self.rows = _numbered(trace.keys, trace.num_rows)
+        if every_row:
+            self.keys, self.rows = np.arange(trace.num_rows), trace.keys.astype(np.int32)
+        else:
+            self.keys, self.rows = _numbered(trace.keys, trace.num_rows)
         self._next = np.empty(self.rows.shape[0], dtype=np.int32)
         kernels.number_next(self.rows, trace.offsets, self.keys.shape[0], self._next)
         sums = np.concatenate([[0], np.cumsum(trace.counts, dtype=np.int64)])
@@ -79,7 +82,7 @@ class Replay:
         """
         check_fits(self.trace, num_slots)
         kept = np.zeros(0, np.int64) if hot is None else hot
-        cache = _Cache(self._knowing(kept), num_slots, policy, kept)
+        cache = CacheReplay(self._knowing(kept), num_slots, policy, kept)
         if with_cells:
             cache.cells = Cells(num_slots, cache.missed_rows.shape[0])
         for _ in range(epochs - 1):
@@ -103,7 +106,7 @@ class Replay:
         return other
 
 
-class _Cache:
+class CacheReplay:
     """One cache on its way."""
 
     def __init__(self, replay: Replay, num_slots: int, policy: str, hot: NDArray[np.int64]) -> None:
@@ -124,9 +127,23 @@ class _Cache:
         self._used = self._clock = 0
         self._num_batches = replay.trace.num_batches
         self.cells: Cells | None = None
+        self.learns = True
         self.begin_anew()
         if hot.shape[0]:
             self._warm(np.searchsorted(replay.keys, hot).astype(np.int32))
+
+    def turn_to(self, replay: Replay, learns: bool) -> None:
+        """Other batches come next, whose rows have the same numbers; batches that do not learn leave rows clean."""
+        self._replay, self._num_batches, self.learns = replay, replay.trace.num_batches, learns
+        self.begin_anew()
+
+    def slot_of(self, row: int) -> int:
+        """Where a row is; -1: in no slot."""
+        return int(self._slot_of[row])
+
+    def rows_here(self) -> NDArray[np.int32]:
+        """The rows in the cache, in no order."""
+        return self._row_in[: self._used].copy()
 
     def begin_anew(self) -> None:
         """Count from zero, with the rows that are here."""
@@ -136,6 +153,13 @@ class _Cache:
 
     def pass_over(self, ahead: Ahead, progress: Callable[[int], None], stop: int | None = None) -> None:
         """The whole trace, window after window, or as much as is asked for."""
+        for planned in self.windows(ahead):
+            progress(planned)
+            if planned >= (stop or self._num_batches):
+                return
+
+    def windows(self, ahead: Ahead) -> Iterator[int]:
+        """Window after window; the number of batches that are planned."""
         plain, num_keys, num_slots = ahead.look_ahead == 0, self._replay._num_keys, self.num_slots
         stride, known = 1, 0
         if self._used:
@@ -144,7 +168,7 @@ class _Cache:
             given = None if ahead.look_ahead is None else max(ahead.look_ahead, ahead.window or 1)
             stride, known = look_far(num_keys[0], num_slots, given)
         planned = arrived = 0
-        while planned < min(self._num_batches, stop or self._num_batches):
+        while planned < self._num_batches:
             length = 1
             if not plain:
                 waiting = num_keys[planned : min(planned + known, planned + 30)]
@@ -157,7 +181,7 @@ class _Cache:
                     self.cells.forget(self._replay.rows_of(past), self._slot_of)
                 self.cells.planned()
             planned += length
-            progress(planned)
+            yield planned
 
     def _arrive(self, first: int, end: int) -> int:
         """Batches become known; how many are."""
@@ -173,7 +197,7 @@ class _Cache:
         if self._listed.shape[1] < num_entries:
             self._listed = np.empty((3, num_entries + num_entries // 4), dtype=np.int32)
         numbers[kernels.USED] = self._used
-        half, train = self._policy.half_life, np.uint8(1)
+        half, train = self._policy.half_life, np.uint8(self.learns)
         kernels.collect(
             replay.rows, trace.counts, replay._next, trace.offsets, first, end, self._clock, half, train,
             self._slot_of, self._last, self._uses, self._nxt, self._used_in, self._dirty, self._listed, numbers,

@@ -73,10 +73,11 @@ def read_trace(
     split: str = "train",
     shuffle: bool = False,
     seed: int = 0,
+    epoch: int = 0,
     max_batches: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Trace:
-    """The first epoch of a split, as a run with the same batch size, seed and shuffling reads it."""
+    """An epoch of a split, as a run with the same batch size, seed and shuffling reads it."""
     if max_batches is not None and max_batches < 1:
         raise ConfigError(f"max_batches is {max_batches}; a trace needs at least 1.")
     if not dataset.schema.features:
@@ -86,7 +87,7 @@ def read_trace(
     keys_of = _Keys(dataset)
 
     def lookups() -> Iterable[NDArray[np.int64]]:
-        with closing(loader.id_batches(0)) as batches:
+        with closing(loader.id_batches(epoch)) as batches:
             for done, batch in enumerate(islice(batches, total), start=1):
                 yield keys_of(batch)
                 progress(done, total)

@@ -27,6 +27,7 @@ CONTENT = (
     "warm_start.json",
     "forecast.json",
     "misses.json",
+    "watched.jsonl",
     "model",
     "checkpoints",
     "checkpoint",

@@ -7,7 +7,7 @@ Nothing here waits for the device.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -44,6 +44,7 @@ class Learner:
     look_ahead: int | None = None  # batches whose ids are known before they are planned
     hot: Tensor | None = None  # int64, ascending: keys of the rows that a static cache keeps
     world: World = ALONE  # the ranks that learn together
+    watch: Callable[[Batch, Tensor], None] | None = None  # told of a batch and its vectors before the backward pass
 
     def warm(self) -> None:
         """Bring the rows in that a static cache keeps; loading rows forgets them."""
@@ -69,6 +70,8 @@ class Learner:
         if global_size is not None:  # rows get the sum over ranks of their gradients
             share = batch.size / global_size
             vectors.register_hook(lambda grad: grad * share)
+        if self.watch is not None:
+            self.watch(batch, vectors)
         if batch.size:
             logits = self.model(vectors, batch.dense)
             loss = F.binary_cross_entropy_with_logits(logits, batch.labels)

@@ -1,0 +1,177 @@
+"""`hotbed explain`: where a row of a run is, what became of it, and when it is used next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from hotbed.cli.console import err, out
+
+if TYPE_CHECKING:
+    from hotbed.explain import Explanation
+    from hotbed.explain.explain import TopRow
+
+_SHOWN_MOVES = 12
+
+
+def explain_command(
+    run: Annotated[
+        Path, typer.Argument(help="A run folder; of a run that is not finished, its last checkpoint is read.")
+    ],
+    table: Annotated[str, typer.Option(help="The table: the name of an id feature.")],
+    id: Annotated[
+        int | None, typer.Option("--id", help="The row, as data files have it (a row of the vocabulary).")
+    ] = None,
+    value: Annotated[str | None, typer.Option(help="The row of a value, as the raw log has it.")] = None,
+    top: Annotated[
+        int | None, typer.Option(help="Instead of one row: so many rows of the table, first those used most.")
+    ] = None,
+    by: Annotated[str, typer.Option(help="What --top ranks by: uses or evictions.")] = "uses",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tell the story of one row: where it is, its uses, admissions and evictions, its score, its next use.
+
+    The run's batches are read again and go through its cache without rows, which decides as training did, to the row; the
+    result is held against what the checkpoint says was in the cache. Nothing is trained and nothing is written.
+
+    [bold]For example:[/bold]
+
+    hotbed explain runs/demo --table ad --id 123
+
+    hotbed explain runs/demo --table ad --value 7e3f1a
+
+    hotbed explain runs/demo --table ad --top 20 --by evictions
+    """
+    from hotbed.errors import ConfigError
+    from hotbed.explain import explain, top_rows
+
+    if top is not None:
+        if id is not None or value is not None:
+            raise ConfigError("--top lists rows of a table; leave out --id and --value.")
+        with err().status("replaying the run's batches"):
+            rows, notes = top_rows(run, table, top, by)
+        if as_json:
+            typer.echo(json.dumps({"table": table, "rows": [row._asdict() for row in rows], "notes": notes}, indent=1))
+            return
+        out().print(_top_table(table, rows))
+        _print_notes(notes)
+        return
+    with err().status("replaying the run's batches"):
+        found = explain(run, table, id=id, value=value)
+    if as_json:
+        typer.echo(json.dumps(found.figures(), indent=1))
+        return
+    for line in explanation_lines(found):
+        out().print(line, soft_wrap=True, highlight=False)
+    _print_notes(found.notes)
+
+
+def explanation_lines(found: Explanation) -> list[str]:
+    """What is known, a line for each kind."""
+    asked = found.asked
+    name = f"{asked.table} {asked.id}" if asked.value is None else f"{asked.table} {asked.value!r} (id {asked.id})"
+    lines = [f"{name}, as of step {found.step:,} of {found.run}", f"  where    {_where(found)}"]
+    norms = found.norms
+    if norms is not None:
+        states = "".join(f", {state} {norm:.4g}" for state, norm in norms.states.items())
+        numbers = "".join(f", {number.replace('_', ' ')} {count:,}" for number, count in norms.numbers.items())
+        lines.append(f"  holds    weights of norm {norms.weight:.4g}{states}{numbers}")
+    return [*lines, _gradient_line(found), *_history_lines(found), *_score_lines(found), *_next_lines(found)]
+
+
+def _where(found: Explanation) -> str:
+    place = found.place
+    words = {
+        "cache": "in the cache",
+        "memory": "in host memory, below the cache",
+        "ssd": "on the ssd",
+        "device": "on the device, as all rows are",
+        "never trained": "nowhere yet: it was never trained and has its first value",
+        "no row": "nowhere: the id has no row (never admitted, or expired)",
+    }
+    at = f", {place.place + 1:,}. of its rows by key" if place.where == "cache" and place.place is not None else ""
+    return f"{words[place.where]}{at}{f', of rank {place.rank}' if place.rank is not None else ''}"
+
+
+def _gradient_line(found: Explanation) -> str:
+    gradient, asked = found.gradient, found.asked
+    if gradient is None:
+        return f"  gradient not noted; `hotbed train --watch-rows {asked.table}={asked.id}` notes it"
+    return f"  gradient last of norm {gradient.norm:.4g}, in step {gradient.step:,}; {gradient.updates:,} were noted"
+
+
+def _history_lines(found: Explanation) -> list[str]:
+    history = found.history
+    if history is None:
+        return []
+    uses = history.uses
+    if not uses.lookups:
+        lines = ["  used     never in training"]
+    else:
+        lines = [
+            f"  used     {uses.lookups:,} times in {uses.batches:,} batches, first in step {uses.first_step:,}, last in step "
+            f"{uses.last_step:,}"
+        ]
+    if uses.evaluation_lookups:
+        lines[0] += f"; {uses.evaluation_lookups:,} times in evaluations"
+    if history.agreement is not None:
+        exact = "" if history.agreement == 1.0 else "about "
+        lines.append(
+            f"  moved    {exact}into the cache {_times(history.admissions)}, out of it {_times(history.evictions)}"
+        )
+        shown = history.moves[-_SHOWN_MOVES:]
+        words = [f"{'in' if move.into_cache else 'out'} {_step_word(move.step, move.while_training)}" for move in shown]
+        more = "... " if len(history.moves) > _SHOWN_MOVES else ""
+        if words:
+            lines.append(f"           {more}{', '.join(words)}")
+    return lines
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def _step_word(step: int, while_training: bool) -> str:
+    if while_training:
+        return f"{step:,}"
+    return f"{step:,} (evaluation)" if step else "before the first step"
+
+
+def _score_lines(found: Explanation) -> list[str]:
+    score = found.score
+    if score is None:
+        return []
+    verdict = "it would stay" if score.stays else "it would leave with the next window"
+    return [
+        f"  score    {score.score:,} under {score.policy}: {score.rank:,} of {score.num_rows:,} rows leave before it; the "
+        f"lowest is {score.lowest:,}, a window as usual takes those up to {score.threshold:,}: {verdict}"
+    ]
+
+
+def _next_lines(found: Explanation) -> list[str]:
+    following = found.next_use
+    if following is None:
+        return []
+    if following.step is not None:
+        return [f"  next     in step {following.step:,}, by the reader's order"]
+    rate = "" if following.every is None else f"; so far it was used every {following.every:,.1f} steps"
+    left = "no step is left" if found.finished else "in none of the steps that are left"
+    return [f"  next     {left}{rate}"]
+
+
+def _top_table(table: str, rows: list[TopRow]) -> Table:
+    shown = Table(title=f"rows of {table}", title_justify="left")
+    for heading in ("id", "look-ups", "into the cache", "out of it"):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        shown.add_row(*(f"{number:,}" for number in row))
+    return shown
+
+
+def _print_notes(notes: list[str]) -> None:
+    for note in notes:
+        out().print(f"note: {note}", soft_wrap=True, highlight=False)

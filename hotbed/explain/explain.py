@@ -1,0 +1,194 @@
+"""One row of a run in, all there is to say of it out; and the rows of a table that were used or evicted most."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hotbed.cache import look_far
+from hotbed.errors import ConfigError
+from hotbed.explain.asked import Asked, feature_of, row_asked
+from hotbed.explain.history import History, Uses, census_of, history_of
+from hotbed.explain.next_use import NextUse, next_use_of
+from hotbed.explain.opened import Opened, open_run
+from hotbed.explain.passes import doubts
+from hotbed.explain.place import CACHE, Norms, Place, Score, key_of, norms_of, place_of, score_of
+from hotbed.plan import Trace
+from hotbed.train.row_watch import FILE, read_lines
+
+BY = ("uses", "evictions")
+
+
+class Gradient(NamedTuple):
+    """The last one that a row got, as `hotbed train --watch-rows` noted it."""
+
+    step: int
+    norm: float
+    updates: int  # that were noted
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All there is to say of one row."""
+
+    run: str
+    step: int  # of the checkpoint
+    finished: bool
+    asked: Asked
+    place: Place
+    norms: Norms | None
+    history: History | None  # None: not known for this run, see notes
+    score: Score | None
+    next_use: NextUse | None
+    gradient: Gradient | None  # None: the row was not watched
+    notes: list[str] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """For JSON."""
+        history = self.history
+        return {
+            "run": self.run,
+            "step": self.step,
+            "finished": self.finished,
+            **self.asked._asdict(),
+            "place": self.place._asdict(),
+            "norms": None if self.norms is None else self.norms._asdict(),
+            "history": None
+            if history is None
+            else {
+                **dataclasses.asdict(history.uses),
+                "admissions": history.admissions,
+                "evictions": history.evictions,
+                "moves": [move._asdict() for move in history.moves],
+                "agreement": history.agreement,
+            },
+            "score": None if self.score is None else dataclasses.asdict(self.score),
+            "next_use": None if self.next_use is None else self.next_use._asdict(),
+            "gradient": None if self.gradient is None else self.gradient._asdict(),
+            "notes": self.notes,
+        }
+
+
+class TopRow(NamedTuple):
+    """A row among those used or evicted most."""
+
+    id: int
+    lookups: int
+    admissions: int
+    evictions: int
+
+
+def explain(run: Path, table: str, *, id: int | None = None, value: str | None = None) -> Explanation:
+    """One row of a run, as of its newest checkpoint; of `id` and `value`, one is given."""
+    opened = open_run(run)
+    asked = row_asked(opened, table, id, value)
+    norms = norms_of(opened, asked)
+    key = key_of(opened, asked, norms)
+    place = place_of(opened, asked, key, norms)
+    notes = [asked.note] if asked.note else []
+    why = _no_history(opened, table)
+    history = score = None
+    if why:
+        notes.append(why)
+    elif key is not None:
+        history = history_of(opened, key)
+        notes += _doubts(opened, history)
+        if place.where == CACHE:
+            upcoming, stride = _upcoming(opened, history)
+            score = score_of(opened, asked, key, upcoming, history.evictions_per_window, stride)
+    finished = opened.step >= opened.last_step
+    if not finished:
+        notes.append(
+            f"the run stands at step {opened.step:,} of {opened.last_step:,}: this is what its last checkpoint says"
+        )
+    next_use = None
+    if opened.world == 1:
+        next_use = next_use_of(opened, asked, history.uses if history is not None else Uses())
+    gradient = _gradient(opened, asked)
+    return Explanation(str(run), opened.step, finished, asked, place, norms, history, score, next_use, gradient, notes)
+
+
+def top_rows(run: Path, table: str, count: int, by: str = "uses") -> tuple[list[TopRow], list[str]]:
+    """The rows of a table that were looked up most, or left the cache most often; and what is doubtful about it."""
+    if by not in BY:
+        raise ConfigError(f"--by {by}: rows are listed by {' or '.join(BY)}.")
+    if count < 1:
+        raise ConfigError(f"--top {count}: at least 1 row is listed.")
+    opened = open_run(run)
+    feature_of(opened, table)
+    why = _no_history(opened, table)
+    if why:
+        raise ConfigError(f"--top needs the history of a table, and {why}")
+    if by == "evictions" and opened.cache_of(table) is None:
+        raise ConfigError(f"--by evictions: {run} has no cache, so no row was ever evicted. List them by uses.")
+    census = census_of(opened)
+    base, rows = opened.base_of(table), opened.tables[table].rows or 0
+    part = slice(base, base + rows)
+    ranked = census.lookups[part] if by == "uses" else census.evictions[part]
+    order = np.argsort(-ranked, kind="stable")[:count]
+    found = [
+        TopRow(
+            int(row),
+            int(census.lookups[base + row]),
+            int(census.admissions[base + row]),
+            int(census.evictions[base + row]),
+        )
+        for row in order
+        if ranked[row] > 0
+    ]
+    return found, _agreement_notes(opened, census.agreement)
+
+
+def _gradient(opened: Opened, asked: Asked) -> Gradient | None:
+    lines = [
+        line
+        for line in read_lines(opened.run / FILE)
+        if (line["table"], line["id"]) == (asked.table, asked.id) and line["step"] <= opened.step
+    ]
+    return Gradient(lines[-1]["step"], lines[-1]["gradient_norm"], len(lines)) if lines else None
+
+
+def _no_history(opened: Opened, table: str) -> str:
+    """Why the run cannot be replayed, if so."""
+    if opened.world > 1:
+        return f"the run was trained by {opened.world} ranks; histories are told of runs of one process"
+    if any(shape.rows is None for shape in opened.tables.values()):
+        return "the run has dynamic ids, whose rows depend on what was admitted; histories are told of preset tables"
+    return ""
+
+
+def _doubts(opened: Opened, history: History) -> list[str]:
+    if history.agreement is None:
+        return ["the run has no cache: every row is on the device, and none comes or leaves"]
+    return _agreement_notes(opened, history.agreement)
+
+
+def _agreement_notes(opened: Opened, agreement: float | None) -> list[str]:
+    if agreement is None or agreement == 1.0:
+        return []
+    why = "; ".join(doubts(opened)) or "a run that was stopped and resumed plans some windows otherwise"
+    return [
+        f"the history is near, not exact: {100 * agreement:.1f} % of the rows in the replayed cache are the checkpoint's "
+        f"({why})"
+    ]
+
+
+def _upcoming(opened: Opened, history: History) -> tuple[Trace | None, int]:
+    """The batches that would be planned next, as far as the cache looks ahead; and batches that share a step."""
+    held = opened.cache_of(next(iter(opened.tables)))
+    if held is None or opened.step >= opened.last_step:
+        return None, 1
+    planned = max(history.planned, opened.batch) if opened.batch else 0
+    trace = opened.trace(opened.epoch, planned)
+    if planned >= trace.num_batches:
+        return None, 1
+    num_keys = int(trace.offsets[planned + 1] - trace.offsets[planned])
+    stride, known = look_far(num_keys, int(held["device"][0]), opened.config.tables.look_ahead or None)
+    end = min(planned + known, trace.num_batches)
+    offsets = trace.offsets[planned : end + 1]
+    first, last = int(offsets[0]), int(offsets[-1])
+    return Trace(trace.keys[first:last], trace.counts[first:last], offsets - first, trace.num_rows), stride

@@ -131,7 +131,8 @@ def _write_parquet(path: Path, rows: ModelRows, precision: Precision, report: Re
     if precision == "int8":
         columns.append(("scale", pa.float32()))
     schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
-    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+    packed = ["weight.list.element"] if precision == "int8" else False  # 255 values: a byte each; plain takes four
+    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=packed) as writer:
         for stretch in rows.stretches():
             ids, (weight, scale) = rows.piece(stretch, precision)
             assert weight.dtype == NUMBERS[precision], f"rows of {precision} are {weight.dtype}"

@@ -1,5 +1,6 @@
 """An export scores as `hotbed predict` does: onnxruntime and the score.py in it, without hotbed."""
 
+import copy
 import importlib.util
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from safetensors.torch import load_file
 from hotbed.cli import main
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader import Loader
+from hotbed.errors import RunError
+from hotbed.export.onnx_model import Scored, compare, write_onnx
 from hotbed.export.write import Wanted, export
-from hotbed.models import MODELS
+from hotbed.models import MODELS, build_model
 from hotbed.scoring import load_learner
 from tests.export.conftest import train
 
@@ -145,3 +148,13 @@ def test_raw_text_scores_as_predict_does(tmp_path):
         for name, column in (("user", 2), ("city", 3))
     }
     assert_close(ours.score(ids, dense), theirs)
+
+
+def test_a_model_that_onnxruntime_scores_otherwise_is_refused(tmp_path):
+    model = build_model("deepfm", num_features=26, dim=16, num_dense=13, options={}).eval()
+    write_onnx(tmp_path / "model.onnx", model)  # pairs of large vectors cancel: rounding alone is no reason
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed.linear.bias += 1e-3
+    with pytest.raises(RunError, match="onnxruntime disagrees with the model"):
+        compare(tmp_path / "model.onnx", Scored(changed).eval(), changed)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hotbed.errors import RunError
+from hotbed.report.values import number
 from hotbed.train.numbers import numbers_of
 
 PATIENCE = 5.0  # seconds for an endpoint to answer
@@ -80,14 +81,12 @@ class Folder:
     def look(self) -> State:
         self._read()
         config, data, summary = (self._json(name) for name in ("config.json", "data.json", "summary.json"))
-        batch = _number(_in(config, "data", "batch_size"))
+        batch = number(_in(config, "data", "batch_size"))
         state = State(self._path.name or str(self._path), batch_size=batch)
         state.about = f"{_in(config, 'model', 'name') or 'model'} on {_in(config, 'data', 'path') or 'data'}"
         state.total_steps = _total_steps(config, data, batch)
-        state.step, state.epoch, state.samples = (
-            _number(self._last.get(name)) for name in ("step", "epoch", "samples")
-        )
-        state.seconds = _number(self._last.get("seconds"))
+        state.step, state.epoch, state.samples = (number(self._last.get(name)) for name in ("step", "epoch", "samples"))
+        state.seconds = number(self._last.get("seconds"))
         state.numbers, state.losses = dict(self._numbers), list(self._losses)
         state.status = RUNNING if is_training(self._path) else STOPPED
         if state.status != RUNNING and summary.get("finished") is True:
@@ -117,13 +116,13 @@ class Folder:
             raise RunError(f"{path} cannot be read: {error.strerror}.") from error
 
     def _take(self, line: bytes) -> None:
-        with suppress(ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        with suppress(ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
             record = json.loads(line)
             self._numbers |= {one.path: one.value for one in numbers_of(record)}
             if record["kind"] == "train":
-                self._times.append((_number(record["step"]), _number(record["seconds"])))
+                self._times.append((number(record["step"]), number(record["seconds"])))
                 self._last = record
-                if math.isfinite(loss := _number(record.get("loss"))):
+                if math.isfinite(loss := number(record.get("loss"))):
                     self._losses.append(loss)
 
     def _seconds_left(self, state: State) -> float:
@@ -219,9 +218,9 @@ def is_training(folder: Path) -> bool:
 
 
 def _total_steps(config: dict[str, Any], data: dict[str, Any], batch: float) -> float:
-    rows = _number(_in(_in(data, "splits", "train"), "rows"))
-    epochs, most = _number(_in(config, "train", "epochs")), _number(_in(config, "train", "max_steps"))
-    steps = epochs * math.ceil(rows / batch) if batch > 0 and math.isfinite(rows) else math.nan
+    rows = number(_in(_in(data, "splits", "train"), "rows"))
+    epochs, most = number(_in(config, "train", "epochs")), number(_in(config, "train", "max_steps"))
+    steps = epochs * math.ceil(rows / batch) if batch > 0 and math.isfinite(rows / batch) else math.nan
     return min(steps, most) if most > 0 else steps
 
 
@@ -229,10 +228,6 @@ def _in(tree: Any, *names: str) -> Any:
     for name in names:
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def _as_float(text: str) -> float:

@@ -25,3 +25,20 @@ def test_a_wrong_folder_is_one_line_of_error(tmp_path, capsys):
     assert printed.err.startswith("error: ")
     assert "config.json is missing" in printed.err
     assert "Traceback" not in printed.err
+
+
+def test_several_runs_on_one_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"model": {"name": name}}))
+    assert run_command("a", "b") in (0, None)
+    assert capsys.readouterr().out == "report: compare.html\n"
+    assert "2 runs compared" in (tmp_path / "compare.html").read_text()
+    assert run_command("a", "b", "--out", "both.html") in (0, None)
+    assert (tmp_path / "both.html").read_text() == (tmp_path / "compare.html").read_text()
+    assert run_command("a", "--out", "one.html") in (0, None)
+    assert "<h1>a on data</h1>" in (tmp_path / "one.html").read_text()
+    assert run_command("a", "c", "d") == 2
+    assert "There is no run directory c" in (printed := capsys.readouterr().err)
+    assert "There is no run directory d" in printed

@@ -5,6 +5,9 @@ import math
 
 import pytest
 
+from hotbed.cli.top import rows_of
+from hotbed.cli.top_state import Folder
+from hotbed.report import write_comparison, write_report
 from hotbed.report.memory import memory, memory_chart
 from hotbed.report.misses import miss_chart, operating_point
 from hotbed.report.read import read_run
@@ -96,3 +99,22 @@ def test_without_a_cache_there_is_no_operating_point(make_run, cached_run):
     assert miss_chart(read_run(make_run())) is None
     lines = [train_line(1, cache=cache_of(1, lookup_hit_rate=None))]
     assert operating_point(read_run(make_run(**{**cached_run, "metrics.jsonl": lines}))) is None
+
+
+@pytest.mark.parametrize("odd", [None, True, "<b>", [], {}, -1, 1e308, math.inf, 10**400], ids=str)
+def test_odd_values_anywhere_leave_a_page(make_run, cached_run, odd):
+    """Of one run, of several, and in the terminal."""
+    parts = {"times": times_of(2), "memory": memory_of(2), "cache": cache_of(2)}
+    lines = [train_line(1, **parts)]
+    for part, values in parts.items():
+        lines += [train_line(2 + k, **{**parts, part: {**values, name: odd}}) for k, name in enumerate(values)]
+        lines.append(train_line(50, **{**parts, part: odd}))
+    told = {"forecast": {"device_bytes": odd, "bytes": odd, "traffic": odd}, "truth": {"samples_per_s": odd}}
+    tables = {"hbm": odd, "memory": odd, "ssd": odd}
+    changes = {"metrics.jsonl": lines, "forecast.json": told, "misses.json": {"num_rows": odd, "sizes": odd}}
+    folder = make_run(**{**cached_run, **changes, "config.json": {"tables": tables, "train": {"epochs": odd}}})
+    page = write_report(folder).read_text()
+    assert "Where the time goes" in page
+    assert "<b>" not in page
+    assert "2 runs compared" in write_comparison([folder, folder], folder / "compare.html").read_text()
+    assert rows_of(Folder(folder).look())

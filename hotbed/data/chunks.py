@@ -93,7 +93,7 @@ def read_pages(group: RowGroup, names: tuple[str, ...]) -> ReadPages | None:
         if stamp_of(group.file) != stamp:
             return None
         return _list_pages(raw, begins, chunks, group.rows)
-    except (OSError, pa.ArrowException, IndexError, ValueError):
+    except (OSError, pa.ArrowException, IndexError, ValueError, OverflowError, MemoryError):
         return None
 
 

@@ -13,11 +13,12 @@ from typing import Literal, NamedTuple
 from hotbed.report import axes, formats
 from hotbed.report.axes import Axis
 from hotbed.report.markup import data_script, fold, table, text
-from hotbed.report.series import sample, thin, usable
+from hotbed.report.series import MAX_POINTS, sample, thin, usable
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 66, 544, 28, 252
 DOTTED_BELOW = 40  # points; fewer are marked one by one
+CHART_POINTS, LEAST_POINTS = 2400, 200  # of all curves of a chart; of each, however many there are
 
 Style = Literal["line", "faint", "thin", "dots"]
 Format = Literal["count", "decimal", "share", "significant"]
@@ -75,7 +76,8 @@ class Chart:
 
 def figure(chart: Chart) -> str:
     """The figure, or a sentence where nothing can be drawn."""
-    drawn = [(series, [point for point in thin(series.points) if usable(point[0])]) for series in chart.series]
+    limit = min(MAX_POINTS, max(LEAST_POINTS, CHART_POINTS // max(len(chart.series), 1)))
+    drawn = [(series, [point for point in thin(series.points, limit) if usable(point[0])]) for series in chart.series]
     drawn = [(series, points) for series, points in drawn if any(usable(y) for _, y in points)]
     heading = f'<h3 id="{chart.identifier}-title">{text(chart.title)}</h3>'
     if not drawn:

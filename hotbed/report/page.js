@@ -55,7 +55,8 @@
   const enliven = (plot) => {
     const chart = JSON.parse(plot.querySelector("script").textContent);
     const svg = plot.querySelector("svg"), cursor = svg.querySelector(".cursor"), drawn = svg.querySelector(".drawn");
-    const clip = svg.querySelector("clipPath rect"), picture = drawn.innerHTML, frame = ["x", "width"].map((name) => clip.getAttribute(name));
+    const clip = svg.querySelector("clipPath rect"), frame = ["x", "width"].map((name) => clip.getAttribute(name));
+    let picture = null, steps = null; // made when they are first needed: pages have many charts
     const [left, top, right, bottom] = chart.box, log = chart.x[2], whole = { x: chart.x.slice(0, 2), y: chart.y };
     let view = whole;
     const scale = log ? Math.log : (v) => v;
@@ -67,7 +68,6 @@
     };
     const hidden = new Set();
     const known = chart.series.map((series) => series.points.filter((point) => point[1] !== null));
-    const steps = [...new Set(known.flatMap((points) => points.map((point) => point[0])))].sort((a, b) => a - b);
     const tip = element("div", { className: "tip", hidden: true });
     tip.setAttribute("aria-live", "polite");
     plot.append(tip);
@@ -145,6 +145,7 @@
       low = Math.min(Math.max(low, first), last - range);
       const ys = known.flatMap((points, index) => hidden.has(index) ? [] : points.filter(([x]) => x >= low && x <= low + range).map((point) => point[1]));
       if (!ys.length) return;
+      picture ??= drawn.innerHTML;
       let bottomY = Math.min(...ys), topY = Math.max(...ys);
       const room = 0.06 * (topY - bottomY) || 0.1 * Math.abs(topY) || 1;
       bottomY = chart.zero ? Math.min(0, bottomY) : bottomY - room;
@@ -160,9 +161,9 @@
 
     const unzoom = () => {
       view = whole;
-      drawn.innerHTML = picture;
+      if (picture !== null) drawn.innerHTML = picture;
       ["x", "width"].forEach((name, index) => clip.setAttribute(name, frame[index]));
-      hidden.forEach((index) => drawn.querySelector(`[data-series="${index}"]`).classList.add("off"));
+      drawn.querySelectorAll("[data-series]").forEach((one) => one.classList.toggle("off", hidden.has(Number(one.dataset.series))));
       plot.classList.remove("zoomed");
       clear();
     };
@@ -209,6 +210,7 @@
       if (act && chart.zoom) { event.preventDefault(); act(); }
       if (jump === undefined) return;
       event.preventDefault();
+      steps ??= [...new Set(known.flatMap((points) => points.map((point) => point[0])))].sort((a, b) => a - b);
       const first = steps.findIndex((x) => x >= view.x[0]);
       const now = at === null ? (jump > 0 ? first - 1 : steps.length) : steps.indexOf(at);
       const next = steps[Math.min(Math.max(now + jump, 0), steps.length - 1)], range = view.x[1] - view.x[0];

@@ -11,6 +11,7 @@ from hotbed.errors import RunError
 from hotbed.report import write_comparison
 from hotbed.report.compare import MOST_RUNS, names_of
 from tests.report.browser import CHROMIUM, DESKTOP, PHONE, SILENT, visit
+from tests.report.conftest import cache_of, train_line
 from tests.report.test_page import Page
 
 
@@ -137,3 +138,9 @@ def test_in_a_browser(runs, tmp_path):
                 found = axe.Axe().run(seen.page).response["violations"]
                 assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
         browser.close()
+
+
+def test_twelve_long_runs_are_below_two_megabytes(make_run, cached_run, tmp_path):
+    lines = [train_line(step, cache=cache_of(step, bytes_in=step % 7)) for step in range(1, 3001)]
+    run = make_run(**{**cached_run, "metrics.jsonl": lines})
+    assert write_comparison([run] * MOST_RUNS, tmp_path / "page.html").stat().st_size < 2_000_000

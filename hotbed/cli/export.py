@@ -16,14 +16,15 @@ def export_command(
     folder: Path | None = typer.Option(
         None, "--out", help="Folder to write; RUN/export if not given, of a checkpoint RUN/export-STEP."
     ),
-    onnx: bool = typer.Option(True, "--onnx/--no-onnx", help="The dense model as model.onnx; needs hotbed[onnx]."),
+    onnx: bool = typer.Option(True, "--onnx/--no-onnx", help="The dense model as model.onnx; needs hotbed\\[onnx]."),
     rows: str = typer.Option("safetensors", help="How rows are written: safetensors, parquet or none."),
     precision: str = typer.Option("fp32", help="Numbers of the rows: fp32, fp16, or int8 with a scale for each row."),
     data: str | None = typer.Option(
         None, help="The dataset the run was trained on, if it has moved: its counts say which rows are hot."
     ),
     memory: str | None = typer.Option(
-        None, help="Most memory for the rows of a checkpoint, e.g. 4GiB; the rest waits on disk. Half of what is free."
+        None,
+        help="Most memory for the rows of a checkpoint, e.g. 4GiB; the rest waits on disk; half of what is free if not given.",
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an export that is there."),
 ) -> None:

@@ -1,7 +1,9 @@
 """A trained model for other systems: the dense model as ONNX, rows as safetensors or Parquet (docs/export.md).
 
-hotbed.export.export("runs/demo", "demo-export", hotbed.export.Wanted(precision="fp16"))
-hotbed.export.read_export("demo-export").tables["user"].values(positions)
+    hotbed.export.export("runs/demo", "demo-export", hotbed.export.Wanted(precision="fp16"))
+    hotbed.export.read_export("demo-export").tables["user"].values(positions)
+
+Rows stay on the disk: what is opened is mapped.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _MODES = {
 _SOURCES = {
     "string": "text, whose 64-bit id is `text_id(text)`",
     "integer": "a whole number, which is its id",
-    "bucket": "a number, whose id is its log bucket",
+    "bucket": "a number, whose id is `bucket_id(number)`",
 }
 
 
@@ -98,7 +98,7 @@ def _absent(table: dict[str, Any]) -> str:
 
 
 def _score(schema: Schema, about: dict[str, Any]) -> str:
-    ids = ", ".join(f"{one.name!r}: {_example(one)}" for one in schema.features)
+    ids = "\n".join(f'    "{one.name}": {_example(one)},' for one in schema.features)
     dense = f", np.zeros((2, {len(schema.dense)}))" if schema.dense else ""
     packages = "numpy and onnxruntime" + (" and pyarrow" if about["row_format"] == "parquet" else "")
     return f"""## Score without hotbed
@@ -110,7 +110,9 @@ import numpy as np
 from score import Export
 
 export = Export(".")
-ids = {{{ids}}}
+ids = {{
+{ids}
+}}
 print(export.score(ids{dense}))
 ```
 """
@@ -134,7 +136,8 @@ def _inputs(schema: Schema) -> str:
         lines.append(f"| {one.name} | {bag}{_MODES[one.mode]} | {_SOURCES[one.source]} |")
     lines += [
         "",
-        "`Export.rows_of(feature, ids)` finds the row numbers of 64-bit ids in a vocabulary. A missing value has the id -2^63.",
+        "`Export.rows_of(feature, ids)` finds the row numbers of 64-bit ids in a vocabulary; it needs pyarrow. A missing value",
+        "has the id -2^63.",
         "",
     ]
     return "\n".join(lines)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import struct
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class Export:
         return np.stack([self.tables[name].pooled(ids[name]) for name in self.features], axis=1)
 
     def rows_of(self, feature: str, raw_ids: Any) -> Any:
-        """Ids as the dataset has them, of raw 64-bit ids (`text_id` of a string): row numbers where there is a vocabulary."""
+        """Ids as the dataset has them, of raw 64-bit ids (`text_id`, `bucket_id`): row numbers where there is a vocabulary."""
         raw_ids = np.asarray(raw_ids, dtype=np.int64)
         if next(one["mode"] for one in self.schema["features"] if one["name"] == feature) != "vocabulary":
             return raw_ids
@@ -138,6 +139,21 @@ def text_id(text: str) -> int:
     bits = _mix(state ^ len(data))
     bits = _GOLDEN if bits == 1 << 63 else bits
     return bits - (1 << 64) if bits >> 63 else bits
+
+
+def bucket_id(number: float) -> int:
+    """The id of a number in a feature of log buckets; NaN is missing."""
+    if math.isnan(number):
+        return MISSING_ID
+    size = abs(number)
+    bucket = int(size) if size < 3 else 2 + int(np.searchsorted(_bucket_starts(), size, side="right"))
+    return -bucket if number < 0 else bucket
+
+
+@cache
+def _bucket_starts() -> Any:
+    """Where the third bucket and those after it begin: where log(x)^2 reaches 1, 2, ..., rounded up."""
+    return np.unique([math.ceil(math.exp(math.sqrt(k))) for k in range(1, 1900)]).astype(np.float64)
 
 
 def first_values(ids: Any, table: str, card: dict[str, Any]) -> Any:

@@ -125,29 +125,34 @@ def test_the_readme_runs_as_it_stands(deepfm, tmp_path):
 def test_raw_text_scores_as_predict_does(tmp_path):
     """From a CSV file: prepare, train, export, and encode with score.py alone."""
     rng = np.random.default_rng(3)
-    lines = ["label,price,user,city"]
+    lines = ["label,price,user,city,age"]
     for _ in range(600):
         user, city = int(rng.integers(30)), int(rng.integers(9))
         label = int(rng.random() < 1 / (1 + np.exp(2 - 0.15 * user)))
-        lines.append(f"{label},{rng.normal():.4f},u{user},{'' if city == 8 else f'the city of {city}'}")
+        lines.append(
+            f"{label},{rng.normal():.4f},u{user},{'' if city == 8 else f'the city of {city}'},{rng.integers(-3, 90)}"
+        )
     raw = tmp_path / "log.csv"
     raw.write_text("\n".join(lines) + "\n")
     with pytest.raises(SystemExit):
-        main(["prepare", str(raw), "--out", str(tmp_path / "data"), "--label", "label"])
+        main(["prepare", str(raw), "--out", str(tmp_path / "data"), "--label", "label", "--integers", "both"])
     run = train(tmp_path / "run", tmp_path / "data", "fm")
     export(run, tmp_path / "out")
     new = tmp_path / "new.csv"
-    new.write_text("\n".join([*lines[:40], "0,0.5,nobody,the city of 3", "1,,u3,"]) + "\n")
+    new.write_text("\n".join([*lines[:40], "0,0.5,nobody,the city of 3,7", "1,,u3,,"]) + "\n")
     theirs = predicted(run, new, tmp_path / "scores.parquet")
     module = standalone(tmp_path / "out")
     ours = module.Export(tmp_path / "out")
     cells = [line.split(",") for line in new.read_text().splitlines()[1:]]
-    dense = ours.dense_of([[float(cell[1]) if cell[1] else np.nan] for cell in cells])
-    ids = {
-        name: ours.rows_of(name, [module.text_id(cell[column]) for cell in cells])
-        for name, column in (("user", 2), ("city", 3))
+    numbers = np.array([[float(cell) if cell else np.nan for cell in (line[1], line[4])] for line in cells])
+    raw_ids = {
+        "user": [module.text_id(cell[2]) for cell in cells],
+        "city": [module.text_id(cell[3]) for cell in cells],
+        "age_bucket": [module.bucket_id(number) for number in numbers[:, 1]],
     }
-    assert_close(ours.score(ids, dense), theirs)
+    assert sorted(raw_ids) == sorted(ours.features)
+    ids = {name: ours.rows_of(name, values) for name, values in raw_ids.items()}
+    assert_close(ours.score(ids, ours.dense_of(numbers)), theirs)
 
 
 def test_a_model_that_onnxruntime_scores_otherwise_is_refused(tmp_path):

@@ -20,7 +20,7 @@ from rich.table import Table as Grid
 from hotbed.cli.console import err, out
 from hotbed.cli.dataset import open_dataset
 from hotbed.cli.ranks import joined
-from hotbed.cli.train import cache_flags, read_config
+from hotbed.cli.settings import cache_flags, read_config
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,85 @@
+"""What the command line says of a run's settings -> its config; of a run that goes on, what may change on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotbed.cli.console import err
+
+if TYPE_CHECKING:
+    from hotbed.config import RunConfig
+
+# Changing these on --resume would make another run of it, not the same one longer.
+_RESUME_MAY_CHANGE = {
+    "data.eval_batch_size",
+    "data.threads",
+    "tables.cache",
+    "tables.hbm",
+    "tables.memory",
+    "tables.ssd",
+    "tables.policy",
+    "tables.window",
+    "tables.look_ahead",
+    "tables.lr",
+    "tables.l2",
+    "tables.weight_decay",
+    "tables.clip_norm",
+    "dense.lr",
+    "dense.weight_decay",
+    "train.epochs",
+    "train.max_steps",
+    "train.device",
+    "train.log_every",
+    "train.eval_every",
+    "train.patience",
+    "train.plateau_factor",
+    "train.checkpoint_every",
+    "train.checkpoint_full_every",
+    "train.keep_checkpoints",
+    "parallel.mode",
+    "parallel.local_ranks",
+    "parallel.timeout",
+}
+
+
+def cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str | None]:
+    """One flag alone takes the place of whatever a run file says about the size of the cache."""
+    if cache is not None and hbm is None:
+        return {"tables.cache": cache, "tables.hbm": ""}
+    if hbm is not None and cache is None:
+        return {"tables.cache": 0.0, "tables.hbm": hbm}
+    return {"tables.cache": cache, "tables.hbm": hbm}
+
+
+def read_config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -> RunConfig:
+    """The settings of a run file, then of flags, then of --set; all mistakes at once."""
+    from hotbed.config import raise_problems
+    from hotbed.run_file import compose
+
+    config, problems = compose(run_file, given, sets)
+    with err().status("loading torch"):
+        from hotbed.build import option_problems
+    raise_problems(problems + option_problems(config))
+    return config
+
+
+def resumed_config(folder: Path, given: dict[str, Any], sets: list[str], refused: dict[str, Any]) -> RunConfig:
+    """The config of a run with what may change on the way."""
+    from hotbed.build import changed_settings
+    from hotbed.config import read_tree
+    from hotbed.errors import ConfigError
+    from hotbed.train.run_folder import read_json
+
+    both = [name for name, value in refused.items() if value]
+    if both:
+        raise ConfigError(f"--resume goes on with the settings and folder of its run; leave out {', '.join(both)}.")
+    before = read_tree(read_json(folder / "config.json"))
+    after = read_config(folder / "config.json", given, sets)
+    fixed = [path for path in changed_settings(before, after) if path not in _RESUME_MAY_CHANGE]
+    if fixed:
+        raise ConfigError(
+            f"{', '.join(fixed)} cannot change on --resume; it would be another run. Start a new one with "
+            f"`hotbed train {folder / 'config.json'} --set ...`."
+        )
+    return after

@@ -32,6 +32,7 @@ COMMANDS = {
     "train": Entry("hotbed.cli.train", "train_command", "Train a model; without arguments, on the embedded click log."),
     "evaluate": Entry("hotbed.cli.evaluate", "evaluate_command", "Measure a trained model on a split of a dataset."),
     "predict": Entry("hotbed.cli.predict", "predict_command", "Score a dataset or raw files with a trained model."),
+    "serve": Entry("hotbed.cli.serve", "serve_command", "Score over HTTP, with the newest checkpoint of a run."),
     "prepare": Entry("hotbed.cli.prepare", "prepare_command", "Turn raw logs into a dataset directory."),
     "data": Entry("hotbed.cli.data", "data_app", "Describe a dataset, or fetch a public one."),
     "models": Entry("hotbed.cli.models", "models_command", "List the models and their options."),

@@ -12,19 +12,19 @@ were lost, the caller builds the whole model anew beside the old one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.checkpoint.chain import Entry
-from hotbed.checkpoint.read import rows_of
 from hotbed.checkpoint.types import RowPart
 from hotbed.errors import StoreError
 from hotbed.scorer import kernels
 from hotbed.scorer.kernels import EMPTY, Overlay
 from hotbed.scorer.live import Budget, Live, Version, model_of
+from hotbed.scorer.row_groups import weights_of
 from hotbed.scorer.scratch import scratch_file, write_all
 from hotbed.scorer.source import Source
 
@@ -44,6 +44,8 @@ class Changes:
 
     def add(self, keys: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
         """Later rows take the place of earlier ones."""
+        if not len(keys):
+            return
         write_all(self._file, np.ascontiguousarray(rows, dtype=np.float32).data.cast("B"))
         self.num_keys += kernels.add_changes(keys, self._written, self._keys, self._places)
         self._written += len(keys)
@@ -114,41 +116,39 @@ def _same_tables(one: Source, other: Source) -> bool:
     return bool(one.chain) and bool(other.chain) and static and plain and same
 
 
-def _since(live: Live, entries: tuple[Entry, ...], budget: Budget) -> Changes | None:
+def _since(live: Live, entries: Sequence[Entry], budget: Budget) -> Changes | None:
     """The rows of these checkpoints."""
     most = sum(entry.manifest.num_rows for entry in entries)
     if most > live.rows.most_changes:
         return None
     changes = Changes(most, live.rows.dim, budget)
-    for part in (part for entry in entries for part in rows_of(entry)):
+    for part in (part for entry in entries for part in weights_of(entry)):
         _add(changes, live, part)
     return changes
 
 
 def _differing(live: Live, source: Source, budget: Budget) -> Changes | None:
-    """The rows of a whole chain that are others here; None where they are too many, or where rows are here alone."""
-    if len(source.chain) > 1:  # the same row may come twice, and the first be equal
-        return None
+    """The rows of a chain that are others here; None where they are too many, or where it lacks a row that is here."""
+    full, *later = source.chain
+    room = live.rows.most_changes - sum(entry.manifest.num_rows for entry in later)
     changes = Changes(live.rows.most_changes, live.rows.dim, budget)
-    new = dict.fromkeys(source.tables, 0)
     numbers = {name: number for number, name in enumerate(source.tables)}
-    for part in rows_of(source.chain[0]):
-        ids = part.ids.numpy()
-        rows = part.columns["weight"].float().numpy()
+    here = {name: live.rows.num_marked(numbers[name], one.rows or 0) for name, one in source.tables.items()}
+    for part in weights_of(full):
+        ids, rows = part.ids.numpy(), part.columns["weight"].float().numpy()
         keys = live.keys_of(part.table, ids)
-        new[part.table] += int((~live.rows.is_marked(numbers[part.table], ids)).sum())
+        here[part.table] -= int(live.rows.is_marked(numbers[part.table], ids).sum())
         other = live.rows.differs(keys, rows)
-        if changes.num_keys + int(other.sum()) > live.rows.most_changes:
+        if changes.num_keys + int(other.sum()) > room:
             return None
         changes.add(keys[other], rows[other])
-    for name, table in source.tables.items():
-        marked = live.rows.num_marked(numbers[name], table.rows or 0)
-        if marked + new[name] != source.chain[0].manifest.rows.get(name, 0):
-            return None
+    if any(here.values()):
+        return None
+    for part in (part for entry in later for part in weights_of(entry)):
+        _add(changes, live, part)
     return changes
 
 
 def _add(changes: Changes, live: Live, part: RowPart) -> None:
-    if "weight" in part.columns:
-        ids = np.ascontiguousarray(part.ids.numpy())
-        changes.add(live.keys_of(part.table, ids), part.columns["weight"].float().numpy())
+    ids = np.ascontiguousarray(part.ids.numpy())
+    changes.add(live.keys_of(part.table, ids), part.columns["weight"].float().numpy())

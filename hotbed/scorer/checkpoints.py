@@ -10,12 +10,13 @@ from hotbed.build import card_of
 from hotbed.checkpoint.chain import Entry, chain_of
 from hotbed.checkpoint.dense import DENSE, mean_of
 from hotbed.checkpoint.owners import Owners
-from hotbed.checkpoint.read import check_sizes, gone_of, rows_of, tensors_of
+from hotbed.checkpoint.read import check_sizes, gone_of, tensors_of
 from hotbed.checkpoint.types import RowPart
 from hotbed.config import read_tree
 from hotbed.data.embedded import resolve
 from hotbed.data.schema import Schema
 from hotbed.errors import DataError, RunError
+from hotbed.scorer.row_groups import weights_of
 from hotbed.scorer.source import Source, TableSource
 from hotbed.shard import Shard
 from hotbed.snapshot import thawed
@@ -102,7 +103,6 @@ def _parts(chains: Sequence[Sequence[Entry]]) -> Iterator[RowPart]:
                 elif last[folder] is entry:
                     yield from owners.thawed(folder, frozen)
             yield from (RowPart(table, ids, {}) for table, ids in gone_of(entry))
-            for part in rows_of(entry):
-                if "weight" in part.columns:
-                    kept = owners.owned(part)
-                    yield RowPart(part.table, part.ids[kept], {name: one[kept] for name, one in part.columns.items()})
+            for part in weights_of(entry):
+                kept = owners.owned(part)
+                yield RowPart(part.table, part.ids[kept], {name: one[kept] for name, one in part.columns.items()})

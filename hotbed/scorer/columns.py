@@ -38,7 +38,7 @@ class ColumnEncoder:
 
     def batch(self, columns: Any) -> Batch:
         """All samples of the columns; labels are NaN."""
-        table = as_record_batch(columns, self.names)
+        table = self._typed(as_record_batch(columns, self.names))
         chunk = Chunk(
             str(_HERE), read_columns(table, _HERE, None), np.arange(table.num_rows), lambda i: _shown(table, i), [], 0
         )
@@ -48,6 +48,13 @@ class ColumnEncoder:
             more = f"; {len(encoded.bad) - 1:,} more rows have faults" if len(encoded.bad) > 1 else ""
             raise FormatError(f"row {first.line} cannot be scored: {first.reason}{more}.")
         return self.batch_of(encoded)
+
+    def _typed(self, table: pa.RecordBatch) -> pa.RecordBatch:
+        """The same columns; a bag in which every sample has none is still a column of bags."""
+        for feature in (one for one in self.schema.features if one.multi):
+            place = table.schema.names.index(raw_column(feature))
+            table = table.set_column(place, raw_column(feature), as_bags(table.column(place), feature))
+        return table
 
     def batch_of(self, encoded: Encoded) -> Batch:
         """Ids and numbers as the model reads them."""
@@ -102,6 +109,13 @@ def as_record_batch(columns: Any, names: Sequence[str]) -> pa.RecordBatch:
         f"columns must be a mapping of names to values, a DataFrame, an Arrow table or a list of rows, "
         f"not {type(columns).__name__}."
     )
+
+
+def as_bags(array: pa.Array, feature: IdFeature) -> pa.Array:
+    """The column of a feature of bags; one of nulls alone, or of empty lists, does not say of what it is."""
+    if pa.types.is_null(array.type) or array.type == pa.list_(pa.null()):
+        return pa.array([None] * len(array), pa.string() if feature.separator else pa.list_(pa.string()))
+    return array
 
 
 def _of_frame(frame: Any, names: Sequence[str]) -> pa.RecordBatch:

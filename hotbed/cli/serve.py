@@ -1,0 +1,60 @@
+"""`hotbed serve`: an HTTP scorer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from hotbed.cli.console import err
+from hotbed.errors import ConfigError
+
+
+def serve_command(
+    model: Path = typer.Argument(..., metavar="MODEL", help="A run, a checkpoint or an export."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; any other than loopback is open to the network."),
+    port: int = typer.Option(8000, min=0, max=65535, help="0 takes any that is free."),
+    memory: str = typer.Option(
+        "100MB", help="Most that is held for rows and for finding them; the rest stays in files."
+    ),
+    threads: int = typer.Option(2, min=1, max=256, help="Threads that score."),
+    scratch: Path | None = typer.Option(
+        None, help="Folder on a local disk for rows of checkpoints; else that of MODEL."
+    ),
+    poll: float = typer.Option(
+        2.0, min=0, help="Seconds between two looks for a newer model; 0: only on POST /reload."
+    ),
+    max_body: str = typer.Option("4MiB", help="Longest body of a request."),
+    max_candidates: int = typer.Option(4096, min=1, help="Most candidates of a request."),
+    max_in_flight: int = typer.Option(256, min=1, help="Most requests at once; others get 503 and Retry-After."),
+    time_limit: float = typer.Option(5.0, min=0.001, help="Seconds for a request."),
+) -> None:
+    """Score over HTTP: POST /score, with a page at / that explains it.
+
+    Rows stay in their files, so tables may be larger than memory. New checkpoints of the run are taken over while requests
+    are answered. Needs `pip install 'hotbed[serve]'`.
+
+    [bold]For example:[/bold]
+
+    hotbed serve runs/demo
+
+    hotbed serve runs/demo --port 9000 --memory 1GB --max-candidates 1000
+    """
+    try:
+        import orjson  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"`hotbed serve` needs {error.name}, which is not here: pip install 'hotbed[serve]'."
+        ) from error
+    import logging
+
+    with err().status("loading the model"):
+        from hotbed.memory import parse_bytes
+        from hotbed.serve.limits import Limits
+        from hotbed.serve.server import Address, Holding, serve
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    limits = Limits(parse_bytes(max_body, "--max-body"), max_candidates, max_in_flight, time_limit)
+    serve(model, Address(host, port), Holding(memory, scratch, threads, poll), limits)

@@ -1,0 +1,165 @@
+"""HTTP in, answers out: the paths of the server, its limits, and what it counts. Scoring itself is in pool.py."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from hotbed.scorer import Scorer
+from hotbed.serve.limits import Limits, RequestError
+from hotbed.serve.metrics import Metrics
+from hotbed.serve.openapi import document
+from hotbed.serve.page import page
+from hotbed.serve.pool import Answer, Job, Pool
+from hotbed.serve.watch import Watch
+
+_RETRY_SECONDS = b"1"
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+)
+
+
+class Service:
+    """One scorer behind HTTP."""
+
+    def __init__(self, scorer: Scorer, limits: Limits, watch: Watch, metrics: Metrics, pool: Pool) -> None:
+        self._scorer, self._limits, self._watch, self._metrics, self._pool = scorer, limits, watch, metrics, pool
+        self.closing = False
+        self.app = Starlette(
+            routes=[
+                Route("/score", self._score_app, methods=["POST"]),
+                Route("/healthz", self._health),
+                Route("/readyz", self._ready),
+                Route("/metrics", self._show_metrics),
+                Route("/reload", self._reload, methods=["POST"]),
+                Route("/openapi.json", self._openapi),
+                Route("/", self._page),
+            ],
+            exception_handlers={404: _http_error, 405: _http_error},
+        )
+
+    @property
+    def _score_app(self) -> Any:
+        """As an application of its own: no object is made of what the request does not need."""
+        return _Score(self._limits, self._metrics, self._pool)
+
+    async def _health(self, request: Request) -> Response:
+        return PlainTextResponse("alive\n")
+
+    async def _ready(self, request: Request) -> Response:
+        return PlainTextResponse("closing\n", 503) if self.closing else PlainTextResponse("ready\n")
+
+    async def _show_metrics(self, request: Request) -> Response:
+        return PlainTextResponse(self._metrics.text(self._scorer), media_type="text/plain; version=0.0.4")
+
+    async def _reload(self, request: Request) -> Response:
+        if not is_loopback(request.client.host if request.client else ""):
+            return JSONResponse({"error": "a model is reloaded from the machine of the server only"}, 403)
+        way = await asyncio.to_thread(self._watch.look)
+        found = {"update": way, "model": self._scorer.version}
+        return JSONResponse(found | ({"error": self._metrics.last_error} if way == "refused" else {}))
+
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(document(self._scorer.live.schema, self._limits))
+
+    async def _page(self, request: Request) -> Response:
+        return HTMLResponse(
+            page(self._scorer.live.schema, self._limits), headers={"content-security-policy": _PAGE_POLICY}
+        )
+
+
+class _Score:
+    """POST /score."""
+
+    def __init__(self, limits: Limits, metrics: Metrics, pool: Pool) -> None:
+        self._limits, self._metrics, self._pool = limits, metrics, pool
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        if self._metrics.in_flight >= self._limits.in_flight:
+            answer = _answer(RequestError(503, "too many requests at once", limit=self._limits.in_flight))
+        else:
+            self._metrics.in_flight += 1
+            try:
+                answer = await self._answered(scope, receive)
+            finally:
+                self._metrics.in_flight -= 1
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer.body)).encode())]
+        if answer.status == 503:
+            headers.append((b"retry-after", _RETRY_SECONDS))
+        if answer.status in (408, 411, 413, 503):
+            headers.append((b"connection", b"close"))  # the rest of the body is not read
+        self._metrics.answered(answer.status, time.perf_counter() - began)
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    async def _answered(self, scope: Scope, receive: Receive) -> Answer:
+        loop = asyncio.get_running_loop()
+        job: Job | None = None
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                body = await self._read(scope, receive)
+                job = Job(body, loop.create_future())
+                self._pool.submit(job)
+                return await job.answer
+        except RequestError as refused:
+            return _answer(refused)
+        except TimeoutError:
+            if job is None:
+                return _answer(RequestError(408, "the body did not arrive in time", limit=self._limits.seconds))
+            job.given_up = True
+            return _answer(RequestError(503, "the server is too slow for its load", limit=self._limits.seconds))
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        """The body, as far as the limit."""
+        most = self._limits.body_bytes
+        for name, value in scope["headers"]:
+            if name == b"content-length":
+                if not value.isdigit():
+                    raise RequestError(411, "content-length is not a number")
+                if int(value) > most:
+                    raise RequestError(413, f"a body of {int(value)} bytes is too long", limit=most)
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise RequestError(400, "the client has gone")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > most:
+                raise RequestError(413, "the body is too long", limit=most)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name is of this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _answer(refused: RequestError) -> Answer:
+    return Answer(refused.status, orjson.dumps(refused.document))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    what = (
+        "there is no such path; / lists them"
+        if status == 404
+        else f"{request.method} is not for this path; / lists them"
+    )
+    return JSONResponse({"error": what, "where": request.url.path}, status, headers=getattr(error, "headers", None))

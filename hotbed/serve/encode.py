@@ -1,0 +1,195 @@
+"""A question in, a Batch out, as ColumnEncoder would make it, with little Python for each value.
+
+Strings of all features are joined by zero bytes and hashed in one compiled pass; numbers become one array. Whatever is not
+plain (missing values, numbers where strings are usual, lists, zero bytes, values out of range) takes the way of ColumnEncoder,
+column by column, which also finds the words for what is wrong. A feature of the context is encoded once and stands for all.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numba import njit
+from numpy.typing import NDArray
+
+from hotbed.data.encoded import raw_column
+from hotbed.data.formats.chunk import Column, Faults
+from hotbed.data.formats.parquet import read_columns
+from hotbed.data.hash_kernels import MISSING_ID, hash_span
+from hotbed.data.schema import DenseColumn, IdFeature
+from hotbed.data.values import LARGEST, Bags, read_dense, read_ids, standardise
+from hotbed.errors import FormatError
+from hotbed.scorer.columns import ColumnEncoder, as_bags
+from hotbed.serve.limits import RequestError
+from hotbed.serve.question import Question
+from hotbed.types import Batch, Jagged
+
+_HERE = Path("the request")
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+class QuestionEncoder:
+    """Of one model."""
+
+    def __init__(self, encoder: ColumnEncoder) -> None:
+        self._encoder, schema = encoder, encoder.schema
+        self._features, self._dense = schema.features, schema.dense
+        self._single = [one for one in schema.features if not one.multi]
+        self._multi = [one for one in schema.features if one.multi]
+        self._log = np.array([one.transform == "log" for one in schema.dense])
+        self._mean = np.array([one.mean for one in schema.dense])
+        self._scale = np.array([one.scale for one in schema.dense])
+
+    def batch(self, question: Question) -> Batch:
+        """All candidates; a RequestError says which value cannot be read."""
+        size = question.size
+        ids = np.empty((size, len(self._single)), dtype=np.int64)
+        hashed = self._hashed(question)
+        for place, feature in enumerate(self._single):
+            found = hashed.get(feature.name)
+            if found is None:
+                found = self._one_by_one(question, feature)
+            ids[:, place] = self._encoder.rows_of(feature, found)  # one of the context is spread over all
+        bags = {feature.name: self._bag(question, feature) for feature in self._multi}
+        return Batch(
+            labels=torch.empty(size),
+            dense=torch.from_numpy(self._numbers(question)),
+            ids=torch.from_numpy(ids),
+            bags=bags,
+        )
+
+    def _hashed(self, question: Question) -> dict[str, NDArray[np.int64]]:
+        """The ids of features whose values are all strings."""
+        names, lists = [], []
+        for feature in self._single:
+            if feature.source == "string":
+                values = _values(question, raw_column(feature))
+                if set(map(type, values)) == {str}:
+                    names.append(feature.name)
+                    lists.append(values)
+        if not names:
+            return {}
+        text = "\0".join(chain.from_iterable(lists))
+        count = sum(map(len, lists))
+        ids = np.empty(count, dtype=np.int64)
+        if hash_joined(np.frombuffer(text.encode(), dtype=np.uint8), ids) != count:
+            return {}  # a value has a zero byte in it
+        found, start = {}, 0
+        for name, values in zip(names, lists):
+            found[name] = ids[start : start + len(values)]
+            start += len(values)
+        return found
+
+    def _one_by_one(self, question: Question, feature: IdFeature) -> NDArray[np.int64]:
+        """The ids of a feature whose values are not all plain strings."""
+        name = raw_column(feature)
+        values = _values(question, name)
+        if feature.source == "integer" and type(values[0]) is int:
+            array = _array(values)
+            if array is not None and array.dtype == np.int64 and array.min() > MISSING_ID:
+                return array
+        faults = Faults(len(values))
+        found = self._read(question, name, lambda column: read_ids(column, feature, faults), faults)
+        return np.asarray(found)
+
+    def _bag(self, question: Question, feature: IdFeature) -> Jagged:
+        name, size = raw_column(feature), question.size
+        faults = Faults(len(_values(question, name)))
+        found: Bags = self._read(question, name, lambda column: read_ids(column, feature, faults), faults, feature)
+        rows, offsets = self._encoder.rows_of(feature, found.ids), found.offsets
+        if name not in question.candidates:
+            rows, offsets = np.tile(rows, size), np.arange(size + 1) * len(rows)
+        return Jagged(torch.from_numpy(rows), torch.from_numpy(offsets))
+
+    def _numbers(self, question: Question) -> NDArray[np.float32]:
+        """[B, N], standardised."""
+        size = question.size
+        out = np.empty((size, len(self._dense)), dtype=np.float32)
+        for in_context in (False, True):
+            here = [n for n, one in enumerate(self._dense) if (one.name not in question.candidates) == in_context]
+            if not here:
+                continue
+            values = [_values(question, self._dense[n].name) for n in here]
+            plain = _plain_numbers(values)
+            if plain is None:
+                for n in here:
+                    out[:, n] = self._number(question, self._dense[n])
+                continue
+            log = self._log[here]
+            plain[log] = np.sign(plain[log]) * np.log1p(np.abs(plain[log]))
+            standard = (plain - self._mean[here, None]) / self._scale[here, None]
+            out[:, here] = np.clip(standard, -_FLOAT32_MAX, _FLOAT32_MAX).T.astype(np.float32)
+        return out
+
+    def _number(self, question: Question, spec: DenseColumn) -> NDArray[np.float32]:
+        faults = Faults(len(_values(question, spec.name)))
+        return standardise(
+            self._read(question, spec.name, lambda column: read_dense(column, spec, faults), faults), spec
+        )
+
+    def _read(self, question: Question, name: str, read: Any, faults: Faults, bags: IdFeature | None = None) -> Any:
+        """A column by the way of all raw data; what is wrong names the place in the request."""
+        part = "candidates" if name in question.candidates else "context"
+        try:
+            found = read(_column(name, _values(question, name), bags))
+        except FormatError as error:
+            raise RequestError(422, str(error), where=f"{part}.{name}") from None
+        if faults.any:
+            bad = faults.bad_rows("", np.arange(len(faults.good)), lambda _: "")[0]
+            where = f"{part}.{name}" if part == "context" else f"{part}.{name}[{bad.line}]"
+            raise RequestError(422, f"{bad.reason}", where=where)
+        return found
+
+
+def _values(question: Question, name: str) -> list[Any]:
+    """Of a column; one where the context has it."""
+    return question.candidates[name] if name in question.candidates else [question.context[name]]
+
+
+def _array(values: list[Any]) -> NDArray[Any] | None:
+    try:
+        return np.array(values)
+    except (ValueError, OverflowError, TypeError):
+        return None
+
+
+def _plain_numbers(values: list[list[Any]]) -> NDArray[np.float64] | None:
+    """[columns, values] where all are numbers within range, else None."""
+    if set(map(type, chain.from_iterable(values))) - {int, float}:
+        return None
+    array = _array(values)
+    if array is None or array.dtype.kind not in "if":
+        return None
+    numbers: NDArray[np.float64] = array.astype(np.float64)
+    return numbers if np.abs(numbers).max(initial=0.0) <= LARGEST else None
+
+
+def _column(name: str, values: list[Any], bags: IdFeature | None) -> Column:
+    """As Arrow reads it."""
+    try:
+        array = pa.array(values) if bags is None else as_bags(pa.array(values), bags)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, UnicodeError) as error:
+        raise FormatError(f"{name} holds values that do not go together: {str(error).splitlines()[0][:200]}") from None
+    try:
+        return read_columns(pa.RecordBatch.from_arrays([array], names=[name]), _HERE, None)[name]
+    except FormatError:
+        raise FormatError(f"{name} holds values of type {array.type}; it must hold numbers, strings or lists") from None
+
+
+@njit(nogil=True, cache=True)
+def hash_joined(data: Any, ids: Any) -> Any:
+    """The ids of values that stand between zero bytes; an empty one is missing. How many there were, if `ids` has room."""
+    count, start = 0, 0
+    for at in range(data.shape[0] + 1):
+        if at == data.shape[0] or data[at] == 0:
+            if count == ids.shape[0]:
+                return count + 1
+            ids[count] = hash_span(data, start, at) if at > start else MISSING_ID
+            count += 1
+            start = at + 1
+    return count

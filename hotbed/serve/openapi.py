@@ -1,0 +1,203 @@
+"""/openapi.json: what the server takes and gives, for the very model that it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hotbed
+from hotbed.data.encoded import raw_column
+from hotbed.data.schema import IdFeature, Schema
+from hotbed.serve.limits import Limits
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {"type": "string", "description": "What is wrong."},
+        "where": {"type": "string", "description": "The place in the request, such as candidates.user[3]."},
+        "limit": {"type": "number", "description": "The limit that was passed."},
+    },
+}
+
+
+def document(schema: Schema, limits: Limits) -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    features = features_of(schema)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "hotbed scorer",
+            "version": hotbed.__version__,
+            "description": "Probabilities of candidates by a trained model.",
+        },
+        "paths": {
+            "/score": {"post": _score(schema, features, limits)},
+            "/healthz": {"get": _plain("The process is alive.", "Alive.", "text/plain")},
+            "/readyz": {
+                "get": {
+                    **_plain("Whether it takes requests.", "It does.", "text/plain"),
+                    "responses": {"200": {"description": "It does."}, "503": {"description": "It is shutting down."}},
+                }
+            },
+            "/metrics": {"get": _plain("Counters for Prometheus.", "Text format 0.0.4.", "text/plain")},
+            "/reload": {"post": _reload()},
+            "/openapi.json": {"get": _plain("This document.", "OpenAPI 3.1.", "application/json")},
+            "/": {"get": _plain("This document for people.", "A page.", "text/html")},
+        },
+        "components": {
+            "schemas": {
+                "Error": _ERROR,
+                "Context": {
+                    "type": "object",
+                    "description": "Features that hold for all candidates.",
+                    "properties": features,
+                    "additionalProperties": False,
+                },
+                "Candidates": {
+                    "type": "object",
+                    "description": "Features by column: lists of one value for each candidate, all of the same length.",
+                    "properties": {
+                        name: {"type": "array", "items": one, "minItems": 1, "maxItems": limits.candidates}
+                        for name, one in features.items()
+                    },
+                    "additionalProperties": False,
+                    "minProperties": 1,
+                },
+                "Row": {"type": "object", "properties": features, "additionalProperties": False},
+            }
+        },
+    }
+
+
+def features_of(schema: Schema) -> dict[str, Any]:
+    """What one value of every column may be."""
+    found: dict[str, Any] = {}
+    for spec in schema.dense:
+        found[spec.name] = {"type": ["number", "null"], "description": "A number; null: missing.", "example": 1.5}
+    for feature in schema.features:
+        found.setdefault(raw_column(feature), _value_of(feature))
+    return found
+
+
+def example_of(schema: Schema) -> dict[str, Any]:
+    """A request of two candidates."""
+    features = features_of(schema)
+    names = list(features)
+    half = len(names) // 2
+    return {
+        "context": {name: features[name]["example"] for name in names[:half]},
+        "candidates": {name: [features[name]["example"]] * 2 for name in names[half:]},
+    }
+
+
+def _value_of(feature: IdFeature) -> dict[str, Any]:
+    if feature.source == "bucket":
+        return {"type": ["number", "null"], "description": "A number, read as a bucket; null: missing.", "example": 3}
+    kinds, example = (
+        (["integer", "null"], 7) if feature.source == "integer" else (["string", "integer", "null"], "some-id")
+    )
+    one = {"type": kinds, "description": "An id; null: missing; one never seen counts as unknown.", "example": example}
+    if not feature.multi:
+        return one
+    several: list[Any] = [{"type": "array", "items": {"type": kinds}}]
+    if feature.separator:
+        several = [{"type": "string"}]
+    return {
+        "anyOf": [*several, {"type": "null"}],
+        "description": "Ids of one bag" + (f", joined by {feature.separator!r}." if feature.separator else "."),
+        "example": feature.separator.join(["a", "b"]) if feature.separator else [example],
+    }
+
+
+def _score(schema: Schema, features: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    def refused(description: str) -> dict[str, Any]:
+        return {
+            "description": description,
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+        }
+
+    body = {
+        "oneOf": [
+            {
+                "type": "object",
+                "required": ["candidates"],
+                "properties": {
+                    "context": {"$ref": "#/components/schemas/Context"},
+                    "candidates": {"$ref": "#/components/schemas/Candidates"},
+                },
+                "additionalProperties": False,
+            },
+            {
+                "type": "object",
+                "required": ["rows"],
+                "properties": {
+                    "context": {"$ref": "#/components/schemas/Context"},
+                    "rows": {
+                        "type": "array",
+                        "items": {"$ref": "#/components/schemas/Row"},
+                        "minItems": 1,
+                        "maxItems": limits.candidates,
+                    },
+                },
+                "additionalProperties": False,
+            },
+        ]
+    }
+    answer = {
+        "type": "object",
+        "required": ["scores", "model"],
+        "properties": {
+            "scores": {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 1}},
+            "model": {"type": "string", "description": "The version of the model that gave all of them."},
+        },
+    }
+    return {
+        "summary": "Score candidates.",
+        "description": f"Every one of {', '.join(features)} is given once: in context, or for each candidate.",
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": body, "example": example_of(schema)}},
+        },
+        "responses": {
+            "200": {
+                "description": "One probability for each candidate, in order.",
+                "content": {"application/json": {"schema": answer}},
+            },
+            "400": refused("The body is not JSON."),
+            "411": refused("The length of the body is not a number."),
+            "413": refused(f"More than {limits.body_bytes} bytes or {limits.candidates} candidates."),
+            "422": refused("A part, a feature or a value is missing, unknown or of the wrong kind."),
+            "503": refused(
+                f"More than {limits.in_flight} requests at once, or none finished in {limits.seconds} s; "
+                "Retry-After says when to come back."
+            ),
+        },
+    }
+
+
+def _reload() -> dict[str, Any]:
+    return {
+        "summary": "Look for a newer model now; from this machine only.",
+        "responses": {
+            "200": {
+                "description": "How it came (none, same, incremental, full, whole, refused) and which model scores.",
+                "content": {
+                    "application/json": {
+                        "schema": {
+                            "type": "object",
+                            "properties": {
+                                "update": {"type": "string"},
+                                "model": {"type": "string"},
+                                "error": {"type": "string"},
+                            },
+                        }
+                    }
+                },
+            },
+            "403": {"description": "The client is on another machine."},
+        },
+    }
+
+
+def _plain(summary: str, description: str, media: str) -> dict[str, Any]:
+    return {"summary": summary, "responses": {"200": {"description": description, "content": {media: {}}}}}

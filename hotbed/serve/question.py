@@ -1,0 +1,119 @@
+"""The body of a request in, its columns out, checked: every way it can be wrong is a RequestError that says what and where."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from hotbed.serve.limits import Limits, RequestError
+
+_PARTS = ("context", "candidates", "rows")
+
+
+class Question(NamedTuple):
+    """Values by column: one for all candidates, or one for each."""
+
+    size: int
+    context: dict[str, Any]
+    candidates: dict[str, list[Any]]
+
+
+def read_question(body: bytes, names: Sequence[str], limits: Limits) -> Question:
+    """Parse and check; `names` are the columns that the model reads."""
+    try:
+        tree = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(400, f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise RequestError(400, "the body is not JSON: it is nested too deeply") from None
+    if not isinstance(tree, dict):
+        raise RequestError(422, f"the body must be an object with candidates (or rows), not {_kind(tree)}")
+    unknown = [name for name in tree if name not in _PARTS]
+    if unknown:
+        raise RequestError(422, f"there is no part {unknown[0]!r}; there are {', '.join(_PARTS)}", where=unknown[0])
+    context = tree.get("context") or {}
+    if not isinstance(context, dict):
+        raise RequestError(422, f"context must be an object of features, not {_kind(context)}", where="context")
+    if ("rows" in tree) == ("candidates" in tree):
+        raise RequestError(422, "give either candidates (values by feature) or rows (one object for each candidate)")
+    rows = tree.get("rows")
+    candidates = _of_rows(rows) if rows is not None or "rows" in tree else tree["candidates"]
+    if not isinstance(candidates, dict):
+        raise RequestError(422, f"candidates must be an object of lists, not {_kind(candidates)}", where="candidates")
+    size = _size(candidates, limits)
+    _check_names(context, candidates, names)
+    return Question(size, context, candidates)
+
+
+def _of_rows(rows: Any) -> dict[str, list[Any]]:
+    """Rows as columns; what a row lacks is missing in it."""
+    if not isinstance(rows, list):
+        raise RequestError(422, f"rows must be a list of objects, not {_kind(rows)}", where="rows")
+    columns: dict[str, list[Any]] = {}
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise RequestError(422, f"a row must be an object of features, not {_kind(row)}", where=f"rows[{number}]")
+        if row.keys() != rows[0].keys():
+            other = min(row.keys() ^ rows[0].keys())
+            raise RequestError(
+                422,
+                f"all rows must have the same features; this one and the first differ in {other!r}",
+                where=f"rows[{number}]",
+            )
+    if not rows:
+        raise RequestError(422, "there are no rows to score", where="rows")
+    for name in rows[0]:
+        columns[name] = [row[name] for row in rows]
+    return columns
+
+
+def _size(candidates: Mapping[str, Any], limits: Limits) -> int:
+    """How many candidates there are."""
+    if not candidates:
+        raise RequestError(422, "there are no candidates: give at least one feature of theirs", where="candidates")
+    sizes = {}
+    for name, values in candidates.items():
+        if not isinstance(values, list):
+            raise RequestError(
+                422,
+                f"a feature of candidates must be a list of values, not {_kind(values)}",
+                where=f"candidates.{name}",
+            )
+        sizes[name] = len(values)
+    first = next(iter(sizes))
+    for name, size in sizes.items():
+        if size != sizes[first]:
+            raise RequestError(
+                422, f"{name!r} has {size} values and {first!r} has {sizes[first]}", where=f"candidates.{name}"
+            )
+    if not sizes[first]:
+        raise RequestError(422, "there are no candidates to score", where=f"candidates.{first}")
+    if sizes[first] > limits.candidates:
+        raise RequestError(
+            413, f"{sizes[first]} candidates are too many", where=f"candidates.{first}", limit=limits.candidates
+        )
+    return sizes[first]
+
+
+def _check_names(context: Mapping[str, Any], candidates: Mapping[str, Any], names: Sequence[str]) -> None:
+    known = set(names)
+    for part, given in (("context", context), ("candidates", candidates)):
+        for name in given:
+            if name not in known:
+                close = difflib.get_close_matches(name, names, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names[:40])}"
+                raise RequestError(422, f"the model has no feature {name[:60]!r}; {hint}", where=f"{part}.{name[:60]}")
+    for name in names:
+        if (name in context) == (name in candidates):
+            if name in context:
+                raise RequestError(422, f"{name!r} is in context and in candidates; give one", where=f"context.{name}")
+            raise RequestError(422, f"{name!r} is missing; give null where it is not known", where=f"candidates.{name}")
+
+
+def _kind(value: Any) -> str:
+    """What JSON calls it."""
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")

@@ -1,0 +1,145 @@
+"""A path and settings in, a server that runs until it is told to stop. Ctrl-C or SIGTERM: what is in flight is finished."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import uvicorn
+
+from hotbed.errors import ConfigError
+from hotbed.scorer import Scorer
+from hotbed.scorer.source import open_source
+from hotbed.serve.app import Service, is_loopback
+from hotbed.serve.limits import Limits
+from hotbed.serve.metrics import Metrics
+from hotbed.serve.pool import Pool
+from hotbed.serve.watch import Watch, newest
+
+_SWITCH_SECONDS = 0.0005  # between threads of Python: an answer waits for no thread that computes
+_IDLE_SECONDS = 75  # before a connection is closed; longer than proxies keep theirs, so that they close first
+_LONGEST_GOODBYE = 30  # seconds for what is in flight
+_log = logging.getLogger("hotbed.serve")
+
+
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any that is free
+
+
+class Holding(NamedTuple):
+    """How the model is held."""
+
+    memory: str
+    scratch: Path | None = None
+    threads: int = 2  # that score
+    poll: float = 2.0  # seconds between two looks for a newer model; 0: only when asked
+
+
+def serve(place: Path, address: Address, holding: Holding, limits: Limits) -> None:
+    """Load the model, then listen; returns when asked to stop."""
+    if not is_loopback(address.host):
+        _log.warning(
+            "listening on %s: whoever reaches this machine can ask for scores; there is no encryption and no password. "
+            "Put a proxy in front of it.",
+            address.host,
+        )
+    with _listening(address) as socket_:
+        _serve(place, holding, limits, socket_)
+
+
+def _serve(place: Path, holding: Holding, limits: Limits, socket_: socket.socket) -> None:
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    torch.set_num_threads(1)  # requests are scored side by side, not each by many threads
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    found = newest(place)
+    source = found.open() if found is not None else open_source(place)
+    scorer = Scorer(source, holding.memory, "cpu", holding.scratch or place, updated=True)
+    metrics = Metrics()
+    pool = Pool(scorer, limits, metrics, holding.threads)
+    watch = Watch(place, scorer, metrics, found, holding.poll)
+    pool.warm()
+    service = Service(scorer, limits, watch, metrics, pool)
+    with scorer, _quiet_signals():
+        _run(service, pool, watch, socket_)
+
+
+def _run(service: Service, pool: Pool, watch: Watch, socket_: socket.socket) -> None:
+    config = uvicorn.Config(
+        service.app,
+        http="httptools",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        backlog=2048,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=_LONGEST_GOODBYE,
+    )
+    server = _Server(config, service, pool)
+    watch.start()
+    try:
+        server.run(sockets=[socket_])
+    finally:
+        watch.stop()
+        pool.stop()
+
+
+@contextmanager
+def _listening(address: Address) -> Iterator[socket.socket]:
+    """A socket that is ours from here on, before a model is loaded in vain."""
+    made = None
+    try:
+        family, kind, number, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, number)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(place)
+    except OSError as error:
+        if made is not None:
+            made.close()
+        raise ConfigError(
+            f"cannot listen on {address.host}:{address.port}: {error.strerror or error}. Choose another --host or --port."
+        ) from error
+    with made:
+        yield made
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, that says where it listens and tells the service when it begins to close."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, pool: Pool) -> None:
+        super().__init__(config)
+        self._service, self._pool = service, pool
+
+    async def startup(self, sockets: Any = None) -> None:
+        self._pool.start(asyncio.get_running_loop())
+        await super().startup(sockets)
+        for one in sockets or ():
+            host, port = one.getsockname()[:2]
+            _log.info("listening on http://%s:%s", f"[{host}]" if ":" in host else host, port)
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        self._service.closing = True
+        await super().shutdown(sockets)
+
+
+@contextmanager
+def _quiet_signals() -> Iterator[None]:
+    """uvicorn raises a signal again once it has closed: then there is nothing left to do."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: None) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)

@@ -105,10 +105,7 @@ def _gradient_line(found: Explanation) -> str:
 
 
 def _history_lines(found: Explanation) -> list[str]:
-    history = found.history
-    if history is None:
-        return []
-    uses = history.uses
+    history, uses = found.history, found.uses
     if not uses.lookups:
         lines = ["  used     never in training"]
     else:
@@ -118,10 +115,10 @@ def _history_lines(found: Explanation) -> list[str]:
         ]
     if uses.evaluation_lookups:
         lines[0] += f"; {uses.evaluation_lookups:,} times in evaluations"
-    if history.agreement is not None:
-        exact = "" if history.agreement == 1.0 else "about "
+    if history is not None and history.agreement is not None:
+        exact = "" if history.agreement == 1.0 else " (near: see the note)"
         lines.append(
-            f"  moved    {exact}into the cache {_times(history.admissions)}, out of it {_times(history.evictions)}"
+            f"  moved    into the cache {_times(history.admissions)}, out of it {_times(history.evictions)}{exact}"
         )
         shown = history.moves[-_SHOWN_MOVES:]
         words = [f"{'in' if move.into_cache else 'out'} {_step_word(move.step, move.while_training)}" for move in shown]
@@ -132,7 +129,7 @@ def _history_lines(found: Explanation) -> list[str]:
 
 
 def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count:,} times"
+    return {0: "never", 1: "once"}.get(count, f"{count:,} times")
 
 
 def _step_word(step: int, while_training: bool) -> str:
@@ -154,8 +151,6 @@ def _score_lines(found: Explanation) -> list[str]:
 
 def _next_lines(found: Explanation) -> list[str]:
     following = found.next_use
-    if following is None:
-        return []
     if following.step is not None:
         return [f"  next     in step {following.step:,}, by the reader's order"]
     rate = "" if following.every is None else f"; so far it was used every {following.every:,.1f} steps"

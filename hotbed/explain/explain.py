@@ -13,7 +13,7 @@ from hotbed.cache import look_far
 from hotbed.errors import ConfigError
 from hotbed.explain.asked import Asked, feature_of, row_asked
 from hotbed.explain.history import History, Uses, census_of, history_of
-from hotbed.explain.next_use import NextUse, next_use_of
+from hotbed.explain.next_use import NextUse, next_use_of, uses_of
 from hotbed.explain.opened import Opened, open_run
 from hotbed.explain.passes import doubts
 from hotbed.explain.place import CACHE, Norms, Place, Score, key_of, norms_of, place_of, score_of
@@ -41,9 +41,10 @@ class Explanation:
     asked: Asked
     place: Place
     norms: Norms | None
+    uses: Uses
     history: History | None  # None: not known for this run, see notes
     score: Score | None
-    next_use: NextUse | None
+    next_use: NextUse
     gradient: Gradient | None  # None: the row was not watched
     notes: list[str] = field(default_factory=list)
 
@@ -57,17 +58,17 @@ class Explanation:
             **self.asked._asdict(),
             "place": self.place._asdict(),
             "norms": None if self.norms is None else self.norms._asdict(),
+            "uses": dataclasses.asdict(self.uses),
             "history": None
             if history is None
             else {
-                **dataclasses.asdict(history.uses),
                 "admissions": history.admissions,
                 "evictions": history.evictions,
                 "moves": [move._asdict() for move in history.moves],
                 "agreement": history.agreement,
             },
             "score": None if self.score is None else dataclasses.asdict(self.score),
-            "next_use": None if self.next_use is None else self.next_use._asdict(),
+            "next_use": self.next_use._asdict(),
             "gradient": None if self.gradient is None else self.gradient._asdict(),
             "notes": self.notes,
         }
@@ -90,12 +91,14 @@ def explain(run: Path, table: str, *, id: int | None = None, value: str | None =
     key = key_of(opened, asked, norms)
     place = place_of(opened, asked, key, norms)
     notes = [asked.note] if asked.note else []
-    why = _no_history(opened, table)
+    why = _no_history(opened)
     history = score = None
-    if why:
-        notes.append(why)
-    elif key is not None:
+    if why or key is None:
+        uses = uses_of(opened, asked)
+        notes += [why] if why else []
+    else:
         history = history_of(opened, key)
+        uses = history.uses
         notes += _doubts(opened, history)
         if place.where == CACHE:
             upcoming, stride = _upcoming(opened, history)
@@ -105,11 +108,12 @@ def explain(run: Path, table: str, *, id: int | None = None, value: str | None =
         notes.append(
             f"the run stands at step {opened.step:,} of {opened.last_step:,}: this is what its last checkpoint says"
         )
-    next_use = None
-    if opened.world == 1:
-        next_use = next_use_of(opened, asked, history.uses if history is not None else Uses())
-    gradient = _gradient(opened, asked)
-    return Explanation(str(run), opened.step, finished, asked, place, norms, history, score, next_use, gradient, notes)
+    if asked.row is None and opened.config.tables.expire:
+        notes.append(f"ids of this table lose their row by tables.expire: {opened.config.tables.expire}")
+    next_use, gradient = next_use_of(opened, asked, uses), _gradient(opened, asked)
+    return Explanation(
+        str(run), opened.step, finished, asked, place, norms, uses, history, score, next_use, gradient, notes
+    )
 
 
 def top_rows(run: Path, table: str, count: int, by: str = "uses") -> tuple[list[TopRow], list[str]]:
@@ -120,7 +124,7 @@ def top_rows(run: Path, table: str, count: int, by: str = "uses") -> tuple[list[
         raise ConfigError(f"--top {count}: at least 1 row is listed.")
     opened = open_run(run)
     feature_of(opened, table)
-    why = _no_history(opened, table)
+    why = _no_history(opened)
     if why:
         raise ConfigError(f"--top needs the history of a table, and {why}")
     if by == "evictions" and opened.cache_of(table) is None:
@@ -152,12 +156,14 @@ def _gradient(opened: Opened, asked: Asked) -> Gradient | None:
     return Gradient(lines[-1]["step"], lines[-1]["gradient_norm"], len(lines)) if lines else None
 
 
-def _no_history(opened: Opened, table: str) -> str:
+def _no_history(opened: Opened) -> str:
     """Why the run cannot be replayed, if so."""
     if opened.world > 1:
-        return f"the run was trained by {opened.world} ranks; histories are told of runs of one process"
+        return f"the run was trained by {opened.world} ranks; what caches did is told of runs of one process"
     if any(shape.rows is None for shape in opened.tables.values()):
-        return "the run has dynamic ids, whose rows depend on what was admitted; histories are told of preset tables"
+        return (
+            "the run has dynamic ids, whose rows depend on what was admitted; what caches did is told of preset tables"
+        )
     return ""
 
 

@@ -150,8 +150,8 @@ def test_uses_are_those_of_the_batches(data, tmp_path, monkeypatch):
             lookups += times
             steps += [step] if times else []
     found = explain(tmp_path / "run", table, id=1)
-    assert (found.history.uses.lookups, found.history.uses.batches) == (lookups, len(steps))
-    assert (found.history.uses.first_step, found.history.uses.last_step) == (steps[0], steps[-1])
+    assert (found.uses.lookups, found.uses.batches) == (lookups, len(steps))
+    assert (found.uses.first_step, found.uses.last_step) == (steps[0], steps[-1])
     assert found.next_use.step is None
     assert found.next_use.every == pytest.approx(step / len(steps))
     assert found.norms.weight > 0

@@ -6,7 +6,7 @@ wait     waiting for rows on their way           update    summing gradients per
 copy     victims leave, misses come              dense     optimizer of the dense weights
 other    all between steps that is none of these: learning rates, lines of the log
 
-Always on: a change of part takes 0.3 us, and a step has about ten. On CUDA the thread only starts kernels, so one step of
+Always on: a change of part takes 0.2 us, and a step has 10 to 18. On CUDA the thread only starts kernels, so one step of
 SAMPLED is measured on the training stream as well, by an event at every change; nothing ever waits for the device.
 """
 

@@ -15,7 +15,7 @@ from hotbed.report.compare_charts import LIST_ITEM, comparison_charts
 from hotbed.report.curves import headline_split
 from hotbed.report.forecast import NAMES, shown, told_and_true
 from hotbed.report.formats import MISSING, compact, count, decimal, duration, percent, significant, size
-from hotbed.report.markup import section, table, text
+from hotbed.report.markup import contents, section, table, text
 from hotbed.report.memory import given
 from hotbed.report.page import whole
 from hotbed.report.read import Run
@@ -61,7 +61,8 @@ def compare(runs: Sequence[Run]) -> str:
     title = f"{len(runs)} runs compared"
     heading = f'<header><p class="kicker">hotbed report</p><h1>{title}</h1><p class="lead">{_lead(named)}</p></header>'
     skip = '<a class="skip" href="#results">Skip to the results</a>\n'
-    return whole(title, skip, f"{heading}{_notes(named)}\n" + "\n".join(part for part in parts if part))
+    shown_parts = [part for part in parts if part]
+    return whole(title, skip, f"{heading}{_notes(named)}{contents(shown_parts)}\n" + "\n".join(shown_parts))
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:

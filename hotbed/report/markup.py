@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+SECTION = re.compile(r'<section id="([\w-]+)"[^>]*><h2[^>]*>(.*?)</h2>')
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -38,6 +39,13 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, k
 def fold(summary: str, content: str) -> str:
     """Content that opens on demand, also without JavaScript."""
     return f"<details><summary>{summary}</summary>{content}</details>"
+
+
+def contents(sections: Iterable[str]) -> str:
+    """Links to sections, as `section` made them."""
+    found = [SECTION.match(one) for one in sections]
+    items = "".join(f'<li><a href="#{one[1]}">{one[2]}</a></li>' for one in found if one)
+    return f'<nav class="contents" aria-label="Sections"><ul>{items}</ul></nav>'
 
 
 def section(identifier: str, heading: str, *parts: str) -> str:

@@ -8,7 +8,7 @@ from hotbed.report import sections
 from hotbed.report.cache import cache
 from hotbed.report.forecast import forecast
 from hotbed.report.ids import ids
-from hotbed.report.markup import text
+from hotbed.report.markup import contents, text
 from hotbed.report.memory import memory
 from hotbed.report.read import Run
 from hotbed.report.tiers import tiers
@@ -35,7 +35,8 @@ def render(run: Run) -> str:
         sections.go_on(run),
         sections.made_with(run),
     )
-    body = f"{sections.headline(run)}\n{chr(10).join(part for part in parts if part)}"
+    shown = [part for part in parts if part]
+    body = f"{sections.headline(run)}{contents(shown)}\n" + "\n".join(shown)
     return whole(f"{run.model} on {run.dataset}", '<a class="skip" href="#learning">Skip to the curves</a>\n', body)
 
 

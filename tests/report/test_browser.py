@@ -86,6 +86,18 @@ def test_axe_finds_nothing_serious(browser, tiers_page, width, scheme):
     assert serious == []
 
 
+def test_links_lead_to_their_sections(browser, tiers_page):
+    with visit(browser, tiers_page, width=PHONE) as seen:
+        links = seen.page.locator(".contents a")
+        assert links.count() == seen.count("section")
+        at_top = "(name) => Math.abs(document.querySelector(name).getBoundingClientRect().top) < 20"
+        links.filter(has_text="What the tiers did").click()
+        seen.page.wait_for_function(at_top, arg="#tiers", timeout=5000)
+        seen.page.locator(".skip").focus()
+        seen.page.keyboard.press("Enter")
+        seen.page.wait_for_function(at_top, arg="#learning", timeout=5000)
+
+
 def test_dark_and_light_are_two_pages(browser, tiers_page):
     colors = []
     for scheme in ("light", "dark"):

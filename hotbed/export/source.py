@@ -52,6 +52,8 @@ def open_source(place: Path, scratch: Path, data: str | None = None, memory: str
     """The model of a run or of one checkpoint; `data` is where its dataset is now, `memory` what rows may take."""
     if is_export(place):
         raise RunError(f"{place} is an export already; give the run it comes from, or one of its checkpoints.")
+    if place.is_file():
+        raise RunError(f"{place} is a file; give the folder of a run, such as runs/demo, or of one of its checkpoints.")
     model = place if (place / "tables.safetensors").is_file() else place / "model"
     is_run = (place / "config.json").is_file()
     if model.is_dir() or not place.is_dir():

@@ -29,6 +29,7 @@ from hotbed.export.onnx_model import OPSET, check_packages, input_shapes, write_
 from hotbed.export.readme import readme
 from hotbed.export.rows import ModelRows, as_float32, write_rows
 from hotbed.export.source import Source, open_source
+from hotbed.memory import parse_bytes
 from hotbed.models import Model, build_model
 from hotbed.train.files import read_tensors, write_folder, writing
 
@@ -96,6 +97,8 @@ def _check(out: Path, wanted: Wanted) -> None:
             raise ConfigError(f"--{name} must be one of {', '.join(known)}, not {value!r}.")
     if wanted.rows == "none" and not wanted.onnx:
         raise ConfigError("--no-onnx with --rows none leaves nothing to export; leave one of them out.")
+    if wanted.memory is not None:
+        parse_bytes(wanted.memory, "--memory")
     if wanted.onnx:
         check_packages()
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):

@@ -21,8 +21,8 @@ from hotbed.models import MODELS, build_model
 from hotbed.scoring import load_learner
 from tests.export.conftest import train
 
-for package in ("onnx", "onnxscript", "onnxruntime"):
-    pytest.importorskip(package)
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
 
 HIDDEN = ("model.options.hidden=[8]", "model.options.batch_norm=true", "model.options.dropout=0.2")
 
@@ -163,3 +163,14 @@ def test_a_model_that_onnxruntime_scores_otherwise_is_refused(tmp_path):
         changed.linear.bias += 1e-3
     with pytest.raises(RunError, match="onnxruntime disagrees with the model"):
         compare(tmp_path / "model.onnx", Scored(changed).eval(), changed)
+
+
+def test_a_model_without_dense_features_has_one_input(tmp_path):
+    model = build_model("dlrm", num_features=3, dim=4, num_dense=0, options={}).eval()
+    write_onnx(tmp_path / "model.onnx", model)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert [one.name for one in session.get_inputs()] == ["vectors"]
+    for size in (1, 5):
+        logits, probabilities = session.run(None, {"vectors": np.ones((size, 3, 4), np.float32)})
+        assert logits.shape == probabilities.shape == (size,)
+        np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=1e-5)

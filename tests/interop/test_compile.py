@@ -22,7 +22,7 @@ def tables_of(device, cache=0.6):
 def model_of(device):
     torch.manual_seed(0)
     options = {"hidden": [16]}
-    return build_model("deepfm", num_features=FEATURES, dim=4, num_dense=2, options=options).to(device)
+    return build_model("dnn", num_features=FEATURES, dim=5, num_dense=2, options=options).to(device)
 
 
 def batches():
@@ -58,6 +58,7 @@ def assert_close(ours, theirs):
 
 
 @needs_compiler
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
 def test_a_compiled_model_trains_as_the_plain_one():
     torch._dynamo.reset()

@@ -1,5 +1,7 @@
 """What a run will take and how fast it will be, before it starts: settings and data in, an Outlook out.
 
+asked.py        a run that is asked about: its batches, tables and course, each found once
+thinned.py      counts of all ids -> a small epoch that stands for the whole
 traffic.py      the run's own batches -> hits and rows moved of a step (simulated)
 memory.py       settings -> bytes of every tier and of the workspace
 calibrate.py    a few seconds of this machine -> seconds of the parts of a step
@@ -9,6 +11,7 @@ what_if.py      the same with other budgets, batch sizes, dims, optimizers, rank
 beside.py       what happened, beside what was forecast
 """
 
-from hotbed.outlook.outlook import Asked, Outlook, look_out
+from hotbed.outlook.asked import Asked
+from hotbed.outlook.outlook import Outlook, look_out
 
 __all__ = ["Asked", "Outlook", "look_out"]

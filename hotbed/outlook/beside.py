@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from hotbed.errors import HotbedError
-from hotbed.outlook.outlook import QUICK_LOOKUPS, Asked, Outlook, look_out
+from hotbed.outlook.asked import QUICK_LOOKUPS, Asked
+from hotbed.outlook.outlook import Outlook, look_out
 from hotbed.plan.curves import lru_curve
 
 FILE = "forecast.json"

@@ -7,106 +7,26 @@ below memory, everything that a clock says, what a network of ranks would take.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
 from hotbed.budget import Budgets, Room, rooms_of
-from hotbed.build import Sketch, model_of, pick_device, sketch
-from hotbed.cache import MOST_AHEAD, look_far, window_length
+from hotbed.build import model_of, pick_device
+from hotbed.cache import look_far, window_length
 from hotbed.config import RunConfig
 from hotbed.data.dataset import Dataset
 from hotbed.errors import BudgetError, ConfigError, StoreError
 from hotbed.forecast import model_problems, table_problems, too_small
 from hotbed.outlook import memory
+from hotbed.outlook.asked import Asked
 from hotbed.outlook.calibrate import CALIBRATED_AHEAD, Calibration, calibrate, is_cached, known_calibration
 from hotbed.outlook.memory import Part, Shape
 from hotbed.outlook.planning import plan_seconds
 from hotbed.outlook.speed import Job, Speed, speed_of
 from hotbed.outlook.ssd import ssd_problems, ssd_speed
-from hotbed.outlook.thinned import Thinned, Wanted, thin
-from hotbed.outlook.traffic import Course, Seen, Traffic, distinct_rows, hot_of, owned, watch, with_memory
+from hotbed.outlook.traffic import Traffic, together, watch, with_memory
 from hotbed.outlook.wires import Wires, wires_of
-from hotbed.parallel.world import World
-from hotbed.plan import Ahead, Replay
-from hotbed.plan.given import Given, from_dataset
-from hotbed.shard import Shard
-
-MOST_LOOKUPS = 60_000_000  # that are simulated
-QUICK_LOOKUPS = 5_000_000  # likewise, when a run is about to start
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A run, and how much may be found out about it."""
-
-    config: RunConfig
-    dataset: Dataset
-    world: int = 1
-    calibrate: str = "auto"  # auto: where nothing is known; again; known: nothing is measured; no: no speed at all
-    most_lookups: int = MOST_LOOKUPS
-    shared: dict[Any, Any] = field(default_factory=dict)  # traces, for several settings of one dataset
-
-    @cached_property
-    def sketch(self) -> Sketch:
-        return sketch(self.config, self.dataset, World(0, self.world))
-
-    @cached_property
-    def given(self) -> Given:
-        """The first batches of the run."""
-        data, samples = self.config.data, self.dataset.schema.splits["train"].rows
-        lookups = sum(max(one.lookups / max(samples, 1), 1) for one in self.dataset.schema.features)
-        most = max(2, int(self.most_lookups / (data.batch_size * max(lookups, 1))))
-        if self.config.train.max_steps:  # and what is known ahead of the last
-            most = min(most, self.config.train.max_steps + MOST_AHEAD)
-        name = (data.batch_size, data.shuffle, self.config.train.seed, most)
-        if name not in self.shared:
-            given = from_dataset(
-                self.dataset, batch_size=data.batch_size, shuffle=data.shuffle, seed=self.config.train.seed,
-                max_batches=most,
-            )  # fmt: skip
-            self.shared[name] = given
-        found: Given = self.shared[name]
-        return found
-
-    @cached_property
-    def replay(self) -> Replay:
-        """What this rank sees of them."""
-        name = ("replay", id(self.given), self.world)
-        if name not in self.shared:
-            self.shared[name] = Replay(owned(self.given.trace, Shard(0, self.world)))
-        found: Replay = self.shared[name]
-        return found
-
-    @property
-    def num_batches(self) -> int:
-        """Of an epoch."""
-        return -(-self.dataset.schema.splits["train"].rows // self.config.data.batch_size)
-
-    def thinned(self) -> Thinned:
-        """An epoch with a share of the rows, or two where several are trained."""
-        train, data = self.config.train, self.config.data
-        several = train.epochs > 1 and not 0 < train.max_steps <= self.num_batches
-        wanted = Wanted(self.num_batches, 1 + several, not data.shuffle, self.most_lookups, self.world)
-        if wanted not in self.shared:
-            self.shared[wanted] = thin(self.dataset, wanted)
-        found: Thinned = self.shared[wanted]
-        return found
-
-    @cached_property
-    def seen(self) -> Seen:
-        """All that is known of its batches."""
-        shard = Shard(0, self.world)
-        num_distinct = distinct_rows(self.dataset) // self.world
-        return Seen(self.replay, lambda size: hot_of(self.given, shard, size), num_distinct, self.thinned)
-
-    @property
-    def course(self) -> Course:
-        config, train = self.config, self.config.train
-        ahead = Ahead(config.tables.window or None, config.tables.look_ahead or None)
-        return Course(self.num_batches, train.epochs, train.max_steps, config.tables.policy, ahead)
 
 
 class Outlook(NamedTuple):
@@ -164,25 +84,24 @@ def look_out(asked: Asked) -> Outlook:
     _check_rows(config, dataset)
     device = pick_device(config.train.device)
     problems: list[str] = []
-    room: Room | None = None
+    rooms: list[Room] = []
     try:
-        room = _room(asked, device)
+        rooms = _rooms(asked, device)
     except (BudgetError, ConfigError) as error:
         problems.append(str(error))
     with torch.device("meta"):
         model = model_of(config, dataset.schema)
+    room = _together(rooms)
     if room is not None:
         problems += table_problems(asked.sketch.storage, asked.sketch.amounts, device, asked.sketch.most_used)
     problems += model_problems(model, device)
     traffic, notes = None, []
     num_slots = room.num_slots if room is not None else None
     if num_slots is not None and room is not None:
-        needed = asked.replay.trace.most_keys
-        if needed > num_slots:
-            what = f"a batch of {config.data.batch_size:,} samples of train (data.batch_size)"
-            problems.append(str(too_small(what, needed, num_slots, asked.sketch.amounts)))
-        else:
-            traffic = _traffic(asked, room, num_slots)
+        small = _too_small(asked, rooms)
+        problems += small
+        if not small:
+            traffic = together([_traffic(asked, number, one) for number, one in enumerate(rooms)])
             notes += _notes(traffic, asked)
     shape = _shape(asked, is_needed=num_slots is not None)
     parts = _parts(asked, room, traffic, shape, memory.model_bytes(model), device.type == "cuda")
@@ -222,25 +141,40 @@ def _check_rows(config: RunConfig, dataset: Dataset) -> None:
         raise ConfigError(f"{config.data.path} has no id features: there are no tables to plan for.")
 
 
-def _room(asked: Asked, device: torch.device) -> Room:
+def _rooms(asked: Asked, device: torch.device) -> list[Room]:
+    """Of every group of tables."""
     storage, amounts = asked.sketch.storage, asked.sketch.amounts
     budgets = Budgets(storage.cache, storage.hbm, storage.memory, storage.ssd)
-    rooms = rooms_of(budgets, amounts.groups, device.type)
-    if len(rooms) > 1:
-        raise ConfigError(
-            "tables.dynamic: some features have dynamic ids and others not, which `hotbed plan` does not forecast; make all "
-            "dynamic, or none"
-        )
-    return rooms[0]
+    return rooms_of(budgets, amounts.groups, device.type)
 
 
-def _traffic(asked: Asked, room: Room, num_slots: int) -> Traffic:
-    course = asked.course
-    traffic = watch(asked.seen, num_slots, course)
+def _together(rooms: list[Room]) -> Room | None:
+    """What all groups get; None where nothing is known."""
+    if not rooms:
+        return None
+    slots, held = [room.num_slots for room in rooms], [room.place.memory_slots or 0 for room in rooms]
+    place = rooms[0].place._replace(memory_slots=sum(held))
+    return rooms[0]._replace(num_slots=None if None in slots else sum(one or 0 for one in slots), place=place)
+
+
+def _too_small(asked: Asked, rooms: list[Room]) -> list[str]:
+    """Caches that do not hold a batch."""
+    what = f"a batch of {asked.config.data.batch_size:,} samples of train (data.batch_size)"
+    return [
+        str(too_small(what, seen.replay.trace.most_keys, room.num_slots, asked.sketch.amounts))
+        for seen, room in zip(asked.seen, rooms)
+        if room.num_slots is not None and seen.replay.trace.most_keys > room.num_slots
+    ]
+
+
+def _traffic(asked: Asked, number: int, room: Room) -> Traffic:
+    """Of one group."""
+    course, seen, num_slots = asked.course, asked.seen[number], room.num_slots or 0
+    traffic = watch(seen, num_slots, course)
     if room.place.folder is None:
         return traffic
     held = num_slots + (room.place.memory_slots or 0)
-    below = watch(asked.seen, held, course._replace(policy="lru"))
+    below = watch(seen, held, course._replace(policy="lru"))
     if not room.place.memory_slots:  # memory is the cache
         return with_memory(traffic, traffic)
     return with_memory(traffic, below)
@@ -254,7 +188,11 @@ def _notes(traffic: Traffic, asked: Asked) -> list[str]:
             f"hit rates: the first {traffic.num_simulated:,} of {epoch:,} batches of an epoch were simulated; the others are "
             f"told from the counts of all ids, as if they came in any order: right to {100 * traffic.within:.1f} points"
         )
-    elif traffic.num_batches > epoch:
+    if len(asked.groups) > 1:
+        notes.append(
+            "hit rates: tables of dynamic ids have a cache of their own; each is simulated as if it were alone"
+        )
+    elif traffic.num_batches > epoch and traffic.num_simulated == epoch:
         notes.append("hit rates: later epochs are a second pass over the same batches, with a warm cache")
     return notes
 

@@ -50,6 +50,10 @@ class Wanted(NamedTuple):
     same_order: bool  # in all of them
     most_lookups: int  # in all of them
     world: int = 1  # ranks, of which one is looked at
+    features: tuple[int, ...] | None = None  # numbers of those that are looked at; None: all
+
+    def has(self, feature: int) -> bool:
+        return self.features is None or feature in self.features
 
 
 class Thinned(NamedTuple):
@@ -86,10 +90,11 @@ def uses_of(dataset: Dataset) -> Iterator[Uses]:
 
 def thin(dataset: Dataset, wanted: Wanted) -> Thinned:
     """A small epoch, or a few, one after the other, of a rank's rows."""
-    num_lookups = sum(int(uses.times.sum()) + uses.other_times for uses in uses_of(dataset)) * wanted.epochs
+    some = (uses for number, uses in enumerate(uses_of(dataset)) if wanted.has(number))
+    num_lookups = sum(int(uses.times.sum()) + uses.other_times for uses in some) * wanted.epochs
     share = min(1.0, wanted.most_lookups * wanted.world / max(num_lookups, 1))
     rng = np.random.default_rng(_SEED)
-    keys, times = _taken(dataset, share, Shard(0, wanted.world), rng)
+    keys, times = _taken(dataset, share, wanted, rng)
     places = np.repeat(np.arange(keys.shape[0]), times)
     batches = rng.integers(0, wanted.num_batches, places.shape[0])
     parts = []
@@ -127,7 +132,7 @@ def spread(found: Replayed, share: float) -> float:
 
 
 def _taken(
-    dataset: Dataset, share: float, shard: Shard, rng: np.random.Generator
+    dataset: Dataset, share: float, wanted: Wanted, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(keys [K], uses of each [K]) of a rank; rows that were too many to count have keys above all others.
 
@@ -137,8 +142,11 @@ def _taken(
     keys, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     num_rows = rows_of(dataset)
     base, above = 0, sum(num_rows)
-    others = []
-    for uses, rows in zip(uses_of(dataset), num_rows):
+    others, shard = [], Shard(0, wanted.world)
+    for number, (uses, rows) in enumerate(zip(uses_of(dataset), num_rows)):
+        if not wanted.has(number):
+            base += rows
+            continue
         order = np.argsort(-uses.times, kind="stable")
         if shard.world > 1:
             owners = shard.owner_of(torch.from_numpy(base + uses.rows[order])).numpy()

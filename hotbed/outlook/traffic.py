@@ -24,6 +24,7 @@ from hotbed.plan import Ahead, Replay, Replayed, Trace
 from hotbed.plan.given import Given
 from hotbed.shard import Shard
 
+_SUMS = ("keys", "misses", "created", "written_back", "lookups", "from_ssd", "to_ssd", "num_cells")
 _BATCHES_DIFFER = 0.015  # of the distinct keys of a batch: those of later batches may be more or fewer
 
 
@@ -66,7 +67,15 @@ def owned(trace: Trace, shard: Shard) -> Trace:
     if shard.world == 1:
         return trace
     keys = torch.from_numpy(trace.keys)
-    mine = (shard.owner_of(keys) == shard.rank).numpy()
+    return _part(trace, (shard.owner_of(keys) == shard.rank).numpy())
+
+
+def of_features(trace: Trace, ends: list[int], features: tuple[int, ...]) -> Trace:
+    """The part of a trace that some features look up; keys of feature f are below ends[f]."""
+    return _part(trace, np.isin(np.searchsorted(np.array(ends), trace.keys, side="right"), features))
+
+
+def _part(trace: Trace, mine: NDArray[np.bool_]) -> Trace:
     ends = np.concatenate([[0], np.cumsum(mine)])
     return Trace(trace.keys[mine], trace.counts[mine], ends[trace.offsets], trace.num_rows)
 
@@ -132,9 +141,27 @@ def with_memory(traffic: Traffic, below: Traffic) -> Traffic:
     return traffic._replace(from_ssd=from_ssd, to_ssd=below.written_back, memory_hit_rate=rate)
 
 
-def distinct_rows(dataset: Dataset) -> int:
-    """Rows that the train split uses; where ids were too many to count, by the schema's estimate."""
-    return sum(uses.num_rows for uses in uses_of(dataset))
+def together(parts: list[Traffic]) -> Traffic:
+    """Several caches as one."""
+    first, *others = parts
+    if not others:
+        return first
+    total = {name: sum(getattr(part, name) for part in parts) for name in _SUMS}
+    missed = sum((1 - part.lookup_hit_rate) * part.lookups for part in parts)
+    copied = max(total["misses"] - total["created"], 0.0)
+    return first._replace(
+        **total,
+        hit_rate=1 - total["misses"] / max(total["keys"], 1e-9),
+        lookup_hit_rate=1 - missed / max(total["lookups"], 1e-9),
+        memory_hit_rate=None if first.memory_hit_rate is None else 1 - total["from_ssd"] / max(copied, 1e-9),
+        within=max(part.within for part in parts),
+    )
+
+
+def distinct_rows(dataset: Dataset, features: tuple[int, ...] | None = None) -> int:
+    """Rows that the train split uses, of some features; where ids were too many to count, by the schema's estimate."""
+    every = enumerate(uses_of(dataset))
+    return sum(uses.num_rows for number, uses in every if features is None or number in features)
 
 
 def _without_warming(counts: CacheCounts, hot: NDArray[np.int64] | None) -> CacheCounts:

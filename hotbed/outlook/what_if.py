@@ -13,7 +13,8 @@ from hotbed.budget import cache_share
 from hotbed.config import ROW_RATES, RunConfig, raise_problems
 from hotbed.errors import ConfigError
 from hotbed.memory import in_words, parse_bytes
-from hotbed.outlook.outlook import Asked, Outlook, look_out
+from hotbed.outlook.asked import Asked
+from hotbed.outlook.outlook import Outlook, look_out
 from hotbed.outlook.traffic import watch
 from hotbed.plan.curves import sizes_between
 from hotbed.run_file import compose
@@ -89,14 +90,14 @@ class Advice(NamedTuple):
 
 
 def advise(asked: Asked, outlook: Outlook) -> Advice | None:
-    """The smallest cache within the budget whose hit rate a budget's worth of slots hardly betters; None without a cache."""
-    if outlook.traffic is None or outlook.setting["slots"] is None:
+    """The smallest cache within the budget whose hit rate a budget's worth of slots hardly betters; None without one cache."""
+    if outlook.traffic is None or outlook.setting["slots"] is None or len(asked.groups) > 1:
         return None
     amounts = asked.sketch.amounts
     most = int(outlook.setting["slots"])
     best = outlook.traffic.hit_rate
     for size in sizes_between(asked.replay.trace.most_keys, most, 6):
-        hit_rate = watch(asked.seen, size, asked.course).hit_rate
+        hit_rate = watch(asked.seen[0], size, asked.course).hit_rate
         if hit_rate >= best - _ENOUGH or size >= most:
             share = cache_share(None, amounts.cached(size), [(max(amounts.rows, 1), amounts.record)]) or 0.0
             why = (

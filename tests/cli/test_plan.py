@@ -4,6 +4,8 @@ import json
 import re
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hotbed.data.dataset import Dataset
@@ -143,3 +145,24 @@ def test_a_dataset_without_rows(hotbed, tmp_path):
     result = hotbed("plan", tmp_path / "empty", *NO_SPEED)
     assert result.code == 2
     assert "no rows to train on" in result.err
+
+
+def _count_ids_of_b(data):
+    """The ids of the hashed feature, one of each, as `prepare` counts them."""
+    ids = pa.table({"id": np.arange(420) + (1 << 40), "count": np.ones(420, np.int64)})
+    pq.write_table(ids, data / "counts" / "b.parquet")
+
+
+@pytest.mark.parametrize("dynamic", ["a", "b"])
+def test_some_features_with_dynamic_ids(hotbed, data, tmp_path, dynamic):
+    if dynamic == "b":
+        _count_ids_of_b(data)
+    some = ("--hbm", "40KiB", "--set", f"tables.dynamic=[{dynamic}]")
+    found = json.loads(hotbed("plan", data, *some, *NO_SPEED, "--no-curve", "--json").out)
+    assert found["fits"], found["problems"]
+    assert any("a cache of their own" in note for note in found["notes"])
+    run = ("--out", tmp_path / "run", "--set", "data.batch_size=16", "--set", "model.dim=4", "--quiet")
+    trained = hotbed("train", "--data", data, *some, *run, "--set", "model.options.hidden=[8]", "--device", "cpu")
+    assert trained.code == 0, trained.err
+    both = json.loads((tmp_path / "run" / "forecast.json").read_text())
+    assert both["forecast"]["traffic"]["hit_rate"] == pytest.approx(both["truth"]["hit_rate"], abs=0.02)

@@ -10,7 +10,7 @@ import typer
 
 from hotbed.cli.console import out
 from hotbed.cli.top_state import FINISHED, RUNNING, Source, State, source_of
-from hotbed.report.formats import compact, count, decimal, duration, percent, significant, size
+from hotbed.report.formats import compact, count, decimal, duration, milliseconds, percent, significant, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -155,7 +155,7 @@ def _parts(state: State) -> str:
         return ""
     shares = sorted(((value / total, name) for name, value in known.items()), reverse=True)
     told = ", ".join(f"{name.replace('_', '-')} {percent(share, 0)}" for share, name in shares if share >= 0.01)
-    return f"{significant(1e3 * total, 3)} ms: {told}"
+    return f"{milliseconds(total)}: {told}"
 
 
 def _reader(state: State) -> str:

@@ -60,6 +60,14 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60:,}{SPACE}h" + (f" {minutes % 60}{SPACE}min" if minutes % 60 else "")
 
 
+def milliseconds(seconds: float) -> str:
+    """The time of a step: 0.812 ms, 13.4 ms, 1,150 ms."""
+    if not math.isfinite(seconds):
+        return MISSING
+    said = f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else significant(1e3 * seconds, 3)
+    return f"{said}{SPACE}ms"
+
+
 def _odd(value: float) -> str:
     if math.isnan(value):
         return MISSING

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from hotbed.report.charts import Chart, Series, figure
 from hotbed.report.curves import SEEN, epoch_ends
-from hotbed.report.formats import MISSING, percent, significant
+from hotbed.report.formats import MISSING, milliseconds, percent
 from hotbed.report.markup import section, table
 from hotbed.report.points import Parts, TimesPoint
 from hotbed.report.read import Run
@@ -115,7 +115,7 @@ def _said(thread: Parts, device: Parts | None) -> str:
     largest = max(Parts._fields, key=lambda name: getattr(step, name))
     name, about = WORDS[largest]
     said = (
-        f'<p class="finding">A step took {significant(MILLI * total, 3)} ms on average, once kernels were loaded. '
+        f'<p class="finding">A step took {milliseconds(total)} on average, once kernels were loaded. '
         f"<strong>{percent(getattr(step, largest) / total)} of it was {name}</strong>: {about}.</p>"
     )
     if thread.reader > SLOW_READER * sum(thread):

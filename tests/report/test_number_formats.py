@@ -42,3 +42,11 @@ def test_the_others():
     for write in (formats.count, formats.decimal, formats.percent, formats.significant):
         assert write(math.nan) == "–"
         assert write(math.inf) == "∞"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [(0.000812, "0.812 ms"), (0.0134, "13.4 ms"), (0.0996, "99.6 ms"), (1.1501, "1,150 ms"), (math.nan, "–")],
+)
+def test_time_of_a_step(seconds, written):
+    assert plain(formats.milliseconds(seconds)) == written

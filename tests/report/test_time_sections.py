@@ -27,7 +27,7 @@ def test_a_run_without_a_clock_says_nothing_of_it(make_run):
 def test_parts_of_a_mean_step_leave_out_the_first_interval(make_run):
     run = read_run(make_run())
     said = times(run)
-    assert "7.8 ms on average" in said
+    assert "7.8\u202fms on average" in said
     assert "64.1\u202f% of it was model" in said
     assert "data.threads</code>" not in said
     assert "<td>5.000</td>" in said, "the model's"
@@ -42,7 +42,7 @@ def test_on_cuda_the_stream_is_what_a_step_is_made_of(make_run):
     lines = [train_line(step, times=times_of(step, device={**DEVICE, "other": 0})) for step in range(1, 9)]
     run = read_run(make_run(**{"metrics.jsonl": lines}))
     said = times(run)
-    assert "1 ms on average" in said
+    assert "1\u202fms on average" in said
     assert "80.0\u202f% of it was model" in said
     chart = time_charts(run)[0]
     assert "stream" in chart.caption

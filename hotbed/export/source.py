@@ -21,7 +21,7 @@ from hotbed.checkpoint.warm import warm_start_from
 from hotbed.config import RunConfig, read_tree
 from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import resolve
-from hotbed.data.schema import Schema
+from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import DataError, RunError
 from hotbed.export.format import is_export
 from hotbed.ids import Admit
@@ -58,7 +58,9 @@ def open_source(place: Path, scratch: Path, data: str | None = None, memory: str
     is_run = (place / "config.json").is_file()
     if model.is_dir() or not place.is_dir():
         card = read_card(model)
-        return Source(model, card, {"kind": "model"}, _dataset(data, card.get("dataset", "")))
+        dataset = _dataset(data, card.get("dataset", ""))
+        _refuse_other(data, dataset, Schema.load(model))
+        return Source(model, card, {"kind": "model"}, dataset)
     if is_run and (place / "checkpoints").is_dir():
         raise RunError(
             f"{place} holds no trained model; a run writes one when it ends. `hotbed train --resume {place}` ends it; "
@@ -76,11 +78,29 @@ def open_source(place: Path, scratch: Path, data: str | None = None, memory: str
     folder = scratch / "model"
     folder.mkdir(parents=True)
     _copy_meaning(entries[0], dataset, folder)
-    card = card_of(config, Schema.load(folder))
+    schema = Schema.load(folder)
+    _refuse_other(data, dataset, schema)
+    card = card_of(config, schema)
     learner = _gathered(entries, card, config, scratch, memory)
     save_weights(folder, learner)
     (folder / "model.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **card}, indent=1) + "\n")
     return Source(folder, card, {"kind": "checkpoint", "step": entries[0].manifest.step}, dataset)
+
+
+def has_feature(dataset: Dataset, feature: IdFeature) -> bool:
+    """Whether ids of a feature mean in the dataset what they mean to the model."""
+    theirs = next((one for one in dataset.schema.features if one.name == feature.name), None)
+    wanted = (feature.mode, feature.source, feature.rows)
+    return theirs is not None and (theirs.mode, theirs.source, theirs.rows) == wanted
+
+
+def _refuse_other(given: str | None, dataset: Dataset | None, schema: Schema) -> None:
+    """A RunError where the user names a dataset of another kind."""
+    other = [one.name for one in schema.features if dataset is not None and not has_feature(dataset, one)]
+    if given is not None and other:
+        raise RunError(
+            f"--data {given} is not what the run was trained on: it has other ids of {', '.join(other[:5])}."
+        )
 
 
 def _dataset(given: str | None, named: str) -> Dataset | None:

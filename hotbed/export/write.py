@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +27,7 @@ from hotbed.export.heat import Heat, heat_of_ids, heat_of_rows
 from hotbed.export.onnx_model import OPSET, check_packages, input_shapes, write_onnx
 from hotbed.export.readme import readme
 from hotbed.export.rows import ModelRows, as_float32, write_rows
-from hotbed.export.source import Source, open_source
+from hotbed.export.source import Source, has_feature, open_source
 from hotbed.memory import parse_bytes
 from hotbed.models import Model, build_model
 from hotbed.train.files import read_tensors, write_folder, writing
@@ -113,10 +112,11 @@ def _check(out: Path, wanted: Wanted) -> None:
 def _scratch(out: Path) -> Iterator[Path]:
     """Room for the rows of a checkpoint, on the disk that the export goes to."""
     with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".rows", dir=out.parent)
+        folder = out.with_name(f".{out.name}.rows")
+        shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed
+        folder.mkdir(parents=True)
     try:
-        yield Path(folder)
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -206,10 +206,7 @@ def _counts(feature: IdFeature, source: Source) -> Counts | None:
     if feature.mode == "vocabulary":
         return read_counts(source.model / "counts" / f"{feature.name}.parquet")
     dataset = source.dataset
-    if dataset is None:
-        return None
-    theirs = next((one for one in dataset.schema.features if one.name == feature.name), None)
-    if theirs is None or (theirs.mode, theirs.source, theirs.rows) != (feature.mode, feature.source, feature.rows):
+    if dataset is None or not has_feature(dataset, feature):
         return None
     path = dataset.path / "counts" / f"{feature.name}.parquet"
     return read_counts(path) if path.is_file() else None

@@ -16,6 +16,7 @@ from hotbed.export import onnx_model, read_export, rows
 from hotbed.export.numbers import stored
 from hotbed.export.write import Wanted, export
 from hotbed.train.files import write_folder
+from tests.data.small import make_dataset
 
 ROWS = Wanted(onnx=False)
 
@@ -53,6 +54,9 @@ def test_a_run_that_has_not_ended_is_exported_by_its_checkpoint(deepfm, clicks, 
     assert files(tmp_path / "out") == files(tmp_path / "whole")
     moved = shutil.copytree(clicks, tmp_path / "moved")
     export(run / "checkpoints", tmp_path / "again", ROWS._replace(data=str(moved)))
+    make_dataset(tmp_path / "else", {"train": [20]})
+    with pytest.raises(RunError, match="else is not what the run was trained on: it has other ids of user"):
+        export(deepfm, tmp_path / "other", ROWS._replace(data=str(tmp_path / "else")))
     pq.write_table(pa.table({"id": np.arange(49), "count": np.arange(49)}), moved / "counts" / "user.parquet")
     with pytest.raises(RunError, match="has changed since"):
         export(run / "checkpoints", tmp_path / "other", ROWS._replace(data=str(moved)))

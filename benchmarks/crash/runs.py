@@ -24,7 +24,7 @@ from hotbed.checkpoint.write import REST
 from hotbed.store.ssd import frozen_items
 
 # what a clock said, or cache and tiers of one process did
-TIMES = ("samples_per_s", "seconds", "train_seconds", "cache", "tiers", "log_position")
+TIMES = ("samples_per_s", "seconds", "train_seconds", "times", "memory", "cache", "tiers", "log_position")
 SETTINGS = (
     "data.batch_size=32",
     "data.eval_batch_size=500",

@@ -68,7 +68,7 @@ def tell(summary: dict[str, Any], folder: Path) -> None:
 
 
 def foretell(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> None:
-    """What the run will take, on the screen and in its folder: at most two seconds, and nothing is measured."""
+    """What the run will take, on the screen and in its folder: a few seconds, and nothing is measured."""
     from hotbed.cli.plan_text import outlook_text
     from hotbed.outlook import Asked
     from hotbed.outlook.beside import quick_outlook, write_forecast, write_misses

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from hotbed.cache import CacheCounts
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import IdFeature
-from hotbed.plan import Ahead, Replay, Replayed, Trace
+from hotbed.plan import Ahead, Replay, Trace
+from hotbed.plan.cells import Cells
 from hotbed.plan.frequency import count_rows
+from hotbed.plan.replay import CacheReplay
 from hotbed.plan.trace import rows_of
 from hotbed.shard import Shard
 
@@ -56,6 +58,15 @@ class Wanted(NamedTuple):
         return self.features is None or feature in self.features
 
 
+class Stand(NamedTuple):
+    """What a small cache has done so far."""
+
+    counts: CacheCounts  # of the small epoch
+    misses: float  # of all rows
+    error: float  # standard error of these, from taking a share of the rows
+    cells_per_slot: float  # of the index, on a CPU
+
+
 class Thinned(NamedTuple):
     """A small epoch, and how small."""
 
@@ -63,11 +74,23 @@ class Thinned(NamedTuple):
     keys: NDArray[np.int64]  # [K], ascending: the key of every number
     share: float  # of a rank's rows that are in it
 
-    def run(self, num_slots: int, policy: str, ahead: Ahead, hot: NDArray[np.int64] | None, stop: int) -> Replayed:
-        """The first `stop` batches through a cache of a rank; counts are those of the small epoch."""
-        if hot is not None:
-            hot = np.flatnonzero(np.isin(self.keys, hot, assume_unique=True))
-        return self.replay.run(self.slots(num_slots), policy, ahead, hot=hot, stop=stop, with_cells=True)
+    def run(
+        self, num_slots: int, policy: str, ahead: Ahead, hot: NDArray[np.int64] | None, stops: list[int]
+    ) -> list[Stand]:
+        """Through a cache of a rank, once; what the small cache had done when so many batches were planned, for each stop."""
+        kept = np.zeros(0, np.int64) if hot is None else np.flatnonzero(np.isin(self.keys, hot, assume_unique=True))
+        slots = self.slots(num_slots)
+        cache = CacheReplay(self.replay, slots, policy, kept)
+        cache.cells = Cells(slots, self.keys.shape[0])
+        warmed, found = int(cache.counts.misses), list[Stand]()
+        for planned in cache.windows(ahead):
+            while len(found) < len(stops) and planned >= stops[len(found)]:
+                error = math.sqrt(float(np.square(cache.missed_rows).sum()) * (1 - self.share)) / self.share
+                misses = (cache.counts.misses - warmed) / self.share
+                found.append(Stand(cache.counts, misses, error, cache.cells.num_cells / slots))
+            if len(found) == len(stops):
+                break
+        return found
 
     def slots(self, num_slots: int) -> int:
         """Of the small cache that stands for one of so many."""
@@ -107,7 +130,7 @@ def thin(dataset: Dataset, wanted: Wanted) -> Thinned:
     trace = Trace(
         entries % max(keys.shape[0], 1), counts.astype(np.int32), np.searchsorted(entries, ends), keys.shape[0]
     )
-    return Thinned(Replay(trace), keys, share)
+    return Thinned(Replay(trace, every_row=True), keys, share)
 
 
 class Moved(NamedTuple):
@@ -124,11 +147,6 @@ def moved_between(before: CacheCounts, after: CacheCounts, share: float) -> Move
     done = after.minus(before)
     figures = (done.misses - done.created, done.created, done.written_back, done.missed_lookups)
     return Moved(*(figure / share for figure in figures))
-
-
-def spread(found: Replayed, share: float) -> float:
-    """Standard error of the misses of all rows, as the share taken tells them."""
-    return math.sqrt(float(np.square(found.missed_rows).sum()) * (1 - share)) / share
 
 
 def _taken(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hotbed.cache import CacheCounts, look_far, window_length
 from hotbed.data.dataset import Dataset
-from hotbed.outlook.thinned import Moved, Thinned, moved_between, spread, uses_of
+from hotbed.outlook.thinned import Moved, Thinned, moved_between, uses_of
 from hotbed.plan import Ahead, Replay, Replayed, Trace
 from hotbed.plan.given import Given
 from hotbed.shard import Shard
@@ -201,21 +201,18 @@ def _tell_rest(
     seen: Seen, num_slots: int, course: Course, hot: NDArray[np.int64] | None, ends: _Ends, first: Replayed
 ) -> _Told:
     small, ahead = seen.thinned(), _as_far(seen.replay.trace, num_slots, course.ahead)
-
-    def run(stop: int) -> Replayed:
-        return small.run(num_slots, course.policy, ahead, hot, stop)
-
-    prefix, epoch = run(ends.simulated), run(ends.epoch)
-    later = run(2 * ends.epoch) if ends.run > ends.epoch else epoch
+    stops = [ends.simulated, ends.epoch] + ([2 * ends.epoch] if ends.run > ends.epoch else [])
+    prefix, epoch, *more = small.run(num_slots, course.policy, ahead, hot, stops)
+    later = more[0] if more else epoch
     rest = moved_between(prefix.counts, epoch.counts, small.share)
     if ends.epoch == course.num_batches:  # every row of train was made by then
         rest = rest._replace(made=float(max(seen.num_distinct - first.counts.created, 0)))
     return _Told(
-        prefix_misses=float(prefix.misses.sum()) / small.share,
+        prefix_misses=prefix.misses,
         rest=rest,
         later=moved_between(epoch.counts, later.counts, small.share),
-        error=spread(epoch, small.share),
-        cells_per_slot=epoch.num_cells / small.slots(num_slots),
+        error=epoch.error,
+        cells_per_slot=epoch.cells_per_slot,
     )
 
 

@@ -84,7 +84,7 @@ def plan_command(
     if as_json:
         figures = {**outlook.figures(), "recommendation": None if advice is None else advice._asdict()}
         figures["what_if"] = {name: {value: one.figures() for value, one in found} for name, found in tables.items()}
-        out().print_json(data={**figures, **({} if curves is None else curves.figures())})
+        out().print_json(data={**figures, **({} if curves is None else curves.figures())}, highlight=False)
     else:
         out().print(parts_table(outlook))
         out().print(outlook_text(outlook), soft_wrap=True)

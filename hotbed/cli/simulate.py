@@ -93,7 +93,8 @@ def simulate_command(
         write_curves(html, data, curves)
     if as_json:
         figures: Any = [outcome.figures() for outcome in outcomes]
-        out().print_json(data=figures if curves is None else {"caches": figures, **curves.figures()})
+        shown = figures if curves is None else {"caches": figures, **curves.figures()}
+        out().print_json(data=shown, highlight=False)
     else:
         out().print(_table(given.trace, outcomes))
         if curves is not None:

@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # compat: a script beside the clone must find the package, not the clone's folder of the same name
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 
-.PHONY: demo test lint types unit format gpu bench clean help
+.PHONY: demo test lint types unit format gpu bench docs clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -50,5 +50,8 @@ gpu:  ## the tests that need a CUDA device, with the python3 that has one
 bench: $(READY)  ## the speed table of docs/benchmarks.md, on this machine
 	$(BIN)/python -m benchmarks.run
 
+docs: $(READY)  ## the documentation as a site, docs/_build/index.html; warnings are errors
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
+
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build

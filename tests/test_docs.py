@@ -1,20 +1,72 @@
-"""The documentation is true: its Python blocks run, its links lead somewhere, its commands exist."""
+"""The documentation is true: its Python and console blocks run, its links lead somewhere, its commands exist.
 
+Blocks of one page run in order, in one folder. A block that cannot run here says why in the line before it:
+
+    <!-- not run: needs a GPU -->
+"""
+
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+_BLOCK = re.compile(
+    r"(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?```(?P<kind>python|console)\n(?P<text>.*?)```", re.DOTALL
+)
+
+
+class Block(NamedTuple):
+    """A piece of code on a page."""
+
+    kind: str
+    text: str
+    reason: str | None  # why it does not run
+
+
+def blocks_of(page):
+    return [Block(found["kind"], found["text"], found["reason"]) for found in _BLOCK.finditer(page.read_text())]
+
+
+def commands_of(block):
+    """Lines after `$ ` where there are such, else all: the rest is output."""
+    lines = block.text.splitlines()
+    typed = [line[2:] for line in lines if line.startswith("$ ")]
+    return "\n".join(["set -e", *(typed or lines)])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_blocks_run(page, tmp_path, monkeypatch):
+def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)):
-        exec(compile(block, f"{page.name} block {number}", "exec"), names)
+    threads = {"OMP_NUM_THREADS": "1", "HOTBED_LOG": "quiet"}
+    environment = {**os.environ, **threads, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for number, block in enumerate(blocks_of(page)):
+        if block.reason is not None:
+            continue
+        if block.kind == "python":
+            exec(compile(block.text, f"{page.name} block {number}", "exec"), names)
+            continue
+        shell = ["bash", "-c", commands_of(block)]
+        done = subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        how = "Mend it, or say why it cannot run here: <!-- not run: REASON --> in the line before the block."
+        assert done.returncode == 0, f"{page.name} block {number}: {block.text}\n{done.stdout}{done.stderr}\n{how}"
+
+
+def test_a_block_with_a_reason_is_not_run_and_others_are():
+    page = "<!-- not run: needs a GPU -->\n```console\nrm x\n```\ntext\n```python\n1\n```\n```console\n$ ls\nx y\n```\n"
+    found = [Block(match["kind"], match["text"], match["reason"]) for match in _BLOCK.finditer(page)]
+    assert found == [
+        Block("console", "rm x\n", "needs a GPU"),
+        Block("python", "1\n", None),
+        Block("console", "$ ls\nx y\n", None),
+    ]
+    assert commands_of(found[2]) == "set -e\nls"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -26,13 +78,15 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_exist(page):
-    """Every `hotbed X --option` in a console block is a command with that option."""
+    """Every `hotbed X --option` in a console block, or indented, is a command with that option."""
     import typer.main
 
     from hotbed.cli import build_app
 
     commands = typer.main.get_command(build_app([]))
-    for line in re.findall(r"^\s*(?:\$ )?hotbed (.+)$", page.read_text(), re.MULTILINE):
+    shown = [block.text for block in blocks_of(page) if block.kind == "console"]
+    typed = "\n".join([*shown, *re.findall(r"^    .+$", page.read_text(), re.MULTILINE)])
+    for line in re.findall(r"^\s*(?:\$ )?hotbed (.+)$", typed, re.MULTILINE):
         words = line.split("#")[0].split()
         command = commands
         while words and hasattr(command, "commands"):
@@ -40,7 +94,7 @@ def test_commands_exist(page):
             loaded = typer.main.get_command(build_app([name])) if command is commands else command
             assert name in loaded.commands, line
             command = loaded.commands[name]
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {one for parameter in command.params for one in (*parameter.opts, *parameter.secondary_opts)}
         for word in words:
             if word.startswith("--"):
                 assert word.split("=")[0] in known, f"{word} in {line}"

@@ -78,6 +78,19 @@ def test_rows_are_prefetched(form):
     assert counts.evictions > 0
 
 
+@pytest.mark.gpu
+def test_on_a_device_the_host_need_not_move_it():
+    tables = tables_of(cache=0.5, device="cuda")
+    feed = hotbed.prefetch([keyed for keyed, _ in batches(12, 4)], tables, window=2)
+    ours = train(tables, feed)
+    moved = [
+        {name: Jagged(*(one.cuda() for one in bag[:2])) for name, bag in bags.items()} for _, bags in batches(12, 4)
+    ]
+    theirs = train(tables_of(device="cuda"), moved)
+    ours = (ours[0], {name: weight.cpu() for name, weight in ours[1].items()})
+    assert_same(ours, (theirs[0], {name: weight.cpu() for name, weight in theirs[1].items()}))
+
+
 def test_weights_of_ids_count():
     tables = hotbed.EmbeddingTables({"user": hotbed.Table(9, 4)}, output="concat").eval()
     values, lengths, weights = torch.tensor([3, 5, 3]), torch.tensor([2, 1]), torch.tensor([2.0, 1.0, -1.0])

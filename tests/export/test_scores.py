@@ -86,6 +86,16 @@ def test_every_kind_of_rows_keeps_its_bound(deepfm, tmp_path, rows, precision):
         assert (off > 0).any() == (precision != "fp32")
 
 
+def test_a_model_without_its_rows(deepfm, tmp_path):
+    done = export(deepfm, tmp_path / "out", Wanted(rows="none"))
+    assert (tmp_path / "out" / "model.onnx").is_file()
+    assert not (tmp_path / "out" / "rows").exists()
+    assert "Score without hotbed" not in (tmp_path / "out" / "README.md").read_text()
+    assert done.num_rows == {"user": 50, "tags": 9, "ad": 20, "site": 31}
+    with pytest.raises(ValueError, match="holds no rows; export again with --rows"):
+        standalone(tmp_path / "out").Export(tmp_path / "out")
+
+
 def test_dynamic_ids_and_those_without_a_row(dynamic, clicks, tmp_path):
     export(dynamic, tmp_path / "out")
     assert_close(exported_scores(tmp_path / "out", clicks), predicted(dynamic, clicks, tmp_path / "s.parquet"))

@@ -46,6 +46,8 @@ def doubts(opened: Opened) -> list[str]:
     found = []
     if opened.config.train.eval_every and opened.dataset.schema.splits.get("valid"):
         found.append("evaluations within an epoch (train.eval_every) are left out")
+    if opened.config.train.checkpoint_every:
+        found.append("batches that were ready when a checkpoint was taken (train.checkpoint_every) were planned twice")
     return found
 
 

@@ -29,6 +29,8 @@ from hotbed.plan.trace import rows_of
 from hotbed.shard import Shard
 
 _SEED = 1
+_LEAST_SLOTS = 256  # below, the size of an index is mostly rounding
+_MOST_USES = 8  # of a row in a mean batch; with more it is in every batch just so, and would take memory
 
 
 class Uses(NamedTuple):
@@ -64,7 +66,7 @@ class Stand(NamedTuple):
     counts: CacheCounts  # of the small epoch
     misses: float  # of all rows
     error: float  # standard error of these, from taking a share of the rows
-    cells_per_slot: float  # of the index, on a CPU
+    cells_per_slot: float  # of the index, on a CPU; 0: the cache is too small to tell
 
 
 class Thinned(NamedTuple):
@@ -87,14 +89,15 @@ class Thinned(NamedTuple):
             while len(found) < len(stops) and planned >= stops[len(found)]:
                 error = math.sqrt(float(np.square(cache.missed_rows).sum()) * (1 - self.share)) / self.share
                 misses = (cache.counts.misses - warmed) / self.share
-                found.append(Stand(cache.counts, misses, error, cache.cells.num_cells / slots))
+                cells = cache.cells.num_cells / slots if slots >= _LEAST_SLOTS else 0.0
+                found.append(Stand(cache.counts, misses, error, cells))
             if len(found) == len(stops):
                 break
         return found
 
     def slots(self, num_slots: int) -> int:
         """Of the small cache that stands for one of so many."""
-        return max(round(num_slots * self.share), self.replay.trace.most_keys)
+        return max(round(num_slots * self.share), self.replay.trace.most_keys, 1)
 
 
 def uses_of(dataset: Dataset) -> Iterator[Uses]:
@@ -172,7 +175,7 @@ def _taken(
         steps = np.floor(np.arange(order.shape[0] + 1) * share + rng.random())
         taken = np.sort(order[np.diff(steps) > 0])
         keys.append(base + uses.rows[taken])
-        times.append(uses.times[taken])
+        times.append(np.minimum(uses.times[taken], _MOST_USES * wanted.num_batches))
         count = round(uses.other_rows * share / shard.world)
         if count:
             mean = uses.other_times / uses.other_rows

@@ -85,15 +85,23 @@ def test_a_run_that_ends_within_the_epoch(forecasts):
 
 
 def test_a_small_epoch_has_its_share_of_every_table(dataset):
-    small = thin(dataset, Wanted(100, 1, True, LOOKUPS))
+    small = thin(dataset, Wanted(20_000, 1, True, LOOKUPS))
     uses = [int(one.times.sum()) for one in uses_of(dataset)]
     assert small.share == pytest.approx(LOOKUPS / sum(uses))
     assert small.replay.trace.num_lookups == pytest.approx(LOOKUPS, rel=0.1)
     assert small.keys.shape[0] == pytest.approx(small.share * distinct_rows(dataset), rel=0.01)
     assert (np.diff(small.keys) > 0).all()
-    whole = thin(dataset, Wanted(100, 1, True, 10**9))
+    whole = thin(dataset, Wanted(20_000, 1, True, 10**9))
     assert whole.share == 1
     assert whole.replay.trace.num_lookups == sum(uses)
+
+
+@pytest.mark.parametrize("lookups", [1, 20, 300])
+def test_a_small_epoch_of_hardly_a_row(dataset, lookups):
+    small = thin(dataset, Wanted(1000, 2, False, lookups))
+    stands = small.run(100, "oracle", Ahead(1, 20), None, [100, 1000, 2000])
+    assert len(stands) == 3
+    assert small.replay.trace.num_lookups <= 8 * 2000 * max(small.keys.shape[0], 1)
 
 
 def test_hot_rows_of_a_rank_are_its_own(dataset):

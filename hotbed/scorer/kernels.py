@@ -351,8 +351,8 @@ def _refresh(key: Any, rows: Any, m: Any, cache: Any, epoch: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def settle(keys: Any, rows: Any, cache: Any, files: Any, epoch: Any) -> Any:
-    """Write changed rows into the scratch files of their tables, mark them, and let the cache have them; 0 or an errno."""
+def write_rows(keys: Any, rows: Any, files: Any) -> Any:
+    """Write rows into the scratch files of their tables, neighbours together; 0 or an errno."""
     size, n = 4 * rows.shape[1], 0
     while n < keys.shape[0]:
         table = _table_of(keys[n], files.starts)
@@ -362,11 +362,17 @@ def settle(keys: Any, rows: Any, cache: Any, files: Any, epoch: Any) -> Any:
         error = _write_fully(files.scratch[table], rows.ctypes.data + n * size, (stop - n) * size, row * size)
         if error != 0:
             return error
-        for m in range(n, stop):
-            _mark(keys[m] - files.starts[table], table, files)
-            _refresh(keys[m], rows, m, cache, epoch)
         n = stop
     return 0
+
+
+@njit(nogil=True, cache=True)
+def settle(keys: Any, rows: Any, cache: Any, files: Any, epoch: Any) -> None:
+    """Mark rows that were written as changed, and let the cache have them."""
+    for n in range(keys.shape[0]):
+        table = _table_of(keys[n], files.starts)
+        _mark(keys[n] - files.starts[table], table, files)
+        _refresh(keys[n], rows, n, cache, epoch)
 
 
 @njit(nogil=True, cache=True)

@@ -29,7 +29,6 @@ from hotbed.scorer.source import Source, TableSource
 from hotbed.scorer.tables import FileTables
 from hotbed.types import Batch
 
-_LOADED_AT_ONCE = 1 << 16  # rows
 _IDS_SHARE = 8  # id lists that take more than this part of memory are in files
 
 
@@ -120,7 +119,7 @@ class Live:
             if "weight" not in part.columns:
                 if table.rows is not None:
                     ids = part.ids.numpy()
-                    rows.put(self.keys_of(part.table, ids), first.first_values(part.table, ids), _LOADED_AT_ONCE)
+                    rows.put(self.keys_of(part.table, ids), first.first_values(part.table, ids))
                 continue
             own, shared = _without_shared(part)
             if shared is not None:
@@ -128,7 +127,7 @@ class Live:
             ids = np.ascontiguousarray(own.ids.numpy())
             if table.rows is None:
                 ids = numberings[part.table].add(ids, np.zeros(len(ids), dtype=np.bool_)).astype(np.int64)
-            rows.put(self.keys_of(part.table, ids), own.columns["weight"].float().numpy(), _LOADED_AT_ONCE)
+            rows.put(self.keys_of(part.table, ids), own.columns["weight"].float().numpy())
         dynamic |= {name: one.ids for name, one in numberings.items()}
         return {name: replace(one, ids=None) for name, one in tables.items()}, dynamic
 

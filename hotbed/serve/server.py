@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -70,6 +71,8 @@ def _serve(place: Path, holding: Holding, limits: Limits, socket_: socket.socket
     watch = Watch(place, scorer, metrics, found, holding.poll)
     pool.warm()
     service = Service(scorer, limits, watch, metrics, pool)
+    gc.collect()
+    gc.freeze()  # what is here stays: looking through it again and again would hold up requests
     with scorer, _quiet_signals():
         _run(service, pool, watch, socket_)
 

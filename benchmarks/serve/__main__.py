@@ -46,7 +46,7 @@ def main() -> None:
     try:
         _warm(port, bodies)
         before = _metrics(port)
-        feeder = threading.Thread(target=_feed, args=(serving, waiting, given.seconds), daemon=True)
+        feeder = threading.Thread(target=_feed, args=(port, serving, waiting, given.seconds), daemon=True)
         feeder.start()
         cpu = _cpu(server.pid)
         found = _drive(port, file, given)
@@ -117,11 +117,13 @@ def _warm(port: int, bodies: list[bytes]) -> None:
         _post(port, "/score", body)
 
 
-def _feed(serving: Path, waiting: list[Path], seconds: float) -> None:
-    """One checkpoint after the other, evenly over the run."""
-    for one in waiting:
-        time.sleep(seconds / (len(waiting) + 1))
+def _feed(port: int, serving: Path, waiting: list[Path], seconds: float) -> None:
+    """One checkpoint after the other, evenly over the run, but none before the server has taken over the one before."""
+    start = time.monotonic()
+    for number, one in enumerate(waiting, 1):
+        time.sleep(max(0.0, start + number * seconds / (len(waiting) + 1) - time.monotonic()))
         os.rename(one, serving / "checkpoints" / one.name)
+        _settle(port, number)
 
 
 def _drive(port: int, file: Path, given: argparse.Namespace) -> dict[str, Any]:

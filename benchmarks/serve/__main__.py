@@ -118,19 +118,23 @@ def _warm(port: int, bodies: list[bytes]) -> None:
 
 
 def _feed(port: int, serving: Path, waiting: list[Path], seconds: float) -> None:
-    """One checkpoint after the other, evenly over the run, but none before the server has taken over the one before."""
+    """One checkpoint after the other, but none before the server has taken over the one before.
+
+    Evenly over the first 70 % of the run: whole checkpoints take longest, and the last one must answer requests, too.
+    """
     start = time.monotonic()
     for number, one in enumerate(waiting, 1):
-        time.sleep(max(0.0, start + number * seconds / (len(waiting) + 1) - time.monotonic()))
+        time.sleep(max(0.0, start + number * 0.7 * seconds / len(waiting) - time.monotonic()))
         os.rename(one, serving / "checkpoints" / one.name)
         _settle(port, number)
 
 
 def _drive(port: int, file: Path, given: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.serve.load", str(port), str(file), "--rate", str(given.rate)]
-    command += ["--seconds", str(given.seconds), "--malformed", str(given.malformed)]
-    done = subprocess.run(command, capture_output=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    to = given.work / "found.json"
+    command = [sys.executable, "-m", "benchmarks.serve.load", str(port), str(file), str(to)]
+    command += ["--rate", str(given.rate), "--seconds", str(given.seconds), "--malformed", str(given.malformed)]
+    subprocess.run(command, check=True)
+    found: dict[str, Any] = json.loads(to.read_text())
     return found
 
 
@@ -195,9 +199,14 @@ def _say(found: dict[str, Any], given: argparse.Namespace, log: Path) -> None:
     others = sum(
         n for name, n in found["status"].items() if name.startswith("malformed") and not re.search(r": 4\d\d$", name)
     )
-    good = failed == 0 and others == 0 and found["p99_ms"] < 50 and sum(found["updates"].values()) == given.updates
-    verdict = "held" if good else "missed"
-    print(f"{'bar':>22}  {verdict}: {failed} valid requests failed, p99 {found['p99_ms']} ms (server log: {log})")
+    compared = found["compared_scores"]
+    answered = len(found["models"]) == given.updates + 1  # every version, while requests came
+    right = compared["scores"] > 0 and compared["largest_difference"] <= 1e-6
+    good = failed == 0 and others == 0 and found["p99_ms"] < 50 and answered and right
+    print(
+        f"{'bar':>22}  {'held' if good else 'missed'}: {failed} valid requests failed, p99 {found['p99_ms']} ms, "
+        f"{len(found['models']) - 1} of {given.updates} updates answered requests (server log: {log})"
+    )
     if given.out:
         names = ("rate", "seconds", "candidates", "context", "gigabytes", "memory", "updates", "malformed", "threads")
         row = {name: getattr(given, name) for name in names} | {"valid_failed": failed}

@@ -121,6 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("bodies", type=Path)
+    parser.add_argument("found", type=Path, help="file for the result, as JSON")
     parser.add_argument("--rate", type=float, default=500)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--malformed", type=int, default=1000)
@@ -143,7 +144,7 @@ def main() -> None:
     found = load.latencies[valid & ~np.isnan(load.latencies)]
     quantiles = {f"p{q:g}_ms": round(1000 * float(np.quantile(found, q / 100)), 2) for q in (50, 90, 99, 99.9)}
     took = time.perf_counter() - began
-    print(
+    given.found.write_text(
         json.dumps(
             {
                 **quantiles,

@@ -68,7 +68,9 @@ def find(place: Path) -> Entry:
             return Entry(folders[-1], read_manifest(folders[-1]))
     if not place.exists():
         raise RunError(f"there is no {place}; give a run, a folder of checkpoints or one checkpoint.")
-    raise RunError(f"{place} holds no checkpoint.")
+    raise RunError(
+        f"{place} holds no checkpoint. A run writes them with --checkpoint-every N, when it is stopped, and when it ends."
+    )
 
 
 def chain_of(entry: Entry) -> list[Entry]:

@@ -43,9 +43,7 @@ COMMANDS = {
         "hotbed.cli.simulate", "simulate_command", "Count a cache's hits on a dataset, without training."
     ),
     "verify": Entry("hotbed.cli.verify", "verify_command", "Prove on your own data that the cache changes no bit."),
-    "explain": Entry(
-        "hotbed.cli.explain", "explain_command", "Tell where a row of a run is, and what became of it."
-    ),
+    "explain": Entry("hotbed.cli.explain", "explain_command", "Tell where a row of a run is, and what became of it."),
     "bench": Entry("hotbed.cli.bench", "bench_command", "Time the training step beside FBGEMM's and torch's."),
     "checkpoint": Entry(
         "hotbed.cli.checkpoint", "checkpoint_app", "List, verify, compare and prune the checkpoints of a run."
@@ -96,7 +94,18 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
                 app.command(
                     name,
                     no_args_is_help=name
-                    in ("evaluate", "predict", "prepare", "plan", "simulate", "export", "explain", "report", "serve", "top"),
+                    in (
+                        "evaluate",
+                        "predict",
+                        "prepare",
+                        "plan",
+                        "simulate",
+                        "export",
+                        "explain",
+                        "report",
+                        "serve",
+                        "top",
+                    ),
                 )(command)
         else:
             app.command(name, help=entry.summary)(_named_only)

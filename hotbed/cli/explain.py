@@ -24,7 +24,11 @@ def explain_command(
     ],
     table: Annotated[str, typer.Option(help="The table: the name of an id feature.")],
     id: Annotated[
-        int | None, typer.Option("--id", help="The row, as data files have it (a row of the vocabulary).")
+        int | None,
+        typer.Option(
+            "--id",
+            help="The row, a number as data files have it (a row of the vocabulary); raw values go with --value.",
+        ),
     ] = None,
     value: Annotated[str | None, typer.Option(help="The row of a value, as the raw log has it.")] = None,
     top: Annotated[

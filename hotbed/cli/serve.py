@@ -29,10 +29,10 @@ def serve_command(
     max_in_flight: int = typer.Option(256, min=1, help="Most requests at once; others get 503 and Retry-After."),
     time_limit: float = typer.Option(5.0, min=0.001, help="Seconds for a request."),
 ) -> None:
-    """Score over HTTP: POST /score, with a page at / that explains it.
+    r"""Score over HTTP: POST /score, with a page at / that explains it.
 
     Rows stay in their files, so tables may be larger than memory. New checkpoints of the run are taken over while requests
-    are answered. Needs `pip install 'hotbed[serve]'`.
+    are answered. Needs `pip install 'hotbed\[serve]'`.
 
     [bold]For example:[/bold]
 

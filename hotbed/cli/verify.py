@@ -216,7 +216,9 @@ def _tell(verdicts: list[Verdict], name: str, ranks: int, as_json: bool) -> None
     found = [verdict.difference.text() for verdict in verdicts if verdict.difference is not None]
     if found:
         out().print(*found, sep="\n", soft_wrap=True, markup=False, highlight=False)
-        said = "the cache can be seen. If no --inject was given, this is a bug: please report it with the lines above."
+        said = (
+            "the cache can be seen. Unless --inject asked for it, this is a bug: please report it with the lines above."
+        )
     elif not any(verdict.evictions for verdict in verdicts):
         said = "the same bits, but no row has left the device: give a smaller --cache or more --steps."
     else:

@@ -56,8 +56,8 @@ def check_free(folder: Path, overwrite: bool = False) -> None:
         raise RunError(f"{folder} is not empty and holds no run. Choose another folder with --out.")
     if not overwrite:
         raise RunError(
-            f"{folder} already holds a run. --overwrite starts it anew, --resume {folder} goes on with it, "
-            "--out DIR puts the new one elsewhere."
+            f"{folder} already holds a run. --overwrite starts it anew, --resume {folder} goes on with it if it has a "
+            "checkpoint, --out DIR puts the new one elsewhere."
         )
 
 

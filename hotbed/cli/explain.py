@@ -24,7 +24,7 @@ def explain_command(
     ],
     table: Annotated[str, typer.Option(help="The table: the name of an id feature.")],
     id: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             "--id",
             help="The row, a number as data files have it (a row of the vocabulary); raw values go with --value.",
@@ -64,14 +64,26 @@ def explain_command(
         out().print(_top_table(table, rows))
         _print_notes(notes)
         return
+    number = None if id is None else _number(id)
     with err().status("replaying the run's batches"):
-        found = explain(run, table, id=id, value=value)
+        found = explain(run, table, id=number, value=value)
     if as_json:
         typer.echo(json.dumps(found.figures(), indent=1))
         return
     for line in explanation_lines(found):
         out().print(line, soft_wrap=True, highlight=False)
     _print_notes(found.notes)
+
+
+def _number(text: str) -> int:
+    from hotbed.errors import ConfigError
+
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"--id {text} is not a number. A value as the raw log has it goes with --value {text}."
+        ) from None
 
 
 def explanation_lines(found: Explanation) -> list[str]:

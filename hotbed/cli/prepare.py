@@ -212,6 +212,24 @@ def _progress_bar(shown: bool) -> Iterator[Callable[[Progress], None]]:
         yield update
 
 
+_MANY_ROWS, _LONE = 1000, 0.9
+
+
+def _show_lone_values(report: PrepareReport) -> None:
+    """Name the columns from which nothing can be learned, because nearly every row has a value of its own."""
+    train = report.schema.splits.get("train")
+    if train is None or train.rows < _MANY_ROWS:
+        return
+    lone = [one.name for one in report.schema.features if not one.multi and one.distinct >= _LONE * train.rows]
+    for name in lone:
+        err().print(
+            f"{name}: nearly every row has a value of its own, from which nothing can be learned. --drop {name} leaves it out; "
+            f"--time {name} says that it is the time",
+            soft_wrap=True,
+            markup=False,
+        )
+
+
 def _show(report: PrepareReport) -> None:
     from rich.table import Table
 
@@ -239,6 +257,7 @@ def _show(report: PrepareReport) -> None:
                 f"{feature.count_error:,} times",
                 soft_wrap=True,
             )
+    _show_lone_values(report)
     if schema.dense:
         numbers = ", ".join(f"{one.name} (log)" if one.transform == "log" else one.name for one in schema.dense)
         console.print(f"numbers: {numbers}")

@@ -36,6 +36,7 @@ def test_wrong_questions(hotbed, run):
     for options, said in (
         (("--table", "colour", "--id", 1), "Its tables are: a, b, tags"),
         (("--table", "a", "--id", 5000), "rows 0 to 999"),
+        (("--table", "a", "--id", "u7"), "goes with --value u7"),
         (("--table", "a"), "give one of --id"),
         (("--table", "a", "--top", 3, "--id", 1), "leave out --id"),
         (("--table", "a", "--top", 0), "at least 1 row"),

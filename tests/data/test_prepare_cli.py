@@ -126,6 +126,16 @@ def test_names_are_shown_as_they_are(tmp_path):
         assert name in output
 
 
+def test_columns_that_differ_in_every_row_are_named(tmp_path):
+    rows = [f"{n % 2},{n % 7},2026-11-{1 + n % 28:02d} {n % 24:02d}:00:{n:05d}" for n in range(2000)]
+    raw = write(tmp_path / "f.csv", "label,c,when", *rows)
+    code, output = run(raw, "--out", tmp_path / "out", "--ids", "c")
+    assert code == 0, output
+    assert "when: nearly every row has a value of its own" in output
+    assert "--drop when" in output
+    assert "c: nearly" not in output
+
+
 @pytest.mark.parametrize("name", ["raw.csv", "notes.txt", "train/plan.txt", "mine/x.csv"])
 def test_overwrite_deletes_nothing_but_a_dataset(tmp_path, raw, name):
     out = tmp_path / "out"

@@ -106,7 +106,8 @@ def tell_truth(summary: dict[str, Any], folder: Path, device: torch.device) -> s
 
     found = write_truth(folder, summary, device)
     parts = [f"{words[one.name]} {shown(one.name, one.forecast)} / {shown(one.name, one.truth)}" for one in found]
-    return f"forecast / truth: {', '.join(parts)}" if any(one.forecast is not None for one in found) else ""
+    hint = " (?: only `hotbed plan` measures it)" if any(one.forecast is None for one in found) else ""
+    return f"forecast / truth: {', '.join(parts)}{hint}" if any(one.forecast is not None for one in found) else ""
 
 
 def opening(built: Built) -> str:

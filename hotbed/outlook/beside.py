@@ -16,6 +16,7 @@ import torch
 
 from hotbed.errors import HotbedError
 from hotbed.outlook.asked import QUICK_LOOKUPS, Asked
+from hotbed.outlook.memory import WORKSPACE
 from hotbed.outlook.outlook import Outlook, look_out
 from hotbed.plan.curves import lru_curve
 
@@ -108,13 +109,14 @@ def pairs(forecast: dict[str, Any], truth: dict[str, float]) -> list[Pair]:
     cache = [
         part["num_bytes"] for part in forecast["bytes"] if part["name"] in ("rows in the cache", "index of the cache")
     ]
+    is_measured = any(part["name"] == WORKSPACE for part in forecast["bytes"])  # without it a part is lacking
     told = {
         "hit_rate": traffic.get("hit_rate"),
         "lookup_hit_rate": traffic.get("lookup_hit_rate"),
         "bytes_in": forecast.get("bytes_in"),
         "bytes_out": forecast.get("bytes_out"),
         "cache_bytes": sum(cache) if cache else None,
-        "peak_device_bytes": forecast.get("device_bytes"),
+        "peak_device_bytes": forecast.get("device_bytes") if is_measured else None,
         "samples_per_s": forecast.get("samples_per_s"),
     }
     return [Pair(name, told[name], truth[name]) for name in told if name in truth]

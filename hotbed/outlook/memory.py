@@ -16,6 +16,7 @@ from torch import nn
 
 from hotbed.cache import look_far
 
+WORKSPACE = "workspace (measured)"  # the part that a calibration adds
 READ_AHEAD = 8  # batches that are read and not asked for yet
 _CELL = 16.25  # bytes of index, with its share of a mark
 _SLOT = 13  # bytes of slot state

@@ -252,7 +252,7 @@ def _measured_parts(known: Calibration, shape: Shape, dense: int) -> list[Part]:
     if not known.peak_bytes:
         return []
     there = CALIBRATED_AHEAD * memory.batch_bytes(shape) + memory.vector_bytes(shape) + dense
-    return [Part("device", "workspace (measured)", max(0.0, known.peak_bytes - there), False)]
+    return [Part("device", memory.WORKSPACE, max(0.0, known.peak_bytes - there), False)]
 
 
 def _calibration(asked: Asked) -> Calibration | None:

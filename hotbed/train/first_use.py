@@ -1,0 +1,49 @@
+"""Tables in; the compiled code that they train with is there before the clock of a run starts.
+
+Numba compiles a kernel once on a machine, which takes seconds, and loads it once in a process: 0.2 s for those of a step, where
+a whole run on a small log takes one. In the first step that time would count as training, and the speed told would be wrong.
+So a step over tables of a few rows goes before it. Kernels of CUDA depend on the sizes they meet, and are left to the first
+steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from hotbed.cached_group import CachedGroup
+from hotbed.data.schema import Schema
+from hotbed.tables import EmbeddingTables
+from hotbed.types import Jagged
+
+_FEW = 8  # rows
+_loaded: set[tuple[object, ...]] = set()  # kinds of tables whose code is there
+
+
+def load_kernels(tables: EmbeddingTables, schema: Schema) -> None:
+    """Train a twin of the tables with few rows for a step; nothing where that is not possible or was done before."""
+    is_cached = any(isinstance(group, CachedGroup) for group in tables.groups)
+    has_bags = any(feature.multi for feature in schema.features)
+    kind = (type(tables.optimizer), is_cached, has_bags)
+    is_plain = all(group.weight_type == torch.float32 for group in tables.groups) and not tables.is_shared
+    if kind in _loaded or not is_plain or any(table.rows is None for table in tables.tables.values()):
+        return
+    small = {
+        name: dataclasses.replace(table, rows=_FEW, hashing=True, padding_id=None)
+        for name, table in tables.tables.items()
+    }
+    twin = EmbeddingTables(small, tables.optimizer, output=tables.output, cache=1.0 if is_cached else None)
+    found = twin(*_ids(schema))
+    vectors = [found] if isinstance(found, Tensor) else [*found.values()]
+    torch.stack([one.square().mean() for one in vectors]).sum().backward()  # type: ignore[no-untyped-call]
+    _loaded.add(kind)
+
+
+def _ids(schema: Schema) -> tuple[Tensor, dict[str, Jagged]]:
+    """Two samples."""
+    single = [feature for feature in schema.features if not feature.multi]
+    offsets = torch.tensor([0, 1, 3])
+    bags = {one.name: Jagged(torch.arange(3), offsets) for one in schema.features if one.multi}
+    return torch.zeros((2, len(single)), dtype=torch.int64), bags

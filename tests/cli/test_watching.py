@@ -29,11 +29,9 @@ def test_a_port_that_cannot_be(capsys):
 
 def test_the_port_is_freed_when_nothing_comes_of_the_run():
     said = []
-    watching = opened(Watching(metrics_port=0), said.append)
-    watchers = watching.__enter__()
+    with pytest.raises(ZeroDivisionError), opened(Watching(metrics_port=0), said.append) as watchers:
+        raise ZeroDivisionError
     assert said == [f"metrics: {watchers.server.url}"]
-    with pytest.raises(ZeroDivisionError):
-        watching.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
     port = int(watchers.server.url.rpartition(":")[2].partition("/")[0])
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -53,9 +53,10 @@ class Owners:
         """Which rows of a part still belong to their ids, bool [N]; all, of tables that have a number of rows."""
         if "row" not in part.columns or part.table not in self.shapes:
             return torch.ones(part.ids.shape[0], dtype=torch.bool)
-        said, known = self._owned(part), self._owned_of[self._group(part.table)]
-        at = np.minimum(np.searchsorted(known.rows, said.rows), max(0, known.rows.shape[0] - 1))
-        same = [known.rows[at] == said.rows, known.tables[at] == said.tables, known.ids[at] == said.ids]
+        known, rows = self._owned_of[self._group(part.table)], part.columns["row"].numpy()
+        at = np.minimum(np.searchsorted(known.rows, rows), max(0, known.rows.shape[0] - 1))
+        is_table = known.tables[at] == self._names.index(part.table)
+        same = [known.rows[at] == rows, is_table, known.ids[at] == part.ids.numpy()]
         return torch.from_numpy(
             np.logical_and.reduce(same) if known.rows.shape[0] else np.zeros_like(at, dtype=np.bool_)
         )

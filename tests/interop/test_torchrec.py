@@ -11,9 +11,11 @@ from hotbed.interop import load_state_dict, state_dict
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    logging.disable(logging.ERROR)
-    torchrec = pytest.importorskip("torchrec", exc_type=ImportError)
-    logging.disable(logging.NOTSET)
+    logging.disable(logging.ERROR)  # it says much when it is imported
+    try:
+        torchrec = pytest.importorskip("torchrec", exc_type=ImportError)
+    finally:
+        logging.disable(logging.NOTSET)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

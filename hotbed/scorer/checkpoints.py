@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -91,18 +91,22 @@ def _columns(entry: Entry, data: str) -> Path:
 
 
 def _parts(chains: Sequence[Sequence[Entry]]) -> Iterator[RowPart]:
-    """Every row that was ever trained, some more than once: the last one counts. No weight: the row is forgotten."""
     for rank, chain in enumerate(chains):
-        owners = Owners(chain)
-        last = {Path(name).parts[1]: entry for entry in chain for name in entry.manifest.linked}
-        for entry in chain:
-            for folder in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
-                frozen = entry.folder / "frozen" / folder
-                if not owners.is_dynamic(folder):
-                    yield from thawed(folder, frozen, entry.manifest.tables, Shard(rank, len(chains)))
-                elif last[folder] is entry:
-                    yield from owners.thawed(folder, frozen)
-            yield from (RowPart(table, ids, {}) for table, ids in gone_of(entry))
-            for part in weights_of(entry):
-                kept = owners.owned(part)
-                yield RowPart(part.table, part.ids[kept], {name: one[kept] for name, one in part.columns.items()})
+        yield from parts_of(chain, Shard(rank, len(chains)), weights_of)
+
+
+def parts_of(chain: Sequence[Entry], shard: Shard, read: Callable[[Entry], Iterable[RowPart]]) -> Iterator[RowPart]:
+    """Every row of a rank that was ever trained, some more than once: the last one counts. No columns: it is forgotten."""
+    owners = Owners(chain)
+    last = {Path(name).parts[1]: entry for entry in chain for name in entry.manifest.linked}
+    for entry in chain:
+        for folder in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
+            frozen = entry.folder / "frozen" / folder
+            if not owners.is_dynamic(folder):
+                yield from thawed(folder, frozen, entry.manifest.tables, shard)
+            elif last[folder] is entry:
+                yield from owners.thawed(folder, frozen)
+        yield from (RowPart(table, ids, {}) for table, ids in gone_of(entry))
+        for part in read(entry):
+            kept = owners.owned(part)
+            yield RowPart(part.table, part.ids[kept], {name: one[kept] for name, one in part.columns.items()})

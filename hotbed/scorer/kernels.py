@@ -23,26 +23,23 @@ from hotbed.data.hash_kernels import mix
 from hotbed.ops.precision import BF16, FP16
 from hotbed.ops.precision.numba import widen
 from hotbed.ops.prefetch import prefetch
-from hotbed.store.ssd.kernels import peek
+from hotbed.store.ssd.readers import EINTR, last_error, read_fully
 
 WAYS = 8  # slots of a set; their keys are one cache line
 GUEST = 1 << 62  # keys from here on have no row anywhere: the caller knows what they read
 EMPTY = -1
 ABSENT, FP32_FILE, FP16_FILE, BF16_FILE, INT8_FILE = range(5)
-SHORT = -1
 _MOST_USES = 15
 _AHEAD = 12
-_NOWAIT, _WILLNEED, _EINTR = 8, 3, 4
+_NOWAIT, _WILLNEED = 8, 3
 HITS, READ, CHANGED, FIRST, FAULT, FAULT_KEY = range(6)
 NUM_COUNTS = 6
 
-_pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.int64, types.int64, types.int64))
 _pwrite: Any = types.ExternalFunction("pwrite", types.int64(types.int32, types.int64, types.int64, types.int64))
 _preadv2: Any = types.ExternalFunction(
     "preadv2", types.int64(types.int32, types.int64, types.int32, types.int64, types.int32)
 )
 _fadvise: Any = types.ExternalFunction("posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32))
-_errno: Any = types.ExternalFunction("__errno_location", types.int64())
 
 
 class Cache(NamedTuple):
@@ -139,23 +136,6 @@ def add_changes(keys: Any, first: Any, table_keys: Any, places: Any) -> Any:
             added += 1
         places[at] = first + n
     return added
-
-
-@njit(nogil=True, cache=True)
-def read_fully(handle: Any, to: Any, size: Any, offset: Any) -> Any:
-    """0, or SHORT at the end of the file, or an errno."""
-    done = 0
-    while done < size:
-        got = _pread(np.int32(handle), to + done, size - done, offset + done)
-        if got > 0:
-            done += got
-        elif got == 0:
-            return SHORT
-        else:
-            error = np.int64(peek(_errno()) & np.uint64(0xFFFFFFFF))
-            if error != _EINTR:
-                return error
-    return 0
 
 
 @njit(nogil=True, cache=True)
@@ -325,8 +305,8 @@ def _write_fully(handle: Any, source: Any, size: Any, offset: Any) -> Any:
         if put > 0:
             done += put
         else:
-            error = np.int64(peek(_errno()) & np.uint64(0xFFFFFFFF))
-            if error != _EINTR:
+            error = last_error()
+            if error != EINTR:
                 return error
     return 0
 

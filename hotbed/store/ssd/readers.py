@@ -37,7 +37,7 @@ _WORDS = 64
 _CLOSED = 0x7FFFFFFF
 _CHUNK = 4  # runs
 _LOOKS = 200  # before a caller that waits gives way
-_EINTR = 4
+EINTR = 4
 _WAIT, _WAKE = 128, 129
 
 _pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.int64, types.int64, types.int64))
@@ -59,7 +59,13 @@ def _fail(job: Any, kind: Any, record: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _read_fully(handle: Any, to: Any, num_bytes: Any, offset: Any) -> Any:
+def last_error() -> Any:
+    """The errno of this thread."""
+    return np.int64(peek(_errno()) & np.uint64(0xFFFFFFFF))
+
+
+@njit(nogil=True, cache=True)
+def read_fully(handle: Any, to: Any, num_bytes: Any, offset: Any) -> Any:
     """0, or SHORT at the end of the file, or an errno."""
     done = 0
     while done < num_bytes:
@@ -69,8 +75,8 @@ def _read_fully(handle: Any, to: Any, num_bytes: Any, offset: Any) -> Any:
         elif got == 0:
             return SHORT
         else:
-            error = np.int64(peek(_errno()) & np.uint64(0xFFFFFFFF))
-            if error != _EINTR:
+            error = last_error()
+            if error != EINTR:
                 return error
     return 0
 
@@ -84,7 +90,7 @@ def _read_run(job: Any, run: Any, scratch: Any) -> None:
     offsets, rows, keys = read(job + 8 * _OFFSETS), read(job + 8 * _ROWS), read(job + 8 * _KEYS)
     out, stride, num_bytes = read(job + 8 * _OUT), read(job + 8 * _STRIDE), read(job + 8 * _NUM_BYTES)
     start = np.int64(peek(offsets + 8 * first))
-    fault = _read_fully(handle, scratch, np.int64(peek(offsets + 8 * (stop - 1))) + stride - start, start)
+    fault = read_fully(handle, scratch, np.int64(peek(offsets + 8 * (stop - 1))) + stride - start, start)
     if fault != 0:
         _fail(job, fault, first)
         return

@@ -35,6 +35,18 @@ CONTENT = (
     "tensorboard",
 )
 BEGINNING = "config.json.tmp"  # all that a run leaves that was killed before it wrote anything whole
+_BEFORE_STEPS = {  # written, or opened, before anything is trained; and the account of a run that failed then
+    "config.json",
+    "data.json",
+    "forecast.json",
+    "misses.json",
+    "warm_start.json",
+    "metrics.jsonl",
+    "watched.jsonl",
+    "summary.json",
+    "report.html",
+    "tensorboard",
+}
 
 
 def default_run(model: str, dataset: str, parent: Path = Path("runs")) -> Path:
@@ -54,7 +66,7 @@ def check_free(folder: Path, overwrite: bool = False) -> None:
         return
     if not (folder / "config.json").is_file():
         raise RunError(f"{folder} is not empty and holds no run. Choose another folder with --out.")
-    if not overwrite:
+    if not overwrite and not is_unbegun(folder):
         raise RunError(
             f"{folder} already holds a run. --overwrite starts it anew, --resume {folder} goes on with it if it has a "
             "checkpoint, --out DIR puts the new one elsewhere."
@@ -68,18 +80,35 @@ def make_run(folder: Path, overwrite: bool = False) -> None:
     """
     check_free(folder, overwrite)
     with writing(folder):
-        for name in reversed(CONTENT):
-            for path in (folder / f"{name}{ending}" for ending in ("", ".new", ".old", ".tmp")):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
+        _remove_content(folder)
         folder.mkdir(parents=True, exist_ok=True)
+
+
+def _remove_content(folder: Path) -> None:
+    for name in reversed(CONTENT):
+        for path in (folder / f"{name}{ending}" for ending in ("", ".new", ".old", ".tmp")):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def is_unbegun(folder: Path) -> bool:
+    """Whether a run was started here and died before it left a line, a checkpoint or a model: nothing is lost with it."""
+    try:
+        sizes = {path.name.removesuffix(".tmp"): path.stat().st_size for path in folder.iterdir()}
+        if not {"config.json", "data.json"} <= sizes.keys() <= _BEFORE_STEPS:  # config.json alone may be the user's
+            return False
+        if sizes.get("metrics.jsonl", 0) or sizes.get("watched.jsonl", 0):
+            return False
+        return "summary.json" not in sizes or read_json(folder / "summary.json").get("steps") == 0
+    except (OSError, RunError):
+        return False
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from training in the folder, which is made if it is not there, and goes if it stays empty."""
+    """Keep other processes from training in the folder, which is made if it is not there, and goes if no step is made."""
     with writing(folder):
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,6 +126,8 @@ def alone(folder: Path) -> Iterator[None]:
     finally:
         if made:
             with suppress(OSError):  # there is something in it
+                if is_unbegun(folder):
+                    _remove_content(folder)
                 folder.rmdir()
         os.close(handle)
 

@@ -66,6 +66,44 @@ def test_a_run_that_was_killed_at_once_left_its_folder_free(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def unbegun(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "data.json", "forecast.json"):
+        (folder / name).write_text("{}")
+    (folder / "metrics.jsonl").write_text("")
+    (folder / "tensorboard").mkdir()
+    return folder
+
+
+def test_a_run_that_died_before_its_first_step_does_not_block_its_name(tmp_path):
+    check_free(unbegun(tmp_path / "a"))
+    (tmp_path / "a" / "summary.json").write_text('{"steps": 0}')
+    make_run(tmp_path / "a")
+    assert list((tmp_path / "a").iterdir()) == []
+    with alone(tmp_path / "b"):
+        unbegun(tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("metrics.jsonl", "{}\n"), ("summary.json", '{"steps": 1}'), ("summary.json", "{"), ("notes.txt", ""),
+     ("checkpoints", None), ("watched.jsonl", "{}\n")],
+)  # fmt: skip
+def test_what_a_run_has_done_blocks_its_name(tmp_path, name, text):
+    folder = unbegun(tmp_path / "a")
+    (folder / name).mkdir() if text is None else (folder / name).write_text(text)
+    with pytest.raises(RunError, match="already holds a run"):
+        make_run(folder)
+    assert (folder / name).exists()
+
+
+def test_settings_of_the_user_are_no_run_that_died(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(RunError, match="already holds a run"):
+        make_run(tmp_path)
+
+
 @pytest.mark.parametrize("removed", range(len(CONTENT)))
 def test_who_is_killed_while_removing_an_old_run_can_start_again(tmp_path, monkeypatch, removed):
     for name in CONTENT:

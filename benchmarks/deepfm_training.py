@@ -62,9 +62,11 @@ class Twin:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="criteo-like")
-    parser.add_argument("--optimizer", choices=["adagrad", "adam"], default="adagrad")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument(
+        "--data", default="criteo-like", help="dataset directory, or a name of `hotbed data list` (%(default)s)"
+    )
+    parser.add_argument("--optimizer", choices=["adagrad", "adam"], default="adagrad", help="of the rows (%(default)s)")
+    parser.add_argument("--steps", type=int, default=100, help="timed, of each system (%(default)s)")
     parser.add_argument("--out", default="", help="CSV file to append to")
     args = parser.parse_args()
     config = RunConfig(tables=TablesConfig(optimizer=args.optimizer))

@@ -65,9 +65,9 @@ def measure(systems: list[System], ids: list[torch.Tensor], grad: torch.Tensor, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=4096)
-    parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=4096, help="samples a step (%(default)s)")
+    parser.add_argument("--dim", type=int, default=16, help="of the vectors (%(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="timed, of each system (%(default)s)")
     parser.add_argument("--only", default="", help="comma-separated optimizers")
     parser.add_argument("--out", default="", help="CSV file to append to")
     args = parser.parse_args()

@@ -122,8 +122,8 @@ def measure(place: Path, shape: tuple[int, int], rows: str, precision: str) -> d
 def main() -> None:
     """Measure, print, and append to a file where one is given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=4_000_000)
-    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--rows", type=int, default=4_000_000, help="of the table (%(default)s)")
+    parser.add_argument("--dim", type=int, default=16, help="of the table (%(default)s)")
     parser.add_argument("--out", help="append results to this CSV file")
     given = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")

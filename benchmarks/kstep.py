@@ -282,9 +282,13 @@ def run_rank(rank: int, store: str, jobs: Sequence[Job]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["auc", "time", "page"])
-    parser.add_argument("--data", default="criteo,frappe")
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument(
+        "what",
+        choices=["auc", "time", "page"],
+        help="auc: train on the logs; time: steps over a slow wire; page: tables and plot from the CSV files",
+    )
+    parser.add_argument("--data", default="criteo,frappe", help="logs, files as in benchmarks.accuracy (%(default)s)")
+    parser.add_argument("--seeds", default="0,1,2", help="of every run (%(default)s)")
     args = parser.parse_args()
     if args.what == "page":
         print(write_page(rows_in(AUC), rows_in(TIME), Path("docs/kstep.svg")))

@@ -108,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=2_000_000, help="of a generated log, 243 bytes each")
     parser.add_argument("--raw", type=Path, help="a Criteo log to read instead")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="how often every system has its turn (%(default)s)")
     parser.add_argument("--out", help="append results to this CSV file")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -139,10 +139,10 @@ def differences_of(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="ranks to kill, over all runs (%(default)s)")
+    parser.add_argument("--ranks", type=int, default=2, help="of every run (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of what is killed when (%(default)s)")
     asked = parser.parse_args()
     root, draw = Path(tempfile.mkdtemp(prefix="hotbed-ranks-")).resolve(), random.Random(asked.seed)
     whole = train(Case(asked.ranks), root / "whole")

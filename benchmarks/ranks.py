@@ -120,9 +120,9 @@ def _turn(pipes: Sequence[Any]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=16_384)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--ranks", type=int, default=2, help="processes of one core each (%(default)s)")
+    parser.add_argument("--batch", type=int, default=16_384, help="samples of all ranks together (%(default)s)")
+    parser.add_argument("--steps", type=int, default=60, help="timed, of each way (%(default)s)")
     parser.add_argument("--out", default="", help="CSV file to append to")
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0))

@@ -48,7 +48,7 @@ def sketch(begin: int, end: int, num_bytes: int) -> tuple[HyperLogLog, HeavyHitt
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ids", type=int, default=2_000_000_000)
+    parser.add_argument("--ids", type=int, default=2_000_000_000, help="that go through both sketches (%(default)s)")
     parser.add_argument("--memory", default="64MiB", help="of each of the two sketches that are merged")
     parser.add_argument("--out", help="append results to this CSV file")
     given = parser.parse_args()

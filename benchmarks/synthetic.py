@@ -29,11 +29,11 @@ BATCH, ROUNDS = 16_384, 4
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of every log (%(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="to draw and to read with (%(default)s)")
     parser.add_argument("--only", default="", help="shapes whose name holds this text")
     parser.add_argument("--folder", type=Path, help="where files are made; a folder for temporary files if not given")
-    parser.add_argument("--csv", default="")
+    parser.add_argument("--csv", default="", help="file to append the table to")
     asked = parser.parse_args()
     found = []
     print(f"{'log':22} {'draw rows/s':>12} {'read rows/s':>12} {'ratio':>6} {'text MB/s':>10} {'write rows/s':>13}")

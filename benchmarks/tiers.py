@@ -115,7 +115,7 @@ def aside(memory: str, ssd: str | None, steps: int) -> Found:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, help="append one row per run to this file")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1000, help="of every run (%(default)s)")
     args = parser.parse_args()
     aside("2GiB", None, 100)  # compiles
     whole = aside("2GiB", None, args.steps)

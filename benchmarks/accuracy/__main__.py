@@ -112,9 +112,9 @@ def twin_command(job: Job, threads: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="part of the name of the run files, e.g. frappe or criteo_deepfm")
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--seeds", default="0,1,2", help="of every run file (%(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at the same time, one thread each")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     parser.add_argument("--twin", action="store_true", help="also train the plain PyTorch twin (criteo)")
     parser.add_argument("--out", default="", help="CSV file to write")
     args = parser.parse_args()

@@ -25,9 +25,9 @@ from benchmarks.crash.runs import CASES, Case, Failure, KilledRun, Tally, Whole,
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200, help="of runs, over all cases (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of what is killed when (%(default)s)")
     parser.add_argument("--only", default="", help="cases whose name holds this text, such as 'dynamic ids, three'")
     parser.add_argument("--folder", type=Path, help="where runs are made; a folder for temporary files if not given")
     asked = parser.parse_args()

@@ -64,19 +64,21 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("data-cache/serve"))
+    parser.add_argument(
+        "--work", type=Path, default=Path("data-cache/serve"), help="where the model is made and kept (%(default)s)"
+    )
     parser.add_argument("--gigabytes", type=float, default=1.0, help="of the rows")
-    parser.add_argument("--memory", default="100MB")
+    parser.add_argument("--memory", default="100MB", help="of hotbed serve (%(default)s)")
     parser.add_argument("--rate", type=float, default=500, help="valid requests a second")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--candidates", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=60, help="of load (%(default)s)")
+    parser.add_argument("--candidates", type=int, default=100, help="of every request (%(default)s)")
     parser.add_argument(
         "--context", type=int, default=13, help="of the 26 id features, those that hold for all candidates"
     )
     parser.add_argument("--bodies", type=int, default=3000, help="distinct requests")
-    parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--malformed", type=int, default=1000)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--updates", type=int, default=20, help="newer checkpoints on the way (%(default)s)")
+    parser.add_argument("--malformed", type=int, default=1000, help="requests on the way (%(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="of hotbed serve (%(default)s)")
     parser.add_argument("--out", help=f"append a row to a CSV file, such as {RESULTS}")
     return parser.parse_args()
 

@@ -119,12 +119,12 @@ class Load:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("port", type=int)
-    parser.add_argument("bodies", type=Path)
+    parser.add_argument("port", type=int, help="of the server")
+    parser.add_argument("bodies", type=Path, help="pickled requests, valid and malformed")
     parser.add_argument("found", type=Path, help="file for the result, as JSON")
-    parser.add_argument("--rate", type=float, default=500)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--malformed", type=int, default=1000)
+    parser.add_argument("--rate", type=float, default=500, help="valid requests a second (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=60, help="of load (%(default)s)")
+    parser.add_argument("--malformed", type=int, default=1000, help="requests on the way (%(default)s)")
     given = parser.parse_args()
     good, bad = pickle.loads(given.bodies.read_bytes())  # written by the process that started this one
     good, bad = ([_HEAD % len(one) + one for one in bodies] for bodies in (good, bad))

@@ -104,7 +104,6 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
                         "explain",
                         "report",
                         "serve",
-                        "top",
                     ),
                 )(command)
         else:

@@ -6,7 +6,7 @@ import json
 import logging
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,8 @@ def tell(summary: dict[str, Any], folder: Path) -> None:
     trained = (
         f"{summary['samples']:,} samples in {seconds:,.1f} s of training, {rate:,.0f} samples/s on {summary['device']}"
     )
-    out().print(f"{trained}\n{page}", soft_wrap=True)
+    kept = [_kept(summary)] if summary["finished"] else []
+    out().print("\n".join([trained, *kept, page]), soft_wrap=True)
     if not summary["finished"]:
         err().print(
             f"interrupted at step {summary['steps']:,}; the checkpoint is saved. Go on with: "
@@ -67,13 +68,26 @@ def tell(summary: dict[str, Any], folder: Path) -> None:
         )
 
 
+def _kept(summary: dict[str, Any]) -> str:
+    """Which weights the model has, and why."""
+    at = f"the weights after step {summary['best_step']:,} of {summary['steps']:,} (epoch {summary['best_epoch']:,})"
+    return f"kept: {at}: {summary['kept_because']}"
+
+
+def next_commands(folder: Path) -> str:
+    """What a trained model is for."""
+    run = shlex.quote(str(folder))
+    ways = ("evaluate {run}", "predict {run} FILE --out scores.csv", "serve {run}", "export {run}")
+    return "\n".join(f"{'next: ' if not k else '      '}hotbed {way.format(run=run)}" for k, way in enumerate(ways))
+
+
 def foretell(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> None:
     """What the run will take, on the screen and in its folder: a few seconds, and nothing is measured."""
     from hotbed.cli.plan_text import outlook_text
     from hotbed.outlook import Asked
     from hotbed.outlook.beside import quick_outlook, write_forecast, write_misses
 
-    with err().status("forecasting"):
+    with nullcontext() if quiet else err().status("forecasting"):
         asked = Asked(config, dataset)
         outlook = quick_outlook(asked)
         if outlook is None:

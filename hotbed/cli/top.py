@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from hotbed.cli.console import out
-from hotbed.cli.top_state import FINISHED, RUNNING, Source, State, source_of
+from hotbed.cli.console import err, out
+from hotbed.cli.top_state import FINISHED, RUNNING, Evaluated, Source, State, runs_below, source_of
+from hotbed.errors import RunError
 from hotbed.report.formats import compact, count, decimal, duration, milliseconds, percent, significant, size
+from hotbed.train.run_folder import is_training
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,11 +21,18 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE = 32  # characters
+RUNS = Path("runs")  # where `hotbed train` puts them if not told otherwise
 _PARTS = ("reader", "plan", "wait", "copy", "look_up", "model", "update", "dense", "other")
 
 
 def top_command(
-    runs: list[str] = typer.Argument(..., help="Run folders, or http://HOST:PORT of `hotbed train --metrics-port`."),
+    runs: list[str] = typer.Argument(
+        None,
+        metavar="RUN",
+        help="Run folders, or http://HOST:PORT of `hotbed train --metrics-port`. Left out: the runs in runs/ that train now, "
+        "else the newest one there.",
+        show_default=False,
+    ),
     once: bool = typer.Option(
         False, "--once", help="Print one frame and end; so it is where nobody looks at a terminal."
     ),
@@ -34,11 +44,13 @@ def top_command(
 
     [bold]For example:[/bold]
 
+    hotbed top
+
     hotbed top runs/demo
 
     hotbed top http://127.0.0.1:9100 --once
     """
-    sources = [source_of(given) for given in runs]
+    sources = [source_of(given) for given in runs or _runs_here()]
     console = out()
     states = [source.look() for source in sources]
     if once or not console.is_terminal or not any(state.status == RUNNING for state in states):
@@ -46,6 +58,20 @@ def top_command(
             console.print(frame(state))
         return
     _live(sources, every)
+
+
+def _runs_here() -> list[str]:
+    """Those in runs/ that train, else the newest of them."""
+    found = runs_below(RUNS)
+    if not found:
+        raise RunError(
+            f"there is no run in {RUNS}/ of this folder. Name one: `hotbed top RUN`, the folder of `hotbed train --out`, or the "
+            "http://HOST:PORT of `hotbed train --metrics-port`."
+        )
+    training = [str(run) for run in found if is_training(run)]
+    if not training:
+        err().print(f"no run in {RUNS}/ trains now; this is the newest")
+    return training or [str(found[-1])]
 
 
 def _live(sources: list[Source], every: float) -> None:
@@ -104,8 +130,7 @@ def rows_of(state: State) -> list[tuple[str, str]]:
     """(what, how it stands); what is not known is left out."""
     found = [("step", _step(state)), ("loss", _loss(state)), ("speed", _speed(state))]
     splits = [path.removesuffix("/log_loss") for path in state.numbers if path.endswith("/log_loss")]
-    found += [(split, f"AUC {decimal(state.get(f'{split}/auc'))}, log loss {decimal(state.get(f'{split}/log_loss'))}")
-              for split in splits]  # fmt: skip
+    found += [(split, _split(state, split)) for split in splits]
     found += [("time of a step", _parts(state)), ("reader", _reader(state))]
     found += [("cache", _cache(state)), ("tiers", _tiers(state)), ("ids", _ids(state)), ("memory", _memory(state))]
     return [(name, said) for name, said in found if said]
@@ -124,6 +149,25 @@ def _loss(state: State) -> str:
     if not math.isfinite(state.get("train/loss")):
         return ""
     return f"{decimal(state.get('train/loss'))}, AUC {decimal(state.get('train/auc'))}  {curve(state.losses)}"
+
+
+def _split(state: State, split: str) -> str:
+    """Its newest evaluation, and the best one where that is another."""
+    said = f"AUC {decimal(state.get(f'{split}/auc'))}, log loss {decimal(state.get(f'{split}/log_loss'))}"
+    newest, best = state.newest.get(split), state.best.get(split)
+    if newest is None or best is None:
+        return said
+    kept = ", whose weights are kept" if newest.step == state.kept_step else ""
+    said = f"{said} {_after(newest)}{kept}"
+    if best.step == newest.step:
+        return said
+    kept = ", whose weights are kept" if best.step == state.kept_step else ""
+    return f"{said}; best AUC {decimal(best.auc)} {_after(best)}{kept}"
+
+
+def _after(evaluated: Evaluated) -> str:
+    epoch = f" (epoch {count(evaluated.epoch)})" if math.isfinite(evaluated.epoch) else ""
+    return f"after step {count(evaluated.step)}{epoch}"
 
 
 def curve(values: list[float], width: int = _CURVE) -> str:

@@ -5,10 +5,8 @@ A folder is read as it grows, a few bytes at each look; a log that a resumed run
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
 import re
 import urllib.error
 import urllib.request
@@ -16,11 +14,12 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hotbed.errors import RunError
 from hotbed.report.values import number
 from hotbed.train.numbers import numbers_of
+from hotbed.train.run_folder import is_training
 
 PATIENCE = 5.0  # seconds for an endpoint to answer
 MOST_ANSWER = 8 << 20  # bytes
@@ -28,6 +27,14 @@ KEPT = 240  # lines of which the time left and the curve of the loss are made
 RUNNING, FINISHED, STOPPED = "running", "finished", "not running"
 _SAMPLE = re.compile(r'hotbed_([a-z]+|device_times)_(\w+?)(?:\{(?:split|table)="((?:[^"\\]|\\.)*)"\})? (\S+)')
 _GROUPS = ("device_times", "train", "eval", "times", "memory", "cache", "tiers", "ids")
+
+
+class Evaluated(NamedTuple):
+    """A split, as some step left the weights."""
+
+    auc: float
+    step: float
+    epoch: float
 
 
 @dataclass
@@ -47,6 +54,9 @@ class State:
     numbers: dict[str, float] = field(default_factory=dict)  # newest of every path
     losses: list[float] = field(default_factory=list)
     seconds_left: float = math.nan
+    newest: dict[str, Evaluated] = field(default_factory=dict)  # of every split; of an endpoint it is not known
+    best: dict[str, Evaluated] = field(default_factory=dict)
+    kept_step: float = math.nan  # whose weights the model has, once the run has ended
 
     def get(self, path: str) -> float:
         return self.numbers.get(path, math.nan)
@@ -75,6 +85,8 @@ class Folder:
         self._last: dict[str, Any] = {}
         self._times: deque[tuple[float, float]] = deque(maxlen=KEPT)  # step, seconds
         self._losses: deque[float] = deque(maxlen=KEPT)
+        self._newest: dict[str, Evaluated] = {}
+        self._best: dict[str, Evaluated] = {}
         if not (path / "config.json").is_file():
             raise RunError(f"{path} is no run folder: it has no config.json. Give the folder of `hotbed train --out`.")
 
@@ -88,9 +100,10 @@ class Folder:
         state.step, state.epoch, state.samples = (number(self._last.get(name)) for name in ("step", "epoch", "samples"))
         state.seconds = number(self._last.get("seconds"))
         state.numbers, state.losses = dict(self._numbers), list(self._losses)
+        state.newest, state.best = dict(self._newest), dict(self._best)
         state.status = RUNNING if is_training(self._path) else STOPPED
         if state.status != RUNNING and summary.get("finished") is True:
-            state.status = FINISHED
+            state.status, state.kept_step = FINISHED, number(summary.get("best_step"))
         state.why = str(summary.get("stopped_because") or "") if state.status != RUNNING else ""
         state.seconds_left = self._seconds_left(state)
         return state
@@ -102,7 +115,8 @@ class Folder:
             if size < self._offset:
                 self._offset, self._numbers, self._last = 0, {}, {}
                 self._times.clear()
-                self._losses.clear()
+                for one in (self._losses, self._newest, self._best):
+                    one.clear()
             with path.open("rb") as log:
                 log.seek(self._offset)
                 for line in log:
@@ -124,6 +138,11 @@ class Folder:
                 self._last = record
                 if math.isfinite(loss := number(record.get("loss"))):
                     self._losses.append(loss)
+            elif record["kind"] == "eval":
+                split, found = record["split"], Evaluated(*(number(record.get(name)) for name in Evaluated._fields))
+                self._newest[split] = found
+                if split not in self._best or not found.auc <= self._best[split].auc:
+                    self._best[split] = found
 
     def _seconds_left(self, state: State) -> float:
         """At the pace of the last lines, evaluations between them included."""
@@ -200,21 +219,10 @@ def source_of(given: str) -> Source:
     return Endpoint(given) if given.startswith(("http://", "https://")) else Folder(Path(given))
 
 
-def is_training(folder: Path) -> bool:
-    """Whether a process holds the lock of a run folder (train/run_folder.alone)."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return not (folder / "summary.json").exists()
-    finally:
-        os.close(handle)
-    return False
+def runs_below(folder: Path) -> list[Path]:
+    """The runs in a folder, the newest last."""
+    found = [path.parent for path in folder.glob("*/config.json")]
+    return sorted(found, key=lambda run: max((one.stat().st_mtime for one in run.glob("*.json*")), default=0.0))
 
 
 def _total_steps(config: dict[str, Any], data: dict[str, Any], batch: float) -> float:

@@ -16,7 +16,16 @@ from hotbed.cli.dataset import open_dataset
 from hotbed.cli.progress import Warnings, watcher
 from hotbed.cli.ranks import Ranks, Start, joined
 from hotbed.cli.settings import cache_flags, read_config, resumed_config
-from hotbed.cli.told import as_run_file, foretell, opening, tell, tell_truth, told_of_ways, warn_of_few_steps
+from hotbed.cli.told import (
+    as_run_file,
+    foretell,
+    next_commands,
+    opening,
+    tell,
+    tell_truth,
+    told_of_ways,
+    warn_of_few_steps,
+)
 from hotbed.cli.watching import Watching, opened
 
 if TYPE_CHECKING:
@@ -199,7 +208,7 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner)
             carried = None if entries is None else start_from(entries, run_folder, built.training.learner, dataset)
         if carried is not None and not quiet:
             err().print(f"warm start {carried.text()}", soft_wrap=True)
-        if world.is_first:
+        if not quiet:
             warn_of_few_steps(built.training, config.data.batch_size)
         if manner.forecast and world.size == 1:
             foretell(config, dataset, run_folder, quiet)
@@ -282,7 +291,8 @@ def _run(built: Built, quiet: bool) -> None:
     if speaks:
         told = tell_truth(ending.summary, folder, built.training.learner.device)
         tell(ending.summary, folder)
-        if told:
-            out().print(told, soft_wrap=True)
+        more = [one for one in (told, next_commands(folder) if ending.summary["finished"] else "") if one]
+        if more and not quiet:
+            out().print("\n".join(more), soft_wrap=True)
     if not ending.summary["finished"]:
         raise typer.Exit(ending.exit_code)

@@ -135,6 +135,8 @@ def _summary(
         "best_auc": best,
         "gap": {split: value - final[split]["auc"] for split, value in best.items()},
         "best_epoch": training.position()["epoch"],  # whose weights were kept
+        "best_step": training.position()["step"],
+        "kept_because": _why_kept(training),
         "epochs": progress.epoch,
         "steps": progress.step,
         "seconds": progress.seconds,
@@ -148,6 +150,17 @@ def _summary(
         "finished": found is not None,
         "stopped_because": reason,
     }
+
+
+def _why_kept(training: Training) -> str:
+    """Why the model has the weights of this step and of no other."""
+    if not training.loaders.held_out.get("valid"):
+        return "they are the last, and there is no valid split to choose by"
+    if training.progress.best is None:
+        return "they are the last, and no valid AUC is known to choose by"
+    if not training.course.keep_best:
+        return "they are the last; train.keep_best is off"
+    return "their valid AUC is the best of the run"
 
 
 def cache_sizes(tables: EmbeddingTables) -> dict[str, int] | None:

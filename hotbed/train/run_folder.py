@@ -132,6 +132,23 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def is_training(folder: Path) -> bool:
+    """Whether a process holds the lock of a run folder."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return not (folder / "summary.json").exists()
+    finally:
+        os.close(handle)
+    return False
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of a run folder."""
     try:

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from hotbed.cli import main, top
 from hotbed.cli.top import curve, frame, rows_of
-from hotbed.cli.top_state import FINISHED, RUNNING, STOPPED, Endpoint, Folder, is_training
+from hotbed.cli.top_state import FINISHED, RUNNING, STOPPED, Endpoint, Folder
 from hotbed.train.checkpoint import Progress
 from hotbed.train.prometheus import MetricsServer
+from hotbed.train.run_folder import is_training
 
 CONFIG = {"model": {"name": "dlrm"}, "data": {"path": "clicks", "batch_size": 100}, "train": {"epochs": 2}}
 DATA = {"splits": {"train": {"rows": 950}}}
@@ -72,7 +73,7 @@ def test_a_run_that_trains(training):
         "step": "5 of 20, epoch 1, 500 samples, 0.5 s so far, 1.5 s left",
         "loss": "0.2000, AUC 0.7000  █▃▂▁▁",
         "speed": "1,000 samples/s, 10 steps/s",
-        "valid": "AUC 0.7500, log loss 0.5000",
+        "valid": "AUC 0.7500, log loss 0.5000 after step 5",
         "time of a step": "5 ms: model 80 %, look-up 20 %",
         "reader": "6.5 batches ready when training asks",
         "cache": "90.0 % of look-ups hit, 60.0 % of rows, stalled 1.0 %; 10.0 KiB/s in, 20.0 KiB/s out",
@@ -96,6 +97,54 @@ def test_finished_stopped_and_just_begun(folder):
     assert state.status == FINISHED
     assert "(the epoch is done)" in shown(state)
     assert math.isnan(state.seconds_left)
+
+
+def evaluated(split, epoch, auc):
+    at = {"kind": "eval", "epoch": epoch, "step": 10 * epoch, "samples": 1000 * epoch, "seconds": epoch}
+    return {**at, "split": split, "auc": auc, "log_loss": 0.5}
+
+
+def test_the_newest_and_the_best_epoch_are_told_apart(folder):
+    log(folder, line(10), evaluated("valid", 1, 0.7), evaluated("valid", 2, 0.8), evaluated("valid", 3, 0.6))
+    said = dict(rows_of(Folder(folder).look()))
+    newest = "AUC 0.6000, log loss 0.5000 after step 30 (epoch 3)"
+    assert said["valid"] == f"{newest}; best AUC 0.8000 after step 20 (epoch 2)"
+    log(folder, evaluated("test", 2, 0.75))
+    (folder / "summary.json").write_text(json.dumps({"finished": True, "best_step": 20}))
+    said = dict(rows_of(Folder(folder).look()))
+    assert said["valid"] == f"{newest}; best AUC 0.8000 after step 20 (epoch 2), whose weights are kept"
+    assert said["test"] == "AUC 0.7500, log loss 0.5000 after step 20 (epoch 2), whose weights are kept"
+
+
+def test_without_a_run_those_that_train_are_shown_else_the_newest(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def printed():
+        with pytest.raises(SystemExit) as ended:
+            main(["top", "--once"])
+        return ended.value.code or 0, capsys.readouterr()
+
+    code, said = printed()
+    assert code == 2
+    assert "there is no run in runs/" in said.err
+    assert "hotbed top RUN" in said.err
+    for age, name in enumerate(("newest", "older", "oldest")):
+        run = tmp_path / "runs" / name
+        run.mkdir(parents=True)
+        (run / "config.json").write_text(json.dumps(CONFIG))
+        os.utime(run / "config.json", (1000 - age, 1000 - age))
+    code, said = printed()
+    assert code == 0
+    assert "no run in runs/ trains now" in said.err
+    assert "not running newest" in said.out
+    assert "older" not in said.out
+    handle = os.open(tmp_path / "runs" / "oldest", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    code, said = printed()
+    os.close(handle)
+    assert said.err == ""
+    assert "running oldest" in said.out
+    assert "newest" not in said.out
 
 
 def test_lines_are_read_as_they_come_and_anew_when_a_resumed_run_cuts_them(folder):

@@ -1,0 +1,53 @@
+"""What commands say to somebody who uses them for the first time, and what they do not say when told to be quiet."""
+
+import json
+
+from hotbed.errors import RunError
+
+SMALL = ("--set", "model.dim=4", "--set", "model.options.hidden=[8]", "--set", "train.device=cpu")
+CLICKS = ("--data", "criteo-like:3000", "--set", "data.batch_size=256", *SMALL)
+
+
+def test_the_end_of_a_run_says_what_was_kept_and_what_comes_next(hotbed, tmp_path):
+    done = hotbed("train", *CLICKS, "--epochs", 3, "--set", "tables.lr=0.5", "--out", "my run")
+    assert done.code == 0, done.err
+    summary = json.loads((tmp_path / "my run" / "summary.json").read_text())
+    step, epoch = summary["best_step"], summary["best_epoch"]
+    assert step == 12 * epoch < 36  # so large a rate forgets
+    kept = f"kept: the weights after step {step} of 36 (epoch {epoch}): their valid AUC is the best of the run"
+    assert kept in done.out
+    for command in ("evaluate 'my run'", "export 'my run'", "serve 'my run'", "predict 'my run' FILE --out scores.csv"):
+        assert f"hotbed {command}\n" in done.out
+    assert done.out.index("next: ") > done.out.index("report: ")
+    last = hotbed("train", *CLICKS, "--out", "last", "--set", "train.keep_best=false")
+    assert "(epoch 1): they are the last; train.keep_best is off" in last.out
+
+
+def test_quiet_is_only_the_result(hotbed):
+    done = hotbed("train", *CLICKS, "--cache", 0.9, "--out", "run", "--quiet")
+    assert done.code == 0, done.err
+    assert done.err == ""
+    assert "AUC" in done.out
+    assert "kept: " in done.out
+    assert "forecast" not in done.out
+    assert "next: " not in done.out
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_no_folder(hotbed, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise RunError("no.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hotbed.train.loop.Training.train", refuse)
+        assert hotbed("train", *CLICKS, "--out", "run").code == 2
+    assert not (tmp_path / "run").exists()
+    assert hotbed("train", *CLICKS, "--out", "run", "--quiet").code == 0
+
+
+def test_so_does_one_that_is_interrupted_then(hotbed, tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hotbed.cli.train.foretell", stop)
+    assert hotbed("train", *CLICKS, "--out", "run").code == 130
+    assert not (tmp_path / "run").exists()

@@ -78,14 +78,16 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_exist(page):
-    """Every `hotbed X --option` in a console block, or indented, is a command with that option."""
+    """Every `hotbed X --option` in a console block, indented, or in a line of text is a command with that option."""
     import typer.main
 
     from hotbed.cli import build_app
 
     commands = typer.main.get_command(build_app([]))
     shown = [block.text for block in blocks_of(page) if block.kind == "console"]
-    typed = "\n".join([*shown, *re.findall(r"^    .+$", page.read_text(), re.MULTILINE)])
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    inline = [" ".join(code.split()) for code in re.findall(r"`(hotbed [a-z][^`]*)`", prose)]
+    typed = "\n".join([*shown, *inline, *re.findall(r"^    .+$", page.read_text(), re.MULTILINE)])
     for line in re.findall(r"^\s*(?:\$ )?hotbed (.+)$", typed, re.MULTILINE):
         words = line.split("#")[0].split()
         command = commands

@@ -6,10 +6,14 @@ Names of files, columns and datasets are printed as they are: no [markup] and no
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
 
 from rich.console import Console
+from rich.text import Text
+
+_live: list[Console] = []  # those that show something that moves
 
 
 def out() -> Console:
@@ -20,6 +24,29 @@ def out() -> Console:
 def err() -> Console:
     """Errors and progress."""
     return Console(file=cast(IO[str], _Lasting(sys.stderr)), highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def live(console: Console) -> Iterator[None]:
+    """Inside, a bar or a spinner of this console is on the screen: `aside` writes above it."""
+    _live.append(console)
+    try:
+        yield
+    finally:
+        _live.remove(console)
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """A spinner, on a terminal."""
+    console = err()
+    with console.status(Text(text)), live(console):
+        yield
+
+
+def aside(text: str) -> None:
+    """A line of progress, from any thread, whatever else moves on the screen."""
+    (_live[-1] if _live else err()).print(text, soft_wrap=True)
 
 
 def fail(message: str, code: int = 2) -> int:

@@ -24,6 +24,7 @@ def open_dataset(name: str) -> Dataset:
         TimeRemainingColumn(),
         console=err(),
         transient=True,
+        disable=not err().is_terminal,
     )
 
     def show(done: int, total: int) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.text import Text
 
-from hotbed.cli.console import err, out
+from hotbed.cli.compiling import told_of_compiling
+from hotbed.cli.console import out, waiting
 from hotbed.cli.dataset import open_dataset
 from hotbed.cli.results import result_table
 
@@ -31,21 +31,22 @@ def evaluate_command(
 
     hotbed evaluate runs/demo --data adult --split valid
     """
-    with err().status("loading the model"):
-        from hotbed.data.loader import Loader
-        from hotbed.scoring import check_same_ids, load_learner
-        from hotbed.train.evaluate import evaluate
-        from hotbed.train.model_folder import read_card
+    with told_of_compiling():
+        with waiting("loading the model"):
+            from hotbed.data.loader import Loader
+            from hotbed.scoring import check_same_ids, load_learner
+            from hotbed.train.evaluate import evaluate
+            from hotbed.train.model_folder import read_card
 
-        folder = run / "model"
-        card = read_card(folder)
-        dataset = open_dataset(data or card["dataset"])
-        check_same_ids(folder, dataset)
-        learner = load_learner(folder, device, cache, hbm, batch_size)
-    with err().status(Text(f"evaluating the {split} split")):
-        loader = Loader(dataset, split, batch_size=batch_size, pin_memory=learner.device.type == "cuda")
-        found = evaluate(learner, loader)
-        assert found is not None, "nothing asked to stop"
+            folder = run / "model"
+            card = read_card(folder)
+            dataset = open_dataset(data or card["dataset"])
+            check_same_ids(folder, dataset)
+            learner = load_learner(folder, device, cache, hbm, batch_size)
+        with waiting(f"evaluating the {split} split"):
+            loader = Loader(dataset, split, batch_size=batch_size, pin_memory=learner.device.type == "cuda")
+            found = evaluate(learner, loader)
+            assert found is not None, "nothing asked to stop"
     metrics = found.metrics._asdict()
     best = dataset.schema.best_auc.get(split)
     if best is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from hotbed.cli.console import err, out
+from hotbed.cli.console import out, waiting
 
 if TYPE_CHECKING:
     from hotbed.explain import Explanation
@@ -56,7 +56,7 @@ def explain_command(
     if top is not None:
         if id is not None or value is not None:
             raise ConfigError("--top lists rows of a table; leave out --id and --value.")
-        with err().status("replaying the run's batches"):
+        with waiting("replaying the run's batches"):
             rows, notes = top_rows(run, table, top, by)
         if as_json:
             typer.echo(json.dumps({"table": table, "rows": [row._asdict() for row in rows], "notes": notes}, indent=1))
@@ -65,7 +65,7 @@ def explain_command(
         _print_notes(notes)
         return
     number = None if id is None else _number(id)
-    with err().status("replaying the run's batches"):
+    with waiting("replaying the run's batches"):
         found = explain(run, table, id=number, value=value)
     if as_json:
         typer.echo(json.dumps(found.figures(), indent=1))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from hotbed.cli.console import err, out
+from hotbed.cli.compiling import told_of_compiling
+from hotbed.cli.console import err, out, waiting
 from hotbed.cli.dataset import open_dataset
 from hotbed.errors import ConfigError
 
@@ -46,23 +47,24 @@ def predict_command(
     """
     if any(scores.exists() and Path(one).exists() and scores.samefile(one) for one in inputs):
         raise ConfigError(f"--out {scores} is one of the inputs and would be lost. Choose another file.")
-    with err().status("loading the model"):
-        from hotbed.data.encode import RawReader
-        from hotbed.data.loader import Loader
-        from hotbed.scoring import check_same_ids
-        from hotbed.train.predict import predict, raw_batches, split_batches
+    with told_of_compiling():
+        with waiting("loading the model"):
+            from hotbed.data.encode import RawReader
+            from hotbed.data.loader import Loader
+            from hotbed.scoring import check_same_ids
+            from hotbed.train.predict import predict, raw_batches, split_batches
 
-        learner, folder, rows_of = _open_model(run, memory, device, Wanted(cache, hbm, batch_size))
-        reader = None
-        if len(inputs) == 1 and not Path(inputs[0]).is_file():
-            dataset = open_dataset(inputs[0])
-            check_same_ids(folder, dataset)
-            batches = split_batches(Loader(dataset, split, batch_size=batch_size))
-        else:
-            reader = RawReader(folder, inputs, batch_size=batch_size, max_bad=max_bad, rows_of=rows_of)
-            batches = raw_batches(reader)
-    with err().status("scoring"):
-        count = predict(learner, batches, scores)
+            learner, folder, rows_of = _open_model(run, memory, device, Wanted(cache, hbm, batch_size))
+            reader = None
+            if len(inputs) == 1 and not Path(inputs[0]).is_file():
+                dataset = open_dataset(inputs[0])
+                check_same_ids(folder, dataset)
+                batches = split_batches(Loader(dataset, split, batch_size=batch_size))
+            else:
+                reader = RawReader(folder, inputs, batch_size=batch_size, max_bad=max_bad, rows_of=rows_of)
+                batches = raw_batches(reader)
+        with waiting("scoring"):
+            count = predict(learner, batches, scores)
     out().print(f"{count:,} scores in {scores}", soft_wrap=True)
     if reader is not None and reader.quarantine.bad_rows:
         err().print(f"{reader.quarantine.bad_rows:,} rows could not be read and have no score")

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotbed.cli.console import err, fail, out
+from hotbed.cli.compiling import compiled_text, told_of_compiling
+from hotbed.cli.console import aside, err, fail, live, out
 from hotbed.errors import ConfigError, HotbedError
 
 if TYPE_CHECKING:
+    from hotbed.compiling import Compiled
     from hotbed.data.crew import Crew
     from hotbed.data.parse import Progress
     from hotbed.data.prepare import PrepareReport
@@ -137,7 +139,7 @@ def prepare_command(
     crew = None
     try:
         crew = Crew.from_environment()
-        with _progress_bar(crew.rank == 0) as progress:
+        with _progress_bar(crew.rank == 0) as progress, told_of_compiling(crew.rank > 0) as compiled:
             report = prepare(
                 raw,
                 out_dir,
@@ -161,7 +163,7 @@ def prepare_command(
                 overwrite=overwrite,
                 crew=crew,
                 progress=progress,
-                say=lambda text: err().print(text, soft_wrap=True),
+                say=aside,
             )
     except HotbedError as error:
         raise typer.Exit(fail(f"{error}{_kept(out_dir, crew)}")) from None
@@ -169,7 +171,7 @@ def prepare_command(
         stopped = f"stopped; nothing was written to {out_dir}.{_kept(out_dir, crew)}"
         raise typer.Exit(fail(stopped, code=130)) from None
     if crew.rank == 0:
-        _show(report)
+        _show(report, compiled)
 
 
 def _kept(out_dir: Path, crew: Crew | None) -> str:
@@ -200,7 +202,7 @@ def _progress_bar(shown: bool) -> Iterator[Callable[[Progress], None]]:
 
     share, seen = TextColumn("{task.percentage:3.0f}%"), TextColumn("{task.fields[seen]}")
     columns = (TextColumn("{task.description}"), BarColumn(), share, seen, TimeRemainingColumn())
-    with Bar(*columns, console=err(), transient=True, disable=not shown) as bar:
+    with Bar(*columns, console=err(), transient=True, disable=not (shown and err().is_terminal)) as bar:
         tasks = {}
 
         def update(progress: Progress) -> None:
@@ -209,7 +211,8 @@ def _progress_bar(shown: bool) -> Iterator[Callable[[Progress], None]]:
             seen = f"{progress.rows:,} rows" if progress.rows else ""
             bar.update(tasks[progress.stage], completed=progress.done, seen=seen)
 
-        yield update
+        with live(bar.console):
+            yield update
 
 
 _MANY_ROWS, _LONE = 1000, 0.9
@@ -230,7 +233,7 @@ def _show_lone_values(report: PrepareReport) -> None:
         )
 
 
-def _show(report: PrepareReport) -> None:
+def _show(report: PrepareReport, compiled: Compiled) -> None:
     from rich.table import Table
 
     schema = report.schema
@@ -270,8 +273,11 @@ def _show(report: PrepareReport) -> None:
         console.print("no bad rows")
     if report.left_out:
         console.print(f"{report.left_out:,} good rows are in no split (--split leaves them out)")
-    speed = report.raw_bytes / 1e6 / max(report.seconds, 1e-9)
-    console.print(f"{report.raw_bytes / 1e6:,.1f} MB in {report.seconds:.1f} s ({speed:.0f} MB/s)")
+    seconds = max(report.seconds - compiled.seconds, 1e-9)
+    megabytes = report.raw_bytes / 1e6
+    console.print(f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)")
+    if compiled.kernels:
+        console.print(compiled_text(compiled), soft_wrap=True)
     if set(report.schema.splits) == {"train"}:
         console.print(
             "all rows are in train: nothing to test on (--split train=0.8,valid=0.1,test=0.1 keeps some back)"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from hotbed.cli.console import live
 from hotbed.cli.results import in_digits
 
 if TYPE_CHECKING:
@@ -45,12 +47,14 @@ class LiveBar:
             transient=True,
         )
         self._console = console
+        self._shown = ExitStack()
 
     def begin(self, progress: Position, total_steps: int) -> None:
         self._task = self._bar.add_task(
             "", total=total_steps, completed=progress.step, epoch=progress.epoch + 1, facts=""
         )
         self._bar.start()
+        self._shown.enter_context(live(self._console))
 
     def step(self, progress: Position) -> None:
         self._bar.update(self._task, completed=progress.step, epoch=progress.epoch + bool(progress.batch))
@@ -65,6 +69,7 @@ class LiveBar:
         self._console.print(text)
 
     def end(self) -> None:
+        self._shown.close()
         self._bar.stop()
 
 
@@ -77,7 +82,10 @@ class PlainLines:
         self._last = float("-inf")
 
     def begin(self, progress: Position, total_steps: int) -> None:
+        from hotbed.compiling import Compiled
+
         self._total, self._first_step, self._began = total_steps, progress.step, time.monotonic()
+        self._compiled = Compiled()
 
     def step(self, progress: Position) -> None:
         """A step alone is not worth a line."""
@@ -90,7 +98,8 @@ class PlainLines:
                 return
             self._last = now
             if self._first_step < step < self._total:
-                seconds = (now - self._began) / (step - self._first_step) * (self._total - step)
+                gone = now - self._began - self._compiled.seconds
+                seconds = gone / (step - self._first_step) * (self._total - step)
                 left = f", {seconds:,.0f} s left"
         self.say(f"epoch {record['epoch']}, step {step:,} of {self._total:,}: {facts(record)}{left}")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from hotbed.cli.console import err
+from hotbed.cli.console import waiting
 from hotbed.errors import ConfigError
 
 
@@ -50,7 +50,7 @@ def serve_command(
         ) from error
     import logging
 
-    with err().status("loading the model"):
+    with waiting("loading the model"):
         from hotbed.memory import parse_bytes
         from hotbed.serve.limits import Limits
         from hotbed.serve.server import Address, Holding, serve

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotbed.cli.console import err
+from hotbed.cli.console import waiting
 
 if TYPE_CHECKING:
     from hotbed.config import RunConfig
@@ -58,7 +58,7 @@ def read_config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -
     from hotbed.run_file import compose
 
     config, problems = compose(run_file, given, sets)
-    with err().status("loading torch"):
+    with waiting("loading torch"):
         from hotbed.build import option_problems
     raise_problems(problems + option_problems(config))
     return config

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotbed.cli.console import err, out
+from hotbed.cli.console import err, out, waiting
 from hotbed.cli.results import result_table
 from hotbed.cli.storage import id_table, tiers_text
 
@@ -23,14 +23,18 @@ if TYPE_CHECKING:
     from hotbed.train.loop import Training
 
 _FEW_STEPS = 40
+_SMALL_BATCH = 256
 
 
 def warn_of_few_steps(training: Training, batch_size: int) -> None:
     """A small log in large batches learns nothing, and nothing else would say so."""
     if training.total_steps < _FEW_STEPS and not training.pace.max_steps:
+        epochs = f"more epochs (--epochs {10 * training.pace.epochs})"
+        smaller = f" or smaller batches (--set data.batch_size={_SMALL_BATCH})" if batch_size > _SMALL_BATCH else ""
         err().print(
-            f"note: {training.total_steps} steps of {batch_size:,} samples are few to learn from; more epochs (--epochs 10) or "
-            "smaller batches (--set data.batch_size=256) make more of a small log"
+            f"note: {training.total_steps} steps of {batch_size:,} samples are few to learn from; {epochs}{smaller} make "
+            "more of a small log",
+            soft_wrap=True,
         )
 
 
@@ -87,7 +91,7 @@ def foretell(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> 
     from hotbed.outlook import Asked
     from hotbed.outlook.beside import quick_outlook, write_forecast, write_misses
 
-    with nullcontext() if quiet else err().status("forecasting"):
+    with nullcontext() if quiet else waiting("forecasting"):
         asked = Asked(config, dataset)
         outlook = quick_outlook(asked)
         if outlook is None:

@@ -65,8 +65,8 @@ def _runs_here() -> list[str]:
     found = runs_below(RUNS)
     if not found:
         raise RunError(
-            f"there is no run in {RUNS}/ of this folder. Name one: `hotbed top RUN`, the folder of `hotbed train --out`, or the "
-            "http://HOST:PORT of `hotbed train --metrics-port`."
+            f"there is no run in {RUNS}/ of this folder. Name one: `hotbed top RUN`, the folder of `hotbed train --out`, or "
+            "the http://HOST:PORT of `hotbed train --metrics-port`."
         )
     training = [str(run) for run in found if is_training(run)]
     if not training:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from hotbed.cli.console import err, out
+from hotbed.cli.compiling import compiled_text, told_of_compiling
+from hotbed.cli.console import err, out, waiting
 from hotbed.cli.dataset import open_dataset
 from hotbed.cli.progress import Warnings, watcher
 from hotbed.cli.ranks import Ranks, Start, joined
@@ -30,6 +31,7 @@ from hotbed.cli.watching import Watching, opened
 
 if TYPE_CHECKING:
     from hotbed.build import Built
+    from hotbed.compiling import Compiled
     from hotbed.config import RunConfig
     from hotbed.data.dataset import Dataset
     from hotbed.parallel.world import World
@@ -149,11 +151,13 @@ def train_command(
         if resume is None:
             asked = None if folder is None else Start(folder, overwrite=overwrite)
             config = read_config(run_file, given, sets)
-            _train(config, asked, ranks, Manner(quiet, warm_start, forecast, watching, watch_rows))
+            manner = Manner(quiet, warm_start, forecast, watching, watch_rows)
         else:
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
             manner = Manner(quiet, watching=watching, rows=watch_rows)
-            _train(resumed_config(resume, given, sets, refused), Start(resume, resume=True), ranks, manner)
+            config, asked = resumed_config(resume, given, sets, refused), Start(resume, resume=True)
+        with told_of_compiling(quiet or ranks.rank > 0) as compiled:
+            _train(config, asked, ranks, manner, compiled)
 
 
 class Manner(NamedTuple):
@@ -166,7 +170,7 @@ class Manner(NamedTuple):
     rows: str | None = None  # that are watched
 
 
-def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner) -> None:
+def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner, compiled: Compiled) -> None:
     from hotbed.build import build, compare
     from hotbed.data.describe import describe
     from hotbed.train.files import write_text
@@ -182,7 +186,7 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner)
     compare(config, dataset.fingerprint, world)
     wanted = manner.watching if world.is_first else Watching()
     with alone(run_folder) if world.is_first else nullcontext(), opened(wanted, _say) as watchers:
-        with nullcontext() if quiet else err().status("building tables and model"):
+        with nullcontext() if quiet else waiting("building tables and model"):
             world.stage("building tables and model", alone=True)
             observers = [*_observers(run_folder, quiet, world), *watchers.observers]
             built = build(config, dataset, run_folder, observers, world)
@@ -208,11 +212,11 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner)
             carried = None if entries is None else start_from(entries, run_folder, built.training.learner, dataset)
         if carried is not None and not quiet:
             err().print(f"warm start {carried.text()}", soft_wrap=True)
-        if not quiet:
+        if world.is_first:
             warn_of_few_steps(built.training, config.data.batch_size)
         if manner.forecast and world.size == 1:
             foretell(config, dataset, run_folder, quiet)
-        _run(built, quiet)
+        _run(built, quiet, compiled)
 
 
 def _watch_rows(training: Training, text: str) -> None:
@@ -272,7 +276,7 @@ def _refuse_finished(training: Training) -> None:
     )
 
 
-def _run(built: Built, quiet: bool) -> None:
+def _run(built: Built, quiet: bool, compiled: Compiled) -> None:
     from hotbed.errors import HotbedError, RunError
     from hotbed.report import write_report
     from hotbed.train.run import run
@@ -291,7 +295,8 @@ def _run(built: Built, quiet: bool) -> None:
     if speaks:
         told = tell_truth(ending.summary, folder, built.training.learner.device)
         tell(ending.summary, folder)
-        more = [one for one in (told, next_commands(folder) if ending.summary["finished"] else "") if one]
+        after = next_commands(folder) if ending.summary["finished"] else ""
+        more = [one for one in (compiled_text(compiled), told, after) if one]
         if more and not quiet:
             out().print("\n".join(more), soft_wrap=True)
     if not ending.summary["finished"]:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 
 from hotbed.checkpoint import Policy
+from hotbed.compiling import compile_seconds
 from hotbed.data.loader import Loader
 from hotbed.errors import RunError
 from hotbed.optim import Schedule
@@ -100,7 +101,8 @@ class Training:
         self._last_valid: tuple[int, Evaluation] | None = None  # step, what was found
         self._restored: Best | None = None  # set when the weights are those of an earlier step
         self._last_storage: Record | None = None  # that of the last step, then
-        self._running_since = self._session_since = time.perf_counter()
+        self._session_since = self._running_since = time.perf_counter()
+        self._compiled_before = compile_seconds()
         self._seconds_before = 0.0
         self._line_seconds = 0.0
 
@@ -156,7 +158,8 @@ class Training:
         if self.learner.device.type == "cpu":
             load_kernels(self.learner.tables, self.loaders.train.dataset.schema)
         self.observer.begin(self.progress, self.total_steps)
-        self._session_since = self._running_since = time.perf_counter()
+        self._session_since = time.perf_counter()
+        self._go_on()
         with self._watch.aside():
             self.learner.warm()
         self._watch.begin()
@@ -214,7 +217,7 @@ class Training:
             self.world.stage(f"agreeing on the checkpoint of step {self.progress.step}")
             self._saver.prune()
             self._tidy()
-        self._running_since = time.perf_counter()
+        self._go_on()
 
     def storage(self, together: bool = True) -> Record:
         """For the summary: what the tiers did and what became of the ids in training; None where there are none.
@@ -350,7 +353,7 @@ class Training:
         if found is not None:
             progress.evaluated_step = progress.step
             self._judge(found.metrics.auc)
-        self._running_since = time.perf_counter()
+        self._go_on()
 
     def _judge(self, auc: float) -> None:
         """Is it the best so far? If not, slow down, and count."""
@@ -390,13 +393,17 @@ class Training:
             f"tables.clip_norm, warm up (train.schedule=warmup), or look for huge dense features.{way_back}"
         )
 
+    def _go_on(self) -> None:
+        """Start the clock of training proper."""
+        self._running_since, self._compiled_before = time.perf_counter(), compile_seconds()
+
     def _pause(self) -> None:
-        """Stop the clock of training proper, which leaves out evaluations and checkpoints."""
+        """Stop it, and start it anew: it leaves out evaluations and checkpoints, and kernels that were compiled meanwhile."""
         if self.learner.device.type == "cuda":
             torch.cuda.synchronize(self.learner.device)
-        now = time.perf_counter()
-        self.progress.train_seconds += now - self._running_since
-        self._running_since = now
+        seconds = time.perf_counter() - self._running_since
+        self.progress.train_seconds += max(seconds - (compile_seconds() - self._compiled_before), 0.0)
+        self._go_on()
         self._clock()
 
     def _clock(self) -> float:

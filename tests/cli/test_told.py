@@ -1,7 +1,12 @@
 """What commands say to somebody who uses them for the first time, and what they do not say when told to be quiet."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 
+from hotbed.cli.compiling import BEGINS
 from hotbed.errors import RunError
 
 SMALL = ("--set", "model.dim=4", "--set", "model.options.hidden=[8]", "--set", "train.device=cpu")
@@ -26,7 +31,7 @@ def test_the_end_of_a_run_says_what_was_kept_and_what_comes_next(hotbed, tmp_pat
 def test_quiet_is_only_the_result(hotbed):
     done = hotbed("train", *CLICKS, "--cache", 0.9, "--out", "run", "--quiet")
     assert done.code == 0, done.err
-    assert done.err == ""
+    assert re.fullmatch("note: 12 steps of 256 samples are few .*\n", done.err)  # a warning about the result
     assert "AUC" in done.out
     assert "kept: " in done.out
     assert "forecast" not in done.out
@@ -51,3 +56,33 @@ def test_so_does_one_that_is_interrupted_then(hotbed, tmp_path, monkeypatch):
     monkeypatch.setattr("hotbed.cli.train.foretell", stop)
     assert hotbed("train", *CLICKS, "--out", "run").code == 130
     assert not (tmp_path / "run").exists()
+
+
+def test_compiling_has_a_line_and_no_part_in_the_speed(tmp_path):
+    (tmp_path / "clicks.csv").write_text("label,city,price\n" + "1,a,0.5\n0,b,\n" * 50)
+
+    def prepare(name):
+        command = [sys.executable, "-m", "hotbed", "prepare", "clicks.csv", "--out", name]
+        where = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels"), "COLUMNS": "200"}
+        return subprocess.run(command, cwd=tmp_path, env=where, capture_output=True, text=True, check=True, timeout=300)
+
+    cold, warm = prepare("cold"), prepare("warm")
+    assert cold.stderr.count(BEGINS) == 1
+    kernels, seconds = re.search(r"(\d+) kernels were compiled in ([\d.]+) s, once", cold.stdout).groups()
+    assert int(kernels) > 5
+    counted = float(re.search(r"MB in ([\d.]+) s", cold.stdout)[1])
+    assert counted < float(seconds)
+    assert BEGINS not in warm.stderr
+    assert "compiled" not in warm.stdout
+
+
+def test_training_leaves_compiling_out_of_its_speed(hotbed, tmp_path, monkeypatch):
+    compiled = [0.0]
+
+    def compile_seconds():
+        compiled[0] += 3600.0  # an hour between any two looks
+        return compiled[0]
+
+    monkeypatch.setattr("hotbed.train.loop.compile_seconds", compile_seconds)
+    assert hotbed("train", *CLICKS, "--out", "run", "--quiet").code == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["train_seconds"] == 0.0

@@ -1,0 +1,30 @@
+"""A line when kernels are compiled, so that nobody takes a first use for one that hangs, or its seconds for a speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from hotbed.cli.console import aside
+
+if TYPE_CHECKING:
+    from hotbed.compiling import Compiled
+
+BEGINS = "compiling kernels for this machine, only this once: it may take a minute"
+
+
+@contextmanager
+def told_of_compiling(quiet: bool = False) -> Iterator[Compiled]:
+    """Inside, the first kernel that is compiled leads to a line on the screen."""
+    from hotbed.compiling import compiled_within
+
+    with compiled_within(lambda: None if quiet else aside(BEGINS)) as compiled:
+        yield compiled
+
+
+def compiled_text(compiled: Compiled) -> str:
+    """How long it took; "" where nothing was compiled."""
+    if not compiled.kernels:
+        return ""
+    return f"{compiled.kernels:,} kernels were compiled in {compiled.seconds:,.1f} s, once; no speed here counts it"

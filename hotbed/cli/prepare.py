@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -226,10 +227,26 @@ def _show_lone_values(report: PrepareReport) -> None:
     lone = [one.name for one in report.schema.features if not one.multi and one.distinct >= _LONE * train.rows]
     for name in lone:
         err().print(
-            f"{name}: nearly every row has a value of its own, from which nothing can be learned. --drop {name} leaves it out; "
-            f"--time {name} says that it is the time",
+            f"{name}: nearly every row has a value of its own, from which nothing can be learned. --drop {shlex.quote(name)} "
+            f"leaves it out; --time {shlex.quote(name)} says that it is the time",
             soft_wrap=True,
-            markup=False,
+        )
+
+
+def _show_hints(report: PrepareReport) -> None:
+    """What a newcomer would not think of."""
+    for name, separator in report.joined.items():
+        err().print(
+            f"{name}: its values look like several ids with {separator!r} between them, and each value was read as one id. "
+            f"--multi {shlex.quote(f'{name}:{separator}')} reads them apart",
+            soft_wrap=True,
+        )
+    listed = [one for one in report.schema.features if one.mode == "vocabulary" and not one.unlisted_lookups]
+    if listed and report.schema.notes["min_count"] == 1:
+        err().print(
+            "row 0 of a table stands for values that train does not have, and nothing trains it: each value of train has a row "
+            "of its own. --min-count 2 lets it learn from the values that occur once; then new values are scored like those",
+            soft_wrap=True,
         )
 
 
@@ -261,6 +278,7 @@ def _show(report: PrepareReport, compiled: Compiled) -> None:
                 soft_wrap=True,
             )
     _show_lone_values(report)
+    _show_hints(report)
     if schema.dense:
         numbers = ", ".join(f"{one.name} (log)" if one.transform == "log" else one.name for one in schema.dense)
         console.print(f"numbers: {numbers}")

@@ -16,13 +16,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotbed.data.crew import Crew
 from hotbed.data.formats import Format, guess_format, open_format
 from hotbed.data.inputs import Input, Source, list_sources
 from hotbed.data.job import describe_job, take_over
+from hotbed.data.joined import joined_columns
 from hotbed.data.layout import Layout, Wishes, choose_layout
 from hotbed.data.merge import IdRule
 from hotbed.data.parse import Progress, Recipe
@@ -55,6 +56,9 @@ class PrepareReport:
     left_out: int  # good rows read that belong to no split
     raw_bytes: int
     seconds: float
+    joined: dict[str, str] = field(
+        default_factory=dict
+    )  # columns whose values look like several ids, and the separator
 
 
 def prepare(
@@ -114,7 +118,7 @@ def prepare(
         },
     }
     marks = [source.mark() for source in sources]
-    layout = _choose_layout(sources, readers, wishes, limit)
+    layout, joined = _choose_layout(sources, readers, wishes, limit)
     with _workspace(Path(out), overwrite, crew) as work, crew:
         if crew.rank == 0:
             told = take_over(work, describe_job(settings, sources, layout), sources, marks)
@@ -175,6 +179,7 @@ def prepare(
         left_out=settled.left_out,
         raw_bytes=job.raw_bytes,
         seconds=time.perf_counter() - started,
+        joined=joined,
     )
 
 
@@ -217,13 +222,16 @@ def _readers(sources: list[Source], name: str | None, delimiter: str | None, wis
     ]
 
 
-def _choose_layout(sources: list[Source], readers: list[Format], wishes: Wishes, limit: MaxBad) -> Layout:
-    """What the columns are, judged by the first rows that can be read."""
+def _choose_layout(
+    sources: list[Source], readers: list[Format], wishes: Wishes, limit: MaxBad
+) -> tuple[Layout, dict[str, str]]:
+    """What the columns are, judged by the first rows that can be read; and those that look like several ids in one."""
     quarantine = Quarantine(limit)
     for source, reader in zip(sources, readers):
         for chunk in reader.chunks(source.path):
             if len(chunk.lines):
-                return choose_layout(chunk, wishes, reader.typed)
+                layout = choose_layout(chunk, wishes, reader.typed)
+                return layout, joined_columns(chunk, layout)
             quarantine.add(chunk.bad, 0)
     quarantine.check()
     raise no_rows(sources)

@@ -146,3 +146,43 @@ def test_overwrite_deletes_nothing_but_a_dataset(tmp_path, raw, name):
     assert code == 2
     assert f"holds more than a dataset ({name.partition('/')[0]})" in output
     assert (out / name).read_bytes() == raw.read_bytes()
+
+
+def tagged(tmp_path, separator: str, head: str = "my tags"):
+    tags = ("news", "art", "food", "sport")
+    bags = [separator.join(tag for k, tag in enumerate(tags) if i >> k & 1) for i in range(16)]
+    lines = [f'{i % 2},"{bags[i % 16]}","Berlin, {i % 40}"' for i in range(200)]
+    return write(tmp_path / "f.csv", f"click,{head},place", *lines)
+
+
+@pytest.mark.parametrize("separator", ["|", ";", ","])
+def test_several_ids_in_one_value_are_noticed(tmp_path, separator):
+    raw = tagged(tmp_path, separator)
+    code, output = run(raw, "--out", tmp_path / "out")
+    assert code == 0, output
+    assert f"my tags: its values look like several ids with '{separator}' between them" in output
+    assert f"--multi 'my tags:{separator}' reads them apart" in output
+    assert "place: its values" not in output  # forty places, one of them each
+    code, output = run(raw, "--out", tmp_path / "apart", "--multi", f"my tags:{separator}")
+    assert code == 0, output
+    assert "look like several ids" not in output
+    assert Schema.load(tmp_path / "apart").features[0].distinct == 4
+
+
+def test_a_row_that_nothing_trains_is_told_once_with_the_way_out(tmp_path):
+    raw = write(tmp_path / "f.csv", "click,city,ad", *(f"{i % 2},c{i % 3},a{i}" for i in range(60)))
+    code, output = run(raw, "--out", tmp_path / "one")
+    assert code == 0, output
+    assert output.count("nothing trains it") == 1
+    assert "--min-count 2" in output
+    code, output = run(raw, "--out", tmp_path / "two", "--min-count", "2")
+    assert code == 0, output
+    assert "nothing trains it" not in output
+    code, output = run(raw, "--out", tmp_path / "hash", "--ids-mode", "hash", "--hash-rows", "10")
+    assert "nothing trains it" not in output
+
+
+def test_commands_quote_names_with_spaces(tmp_path):
+    raw = write(tmp_path / "f.csv", "click,request id", *(f"{i % 2},r{i}" for i in range(2000)))
+    _, output = run(raw, "--out", tmp_path / "out")
+    assert "--drop 'request id' leaves it out" in output

@@ -277,6 +277,7 @@ def _update(
     state = D if KIND == FP32 else (D + np.uint64(1)) // np.uint64(2)
     w = np.empty((1, grad.shape[1]), dtype=records.dtype)
     g = np.empty((1, grad.shape[1]), dtype=grad.dtype)
+    zeros = np.zeros((1, grad.shape[1]), dtype=grad.dtype)
     memo = np.full((_MEMO, 4), np.nan)
     histogram = np.empty(_DIGITS, dtype=np.int64)
     lr = numbers[0]
@@ -295,10 +296,13 @@ def _update(
             first = i
             while i < count and np.int64(items[i] >> _S32) == row:
                 i += 1
+            slot = np.uint64(base + row)
+            if plain and KIND == FP32 and i == first:  # a row of a whole table that the batch does not hold
+                apply_rule(records, slot, records, slot, state, zeros, np.uint64(0), lr, constants, h, memo)
+                continue
             ahead = min(count, i + _AHEAD)
             _ask(records, grad, items, asked, ahead, base, out_rows)
             asked = ahead
-            slot = np.uint64(base + row)
             if KIND != FP32:
                 key = keys[items[first] & _LOW] if keys.shape[0] > 0 and i > first else base + row
                 bits = row_bits(key, salt)

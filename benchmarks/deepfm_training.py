@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +73,8 @@ def main() -> None:
     args = parser.parse_args()
     config = RunConfig(tables=TablesConfig(optimizer=args.optimizer))
     dataset = resolve(args.data)
-    learner = build(config, dataset, run=None).training.learner
+    with tempfile.TemporaryDirectory() as folder:  # of a run that writes nothing
+        learner = build(config, dataset, Path(folder)).training.learner
     twin = Twin(learner, config)
     loader = Loader(dataset, "train", batch_size=config.data.batch_size, shuffle=True, threads=config.data.threads)
     batches = loader.epoch(0)
@@ -92,6 +95,10 @@ def main() -> None:
             for batch in turn:
                 step(batch)
             times.append((time.perf_counter() - start + reading) / _TURN * 1e3)
+    if not ours_ms:
+        raise SystemExit(
+            f"{args.data} has too few samples: {3 + _TURN} batches of {config.data.batch_size:,} are needed"
+        )
     rows = []
     for system, times in (("hotbed", ours_ms), ("nn.Embedding + torch.optim", theirs_ms)):
         ms = statistics.median(times)

@@ -155,3 +155,17 @@ def test_result_files_are_quoted():
     for page, text in texts.items():
         for name in re.findall(r"benchmarks/results/(\w+\.csv)", text):
             assert (ROOT / "benchmarks" / "results" / name).exists(), f"{page.name} names {name}"
+
+
+def test_whole_training_runs(monkeypatch, tmp_path):
+    """The program of a table in README.md, small, from its first line to its last."""
+    from benchmarks import deepfm_training
+
+    found = tmp_path / "found.csv"
+    monkeypatch.setattr(deepfm_training, "_TURN", 2)
+    monkeypatch.setattr("sys.argv", ["it", "--data", "adult", "--steps", "4", "--out", str(found)])
+    deepfm_training.main()
+    assert [line.split(",")[1] for line in found.read_text().splitlines()[1:]] == [
+        "hotbed",
+        "nn.Embedding + torch.optim",
+    ]

@@ -21,6 +21,8 @@ version = release = hotbed.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"hotbed {release}"
 html_show_copyright = False
 html_copy_source = False

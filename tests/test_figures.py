@@ -169,3 +169,21 @@ def test_whole_training_runs(monkeypatch, tmp_path):
         "hotbed",
         "nn.Embedding + torch.optim",
     ]
+
+
+def rows_of(text: str) -> list[str]:
+    """Lines of Markdown tables, but for rules."""
+    return [line.strip() for line in text.splitlines() if line.startswith("|") and "---" not in line]
+
+
+def test_tables_made_from_results_are_on_their_pages(monkeypatch, capsys, tmp_path):
+    """docs/scaling.md and docs/kstep.md hold what their programs print of the files of results, line by line."""
+    from benchmarks import kstep, kstep_page, scaling
+
+    monkeypatch.setattr("sys.argv", ["it"])
+    scaling.main()
+    kstep_rows = kstep_page.write_page(kstep.rows_in(kstep.AUC), kstep.rows_in(kstep.TIME), tmp_path / "plot.svg")
+    for page, printed in (("scaling.md", capsys.readouterr().out), ("kstep.md", kstep_rows)):
+        rows = rows_of(printed)
+        assert len(rows) > 30
+        assert not [row for row in rows if row not in (ROOT / "docs" / page).read_text()], page

@@ -37,10 +37,11 @@ def evaluate_command(
             from hotbed.scoring import check_same_ids, load_learner
             from hotbed.train.evaluate import evaluate
             from hotbed.train.model_folder import read_card
+            from hotbed.train.run_data import find_data_or_say
 
             folder = run / "model"
             card = read_card(folder)
-            dataset = open_dataset(data or card["dataset"])
+            dataset = open_dataset(data or find_data_or_say(card["dataset"], run))
             check_same_ids(folder, dataset)
             learner = load_learner(folder, device, cache, hbm, batch_size)
         with waiting(f"evaluating the {split} split"):

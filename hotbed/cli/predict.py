@@ -31,6 +31,7 @@ def predict_command(
         None, help="Rows stay in their files, and memory holds at most this much of them, e.g. 100MB."
     ),
     max_bad: str = typer.Option("1%", help="Stop when more raw rows than this cannot be read: a number or a share."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace a file of scores that is there."),
 ) -> None:
     """Score samples: one row each with its label, where there is one, and the predicted probability.
 
@@ -47,6 +48,8 @@ def predict_command(
     """
     if any(scores.exists() and Path(one).exists() and scores.samefile(one) for one in inputs):
         raise ConfigError(f"--out {scores} is one of the inputs and would be lost. Choose another file.")
+    if scores.exists() and not overwrite:
+        raise ConfigError(f"--out {scores} is already there. --overwrite replaces it, --out FILE writes elsewhere.")
     with told_of_compiling():
         with waiting("loading the model"):
             from hotbed.data.encode import RawReader
@@ -54,18 +57,19 @@ def predict_command(
             from hotbed.scoring import check_same_ids
             from hotbed.train.predict import predict, raw_batches, split_batches
 
-            learner, folder, rows_of = _open_model(run, memory, device, Wanted(cache, hbm, batch_size))
+            model = _open_model(run, memory, device, Wanted(cache, hbm, batch_size))
             reader = None
             if len(inputs) == 1 and not Path(inputs[0]).is_file():
                 dataset = open_dataset(inputs[0])
-                check_same_ids(folder, dataset)
+                check_same_ids(model.folder, dataset)
                 batches = split_batches(Loader(dataset, split, batch_size=batch_size))
             else:
-                reader = RawReader(folder, inputs, batch_size=batch_size, max_bad=max_bad, rows_of=rows_of)
+                reader = RawReader(model.folder, inputs, batch_size=batch_size, max_bad=max_bad, rows_of=model.rows_of)
                 batches = raw_batches(reader)
         with waiting("scoring"):
-            count = predict(learner, batches, scores)
-    out().print(f"{count:,} scores in {scores}", soft_wrap=True)
+            count = predict(model.learner, batches, scores)
+    by = f", by the model {model.version}" if model.version else ""
+    out().print(f"{count:,} scores in {scores}{by}", soft_wrap=True)
     if reader is not None and reader.quarantine.bad_rows:
         err().print(f"{reader.quarantine.bad_rows:,} rows could not be read and have no score")
 
@@ -78,11 +82,17 @@ class Wanted(NamedTuple):
     batch_size: int
 
 
-def _open_model(place: Path, memory: str | None, device: str, wanted: Wanted) -> tuple[Scores, Path, Any]:
-    """What scores, the folder that says what its columns mean, and who holds its vocabularies, if anybody does.
+class Opened(NamedTuple):
+    """A model that scores."""
 
-    The model of a run is loaded whole, unless `memory` is given; everything else is scored from its files.
-    """
+    learner: Scores
+    folder: Path  # says what its columns mean
+    rows_of: Any = None  # who holds its vocabularies, if anybody does
+    version: str = ""  # empty: the model that the run ended with
+
+
+def _open_model(place: Path, memory: str | None, device: str, wanted: Wanted) -> Opened:
+    """The model of a run is loaded whole, unless `memory` is given; everything else is scored from its files."""
     from hotbed.scorer import DEFAULT_MEMORY, load
     from hotbed.scoring import load_learner
 
@@ -90,6 +100,6 @@ def _open_model(place: Path, memory: str | None, device: str, wanted: Wanted) ->
         raise ConfigError("--memory leaves rows in their files; --cache and --hbm load all of them. Give one kind.")
     is_run = (place / "model").is_dir() or not place.is_dir() or (place / "model.old").is_dir()
     if memory is None and (is_run or wanted.cache is not None or wanted.hbm is not None):
-        return load_learner(place / "model", device, *wanted), place / "model", None
+        return Opened(load_learner(place / "model", device, *wanted), place / "model")
     scorer = load(place, memory or DEFAULT_MEMORY, device)
-    return scorer.as_learner(), scorer.source.columns, scorer.live.encoder.rows_of
+    return Opened(scorer.as_learner(), scorer.source.columns, scorer.live.encoder.rows_of, scorer.version)

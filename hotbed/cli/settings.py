@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # Changing these on --resume would make another run of it, not the same one longer.
 _RESUME_MAY_CHANGE = {
+    "data.path",  # what is there must be the same
     "data.eval_batch_size",
     "data.threads",
     "tables.cache",

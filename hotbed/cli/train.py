@@ -174,6 +174,7 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner,
     from hotbed.build import build, compare
     from hotbed.data.describe import describe
     from hotbed.train.files import write_text
+    from hotbed.train.run_data import find_data_or_say
     from hotbed.train.run_folder import alone, default_run, make_run, read_json
     from hotbed.train.warm_start import source_of, start_from
 
@@ -182,7 +183,8 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner,
     start = world.from_first(ranks.start(asked, fresh) if world.is_first else None)
     run_folder, quiet = start.run, manner.quiet or not world.is_first
     entries = None if manner.source is None or start.resume else source_of(manner.source, run_folder)
-    dataset = _dataset(config.data.path, ranks, world)
+    data = find_data_or_say(config.data.path, run_folder) if start.resume else config.data.path
+    dataset = _dataset(data, ranks, world)
     compare(config, dataset.fingerprint, world)
     wanted = manner.watching if world.is_first else Watching()
     with alone(run_folder) if world.is_first else nullcontext(), opened(wanted, _say) as watchers:
@@ -206,7 +208,8 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner,
             if world.is_first:
                 write_text(run_folder / "config.json", config.to_json())
                 if not start.resume:
-                    write_text(run_folder / "data.json", json.dumps(describe(dataset)) + "\n")
+                    noted = {"path": str(dataset.path.resolve()), **describe(dataset)}
+                    write_text(run_folder / "data.json", json.dumps(noted) + "\n")
             world.stage("waiting for the run folder")
             world.any(False)
             carried = None if entries is None else start_from(entries, run_folder, built.training.learner, dataset)

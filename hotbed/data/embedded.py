@@ -87,6 +87,11 @@ def resolve(name_or_path: str | Path, cache_dir: str | Path | None = None, progr
     return found
 
 
+def is_embedded(name: str) -> bool:
+    """Whether a name stands for a dataset that can be built, and not for a path."""
+    return _recipe(name, None) is not None
+
+
 def cache_root(cache_dir: str | Path | None = None) -> Path:
     """Where built datasets are kept."""
     if cache_dir is not None:

@@ -23,6 +23,7 @@ from hotbed.data.embedded import resolve
 from hotbed.errors import RunError
 from hotbed.plan import Trace, read_trace
 from hotbed.train.layouts import entries_of
+from hotbed.train.run_data import find_data
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def open_run(run: Path) -> Opened:
             f"{entries[0].folder} was not saved by `hotbed train`: it does not say what was trained, and on what batches."
         )
     config = read_tree(tree)
-    dataset = resolve(config.data.path)
+    dataset = resolve(find_data(config.data.path, run))
     if progress.get("data") not in ("", None, dataset.fingerprint):
         raise RunError(
             f"{run} was trained on {config.data.path}, which has changed since: its batches cannot be told any more. Bring the "

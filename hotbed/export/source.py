@@ -32,7 +32,8 @@ from hotbed.ops.records import Precision, layout_of
 from hotbed.optim import SGD
 from hotbed.tables import EmbeddingTables, Table
 from hotbed.train.layouts import entries_of, run_of
-from hotbed.train.model_folder import FORMAT_VERSION, read_card, save_weights
+from hotbed.train.model_folder import FORMAT_VERSION, no_model, read_card, save_weights
+from hotbed.train.run_data import find_data
 from hotbed.train.step import Learner
 
 _LOOKED_UP = "8MiB"  # of rows at once, where ids are dynamic
@@ -58,14 +59,11 @@ def open_source(place: Path, scratch: Path, data: str | None = None, memory: str
     is_run = (place / "config.json").is_file()
     if model.is_dir() or not place.is_dir():
         card = read_card(model)
-        dataset = _dataset(data, card.get("dataset", ""))
+        dataset = _dataset(data, card.get("dataset", ""), model.parent)
         _refuse_other(data, dataset, Schema.load(model))
         return Source(model, card, {"kind": "model"}, dataset)
-    if is_run and (place / "checkpoints").is_dir():
-        raise RunError(
-            f"{place} holds no trained model; a run writes one when it ends. `hotbed train --resume {place}` ends it; "
-            f"`hotbed export {place / 'checkpoints'}` exports its newest checkpoint."
-        )
+    if is_run:
+        raise no_model(place)
     entries = entries_of(place)
     document = entries[0].manifest.document
     if not document.get("config") or "progress" not in document:
@@ -74,7 +72,7 @@ def open_source(place: Path, scratch: Path, data: str | None = None, memory: str
             "hotbed.checkpoint.load and hotbed.interop.state_dict give the weights of tables in Python."
         )
     config = read_tree(document["config"])
-    dataset = _dataset(data, config.data.path)
+    dataset = _dataset(data, config.data.path, run_of(entries[0].folder))
     folder = scratch / "model"
     folder.mkdir(parents=True)
     _copy_meaning(entries[0], dataset, folder)
@@ -103,12 +101,13 @@ def _refuse_other(given: str | None, dataset: Dataset | None, schema: Schema) ->
         )
 
 
-def _dataset(given: str | None, named: str) -> Dataset | None:
+def _dataset(given: str | None, named: str, run: Path) -> Dataset | None:
     """Where the user says it is; else where the run found it, if it still is there."""
     if given is not None:
         return resolve(given)
     try:
-        return Dataset.open(named) if named and Path(named).is_dir() else None
+        found = Path(find_data(named, run)) if named else None
+        return Dataset.open(found) if found is not None and found.is_dir() else None
     except DataError:
         return None
 

@@ -21,6 +21,7 @@ from hotbed.scorer.source import Source, TableSource
 from hotbed.shard import Shard
 from hotbed.snapshot import thawed
 from hotbed.train.layouts import entries_of, run_of
+from hotbed.train.run_data import find_data
 
 
 def open_checkpoint(place: Path) -> Source:
@@ -77,7 +78,7 @@ def _columns(entry: Entry, data: str) -> Path:
     if (model / "schema.json").is_file():
         return model
     try:
-        dataset = resolve(data)
+        dataset = resolve(find_data(data, run_of(entry.folder)))
     except (DataError, OSError) as error:
         raise RunError(
             f"{entry.folder} was trained on {data}, which says what its columns and ids mean and cannot be opened: {error}"

@@ -25,7 +25,8 @@ from hotbed.export.format import Tensors, is_export
 from hotbed.scorer.kernels import BF16_FILE, FP16_FILE, FP32_FILE
 from hotbed.scorer.rows import RowFile
 from hotbed.train.files import MANIFEST, read_tensors
-from hotbed.train.model_folder import read_card
+from hotbed.train.layouts import newest_in
+from hotbed.train.model_folder import no_model, read_card
 
 _KINDS = {"F32": FP32_FILE, "F16": FP16_FILE, "BF16": BF16_FILE}
 
@@ -78,6 +79,8 @@ def open_source(place: Path) -> Source:
         return open_model(place / "model")
     if not place.exists():
         raise RunError(f"there is no {place}; give a run such as runs/demo, a checkpoint or an export.")
+    if (place / "config.json").is_file() and newest_in(place / "checkpoints") is None:
+        raise no_model(place)
     return open_checkpoint(place)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -30,6 +31,8 @@ from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE, World
 from hotbed.tables import EmbeddingTables
 from hotbed.train.files import check_folder, read_tensors, recover_folder, write_folder, write_tensors
+from hotbed.train.layouts import newest_in
+from hotbed.train.run_folder import is_training
 from hotbed.train.spread import load_whole, pieces_of, whole_ids
 from hotbed.train.step import Learner
 
@@ -80,10 +83,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         if not folder.parent.exists():
             raise RunError(f"there is no {folder.parent}; give the folder of a run, such as runs/demo.")
-        raise RunError(
-            f"{folder.parent} holds no trained model. A run writes one when it ends; "
-            f"`hotbed train --resume {folder.parent}` ends it."
-        )
+        raise no_model(folder.parent)
     check_folder(folder)
     try:
         card: dict[str, Any] = json.loads((folder / "model.json").read_text())
@@ -92,6 +92,26 @@ def read_card(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error
     return card
+
+
+def no_model(run: Path) -> RunError:
+    """What to say of a folder that has no model, or not yet, and what can be done meanwhile."""
+    here = shlex.quote(str(run))
+    saved = newest_in(run / "checkpoints") is not None
+    meanwhile = (
+        f" Meanwhile `hotbed predict {here}/checkpoints ...`, serve and export take its newest checkpoint."
+        if saved
+        else ""
+    )
+    if is_training(run):
+        return RunError(
+            f"{run} is still training, and writes its model when it ends; `hotbed top {here}` shows how far it is.{meanwhile}"
+        )
+    if saved:
+        return RunError(
+            f"{run} holds no trained model. A run writes one when it ends; `hotbed train --resume {here}` ends it.{meanwhile}"
+        )
+    return RunError(f"{run} holds no trained model and no checkpoint; give the folder of a run, such as runs/demo.")
 
 
 def save_weights(folder: Path, learner: Learner, world: World = ALONE) -> None:

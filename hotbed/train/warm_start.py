@@ -27,6 +27,7 @@ from hotbed.data.vocabulary import Numbering
 from hotbed.errors import DataError, RunError
 from hotbed.train.files import write_text
 from hotbed.train.layouts import entries_of, run_of
+from hotbed.train.run_data import find_data
 from hotbed.train.step import Learner
 
 
@@ -96,7 +97,7 @@ def _old_counts(entry: Entry, fingerprint: str) -> Path | None:
     path = (entry.manifest.document.get("config") or {}).get("data", {}).get("path")
     if path:
         try:
-            dataset = resolve(path)
+            dataset = resolve(find_data(path, run_of(entry.folder)))
         except (DataError, OSError):
             return None
         if dataset.fingerprint == fingerprint:

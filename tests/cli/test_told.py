@@ -86,3 +86,14 @@ def test_training_leaves_compiling_out_of_its_speed(hotbed, tmp_path, monkeypatc
     monkeypatch.setattr("hotbed.train.loop.compile_seconds", compile_seconds)
     assert hotbed("train", *CLICKS, "--out", "run", "--quiet").code == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["train_seconds"] == 0.0
+
+
+def test_scores_that_are_there_are_kept_unless_told_otherwise(hotbed, tmp_path):
+    assert hotbed("train", *CLICKS, "--out", "run", "--quiet").code == 0
+    (tmp_path / "scores.csv").write_text("mine")
+    told = hotbed("predict", "run", "criteo-like:3000", "--out", "scores.csv")
+    assert told.code == 2
+    assert "scores.csv is already there. --overwrite replaces it" in told.err
+    assert (tmp_path / "scores.csv").read_text() == "mine"
+    assert hotbed("predict", "run", "criteo-like:3000", "--out", "scores.csv", "--overwrite").code == 0
+    assert (tmp_path / "scores.csv").read_text().startswith('"row"')

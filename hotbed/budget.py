@@ -10,6 +10,7 @@ their memory is for the index of ids, which says how many there can be, and what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,13 +19,13 @@ from hotbed.cache import BYTES_PER_SLOT
 from hotbed.dynamic import BYTES_PER_ID, IdRoom
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.ids import MAX_ROWS
-from hotbed.memory import in_words, parse_bytes
+from hotbed.memory import in_words, parse_bytes, percent_hint, typed
 from hotbed.store import tiered
 from hotbed.store.place import Place
 
 Rows = tuple[int, int]  # number of rows, bytes of a record
 Size = tuple[int | None, int]  # likewise; None for dynamic ids
-SSD_BYTES_PER_KEY = 8  # of the ssd's index, where no memory tier is over it
+SSD_BYTES_PER_KEY = 9  # of the ssd's index and bitmaps, where no memory tier is over it
 _LEAST_SSD = 4 << 20  # of a group: three segments, and the copy that compaction makes
 _MOST_ADDRESSES = 1 << 44  # bytes set aside for rows of dynamic ids, which take memory only once they are used
 
@@ -37,6 +38,11 @@ class Budgets(NamedTuple):
     memory: str | int | None = None
     ssd: str | None = None
 
+    @property
+    def bounds_index(self) -> bool:
+        """Whether bytes say how large the cache is: `hbm`, or `memory` over an ssd without a cache on a device."""
+        return self.hbm is not None or (self.ssd is not None and self.cache is None)
+
 
 class Room(NamedTuple):
     """What one group gets."""
@@ -44,14 +50,17 @@ class Room(NamedTuple):
     num_slots: int | None  # on the device; None: every row
     place: Place  # of the rows below
     ids: IdRoom | None = None  # of dynamic ids
+    bounded: bool = False  # the cache with its index has BYTES_PER_SLOT beside every record, and no more
 
 
 def rooms_of(budgets: Budgets, groups: Sequence[Size], device_type: str) -> list[Room]:
     """The room of every group; all that contradicts itself or does not fit is an error that says what would."""
     preset = [(rows, record) for rows, record in groups if rows is not None]
     if len(preset) < len(groups):
-        return _rooms_with_dynamic(budgets, groups, device_type)
-    return _preset_rooms(budgets, preset, device_type)
+        rooms = _rooms_with_dynamic(budgets, groups, device_type)
+    else:
+        rooms = _preset_rooms(budgets, preset, device_type)
+    return [room._replace(bounded=budgets.bounds_index and room.num_slots is not None) for room in rooms]
 
 
 def _preset_rooms(budgets: Budgets, groups: Sequence[Rows], device_type: str) -> list[Room]:
@@ -185,7 +194,8 @@ def _ssd_parts(budget: int, shares: Sequence[int]) -> list[int]:
         least = in_words(_LEAST_SSD)
         of_all = f", {in_words(_LEAST_SSD * len(shares))} for {len(shares)} dims" if len(shares) > 1 else ""
         raise BudgetError(
-            f"ssd= is {in_words(budget)}; the files of every dim take {least} at least{of_all}. Give that or more."
+            f"ssd= is {in_words(budget)}; the files of every dim take {least} at least{of_all}. Give that or more "
+            f"(--ssd FOLDER:{typed(_LEAST_SSD * len(shares))})."
         )
     return [_LEAST_SSD + left * share // max(1, sum(shares)) for share in shares]
 
@@ -207,8 +217,37 @@ def cache_share(cache: float | None, hbm: str | int | None, groups: Sequence[Row
             raise ConfigError(f"hbm={hbm!r} does not hold one row of every dim with all that finds it")
         return min(1.0, budget / every_row)
     if cache is not None and (isinstance(cache, bool) or not isinstance(cache, (int, float)) or not 0 < cache <= 1):
-        raise ConfigError(f"cache is the share of rows on the device, above 0 and at most 1, not {cache!r}")
+        raise ConfigError(
+            f"cache is the share of rows on the device, above 0 and at most 1, not {cache!r}{percent_hint(cache)}"
+        )
     return cache
+
+
+class Enough(NamedTuple):
+    """The smallest cache that will do, as options say it."""
+
+    num_slots: int
+    share: str | None  # of --cache; None: rows have no number
+    option: str  # hbm, or memory where that is the cache
+    amount: str  # of it
+
+
+def enough_for(needed: int, rows: int | None, record: int, *, on_ssd: bool = False, num_groups: int = 1) -> Enough:
+    """For batches of which one needs so many rows of a group; `rows` is None for dynamic ids.
+
+    Distinct rows of equally large batches scatter by less than the root of their number; four times that on top holds the
+    largest of a long epoch, too. Where some ids are dynamic and others not, each kind has half of the bytes at least. `on_ssd`:
+    there is no memory between the cache and the ssd.
+    """
+    num_slots = needed + 4 * math.isqrt(needed)
+    if rows is None:
+        num_bytes = num_slots * (record + BYTES_PER_SLOT) * num_groups
+        return Enough(num_slots, None, *(("memory", typed(2 * num_bytes)) if on_ssd else ("hbm", typed(num_bytes))))
+    num_slots = min(num_slots, rows)
+    num_bytes = num_slots * (record + BYTES_PER_SLOT)
+    if on_ssd:
+        return Enough(num_slots, None, "memory", typed(num_bytes + rows * SSD_BYTES_PER_KEY))
+    return Enough(num_slots, f"{math.ceil(1e4 * num_slots / rows) / 1e4:g}", "hbm", typed(num_bytes))
 
 
 def check_host(memory: str | int | None, groups: Sequence[Rows]) -> None:
@@ -219,8 +258,8 @@ def check_host(memory: str | int | None, groups: Sequence[Rows]) -> None:
     if needed > budget:
         raise BudgetError(
             f"the rows behind the cache need {in_words(needed)} of host memory once all are used, and memory is "
-            f"{in_words(budget)}. Give memory={in_words(needed * 1.01)!r} or more, ssd='FOLDER:BYTES' for what does not fit, "
-            "fewer rows (hashing=True), a smaller dim, or precision='bf16'."
+            f"{in_words(budget)}. Give memory={typed(needed)!r} (--memory {typed(needed)}) or more, ssd='FOLDER:BYTES' (--ssd) "
+            "for what does not fit, fewer rows (hashing=True), a smaller dim, or precision='bf16'."
         )
 
 
@@ -246,6 +285,6 @@ def _rows_in(memory: int, part: float, rows: int, per_key: int, per_row: int) ->
         needed = (rows * per_key + per_row) / part
         raise BudgetError(
             f"memory={in_words(memory)} does not hold the index of {rows:,} rows on the ssd, {per_key} bytes each once used. "
-            f"Give memory={in_words(needed * 1.01)!r} or more, or fewer rows (hashing=True)."
+            f"Give memory={typed(needed)!r} (--memory {typed(needed)}) or more, or fewer rows (hashing=True)."
         )
     return min(rows, fit)

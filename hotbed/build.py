@@ -10,7 +10,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -54,6 +53,7 @@ from hotbed.ops.records import Precision
 from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
 from hotbed.parallel.world import ALONE, World
 from hotbed.plan import hot_keys
+from hotbed.store import SsdStore
 from hotbed.tables import EmbeddingTables, Table
 from hotbed.train.loop import Course, Loaders, Pace, Training
 from hotbed.train.observer import Observer, Observers
@@ -74,6 +74,7 @@ __all__ = [
     "sketch",
 ]
 _BATCHES_TRIED = 8  # of each split
+_LOOKUPS_TRIED = 2_000_000  # of each split, where the cache holds little more than a batch
 _OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
 
 
@@ -276,26 +277,43 @@ def _most_used(schema: Schema, tables: dict[str, Table]) -> int:
 
 
 def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
-    """A BudgetError when the first batches of some split need more rows at once than the cache has slots."""
+    """A BudgetError when a batch of some split needs more rows at once than the cache has slots.
+
+    The first batches are counted, and as many as are quickly read where the cache holds less than twice what they need.
+    """
     if cache_sizes(learner.tables) is None or learner.world.size > 1:  # what ranks ask of one is known when they train
         return
     splits = {"train": loaders.train, **loaders.held_out}
     rows, worst = learner.tables, Counter[tuple[str, int]]()  # rows that a batch of a split needs of a group
-    for split, loader in splits.items():
-        with closing(loader.epoch(0)) as batches:
-            for batch in islice(batches, _BATCHES_TRIED):
-                by_table = rows_of_batch(rows.tables, batch)
-                for number, group in enumerate(rows.groups):
-                    needed = sum(by_table[name] for name in group.members)
-                    worst[split, number] = max(worst[split, number], needed)
+    num_read = {split: _count_rows(rows, split, loader, worst) for split, loader in splits.items()}
     for (split, number), needed in worst.most_common():
         group = rows.groups[number]
         if isinstance(group, CachedGroup) and needed > group.num_slots:
-            setting = "data.batch_size" if split == "train" else "data.eval_batch_size"
-            what = f"a batch of {splits[split].batch_size:,} samples of {split} ({setting})"
-            raise too_small(
-                what, needed, group.num_slots, amounts_of(rows.tables, rows.optimizer, group.layout.precision)
+            setting, loader = "data.batch_size" if split == "train" else "data.eval_batch_size", splits[split]
+            of = "all" if num_read[split] == len(loader) else f"the first {num_read[split]:,} of"
+            what = (
+                f"of {of} {len(loader):,} batches of {split}, of {loader.batch_size:,} samples ({setting}), the largest"
             )
+            amounts = amounts_of(rows.tables, rows.optimizer, group.layout.precision)
+            raise too_small(what, needed, group.num_slots, amounts, on_ssd=isinstance(group.store, SsdStore))
+
+
+def _count_rows(rows: EmbeddingTables, split: str, loader: Loader, worst: Counter[tuple[str, int]]) -> int:
+    """Note the most rows that a batch of a split needs of each group; the number of batches read."""
+    num_read = num_lookups = 0
+    with closing(loader.epoch(0)) as batches:
+        for batch in batches:
+            by_table = rows_of_batch(rows.tables, batch)
+            num_read += 1
+            num_lookups += batch.ids.numel() + sum(bag.values.numel() for bag in batch.bags.values())
+            is_tight = False
+            for number, group in enumerate(rows.groups):
+                needed = sum(by_table[name] for name in group.members)
+                worst[split, number] = max(worst[split, number], needed)
+                is_tight |= isinstance(group, CachedGroup) and group.num_slots < 2 * worst[split, number]
+            if num_read >= _BATCHES_TRIED and (num_lookups >= _LOOKUPS_TRIED or not is_tight):
+                break
+    return num_read
 
 
 def _row_optimizer(config: RunConfig) -> RowOptimizer:

@@ -10,7 +10,6 @@ time, `read` and `write` from a thread of its own. One of the two at a time: see
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,12 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.budget import Room
+from hotbed.budget import Room, enough_for
 from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, Decision, make_policy
 from hotbed.cache.holdings import hot_keys
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.group import Member
-from hotbed.memory import in_words
 from hotbed.ops.lookups import Lookups, Span, Ticket
 from hotbed.ops.move import pack, unpack
 from hotbed.ops.records import Precision
@@ -31,7 +29,7 @@ from hotbed.ops.streams import after, mark
 from hotbed.optim import RowOptimizer
 from hotbed.shard import WHOLE, Shard
 from hotbed.staging import Staging
-from hotbed.store import MemoryStore
+from hotbed.store import MemoryStore, SsdStore
 from hotbed.stored_group import CHUNK, StoredGroup
 
 if TYPE_CHECKING:  # lanes are Triton's, which need not be there
@@ -81,7 +79,8 @@ class CachedGroup(StoredGroup):
     ) -> None:
         super().__init__(members, dim, optimizer, device, room, precision, shard)
         self._policy = make_policy(policy)
-        self.cache = Cache(self.num_slots, self._policy, device)
+        self._bounded = room.bounded
+        self.cache = Cache(self.num_slots, self._policy, device, bounded=room.bounded)
         self._staging = Staging(self.layout.width, device)
         self._counts = CacheCounts()
         self._counting = threading.Lock()
@@ -330,21 +329,15 @@ class CachedGroup(StoredGroup):
             self._counts = self._counts.plus(more)
 
     def _explain(self, error: BudgetError) -> BudgetError:
-        needed = error.num_slots
-        per_slot = (self.records.nbytes + self.cache.num_bytes) / self.num_slots
-        share = f"cache={_rounded_up(needed / self.num_rows)} of the {self.num_rows:,} rows, or "
+        rows, record = self.num_rows if self.ids is None else None, self.layout.width * 4
+        enough = enough_for(error.num_slots, rows, record, on_ssd=isinstance(self.store, SsdStore))
+        share = f"cache={enough.share} (--cache {enough.share}) or " if enough.share else ""
         return BudgetError(
-            f"{error} In device memory that is {share if self.ids is None else ''}"
-            f"hbm={in_words(needed * per_slot * 1.05)!r}, for tables of dim {self.layout.dim}.",
-            needed,
+            f"{error} For tables of dim {self.layout.dim} that is {share}{enough.option}={enough.amount!r} "
+            f"(--{enough.option} {enough.amount}), with some to spare for batches that need a little more.",
+            error.num_slots,
         )
 
     def _forget(self) -> None:
         self.let_go()
-        self.cache = Cache(self.num_slots, self._policy, self.records.device)
-
-
-def _rounded_up(share: float) -> str:
-    """To three digits, and never below what is needed."""
-    digits = 2 - math.floor(math.log10(share))
-    return f"{min(1.0, math.ceil(share * 10**digits) / 10**digits):g}"
+        self.cache = Cache(self.num_slots, self._policy, self.records.device, bounded=self._bounded)

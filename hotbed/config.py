@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from hotbed.errors import ConfigError
-from hotbed.memory import parse_bytes
+from hotbed.memory import parse_bytes, percent_hint
 
 DEVICES = r"auto|cpu|cuda(:\d+)?"
 INIT = r"(normal|uniform|constant)\(\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*\)"
@@ -289,7 +289,9 @@ def from_flat(flat: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
         except ConfigError as error:
             problems.append(str(error))
         except ValueError as error:
-            problems.append(f"{path}: {error}, not {shown(given)}")
+            problems.append(
+                f"{path}: {error}, not {shown(given)}{percent_hint(given) if path == 'tables.cache' else ''}"
+            )
         else:
             sections[section][name] = value
     config = RunConfig(**{name: SECTIONS[name](**values) for name, values in sections.items()})
@@ -308,10 +310,12 @@ def _cache_contradictions(tables: TablesConfig) -> list[str]:
         problems.append(f"tables.decay_scope: must be touched with {size}, not 'table'; {why}")
     if tables.memory and not (tables.cache or tables.hbm or tables.ssd or tables.dynamic):
         problems.append(
-            "tables.memory: is for the rows behind a cache; give tables.cache, tables.hbm or tables.ssd too"
+            "tables.memory: is for the rows behind a cache; give --cache, --hbm or --ssd (tables.cache, hbm or ssd) too"
         )
     if tables.ssd and not tables.memory:
-        problems.append("tables.ssd: holds what memory does not; give tables.memory too, e.g. 16GiB")
+        problems.append(
+            "tables.ssd: holds what memory does not; give --memory (tables.memory) too, e.g. --memory 16GiB"
+        )
     return problems
 
 

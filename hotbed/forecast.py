@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from hotbed.budget import Budgets, Size, cache_share, rooms_of
+from hotbed.budget import Budgets, Size, cache_share, enough_for, rooms_of
 from hotbed.cache import BYTES_PER_SLOT
 from hotbed.declared import sizes_of
 from hotbed.errors import BudgetError
@@ -101,7 +101,7 @@ def table_problems(storage: Storage, amounts: Amounts, device: torch.device, mos
     if free is not None and on_device > free:
         problems.append(
             f"the cache does not fit: it takes {in_words(on_device)}, and {device} has {in_words(free)} left. Lower "
-            "tables.cache or tables.hbm"
+            "--cache or --hbm (tables.cache, tables.hbm)"
         )
     below = min(amounts.rows, most_used or amounts.rows) * amounts.record + amounts.rows  # a byte says: was it written?
     what = f"the rows behind the cache do not fit: up to {in_words(below)} will be used"
@@ -123,7 +123,7 @@ def _tier_problems(storage: Storage, amounts: Amounts, device: torch.device) -> 
     for place, amount in needed.items():
         free = available_memory(place)
         if free is not None and amount > free:
-            what = "Lower tables.memory" if place == _CPU else "Lower tables.cache or tables.hbm"
+            what = "Lower --memory" if place == _CPU else "Lower --cache or --hbm"
             problems.append(
                 f"rows in {place} memory may take {in_words(amount)}, and it has {in_words(free)} left. {what}"
             )
@@ -151,32 +151,18 @@ def rows_of_batch(tables: Mapping[str, Table], batch: Batch) -> dict[str, int]:
     }
 
 
-def too_small(what: str, needed: int, num_slots: int, amounts: Amounts) -> BudgetError:
-    """The error for a cache that cannot hold a batch, with the smallest that can.
-
-    Distinct rows of equally large batches scatter by less than the root of their number; four times that on top holds the
-    largest of a long epoch, too. Where some ids are dynamic and others not, each kind has half of the bytes at least.
-    """
-    enough = needed + 4 * math.isqrt(needed)
-    if amounts.has_dynamic:
-        ways = f"--hbm {_round_up(amounts.cached(enough) * len(amounts.groups))}"
-    else:
-        enough = min(enough, amounts.rows)
-        share = math.ceil(1e4 * enough / amounts.rows) / 1e4
-        ways = f"--cache {share:g} or --hbm {_round_up(amounts.cached(enough))}"
+def too_small(what: str, needed: int, num_slots: int, amounts: Amounts, *, on_ssd: bool = False) -> BudgetError:
+    """The error for a cache that cannot hold `what`, a batch, with the smallest that can; `on_ssd`: memory is the cache."""
+    rows = None if amounts.has_dynamic else amounts.rows
+    enough = enough_for(needed, rows, amounts.record, on_ssd=on_ssd, num_groups=len(amounts.groups))
+    ways = f"--{enough.option} {enough.amount}"
+    if enough.share is not None:
+        ways = f"--cache {enough.share} or {ways}"
     return BudgetError(
         f"the cache is too small: {what} needs {needed:,} rows at once, and the cache holds {num_slots:,}. Take {ways} or "
         "more, or smaller batches.",
-        enough,
+        enough.num_slots,
     )
-
-
-def _round_up(amount: float) -> str:
-    """An amount of memory that holds `amount`, as a user would write it."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if amount >= size:
-            return f"{math.ceil(10 * amount / size) / 10:g}{unit}"
-    return f"{math.ceil(amount / 1024)}KiB"
 
 
 def model_problems(model: nn.Module, device: torch.device) -> list[str]:

@@ -6,6 +6,7 @@ without it.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from fractions import Fraction
@@ -72,6 +73,21 @@ def in_words(amount: float) -> str:
             return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"
+
+
+def typed(amount: float) -> str:
+    """The same as an option takes it, rounded up: 605KiB."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
+        if amount >= size:
+            return f"{math.ceil(10 * amount / size) / 10:g}{unit}"
+    return f"{math.ceil(amount / 1024)}KiB"
+
+
+def percent_hint(given: object) -> str:
+    """What to write where a share was given in percent; "" where it was not."""
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 1 < given <= 100:
+        return ""
+    return f"; {given:g} % is {given / 100:g}"
 
 
 def _machine() -> int | None:

@@ -37,12 +37,25 @@ def test_a_batch_that_cannot_fit_names_a_budget_that_works():
     assert hotbed.EmbeddingTables({"a": Table(1000, 8)}, hbm=budget)(ids).shape == (400, 1, 8)
 
 
+def test_memory_that_is_the_cache_and_holds_no_batch_names_memory(tmp_path):
+    """Not hbm=, which there is none of."""
+    ids, given = torch.arange(400).unsqueeze(1), {"ssd": f"{tmp_path}:8MiB"}
+    tables = hotbed.EmbeddingTables({"a": Table(1000, 8)}, memory="24KiB", **given)
+    with pytest.raises(BudgetError, match=r"memory='\d+KiB' \(--memory \d+KiB\)") as caught:
+        tables(ids)
+    enough = re.search(r"--memory (\d+KiB)", str(caught.value))[1]
+    del tables
+    other = {"ssd": f"{tmp_path / 'other'}:8MiB"}
+    assert hotbed.EmbeddingTables({"a": Table(1000, 8)}, memory=enough, **other)(ids).shape == (400, 1, 8)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"hbm": "2GiB", "cache": 0.5}, "both say how large the cache is"),
         ({"hbm": "lots"}, "hbm: must be an amount of memory"),
         ({"hbm": 10}, "does not hold one row"),
+        ({"cache": 15}, "at most 1, not 15; 15 % is 0.15"),
         ({"memory": "1GiB"}, "give cache= or hbm= too"),
     ],
 )
@@ -79,12 +92,13 @@ def test_what_contradicts_itself_about_an_ssd(budgets, device, said):
 def test_memory_that_does_not_hold_the_index_of_an_ssd():
     rows = 1_000_000
     with pytest.raises(
-        BudgetError, match=r"does not hold the index of 1,000,000 rows.*Give memory='11\.6 MiB' or more"
+        BudgetError,
+        match=r"does not hold the index of 1,000,000 rows.*Give memory='12\.4MiB' \(--memory 12\.4MiB\) or more",
     ):
         rooms_of(Budgets(cache=0.01, memory="8MiB", ssd="/fast:1GiB"), [(rows, 64)], "cpu")
     (room,) = rooms_of(Budgets(cache=0.01, memory="16MiB", ssd="/fast:1GiB"), [(rows, 64)], "cpu")
     assert room.num_slots == rows // 100
-    assert room.place.memory_slots == (16 * 2**20 - 12 * rows) // (64 + 25)
+    assert room.place.memory_slots == (16 * 2**20 - 13 * rows) // (64 + 25)
     assert room.place.ssd_bytes == 2**30
 
 

@@ -275,9 +275,9 @@ def test_what_is_no_amount_of_memory(given):
         (["hbm=1MiB", "decay_scope=table"], "tables.decay_scope: must be touched with tables.hbm, not 'table'"),
         (
             ["memory=1GiB"],
-            "tables.memory: is for the rows behind a cache; give tables.cache, tables.hbm or tables.ssd too",
+            "tables.memory: is for the rows behind a cache; give --cache, --hbm or --ssd (tables.cache, hbm or ssd) too",
         ),
-        (["cache=1.5"], "tables.cache: must be at most 1, not 1.5"),
+        (["cache=1.5"], "tables.cache: must be at most 1, not 1.5; 1.5 % is 0.015"),
         (["policy=fifo"], "tables.policy: must be one of oracle, lfu, lru, static, not 'fifo'"),
         (["window=-1"], "tables.window: must be at least 0, not -1"),
         (["precision=int8"], "tables.precision: must be one of fp32, fp16, bf16, not 'int8'"),

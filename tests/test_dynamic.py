@@ -194,7 +194,7 @@ def test_every_way_of_giving_ids(ahead):
     ]
     preset, dynamic = (
         hotbed.EmbeddingTables(declared(30), optim.Adagrad()),
-        make(declared(None), optim.Adagrad(), "6KiB"),
+        make(declared(None), optim.Adagrad(), "8KiB"),
     )
     loader = hotbed.prefetch(batches, dynamic, window=2, look_ahead=4) if ahead else batches
     for inputs, given in zip(batches, loader):

@@ -50,7 +50,7 @@ def test_behind_a_cache(free, storage):
     free(cpu=below, cuda=cache)
     assert table_problems(storage, AMOUNTS, CUDA) == []
     free(cpu=below, cuda=cache - 200)
-    assert "the cache does not fit: it takes 43.8 KiB, and cuda:0 has 43.6 KiB left" in str(
+    assert "the cache does not fit: it takes 52.0 KiB, and cuda:0 has 51.8 KiB left" in str(
         table_problems(storage, AMOUNTS, CUDA)
     )
     free(cpu=below - 1, cuda=cache)
@@ -80,6 +80,18 @@ def test_rows_of_a_batch_are_distinct_per_table():
     bags = {"tags": Jagged(torch.tensor([1, 1, 8, 3]), torch.tensor([0, 2, 2, 4]))}
     found = rows_of_batch(tables, Batch(torch.zeros(3), torch.zeros(3, 0), ids, bags))
     assert sorted(found.values()) == [2, 2, 3]
+
+
+@pytest.mark.parametrize(("needed", "enough"), [(400, 480), (7, 15), (1020, 1024)])
+def test_both_messages_give_the_same_amounts(needed, enough):
+    """The one before training and the one of a batch that comes later."""
+    before = str(too_small("a batch", needed, 5, AMOUNTS))
+    tables = EmbeddingTables(TABLES, optim.Adagrad(lr=0.1), hbm="2KiB")
+    with pytest.raises(BudgetError) as caught:
+        tables.groups[0].refuse_batch(needed)
+    wanted = re.compile(r"--(cache|hbm) ([0-9.]+\w*)")
+    assert wanted.findall(before) == wanted.findall(str(caught.value))
+    assert len(wanted.findall(before)) == 2
 
 
 @pytest.mark.parametrize(("needed", "enough"), [(400, 480), (7, 15), (1020, 1024)])

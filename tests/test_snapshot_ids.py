@@ -18,7 +18,7 @@ RULES = {
 }
 
 
-def new_tables(folder, kind, rules, hbm="6KiB"):
+def new_tables(folder, kind, rules, hbm="8KiB"):
     budgets = dict(KINDS[kind])
     if budgets.get("ssd"):
         budgets["ssd"] = f"{folder}:32MiB"

@@ -1,6 +1,6 @@
 """Keys -> slots: the policies, the plan of a window."""
 
-from hotbed.cache.cache import BYTES_PER_SLOT, MOST_AHEAD, Cache, look_far, most_ahead
+from hotbed.cache.cache import BYTES_PER_SLOT, MOST_AHEAD, Cache, bounded_cells, look_far, most_ahead
 from hotbed.cache.counts import CacheCounts
 from hotbed.cache.plans import Arrival, CachePlan, Decision
 from hotbed.cache.policies import DEFAULT_POLICY, POLICIES, make_policy
@@ -17,6 +17,7 @@ __all__ = [
     "CacheCounts",
     "CachePlan",
     "Decision",
+    "bounded_cells",
     "look_far",
     "make_policy",
     "most_ahead",

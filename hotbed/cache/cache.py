@@ -9,7 +9,8 @@ store; what it decides depends on the keys alone, never on timing or on the devi
 A plan says how slots are once the windows before it have been trained: whoever moves the rows does so between two windows.
 
 `begin` and `finish` are apart because the number of misses must come from the device first; who can wait calls `plan`.
-The size of everything follows the cache and the batches ahead, never the table.
+The size of everything follows the cache and the batches ahead, never the table. The index of a cache that is bounded, because
+its bytes are a budget, has a fixed number of cells; as many batches are looked at ahead as have room there.
 
 Shapes: L look-ups of a batch, U distinct keys of it, M misses of a window, V victims, S slots, T cells.
 """
@@ -34,6 +35,7 @@ from hotbed.ops.index import (
     HOT_BIT,
     MISSES,
     SYNC_BIT,
+    WAYS,
     Cells,
     Lists,
     Scoring,
@@ -46,7 +48,11 @@ from hotbed.ops.index import (
 
 _CELLS_PER_SLOT = 2
 _FULL = 0.7  # of the cells; above it the table grows
-BYTES_PER_SLOT = 47  # of index and slot state: two cells of 16 bytes and their share of a mark, and 13 bytes of state
+BYTES_PER_SLOT = 80  # of index and slot state, where a budget in bytes bounds them
+_STATE = 13  # of them, slot state
+_CELL, _STAMP = 16.25, 4  # bytes of a cell with its share of a mark, and of the stamp that a lane gives it on CUDA
+_BOUNDED_AHEAD = 2  # caches: keys of the batches ahead that a bounded index takes beside those in slots
+_BRIMFUL = 0.95  # of the cells of a bounded index; above it no batch more is looked at ahead
 _RESPILL = 64  # windows between two cleanings
 _MOST_STRIDE = 8
 HOST_LISTS = 6  # plans whose lists the host can read at a time
@@ -60,34 +66,48 @@ def most_ahead(stride: int) -> int:
 MOST_AHEAD = most_ahead(_MOST_STRIDE)
 
 
-def look_far(num_keys: int, num_slots: int, given: int | None) -> tuple[int, int]:
+def look_far(num_keys: int, num_slots: int, given: int | None, bounded: bool = False) -> tuple[int, int]:
     """(batches that share one bit, batches to know ahead), for batches of `num_keys` distinct keys.
 
     A row that will be used should be seen coming. The future that counts is four caches long: with fewer batches ahead rows
     are let go that come back soon. There are 30 bits for the batches ahead; where that is not enough, several share one.
+    A bounded index holds two caches of keys ahead, also if no key comes twice.
     """
     if given is None:
         stride = max(1, min(_MOST_STRIDE, -(-4 * num_slots // (AHEAD_BITS * max(1, num_keys)))))
-        return stride, most_ahead(stride)
-    return next(stride for stride in range(1, given + 1) if most_ahead(stride) >= given), given
+        if not bounded:
+            return stride, most_ahead(stride)
+    far = most_ahead(stride) if given is None else given
+    if bounded:
+        far = max(1, min(far, _BOUNDED_AHEAD * num_slots // max(1, num_keys)))
+    return next(stride for stride in range(1, far + 1) if most_ahead(stride) >= far), far
+
+
+def bounded_cells(num_slots: int, device_type: str) -> int:
+    """Cells of an index that takes no more than BYTES_PER_SLOT with the state of the slots: 4.1 a slot, on CUDA 3.3."""
+    per_cell = _CELL + (_STAMP if device_type == "cuda" else 0)
+    return max(1, int(num_slots * (BYTES_PER_SLOT - _STATE) / per_cell) // WAYS) * WAYS
 
 
 class Cache:
-    """S slots under a policy."""
+    """S slots under a policy; `bounded`: index and slot states take BYTES_PER_SLOT a slot and no more."""
 
-    def __init__(self, num_slots: int, policy: Scoring, device: torch.device) -> None:
+    def __init__(self, num_slots: int, policy: Scoring, device: torch.device, *, bounded: bool = False) -> None:
         self.num_slots = num_slots
+        self.bounded = bounded
         self.policy = policy
         self.device = device
         self.clock = 0  # batches planned
         self.numbers = Numbers(device)
         self._slots = new_slots(num_slots, device)
-        self._cells = new_cells(_CELLS_PER_SLOT * num_slots, device)
+        num_cells = bounded_cells(num_slots, device.type) if bounded else _CELLS_PER_SLOT * num_slots
+        self._cells = new_cells(num_cells, device)
         self._ops = ops_for(self._cells.key)
         self._live = 0  # cells in use, as far as it is known
         self._uncounted: list[Arrival | CachePlan] = []  # what is not in _live yet
         self._host_lists: list[tuple[Tensor, Tensor]] = [_host_lists(0, device)] * HOST_LISTS
         self._usual = 0  # cells a batch has taken lately
+        self._most_keys = 0  # of a batch
         self._windows = 0
         self._ahead: deque[Arrival] = deque()  # arrived, not planned, in order
         self.num_arrived = self.num_planned = 0  # batches, since none was ahead
@@ -96,7 +116,7 @@ class Cache:
 
     def look_ahead(self, num_keys: int, given: int | None) -> int:
         """How many batches to know before a window is planned; called when the first one has `num_keys` distinct keys."""
-        self.stride, far = look_far(num_keys, self.num_slots, given)
+        self.stride, far = look_far(num_keys, self.num_slots, given, self.bounded)
         return far
 
     def arrive(self, sorted_keys: Tensor, order: Tensor | None) -> Arrival:
@@ -262,7 +282,10 @@ class Cache:
         assert known == keys.shape[0], f"{known} cells counted, {keys.shape[0]} in use"
 
     def _arrive(self, sorted_keys: Tensor, order: Tensor | None, bit: int, number: int | None) -> Arrival:
-        self.make_room(int(sorted_keys.shape[0]))
+        if self._has_known_room:
+            self._make_bounded_room(sorted_keys)
+        else:
+            self.make_room(int(sorted_keys.shape[0]))
         row = self.numbers.take()
         arrived = self._ops.arrive(self._cells, sorted_keys, bits_of(bit), row.counts)
         arrival = Arrival(arrived, number, sorted_keys, order, row)
@@ -295,6 +318,7 @@ class Cache:
             if isinstance(each, Arrival):
                 self._live += each.num_new
                 self._usual = max(each.num_new, self._usual - self._usual // 8)
+                self._most_keys = max(self._most_keys, each.num_keys)
             else:
                 self._live -= each.num_freed
             counted += 1
@@ -312,6 +336,28 @@ class Cache:
         if self._count_live(wait=True) + num_lookups > _FULL * num_cells:
             self._grow(int((self._live + num_lookups) / _FULL * 1.25))
 
+    @property
+    def _has_known_room(self) -> bool:
+        """On a CPU counts come at once, so a bounded index knows how full it is."""
+        return self.bounded and self.device.type == "cpu"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no batch more should be looked at ahead: a bounded index might not have cells for it."""
+        if not self._has_known_room:
+            return False
+        live = self._count_live(wait=True)
+        return live + self._most_keys > _BRIMFUL * self._cells.key.shape[0]
+
+    def _make_bounded_room(self, keys: Tensor) -> None:
+        """The table grows only for a batch that has more distinct keys than were seen coming, or than there are slots."""
+        num_cells, live = self._cells.key.shape[0], self._count_live(wait=True)
+        if live + keys.shape[0] <= _BRIMFUL * num_cells:
+            return
+        needed = live + int(torch.unique(keys).shape[0])
+        if needed > num_cells:
+            self._grow(needed)
+
     def reserve(self, num_cells: int) -> None:
         """Make the table this large at once."""
         if num_cells > self._cells.key.shape[0]:
@@ -319,8 +365,8 @@ class Cache:
 
     def has_room(self, usual: int, most: int) -> bool:
         """Whether a lane may take that many cells, usually and at most."""
-        num_cells = self._cells.key.shape[0]
-        return self._live + usual <= _FULL * num_cells and self._live + most <= num_cells
+        num_cells, full = self._cells.key.shape[0], _BRIMFUL if self.bounded else _FULL
+        return self._live + usual <= full * num_cells and self._live + most <= num_cells
 
     @property
     def num_live(self) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from hotbed.cli.console import err, out
+from hotbed.memory import percent_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -164,7 +165,7 @@ def _wrong_values(setting: Setting, rows_scale: float) -> Iterator[str]:
             yield f"--{name.replace('_', '-')} is at most {most[name]}, not {value}"
     for option, share in (("--cache", setting.cache), ("--rows-scale", rows_scale)):
         if not 0 < share <= 1:
-            yield f"{option} is a share, above 0 and at most 1, not {share}"
+            yield f"{option} is a share, above 0 and at most 1, not {share}{percent_hint(share)}"
 
 
 def _report(settings: list[Setting], systems: list[str], csv: Path | None) -> bool:

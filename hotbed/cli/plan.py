@@ -113,12 +113,9 @@ def _config(given: dict[str, Any], sets: list[str]) -> RunConfig:
 
 def _curves(asked: Asked, outlook: Outlook, tables: bool) -> Curves:
     """Of the run's policy, LRU and the optimum."""
-    from hotbed.plan import Ahead
     from hotbed.plan.curves import curves_of
 
-    settings = asked.config.tables
-    ahead = Ahead(settings.window or None, settings.look_ahead or None)
-    return curves_of(asked.given, asked.replay, [settings.policy], ahead, tables=tables)
+    return curves_of(asked.given, asked.replay, [asked.config.tables.policy], asked.ahead, tables=tables)
 
 
 def _write_page(path: Path, asked: Asked, outlook: Outlook, curves: Curves | None) -> None:

@@ -193,7 +193,8 @@ def _upcoming(opened: Opened, history: History) -> tuple[Trace | None, int]:
     if planned >= trace.num_batches:
         return None, 1
     num_keys = int(trace.offsets[planned + 1] - trace.offsets[planned])
-    stride, known = look_far(num_keys, int(held["device"][0]), opened.config.tables.look_ahead or None)
+    ahead = opened.ahead
+    stride, known = look_far(num_keys, int(held["device"][0]), ahead.look_ahead, ahead.bounded)
     end = min(planned + known, trace.num_batches)
     offsets = trace.offsets[planned : end + 1]
     first, last = int(offsets[0]), int(offsets[-1])

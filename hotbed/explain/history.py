@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hotbed.explain.opened import Opened
 from hotbed.explain.passes import Pass, passes_of
-from hotbed.plan import Ahead, Replay, Trace, hot_keys
+from hotbed.plan import Replay, Trace, hot_keys
 from hotbed.plan.replay import CacheReplay
 
 _MOST_WINDOWS_AHEAD = 8  # of the checkpoint's step, that may have been planned by then
@@ -79,7 +79,7 @@ class _Course:
         tables = opened.config.tables
         held = opened.cache_of(next(iter(opened.tables)))
         self._opened = opened
-        self._ahead = Ahead(tables.window or None, tables.look_ahead or None)
+        self._ahead = opened.ahead
         self._policy = tables.policy
         self._num_slots = None if held is None else int(held["device"][0])
         self._saved = None if held is None else np.sort(held["device.keys"].numpy().astype(np.int64))

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hotbed.budget import Budgets
 from hotbed.cache import MOST_AHEAD
 from hotbed.checkpoint.chain import Entry
 from hotbed.checkpoint.read import tensors_of
@@ -21,7 +22,7 @@ from hotbed.config import RunConfig, read_tree
 from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import resolve
 from hotbed.errors import RunError
-from hotbed.plan import Trace, read_trace
+from hotbed.plan import Ahead, Trace, read_trace
 from hotbed.train.layouts import entries_of
 from hotbed.train.run_data import find_data
 
@@ -46,6 +47,13 @@ class Opened:
     @property
     def world(self) -> int:
         return len(self.entries)
+
+    @property
+    def ahead(self) -> Ahead:
+        """How far the run's cache looks."""
+        tables = self.config.tables
+        budgets = Budgets(tables.cache or None, tables.hbm or None, tables.memory or None, tables.ssd or None)
+        return Ahead(tables.window or None, tables.look_ahead or None, budgets.bounds_index)
 
     @cached_property
     def rest(self) -> list[dict[str, Tensor]]:

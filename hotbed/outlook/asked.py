@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+from hotbed.budget import Budgets
 from hotbed.build import Sketch, sketch
 from hotbed.cache import MOST_AHEAD
 from hotbed.config import RunConfig
@@ -116,5 +117,11 @@ class Asked:
     @property
     def course(self) -> Course:
         config, train = self.config, self.config.train
-        ahead = Ahead(config.tables.window or None, config.tables.look_ahead or None)
-        return Course(self.num_batches, train.epochs, train.max_steps, config.tables.policy, ahead)
+        return Course(self.num_batches, train.epochs, train.max_steps, config.tables.policy, self.ahead)
+
+    @cached_property
+    def ahead(self) -> Ahead:
+        """How far the cache looks."""
+        tables, storage = self.config.tables, self.sketch.storage
+        budgets = Budgets(storage.cache, storage.hbm, storage.memory, storage.ssd)
+        return Ahead(tables.window or None, tables.look_ahead or None, budgets.bounds_index)

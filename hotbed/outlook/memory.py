@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from hotbed.cache import look_far
+from hotbed.cache import bounded_cells, look_far
+from hotbed.plan import Ahead
 
 WORKSPACE = "workspace (measured)"  # the part that a calibration adds
 READ_AHEAD = 8  # batches that are read and not asked for yet
@@ -43,9 +44,11 @@ class Shape(NamedTuple):
     width: int  # of a vector
 
 
-def lane_cells(num_slots: int, shape: Shape, look_ahead: int | None) -> float:
+def lane_cells(num_slots: int, shape: Shape, ahead: Ahead) -> float:
     """Of the index on CUDA, where room for the keys ahead is made at once; on a CPU it is simulated (plan/cells.py)."""
-    _, far = look_far(int(shape.keys), num_slots, look_ahead)
+    if ahead.bounded:
+        return bounded_cells(num_slots, "cuda")
+    _, far = look_far(int(shape.keys), num_slots, ahead.look_ahead)
     return max(2.0 * num_slots, _LANE_FACTOR * (num_slots + _LANE_KEYS * far * shape.keys))
 
 
@@ -59,9 +62,9 @@ def batch_bytes(shape: Shape) -> float:
     return 8 * shape.lookups + 4 * shape.samples * (shape.dense + 1)
 
 
-def batches_ahead(num_slots: int, shape: Shape, look_ahead: int | None) -> int:
+def batches_ahead(num_slots: int, shape: Shape, ahead: Ahead) -> int:
     """Batches that are on the device before their turn."""
-    return look_far(int(shape.keys), num_slots, look_ahead)[1] + READ_AHEAD
+    return look_far(int(shape.keys), num_slots, ahead.look_ahead, ahead.bounded)[1] + READ_AHEAD
 
 
 def vector_bytes(shape: Shape) -> float:

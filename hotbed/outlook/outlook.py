@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hotbed.budget import Budgets, Room, rooms_of
+from hotbed.budget import SSD_BYTES_PER_KEY, Budgets, Room, rooms_of
 from hotbed.build import model_of, pick_device
 from hotbed.cache import look_far, window_length
 from hotbed.config import RunConfig
@@ -27,6 +27,7 @@ from hotbed.outlook.speed import Job, Speed, speed_of
 from hotbed.outlook.ssd import ssd_problems, ssd_speed
 from hotbed.outlook.traffic import Traffic, together, watch, with_memory
 from hotbed.outlook.wires import Wires, wires_of
+from hotbed.store import tiered
 
 
 class Outlook(NamedTuple):
@@ -159,12 +160,20 @@ def _together(rooms: list[Room]) -> Room | None:
 
 def _too_small(asked: Asked, rooms: list[Room]) -> list[str]:
     """Caches that do not hold a batch."""
-    what = f"a batch of {asked.config.data.batch_size:,} samples of train (data.batch_size)"
+    num_read, num_batches = asked.replay.trace.num_batches, asked.num_batches
+    of = "all" if num_read >= num_batches else f"the first {num_read:,} of"
+    size = f"{asked.config.data.batch_size:,} samples (data.batch_size)"
+    what = f"of {of} {num_batches:,} batches of train, of {size}, the largest"
     return [
-        str(too_small(what, seen.replay.trace.most_keys, room.num_slots, asked.sketch.amounts))
+        str(too_small(what, seen.replay.trace.most_keys, room.num_slots, asked.sketch.amounts, on_ssd=_is_cache(room)))
         for seen, room in zip(asked.seen, rooms)
         if room.num_slots is not None and seen.replay.trace.most_keys > room.num_slots
     ]
+
+
+def _is_cache(room: Room) -> bool:
+    """Whether memory over an ssd is the cache."""
+    return room.place.folder is not None and not room.place.memory_slots
 
 
 def _traffic(asked: Asked, number: int, room: Room) -> Traffic:
@@ -212,8 +221,7 @@ def _shape(asked: Asked, is_needed: bool) -> Shape:
 def _parts(
     asked: Asked, room: Room | None, traffic: Traffic | None, shape: Shape, dense: int, cuda: bool
 ) -> list[Part]:
-    amounts, tables = asked.sketch.amounts, asked.config.tables
-    ahead = tables.look_ahead or None
+    amounts, ahead = asked.sketch.amounts, asked.ahead
     parts = []
     if room is None or room.num_slots is None:
         parts.append(Part("device", "rows", amounts.whole, True))
@@ -223,7 +231,7 @@ def _parts(
         cells = memory.lane_cells(slots, shape, ahead) if cuda or traffic is None else float(traffic.num_cells)
         index = memory.index_bytes(slots, cells, cuda)
         parts += [Part("device", "rows in the cache", slots * amounts.record, True)]
-        parts += [Part("device", "index of the cache", index, False)]
+        parts += [Part("device", "index of the cache", index, ahead.bounded and not cuda)]
         far = memory.batches_ahead(slots, shape, ahead)
         parts += _below(asked, room)
     where = "device" if cuda else "memory"
@@ -241,8 +249,10 @@ def _below(asked: Asked, room: Room) -> list[Part]:
     if room.place.folder is None:
         return [Part("memory", "rows below the cache", used * amounts.record + amounts.rows, True)]
     held = room.place.memory_slots or 0
-    parts = [Part("memory", "rows over the ssd", held * (amounts.record + 25), True)] if held else []
-    parts.append(Part("memory", "index of the ssd", amounts.rows * (12 if held else 8), True))
+    parts = [Part("memory", "rows over the ssd", held * (amounts.record + tiered.BYTES_PER_SLOT), True)] if held else []
+    parts.append(
+        Part("memory", "index of the ssd", amounts.rows * (tiered.BYTES_PER_KEY if held else SSD_BYTES_PER_KEY), True)
+    )
     parts.append(Part("ssd", "rows", used * (amounts.record + 16), False))
     return parts
 
@@ -278,7 +288,8 @@ def _job(
     steps = min(steps, config.train.max_steps) if config.train.max_steps else steps
     far = 4
     if num_slots is not None and is_cached(asked.sketch):
-        far = look_far(int(shape.keys), num_slots, config.tables.look_ahead or None)[1]
+        ahead = asked.ahead
+        far = look_far(int(shape.keys), num_slots, ahead.look_ahead, ahead.bounded)[1]
     planning = 0.0
     if traffic is not None and num_slots is not None and not cuda:
         planning = _planning(asked, traffic, num_slots)

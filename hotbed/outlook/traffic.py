@@ -111,7 +111,9 @@ def watch(seen: Seen, num_slots: int, course: Course) -> Traffic:
         ends = _Ends(num_simulated, one_epoch, steps)
         told = _tell_rest(seen, num_slots, course, hot, ends, first)
         total, within = _carried(figures, told, ends)
-        if first.counts.misses < num_slots:  # it is not full yet, and the index grows with it
+        if (
+            first.counts.misses < num_slots and not course.ahead.bounded
+        ):  # it is not full yet, and the index grows with it
             num_cells = max(num_cells, round(told.cells_per_slot * num_slots))
     else:
         total = figures
@@ -219,7 +221,7 @@ def _tell_rest(
 def _as_far(trace: Trace, num_slots: int, ahead: Ahead) -> Ahead:
     """Looking ahead as far as the cache of the run does, which the few rows of a small batch would not tell as well."""
     num_keys = np.diff(trace.offsets)
-    far = look_far(int(num_keys[0]), num_slots, ahead.look_ahead)[1]
+    far = look_far(int(num_keys[0]), num_slots, ahead.look_ahead, ahead.bounded)[1]
     return Ahead(window_length([int(num_keys.mean())] * far, num_slots, ahead.window), far)
 
 

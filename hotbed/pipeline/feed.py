@@ -318,7 +318,7 @@ class Feed:
                     return bool(self._decided)
                 self._resume()
             ended = self._reader.ended and not self._unknown
-            if len(self._waiting) >= self._look_ahead or (self._waiting and ended):
+            if len(self._waiting) >= self._look_ahead or (self._waiting and (ended or self._is_full)):
                 in_lane = bool(self._waiting[0].flat)
                 if in_lane != self._in_lane:
                     if self._decided or not wait:
@@ -338,7 +338,7 @@ class Feed:
 
     def _know(self, *, wait: bool) -> None:
         """Let batches arrive until as many are ahead as allowed."""
-        while len(self._waiting) < self._look_ahead:
+        while len(self._waiting) < self._look_ahead and not (self._waiting and self._is_full):
             found = self._read(wait=wait)
             if found is None:
                 return
@@ -353,6 +353,11 @@ class Feed:
             self._waiting.append(waiting)
             if self._look_ahead == 1:
                 self._see_how_far(waiting)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether an index has no room for a batch more, which comes when batches have more rows than the first had."""
+        return any(cache.is_full for cache in self._caches)
 
     def _lookups_of(self, batch: Any, named: Ids) -> tuple[Given, list[Lookups]]:
         """What a batch, or all ranks, want of the tables here."""

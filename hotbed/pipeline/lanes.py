@@ -97,8 +97,10 @@ class Lanes:
         return [lane.num_keys(number) for lane in self._lanes]
 
     def reserve(self, look_ahead: int) -> None:
-        """Room in the index for the batches ahead."""
+        """Room in the index for the batches ahead; a bounded one has it."""
         for group, lane in zip(self._groups, self._lanes):
+            if group.cache.bounded:
+                continue
             ahead = look_ahead * lane.num_keys(group.cache.num_arrived - 1)
             group.cache.reserve(int(1.6 * (group.num_slots + _CELLS_PER_KEY * ahead)))
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.cache import CacheCounts, look_far, make_policy, window_length
+from hotbed.cache import CacheCounts, bounded_cells, look_far, make_policy, window_length
 from hotbed.plan import replay_kernels as kernels
 from hotbed.plan.cells import Cells
 from hotbed.plan.optimum import check_fits
@@ -44,6 +44,7 @@ class Ahead(NamedTuple):
 
     window: int | None = None
     look_ahead: int | None = None  # 0 is the plain loop, which knows none
+    bounded: bool = False  # the cache is a budget in bytes, whose index holds so many batches and no more
 
 
 AUTOMATIC = Ahead()
@@ -83,13 +84,14 @@ class Replay:
         check_fits(self.trace, num_slots)
         kept = np.zeros(0, np.int64) if hot is None else hot
         cache = CacheReplay(self._knowing(kept), num_slots, policy, kept)
-        if with_cells:
+        if with_cells and not ahead.bounded:
             cache.cells = Cells(num_slots, cache.missed_rows.shape[0])
         for _ in range(epochs - 1):
             cache.pass_over(ahead, lambda done: None)
             cache.begin_anew()
         cache.pass_over(ahead, progress, stop)
-        num_cells = 0 if cache.cells is None else cache.cells.num_cells
+        num_cells = bounded_cells(num_slots, "cpu") if ahead.bounded else 0
+        num_cells = num_cells if cache.cells is None else cache.cells.num_cells
         return Replayed(cache.counts, cache.misses, cache.created, cache.missed_rows, num_cells)
 
     def rows_of(self, number: int) -> NDArray[np.int32]:
@@ -166,7 +168,7 @@ class CacheReplay:
             self._tell_first_uses()
         if not plain and num_keys:
             given = None if ahead.look_ahead is None else max(ahead.look_ahead, ahead.window or 1)
-            stride, known = look_far(num_keys[0], num_slots, given)
+            stride, known = look_far(num_keys[0], num_slots, given, ahead.bounded)
         planned = arrived = 0
         while planned < self._num_batches:
             length = 1

@@ -4,7 +4,8 @@ In come records of keys and keys to read, as for every store. A row that is writ
 taken, the policy of the cache lets others go, which are appended to the ssd as one batch. A row that is read from the ssd goes
 straight to the device, and takes memory when it comes back from there: it is not kept twice.
 
-The price beside the records: 12 bytes of memory for each key that was ever used (4 here, 8 in the ssd's index), 25 a slot.
+The price beside the records: 13 bytes of memory for each key that was ever used (4 here, 8 in the ssd's index, 1 for its
+bitmaps), 25 a slot.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hotbed.store.counts import TierCounts
 from hotbed.store.ssd import Frozen, SsdSizes, SsdStore
 
 BYTES_PER_SLOT = 8 + 4 + 4 + 1 + 8  # key, uses, last, dirty, and a place in the list of free slots
-BYTES_PER_KEY = 4 + 8
+BYTES_PER_KEY = 4 + 9
 _FLUSH = 1 << 16  # rows written to the ssd at once
 
 

@@ -7,6 +7,8 @@ import torch
 
 import hotbed
 from hotbed import Table
+from hotbed.budget import SSD_BYTES_PER_KEY
+from hotbed.cache import BYTES_PER_SLOT
 from hotbed.ops.records import layout_of
 from hotbed.store import tiered
 from tests.laws.test_cache_invisible import DEVICES, OPTIMIZERS, assert_same
@@ -65,7 +67,13 @@ def test_three_tiers_give_the_same_bits(tmp_path, name, ahead, device):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_memory_over_ssd_without_a_device(tmp_path, name, ahead):
     record = layout_of(DIM, OPTIMIZERS[name]).width * 4
-    tiers = train(name, "cpu", ahead, memory=ROWS * 8 + ROWS // 20 * (record + 47), ssd=f"{tmp_path}:16MiB")
+    tiers = train(
+        name,
+        "cpu",
+        ahead,
+        memory=ROWS * SSD_BYTES_PER_KEY + ROWS // 20 * (record + BYTES_PER_SLOT),
+        ssd=f"{tmp_path}:16MiB",
+    )
     assert_same(train_plain(name, "cpu"), tiers)
     assert tiers[2].groups[0].num_slots == ROWS // 20
     assert tiers[2].counters().misses > tiers[2].counters().created

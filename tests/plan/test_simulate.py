@@ -8,9 +8,10 @@ import torch
 
 import hotbed
 from hotbed import EmbeddingTables, Table
-from hotbed.cache import POLICIES, CacheCounts
+from hotbed.cache import BYTES_PER_SLOT, POLICIES, CacheCounts
 from hotbed.data.dataset import Dataset
 from hotbed.errors import BudgetError, ConfigError
+from hotbed.ops.records import layout_of
 from hotbed.plan import Ahead, Replay, hot_keys, optimum, read_trace, simulate, trace_of
 from hotbed.train.run import run
 from tests.train.conftest import ready_for
@@ -76,6 +77,24 @@ def test_with_prefetch(policy, share, ahead):
     counts = simulate(trace_from(batches), round(share * sum(ROWS)), policy, **ahead)
     assert counts == train(batches, share, policy, ahead)._replace(**MOVED)
     assert counts.misses > counts.created or share == 0.5
+
+
+@pytest.mark.parametrize("policy", ["oracle", "lru"])
+@pytest.mark.parametrize("given", [{}, {"window": 2, "look_ahead": 40}, {"look_ahead": 3}])
+def test_with_a_budget_in_bytes(policy, given):
+    """Its index holds fewer batches ahead."""
+    batches, num_slots = random_ids(70, seed=1), 60
+    tables = {f"t{f}": Table(rows=rows, dim=3) for f, rows in enumerate(ROWS)}
+    record = layout_of(3, hotbed.optim.Adagrad()).width * 4
+    cached = EmbeddingTables(tables, policy=policy, hbm=num_slots * (record + BYTES_PER_SLOT))
+    assert cached.groups[0].num_slots == num_slots
+    for ids in hotbed.prefetch(batches, cached, **given):
+        cached(ids).square().sum().backward()
+    ahead = Ahead(given.get("window"), given.get("look_ahead"), bounded=True)
+    counts = Replay(trace_from(batches)).run(num_slots, policy, ahead).counts
+    assert counts == cached.counters()._replace(**MOVED)
+    unbounded = simulate(trace_from(batches), num_slots, policy, **given)
+    assert (counts != unbounded) == (policy == "oracle" and given != {"look_ahead": 3})
 
 
 @pytest.mark.gpu

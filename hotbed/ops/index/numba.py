@@ -29,13 +29,14 @@ def _home(key: Any, num_buckets: int) -> Any:
 def _find(keys: Any, spilled: Any, key: Any) -> Any:
     """The key's cell, or -1."""
     bucket = _home(key, spilled.size)
-    while True:
+    for _ in range(spilled.size):  # all buckets of a nearly full table may be marked
         for cell in range(bucket * _WAYS, (bucket + 1) * _WAYS):
             if keys[cell] == key:
                 return cell
         if spilled[bucket] == 0:
             return -1
         bucket = bucket + 1 if bucket + 1 < spilled.size else 0
+    return -1
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from hotbed.data.encoded import raw_column
 from hotbed.data.schema import IdFeature, Schema
 
 _BOUNDS = {
@@ -103,7 +105,7 @@ def _score(schema: Schema, about: dict[str, Any]) -> str:
     packages = "numpy and onnxruntime" + (" and pyarrow" if about["row_format"] == "parquet" else "")
     return f"""## Score without hotbed
 
-`score.py` needs {packages}. Two samples, in this folder:
+`score.py` needs {packages}.{_raw(schema)} Two samples as the dataset has them, in this folder:
 
 ```python
 import numpy as np
@@ -116,6 +118,36 @@ ids = {{
 print(export.score(ids{dense}))
 ```
 """
+
+
+def _raw(schema: Schema) -> str:
+    """Rows as the raw log has them; "" where rows are numbered in the log itself."""
+    if any(one.mode == "direct" for one in schema.features):
+        return ""
+    row = {one.name: 1.5 for one in schema.dense}
+    for one in schema.features:
+        row.setdefault(raw_column(one), _raw_example(one))
+    return f""" Two rows as the raw log has them (None is missing; columns that the model does
+not read may be there), in this folder; looking them up needs pyarrow:
+
+```python
+from score import Export
+
+export = Export(".")
+row = {json.dumps(row, ensure_ascii=False)}
+print(export.score_rows([row, {{**row, {json.dumps(next(iter(row)), ensure_ascii=False)}: None}}]))
+```
+
+They score as `hotbed predict` scores them, to 1e-5.
+"""
+
+
+def _raw_example(feature: IdFeature) -> Any:
+    if feature.source in ("integer", "bucket"):
+        return [7] if feature.multi else 7
+    if not feature.multi:
+        return "some value"
+    return feature.separator.join("ab") if feature.separator else ["a", "b"]
 
 
 def _example(feature: IdFeature) -> str:

@@ -1,8 +1,11 @@
-"""Score with an export and without hotbed: ids in, probabilities out. Copied into every export; needs numpy and onnxruntime.
+"""Score with an export and without hotbed: rows or ids in, probabilities out. Copied into every export.
+
+It needs numpy and onnxruntime, and pyarrow where raw values are looked up in a vocabulary.
 
     from score import Export
     export = Export(".")                          # the folder this file is in
-    export.score({"user": user_ids, "tags": (values, offsets)}, dense)
+    export.score_rows([{"user": "abc", "price": 3.5, "tags": "a|b"}])              # as the raw log has them
+    export.score({"user": user_ids, "tags": (values, offsets)}, dense)             # as the dataset has them
 
 Ids are those of the dataset: row numbers of a vocabulary (`Export.rows_of` finds them), else 64-bit ids. A feature with one id
 per sample is an int64 array [B]; a bag is (values [L], offsets [B + 1]). Rows stay on the disk and are mapped, so tables may be
@@ -26,6 +29,8 @@ MISSING_ID = -(2**63)  # of a value that is not there
 _NUMBERS = {"I64": np.int64, "F32": np.float32, "F16": np.float16, "I8": np.int8}
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
+_NO_NUMBER = ("", "nan", "na", "null", "none")
+_LARGEST = 1e30  # numbers beyond it are damage
 
 
 class Export:
@@ -37,9 +42,32 @@ class Export:
         card, about = _json(self.folder / "model.json"), _json(self.folder / "export.json")
         self.features = [one["name"] for one in self.schema["features"]]
         self.num_dense = len(self.schema["dense"])
+        self._vocabularies: dict[str, tuple[Any, Any]] = {}
         self.tables = {
             name: Table(self.folder, name, {**card["tables"][name], **about["tables"][name]}) for name in self.features
         }
+
+    def score_rows(self, rows: list[dict[str, Any]]) -> Any:
+        """Probabilities [B] of rows as the raw log has them, by column; None and "" are missing."""
+        return self.score(*self.inputs_of(rows))
+
+    def inputs_of(self, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
+        """What `score` takes, of rows as the raw log has them; columns that the model does not read are left alone."""
+        given = {name for row in rows for name in row}
+        columns = [one["name"] for one in self.schema["dense"]] + [_column(one) for one in self.schema["features"]]
+        absent = [name for name in dict.fromkeys(columns) if name not in given]
+        if absent:
+            raise ValueError(f"no row has {', '.join(absent)}; the model reads {', '.join(dict.fromkeys(columns))}")
+        numbers = [[_number(row.get(one["name"]), one["name"]) for one in self.schema["dense"]] for row in rows]
+        ids = {one["name"]: self._ids([row.get(_column(one)) for row in rows], one) for one in self.schema["features"]}
+        return ids, self.dense_of(np.array(numbers).reshape(len(rows), self.num_dense))
+
+    def _ids(self, values: list[Any], feature: dict[str, Any]) -> Any:
+        if not feature["multi"]:
+            return self.rows_of(feature["name"], [_raw_id(value, feature) for value in values])
+        bags = [_bag(value, feature) for value in values]
+        found = [_raw_id(value, feature) for bag in bags for value in bag]
+        return self.rows_of(feature["name"], found), np.cumsum([0, *map(len, bags)])
 
     def score(self, ids: dict[str, Any], dense: Any = None) -> Any:
         """Probabilities [B]."""
@@ -62,11 +90,12 @@ class Export:
         raw_ids = np.asarray(raw_ids, dtype=np.int64)
         if next(one["mode"] for one in self.schema["features"] if one["name"] == feature) != "vocabulary":
             return raw_ids
-        import pyarrow.parquet as pq
+        if feature not in self._vocabularies:
+            import pyarrow.parquet as pq
 
-        known = pq.read_table(self.folder / "counts" / f"{feature}.parquet", columns=["id"])["id"].to_numpy()
-        positions = _find(known, np.argsort(known), raw_ids)
-        return positions + 1  # row 0: never seen
+            known = pq.read_table(self.folder / "counts" / f"{feature}.parquet", columns=["id"])["id"].to_numpy()
+            self._vocabularies[feature] = known, np.argsort(known)
+        return _find(*self._vocabularies[feature], raw_ids) + 1  # row 0: never seen
 
     def dense_of(self, raw: Any) -> Any:
         """Dense features [B, N] of raw numbers [B, N]; NaN is missing."""
@@ -128,6 +157,58 @@ class Table:
         if not len(ids) or self.card["shared"] is not None:
             return np.asarray(self.card["shared"] or 0.0, dtype=np.float32)
         return first_values(ids, self.name, self.card)
+
+
+def _column(feature: dict[str, Any]) -> str:
+    """The raw column that a feature is read from."""
+    name: str = feature["name"]
+    return name.removesuffix("_bucket") if feature["source"] == "bucket" else name
+
+
+def _number(value: Any, column: str) -> float:
+    """NaN: missing."""
+    if value is None or (isinstance(value, str) and value.strip(" ").lower() in _NO_NUMBER):
+        return math.nan
+    try:
+        if isinstance(value, str) and ("_" in value or not value.isascii()):
+            raise ValueError
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{column} is not a number: {value!r}") from None
+    if abs(number) > _LARGEST:
+        raise ValueError(f"{column} is infinite or beyond {_LARGEST:g}: {value!r}")
+    return number
+
+
+def _raw_id(value: Any, feature: dict[str, Any]) -> int:
+    """The 64-bit id of a raw value."""
+    name, source = feature["name"], feature["source"]
+    if source == "bucket":
+        return bucket_id(_number(value, name))
+    if isinstance(value, float | np.floating):
+        if not math.isnan(value) and not float(value).is_integer():
+            raise ValueError(f"{name} is not a whole number: {value!r}")
+        value = None if math.isnan(value) else int(value)
+    if value is None or value == "":
+        return MISSING_ID
+    if isinstance(value, str) and source == "string":
+        return text_id(value)
+    if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value):
+        raise ValueError(f"{name} is not an integer: {value!r}")
+    if not isinstance(value, str | int | np.integer | np.bool_):
+        raise ValueError(f"{name} holds {value!r} where one id is expected")
+    return text_id(str(int(value))) if source == "string" else int(value)
+
+
+def _bag(value: Any, feature: dict[str, Any]) -> list[Any]:
+    """The raw values of a bag; None and an empty text are an empty one."""
+    if value is None:
+        return []
+    if isinstance(value, str) and feature["separator"]:
+        return [part for part in value.split(feature["separator"]) if part]
+    if not isinstance(value, list | tuple | np.ndarray):
+        raise ValueError(f"{feature['name']} holds {value!r} where a list of ids is expected")
+    return list(value)
 
 
 def text_id(text: str) -> int:

@@ -1,7 +1,9 @@
 """An export scores as `hotbed predict` does: onnxruntime and the score.py in it, without hotbed."""
 
 import copy
+import csv
 import importlib.util
+import re
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import hotbed
 from hotbed.cli import main
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader import Loader
@@ -163,6 +166,82 @@ def test_raw_text_scores_as_predict_does(tmp_path):
     assert sorted(raw_ids) == sorted(ours.features)
     ids = {name: ours.rows_of(name, values) for name, values in raw_ids.items()}
     assert_close(ours.score(ids, ours.dense_of(numbers)), theirs)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """(run, raw file): quotes, commas, UTF-8, spaces in names, bags, missing values, numbers that are ids."""
+    home = tmp_path_factory.mktemp("mixed")
+    rng, sites, tags = np.random.default_rng(5), ["café", "東京", 'the "best"', "a, b", ""], ["news", "art", "été"]
+    with (home / "log.csv").open("w", newline="", encoding="utf-8") as file:
+        log = csv.writer(file)
+        log.writerow(["Site Name", "price", "age", "interests", "zip", "unread", "click"])
+        for k in range(600):
+            site, bag = int(rng.integers(5)), [tag for tag in tags if rng.random() < 0.5]
+            price = "" if k % 7 == 0 else "NA" if k % 7 == 1 else f"{rng.normal():.4f}"
+            click = int(rng.random() < 0.1 + 0.15 * site + 0.2 * ("art" in bag))
+            log.writerow([sites[site], price, k % 90 - 5, "|".join(bag), 10000 + k % 20, f"r{k}", click])
+    given = ("--label", "click", "--multi", "interests:|", "--ids", "zip", "--drop", "unread", "--integers", "both")
+    with pytest.raises(SystemExit):
+        main(["prepare", str(home / "log.csv"), "--out", str(home / "data"), "--min-count", "2", *given])
+    return train(home / "run", home / "data", "dnn", "model.options.hidden=[8]"), home / "log.csv"
+
+
+def test_raw_rows_score_as_predict_does(mixed, tmp_path):
+    run, raw = mixed
+    export(run, tmp_path / "out")
+    theirs = predicted(run, raw, tmp_path / "scores.parquet")
+    ours = standalone(tmp_path / "out").Export(tmp_path / "out")
+    with raw.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert_close(ours.score_rows(rows), theirs)
+    typed = [
+        {
+            "Site Name": row["Site Name"] or None,
+            "price": None if row["price"] in ("", "NA") else float(row["price"]),
+            "age": int(row["age"]),
+            "interests": [one for one in row["interests"].split("|") if one],
+            "zip": np.int64(row["zip"]),
+        }
+        for row in rows
+    ]
+    np.testing.assert_array_equal(ours.score_rows(typed), ours.score_rows(rows))
+    np.testing.assert_allclose(ours.score_rows(typed), hotbed.load(run).score(typed), rtol=0, atol=1e-5)
+    new = {**typed[3], "Site Name": "never seen", "zip": None, "interests": None}
+    np.testing.assert_allclose(ours.score_rows([new])[0], hotbed.load(run).score([new])[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("price", "cheap", "price is not a number: 'cheap'"),
+        ("price", "1_0", "price is not a number"),
+        ("price", float("inf"), "price is infinite"),
+        ("zip", 1.5, "zip is not a whole number: 1.5"),
+        ("zip", ["a"], "where one id is expected"),
+        ("interests", 7, "where a list of ids is expected"),
+    ],
+)
+def test_a_raw_value_that_cannot_be_read_is_told(mixed, tmp_path, column, value, told):
+    export(mixed[0], tmp_path / "out", Wanted(onnx=False))
+    ours = standalone(tmp_path / "out").Export(tmp_path / "out")
+    row = {"Site Name": "café", "price": 1.0, "age": 3, "interests": "art", "zip": "10001"}
+    with pytest.raises(ValueError, match=re.escape(told)):
+        ours.inputs_of([{**row, column: value}])
+    with pytest.raises(ValueError, match="no row has price, age"):
+        ours.inputs_of([{"zip": 1}])
+
+
+def test_the_readme_scores_raw_rows_without_hotbed(mixed, tmp_path):
+    export(mixed[0], tmp_path / "out")
+    code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    assert "score_rows" in code
+    code = "import sys; sys.modules['hotbed'] = sys.modules['torch'] = None\n" + code
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip("[]\n").split()) == 2
 
 
 def test_a_model_that_onnxruntime_scores_otherwise_is_refused(tmp_path):

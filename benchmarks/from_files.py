@@ -149,6 +149,10 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.steps < 10 or asked.steps % 10 or asked.rounds < 1 or asked.batch < 1:
         parser.error("--steps is a multiple of 10, --rounds and --batch at least 1")
+    if asked.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(
+            f"--device {asked.device}: torch finds no CUDA device; --device cpu tries the program, hotbed alone"
+        )
     device = torch.device("cuda", 0) if asked.device == "cuda" else torch.device(asked.device)
     setting = replace(ANCHOR, dense=1024, steps=asked.steps, batch=asked.batch, device=device)
     setting = replace(setting, rows=scaled_rows(asked.scale) if asked.scale != 1 else setting.rows)

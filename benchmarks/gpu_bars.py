@@ -152,6 +152,8 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="append one row per result to this file")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device, and these bars are of one; `hotbed bench --device cpu` times a CPU")
     file = CsvFile(args.csv, [*columns(ANCHOR), *environment(ANCHOR.device)]) if args.csv else None
     rounds = [
         [result for settings in (SMALL_BATCH, LARGE_BATCH) for result in measure(settings, file)]

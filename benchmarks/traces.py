@@ -1,6 +1,6 @@
 """The id traces that cache policies are judged on: four real logs in file order, and Zipf 1.05 over Criteo-Kaggle's tables.
 
-Real files are looked for in one directory (see docs/decisions/0003-policies.md for their names); they are prepared like any
+Real files are looked for in one directory (docs/benchmarks.md tells their names); they are prepared like any
 raw log, so a cache's share counts the rows that training would have.
 """
 
@@ -69,7 +69,12 @@ ZIPF_CASES = [Case(share, 16384) for share in (0.005, 0.015, 0.05)]
 
 def prepared(name: str, data: Path, work: Path) -> Dataset:
     """The dataset of a real log, made in `work`."""
-    LOGS[name].prepare(data / LOGS[name].file, work / name)
+    raw = data / LOGS[name].file
+    if not raw.exists():
+        raise SystemExit(
+            f"{raw} is not there. docs/benchmarks.md says where raw files come from; --data names their folder"
+        )
+    LOGS[name].prepare(raw, work / name)
     return Dataset.open(work / name)
 
 

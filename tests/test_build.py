@@ -1,4 +1,5 @@
 import dataclasses
+import re
 import shutil
 
 import numpy as np
@@ -11,7 +12,8 @@ from hotbed import cache, config, pipeline
 from hotbed.build import build, changed_settings, option_problems, pick_device
 from hotbed.config import DENSE_RATES, FIELDS, MOST_AHEAD, MOST_WINDOW, POLICIES, ROW_RATES, RunConfig, TablesConfig
 from hotbed.data.dataset import Dataset
-from hotbed.errors import ConfigError, SchemaError
+from hotbed.data.prepare import prepare
+from hotbed.errors import BudgetError, ConfigError, SchemaError
 from hotbed.ops import records
 from hotbed.optim import ROW_OPTIMIZERS
 from hotbed.run_file import compose
@@ -181,3 +183,19 @@ def test_other_columns_are_refused(dataset, trained, tmp_path):
         dataclasses.replace(schema, **change).save(copy)
         with pytest.raises(SchemaError, match=f"has other {next(iter(change))} columns"):
             check_same_ids(trained[0] / "model", Dataset.open(copy))
+
+
+def test_a_late_batch_that_does_not_fit_is_found_before_training(tmp_path):
+    """Ids come in the order of the file: the first batches have few, the last one many, and the advice holds for all."""
+    rng = np.random.default_rng(0)
+    ids = np.concatenate([rng.integers(0, 40, 64 * 20), np.arange(64)])  # 21 batches of 64
+    log = pa.table({"label": (ids % 2).astype(np.float32), "ad": ids})
+    pq.write_table(log, tmp_path / "log.parquet")
+    prepare([tmp_path / "log.parquet"], tmp_path / "clicks", label="label", ids=["ad"])
+    dataset = Dataset.open(tmp_path / "clicks")
+    sets = ("data.shuffle=false", "data.batch_size=64", "data.eval_batch_size=64", "tables.cache=0.8")
+    with pytest.raises(BudgetError, match="the largest of all 21 batches of train .* needs 64 rows") as caught:
+        build(configured(*sets), dataset, tmp_path)
+    share = re.search(r"--cache (\S+) or --hbm", str(caught.value))[1]
+    built = build(configured(*sets, f"tables.cache={share}", "train.epochs=1"), dataset, tmp_path)
+    assert run(built.training, built.subject).summary["finished"]

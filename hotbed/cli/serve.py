@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from hotbed.cli.compiling import told_of_compiling
 from hotbed.cli.console import waiting
 from hotbed.errors import ConfigError
 
@@ -57,4 +58,5 @@ def serve_command(
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     limits = Limits(parse_bytes(max_body, "--max-body"), max_candidates, max_in_flight, time_limit)
-    serve(model, Address(host, port), Holding(memory, scratch, threads, poll), limits)
+    with told_of_compiling():
+        serve(model, Address(host, port), Holding(memory, scratch, threads, poll), limits)

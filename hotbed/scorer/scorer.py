@@ -31,6 +31,7 @@ from hotbed.types import Batch
 
 DEFAULT_MEMORY = "100MB"
 _CHANGES_SHARE = 8  # of memory, where the model is updated
+_SHOWN_TABLES = 8
 
 
 def load(
@@ -67,6 +68,15 @@ class Scorer:
     def source(self) -> Source:
         """Where it comes from."""
         return self.live.source
+
+    def __repr__(self) -> str:
+        """The model, where it comes from, and its tables."""
+        source = self.source
+        at = f" at step {source.step:,}" if source.step is not None else ""
+        sizes = [f"{one.name} {'dynamic' if one.rows is None else f'{one.rows:,}'}" for one in source.tables.values()]
+        shown = ", ".join(sizes[:_SHOWN_TABLES]) + (", ..." if len(sizes) > _SHOWN_TABLES else "")
+        tables = f"{len(sizes)} tables (rows: {shown})"
+        return f"<Scorer of {source.model['name']} from {source.place}{at}, version {self.version}, {tables}>"
 
     def score(self, columns: Any) -> NDArray[np.float64]:
         """The probability of every sample [B], from raw values by column: a mapping, a DataFrame or a list of rows."""

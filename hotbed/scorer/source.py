@@ -6,6 +6,7 @@ in Parquet, or in an order of its own) come as parts, which the scorer puts in o
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from hotbed.scorer.rows import RowFile
 from hotbed.train.files import MANIFEST, read_tensors
 from hotbed.train.layouts import newest_in
 from hotbed.train.model_folder import no_model, read_card
+from hotbed.train.run_folder import read_json
 
 _KINDS = {"F32": FP32_FILE, "F16": FP16_FILE, "BF16": BF16_FILE}
 
@@ -64,6 +66,17 @@ class Source:
     @property
     def schema(self) -> Schema:
         return Schema.load(self.columns)
+
+    @property
+    def step(self) -> int | None:
+        """Of training, after which the weights were so; None where nothing tells."""
+        if found := re.match(r"step-(\d+)-", self.version):
+            return int(found[1])
+        try:
+            kept = read_json(self.place.parent / "summary.json").get("best_step") if self.place.name == "model" else None
+        except RunError:
+            return None
+        return kept if isinstance(kept, int) else None
 
 
 def open_source(place: Path) -> Source:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
+import shlex
 import time
 from typing import Any
 
@@ -17,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from hotbed.scorer import Scorer
 from hotbed.serve.limits import Limits, RequestError
 from hotbed.serve.metrics import Metrics
-from hotbed.serve.openapi import document
+from hotbed.serve.openapi import document, example_of
 from hotbed.serve.page import page
 from hotbed.serve.pool import Answer, Job, Pool
 from hotbed.serve.watch import Watch
@@ -46,6 +48,17 @@ class Service:
             ],
             exception_handlers={404: _http_error, 405: _http_error},
         )
+
+    def url_for(self, host: str, port: int) -> str:
+        """Where whoever is on this machine finds it."""
+        if host in ("0.0.0.0", "::"):
+            host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def curl(self, url: str) -> str:
+        """A command line that scores two candidates with this very model."""
+        body = json.dumps(example_of(self._scorer.live.schema))
+        return f"curl -sg -H 'content-type: application/json' -d {shlex.quote(body)} {url}/score"
 
     @property
     def _score_app(self) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import hotbed
 from hotbed.data.encoded import raw_column
-from hotbed.data.schema import IdFeature, Schema
+from hotbed.data.schema import DenseColumn, IdFeature, Schema
 from hotbed.serve.limits import Limits
 
+_MOST_LOG = 69.0  # the log of 1e30, beyond which no number is read
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -73,10 +75,18 @@ def features_of(schema: Schema) -> dict[str, Any]:
     """What one value of every column may be."""
     found: dict[str, Any] = {}
     for spec in schema.dense:
-        found[spec.name] = {"type": ["number", "null"], "description": "A number; null: missing.", "example": 1.5}
+        number = {"type": ["number", "null"], "description": "A number; null: missing."}
+        found[spec.name] = {**number, "example": _usual(spec)}
     for feature in schema.features:
         found.setdefault(raw_column(feature), _value_of(feature))
     return found
+
+
+def _usual(spec: DenseColumn) -> float:
+    """A raw number as the log has them: their mean, after the transform."""
+    if spec.transform != "log":
+        return float(f"{spec.mean:.4g}")
+    return float(round(math.copysign(math.expm1(min(abs(spec.mean), _MOST_LOG)), spec.mean)))
 
 
 def example_of(schema: Schema) -> dict[str, Any]:
@@ -93,9 +103,10 @@ def example_of(schema: Schema) -> dict[str, Any]:
 def _value_of(feature: IdFeature) -> dict[str, Any]:
     if feature.source == "bucket":
         return {"type": ["number", "null"], "description": "A number, read as a bucket; null: missing.", "example": 3}
-    kinds, example = (
-        (["integer", "null"], 7) if feature.source == "integer" else (["string", "integer", "null"], "some-id")
-    )
+    kinds: list[str] = ["string", "integer", "null"]
+    example: str | int = "some-id"
+    if feature.source == "integer":  # row 0 is in every table
+        kinds, example = ["integer", "null"], 0 if feature.mode == "direct" else 7
     one = {"type": kinds, "description": "An id; null: missing; one never seen counts as unknown.", "example": example}
     if not feature.multi:
         return one

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import uvicorn
 
+from hotbed.compiling import Compiled
 from hotbed.errors import ConfigError
 from hotbed.scorer import Scorer
 from hotbed.scorer.source import open_source
@@ -69,7 +70,11 @@ def _serve(place: Path, holding: Holding, limits: Limits, socket_: socket.socket
     metrics = Metrics()
     pool = Pool(scorer, limits, metrics, holding.threads)
     watch = Watch(place, scorer, metrics, found, holding.poll)
+    compiled = Compiled()
     pool.warm()
+    if compiled.kernels:
+        _log.info("%d kernels were compiled in %.1f s, once on this machine", compiled.kernels, compiled.seconds)
+    _log.info("%r", scorer)
     service = Service(scorer, limits, watch, metrics, pool)
     gc.collect()
     gc.freeze()  # what is here stays: looking through it again and again would hold up requests
@@ -130,6 +135,9 @@ class _Server(uvicorn.Server):
         for one in sockets or ():
             host, port = one.getsockname()[:2]
             _log.info("listening on http://%s:%s", f"[{host}]" if ":" in host else host, port)
+            url = self._service.url_for(host, port)
+            _log.info("what it takes and gives, with a form to try: %s/", url)
+            _log.info("try: %s", self._service.curl(url))
 
     async def shutdown(self, sockets: Any = None) -> None:
         self._service.closing = True

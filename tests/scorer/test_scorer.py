@@ -49,6 +49,18 @@ def test_a_cache_that_is_far_too_small_evicts_and_stays_exact(trained, dataset, 
     assert counts.cache > 0
 
 
+def test_it_says_what_it_is(trained):
+    run = trained("dynamic")
+    with hotbed.load(run) as scorer:
+        shown = repr(scorer)
+        assert shown == f"{scorer!s}"
+    assert f"from {run / 'model'} at step " in shown
+    assert f"version {scorer.version}, 4 tables (rows: user dynamic, tags 9, ad 20, site dynamic)" in shown
+    (checkpoint,) = list((run / "checkpoints").iterdir())[-1:]
+    with hotbed.load(checkpoint) as scorer:
+        assert f"at step {int(checkpoint.name):,}, version step-{int(checkpoint.name)}-" in repr(scorer)
+
+
 def test_too_little_memory_says_what_would_do(trained):
     with pytest.raises(BudgetError, match=r"Give (more )?memory="):
         hotbed.load(trained("plain"), memory=100)

@@ -1,0 +1,50 @@
+"""What `hotbed serve` says when it starts: the model, the page that explains it, and a command line that works."""
+
+import http.client
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def started(run_folder):
+    """The lines up to the last one of the start, while it serves."""
+    command = [sys.executable, "-m", "hotbed", "serve", str(run_folder), "--port", "0", "--poll", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if " try: curl" in line:
+            break
+    yield "".join(lines)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+
+def test_the_model_is_named(started, run_folder):
+    assert re.search(rf"<Scorer of \w+ from {run_folder}/\S+ at step \d+, version \S+, \d tables", started)
+
+
+def test_the_page_is_where_it_says(started):
+    host, port = re.search(r"form to try: http://(\S+):(\d+)/\n", started).groups()
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    connection.request("GET", "/")
+    assert b"Try it" in connection.getresponse().read()
+    connection.close()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_the_command_line_scores_with_this_model(started):
+    line = re.search(r"try: (curl .*)\n", started)[1]
+    assert shlex.split(line)[0] == "curl"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True, timeout=60)
+    answer = json.loads(done.stdout)
+    assert len(answer["scores"]) == 2
+    assert all(0 < score < 1 for score in answer["scores"])
+    assert f"version {answer['model']}," in started

@@ -73,7 +73,9 @@ class Source:
         if found := re.match(r"step-(\d+)-", self.version):
             return int(found[1])
         try:
-            kept = read_json(self.place.parent / "summary.json").get("best_step") if self.place.name == "model" else None
+            kept = (
+                read_json(self.place.parent / "summary.json").get("best_step") if self.place.name == "model" else None
+            )
         except RunError:
             return None
         return kept if isinstance(kept, int) else None

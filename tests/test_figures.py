@@ -1,8 +1,8 @@
 """Figures are reproducible: where a page tells one, a command stands beside it; every benchmark teaches how it is called.
 
-A figure is a number with a unit, or with three decimals or more (an AUC), outside code. In its section, or in the text under
-the heading above, must be a command that prints it: a program of benchmarks, hotbed, make, or a test. A number that nobody
-measured (a limit, a size by construction, an example) says so in a comment of the section:
+A figure is a number with a unit, or with three decimals or more (an AUC), outside code, or a table of numbers whose head
+names a unit. In its section, or in the text under the heading above, must be a command that prints it: a program of
+benchmarks, hotbed, make, or a test. A number that nobody measured (a limit, a size by construction, an example) says so in a comment of the section:
 
     <!-- figure: sizes by construction, tests/store holds them -->
 """
@@ -24,6 +24,8 @@ CHILDREN = ("benchmarks.serve.load", "benchmarks.peers.run_")  # started by thei
 _RATES = r"(?:million )?(?:samples|rows|requests|look-ups|records|reads|ids)(?:/s| a second)"
 _UNITS = rf"ms|us|ns|s|x|%|[kMG]B|[KMGT]iB|[kMGT]B/s|bytes|seconds?|minutes?|hours?|times|points?|cores|{_RATES}"
 _FIGURE = re.compile(rf"(?<![\w.])\d[\d,.]*\s?(?:{_UNITS})(?![\w/])|(?<![\w.])0\.\d{{3,}}\b")
+_TABLE = re.compile(r"^\|(?P<head>[^\n]*)\|\n\|[ :|-]+\|\n\|[^\n]*\d", re.MULTILINE)
+_HEAD = re.compile(r"\b(?:ms|us|ns|seconds|[kMG]B|samples/s|rows/s|[kMG]B/s|AUC|ratio)\b")
 _COMMAND = re.compile(
     r"python -m \w+|python -c |\bmake (?:demo|bench|test)\b|\btests/[\w/]+|"
     r"\bhotbed (?:bench|data|evaluate|explain|plan|prepare|report|serve|simulate|train|verify) [^`\s]"
@@ -54,9 +56,10 @@ def sections_of(page: str) -> list[Section]:
 
 
 def figures_in(text: str) -> list[str]:
-    """Numbers with a unit in prose and tables."""
+    """Numbers with a unit in prose and tables, and heads of tables with one."""
     prose = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->|^    .*?$", "", text, flags=re.DOTALL | re.MULTILINE)
-    return [" ".join(found[0].split()) for found in _FIGURE.finditer(prose)]
+    heads = [unit[0] for table in _TABLE.finditer(prose) if (unit := _HEAD.search(table["head"]))]
+    return [" ".join(found[0].split()) for found in _FIGURE.finditer(prose)] + heads
 
 
 def without_command(page: str) -> list[str]:
@@ -92,6 +95,11 @@ def test_a_figure_without_a_command_is_found(figure):
     assert not without_command(text + "\n<!-- figure: a limit -->\n")
     assert without_command(text + "\n## Other\n\n`python -m benchmarks.x`\n")
     assert not without_command(text.replace("## Speed", "## Speed\n\n`python -m\nbenchmarks.x`\n\n### Dim 16"))
+
+
+def test_a_table_whose_head_names_a_unit_is_one():
+    assert without_command("## Speed\n\n| batch | ms |\n|---|---|\n| 16 | 0.8 |\n") == ["Speed: ms"]
+    assert not without_command("## Names\n\n| column | what it is, ms |\n|---|---|\n| step | its time |\n")
 
 
 @pytest.mark.parametrize(

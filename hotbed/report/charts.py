@@ -194,7 +194,14 @@ def _curve(index: int, series: Series, points: list[tuple[float, float]], x_axis
             low, high = map(y_axis.place, _bar_ends(y, half))
             parts.append(f'<path class="spread" d="M{_px(place[0])} {_px(low)}V{_px(high)}"/>')
     if series.style == "dots" or len(points) == 1 or (series.style == "line" and len(points) < DOTTED_BELOW):
-        parts += [f'<circle cx="{_px(p[0])}" cy="{_px(p[1])}" r="3.5"/>' for p in places if p]
+        marked = [place for place in places if place]
+    else:
+        marked = [
+            p
+            for before, p, after in zip([None, *places], places, [*places[1:], None])
+            if p and not before and not after
+        ]
+    parts += [f'<circle cx="{_px(x)}" cy="{_px(y)}" r="3.5"/>' for x, y in marked]  # a line shows no point between gaps
     return f'<g class="series {series.style} c{series.color}" data-series="{index}">{"".join(parts)}</g>'
 
 

@@ -179,11 +179,18 @@ def _resident(run: Run) -> float:
 
 
 def _apart(base: float, other: float) -> str:
-    return f"{other - base:+.4f}".replace("-", "\u2212") if other != base else SAME
+    return _signed(other - base, 4)
 
 
 def _points(base: float, other: float) -> str:
-    return f"{100 * (other - base):+.2f} points".replace("-", "\u2212") if other != base else SAME
+    apart = _signed(100 * (other - base), 2)
+    return apart if apart == SAME else f"{apart} points"
+
+
+def _signed(difference: float, digits: int) -> str:
+    """What is below the last digit is no difference that can be seen."""
+    said = f"{difference:+.{digits}f}"
+    return SAME if float(said) == 0 else said.replace("-", "\u2212")
 
 
 def _times(base: float, other: float) -> str:

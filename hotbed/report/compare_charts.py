@@ -15,6 +15,8 @@ LIST_ITEM = (
     "<span>{name}</span></li>"
 )
 COLORS = 6
+CALM_FROM = 200  # points; more of several runs are bands that hide each other
+CALM = f"Runs of more than {CALM_FROM} lines are smoothed; their own pages show every peak."
 
 
 class NamedRun(Protocol):
@@ -38,18 +40,19 @@ def comparison_charts(named: Sequence[NamedRun]) -> list[Chart]:
               "seconds", "nats per sample", _curves(named, lambda run: _smoothed(_over_time(run, lambda p: p.loss)))),
         Chart("valid-time", "AUC on valid over time", "By the clock, evaluations and checkpoints included.", "seconds",
               "AUC", _curves(named, _evaluated_by_clock)),
-        Chart("speed", "Throughput", "Samples trained per second; evaluations are not counted.", SEEN,
-              "samples per second", _curves(named, lambda run: step(run, lambda p: p.samples_per_s)),
+        Chart("speed", "Throughput", f"Samples trained per second; evaluations are not counted. {CALM}", SEEN,
+              "samples per second", _curves(named, lambda run: _calm(step(run, lambda p: p.samples_per_s))),
               y_format="count", zero=True),
-        Chart("hits", "Look-ups that hit", "Rows that were on the device when their batch was planned.", SEEN,
-              "share found", _curves(named, lambda run: step(run, lambda p: p.cache.lookup_hit_rate if p.cache else None)),
+        Chart("hits", "Look-ups that hit", f"Rows that were on the device when their batch was planned. {CALM}", SEEN,
+              "share found",
+              _curves(named, lambda run: _calm(step(run, lambda p: p.cache.lookup_hit_rate if p.cache else None))),
               y_format="share", zero=True),
-        Chart("stall", "Time waited for rows", "Share of the time of training.", SEEN, "share of time",
-              _curves(named, lambda run: step(run, lambda p: p.cache.stall_share if p.cache else None)),
+        Chart("stall", "Time waited for rows", f"Share of the time of training. {CALM}", SEEN, "share of time",
+              _curves(named, lambda run: _calm(step(run, lambda p: p.cache.stall_share if p.cache else None))),
               y_format="share", zero=True),
-        Chart("traffic", "Traffic per batch", "Rows copied to the device and back.", SEEN, "MiB per batch",
-              _curves(named, lambda run: step(
-                  run, lambda p: (p.cache.bytes_in + p.cache.bytes_out) / 2**20 if p.cache else None)),
+        Chart("traffic", "Traffic per batch", f"Rows copied to the device and back. {CALM}", SEEN, "MiB per batch",
+              _curves(named, lambda run: _calm(step(
+                  run, lambda p: (p.cache.bytes_in + p.cache.bytes_out) / 2**20 if p.cache else None))),
               y_format="significant", zero=True),
         Chart("process", "Memory of the process", "With all it has loaded.", SEEN, "MiB",
               _curves(named, lambda run: step(run, lambda p: p.memory.resident_bytes / 2**20 if p.memory else None)),
@@ -82,6 +85,10 @@ def _over_time(run: Run, value: Callable[[TrainPoint], float | None]) -> Curve:
 
 def _smoothed(points: Curve) -> Curve:
     return points if len(points) < SMOOTH_FROM else smooth(points)
+
+
+def _calm(points: Curve) -> Curve:
+    return points if len(points) <= CALM_FROM else smooth(points)
 
 
 def _evaluated(run: Run) -> Curve:

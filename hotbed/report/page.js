@@ -114,9 +114,10 @@
       }
       if (series.style !== "dots") group.append(drawing("path", { class: "curve", d: path }));
       const inside = known[index].filter(([x]) => x >= view.x[0] && x <= view.x[1]);
-      if (series.style === "dots" || (series.style === "line" && inside.length < 40)) {
-        group.append(...inside.map(([x, y]) => drawing("circle", { cx: pixelX(x), cy: pixelY(y), r: 3.5 })));
-      }
+      const gap = (at) => (series.points[at]?.[1] ?? null) === null;
+      const marked = series.style === "dots" || (series.style === "line" && inside.length < 40) ? inside
+        : series.points.filter((point, at) => !gap(at) && gap(at - 1) && gap(at + 1) && point[0] >= view.x[0] && point[0] <= view.x[1]);
+      group.append(...marked.map(([x, y]) => drawing("circle", { cx: pixelX(x), cy: pixelY(y), r: 3.5 })));
       return group;
     };
 

@@ -106,11 +106,11 @@ def memory_point(raw: Mapping[str, Any]) -> MemoryPoint | None:
 
 
 def cache_point(raw: Mapping[str, Any]) -> CachePoint | None:
-    return CachePoint(**{name: number(raw.get(name)) for name in CachePoint._fields}) if raw else None
+    return CachePoint(*(number(raw.get(name)) for name in CachePoint._fields)) if raw else None
 
 
 def tier_point(raw: Mapping[str, Any]) -> TierPoint | None:
-    return TierPoint(**{name: number(raw.get(name)) for name in TierPoint._fields}) if raw else None
+    return TierPoint(*(number(raw.get(name)) for name in TierPoint._fields)) if raw else None
 
 
 def id_points(raw: Mapping[str, Any]) -> dict[str, IdPoint]:

@@ -11,6 +11,8 @@ NAN = float("nan")
 
 def number(value: object) -> float:
     """The value as a float; nan when it is none, too large, or a truth value."""
+    if type(value) is float:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return NAN
     try:

@@ -25,8 +25,33 @@ class Visit:
     def count(self, selector):
         return self.page.locator(selector).count()
 
+    def opened_in(self):
+        """Milliseconds from navigation until everything is drawn, by the clock; the next frame has been painted."""
+        return self.page.evaluate(
+            "new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(performance.now()))))"
+        )
+
     def is_as_wide_as_its_window(self):
         return self.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def cost_of(browser, path, *, width=DESKTOP):
+    """Seconds that opening a page takes the browser's main thread, by what for; CPU time, whatever else the machine does."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    try:
+        wire = page.context.new_cdp_session(page)
+        wire.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+        def spent():
+            return {one["name"]: one["value"] for one in wire.send("Performance.getMetrics")["metrics"]}
+
+        before = spent()
+        page.goto(path.as_uri())
+        Visit(page).opened_in()
+        return {name.removesuffix("Duration"): value - before[name] for name, value in spent().items()
+                if name in ("TaskDuration", "ScriptDuration", "LayoutDuration", "RecalcStyleDuration")}  # fmt: skip
+    finally:
+        page.close()
 
 
 @contextmanager

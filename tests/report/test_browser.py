@@ -5,7 +5,7 @@ import math
 import pytest
 
 from hotbed.report import write_report
-from tests.report.browser import CHROMIUM, DESKTOP, PHONE, SILENT, visit
+from tests.report.browser import CHROMIUM, DESKTOP, PHONE, SILENT, cost_of, visit
 
 playwright = pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
@@ -68,12 +68,19 @@ def test_no_texts_of_a_plot_lie_on_each_other_on_a_phone(browser, tiers_page):
     assert found == []
 
 
-def test_the_page_opens_at_once(browser, tiers_page):
-    best = math.inf
-    for _ in range(3):  # the machine may be busy with something else
-        with visit(browser, tiers_page) as seen:
-            best = min(best, seen.page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
-    assert 0 < best < 1000 * MOST_SECONDS
+def test_the_page_of_a_long_run_opens_at_once(browser, make_run, tiered_run):
+    """CPU time of the main thread: 0.1 s here, which is 0.3 s by the clock; so slow machines pass, and waste does not."""
+    line = next(one for one in tiered_run["metrics.jsonl"] if one["kind"] == "train")
+    lines = [
+        {**line, "step": step, "samples": 100 * step, "loss": 0.5 + 0.1 * math.sin(step * step)}
+        for step in range(1, 5001)
+    ]
+    page = write_report(make_run(**{**tiered_run, "metrics.jsonl": lines}))
+    assert page.stat().st_size < MOST_BYTES
+    cost = cost_of(browser, page)
+    assert 0 < cost["Task"] < MOST_SECONDS, cost
+    with visit(browser, page) as seen:
+        assert seen.page.evaluate(UNDRAWN) == 0
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(PHONE, "dark"), (DESKTOP, "light")])

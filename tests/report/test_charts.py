@@ -61,6 +61,12 @@ def test_nan_and_infinity_break_the_line_and_stay_out_of_the_numbers():
     assert "nan" not in html.lower().replace("nats", "")
 
 
+def test_a_point_between_gaps_is_a_dot_in_a_long_line():
+    points = [(float(x), 1.0 if x == 100 or x > 150 else math.nan) for x in range(200)]
+    found = figure(chart(Series("a", points, 1)))
+    assert found.count("<circle") == 1
+
+
 @pytest.mark.parametrize("value", [0.5, 0.0, -3.0, 1e-300])
 def test_one_point_is_a_dot(value):
     html = figure(chart(Series("loss", [(100, value)], 1)))

@@ -86,6 +86,26 @@ def test_differences_are_to_the_first_run(make_run, whole_run, tmp_path):
         assert cell in text
 
 
+def test_noise_of_long_runs_does_not_hide_other_runs(make_run, cached_run, tmp_path):
+    lines = [train_line(step, samples_per_s=1000 + 900 * (-1) ** step) for step in range(1, 1001)]
+    run = make_run(**{**cached_run, "metrics.jsonl": lines})
+    text = write_comparison([run, run], tmp_path / "page.html").read_text()
+    payload = json.loads(re.search(r'id="speed".*?<script type="application/json">(.*?)</script>', text, re.S)[1])
+    ys = [y for _, y in payload["series"][0]["points"]]
+    assert max(ys) - min(ys) < 200
+
+
+def test_differences_that_no_digit_shows_are_none(make_run, whole_run, tmp_path):
+    """Not +0.0000."""
+    summary = whole_run["summary.json"]
+    final = {"test": {**summary["final"]["test"], "auc": 0.77410001}}
+    first = make_run()
+    second = shutil.copytree(first, tmp_path / "second")
+    (second / "summary.json").write_text(json.dumps({**summary, "final": final}))
+    text = write_comparison([first, second], tmp_path / "page.html").read_text()
+    assert "0.0000" not in text
+
+
 def test_every_folder_that_is_no_run_is_named(runs, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()

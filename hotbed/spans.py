@@ -98,7 +98,7 @@ class Spans:
             for one in kept
             if one.track != READER and one.start <= end and one.end >= (read if one.track.startswith(DATA) else begin)
         ]
-        spans = sorted([*self._steps, *self._parts, *others], key=lambda one: (one.start, -one.end))
+        spans = sorted([*self._steps, *self._parts, *_lanes(others)], key=lambda one: (one.start, -one.end))
         zero = spans[0].start
         tracks = {name: k for k, name in enumerate(_tracks(spans), start=1)}
         found: list[dict[str, Any]] = [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "hotbed train"}}]
@@ -107,6 +107,20 @@ class Spans:
             found.append({"ph": "M", "pid": 1, "tid": k, "name": "thread_sort_index", "args": {"sort_index": k}})
         found += [_complete(one, tracks[one.track], zero) for one in spans]
         return found + _arrows(spans, tracks, zero)
+
+
+def _lanes(spans: Iterable[Span]) -> list[Span]:
+    """Threads of two pools may have one name: what begins before the last stretch of its track ends has a track beside it."""
+    ends: dict[str, float] = {}
+    found = []
+    for one in sorted(spans, key=lambda one: (one.start, -one.end)):
+        number, track = 1, one.track
+        while ends.get(track, one.start) > one.start:
+            number += 1
+            track = f"{one.track} ({number})"
+        ends[track] = one.end
+        found.append(one._replace(track=track))
+    return found
 
 
 def _tracks(spans: Iterable[Span]) -> list[str]:

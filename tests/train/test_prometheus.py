@@ -1,6 +1,5 @@
 """The numbers of the log over HTTP: the text format, the same numbers as TensorBoard's, and a server that is no trouble."""
 
-import re
 import socket
 import urllib.error
 import urllib.request
@@ -11,6 +10,7 @@ from hotbed.errors import RunError
 from hotbed.train.checkpoint import Progress
 from hotbed.train.numbers import Number, numbers_of
 from hotbed.train.prometheus import CONTENT, MetricsServer, Sample, exposition, sample_of
+from tests.exposition import samples_of
 
 TRAIN = {
     "kind": "train", "epoch": 1, "step": 50, "samples": 400, "seconds": 1.0, "loss": 0.5, "auc": None, "lr": 0.01,
@@ -19,7 +19,6 @@ TRAIN = {
     "tiers": {"wear": 5}, "ids": {'us"er\n\\': {"seen": 9}},
 }  # fmt: skip
 EVAL = {"kind": "eval", "epoch": 1, "step": 50, "samples": 400, "split": "valid", "auc": 0.75, "seconds": 1.0}
-LINE = re.compile(r'[a-zA-Z_][a-zA-Z0-9_]*(\{[a-z]+="([^"\\\n]|\\["\\n])*"\})? -?[0-9.e+-]+')
 
 
 @pytest.fixture
@@ -35,25 +34,6 @@ def answer(url, **options):
         return reply.headers["Content-Type"], reply.read().decode()
 
 
-def values_of(text):
-    """As Prometheus reads it: every name is described once, before its samples, which stand together."""
-    found, described = {}, []
-    for line in text.splitlines():
-        if line.startswith("#"):
-            kind, name, *_ = line[2:].split(" ", 2)
-            if kind == "TYPE":
-                assert name not in described
-                described.append(name)
-            continue
-        assert LINE.fullmatch(line), line
-        key, _, value = line.rpartition(" ")
-        assert key.partition("{")[0] == described[-1]
-        assert key not in found
-        found[key] = float(value)
-    assert text.endswith("\n")
-    return found
-
-
 def test_every_number_of_a_line_is_there(server):
     server.begin(Progress(), 100)
     server.record(TRAIN)
@@ -62,7 +42,7 @@ def test_every_number_of_a_line_is_there(server):
     server.step(Progress(step=51, samples=408))
     kind, text = answer(server.url)
     assert kind == CONTENT
-    assert values_of(text) == {
+    assert samples_of(text) == {
         "hotbed_steps_planned": 100, "hotbed_steps_total": 51, "hotbed_samples_total": 408, "hotbed_epoch": 0,
         "hotbed_train_loss": 0.5, "hotbed_train_lr": 0.01, "hotbed_times_steps": 4, "hotbed_times_model": 0.01,
         "hotbed_times_ready": 3.5, "hotbed_device_times_model": 0.002, "hotbed_memory_resident_bytes": 1000,
@@ -70,7 +50,7 @@ def test_every_number_of_a_line_is_there(server):
         'hotbed_eval_auc{split="valid"}': 0.75, 'hotbed_eval_auc{split="test"}': 0.7,
     }  # fmt: skip
     server.record({**TRAIN, "loss": 0.25})
-    assert values_of(answer(server.url)[1])["hotbed_train_loss"] == 0.25
+    assert samples_of(answer(server.url)[1])["hotbed_train_loss"] == 0.25
 
 
 def test_names_are_those_of_tensorboard():

@@ -1,13 +1,16 @@
 """What reaches TensorBoard, read back with TensorBoard's own reader."""
 
+import json
 import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from hotbed.train.checkpoint import Progress
 from hotbed.train.observer import Observers
+from hotbed.train.run import run
 from hotbed.train.tensorboard import open_writer
 
 TRAIN = {
@@ -46,6 +49,35 @@ def test_each_line_becomes_scalars(writer, tmp_path):
     found = scalars(tmp_path / "tensorboard")
     assert found.pop("train/lr") == [(4, pytest.approx(0.01)), (8, pytest.approx(0.01))]
     assert found == {"train/loss": [(4, 2.0), (8, 4.0)], "valid/auc": [(8, 0.75)], "valid/log_loss": [(8, 0.5)]}
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [(), ("tables.dynamic=[user]", "tables.cache=0.9", "data.batch_size=16")],
+    ids=["plain", "cached and dynamic"],
+)
+def test_a_run_has_the_numbers_of_its_log(writer, start, tmp_path, sets):
+    """Counted from the log without the code that names them: every number of a line, and none beside them."""
+    built = start(tmp_path, "train.epochs=1", "train.log_every=3", "train.eval_every=6", *sets, observers=[writer])
+    run(built.training, built.subject)
+    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {one["kind"] for one in logged} == {"train", "eval"}
+    expected = sorted(np.float32(value) for one in logged for value in _leaves(one))
+    found = scalars(tmp_path / "tensorboard")
+    assert sorted(np.float32(value) for points in found.values() for _, value in points) == expected
+    for split, metric in (("train", "loss"), ("valid", "auc")):
+        lines = [one for one in logged if one.get("split", one["kind"]) == split]
+        assert found[f"{split}/{metric}"] == [(one["step"], np.float32(one[metric])) for one in lines]
+    assert ("cache/hit_rate" in found, "ids/user/seen" in found) == (bool(sets), bool(sets))
+
+
+def _leaves(tree, position=("epoch", "step", "samples", "seconds")):
+    """The numbers of a line but for where it stands."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        elif name not in position and isinstance(value, int | float):
+            yield value
 
 
 def test_what_the_cache_did_becomes_scalars(writer, tmp_path):

@@ -1,13 +1,14 @@
 """--trace: a file of some steps of a real run."""
 
-import json
+import time
 
 import pytest
 
 from hotbed.errors import ConfigError, RunError
+from hotbed.spans import Span, Spans
 from hotbed.train.run import run
 from hotbed.train.trace import MOST_STEPS, Stretch, TraceWriter, parse_steps
-from tests.train.traces import check_events, tracks_of
+from tests.train.traces import check_events, events_of, tracks_of
 
 SETS = ("data.batch_size=16", "train.epochs=1", "train.eval_every=10", "train.log_every=5", "train.checkpoint_every=7")
 
@@ -26,9 +27,7 @@ def test_a_trace_of_a_run(start, tmp_path, sets):
     path = tmp_path / "trace.json"
     said = traced(start, tmp_path / "run", path, Stretch(5, 25, False), *sets)
     assert said == [f"trace: {path} (open it at ui.perfetto.dev)"]
-    found = json.loads(path.read_text())
-    check_events(found["traceEvents"])
-    tracks = tracks_of(found["traceEvents"])
+    tracks = tracks_of(events_of(path))
     assert [one["args"]["step"] for one in tracks["steps"]] == list(range(5, 25))
     assert len(tracks["reader thread"]) == 20, "each batch once, none of evaluations"
     for name in ("look-up", "model", "update", "dense update", *(("plan", "copy", "hotbed-mover") if sets else ())):
@@ -38,10 +37,22 @@ def test_a_trace_of_a_run(start, tmp_path, sets):
     assert path.stat().st_size < 200_000
 
 
+def test_threads_of_one_name_have_tracks_of_their_own():
+    """The pool of an evaluation has the thread names of the pool that reads ahead for training meanwhile."""
+    now, spans = time.perf_counter(), Spans(1, 2)
+    spans.step()
+    for start, end in ((-3, 1), (-2, 2), (-1, 3)):
+        spans.add(Span("hotbed-mover", "bring rows", now + start, now + end))
+    spans.step()
+    check_events(spans.events())
+    tracks = tracks_of(spans.events())
+    assert [len(tracks[f"hotbed-mover{lane}"]) for lane in ("", " (2)", " (3)")] == [1, 1, 1]
+
+
 def test_the_usual_steps_of_a_short_run_are_its_first(start, tmp_path):
     path = tmp_path / "trace.json"
     traced(start, tmp_path / "run", path, Stretch(), "train.max_steps=8")
-    steps = tracks_of(json.loads(path.read_text())["traceEvents"])["steps"]
+    steps = tracks_of(events_of(path))["steps"]
     assert [one["args"]["step"] for one in steps] == list(range(1, 9))
 
 

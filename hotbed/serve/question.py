@@ -34,7 +34,7 @@ def read_question(body: bytes, names: Sequence[str], limits: Limits) -> Question
     unknown = [name for name in tree if name not in _PARTS]
     if unknown:
         raise RequestError(422, f"there is no part {unknown[0]!r}; there are {', '.join(_PARTS)}", where=unknown[0])
-    context = tree.get("context") or {}
+    context = {} if tree.get("context") is None else tree["context"]
     if not isinstance(context, dict):
         raise RequestError(422, f"context must be an object of features, not {_kind(context)}", where="context")
     if ("rows" in tree) == ("candidates" in tree):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -24,11 +25,13 @@ from hotbed.serve.app import Service, is_loopback
 from hotbed.serve.limits import Limits
 from hotbed.serve.metrics import Metrics
 from hotbed.serve.pool import Pool
+from hotbed.serve.protocol import limited
 from hotbed.serve.watch import Watch, newest
 
 _SWITCH_SECONDS = 0.0005  # between threads of Python: an answer waits for no thread that computes
 _IDLE_SECONDS = 75  # before a connection is closed; longer than proxies keep theirs, so that they close first
 _LONGEST_GOODBYE = 30  # seconds for what is in flight
+_CONNECTIONS = 1 << 16
 _log = logging.getLogger("hotbed.serve")
 
 
@@ -64,6 +67,7 @@ def _serve(place: Path, holding: Holding, limits: Limits, socket_: socket.socket
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     torch.set_num_threads(1)  # requests are scored side by side, not each by many threads
     sys.setswitchinterval(_SWITCH_SECONDS)
+    _allow_connections()
     found = newest(place)
     source = found.open() if found is not None else open_source(place)
     scorer = Scorer(source, holding.memory, "cpu", holding.scratch or place, updated=True)
@@ -79,13 +83,14 @@ def _serve(place: Path, holding: Holding, limits: Limits, socket_: socket.socket
     gc.collect()
     gc.freeze()  # what is here stays: looking through it again and again would hold up requests
     with scorer, _quiet_signals():
-        _run(service, pool, watch, socket_)
+        _run(service, pool, watch, limits, socket_)
 
 
-def _run(service: Service, pool: Pool, watch: Watch, socket_: socket.socket) -> None:
+def _run(service: Service, pool: Pool, watch: Watch, limits: Limits, socket_: socket.socket) -> None:
     config = uvicorn.Config(
         service.app,
-        http="httptools",
+        http=limited(limits),
+        ws="none",
         lifespan="off",
         access_log=False,
         log_config=None,
@@ -101,6 +106,14 @@ def _run(service: Service, pool: Pool, watch: Watch, socket_: socket.socket) -> 
     finally:
         watch.stop()
         pool.stop()
+
+
+def _allow_connections() -> None:
+    """As many open files as the system lets this process have: 1,024, the usual, are few beside silent clients."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _CONNECTIONS if hard == resource.RLIM_INFINITY else min(_CONNECTIONS, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @contextmanager

@@ -61,6 +61,8 @@ def candidates(**columns):
         ({"rows": [{"ad": 1}, {"user": "u"}]}, 422, "same features", "rows[1]"),
         (changed(more=1), 422, "no part 'more'", "more"),
         (changed(context=[1]), 422, "not a list", "context"),
+        (changed(context=[]), 422, "not a list", "context"),
+        (changed(context=""), 422, "not a string", "context"),
         (changed(candidates=None), 422, "not null", "candidates"),
         (changed(candidates={}), 422, "no candidates", "candidates"),
         (candidates(ad=7), 422, "list of values", "candidates.ad"),

@@ -7,8 +7,10 @@ The cache is of sets of 8 slots; a key has one set. A slot counts its uses, up t
 lowers the counts of the others: rows that are asked for often stay, whatever passes by. Of each slot the epoch is known in
 which it was last seen to be right: while changes are on their way a slot of an earlier epoch is compared with them first.
 
-A row that the page cache has is read at once (`RWF_NOWAIT`). For every other one the kernel is told to fetch its page, so
-that the disk works on all of a batch at the same time, and they are read when the rest is done.
+A look-up has three parts: `find` looks in the cache, `read_missing` reads what is not there, `keep` lets the cache have it. The
+first and the last change the cache and are one at a time; reading takes longest, and threads read side by side. A row that the
+page cache has is read at once (`RWF_NOWAIT`). For every other one the kernel is told to fetch its page, so that the disk works
+on all of a batch at the same time, and they are read when the rest is done.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ _AHEAD = 12
 _NOWAIT, _WILLNEED = 8, 3
 HITS, READ, CHANGED, FIRST, FAULT, FAULT_KEY = range(6)
 NUM_COUNTS = 6
+LATE, NOWHERE, AGAIN = 1, 2, 3
 
 _pwrite: Any = types.ExternalFunction("pwrite", types.int64(types.int32, types.int64, types.int64, types.int64))
 _preadv2: Any = types.ExternalFunction(
@@ -76,8 +79,11 @@ class Work(NamedTuple):
 
     vector: NDArray[np.int64]  # [2]: an iovec
     raw: NDArray[np.uint8]  # a row as a file has it
+    missing: NDArray[np.int64]  # [L]
     late: NDArray[np.int64]  # [L]
     first: NDArray[np.int64]  # [L]
+    same: NDArray[np.int64]  # [L]: of a position whose key was there before, that one
+    told: NDArray[np.uint8]  # [L]: 0 if it was read, else AGAIN or NOWHERE
     counts: NDArray[np.int64]  # [NUM_COUNTS]
 
 
@@ -163,7 +169,7 @@ def _widen_row(raw: Any, kind: Any, scale: Any, out: Any, i: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _read_row(files: Any, overlay: Any, key: Any, out: Any, i: Any, work: Any, wait: Any) -> Any:
-    """out[i] = the row of a key that the cache does not have: 0; 1 if it is on its way, 2 if it has none, else a fault."""
+    """out[i] = the row of a key that the cache does not have: 0; LATE if it is on its way, NOWHERE, else a fault."""
     size = 4 * out.shape[1]
     to = out.ctypes.data + i * size
     place = find_change(overlay, key)
@@ -250,12 +256,12 @@ def _keep(cache: Any, epoch: Any, key: Any, out: Any, i: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def fetch(keys: Any, out: Any, cache: Any, files: Any, overlay: Any, work: Any) -> Any:
-    """out[i] = the row of keys[i]; zero for padding (-1). The number of positions in work.first, whose rows are nowhere.
+def find(keys: Any, out: Any, cache: Any, overlay: Any, work: Any) -> Any:
+    """out[i] = the row of keys[i] where the cache has it, zero for padding (-1).
 
-    A fault is in work.counts: an errno or SHORT, and the key.
+    The number of other positions, in work.missing, and of those that have no row anywhere, in work.first.
     """
-    num_late = num_first = 0
+    num_missing = num_first = 0
     for i in range(keys.shape[0]):
         if i + _AHEAD < keys.shape[0]:
             prefetch(cache.keys, set_of(keys[i + _AHEAD], cache.keys.shape[0]), 0)
@@ -268,32 +274,69 @@ def fetch(keys: Any, out: Any, cache: Any, files: Any, overlay: Any, work: Any) 
         elif _hit(cache, overlay, key, out, i):
             work.counts[HITS] += 1
         else:
-            told = _read_row(files, overlay, key, out, i, work, False)
-            if told == 0:
-                work.counts[READ] += 1
-                _keep(cache, overlay.epoch, key, out, i)
-            elif told == 1:
-                work.late[num_late] = i
-                num_late += 1
-            elif told == 2:
-                work.first[num_first] = i
-                num_first += 1
-            else:
-                work.counts[FAULT], work.counts[FAULT_KEY] = told, key
-                return num_first
+            work.missing[num_missing] = i
+            num_missing += 1
+    return num_missing, num_first
+
+
+@njit(nogil=True, cache=True)
+def read_missing(keys: Any, out: Any, files: Any, overlay: Any, work: Any, found: Any, seen: Any) -> Any:
+    """out[i] = the row of keys[i] from files, of what `find` found; the number of positions in work.first then.
+
+    A key that is there more than once is read once: `seen` [power of two], of -1, has the first position of each. What
+    became of a position is in work.told. A fault is in work.counts: an errno or SHORT, and the key.
+    """
+    num_missing, num_first = found
+    num_late, mask = 0, seen.shape[0] - 1
+    for n in range(num_missing):
+        i = work.missing[n]
+        at = np.int64(mix(np.uint64(keys[i])) & np.uint64(mask))
+        while seen[at] >= 0 and keys[seen[at]] != keys[i]:
+            at = (at + 1) & mask
+        if seen[at] >= 0:
+            work.told[i], work.same[i] = AGAIN, seen[at]
+            continue
+        seen[at] = i
+        told = _read_row(files, overlay, keys[i], out, i, work, False)
+        if told == LATE:
+            work.late[num_late] = i
+            num_late += 1
+        elif told > NOWHERE or told < 0:
+            work.counts[FAULT], work.counts[FAULT_KEY] = told, keys[i]
+            return num_first
+        work.told[i] = told
     for n in range(num_late):
         i = work.late[n]
-        if _hit(cache, overlay, keys[i], out, i):
-            work.counts[HITS] += 1
-            continue
         told = _read_row(files, overlay, keys[i], out, i, work, True)
         if told != 0:
             work.counts[FAULT], work.counts[FAULT_KEY] = told, keys[i]
             return num_first
-        work.counts[READ] += 1
-        _keep(cache, overlay.epoch, keys[i], out, i)
-    work.counts[FIRST] += num_first
+        work.told[i] = 0
+    for n in range(num_missing):
+        i = work.missing[n]
+        source = work.same[i] if work.told[i] == AGAIN else i
+        if work.told[source] == NOWHERE:
+            work.first[num_first] = i
+            num_first += 1
+        elif source != i:
+            out[i, :] = out[source, :]
+            work.counts[HITS] += 1
+        else:
+            work.counts[READ] += 1
     return num_first
+
+
+@njit(nogil=True, cache=True)
+def keep(keys: Any, out: Any, cache: Any, epoch: Any, work: Any, num_missing: Any) -> None:
+    """Let the cache have the rows that were read, but for those that another thread has put there meanwhile."""
+    for n in range(num_missing):
+        i = work.missing[n]
+        if work.told[i] == 0:
+            s, there = set_of(keys[i], cache.keys.shape[0]), False
+            for way in range(WAYS):
+                there |= cache.keys[s, way] == keys[i]
+            if not there:
+                _keep(cache, epoch, keys[i], out, i)
 
 
 @njit(nogil=True, cache=True)

@@ -74,6 +74,9 @@ class Rows:
     def __init__(self, spaces: Sequence[RowSpace], dim: int, scratch: Path, change_bytes: int = 0) -> None:
         self.dim, self._scratch, self._change_bytes = dim, scratch, change_bytes
         self.lock = threading.Lock()
+        self._no_readers = threading.Condition(self.lock)
+        self._turn = 0  # goes up when changes are shown or hidden
+        self._readers: dict[int, int] = {}  # turn -> look-ups begun in it that read files now, without the lock
         self._handles: list[int] = []
         self._scratch_files: dict[int, IO[bytes]] = {}
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
@@ -105,27 +108,28 @@ class Rows:
         return int(self.files.starts[table])
 
     def fetch(self, keys: Ints, out: Floats) -> Fetched:
-        """out[i] = the row of keys[i], zero for -1: all as of one moment."""
-        size = keys.shape[0]
-        work = Work(
-            np.empty(2, np.int64),
-            np.empty(4 * self.dim + 8, np.uint8),
-            np.empty(size, np.int64),
-            np.empty(size, np.int64),
-            np.zeros(NUM_COUNTS, np.int64),
-        )
+        """out[i] = the row of keys[i], zero for -1: all as of one moment, whatever is shown while files are read."""
+        work = _work_of(keys.shape[0], self.dim)
         with self.lock:
-            num_first = kernels.fetch(keys, out, self.cache, self.files, self._overlay, work)
-            self._counts += work.counts
-            state = self.state
-        fault = int(work.counts[kernels.FAULT])
-        if fault:
-            self._counts[kernels.FAULT :] = 0
-            reason = "the file ends before it" if fault < 0 else os.strerror(fault - 1000)
-            raise StoreError(
-                f"the row of key {work.counts[kernels.FAULT_KEY]} cannot be read: {reason}. The files of the model were "
-                "changed or the disk failed; load the model again."
-            )
+            found = kernels.find(keys, out, self.cache, self._overlay, work)
+            state, overlay, turn = self.state, self._overlay, self._turn
+            if not found[0]:
+                self._count(work, found[1])
+                return Fetched(work.first[: found[1]], state)
+            self._readers[turn] = self._readers.get(turn, 0) + 1
+        try:
+            seen = np.full(1 << (2 * found[0] - 1).bit_length(), -1, np.int64)
+            num_first = kernels.read_missing(keys, out, self.files, overlay, work, found, seen)
+            _raise_fault(work)
+            with self.lock:
+                kernels.keep(keys, out, self.cache, overlay.epoch, work, found[0])
+                self._count(work, num_first)
+        finally:
+            with self.lock:
+                self._readers[turn] -= 1
+                if not self._readers[turn]:
+                    del self._readers[turn]
+                    self._no_readers.notify_all()
         return Fetched(work.first[:num_first], state)
 
     def put(self, keys: Ints, rows: Floats) -> None:
@@ -147,7 +151,10 @@ class Rows:
                 kernels.settle(some, new, self.cache, self.files, self._epoch)
 
     def show(self, state: Any, overlay: Overlay | None = None) -> None:
-        """From now on every look-up has this state, and sees these changes; those of before must be in their place."""
+        """From now on every look-up has this state, and sees these changes; those of before must be in their place.
+
+        Look-ups of before are over when this returns: rows may be put in their place.
+        """
         with self.lock:
             self.state = state
             if overlay is None:
@@ -157,11 +164,13 @@ class Rows:
             if self._epoch == 1:
                 self.cache.epochs.fill(0)
             self._overlay = overlay._replace(epoch=self._epoch)
+            self._await_readers()
 
     def hide(self) -> None:
-        """The changes are all in their place."""
+        """The changes are all in their place, and nobody reads the file they came in when this returns."""
         with self.lock:
             self._overlay = NO_CHANGES._replace(epoch=self._epoch)
+            self._await_readers()
 
     def is_marked(self, table: int, rows: Ints) -> NDArray[np.bool_]:
         """Whether rows of a table with row numbers were changed."""
@@ -214,11 +223,22 @@ class Rows:
     def close(self) -> None:
         """Give the files back."""
         with self.lock:
+            self._await_readers()
             for handle in self._handles:
                 os.close(handle)
             for file in self._scratch_files.values():
                 file.close()
             self._handles, self._scratch_files = [], {}
+
+    def _await_readers(self) -> None:
+        """Until the look-ups that have begun are over; the lock is held, but for the waiting."""
+        self._turn += 1
+        turn = self._turn
+        self._no_readers.wait_for(lambda: all(one >= turn for one in self._readers))
+
+    def _count(self, work: Work, num_first: int) -> None:
+        self._counts += work.counts
+        self._counts[kernels.FIRST] += num_first
 
     def _open(self, spaces: Sequence[RowSpace]) -> Files:
         count = len(spaces)
@@ -257,6 +277,29 @@ class Rows:
                 with self.lock:
                     self._scratch_files[int(t)] = file
                     self.files.scratch[t] = file.fileno()
+
+
+def _raise_fault(work: Work) -> None:
+    fault, key = (int(work.counts[n]) for n in (kernels.FAULT, kernels.FAULT_KEY))
+    if fault:
+        reason = "the file ends before it" if fault < 0 else os.strerror(fault - 1000)
+        raise StoreError(
+            f"the row of key {key} cannot be read: {reason}. The files of the model were changed or the disk failed; "
+            "load the model again."
+        )
+
+
+def _work_of(size: int, dim: int) -> Work:
+    return Work(
+        np.empty(2, np.int64),
+        np.empty(4 * dim + 8, np.uint8),
+        np.empty(size, np.int64),
+        np.empty(size, np.int64),
+        np.empty(size, np.int64),
+        np.empty(size, np.int64),
+        np.empty(size, np.uint8),
+        np.zeros(NUM_COUNTS, np.int64),
+    )
 
 
 def _empty_cache(num_sets: int, dim: int) -> Cache:

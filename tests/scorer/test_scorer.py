@@ -40,7 +40,7 @@ def test_bits_are_those_of_the_model_in_memory(trained, dataset, kind, place):
 def test_a_cache_that_is_far_too_small_evicts_and_stays_exact(trained, dataset, kind):
     folder, memory = trained(kind), 2_500 if kind == "plain" else 6_000
     with hotbed.load(folder, memory=memory) as scorer:
-        for _ in range(2):
+        for _ in range(4):
             for batch, logits in zip(batches(dataset), expected(folder, dataset), strict=True):
                 assert torch.equal(scorer.logits(batch).logits, logits)
         counts = scorer.counts()

@@ -42,8 +42,9 @@ def load(
 ) -> Scorer:
     """A scorer of a run, a checkpoint or an export; its tables may be larger than memory.
 
-    `memory` is the most that is held for rows and for finding them. `scratch` is a folder for files without a name, where a
-    checkpoint's rows are put in order; left out, the folder of `path`.
+    `memory` is the most that is held for rows and for finding them. `device` is where the dense model runs (cpu, cuda, cuda:N,
+    auto); rows are looked up and pooled on the CPU whatever it is, and scores agree to 1e-5. `scratch` is a folder for files
+    without a name, where a checkpoint's rows are put in order; left out, the folder of `path`.
     """
     place = Path(path)
     return Scorer(open_source(place), memory, device, Path(scratch) if scratch else place)

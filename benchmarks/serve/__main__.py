@@ -2,6 +2,7 @@
 
     python -m benchmarks.serve                       500 requests/s for 60 s, 20 updates, 1,000 malformed requests
     python -m benchmarks.serve --seconds 20          a short one
+    python -m benchmarks.serve --spread              ids of all candidates uniform over all rows: few are in the cache
 
 The model is made once under --work (about 4 GB of checkpoints). Server and load generator are two processes and share the cores
 of this machine. Checkpoints appear one by one while requests come; scores of some answers are compared with those of the
@@ -38,7 +39,7 @@ RESULTS = "benchmarks/results/serve.csv"
 def main() -> None:
     given = _arguments()
     run = make_run(given.work, given.gigabytes, given.updates)
-    bodies = make_bodies(given.bodies, given.candidates, given.context)
+    bodies = make_bodies(given.bodies, given.candidates, given.context, spread=given.spread)
     file = given.work / "bodies.pickle"
     file.write_bytes(pickle.dumps((bodies, malformed(bodies[0], given.candidates))))
     serving, waiting = _lay_out(given.work, run, given.updates)
@@ -73,14 +74,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60, help="of load (%(default)s)")
     parser.add_argument("--candidates", type=int, default=100, help="of every request (%(default)s)")
     parser.add_argument(
-        "--context", type=int, default=13, help="of the 26 id features, those that hold for all candidates"
+        "--context", type=int, help="of the 26 id features, those that hold for all candidates (13; 0 with --spread)"
     )
+    parser.add_argument("--spread", action="store_true", help="ids uniform over all rows instead of Zipf")
     parser.add_argument("--bodies", type=int, default=3000, help="distinct requests")
     parser.add_argument("--updates", type=int, default=20, help="newer checkpoints on the way (%(default)s)")
     parser.add_argument("--malformed", type=int, default=1000, help="requests on the way (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of hotbed serve (%(default)s)")
     parser.add_argument("--out", help=f"append a row to a CSV file, such as {RESULTS}")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.context is None:
+        given.context = 0 if given.spread else 13
+    return given
 
 
 def _lay_out(work: Path, run: Path, updates: int) -> tuple[Path, list[Path]]:
@@ -210,7 +215,18 @@ def _say(found: dict[str, Any], given: argparse.Namespace, log: Path) -> None:
         f"{len(found['models']) - 1} of {given.updates} updates answered requests (server log: {log})"
     )
     if given.out:
-        names = ("rate", "seconds", "candidates", "context", "gigabytes", "memory", "updates", "malformed", "threads")
+        names = (
+            "rate",
+            "seconds",
+            "candidates",
+            "context",
+            "spread",
+            "gigabytes",
+            "memory",
+            "updates",
+            "malformed",
+            "threads",
+        )
         row = {name: getattr(given, name) for name in names} | {"valid_failed": failed}
         row |= {name: found[name] for name in found if isinstance(found[name], int | float) and name not in row}
         append_rows(given.out, [row])

@@ -88,14 +88,20 @@ def make_run(folder: Path, gigabytes: float, updates: int) -> Path:
     return run
 
 
-def make_bodies(count: int, candidates: int, in_context: int, seed: int = 5) -> list[bytes]:
-    """Bodies of requests with Zipf ids; `in_context` of the id features hold for all candidates of one."""
+def make_bodies(count: int, candidates: int, in_context: int, *, spread: bool = False, seed: int = 5) -> list[bytes]:
+    """Bodies of requests; `in_context` of the id features hold for all candidates of one.
+
+    Ids are Zipf over the values of Criteo's features, or, spread, uniform: every row of every table is equally likely.
+    """
     rng = np.random.default_rng(seed)
     numbers, ids = names()
     half = NUMBERS // 2
     bodies = []
     for _ in range(count):
-        drawn = [_zipf(rng, candidates, distinct) for distinct in DISTINCT]
+        if spread:
+            drawn = rng.integers(0, 1 << 32, (IDS, candidates)).tolist()
+        else:
+            drawn = [_zipf(rng, candidates, distinct) for distinct in DISTINCT]
         integers = rng.geometric(0.05, (len(numbers), candidates))
         values = {name: [f"{one:08x}" for one in row] for name, row in zip(ids, drawn)}
         counts = dict(zip(numbers, integers.tolist()))

@@ -2,14 +2,14 @@
 
 A figure is a number with a unit, or with three decimals or more (an AUC), outside code, or a table of numbers whose head
 names a unit. In its section, or in the text under the heading above, must be a command that prints it: a program of
-benchmarks, hotbed, make, or a test. A number that nobody measured (a limit, a size by construction, an example) says so in a comment of the section:
+benchmarks, hotbed, make, or a test. A number that nobody measured (a limit, a size by construction, an example) says so in a
+comment of the section:
 
     <!-- figure: sizes by construction, tests/store holds them -->
 """
 
 import argparse
 import importlib
-import importlib.util
 import re
 from pathlib import Path
 from typing import NamedTuple

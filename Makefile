@@ -47,7 +47,7 @@ format: $(READY)  ## rewrite the sources in house style
 gpu:  ## the tests that need a CUDA device, with the python3 that has one
 	PYTHONPATH=. python3 -m pytest -m gpu
 
-bench: $(READY)  ## the speed table of docs/benchmarks.md, on this machine
+bench: $(READY)  ## the CPU tables of README.md, on this machine
 	$(BIN)/python -m benchmarks.run
 
 docs: $(READY)  ## the documentation as a site, docs/_build/index.html; warnings are errors

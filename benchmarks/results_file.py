@@ -28,13 +28,20 @@ def setting() -> dict[str, object]:
 
 
 def append_rows(path: str, rows: Iterable[Mapping[str, object]]) -> None:
-    """Append rows, with a header when the file is new."""
+    """Append rows to a file, which gets the columns that it has not got yet; a cell that nobody filled is empty."""
     rows = [{**row, **setting()} for row in rows]
     if not rows:
         return
-    new = not Path(path).exists()
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        if new:
-            writer.writeheader()
-        writer.writerows(rows)
+    file = Path(path)
+    known: list[dict[str, object]] = []
+    columns: list[str] = []
+    if file.exists():
+        with file.open(newline="") as lines:
+            reader = csv.DictReader(lines)
+            known = [dict(row) for row in reader]
+            columns = list(reader.fieldnames or ())
+    columns += [name for name in rows[0] if name not in columns]
+    with file.open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, fieldnames=columns, restval="")
+        writer.writeheader()
+        writer.writerows([*known, *rows])

@@ -1,4 +1,7 @@
-"""Every benchmark of docs/benchmarks.md, one after the other: `make bench`, or `python -m benchmarks.run [--out FILE.csv]`."""
+"""The CPU tables of README.md, one after the other: `make bench`, or `python -m benchmarks.run [--out FILE.csv]`, ten minutes.
+
+Runs benchmarks.embedding_step, and benchmarks.deepfm_training with both row optimizers. docs/benchmarks.md lists all others.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ COMMANDS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="", help="CSV file to append to")
     args = parser.parse_args()
     failed = 0

@@ -83,10 +83,10 @@ def main() -> None:
         "count_of_frequent": least,
         "frequent_missed": len(missed),
         "million_ids_per_second": round(given.ids / seconds / 1e6, 1),
+        "cpu_ns_an_id": round(1e9 * cpu / given.ids),
     }
     for name, value in row.items():
         print(f"{name:24} {value:,}" if isinstance(value, int | float) else f"{name:24} {value}")
-    print(f"{'cpu_ns_an_id':24} {1e9 * cpu / given.ids:,.0f}")
     if given.out:
         append_rows(given.out, [row])
     within = abs(estimate / truth - 1) < 4 * STANDARD_ERROR and heavy.error <= row["promised_error"]

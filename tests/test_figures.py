@@ -9,6 +9,7 @@ comment of the section:
 """
 
 import argparse
+import csv
 import importlib
 import re
 from pathlib import Path
@@ -195,3 +196,20 @@ def test_tables_made_from_results_are_on_their_pages(monkeypatch, capsys, tmp_pa
         rows = rows_of(printed)
         assert len(rows) > 30
         assert not [row for row in rows if row not in (ROOT / "docs" / page).read_text()], page
+
+
+def test_results_of_other_columns_stay_in_line(tmp_path):
+    from benchmarks.results_file import append_rows
+
+    file = tmp_path / "found.csv"
+    append_rows(str(file), [{"system": "a", "ms": 1}])
+    append_rows(str(file), [{"system": "b", "samples": 7}, {"system": "c", "samples": 8}])
+    append_rows(str(file), [])
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(row["system"], row["ms"], row["samples"]) for row in rows] == [
+        ("a", "1", ""),
+        ("b", "", "7"),
+        ("c", "", "8"),
+    ]
+    assert all(row["python"] for row in rows)

@@ -40,9 +40,9 @@ class Opened(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--lines", type=int, nargs="*", default=[5000, 100_000])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("run", type=Path, help="a run folder, such as runs/demo")
+    parser.add_argument("--lines", type=int, nargs="*", default=[5000, 100_000], help="of long logs (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often a page is opened (%(default)s)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         pages = dict(_pages(given.run, given.lines, Path(folder)))

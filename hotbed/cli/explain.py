@@ -90,6 +90,7 @@ def explanation_lines(found: Explanation) -> list[str]:
     """What is known, a line for each kind."""
     asked = found.asked
     name = f"{asked.table} {asked.id}" if asked.value is None else f"{asked.table} {asked.value!r} (id {asked.id})"
+    name += f" ({asked.meaning})" if asked.meaning and asked.value is None else ""
     lines = [f"{name}, as of step {found.step:,} of {found.run}", f"  where    {_where(found)}"]
     norms = found.norms
     if norms is not None:
@@ -109,8 +110,7 @@ def _where(found: Explanation) -> str:
         "never trained": "nowhere yet: it was never trained and has its first value",
         "no row": "nowhere: the id has no row (never admitted, or expired)",
     }
-    at = f", {place.place + 1:,}. of its rows by key" if place.where == "cache" and place.place is not None else ""
-    return f"{words[place.where]}{at}{f', of rank {place.rank}' if place.rank is not None else ''}"
+    return f"{words[place.where]}{f', of rank {place.rank}' if place.rank is not None else ''}"
 
 
 def _gradient_line(found: Explanation) -> str:
@@ -140,7 +140,7 @@ def _history_lines(found: Explanation) -> list[str]:
         words = [f"{'in' if move.into_cache else 'out'} {_step_word(move.step, move.while_training)}" for move in shown]
         more = "... " if len(history.moves) > _SHOWN_MOVES else ""
         if words:
-            lines.append(f"           {more}{', '.join(words)}")
+            lines.append(f"           by step: {more}{', '.join(words)}")
     return lines
 
 
@@ -158,10 +158,11 @@ def _score_lines(found: Explanation) -> list[str]:
     score = found.score
     if score is None:
         return []
-    verdict = "it would stay" if score.stays else "it would leave with the next window"
+    verdict = "this row would stay" if score.stays else "this row would be among them"
     return [
-        f"  score    {score.score:,} under {score.policy}: {score.rank:,} of {score.num_rows:,} rows leave before it; the "
-        f"lowest is {score.lowest:,}, a window as usual takes those up to {score.threshold:,}: {verdict}"
+        f"  score    {score.score:,} by the policy {score.policy}; the lowest scores leave first: {score.rank:,} of the "
+        f"{score.num_rows:,} rows in the cache before this one",
+        f"           the lowest is {score.lowest:,}; a window usually sends out those up to {score.threshold:,}: {verdict}",
     ]
 
 
@@ -176,10 +177,15 @@ def _next_lines(found: Explanation) -> list[str]:
 
 def _top_table(table: str, rows: list[TopRow]) -> Table:
     shown = Table(title=f"rows of {table}", title_justify="left")
-    for heading in ("id", "look-ups", "into the cache", "out of it"):
+    headings = ("id", "look-ups", "into the cache", "out of it")
+    for heading in headings:
         shown.add_column(heading, justify="right")
+    known = any(row.meaning for row in rows)
+    if known:
+        shown.add_column("in the raw log")
     for row in rows:
-        shown.add_row(*(f"{number:,}" for number in row))
+        numbers = (row.id, row.lookups, row.admissions, row.evictions)
+        shown.add_row(*(f"{number:,}" for number in numbers), *([row.meaning] if known else []))
     return shown
 
 

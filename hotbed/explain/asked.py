@@ -25,6 +25,7 @@ class Asked(NamedTuple):
     row: int | None  # in its table; None: dynamic ids, whose rows the checkpoint tells
     value: str | None  # as it was given
     note: str = ""
+    meaning: str = ""  # of the id in the raw log, in words, where the dataset tells
 
 
 def feature_of(opened: Opened, table: str) -> IdFeature:

@@ -13,6 +13,7 @@ from hotbed.cache import look_far
 from hotbed.errors import ConfigError
 from hotbed.explain.asked import Asked, feature_of, row_asked
 from hotbed.explain.history import History, Uses, census_of, history_of
+from hotbed.explain.meaning import meanings
 from hotbed.explain.next_use import NextUse, next_use_of, uses_of
 from hotbed.explain.opened import Opened, open_run
 from hotbed.explain.passes import doubts
@@ -81,12 +82,14 @@ class TopRow(NamedTuple):
     lookups: int
     admissions: int
     evictions: int
+    meaning: str = ""  # of the id in the raw log, in words, where the dataset tells
 
 
 def explain(run: Path, table: str, *, id: int | None = None, value: str | None = None) -> Explanation:
     """One row of a run, as of its newest checkpoint; of `id` and `value`, one is given."""
     opened = open_run(run)
     asked = row_asked(opened, table, id, value)
+    asked = asked._replace(meaning=meanings(opened.dataset, feature_of(opened, table), [asked.id])[0])
     norms = norms_of(opened, asked)
     key = key_of(opened, asked, norms)
     place = place_of(opened, asked, key, norms)
@@ -123,7 +126,7 @@ def top_rows(run: Path, table: str, count: int, by: str = "uses") -> tuple[list[
     if count < 1:
         raise ConfigError(f"--top {count}: at least 1 row is listed.")
     opened = open_run(run)
-    feature_of(opened, table)
+    feature = feature_of(opened, table)
     why = _no_history(opened)
     if why:
         raise ConfigError(f"--top needs the history of a table, and {why}")
@@ -134,15 +137,16 @@ def top_rows(run: Path, table: str, count: int, by: str = "uses") -> tuple[list[
     part = slice(base, base + rows)
     ranked = census.lookups[part] if by == "uses" else census.evictions[part]
     order = np.argsort(-ranked, kind="stable")[:count]
+    listed = [int(row) for row in order if ranked[row] > 0]
     found = [
         TopRow(
-            int(row),
+            row,
             int(census.lookups[base + row]),
             int(census.admissions[base + row]),
             int(census.evictions[base + row]),
+            meaning,
         )
-        for row in order
-        if ranked[row] > 0
+        for row, meaning in zip(listed, meanings(opened.dataset, feature, listed))
     ]
     return found, _agreement_notes(opened, census.agreement)
 

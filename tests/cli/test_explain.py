@@ -32,6 +32,18 @@ def test_the_story_of_a_row(hotbed, run):
     assert "rows of a" in hotbed("explain", run, "--table", "a", "--top", 2, "--by", "evictions").out
 
 
+def test_words_are_sentences(hotbed, run):
+    rows = json.loads(hotbed("explain", run, "--table", "a", "--top", 5, "--json").out)["rows"]
+    told = [hotbed("explain", run, "--table", "a", "--id", row["id"]).out for row in rows]
+    scored = [one for one in told if "  score" in one]
+    assert scored, "no row among those used most is in the cache"
+    assert "by the policy oracle; the lowest scores leave first" in scored[0]
+    assert "a window usually sends out those up to" in scored[0]
+    assert "by step: " in scored[0]
+    assert not any(odd in one for one in told for odd in ("by key", "as usual"))
+    assert "a 0 (values that train does not have)" in hotbed("explain", run, "--table", "a", "--id", 0).out
+
+
 def test_wrong_questions(hotbed, run):
     for options, said in (
         (("--table", "colour", "--id", 1), "Its tables are: a, b, tags"),

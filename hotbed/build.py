@@ -37,6 +37,7 @@ from hotbed.declared import Pooling
 from hotbed.errors import ConfigError
 from hotbed.forecast import (
     Amounts,
+    Counted,
     Storage,
     amounts_of,
     model_problems,
@@ -289,13 +290,9 @@ def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
     for (split, number), needed in worst.most_common():
         group = rows.groups[number]
         if isinstance(group, CachedGroup) and needed > group.num_slots:
-            setting, loader = "data.batch_size" if split == "train" else "data.eval_batch_size", splits[split]
-            of = "all" if num_read[split] == len(loader) else f"the first {num_read[split]:,} of"
-            what = (
-                f"of {of} {len(loader):,} batches of {split}, of {loader.batch_size:,} samples ({setting}), the largest"
-            )
+            counted = Counted(split, splits[split].batch_size, num_read[split], len(splits[split]))
             amounts = amounts_of(rows.tables, rows.optimizer, group.layout.precision)
-            raise too_small(what, needed, group.num_slots, amounts, on_ssd=isinstance(group.store, SsdStore))
+            raise too_small(counted, needed, group.num_slots, amounts, on_ssd=isinstance(group.store, SsdStore))
 
 
 def _count_rows(rows: EmbeddingTables, split: str, loader: Loader, worst: Counter[tuple[str, int]]) -> int:

@@ -151,16 +151,35 @@ def rows_of_batch(tables: Mapping[str, Table], batch: Batch) -> dict[str, int]:
     }
 
 
-def too_small(what: str, needed: int, num_slots: int, amounts: Amounts, *, on_ssd: bool = False) -> BudgetError:
-    """The error for a cache that cannot hold `what`, a batch, with the smallest that can; `on_ssd`: memory is the cache."""
+class Counted(NamedTuple):
+    """Batches whose rows were counted."""
+
+    split: str
+    batch_size: int
+    num_counted: int
+    num_batches: int  # of an epoch
+
+    @property
+    def setting(self) -> str:
+        return "data.batch_size" if self.split == "train" else "data.eval_batch_size"
+
+    def __str__(self) -> str:
+        some, every = min(self.num_counted, self.num_batches), self.num_batches
+        which = f"all {every:,}" if some == every else f"the first {some:,} of {every:,}"
+        what = f"the largest of {which} batches" if every > 1 else "the one batch"
+        return f"{what} of {self.split} ({self.batch_size:,} samples each)"
+
+
+def too_small(counted: Counted, needed: int, num_slots: int, amounts: Amounts, *, on_ssd: bool = False) -> BudgetError:
+    """The error for a cache that cannot hold a batch, with the smallest that can; `on_ssd`: memory is the cache."""
     rows = None if amounts.has_dynamic else amounts.rows
     enough = enough_for(needed, rows, amounts.record, on_ssd=on_ssd, num_groups=len(amounts.groups))
     ways = f"--{enough.option} {enough.amount}"
     if enough.share is not None:
         ways = f"--cache {enough.share} or {ways}"
     return BudgetError(
-        f"the cache is too small: {what} needs {needed:,} rows at once, and the cache holds {num_slots:,}. Take {ways} or "
-        "more, or smaller batches.",
+        f"the cache is too small: {counted} needs {needed:,} rows at once, and the cache holds {num_slots:,}. Take {ways} or "
+        f"more, or smaller batches (--set {counted.setting}=N).",
         enough.num_slots,
     )
 

@@ -194,7 +194,7 @@ def test_a_late_batch_that_does_not_fit_is_found_before_training(tmp_path):
     prepare([tmp_path / "log.parquet"], tmp_path / "clicks", label="label", ids=["ad"])
     dataset = Dataset.open(tmp_path / "clicks")
     sets = ("data.shuffle=false", "data.batch_size=64", "data.eval_batch_size=64", "tables.cache=0.8")
-    with pytest.raises(BudgetError, match="the largest of all 21 batches of train .* needs 64 rows") as caught:
+    with pytest.raises(BudgetError, match=r"the largest of all 21 batches of train .* needs 64 rows") as caught:
         build(configured(*sets), dataset, tmp_path)
     share = re.search(r"--cache (\S+) or --hbm", str(caught.value))[1]
     built = build(configured(*sets, f"tables.cache={share}", "train.epochs=1"), dataset, tmp_path)

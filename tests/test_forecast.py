@@ -8,7 +8,7 @@ import torch
 from hotbed import Batch, EmbeddingTables, Jagged, Table, optim
 from hotbed.cache import BYTES_PER_SLOT
 from hotbed.errors import BudgetError
-from hotbed.forecast import Storage, amounts_of, rows_of_batch, table_problems, too_small
+from hotbed.forecast import Counted, Storage, amounts_of, rows_of_batch, table_problems, too_small
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 TABLES = {"user": Table(rows=1000, dim=16), "ad": Table(rows=24, dim=16)}  # records of 32 floats under Adagrad
@@ -85,7 +85,7 @@ def test_rows_of_a_batch_are_distinct_per_table():
 @pytest.mark.parametrize(("needed", "enough"), [(400, 480), (7, 15), (1020, 1024)])
 def test_both_messages_give_the_same_amounts(needed, enough):
     """The one before training and the one of a batch that comes later."""
-    before = str(too_small("a batch", needed, 5, AMOUNTS))
+    before = str(too_small(Counted("train", 64, 9, 9), needed, 5, AMOUNTS))
     tables = EmbeddingTables(TABLES, optim.Adagrad(lr=0.1), hbm="2KiB")
     with pytest.raises(BudgetError) as caught:
         tables.groups[0].refuse_batch(needed)
@@ -96,10 +96,12 @@ def test_both_messages_give_the_same_amounts(needed, enough):
 
 @pytest.mark.parametrize(("needed", "enough"), [(400, 480), (7, 15), (1020, 1024)])
 def test_the_smallest_cache_that_will_do(needed, enough):
-    error = too_small("a batch", needed, 5, AMOUNTS)
+    error = too_small(Counted("valid", 1000, 9, 20), needed, 5, AMOUNTS)
     assert isinstance(error, BudgetError)
     assert error.num_slots == enough
-    assert f"a batch needs {needed:,} rows at once, and the cache holds 5. Take --cache " in str(error)
+    assert "the largest of the first 9 of 20 batches of valid (1,000 samples each)" in str(error)
+    assert f" needs {needed:,} rows at once, and the cache holds 5. Take --cache " in str(error)
+    assert str(error).endswith("or smaller batches (--set data.eval_batch_size=N).")
     share, hbm = re.search(r"--cache (\S+) or --hbm (\S+) or more", str(error)).groups()
     assert round(float(share) * 1024) >= enough
     assert EmbeddingTables(TABLES, optim.Adagrad(lr=0.1), hbm=hbm).groups[0].num_slots >= enough

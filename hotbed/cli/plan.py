@@ -9,7 +9,7 @@ import typer
 
 from hotbed.cli.console import err, out
 from hotbed.cli.dataset import open_dataset
-from hotbed.cli.plan_text import advice_text, change_table, outlook_text, parts_table
+from hotbed.cli.plan_text import advice_text, change_table, outlook_text, parts_table, unfit_text
 from hotbed.cli.plot import curve_text
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ def plan_command(
         out().print(outlook_text(outlook), soft_wrap=True)
         for name, found in tables.items():
             out().print(change_table(name, found))
+            if unfit := unfit_text(name, found):
+                out().print(unfit, soft_wrap=True)
         if curves is not None:
             out().print(curve_text(curves))
         if advice is not None:

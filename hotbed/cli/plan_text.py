@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from hotbed.memory import in_words
@@ -41,7 +42,7 @@ def _traffic_lines(outlook: Outlook) -> list[str]:
     if traffic is None:
         return [] if outlook.problems else ["every row is on the device: nothing is moved"]
     lines = [
-        f"cache: {outlook.setting['slots']:,} slots hit {100 * traffic.hit_rate:.2f} % of the distinct rows of a batch, "
+        f"cache: {outlook.setting['slots']:,} slots hit {100 * traffic.hit_rate:.2f} % of the distinct rows of a window, "
         f"{100 * traffic.lookup_hit_rate:.2f} % of the look-ups",
         f"a step: {traffic.misses:,.0f} rows missed, {traffic.created:,.0f} of them new; "
         f"{in_words(outlook.bytes_in)} to the device, {in_words(outlook.bytes_out)} back",
@@ -72,22 +73,35 @@ def _speed_lines(outlook: Outlook) -> list[str]:
 
 
 def change_table(name: str, found: list[tuple[str, Outlook]]) -> Table:
-    """One line for each value."""
-    table = Table(title=f"what if {name} were", title_justify="left")
-    for heading in (name, "slots", "device", "memory", "rows hit", "to device", "back", "samples/s", "waits for"):
-        table.add_column(heading, justify="right")
+    """One line for each value; 80 columns are enough. Rows missed and bytes moved are those of a step."""
+    table = Table(
+        title=f"what if {name} were (rows missed and bytes moved: of a step)",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+        show_edge=False,
+    )
+    for heading in (name, "slots", "device", "memory", "missed", "moved", "samples/s", "waits for"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for value, one in found:
         figures: list[Any] = [value, _count(one.setting["slots"])]
         if one.problems:
-            table.add_row(*figures, *[""] * 6, "does not fit")
+            table.add_row(*figures, *["-"] * 5, "no fit")
             continue
         figures += [in_words(one.bytes_of("device")), in_words(one.bytes_of("memory"))]
-        figures.append("-" if one.traffic is None else f"{100 * one.traffic.hit_rate:.2f} %")
-        figures += [in_words(one.bytes_in), in_words(one.bytes_out)]
+        figures.append("-" if one.traffic is None else f"{one.traffic.misses:,.0f}")
+        figures.append(in_words(one.bytes_in + one.bytes_out))
         speed = one.speed
         figures += ["-", "-"] if speed is None else [f"{speed.samples_per_s:,.0f}", speed.bottleneck]
         table.add_row(*figures)
     return table
+
+
+def unfit_text(name: str, found: list[tuple[str, Outlook]]) -> str:
+    """Why some values do not fit; "" where all do."""
+    told = [f"{name}={value} does not fit, because {problem}" for value, one in found for problem in one.problems]
+    return "\n".join(told)
 
 
 def _count(slots: int | None) -> str:
@@ -96,4 +110,5 @@ def _count(slots: int | None) -> str:
 
 def advice_text(advice: Advice) -> str:
     """What to take."""
-    return f"recommended: --hbm {advice.hbm.replace(' ', '')} (--cache {advice.share:.4g}): {advice.why}"
+    cache = f"--hbm {advice.hbm} (--cache {advice.share:.4g}): {advice.why}"
+    return f"recommended: no cache: {advice.whole}. With a cache: {cache}" if advice.whole else f"recommended: {cache}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from hotbed.plan.curves import Curve, Curves
 
 SIGNS = "*o+x#@"
-WIDTH, HEIGHT = 60, 14
+WIDTH, HEIGHT = 60, 13  # lines: a quarter of the highest value is three
 _MARGIN = 8
 
 
@@ -41,13 +42,15 @@ def plot(lines: Sequence[Line], x_label: str, show_x: Callable[[float], str]) ->
     rows = []
     for number, cell in enumerate(cells):
         value = top * (HEIGHT - 1 - number) / (HEIGHT - 1)
-        label = f"{100 * value:.0f} %" if number % 4 == 0 or number == HEIGHT - 1 else ""
+        label = f"{100 * value:.0f} %" if number % 3 == 0 else ""
         rows.append(f"{label:>{_MARGIN - 2}} |{''.join(cell).rstrip()}")
     first, last = show_x(min(xs)), show_x(max(xs))
     rows.append(" " * (_MARGIN - 1) + "+" + "-" * WIDTH)
     rows.append(" " * _MARGIN + first + x_label.center(WIDTH - len(first) - len(last)) + last)
-    rows.append(" " * _MARGIN + "   ".join(f"{sign} {line.name}" for sign, line in zip(SIGNS, lines)))
-    return "\n".join(rows)
+    drawn = {sign for cell in cells for sign in cell}
+    names = [f"{sign} {line.name}{'' if sign in drawn else ' (under the others)'}" for sign, line in zip(SIGNS, lines)]
+    rows += textwrap.wrap("   ".join(name.replace(" ", "\0") for name in names), WIDTH, break_long_words=False)
+    return "\n".join([*rows[: HEIGHT + 2], *(" " * _MARGIN + row.replace("\0", " ") for row in rows[HEIGHT + 2 :])])
 
 
 def _value(line: Line, x: float, step: float) -> float | None:
@@ -66,15 +69,16 @@ def _value(line: Line, x: float, step: float) -> float | None:
 
 
 def curve_text(curves: Curves) -> str:
-    """Miss ratios over the share of the rows in the cache."""
+    """Miss ratios over the share of the rows in the cache, from half of the smallest that was simulated."""
     rows = curves.num_rows
+    least = min((curve.sizes[0] for curve in curves.all if not curve.is_whole and len(curve.sizes)), default=0.0) / 2
 
     def line(curve: Curve) -> Line:
-        points = [(float(size) / rows, float(y)) for size, y in zip(curve.sizes, curve.misses) if size / rows >= 1e-4]
+        points = [(float(size) / rows, float(y)) for size, y in zip(curve.sizes, curve.misses) if size >= max(least, 1)]
         return Line(curve.name, points, joined=curve.is_whole)
 
     def percent(share: float) -> str:
-        return f"{100 * share:.2g} %"
+        return f"{float(f'{100 * share:.2g}'):g} %"
 
     told = [plot([line(curve) for curve in curves.all], "share of the rows in the cache", percent)]
     whole = next(curve for curve in curves.all if curve.is_whole)

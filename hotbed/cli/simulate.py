@@ -15,7 +15,9 @@ from rich.table import Table
 from hotbed.cli.console import err, out
 from hotbed.cli.dataset import open_dataset
 from hotbed.cli.plot import curve_text
+from hotbed.cli.simulate_sets import from_sets
 from hotbed.config import raise_problems
+from hotbed.memory import percent_hint
 
 if TYPE_CHECKING:
     from hotbed.cache import CacheCounts
@@ -48,6 +50,10 @@ def simulate_command(
     shuffle: Annotated[bool, typer.Option(help="In the order of a run's first epoch, or as on disk.")] = True,
     seed: Annotated[int, typer.Option(help="The run's seed, which gives the order.")] = 0,
     max_batches: Annotated[int | None, typer.Option(min=1, help="Read no more than these.")] = None,
+    sets: Annotated[
+        list[str],
+        typer.Option("--set", help="path=value, as for `hotbed train`, in place of an option: data.batch_size=512."),
+    ] = [],  # noqa: B006  never changed
     curve: Annotated[bool, typer.Option("--curve", help="Miss ratios over the size of the cache, too.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the curves, all tables and each alone, as a page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All counts as JSON.")] = False,
@@ -72,17 +78,27 @@ def simulate_command(
 
     hotbed simulate ids.npy --batch-size 4096 --curve --html curves.html
     """
-    shares, policies = _read_lists(cache, policy)
+    options: dict[str, Any] = {
+        "cache": cache,
+        "policy": policy,
+        "batch_size": batch_size,
+        "shuffle": shuffle,
+        "seed": seed,
+        "window": window,
+        "look_ahead": look_ahead,
+    }
+    options |= from_sets(sets)
+    shares, policies = _read_lists(options["cache"], options["policy"])
     from hotbed.plan import Ahead
 
-    source = _Source(data, batch_size, max_batches, split, shuffle, seed)
+    source = _Source(data, options["batch_size"], max_batches, split, options["shuffle"], options["seed"])
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
     with Progress(*columns, TimeRemainingColumn(), console=err(), transient=True, disable=not err().is_terminal) as bar:
         reading = bar.add_task("reading ids", total=None)
         given = source.read(lambda done, total: bar.update(reading, completed=done, total=total))
         sizes, refused = _fitting(given.trace, shares)
         running = bar.add_task("simulating", total=len(sizes) * len(policies) * given.trace.num_batches)
-        asked = _Asked(given, policies, Ahead(window, look_ahead))
+        asked = _Asked(given, policies, Ahead(options["window"], options["look_ahead"]))
         outcomes = asked.run(sizes, lambda done: bar.update(running, completed=done))
         curves = asked.curves(outcomes, tables=html is not None or as_json) if curve or html is not None else None
     for message in refused:
@@ -97,6 +113,8 @@ def simulate_command(
         out().print_json(data=shown, highlight=False)
     else:
         out().print(_table(given.trace, outcomes))
+        if "static" in policies:
+            out().print("static: rows that it loads before the first batch are counted as missed", soft_wrap=True)
         if curves is not None:
             out().print(curve_text(curves))
 
@@ -109,7 +127,11 @@ def _read_lists(cache: str, policy: str) -> tuple[list[float], list[str]]:
             shares.append(float(word))
         except ValueError:
             problems.append(f"--cache takes shares of the rows by comma, not {word!r}")
-    problems += [f"--cache takes shares above 0 and at most 1, not {share:g}" for share in shares if not 0 < share <= 1]
+    problems += [
+        f"--cache takes shares above 0 and at most 1, not {share:g}{percent_hint(share)}"
+        for share in shares
+        if not 0 < share <= 1
+    ]
     policies = list(_POLICIES) if policy.strip() == "all" else _words(policy)
     unknown = [name for name in policies if name not in _POLICIES]
     if unknown or not policies:
@@ -154,6 +176,12 @@ class _Outcome:
     policy: str
     counts: CacheCounts
     optimum: int
+    num_keys: int  # distinct rows, batch by batch
+
+    @property
+    def rows_hit(self) -> float:
+        """Of the distinct rows of every batch: the same whole for all sizes and policies, whatever their windows."""
+        return 1 - min(1.0, self.counts.misses / max(self.num_keys, 1))
 
     def figures(self) -> dict[str, Any]:
         moved = ("bytes_in", "bytes_out", "stall_seconds")  # which a simulation does not know
@@ -163,9 +191,11 @@ class _Outcome:
             "num_slots": self.num_slots,
             "policy": self.policy,
             **counts,
-            "hit_rate": self.counts.hit_rate,
+            "hit_rate": self.counts.hit_rate,  # over windows, as training counts
             "lookup_hit_rate": self.counts.lookup_hit_rate,
+            "rows_hit": self.rows_hit,
             "optimum": self.optimum,
+            "keys_of_batches": self.num_keys,
         }
 
 
@@ -230,7 +260,8 @@ class _Asked:
                     hot=self.given.hot(num_slots) if policy == "static" else None,
                     progress=lambda done, before=before: progress(before + done),  # type: ignore[misc]
                 )
-                outcomes.append(_Outcome(share, num_slots, policy, counts, fewest))
+                num_keys = int(self.given.trace.keys.shape[0])
+                outcomes.append(_Outcome(share, num_slots, policy, counts, fewest, num_keys))
         return outcomes
 
     def curves(self, outcomes: list[_Outcome], tables: bool) -> Curves:
@@ -249,7 +280,7 @@ def _table(trace: Trace, outcomes: list[_Outcome]) -> Table:
     table = Table(title=title, title_justify="left")
     for heading, justify in (("cache", "right"), ("slots", "right"), ("policy", "left")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    for heading in ("misses a batch", "new rows", "rows hit", "look-ups hit", "x optimum"):
+    for heading in ("misses a batch", "new rows", "rows hit", "x optimum"):
         table.add_column(heading, justify="right")
     shown = None
     for outcome in outcomes:
@@ -264,8 +295,7 @@ def _table(trace: Trace, outcomes: list[_Outcome]) -> Table:
             outcome.policy,
             f"{counts.misses / trace.num_batches:,.0f}",
             f"{100 * counts.created / counts.misses:.0f} %" if counts.misses else "-",
-            f"{100 * counts.hit_rate:.2f} %",
-            f"{100 * counts.lookup_hit_rate:.2f} %",
+            f"{100 * outcome.rows_hit:.2f} %",
             f"{counts.misses / outcome.optimum:.3f}" if outcome.optimum else "-",
         )
     return table

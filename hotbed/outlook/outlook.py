@@ -17,7 +17,7 @@ from hotbed.cache import look_far, window_length
 from hotbed.config import RunConfig
 from hotbed.data.dataset import Dataset
 from hotbed.errors import BudgetError, ConfigError, StoreError
-from hotbed.forecast import model_problems, table_problems, too_small
+from hotbed.forecast import Counted, model_problems, table_problems, too_small
 from hotbed.outlook import memory
 from hotbed.outlook.asked import Asked
 from hotbed.outlook.calibrate import CALIBRATED_AHEAD, Calibration, calibrate, is_cached, known_calibration
@@ -160,12 +160,13 @@ def _together(rooms: list[Room]) -> Room | None:
 
 def _too_small(asked: Asked, rooms: list[Room]) -> list[str]:
     """Caches that do not hold a batch."""
-    num_read, num_batches = asked.replay.trace.num_batches, asked.num_batches
-    of = "all" if num_read >= num_batches else f"the first {num_read:,} of"
-    size = f"{asked.config.data.batch_size:,} samples (data.batch_size)"
-    what = f"of {of} {num_batches:,} batches of train, of {size}, the largest"
+    counted = Counted("train", asked.config.data.batch_size, asked.replay.trace.num_batches, asked.num_batches)
     return [
-        str(too_small(what, seen.replay.trace.most_keys, room.num_slots, asked.sketch.amounts, on_ssd=_is_cache(room)))
+        str(
+            too_small(
+                counted, seen.replay.trace.most_keys, room.num_slots, asked.sketch.amounts, on_ssd=_is_cache(room)
+            )
+        )
         for seen, room in zip(asked.seen, rooms)
         if room.num_slots is not None and seen.replay.trace.most_keys > room.num_slots
     ]

@@ -1,7 +1,8 @@
 """One run in, the same with other budgets, batch sizes, dims, optimizers or ranks out; and what of it to take.
 
-A line of a table is a whole outlook: simulated, and where a speed is asked for, measured. The recommendation is the smallest
-cache that hardly slows the run down, of those that fit all budgets given.
+A line of a table is a whole outlook: simulated, and where a speed is asked for, measured. The recommendation is no cache where
+whole tables take no more than half of what the device has left, and else the smallest cache that hardly slows the run down, of
+those that fit all budgets given.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from hotbed.budget import cache_share
+from hotbed.build import pick_device
 from hotbed.config import ROW_RATES, RunConfig, raise_problems
 from hotbed.errors import ConfigError
-from hotbed.memory import in_words, parse_bytes
+from hotbed.memory import available_memory, in_words, parse_bytes, typed
 from hotbed.outlook.asked import Asked
 from hotbed.outlook.outlook import Outlook, look_out
 from hotbed.outlook.traffic import watch
@@ -30,7 +32,7 @@ PATHS = {
     "policy": "tables.policy",
     "world": "",
 }
-_ENOUGH = 0.01  # of the hit rate that a larger cache would add
+_ENOUGH = 0.01  # of the distinct rows of a step that a larger cache would not miss
 
 
 class Change(NamedTuple):
@@ -85,27 +87,38 @@ class Advice(NamedTuple):
     num_slots: int
     share: float  # of the rows
     hbm: str
-    hit_rate: float
+    misses: float  # rows of a step
     why: str
+    whole: str = ""  # why there should be no cache at all; "" where there should
 
 
 def advise(asked: Asked, outlook: Outlook) -> Advice | None:
-    """The smallest cache within the budget whose hit rate a budget's worth of slots hardly betters; None without one cache."""
+    """The smallest cache within the budget that misses hardly more than the largest; None without one cache.
+
+    Misses are compared, and not hit rates, which are over windows: those are longer in larger caches.
+    """
     if outlook.traffic is None or outlook.setting["slots"] is None or len(asked.groups) > 1:
         return None
     amounts = asked.sketch.amounts
     most = int(outlook.setting["slots"])
-    best = outlook.traffic.hit_rate
+    fewest = outlook.traffic.misses
     for size in sizes_between(asked.replay.trace.most_keys, most, 6):
-        hit_rate = watch(asked.seen[0], size, asked.course).hit_rate
-        if hit_rate >= best - _ENOUGH or size >= most:
+        misses = watch(asked.seen[0], size, asked.course).misses
+        if misses <= fewest + _ENOUGH * outlook.traffic.keys or size >= most:
             share = cache_share(None, amounts.cached(size), [(max(amounts.rows, 1), amounts.record)]) or 0.0
-            why = (
-                f"{size:,} slots hit {100 * hit_rate:.1f} % of the distinct rows of a batch; all {most:,} that the "
-                f"budget holds hit {100 * best:.1f} %"
-            )
-            return Advice(size, share, in_words(amounts.cached(size)), hit_rate, why)
+            why = f"{size:,} slots miss {misses:,.0f} rows a step"
+            why += f", and the {most:,} that the budget holds {fewest:,.0f}" if size < most else ""
+            return Advice(size, share, typed(amounts.cached(size)), misses, why, _no_cache(asked))
     return None
+
+
+def _no_cache(asked: Asked) -> str:
+    """Why a run needs none."""
+    device, whole = pick_device(asked.config.train.device), asked.sketch.amounts.whole
+    free = available_memory(device)
+    if free is None or whole > free / 2 or asked.sketch.amounts.has_dynamic:
+        return ""
+    return f"all rows take {in_words(whole)}, and {device} has {in_words(free)} left: nothing is faster"
 
 
 def flat_of(config: RunConfig) -> dict[str, Any]:

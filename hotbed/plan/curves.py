@@ -128,11 +128,20 @@ def table_curves(
 def policy_points(
     replay: Replay, policy: str, sizes: Sequence[int], ahead: Ahead = AUTOMATIC, hot: dict[int, Ints] | None = None
 ) -> Curve:
-    """Of a policy, simulated at these sizes; `hot` are the keys that a static cache of each size is told to keep."""
+    """Of a policy, simulated at these sizes; `hot` are the keys that a static cache of each size is told to keep.
+
+    Counted over the distinct rows of every batch, as for the optimum: over windows, which are longer in larger caches, it would
+    be another share at every size.
+    """
     found = [replay.run(size, policy, ahead, hot=None if hot is None else hot[size]).counts for size in sizes]
-    ratios = np.array([1 - counts.hit_rate for counts in found])
-    lookups = np.array([1 - counts.lookup_hit_rate for counts in found])
+    ratios = np.array([miss_share(counts.misses, replay.trace.keys.shape[0]) for counts in found])
+    lookups = np.array([miss_share(counts.missed_lookups, replay.trace.num_lookups) for counts in found])
     return Curve(policy, replay.keys.shape[0], np.asarray(sizes, dtype=np.float64), ratios, lookups, is_whole=False)
+
+
+def miss_share(misses: int, whole: int) -> float:
+    """Of all that batches wanted; rows that a static cache loads before the first batch are misses like others."""
+    return min(1.0, misses / max(whole, 1))
 
 
 def sizes_between(least: int, most: int, count: int) -> list[int]:

@@ -50,7 +50,8 @@ def check_fits(trace: Trace, num_slots: int) -> None:
     if needed > num_slots:
         raise BudgetError(
             f"one batch needs {needed:,} rows at once, but the cache has {num_slots:,} slots. Give the cache {needed:,} slots "
-            f"or more (cache={_share(needed, trace.num_rows)} of the {trace.num_rows:,} rows), or take smaller batches.",
+            f"or more (--cache {_share(needed, trace.num_rows)} of the {trace.num_rows:,} rows), or take smaller batches "
+            "(--batch-size).",
             needed,
         )
 

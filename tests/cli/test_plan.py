@@ -71,7 +71,7 @@ def test_what_if_tables_and_a_page(hotbed, data, tmp_path):
     result = hotbed("plan", data, *asked, "--html", tmp_path / "plan.html")
     assert result.code == 0, result.err
     assert "what if cache were" in result.out
-    assert "recommended: --hbm" in result.out
+    assert re.search(r"recommended: no cache: all rows take .* With a cache: --hbm \d", result.out)
     page = (tmp_path / "plan.html").read_text()
     assert "What it takes" in page
     assert page.count('<svg class="chart"') == 2
@@ -96,6 +96,21 @@ def test_ranks_share_rows_and_send_bytes(hotbed, tmp_path):
     assert one["network"] is None
     assert two["network"]["in_node"] > 0
     assert two["setting"]["slots"] < 0.6 * one["setting"]["slots"]
+
+
+def test_a_narrow_terminal_cuts_nothing_and_a_plot_has_round_numbers(hotbed, data, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    result = hotbed("plan", data, "--cache", "0.3", *NO_SPEED, "--what-if", "cache=0.2,0.5,0.001")
+    assert result.code == 0, result.err
+    assert "…" not in result.out
+    assert "e+0" not in result.out
+    assert re.search(r"0\.5 +\d+ +[\d.]+ \w+ +[\d.]+ \w+ +\d+ +[\d.]+ \w+ +- +-", result.out)
+    assert re.search(r"cache=0\.001 does not fit, because the cache is too small", result.out)
+    legend = result.out[result.out.index("* lru") :]
+    plotted = result.out[result.out.index("misses, of the distinct rows") : result.out.index("* lru")]
+    for sign, name in (("o", "oracle"), ("+", "optimum")):
+        drawn = sum(line.count(sign) for line in plotted.splitlines() if "|" in line)
+        assert drawn or f"{sign} {name} (under the others)" in legend
 
 
 def test_a_cache_that_holds_no_batch_does_not_fit(hotbed, data):

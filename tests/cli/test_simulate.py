@@ -24,7 +24,8 @@ def test_a_table_with_a_line_for_every_cache_and_policy(hotbed, data):
     result = hotbed("simulate", data, "--cache", "0.05,0.5", "--batch-size", 16)
     assert result.code == 0, result.err
     assert "27 batches, 840 look-ups of 470 rows of 1,050" in result.out
-    assert [len(re.findall(name, result.out)) for name in ("oracle", "lfu", "lru", "static")] == [2, 2, 2, 2]
+    assert [len(re.findall(name, result.out)) for name in ("oracle", "lfu", "lru", "static")] == [2, 2, 2, 3]
+    assert "static: rows that it loads before the first batch are counted as missed" in result.out
     assert re.search(r"5 % .*52.*oracle", result.out)
     assert re.search(r"50 % .*525.*oracle", result.out)
 
@@ -76,7 +77,8 @@ def test_no_cache_holds_a_batch(hotbed, data):
     result = hotbed("simulate", data, "--cache", "0.001,0.002", "--batch-size", 16)
     assert result.code == 2
     assert re.search(r"error: one batch needs \d+ rows at once", result.err)
-    share = re.search(r"cache=(\S+) of the 1,050 rows", result.err)[1]
+    assert "smaller batches (--batch-size)" in result.err
+    share = re.search(r"--cache (\S+) of the 1,050 rows", result.err)[1]
     assert hotbed("simulate", data, "--cache", share, "--batch-size", 16).code == 0
 
 
@@ -84,10 +86,34 @@ def test_all_mistakes_at_once(hotbed, data):
     result = hotbed("simulate", data, "--cache", "2,x", "--policy", "lru,best")
     assert result.code == 2
     assert "3 settings are wrong" in result.err
-    for part in ("not 'x'", "at most 1, not 2", "not best"):
+    for part in ("not 'x'", "at most 1, not 2; 2 % is 0.02", "not best"):
         assert part in result.err
     assert hotbed("simulate", data, "--cache", ",").code == 2
     assert "look_ahead is 999" in hotbed("simulate", data, "--cache", "0.5", "--look-ahead", 999, "--batch-size", 8).err
+
+
+def test_settings_are_spelled_as_for_train(hotbed, data):
+    asked = ("--policy", "oracle,lru", "--json")
+    options = ("--cache", "0.06", "--batch-size", 16, "--seed", 3, "--look-ahead", 5)
+    sets = ("data.batch_size=16", "tables.cache=0.06", "train.seed=3", "tables.look_ahead=5", "tables.window=0")
+    one = hotbed("simulate", data, *asked, *options)
+    other = hotbed("simulate", data, *asked, *(text for path in sets for text in ("--set", path)))
+    assert json.loads(one.out) == json.loads(other.out)
+    result = hotbed("simulate", data, "--set", "model.dim=4")
+    assert result.code == 2
+    assert "--set model.dim: changes nothing in a simulation; those that do are data.batch_size" in result.err
+    assert "data.batch_size: must be" in hotbed("simulate", data, "--set", "data.batch_size=some").err
+
+
+def test_fewer_misses_are_more_hits_whatever_the_policy_and_its_windows(hotbed, data):
+    """A static cache loads rows before the first batch, and large caches plan several batches together."""
+    asked = ("--cache", "0.06,0.2,0.5,0.9", "--batch-size", 16, "--json")
+    found = json.loads(hotbed("simulate", data, *asked).out)
+    assert len({figures["windows"] for figures in found}) > 2
+    for one in found:
+        assert one["rows_hit"] == pytest.approx(max(0.0, 1 - one["misses"] / found[0]["keys_of_batches"]))
+        for other in found:
+            assert (one["misses"] < other["misses"]) == (one["rows_hit"] > other["rows_hit"]) or not one["rows_hit"]
 
 
 def test_help_says_what_comes_out(hotbed):

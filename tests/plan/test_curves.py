@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hotbed.plan import simulate, trace_of
+from hotbed.plan import optimum, simulate, trace_of
 from hotbed.plan.curves import lru_curve, policy_points, sizes_between, table_curves
 from hotbed.plan.replay import Ahead, Replay
 
@@ -56,5 +56,16 @@ def test_points_of_a_policy_are_simulated():
     assert sizes[-1] == 300
     curve = policy_points(Replay(trace), "oracle", sizes, Ahead(1, None))
     for size, misses in zip(sizes, curve.misses):
-        assert misses == 1 - simulate(trace, size, "oracle", window=1).hit_rate
+        assert misses == pytest.approx(1 - simulate(trace, size, "oracle", window=1).hit_rate)
     assert (np.diff(curve.misses) <= 0).all()
+
+
+def test_shares_are_of_batches_whatever_the_windows():
+    """Larger caches plan several batches together; over windows their shares would grow, and be below the optimum."""
+    trace = skewed(seed=4)
+    sizes = sizes_between(trace.most_keys, 500, 6)
+    best = np.array([optimum(trace, size) for size in sizes]) / trace.keys.shape[0]
+    points = policy_points(Replay(trace), "oracle", sizes)
+    assert np.all(points.misses >= best - 1e-12)
+    assert np.all(np.diff(points.misses) < 0.02)
+    assert points.misses[-1] < 1.05 * best[-1]

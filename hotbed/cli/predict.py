@@ -46,10 +46,17 @@ def predict_command(
 
     hotbed predict runs/mine/checkpoints new-day.tsv --memory 100MB --out scores.csv
     """
+    from hotbed.data.embedded import is_embedded
+
     if any(scores.exists() and Path(one).exists() and scores.samefile(one) for one in inputs):
         raise ConfigError(f"--out {scores} is one of the inputs and would be lost. Choose another file.")
     if scores.exists() and not overwrite:
         raise ConfigError(f"--out {scores} is already there. --overwrite replaces it, --out FILE writes elsewhere.")
+    missing = [one for one in inputs if not Path(one).exists() and not is_embedded(one)]
+    if missing:
+        raise ConfigError(
+            f"there is no {', '.join(missing)}. Give raw files such as the training data was, or a dataset."
+        )
     with told_of_compiling():
         with waiting("loading the model"):
             from hotbed.data.encode import RawReader

@@ -281,7 +281,11 @@ def _show(report: PrepareReport, compiled: Compiled) -> None:
     _show_hints(report)
     if schema.dense:
         numbers = ", ".join(f"{one.name} (log)" if one.transform == "log" else one.name for one in schema.dense)
-        console.print(f"numbers: {numbers}")
+        console.print(f"numbers: {numbers}", soft_wrap=True)
+        if schema.raw_format in ("csv", "parquet") and any(one.transform == "log" for one in schema.dense):
+            console.print(
+                "(log) whole numbers, read as amounts; name those that are ids with --ids A,B", soft_wrap=True
+            )
     if report.bad_rows:
         bad = Table("bad rows", "reason", title="left out, see quarantine.jsonl", title_justify="left")
         for reason, rows in report.bad_rows.items():

@@ -31,8 +31,9 @@ def warn_of_few_steps(training: Training, batch_size: int) -> None:
     if training.total_steps < _FEW_STEPS and not training.pace.max_steps:
         epochs = f"more epochs (--epochs {10 * training.pace.epochs})"
         smaller = f" or smaller batches (--set data.batch_size={_SMALL_BATCH})" if batch_size > _SMALL_BATCH else ""
+        steps = f"{training.total_steps} steps" if training.total_steps > 1 else "1 step"
         err().print(
-            f"note: {training.total_steps} steps of {batch_size:,} samples are few to learn from; {epochs}{smaller} make "
+            f"note: {steps} of {batch_size:,} samples are few to learn from; {epochs}{smaller} make "
             "more of a small log",
             soft_wrap=True,
         )
@@ -142,12 +143,12 @@ def opening(built: Built) -> str:
     if any(table.rows is None for table in given):
         assert cached is not None, "dynamic ids are looked up in a cache"
         rows = "dynamic ids" if all(table.rows is None for table in given) else f"{rows} and dynamic ids"
-        place = f"with a cache of {cached['slots']:,} rows ({in_words(cached['device_bytes'])}) on {device}"
+        place = f"with a cache of {cached['slots']:,} rows on {device}"
     elif cached is None:
         place = f"({in_words(tables.num_bytes)}), {device}"
     else:
-        amounts = f"{in_words(cached['device_bytes'])} instead of {in_words(cached['table_bytes'])}"
-        place = f"with {cached['slots']:,} of them ({amounts}) on {device}"
+        # what they take there is known when windows are planned: the forecast and the end tell it
+        place = f"({in_words(cached['table_bytes'])}), {cached['slots']:,} of them at a time on {device}"
     return (
         f"{subject.model} on {subject.dataset_name}: {training.loaders.train.num_rows:,} train samples, {rows} in "
         f"{len(tables.tables)} tables {place}; writing to {training.run}"

@@ -73,7 +73,9 @@ class Quarantine:
         if not self._max_bad.exceeded(self.bad_rows, rows):
             return
         first = "\n".join(f"  {row.file}, line {row.line}: {row.reason}: {row.text[:120]!r}" for row in self._first)
+        words = any("is not 0 or 1" in row.reason for row in self._first)
+        label = " A label of two words: --positive VALUE names the one that means 1." if words else ""
         raise FormatError(
             f"{self.bad_rows:,} of {rows:,} rows are bad; at most {self._max_bad} may be (--max-bad). The first:\n{first}\n"
-            "Is the format right (--format, --label, --delimiter)? If these rows may be left out, raise --max-bad."
+            f"Is the format right (--format, --label, --delimiter)?{label} If these rows may be left out, raise --max-bad."
         )

@@ -157,7 +157,7 @@ def _why_kept(training: Training) -> str:
     if not training.loaders.held_out.get("valid"):
         return "they are the last, and there is no valid split to choose by"
     if training.progress.best is None:
-        return "they are the last, and no valid AUC is known to choose by"
+        return "they are the last, and of no others a valid AUC is known"
     if not training.course.keep_best:
         return "they are the last; train.keep_best is off"
     return "their valid AUC is the best of the run"

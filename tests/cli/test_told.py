@@ -95,5 +95,6 @@ def test_scores_that_are_there_are_kept_unless_told_otherwise(hotbed, tmp_path):
     assert told.code == 2
     assert "scores.csv is already there. --overwrite replaces it" in told.err
     assert (tmp_path / "scores.csv").read_text() == "mine"
+    assert "there is no nothing.csv. Give raw files" in hotbed("predict", "run", "nothing.csv", "--out", "s.csv").err
     assert hotbed("predict", "run", "criteo-like:3000", "--out", "scores.csv", "--overwrite").code == 0
     assert (tmp_path / "scores.csv").read_text().startswith('"row"')

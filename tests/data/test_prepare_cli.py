@@ -186,3 +186,17 @@ def test_commands_quote_names_with_spaces(tmp_path):
     raw = write(tmp_path / "f.csv", "click,request id", *(f"{i % 2},r{i}" for i in range(2000)))
     _, output = run(raw, "--out", tmp_path / "out")
     assert "--drop 'request id' leaves it out" in output
+
+
+def test_a_label_of_words_and_numbers_that_are_ids_have_a_way_out(tmp_path):
+    raw = write(
+        tmp_path / "f.csv", "income,zip", *(f"{'<=50K' if i % 3 else '>50K'},{10000 + i % 9}" for i in range(60))
+    )
+    code, output = run(raw, "--out", tmp_path / "out", "--label", "income")
+    assert code == 2
+    assert "--positive VALUE names the one that means 1" in output
+    code, output = run(raw, "--out", tmp_path / "out", "--label", "income", "--positive", ">50K")
+    assert code == 0, output
+    assert "name those that are ids with --ids A,B" in output
+    code, output = run(raw, "--out", tmp_path / "ids", "--label", "income", "--positive", ">50K", "--ids", "zip")
+    assert "--ids A,B" not in output

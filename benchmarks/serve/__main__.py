@@ -76,6 +76,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--context", type=int, help="of the 26 id features, those that hold for all candidates (13; 0 with --spread)"
     )
+    parser.add_argument("--map", action="store_true", help="serve with --map")
     parser.add_argument("--spread", action="store_true", help="ids uniform over all rows instead of Zipf")
     parser.add_argument("--bodies", type=int, default=3000, help="distinct requests")
     parser.add_argument("--updates", type=int, default=20, help="newer checkpoints on the way (%(default)s)")
@@ -105,7 +106,7 @@ def _lay_out(work: Path, run: Path, updates: int) -> tuple[Path, list[Path]]:
 def _start(serving: Path, given: argparse.Namespace) -> tuple[subprocess.Popen[bytes], int, Path]:
     log = given.work / "server.log"
     command = [sys.executable, "-m", "hotbed", "serve", str(serving), "--port", "0", "--memory", given.memory]
-    command += ["--threads", str(given.threads), "--poll", "0.5"]
+    command += ["--threads", str(given.threads), "--poll", "0.5", *(["--map"] if given.map else [])]
     with log.open("wb") as out:
         server = subprocess.Popen(command, stdout=out, stderr=out)
     for _ in range(1200):

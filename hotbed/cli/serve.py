@@ -22,6 +22,11 @@ def serve_command(
     scratch: Path | None = typer.Option(
         None, help="Folder on a local disk for rows of checkpoints; else that of MODEL."
     ),
+    mapped: bool = typer.Option(
+        False,
+        "--map",
+        help="Map files of rows into memory: rows that are not cached cost less; the page cache then counts as of the process.",
+    ),
     poll: float = typer.Option(
         2.0, min=0, help="Seconds between two looks for a newer model; 0: only on POST /reload."
     ),
@@ -59,4 +64,4 @@ def serve_command(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     limits = Limits(parse_bytes(max_body, "--max-body"), max_candidates, max_in_flight, time_limit)
     with told_of_compiling():
-        serve(model, Address(host, port), Holding(memory, scratch, threads, poll), limits)
+        serve(model, Address(host, port), Holding(memory, scratch, threads, poll, mapped), limits)

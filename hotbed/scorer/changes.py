@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hotbed.checkpoint.chain import Entry
 from hotbed.checkpoint.types import RowPart
 from hotbed.errors import StoreError
-from hotbed.scorer import kernels
+from hotbed.scorer import kernels, write_kernels
 from hotbed.scorer.kernels import EMPTY, Overlay
 from hotbed.scorer.live import Budget, Live, Version, model_of
 from hotbed.scorer.row_groups import weights_of
@@ -62,7 +62,7 @@ class Changes:
         for start in range(0, len(slots), _AT_ONCE):
             some = slots[start : start + _AT_ONCE]
             rows = np.empty((len(some), self._dim), dtype=np.float32)
-            fault = kernels.read_places(self._file.fileno(), self._places[some].astype(np.int64), rows)
+            fault = write_kernels.read_places(self._file.fileno(), self._places[some].astype(np.int64), rows)
             if fault:
                 raise StoreError(f"changed rows cannot be read back: {os.strerror(max(fault, 0))}.")
             yield self._keys[some], rows

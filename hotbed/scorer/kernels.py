@@ -25,7 +25,7 @@ from hotbed.data.hash_kernels import mix
 from hotbed.ops.precision import BF16, FP16
 from hotbed.ops.precision.numba import widen
 from hotbed.ops.prefetch import prefetch
-from hotbed.store.ssd.readers import EINTR, last_error, read_fully
+from hotbed.store.ssd.readers import read_fully
 
 WAYS = 8  # slots of a set; their keys are one cache line
 GUEST = 1 << 62  # keys from here on have no row anywhere: the caller knows what they read
@@ -38,10 +38,10 @@ HITS, READ, CHANGED, FIRST, FAULT, FAULT_KEY = range(6)
 NUM_COUNTS = 6
 LATE, NOWHERE, AGAIN = 1, 2, 3
 
-_pwrite: Any = types.ExternalFunction("pwrite", types.int64(types.int32, types.int64, types.int64, types.int64))
 _preadv2: Any = types.ExternalFunction(
     "preadv2", types.int64(types.int32, types.int64, types.int32, types.int64, types.int32)
 )
+_memcpy: Any = types.ExternalFunction("memcpy", types.int64(types.int64, types.int64, types.int64))
 _fadvise: Any = types.ExternalFunction("posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32))
 
 
@@ -62,6 +62,7 @@ class Files(NamedTuple):
     scratch: NDArray[np.int64]  # [T]: handle of a file of float32 rows; -1: none
     mark_starts: NDArray[np.int64]  # [T]: where the marks of a table begin
     sure: NDArray[np.int64]  # [T]: rows from this one on are in the scratch file, marked or not
+    maps: NDArray[np.int64]  # [T, 2]: where the file of the model and the scratch file are in memory; 0: they are read
     marks: NDArray[np.uint8]  # one bit a row: it is in the scratch file
 
 
@@ -94,7 +95,7 @@ def set_of(key: Any, num_sets: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _table_of(key: Any, starts: Any) -> Any:
+def table_of(key: Any, starts: Any) -> Any:
     low, high = 0, starts.shape[0] - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -106,7 +107,7 @@ def _table_of(key: Any, starts: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _marked(files: Any, table: Any, row: Any) -> Any:
+def is_marked(files: Any, table: Any, row: Any) -> Any:
     if row >= files.sure[table]:
         return True
     if files.scratch[table] < 0:
@@ -178,35 +179,41 @@ def _read_row(files: Any, overlay: Any, key: Any, out: Any, i: Any, work: Any, w
         if not wait and _read_now(overlay.handle, to, size, place * size, work.vector):
             return 0
         return _told(read_fully(overlay.handle, to, size, place * size)) if wait else 1
-    table = _table_of(key, files.starts)
+    table = table_of(key, files.starts)
     row = key - files.starts[table]
     handle, kind, at = files.models[table, 0], files.models[table, 1], files.models[table, 2]
-    if _marked(files, table, row):
-        handle, kind, at = files.scratch[table], np.int64(FP32_FILE), np.int64(0)
+    base = files.maps[table, 0]
+    if is_marked(files, table, row):
+        handle, kind, at, base = files.scratch[table], np.int64(FP32_FILE), np.int64(0), files.maps[table, 1]
     elif kind == ABSENT:
-        return 2
+        return NOWHERE
     if kind == FP32_FILE:
-        if not wait:
-            return 0 if _read_now(handle, to, size, at + row * size, work.vector) else 1
-        return _told(read_fully(handle, to, size, at + row * size))
+        return _copied(handle, base, to, size, at + row * size, work, wait)
     size = out.shape[1] * (1 if kind == INT8_FILE else 2)
     raw = work.raw.ctypes.data
-    if not wait:
-        if not _read_now(handle, raw, size, at + row * size, work.vector):
-            return 1
-    else:
-        fault = read_fully(handle, raw, size, at + row * size)
-        if fault != 0:
-            return _told(fault)
+    told = _copied(handle, base, raw, size, at + row * size, work, wait)
+    if told != 0:
+        return told
     scale = np.float32(1)
     if kind == INT8_FILE:
         aligned = 4 * out.shape[1]
-        fault = read_fully(handle, raw + aligned, 4, files.models[table, 3] + row * 4)
-        if fault != 0:
-            return _told(fault)
+        told = _copied(handle, base, raw + aligned, 4, files.models[table, 3] + row * 4, work, True)
+        if told != 0:
+            return told
         scale = work.raw[aligned : aligned + 4].view(np.float32)[0]
     _widen_row(work.raw, kind, scale, out, i)
     return 0
+
+
+@njit(nogil=True, cache=True)
+def _copied(handle: Any, base: Any, to: Any, size: Any, offset: Any, work: Any, wait: Any) -> Any:
+    """Bytes of a file, from memory where it is mapped: 0, LATE, or a fault."""
+    if base != 0:
+        _memcpy(to, base + offset, size)
+        return 0
+    if wait:
+        return _told(read_fully(handle, to, size, offset))
+    return 0 if _read_now(handle, to, size, offset, work.vector) else LATE
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -337,104 +344,3 @@ def keep(keys: Any, out: Any, cache: Any, epoch: Any, work: Any, num_missing: An
                 there |= cache.keys[s, way] == keys[i]
             if not there:
                 _keep(cache, epoch, keys[i], out, i)
-
-
-@njit(nogil=True, cache=True)
-def _write_fully(handle: Any, source: Any, size: Any, offset: Any) -> Any:
-    """0, or an errno."""
-    done = 0
-    while done < size:
-        put = _pwrite(np.int32(handle), source + done, size - done, offset + done)
-        if put > 0:
-            done += put
-        else:
-            error = last_error()
-            if error != EINTR:
-                return error
-    return 0
-
-
-@njit(nogil=True, cache=True)
-def _mark(row: Any, table: Any, files: Any) -> None:
-    """Mark a row as changed."""
-    if row < files.sure[table]:
-        bit = files.mark_starts[table] + row
-        files.marks[bit >> 3] |= np.uint8(1) << np.uint8(bit & 7)
-
-
-@njit(nogil=True, cache=True)
-def _refresh(key: Any, rows: Any, m: Any, cache: Any, epoch: Any) -> None:
-    """Where the cache has the row, it has the new one."""
-    s = set_of(key, cache.keys.shape[0])
-    for way in range(WAYS):
-        if cache.keys[s, way] == key:
-            cache.epochs[s, way] = epoch
-            for d in range(rows.shape[1]):
-                cache.rows[WAYS * s + way, d] = rows[m, d]
-
-
-@njit(nogil=True, cache=True)
-def write_rows(keys: Any, rows: Any, files: Any) -> Any:
-    """Write rows into the scratch files of their tables, neighbours together; 0 or an errno."""
-    size, n = 4 * rows.shape[1], 0
-    while n < keys.shape[0]:
-        table = _table_of(keys[n], files.starts)
-        row, stop = keys[n] - files.starts[table], n + 1
-        while stop < keys.shape[0] and keys[stop] == keys[stop - 1] + 1 and keys[stop] < files.starts[table + 1]:
-            stop += 1
-        error = _write_fully(files.scratch[table], rows.ctypes.data + n * size, (stop - n) * size, row * size)
-        if error != 0:
-            return error
-        n = stop
-    return 0
-
-
-@njit(nogil=True, cache=True)
-def settle(keys: Any, rows: Any, cache: Any, files: Any, epoch: Any) -> None:
-    """Mark rows that were written as changed, and let the cache have them."""
-    for n in range(keys.shape[0]):
-        table = _table_of(keys[n], files.starts)
-        _mark(keys[n] - files.starts[table], table, files)
-        _refresh(keys[n], rows, n, cache, epoch)
-
-
-@njit(nogil=True, cache=True)
-def read_places(handle: Any, places: Any, rows: Any) -> Any:
-    """rows[n] = the one at places[n] of a file of rows; 0 or what went wrong."""
-    size = 4 * rows.shape[1]
-    for n in range(places.shape[0]):
-        fault = read_fully(handle, rows.ctypes.data + n * size, size, places[n] * size)
-        if fault != 0:
-            return fault
-    return 0
-
-
-@njit(nogil=True, cache=True)
-def compare(keys: Any, rows: Any, files: Any, held: Any, differs: Any) -> Any:
-    """differs[n]: whether rows[n] (as words) is another than the one in the scratch file, or none is there; 0 or a fault.
-
-    Keys that follow each other are read together, into `held` (words).
-    """
-    size, n = 4 * rows.shape[1], 0
-    while n < keys.shape[0]:
-        table = _table_of(keys[n], files.starts)
-        first = keys[n] - files.starts[table]
-        if not _marked(files, table, first):
-            differs[n] = True
-            n += 1
-            continue
-        stop = n + 1
-        while stop < min(keys.shape[0], n + held.shape[0]) and keys[stop] == keys[stop - 1] + 1:
-            if keys[stop] >= files.starts[table + 1] or not _marked(files, table, keys[stop] - files.starts[table]):
-                break
-            stop += 1
-        fault = read_fully(files.scratch[table], held.ctypes.data, (stop - n) * size, first * size)
-        if fault != 0:
-            return fault
-        for m in range(n, stop):
-            other = False
-            for d in range(rows.shape[1]):
-                other |= rows[m, d] != held[m - n, d]
-            differs[m] = other
-        n = stop
-    return 0

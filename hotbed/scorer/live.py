@@ -39,6 +39,7 @@ class Budget(NamedTuple):
     scratch: Path
     device: torch.device
     change_bytes: int = 0  # of memory, for changes on their way; 0: the model is never updated
+    mapped: bool = False  # files of rows are mapped, see mapped.py
 
 
 class Version(NamedTuple):
@@ -68,7 +69,7 @@ class Live:
             raise RunError(f"{source.place} has tables of several widths ({widths}); hotbed's models read one.")
         version = Version(source.version, model_of(source, budget.device))
         spaces = [RowSpace(one.rows, one.file) for one in source.tables.values()]
-        self.rows = Rows(spaces, widths[0], budget.scratch, budget.change_bytes)
+        self.rows = Rows(spaces, widths[0], budget.scratch, budget.change_bytes, mapped=budget.mapped)
         weakref.finalize(self, self.rows.close)
         tables, dynamic = self._put_parts()
         same = before is not None and before.source.columns == source.columns and before.schema == self.schema

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from hotbed.errors import BudgetError, StoreError
 from hotbed.memory import in_words
 from hotbed.pages import zeros
-from hotbed.scorer import kernels
+from hotbed.scorer import kernels, write_kernels
 from hotbed.scorer.kernels import EMPTY, NUM_COUNTS, WAYS, Cache, Files, Overlay, Work
-from hotbed.scorer.scratch import scratch_file
+from hotbed.scorer.mapped import MappedFile, map_file
+from hotbed.scorer.scratch import lengthen, scratch_file
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -43,6 +44,12 @@ class RowFile(NamedTuple):
     offset: int
     rows: int
     scale_offset: int = 0
+
+    def end(self, dim: int) -> int:
+        """The byte behind its last row."""
+        weight_bytes = {kernels.FP32_FILE: 4, kernels.INT8_FILE: 1}.get(self.kind, 2)
+        scales = self.scale_offset + 4 * self.rows if self.kind == kernels.INT8_FILE else 0
+        return max(scales, self.offset + self.rows * dim * weight_bytes)
 
 
 class RowSpace(NamedTuple):
@@ -71,8 +78,12 @@ class RowCounts(NamedTuple):
 class Rows:
     """Rows of T tables of one width."""
 
-    def __init__(self, spaces: Sequence[RowSpace], dim: int, scratch: Path, change_bytes: int = 0) -> None:
+    def __init__(
+        self, spaces: Sequence[RowSpace], dim: int, scratch: Path, change_bytes: int = 0, *, mapped: bool = False
+    ) -> None:
         self.dim, self._scratch, self._change_bytes = dim, scratch, change_bytes
+        self._spaces, self._mapped = spaces, mapped
+        self._maps: list[MappedFile] = []
         self.lock = threading.Lock()
         self._no_readers = threading.Condition(self.lock)
         self._turn = 0  # goes up when changes are shown or hidden
@@ -141,14 +152,14 @@ class Rows:
         rows = np.ascontiguousarray(rows, dtype=np.float32)
         for start in range(0, keys.shape[0], _SETTLED_AT_ONCE):
             some, new = keys[start : start + _SETTLED_AT_ONCE], rows[start : start + _SETTLED_AT_ONCE]
-            error = kernels.write_rows(some, new, self.files)
+            error = write_kernels.write_rows(some, new, self.files)
             if error:
                 raise StoreError(
                     f"changed rows cannot be written to {self._scratch}: {os.strerror(error)}. Free some space, or give "
                     "another folder with scratch=."
                 )
             with self.lock:
-                kernels.settle(some, new, self.cache, self.files, self._epoch)
+                write_kernels.settle(some, new, self.cache, self.files, self._epoch)
 
     def show(self, state: Any, overlay: Overlay | None = None) -> None:
         """From now on every look-up has this state, and sees these changes; those of before must be in their place.
@@ -188,7 +199,7 @@ class Rows:
         out = np.empty(keys.shape[0], dtype=np.bool_)
         words = np.ascontiguousarray(rows).view(np.uint32)
         held = np.empty((min(len(words), _COMPARED_AT_ONCE) or 1, self.dim), dtype=np.uint32)
-        fault = kernels.compare(keys, words, self.files, held, out)
+        fault = write_kernels.compare(keys, words, self.files, held, out)
         if fault:
             raise StoreError(f"rows in {self._scratch} cannot be read back: {os.strerror(max(fault, 0))}.")
         return out
@@ -224,11 +235,14 @@ class Rows:
         """Give the files back."""
         with self.lock:
             self._await_readers()
+            self.files.maps.fill(0)
+            for one in self._maps:
+                one.close()
             for handle in self._handles:
                 os.close(handle)
             for file in self._scratch_files.values():
                 file.close()
-            self._handles, self._scratch_files = [], {}
+            self._handles, self._scratch_files, self._maps = [], {}, []
 
     def _await_readers(self) -> None:
         """Until the look-ups that have begun are over; the lock is held, but for the waiting."""
@@ -244,6 +258,7 @@ class Rows:
         count = len(spaces)
         starts, marks = np.zeros(count + 1, np.int64), np.zeros(count, np.int64)
         models, sure = np.zeros((count, 5), np.int64), np.full(count, _NEVER, np.int64)
+        maps = np.zeros((count, 2), np.int64)
         num_marks = 0
         opened: dict[Path, int] = {}
         for t, (rows, file) in enumerate(spaces):
@@ -257,7 +272,17 @@ class Rows:
                 if file.path not in opened:
                     opened[file.path] = self._open_file(file.path)
                 models[t] = opened[file.path], file.kind, file.offset, file.scale_offset, in_file
-        return Files(starts, models, np.full(count, -1, np.int64), marks, sure, np.zeros(num_marks // 8 + 1, np.uint8))
+                maps[t, 0] = self._map(opened[file.path], file.end(self.dim))
+        bits = np.zeros(num_marks // 8 + 1, np.uint8)
+        return Files(starts, models, np.full(count, -1, np.int64), marks, sure, maps, bits)
+
+    def _map(self, handle: int, needed: int) -> int:
+        """The address of a file that has so many bytes; 0 where it is to be read."""
+        made = map_file(handle, needed) if self._mapped else None
+        if made is None:
+            return 0
+        self._maps.append(made)
+        return made.address
 
     def _open_file(self, path: Path) -> int:
         try:
@@ -273,7 +298,9 @@ class Rows:
         """A file for every table that has none yet and is to be written."""
         for t in np.unique(np.searchsorted(self.files.starts, keys, side="right") - 1):
             if int(t) not in self._scratch_files:
-                file = scratch_file(self._scratch, self)
+                file, rows = scratch_file(self._scratch, self), self._spaces[t].rows
+                if self._mapped and rows is not None:  # of dynamic ids nobody knows how many will come
+                    self.files.maps[t, 1] = self._map(lengthen(file, 4 * self.dim * rows), 4 * self.dim * rows)
                 with self.lock:
                     self._scratch_files[int(t)] = file
                     self.files.scratch[t] = file.fileno()

@@ -39,24 +39,37 @@ def load(
     memory: str | int = DEFAULT_MEMORY,
     device: str = "cpu",
     scratch: str | Path | None = None,
+    *,
+    mapped: bool = False,
 ) -> Scorer:
     """A scorer of a run, a checkpoint or an export; its tables may be larger than memory.
 
     `memory` is the most that is held for rows and for finding them. `device` is where the dense model runs (cpu, cuda, cuda:N,
     auto); rows are looked up and pooled on the CPU whatever it is, and scores agree to 1e-5. `scratch` is a folder for files
-    without a name, where a checkpoint's rows are put in order; left out, the folder of `path`.
+    without a name, where a checkpoint's rows are put in order; left out, the folder of `path`. `mapped` maps files of rows
+    into memory: rows that are not cached are read several times faster, the page cache counts as memory of the process, and a
+    disk that fails ends it.
     """
     place = Path(path)
-    return Scorer(open_source(place), memory, device, Path(scratch) if scratch else place)
+    return Scorer(open_source(place), memory, device, Path(scratch) if scratch else place, mapped=mapped)
 
 
 class Scorer:
     """A trained model that scores. Any thread may call it, and several at once."""
 
-    def __init__(self, source: Source, memory: str | int, device: str, scratch: Path, *, updated: bool = False) -> None:
+    def __init__(
+        self,
+        source: Source,
+        memory: str | int,
+        device: str,
+        scratch: Path,
+        *,
+        updated: bool = False,
+        mapped: bool = False,
+    ) -> None:
         """`updated`: newer versions will follow (`update`), for which a part of memory is kept."""
         most = parse_bytes(memory, "memory")
-        self._budget = Budget(most, scratch, pick_device(device), most // _CHANGES_SHARE if updated else 0)
+        self._budget = Budget(most, scratch, pick_device(device), most // _CHANGES_SHARE if updated else 0, mapped)
         self._updating = threading.Lock()
         self.live = Live(source, self._budget)
 

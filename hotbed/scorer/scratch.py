@@ -26,6 +26,18 @@ def scratch_file(folder: Path, owner: object) -> IO[bytes]:
     return file
 
 
+def lengthen(file: IO[bytes], size: int) -> int:
+    """Let it have so many bytes, which take no disk until they are written; its handle."""
+    try:
+        os.ftruncate(file.fileno(), size)
+    except OSError as error:
+        raise StoreError(
+            f"a scratch file of {size} bytes cannot be made: {error.strerror or error}. Name another folder with scratch= "
+            "(--scratch)."
+        ) from error
+    return file.fileno()
+
+
 def write_all(file: IO[bytes], content: bytes | memoryview) -> None:
     """Append it."""
     left = memoryview(content)

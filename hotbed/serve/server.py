@@ -49,6 +49,7 @@ class Holding(NamedTuple):
     scratch: Path | None = None
     threads: int = 2  # that score
     poll: float = 2.0  # seconds between two looks for a newer model; 0: only when asked
+    mapped: bool = False  # files of rows are mapped into memory
 
 
 def serve(place: Path, address: Address, holding: Holding, limits: Limits) -> None:
@@ -70,7 +71,7 @@ def _serve(place: Path, holding: Holding, limits: Limits, socket_: socket.socket
     _allow_connections()
     found = newest(place)
     source = found.open() if found is not None else open_source(place)
-    scorer = Scorer(source, holding.memory, "cpu", holding.scratch or place, updated=True)
+    scorer = Scorer(source, holding.memory, "cpu", holding.scratch or place, updated=True, mapped=holding.mapped)
     metrics = Metrics()
     pool = Pool(scorer, limits, metrics, holding.threads)
     watch = Watch(place, scorer, metrics, found, holding.poll)

@@ -21,3 +21,5 @@ def test_an_export_scores_as_its_run(from_raw, tmp_path, rows, precision, apart)
     subprocess.run([*command, "--rows", rows, "--precision", precision], check=True, capture_output=True)
     with hotbed.load(from_raw) as run, hotbed.load(tmp_path / "export", memory="1MB") as export:
         np.testing.assert_allclose(export.score(COLUMNS), run.score(COLUMNS), rtol=0, atol=apart)
+        with hotbed.load(tmp_path / "export", memory="1MB", mapped=True) as mapped:
+            np.testing.assert_array_equal(mapped.score(COLUMNS), export.score(COLUMNS))

@@ -27,10 +27,10 @@ def expected(folder, dataset):
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("place", ["", "checkpoints"])
-def test_bits_are_those_of_the_model_in_memory(trained, dataset, kind, place):
+@pytest.mark.parametrize(("place", "mapped"), [("", False), ("checkpoints", False), ("", True), ("checkpoints", True)])
+def test_bits_are_those_of_the_model_in_memory(trained, dataset, kind, place, mapped):
     folder = trained(kind)
-    with hotbed.load(folder / place, memory="64KB") as scorer:
+    with hotbed.load(folder / place, memory="64KB", mapped=mapped) as scorer:
         for batch, logits in zip(batches(dataset), expected(folder, dataset), strict=True):
             assert torch.equal(scorer.logits(batch).logits, logits)
         assert scorer.num_bytes <= 64_000

@@ -32,8 +32,8 @@ def history(request, dataset, tmp_path_factory):
     return request.param, folder, saved
 
 
-def scorer_of(folder, name, memory="200KB"):
-    return Scorer(source_of([find(folder / "checkpoints" / name)]), memory, "cpu", folder, updated=True)
+def scorer_of(folder, name, memory="200KB", *, mapped=False):
+    return Scorer(source_of([find(folder / "checkpoints" / name)]), memory, "cpu", folder, updated=True, mapped=mapped)
 
 
 def test_every_version_in_its_turn(history, dataset):
@@ -63,7 +63,8 @@ def test_several_steps_at_once_and_back(history, dataset):
                 assert torch.equal(scorer.logits(batch).logits, logits)
 
 
-def test_batches_are_of_one_version_while_versions_change(history, dataset):
+@pytest.mark.parametrize("mapped", [False, True])
+def test_batches_are_of_one_version_while_versions_change(history, dataset, mapped):
     kind, folder, saved = history
     every = batches(dataset)
     known = {name: saved[name] for name in saved}
@@ -78,7 +79,7 @@ def test_batches_are_of_one_version_while_versions_change(history, dataset):
                 if name is None or f"step-{int(name)}-" not in found.version:
                     wrong.append((number, name, found.version))
 
-    with scorer_of(folder, next(iter(saved)), "30KB" if kind == "plain" else "200KB") as scorer:
+    with scorer_of(folder, next(iter(saved)), "30KB" if kind == "plain" else "200KB", mapped=mapped) as scorer:
         threads = [threading.Thread(target=score, args=(scorer,)) for _ in range(2)]
         for thread in threads:
             thread.start()

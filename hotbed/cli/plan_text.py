@@ -110,5 +110,5 @@ def _count(slots: int | None) -> str:
 
 def advice_text(advice: Advice) -> str:
     """What to take."""
-    cache = f"--hbm {advice.hbm} (--cache {advice.share:.4g}): {advice.why}"
+    cache = f"{advice.option}: {advice.why}"
     return f"recommended: no cache: {advice.whole}. With a cache: {cache}" if advice.whole else f"recommended: {cache}"

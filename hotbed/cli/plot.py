@@ -34,7 +34,8 @@ def plot(lines: Sequence[Line], x_label: str, show_x: Callable[[float], str]) ->
     span = high - low or 1.0
     top = max(y for line in lines for _, y in line.points) or 1.0
     cells = [[" "] * WIDTH for _ in range(HEIGHT)]
-    for sign, line in reversed(list(zip(SIGNS, lines))):
+    order = sorted(zip(SIGNS, lines), key=lambda one: one[1].joined)  # points are drawn over curves
+    for sign, line in reversed(order):
         for column in range(WIDTH):
             y = _value(line, math.exp(low + span * column / (WIDTH - 1)), span / (WIDTH - 1))
             if y is not None:

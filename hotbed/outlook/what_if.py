@@ -8,9 +8,9 @@ those that fit all budgets given.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
-from hotbed.budget import cache_share
 from hotbed.build import pick_device
 from hotbed.config import ROW_RATES, RunConfig, raise_problems
 from hotbed.errors import ConfigError
@@ -85,8 +85,7 @@ class Advice(NamedTuple):
     """A setting that fits."""
 
     num_slots: int
-    share: float  # of the rows
-    hbm: str
+    option: str  # as it is typed: of bytes where bytes were given, whose index looks less far ahead, else a share
     misses: float  # rows of a step
     why: str
     whole: str = ""  # why there should be no cache at all; "" where there should
@@ -105,10 +104,11 @@ def advise(asked: Asked, outlook: Outlook) -> Advice | None:
     for size in sizes_between(asked.replay.trace.most_keys, most, 6):
         misses = watch(asked.seen[0], size, asked.course).misses
         if misses <= fewest + _ENOUGH * outlook.traffic.keys or size >= most:
-            share = cache_share(None, amounts.cached(size), [(max(amounts.rows, 1), amounts.record)]) or 0.0
+            share = math.ceil(1e4 * size / max(amounts.rows, 1)) / 1e4
+            option = f"--hbm {typed(amounts.cached(size))}" if asked.ahead.bounded else f"--cache {share:g}"
             why = f"{size:,} slots miss {misses:,.0f} rows a step"
             why += f", and the {most:,} that the budget holds {fewest:,.0f}" if size < most else ""
-            return Advice(size, share, typed(amounts.cached(size)), misses, why, _no_cache(asked))
+            return Advice(size, option, misses, why, _no_cache(asked))
     return None
 
 

@@ -71,7 +71,10 @@ def test_what_if_tables_and_a_page(hotbed, data, tmp_path):
     result = hotbed("plan", data, *asked, "--html", tmp_path / "plan.html")
     assert result.code == 0, result.err
     assert "what if cache were" in result.out
-    assert re.search(r"recommended: no cache: all rows take .* With a cache: --hbm \d", result.out)
+    assert re.search(
+        r"recommended: no cache: all rows take .* With a cache: --cache 0\.\d+: [\d,]+ slots miss [\d,]+ rows a step",
+        result.out,
+    )
     page = (tmp_path / "plan.html").read_text()
     assert "What it takes" in page
     assert page.count('<svg class="chart"') == 2

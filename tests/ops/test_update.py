@@ -26,6 +26,7 @@ VARIANTS = [
     {"weight_decay": 0.1, "clip_norm": 0.5},
     {"scale_by_count": True},
     {"l2": 0.1, "decay_scope": "table"},
+    {"decay_scope": "table"},
 ]
 
 
@@ -59,9 +60,11 @@ def test_compiled_equals_reference(optimizer, variant, make):
         assert torch.equal(actual[:, used:], records[:, used:])  # padding is never written
 
 
+@pytest.mark.parametrize("scope", ["touched", "table"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule.name)
-def test_threads_and_parts_do_not_change_a_bit(optimizer, monkeypatch):
+def test_threads_and_parts_do_not_change_a_bit(optimizer, scope, monkeypatch):
     monkeypatch.setattr("hotbed.ops.threads.ALONE", 0)
+    optimizer = dataclasses.replace(optimizer, decay_scope=scope)
     generator = torch.Generator().manual_seed(0)
     lookups, tables = random_matrix([3, 40, 70], 20_000, generator)  # more than one part per table
     layout = layout_of(9, optimizer)

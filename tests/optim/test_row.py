@@ -39,6 +39,7 @@ def torch_run(first, dense, make):
             optim.Adagrad(lr=0.1, eps=1e-10, initial_sum=0.1),
             lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
         ),
+        (optim.Adam(lr=0.1, decay_scope="table"), lambda p: torch.optim.Adam(p, lr=0.1)),
         (
             optim.Adam(lr=0.1, l2=0.2, decay_scope="table"),
             lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.2),
@@ -48,7 +49,7 @@ def torch_run(first, dense, make):
             lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.2),
         ),
     ],
-    ids=["sgd", "sgd l2", "adagrad", "adam l2", "adamw"],
+    ids=["sgd", "sgd l2", "adagrad", "adam", "adam l2", "adamw"],
 )
 def test_equals_torch(ours, theirs):
     """Whole-table scope is the dense optimizer of torch, row for row; so is touched scope for touched rows."""

@@ -12,7 +12,7 @@ from hotbed.ops.backend import backend_of
 from hotbed.ops.lookups import Lookups, Span, span_array
 from hotbed.ops.precision import KINDS
 from hotbed.ops.records import Layout
-from hotbed.ops.threads import in_parallel, num_threads, threads_for
+from hotbed.ops.threads import in_parallel, threads_for
 from hotbed.ops.update import reference
 from hotbed.ops.update.settings import TableRows, UpdateSettings, settings_of
 
@@ -38,7 +38,8 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     out_rows = lookups.out_row_of_lookup()
     numbers = (settings.lr, settings.l2, settings.weight_decay, settings.clip_norm, float(settings.scale_by_count))
     constants = np.array(settings.constants, dtype=np.float64)
-    threads = num_threads() if settings.whole_table else threads_for(lookups.slots.numel() * layout.dim)
+    visited = lookups.slots.numel() + (sum(table.rows for table in settings.tables) if settings.whole_table else 0)
+    threads = threads_for(visited * layout.dim)
     parts, most = _parts(settings.tables, lookups.spans, threads, settings.whole_table)
     in_parallel(
         numba.update_kernel(settings.rule, KINDS[layout.precision]),

@@ -32,6 +32,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 # Numba looks at a kernel's own file only: the name carries what the rules say, so that a changed rule is compiled anew
 _SOURCE = hashlib.sha256(b"".join(Path(str(m.__file__)).read_bytes() for m in (rules, numba))).hexdigest()[:12]
+_IDLE = np.uint64(64)  # rows without a gradient that one call takes: a call for each costs more than the rule
 _MEMO = 256  # results of a row rule that depends on the row's state alone (Adam's powers), kept by state
 
 
@@ -86,13 +87,31 @@ def _prepare(weights: Any, at: Any, g: Any, count: Any, numbers: Any) -> None:
             weights[at, d] *= keep
 
 
-def _compile(rule: Rule) -> Any:
-    """apply(...): one rule on one record, as a compiled loop.
+def _compile(rule: Rule) -> tuple[Any, Any]:
+    """(apply, apply_idle): one rule on one record, and on many that have no gradient, as compiled loops.
 
-    Its weights are weights[at, :D], its gradient is g[i]; its state is records[slot, state:].
+    The weights of a record are weights[at, :D], its gradient is g[i]; its state is records[slot, state:].
     """
     row, element = (njit(nogil=True, error_model="numpy")(f) for f in rule.bind(_MATH))
     num_states, has_row_state, uses_mean_square = len(rule.element_states), bool(rule.row_states), rule.uses_mean_square
+
+    @njit(nogil=True, error_model="numpy", inline="always")
+    def rates(records: Any, slot: Any, row_state: Any, mean_square: Any, lr: Any, constants: Any, memo: Any) -> Any:
+        """The row's part of the rule: its state moved on, and the two numbers that every weight needs."""
+        r = 0.0
+        if has_row_state:
+            r = np.float64(records[slot, row_state])
+        if has_row_state and not uses_mean_square:
+            place = np.uint64(r) % np.uint64(_MEMO)
+            if memo[place, 0] != r:
+                memo[place, 0] = r
+                memo[place, 1], memo[place, 2], memo[place, 3] = row(r, mean_square, lr, constants)
+            r, rate, factor = memo[place, 1], memo[place, 2], memo[place, 3]
+        else:
+            r, rate, factor = row(r, mean_square, lr, constants)
+        if has_row_state:
+            records[slot, row_state] = r
+        return records.dtype.type(rate), records.dtype.type(factor)
 
     @njit(nogil=True, error_model="numpy")
     def apply(
@@ -112,21 +131,7 @@ def _compile(rule: Rule) -> Any:
         mean_square = 0.0
         if uses_mean_square:
             mean_square = _square(g, i, D) / np.float64(g.shape[1])
-        row_state = state + D * np.uint64(num_states)
-        r = 0.0
-        if has_row_state:
-            r = np.float64(records[slot, row_state])
-        if has_row_state and not uses_mean_square:
-            place = np.uint64(r) % np.uint64(_MEMO)
-            if memo[place, 0] != r:
-                memo[place, 0] = r
-                memo[place, 1], memo[place, 2], memo[place, 3] = row(r, mean_square, lr, constants)
-            r, rate, factor = memo[place, 1], memo[place, 2], memo[place, 3]
-        else:
-            r, rate, factor = row(r, mean_square, lr, constants)
-        c0, c1 = records.dtype.type(rate), records.dtype.type(factor)
-        if has_row_state:
-            records[slot, row_state] = r
+        c0, c1 = rates(records, slot, state + D * np.uint64(num_states), mean_square, lr, constants, memo)
         zero = records.dtype.type(0)
         if num_states == 0:
             for d in range(D):
@@ -144,7 +149,23 @@ def _compile(rule: Rule) -> Any:
                 records[slot, state + d] = a
                 records[slot, state + D + d] = b
 
-    return apply
+    @njit(nogil=True, error_model="numpy")
+    def apply_idle(records: Any, slots: Any, count: Any, D: Any, lr: Any, constants: Any, h: Any, memo: Any) -> None:
+        zero = records.dtype.type(0)
+        for k in range(count):
+            slot = slots[k]
+            c0, c1 = rates(records, slot, D * np.uint64(num_states + 1), 0.0, lr, constants, memo)
+            for d in range(D):
+                a = records[slot, D + d] if num_states > 0 else zero
+                b = records[slot, D + D + d] if num_states > 1 else zero
+                w, a, b = element(records[slot, d], zero, a, b, c0, c1, h)
+                records[slot, d] = w
+                if num_states > 0:
+                    records[slot, D + d] = a
+                if num_states > 1:
+                    records[slot, D + D + d] = b
+
+    return apply, apply_idle
 
 
 @njit(nogil=True, cache=True)
@@ -246,6 +267,7 @@ def _ask(records: Any, grad: Any, items: Any, first: Any, stop: Any, base: Any, 
 
 
 apply_rule: Any = None  # what _compile returns, given by update_kernel
+apply_idle: Any = None
 KIND = FP32  # the type of the weights, likewise
 
 
@@ -277,7 +299,7 @@ def _update(
     state = D if KIND == FP32 else (D + np.uint64(1)) // np.uint64(2)
     w = np.empty((1, grad.shape[1]), dtype=records.dtype)
     g = np.empty((1, grad.shape[1]), dtype=grad.dtype)
-    zeros = np.zeros((1, grad.shape[1]), dtype=grad.dtype)
+    idle = np.empty(_IDLE, dtype=np.uint64)  # slots of rows that have no gradient, gathered up
     memo = np.full((_MEMO, 4), np.nan)
     histogram = np.empty(_DIGITS, dtype=np.int64)
     lr = numbers[0]
@@ -287,7 +309,7 @@ def _update(
         count, largest = _collect(slots, spans, parts[p], scratch[thread, 0])
         items = _sort(scratch[thread, 0], scratch[thread, 1], count, largest, histogram)
         i, asked = 0, 0
-        next_row = residue
+        next_row, num_idle = residue, np.uint64(0)
         while i < count or (whole_table and next_row < rows):
             row = np.int64(items[i] >> _S32) if i < count else rows
             if whole_table:
@@ -298,7 +320,11 @@ def _update(
                 i += 1
             slot = np.uint64(base + row)
             if plain and KIND == FP32 and i == first:  # a row of a whole table that the batch does not hold
-                apply_rule(records, slot, records, slot, state, zeros, np.uint64(0), lr, constants, h, memo)
+                idle[num_idle] = slot
+                num_idle += np.uint64(1)
+                if num_idle == _IDLE:
+                    apply_idle(records, idle, num_idle, D, lr, constants, h, memo)
+                    num_idle = np.uint64(0)
                 continue
             ahead = min(count, i + _AHEAD)
             _ask(records, grad, items, asked, ahead, base, out_rows)
@@ -322,6 +348,7 @@ def _update(
             _sum(grad, items, first, i, out_rows, scale, g)
             _prepare(records, slot, g, i - first, numbers)
             apply_rule(records, slot, records, slot, state, g, np.uint64(0), lr, constants, h, memo)
+        apply_idle(records, idle, num_idle, D, lr, constants, h, memo)
 
 
 @cache
@@ -331,7 +358,8 @@ def update_kernel(rule: Rule, kind: int = FP32) -> Any:
     The rule goes in through the globals: through a closure, Numba would compile anew in every process; through a switch on
     a number, the update takes a fifth longer.
     """
-    namespace = {**globals(), "apply_rule": _compile(rule), "KIND": kind}
+    apply, idle = _compile(rule)
+    namespace = {**globals(), "apply_rule": apply, "apply_idle": idle, "KIND": kind}
     function = types.FunctionType(_update.__code__, namespace, f"update_{rule.name}_{kind}_{_SOURCE}")
     function.__qualname__, function.__module__ = function.__name__, __name__
     return njit(nogil=True, cache=True, error_model="numpy")(function)

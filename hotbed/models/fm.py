@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from hotbed.models.base import Model
-from hotbed.models.layers import LinearTerm, fm_interaction, split_first_order
+from hotbed.models.factorized import factorized
+from hotbed.models.layers import LinearTerm
 
 
 class FM(Model):
@@ -27,5 +28,4 @@ class FM(Model):
         return dim + 1
 
     def logits(self, vectors: Tensor, dense: Tensor) -> Tensor:
-        embeddings, weights = split_first_order(vectors)
-        return self.linear(weights, dense) + fm_interaction(embeddings)
+        return self.linear.add_to(factorized(vectors)[1], dense)

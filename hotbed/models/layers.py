@@ -88,7 +88,11 @@ class LinearTerm(nn.Module):
         self.register_parameter("weight", weight)
 
     def forward(self, id_weights: Tensor, dense: Tensor) -> Tensor:
-        total = id_weights.sum(dim=1) + self.bias
+        return self.add_to(id_weights.sum(dim=1), dense)
+
+    def add_to(self, total: Tensor, dense: Tensor) -> Tensor:
+        """total [B] + bias + <u, dense>."""
+        total = total + self.bias
         return total if self.weight is None else torch.addmv(total, dense, self.weight)
 
 

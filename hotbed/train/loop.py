@@ -35,7 +35,7 @@ from hotbed.train.checkpoint import (
 )
 from hotbed.train.evaluate import Evaluation, evaluate
 from hotbed.train.files import check_folder, write_folder
-from hotbed.train.first_use import load_kernels
+from hotbed.train.first_use import load_kernels, load_reader
 from hotbed.train.interval import Interval
 from hotbed.train.log import MetricsLog, NoLog, Record
 from hotbed.train.model_folder import load_weights, save_weights, send_weights
@@ -157,6 +157,7 @@ class Training:
         """Step until there is a reason to end, or `stop` asks for it; save a checkpoint; return the reason."""
         if self.learner.device.type == "cpu":
             load_kernels(self.learner.tables, self.loaders.train.dataset.schema)
+            load_reader(self.loaders.train.dataset)
         self.observer.begin(self.progress, self.total_steps)
         self._session_since = time.perf_counter()
         self._go_on()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hotbed
+from hotbed.data.dataset import Dataset
 from hotbed.train import first_use
 from tests.data.small import make_dataset
 
@@ -46,4 +47,20 @@ def test_every_kind_once(schema, monkeypatch):
 
 def test_tables_of_dynamic_ids_load_in_their_first_step(schema):
     first_use.load_kernels(tables_of(rows=None, hbm="1MiB"), schema)
+    assert not first_use._loaded
+
+
+def test_the_reader_reads_a_split_that_is_held_out_once(tmp_path, monkeypatch):
+    make_dataset(tmp_path / "data", {"train": [40], "valid": [30, 30]}, bags=True)
+    dataset, asked = Dataset.open(tmp_path / "data"), []
+    split = Dataset.split
+    monkeypatch.setattr(Dataset, "split", lambda self, name: asked.append(name) or split(self, name))
+    first_use.load_reader(dataset)
+    first_use.load_reader(dataset)
+    assert asked == ["valid"]
+
+
+def test_rows_that_are_trained_on_are_not_read_before(tmp_path):
+    make_dataset(tmp_path / "data", {"train": [40]}, bags=True)
+    first_use.load_reader(Dataset.open(tmp_path / "data"))
     assert not first_use._loaded

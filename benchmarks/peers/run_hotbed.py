@@ -51,7 +51,12 @@ def config_of(job: Job) -> RunConfig:
     return RunConfig(
         data=DataConfig(path=job.dataset, batch_size=job.batch_size),
         model=ModelConfig(name=job.model, dim=job.dim, options=options),
-        tables=TablesConfig(optimizer="adam", lr=job.lr, init=f"normal({job.init_std})"),
+        tables=TablesConfig(
+            optimizer="adam",
+            lr=job.lr,
+            init=f"normal({job.init_std})",
+            decay_scope="table",  # Adam of the peers moves every row at every step
+        ),
         dense=DenseConfig(optimizer="adam", lr=job.lr),
         train=TrainConfig(epochs=job.epochs, seed=job.seed, eval_every=job.eval_every, device="cpu", keep_best=False),
     )

@@ -127,7 +127,7 @@ def test_a_cache_that_cannot_hold_a_batch(hotbed, tmp_path):
     for flags in (("--cache", share), ("--hbm", hbm, "--memory", "64MiB")):
         result = hotbed("train", *CLICKS, "--out", run, "--overwrite", *flags)
         assert result.code == 0, result.err
-        assert re.search(r"16,522 rows in 26 tables with 2,[5-9]\d\d of them", result.err)
+        assert re.search(r"16,522 rows in 26 tables \(.* KiB\), 2,[5-9]\d\d of them", result.err)
     result = hotbed("train", *CLICKS, "--out", run, "--overwrite", "--hbm", hbm, "--memory", "100KiB")
     assert "the rows behind the cache need" in result.err
 

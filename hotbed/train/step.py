@@ -63,7 +63,7 @@ class Learner:
         # Batch norm knows no variance of a single sample: such a last batch is scored as in evaluation, and still learned.
         clock = self.tables.clock
         clock.step()
-        self.model.train(batch.size > 1)
+        self._set_mode(batch.size > 1)
         clock.enter(LOOK_UP)
         vectors = self.tables(batch.ids, batch.bags or None)
         clock.enter(MODEL)
@@ -79,7 +79,7 @@ class Learner:
             logits = batch.labels
             loss = vectors.sum()
         if self.optimizer is not None:
-            self.optimizer.zero_grad(set_to_none=True)
+            _forget_gradients(self.optimizer)
         loss.backward()  # type: ignore[no-untyped-call]
         clock.enter(DENSE)
         if isinstance(self.optimizer, KStepAdam):
@@ -97,16 +97,28 @@ class Learner:
     @torch.no_grad()
     def score(self, batch: Batch) -> Tensor:
         """Logits [B], with nothing learned."""
-        self.model.eval()
+        self._set_mode(False)
         vectors = self.tables(batch.ids, batch.bags or None)
         return self.model(vectors, batch.dense) if batch.size else batch.labels
 
+    def _set_mode(self, training: bool) -> None:
+        if self.model.training != training:  # torch takes 10 us for every layer, also where nothing changes
+            self.model.train(training)
+
     def set_rate(self, factor: float) -> None:
         """Multiply the configured learning rates of rows and dense weights by `factor` for the steps that follow."""
-        self.tables.lr_factor = factor
+        if self.tables.lr_factor != factor:
+            self.tables.lr_factor = factor
         if self.optimizer is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.dense_lr * factor
+
+
+def _forget_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """What zero_grad does, without its 40 us of hooks."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 @contextmanager

@@ -29,7 +29,9 @@ def load_reader(dataset: Dataset) -> None:
     """Read a row group of a split that is held out, shuffled as in training; nothing where all rows are trained on."""
     held_out = [split for split in dataset.schema.splits if split != "train"]
     if held_out and "reader" not in _loaded:
-        with closing(Loader(dataset, held_out[0], batch_size=64, shuffle=True, shuffle_rows=1, threads=1).epoch(0)) as read:
+        with closing(
+            Loader(dataset, held_out[0], batch_size=64, shuffle=True, shuffle_rows=1, threads=1).epoch(0)
+        ) as read:
             next(read, None)
         _loaded.add("reader")
 

@@ -222,6 +222,7 @@ def _say(found: dict[str, Any], given: argparse.Namespace, log: Path) -> None:
             "candidates",
             "context",
             "spread",
+            "map",
             "gigabytes",
             "memory",
             "updates",

@@ -49,11 +49,14 @@ def names() -> tuple[list[str], list[str]]:
 
 
 def make_run(folder: Path, gigabytes: float, updates: int) -> Path:
-    """FOLDER/run with 1 + updates checkpoints."""
+    """FOLDER/run with 1 + updates checkpoints, or more."""
     marker = folder / "made.json"
     settings = {"gigabytes": gigabytes, "updates": updates, "format": 2}
-    if marker.is_file() and json.loads(marker.read_text()) == settings:
-        return folder / "run"
+    if marker.is_file():
+        made = json.loads(marker.read_text())
+        if made["updates"] >= updates and made == {**settings, "updates": made["updates"]}:
+            return folder / "run"
+        marker.unlink()  # what is made below may fail half way
     rows = int(gigabytes * 1e9 / (4 * (DIM + 1)) / IDS)
     numbers, ids = names()
     prepare(

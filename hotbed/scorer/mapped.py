@@ -1,8 +1,8 @@
 """A file in, the address of its bytes out: rows that are copied from memory instead of being read by a system call each.
 
-Four to five times as fast where the page cache has the file (0.5 us a row against 2 us on a virtual machine). The price: pages
-that were touched count as memory of the process, though the system takes them back when it needs them; and where a disk fails,
-or somebody cuts a file of the model short, the system ends the process instead of reporting an error. Hence it is asked for.
+Where the page cache has the file, a look-up that misses the cache costs less. The price: pages that were touched count as
+memory of the process, though the system takes them back when it needs them; and where a disk fails, or somebody cuts a file of
+the model short, the system ends the process instead of reporting an error. Hence it is asked for.
 """
 
 from __future__ import annotations

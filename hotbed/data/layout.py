@@ -116,6 +116,7 @@ def _mistakes(chunk: Chunk, wishes: Wishes, label: str) -> list[str]:
     if EVERY_OTHER in wishes.dense and EVERY_OTHER in wishes.ids:
         mistakes.append("--dense and --ids cannot both take every other column (*).")
     part_of: dict[str, str] = {label: "--label"}
+    there = [*chunk.columns, *chunk.unread]
     for option, names in (
         ("--time", [wishes.time] if wishes.time else []),
         ("--dense", wishes.dense),
@@ -126,8 +127,8 @@ def _mistakes(chunk: Chunk, wishes: Wishes, label: str) -> list[str]:
         for name in names:
             if name == EVERY_OTHER and option in ("--dense", "--ids"):
                 continue
-            if name not in chunk.columns and option != "--drop":
-                mistakes.append(f"{option} {name}: no such column. The columns are: {', '.join(chunk.columns)}.")
+            if name not in there:
+                mistakes.append(f"{option} {name}: no such column. The columns are: {', '.join(there)}.")
             if part_of.setdefault(name, option) != option:
                 mistakes.append(f"column {name} is in both {part_of[name]} and {option}. It can have one part only.")
     for name, separator in wishes.multi.items():

@@ -68,14 +68,15 @@ class TableFormat:
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise FormatError(f"{path} names {', '.join(twice)} more than once. Column names must differ.")
-            batch = batch.select([name for name in names if self._wanted(name)])
+            unread = tuple(name for name in names if not self._wanted(name))
+            batch = batch.select([name for name in names if name not in unread])
             lines = np.arange(reel.first_line + done, reel.first_line + done + batch.num_rows, dtype=np.int64)
             done += batch.num_rows
 
             def show(i: int, batch: pa.RecordBatch = batch) -> str:
                 return shown_row(batch, i)
 
-            yield Chunk(str(path), read_columns(batch, path, self._time), lines, show, [], 0)
+            yield Chunk(str(path), read_columns(batch, path, self._time), lines, show, [], 0, unread)
 
     def _batches(self, reel: Reel) -> Iterator[pa.RecordBatch]:
         end = len(self._data) if reel.end is None and not _is_dataset(self._data) else reel.end

@@ -449,6 +449,11 @@ SETTINGS: dict[str, tuple[list[str], str]] = {
     "multi without separator": (["--multi", "city"], "COLUMN:SEPARATOR"),
     "multi with a long separator": (["--multi", "city:||"], "separator"),
     "two parts": (["--dense", "age", "--ids", "age"], "age is in both --dense and --ids"),
+    "unknown dropped column": (
+        ["--drop", "cty"],
+        "--drop cty: no such column. The columns are: label, city, age, price",
+    ),
+    "one unknown dropped column of two": (["--drop", "age,cty"], "--drop cty: no such column"),
     "label dropped": (["--drop", "label"], "label is in both --label and --drop"),
     "label as id": (["--ids", "label"], "label is in both"),
     "every other twice": (["--dense", "*", "--ids", "*"], "cannot both"),
@@ -476,6 +481,20 @@ def test_a_wrong_setting_is_refused(tmp_path, arguments, message):
     assert "Traceback" not in output
     assert message in " ".join(output.split())
     assert [path.name for path in tmp_path.iterdir()] == ["f.csv"]
+
+
+@pytest.mark.parametrize("kind", ["f.parquet", "f.arrow", "table"])
+def test_columns_to_drop_are_looked_for_in_tables_too(tmp_path, kind):
+    table = pa.table({"label": [0, 1], "city": ["a", "b"], "odd": [{"x": 1}, {"x": 2}]})
+    given = table if kind == "table" else tmp_path / kind
+    if kind == "f.parquet":
+        pq.write_table(table, given)
+    elif kind == "f.arrow":
+        with pa.ipc.new_file(given, table.schema) as writer:
+            writer.write_table(table)
+    prepare([given], tmp_path / "out", drop=["odd"])
+    with pytest.raises(ConfigError, match=r"--drop od: no such column\. The columns are: label, city, odd"):
+        prepare([given], tmp_path / "other", drop=["odd", "od"])
 
 
 def test_all_mistakes_about_columns_come_together(tmp_path):

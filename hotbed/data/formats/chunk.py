@@ -96,6 +96,7 @@ class Chunk:
     show: Callable[[int], str]  # row -> its raw text, for the quarantine
     bad: list[BadRow]
     bytes_read: int  # on disk, from the start of the reel to the end of this chunk
+    unread: tuple[str, ...] = ()  # columns of the file that nobody wants
 
 
 class Format(Protocol):

@@ -75,7 +75,7 @@ class ParquetFormat:
                     found = next(batches, None)
                 if found is None:
                     return
-                batch, total = found
+                batch, total, unread = found
                 columns = read_columns(batch, path, self._time)
                 first = reel.first_line + done
                 lines = np.arange(first, first + batch.num_rows, dtype=np.int64)
@@ -85,18 +85,20 @@ class ParquetFormat:
                     return shown_row(batch, i)
 
                 read = size if total is None else size * done // max(total, 1)
-                yield Chunk(str(path), columns, lines, show, [], read)
+                yield Chunk(str(path), columns, lines, show, [], read, unread)
 
-    def _batches(self, raw: BinaryIO, path: Path, reel: Reel) -> Iterator[tuple[pa.RecordBatch, int | None]]:
-        """Record batches of at most CHUNK_ROWS rows, and the rows of the whole reel where known."""
+    def _batches(
+        self, raw: BinaryIO, path: Path, reel: Reel
+    ) -> Iterator[tuple[pa.RecordBatch, int | None, tuple[str, ...]]]:
+        """Record batches of at most CHUNK_ROWS rows, the rows of the whole reel where known, and columns left unread."""
         if _is_parquet(raw):
             file = pq.ParquetFile(raw)
-            names = self._wanted(file.schema_arrow.names, path)
+            names, unread = self._wanted(file.schema_arrow.names, path)
             end = file.metadata.num_row_groups if reel.end is None else reel.end
             groups = list(range(reel.begin, end))
             total = sum(file.metadata.row_group(i).num_rows for i in groups)
             for batch in file.iter_batches(CHUNK_ROWS, row_groups=groups, columns=names, use_threads=False):
-                yield batch.select(names), total
+                yield batch.select(names), total, unread
             return
         if raw.read(6) == b"ARROW1":
             raw.seek(0)
@@ -106,17 +108,19 @@ class ParquetFormat:
             raw.seek(0)
             reader = pa.ipc.open_stream(raw)
             stored = iter(reader)
-        names = self._wanted(reader.schema.names, path)
+        names, unread = self._wanted(reader.schema.names, path)
         for batch in stored:
             batch.validate(full=True)
             for start in range(0, batch.num_rows, CHUNK_ROWS):
-                yield batch.slice(start, CHUNK_ROWS).select(names), None
+                yield batch.slice(start, CHUNK_ROWS).select(names), None, unread
 
-    def _wanted(self, names: list[str], path: Path) -> list[str]:
+    def _wanted(self, names: list[str], path: Path) -> tuple[list[str], tuple[str, ...]]:
+        """The columns to read, and the others."""
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise FormatError(f"{path} names {', '.join(twice)} more than once. Column names must differ.")
-        return [name for name in names if self._wants(name)]
+        wanted = [name for name in names if self._wants(name)]
+        return wanted, tuple(name for name in names if name not in wanted)
 
 
 def shown_row(batch: pa.RecordBatch, row: int) -> str:

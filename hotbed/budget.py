@@ -10,12 +10,11 @@ their memory is for the index of ids, which says how many there can be, and what
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hotbed.cache import BYTES_PER_SLOT
+from hotbed.cache import BYTES_PER_SLOT, share_of, with_some_to_spare
 from hotbed.dynamic import BYTES_PER_ID, IdRoom
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.ids import MAX_ROWS
@@ -224,22 +223,28 @@ def cache_share(cache: float | None, hbm: str | int | None, groups: Sequence[Row
 
 
 class Enough(NamedTuple):
-    """The smallest cache that will do, as options say it."""
+    """A cache that will do, as options say it."""
 
     num_slots: int
     share: str | None  # of --cache; None: rows have no number
     option: str  # hbm, or memory where that is the cache
     amount: str  # of it
 
+    def __str__(self) -> str:
+        """As a command line takes it."""
+        share = f"--cache {self.share} or " if self.share is not None else ""
+        return f"{share}--{self.option} {self.amount}"
 
-def enough_for(needed: int, rows: int | None, record: int, *, on_ssd: bool = False, num_groups: int = 1) -> Enough:
+
+def enough_for(
+    needed: int, rows: int | None, record: int, *, on_ssd: bool = False, num_groups: int = 1, to_spare: bool = True
+) -> Enough:
     """For batches of which one needs so many rows of a group; `rows` is None for dynamic ids.
 
-    Distinct rows of equally large batches scatter by less than the root of their number; four times that on top holds the
-    largest of a long epoch, too. Where some ids are dynamic and others not, each kind has half of the bytes at least. `on_ssd`:
-    there is no memory between the cache and the ssd.
+    `to_spare`: with room for batches that need a little more, else the least. Where some ids are dynamic and others not, each
+    kind has half of the bytes at least. `on_ssd`: there is no memory between the cache and the ssd.
     """
-    num_slots = needed + 4 * math.isqrt(needed)
+    num_slots = with_some_to_spare(needed) if to_spare else needed
     if rows is None:
         num_bytes = num_slots * (record + BYTES_PER_SLOT) * num_groups
         return Enough(num_slots, None, *(("memory", typed(2 * num_bytes)) if on_ssd else ("hbm", typed(num_bytes))))
@@ -247,7 +252,7 @@ def enough_for(needed: int, rows: int | None, record: int, *, on_ssd: bool = Fal
     num_bytes = num_slots * (record + BYTES_PER_SLOT)
     if on_ssd:
         return Enough(num_slots, None, "memory", typed(num_bytes + rows * SSD_BYTES_PER_KEY))
-    return Enough(num_slots, f"{math.ceil(1e4 * num_slots / rows) / 1e4:g}", "hbm", typed(num_bytes))
+    return Enough(num_slots, share_of(num_slots, rows), "hbm", typed(num_bytes))
 
 
 def check_host(memory: str | int | None, groups: Sequence[Rows]) -> None:

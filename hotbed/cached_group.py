@@ -330,11 +330,15 @@ class CachedGroup(StoredGroup):
 
     def _explain(self, error: BudgetError) -> BudgetError:
         rows, record = self.num_rows if self.ids is None else None, self.layout.width * 4
-        enough = enough_for(error.num_slots, rows, record, on_ssd=isinstance(self.store, SsdStore))
+        enough, least = (
+            enough_for(error.num_slots, rows, record, on_ssd=isinstance(self.store, SsdStore), to_spare=to_spare)
+            for to_spare in (True, False)
+        )
+        spare = f", which leaves some to spare ({least} holds this batch)" if least != enough else ""
         share = f"cache={enough.share} (--cache {enough.share}) or " if enough.share else ""
         return BudgetError(
             f"{error} For tables of dim {self.layout.dim} that is {share}{enough.option}={enough.amount!r} "
-            f"(--{enough.option} {enough.amount}), with some to spare for batches that need a little more.",
+            f"(--{enough.option} {enough.amount}){spare}.",
             error.num_slots,
         )
 

@@ -171,15 +171,16 @@ class Counted(NamedTuple):
 
 
 def too_small(counted: Counted, needed: int, num_slots: int, amounts: Amounts, *, on_ssd: bool = False) -> BudgetError:
-    """The error for a cache that cannot hold a batch, with the smallest that can; `on_ssd`: memory is the cache."""
+    """The error for a cache that cannot hold a batch, with those that can; `on_ssd`: memory is the cache."""
     rows = None if amounts.has_dynamic else amounts.rows
-    enough = enough_for(needed, rows, amounts.record, on_ssd=on_ssd, num_groups=len(amounts.groups))
-    ways = f"--{enough.option} {enough.amount}"
-    if enough.share is not None:
-        ways = f"--cache {enough.share} or {ways}"
+    enough, least = (
+        enough_for(needed, rows, amounts.record, on_ssd=on_ssd, num_groups=len(amounts.groups), to_spare=to_spare)
+        for to_spare in (True, False)
+    )
+    spare = f", which leaves some to spare ({least} holds the batches counted)" if least != enough else ""
     return BudgetError(
-        f"the cache is too small: {counted} needs {needed:,} rows at once, and the cache holds {num_slots:,}. Take {ways} or "
-        f"more, or smaller batches (--set {counted.setting}=N).",
+        f"the cache is too small: {counted} needs {needed:,} rows at once, and the cache holds {num_slots:,}. Take {enough} "
+        f"or more{spare}, or smaller batches (--set {counted.setting}=N).",
         enough.num_slots,
     )
 

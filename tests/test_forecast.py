@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from hotbed import Batch, EmbeddingTables, Jagged, Table, optim
 from hotbed.cache import BYTES_PER_SLOT
 from hotbed.errors import BudgetError
 from hotbed.forecast import Counted, Storage, amounts_of, rows_of_batch, table_problems, too_small
+from hotbed.plan import check_fits, trace_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 TABLES = {"user": Table(rows=1000, dim=16), "ad": Table(rows=24, dim=16)}  # records of 32 floats under Adagrad
@@ -91,7 +93,7 @@ def test_both_messages_give_the_same_amounts(needed, enough):
         tables.groups[0].refuse_batch(needed)
     wanted = re.compile(r"--(cache|hbm) ([0-9.]+\w*)")
     assert wanted.findall(before) == wanted.findall(str(caught.value))
-    assert len(wanted.findall(before)) == 2
+    assert len(wanted.findall(before)) == 4
 
 
 @pytest.mark.parametrize(("needed", "enough"), [(400, 480), (7, 15), (1020, 1024)])
@@ -105,3 +107,17 @@ def test_the_smallest_cache_that_will_do(needed, enough):
     share, hbm = re.search(r"--cache (\S+) or --hbm (\S+) or more", str(error)).groups()
     assert round(float(share) * 1024) >= enough
     assert EmbeddingTables(TABLES, optim.Adagrad(lr=0.1), hbm=hbm).groups[0].num_slots >= enough
+    said = re.search(
+        r"which leaves some to spare \(--cache (\S+) or --hbm (\S+) holds the batches counted\)", str(error)
+    )
+    assert needed <= round(float(said[1]) * 1024) <= needed + 1
+    least = EmbeddingTables(TABLES, optim.Adagrad(lr=0.1), hbm=said[2]).groups[0].num_slots
+    assert needed <= least < needed + 10  # --hbm is in whole KiB
+    with pytest.raises(BudgetError) as told:
+        check_fits(trace_of([np.arange(needed)], num_rows=1024), 5)
+    assert f"--cache {share} of" in str(told.value)
+    assert f"({said[1]} holds the batches counted)" in str(told.value)
+
+
+def test_a_batch_of_all_rows_has_nothing_to_spare():
+    assert "to spare" not in str(too_small(Counted("train", 64, 9, 9), 1024, 5, AMOUNTS))

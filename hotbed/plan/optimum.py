@@ -11,13 +11,13 @@ knows the farthest list that is not empty, so the work is one sort of the trace 
 from __future__ import annotations
 
 import heapq
-import math
 from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from hotbed.cache import share_of, with_some_to_spare
 from hotbed.errors import BudgetError
 from hotbed.plan.trace import Trace
 
@@ -48,18 +48,14 @@ def check_fits(trace: Trace, num_slots: int) -> None:
     """A BudgetError when some batch alone has more distinct keys than there are slots."""
     needed = trace.most_keys
     if needed > num_slots:
+        least = share_of(needed, trace.num_rows)
+        share = share_of(min(with_some_to_spare(needed), trace.num_rows), trace.num_rows)
+        spare = f", which leaves some to spare ({least} holds the batches counted)" if least != share else ""
         raise BudgetError(
-            f"one batch needs {needed:,} rows at once, but the cache has {num_slots:,} slots. Give the cache {needed:,} slots "
-            f"or more (--cache {_share(needed, trace.num_rows)} of the {trace.num_rows:,} rows), or take smaller batches "
-            "(--batch-size).",
+            f"one batch needs {needed:,} rows at once, but the cache has {num_slots:,} slots. Take --cache {share} of the "
+            f"{trace.num_rows:,} rows or more{spare}, or smaller batches (--batch-size).",
             needed,
         )
-
-
-def _share(part: int, whole: int) -> str:
-    """part / whole in four digits, rounded up: a share that is enough."""
-    unit = 10.0 ** (math.floor(math.log10(part / whole)) - 3)
-    return f"{min(math.ceil(part / whole / unit) * unit, 1.0):.4g}"
 
 
 @njit(nogil=True, cache=True)

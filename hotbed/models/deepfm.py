@@ -42,7 +42,5 @@ class DeepFM(Model):
 
     def logits(self, vectors: Tensor, dense: Tensor) -> Tensor:
         embeddings, orders = factorized(vectors)
-        # The MLP goes first, so that backward begins with the linear term: a CUDA graph that begins with a matrix product
-        # makes torch warn of a thread without a context.
         deep = self.mlp(join(embeddings, dense)).squeeze(1)
         return self.linear.add_to(orders, dense) + deep

@@ -77,7 +77,7 @@ def graphed(model):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node")  # torch's graphs are recorded on a stream of their own
-@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # the first work of torch's backward thread is a matrix product
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # in a backward that begins with a product
 def test_a_model_in_cuda_graphs_trains_as_the_plain_one():
     assert_close(trained("cuda", graphed), trained("cuda", lambda model: model))
 

@@ -18,25 +18,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from hotbed.data.crew import Crew
 from hotbed.data.formats import Format, guess_format, open_format
 from hotbed.data.inputs import Input, Source, list_sources
 from hotbed.data.job import describe_job, take_over
 from hotbed.data.joined import joined_columns
+from hotbed.data.label_hint import label_hint
 from hotbed.data.layout import Layout, Wishes, choose_layout
 from hotbed.data.merge import IdRule
 from hotbed.data.parse import Progress, Recipe
 from hotbed.data.quarantine import MaxBad, Quarantine
 from hotbed.data.schema import IdMode, Schema, Split
-from hotbed.data.settle import settle
+from hotbed.data.settle import Settled, settle
 from hotbed.data.splits import TRAIN, SplitRule
 from hotbed.data.stages import Job, commit, count_features, negative_label, no_rows, read_files, write_parts
 from hotbed.data.tables import TableFormat
 from hotbed.data.times import TimeColumn
+from hotbed.data.values import LabelReader
 from hotbed.data.workspace import Workspace
 from hotbed.data.write import Finish
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError, DataError, FormatError
 from hotbed.memory import in_words, parse_bytes
 
 IDS_MODES: tuple[IdMode, ...] = ("vocabulary", "hash", "raw")
@@ -118,7 +121,8 @@ def prepare(
         },
     }
     marks = [source.mark() for source in sources]
-    layout, joined = _choose_layout(sources, readers, wishes, limit)
+    first = _first_look(sources, readers, wishes, limit, positive)
+    layout = first.layout
     with _workspace(Path(out), overwrite, crew) as work, crew:
         if crew.rank == 0:
             told = take_over(work, describe_job(settings, sources, layout), sources, marks)
@@ -132,6 +136,7 @@ def prepare(
             recipe=Recipe(layout, splits, rule, positive, clock),
             ids=ids_rule,
             limit=limit,
+            label_hint=first.label_hint,
             memory=num_bytes,
             workers=_workers(workers, num_bytes),
             crew=crew,
@@ -140,6 +145,7 @@ def prepare(
         )
         reels, quarantine = read_files(job, work)
         settled = settle(reels, job.recipe, job.work)
+        _check_positive(settled, positive, first.label_hint)
         features = count_features(job, settled)
         finish = Finish(
             layout.label, tuple(m.fit(spec) for m, spec in zip(settled.moments, layout.dense)), tuple(features)
@@ -179,7 +185,7 @@ def prepare(
         left_out=settled.left_out,
         raw_bytes=job.raw_bytes,
         seconds=time.perf_counter() - started,
-        joined=joined,
+        joined=first.joined,
     )
 
 
@@ -222,19 +228,33 @@ def _readers(sources: list[Source], name: str | None, delimiter: str | None, wis
     ]
 
 
-def _choose_layout(
-    sources: list[Source], readers: list[Format], wishes: Wishes, limit: MaxBad
-) -> tuple[Layout, dict[str, str]]:
-    """What the columns are, judged by the first rows that can be read; and those that look like several ids in one."""
+class _FirstLook(NamedTuple):
+    """What the first rows that can be read say."""
+
+    layout: Layout
+    joined: dict[str, str]  # columns that look like several ids in one, and the separator
+    label_hint: str  # what to say when labels cannot be read
+
+
+def _first_look(
+    sources: list[Source], readers: list[Format], wishes: Wishes, limit: MaxBad, positive: str | None
+) -> _FirstLook:
     quarantine = Quarantine(limit)
     for source, reader in zip(sources, readers):
         for chunk in reader.chunks(source.path):
             if len(chunk.lines):
                 layout = choose_layout(chunk, wishes, reader.typed)
-                return layout, joined_columns(chunk, layout)
+                label = LabelReader(layout.label, positive=positive, signed=reader.name == "libsvm")
+                return _FirstLook(layout, joined_columns(chunk, layout), label_hint(chunk, label))
             quarantine.add(chunk.bad, 0)
     quarantine.check()
     raise no_rows(sources)
+
+
+def _check_positive(settled: Settled, positive: str | None, hint: str) -> None:
+    """A FormatError if --positive names a value that no row has."""
+    if positive is not None and hint and not any(settled.positives.values()):
+        raise FormatError(f"not one row is positive. {hint}")
 
 
 def _memory(memory: str | int) -> int:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hotbed.data.formats.chunk import BadRow
+from hotbed.data.formats.chunk import NOT_UTF8, BadRow, to_utf8
 from hotbed.errors import ConfigError, FormatError
 
 SHOWN_BAD = 3
@@ -45,8 +45,10 @@ class MaxBad:
 class Quarantine:
     """Counts bad rows by reason and ends the job when there are too many."""
 
-    def __init__(self, max_bad: MaxBad) -> None:
+    def __init__(self, max_bad: MaxBad, label_hint: str = "") -> None:
+        """`label_hint` is said when labels cannot be read."""
         self._max_bad = max_bad
+        self._label_hint = label_hint
         self._first: list[BadRow] = []
         self.reasons: Counter[str] = Counter()
         self.good_rows = 0
@@ -73,9 +75,19 @@ class Quarantine:
         if not self._max_bad.exceeded(self.bad_rows, rows):
             return
         first = "\n".join(f"  {row.file}, line {row.line}: {row.reason}: {row.text[:120]!r}" for row in self._first)
-        words = any("is not 0 or 1" in row.reason for row in self._first)
-        label = " A label of two words: --positive VALUE names the one that means 1." if words else ""
         raise FormatError(
             f"{self.bad_rows:,} of {rows:,} rows are bad; at most {self._max_bad} may be (--max-bad). The first:\n{first}\n"
-            f"Is the format right (--format, --label, --delimiter)?{label} If these rows may be left out, raise --max-bad."
+            f"{self._way_out()} If these rows may be left out, raise --max-bad."
         )
+
+    def _way_out(self) -> str:
+        """By what is wrong most often."""
+        reason = self.reasons.most_common(1)[0][0]
+        if reason == NOT_UTF8:
+            return f"{self._first[0].file} is not UTF-8. {to_utf8(self._first[0].file)}"
+        if reason.startswith("label ") and self._label_hint:
+            return self._label_hint
+        words = (
+            " A label of two words: --positive VALUE names the one that means 1." if "is not 0 or 1" in reason else ""
+        )
+        return f"Is the format right (--format, --label, --delimiter)?{words}"

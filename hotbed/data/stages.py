@@ -39,6 +39,7 @@ class Job:
     recipe: Recipe
     ids: IdRule
     limit: MaxBad
+    label_hint: str  # what to say when labels cannot be read
     memory: int
     workers: int
     crew: Crew
@@ -71,7 +72,7 @@ def read_files(job: Job, work: Workspace) -> tuple[list[ReelFacts], Quarantine]:
     reels = used_reels(load_reels(job.work), job.recipe)
     for source, mark in zip(job.sources, job.marks):
         source.check_mark(mark)
-    quarantine = Quarantine(job.limit)
+    quarantine = Quarantine(job.limit, job.label_hint)
     for reel in reels:
         quarantine.count(reel.reasons, reel.first_bad, reel.good_rows)
     quarantine.check()
@@ -104,7 +105,7 @@ def _read_reels(job: Job, work: Workspace, negative: str | None) -> None:
                 return facts
         return parse_reel(task, job.recipe, negative, job.work, step)
 
-    quarantine = Quarantine(job.limit)
+    quarantine = Quarantine(job.limit, job.label_hint)
     rule = job.recipe.rule
     for facts in run_ahead(read, _reel_tasks(job), threads=job.workers, ahead=job.workers):
         quarantine.count(facts.reasons, facts.first_bad, facts.good_rows)

@@ -88,6 +88,10 @@ class LabelReader:
         faults.mark(np.isnan(labels) & ~missing, self._fault())
         return labels
 
+    def reads(self, text: str) -> bool:
+        """Whether `text` is a label."""
+        return not math.isnan(self._label(text))
+
     def _label(self, text: str) -> float:
         """1, 0, or NaN for what is no label."""
         text = text.strip()
@@ -118,6 +122,14 @@ def _one_digit(text: Text) -> bool:
     if not (text.ends - text.starts == 1).all():
         return False
     return bool((text.data[text.starts] >> 1 == ord("0") >> 1).all())
+
+
+def value_text(column: Scalar, row: int) -> str:
+    """A value as --positive names it; empty where it is missing."""
+    missing = (isinstance(column, Integers) and column.missing[row]) or (
+        isinstance(column, Floats) and np.isnan(column.values[row])
+    )
+    return "" if missing else _string(column, row).strip()
 
 
 def _string(column: Scalar, row: int) -> str:

@@ -188,13 +188,59 @@ def test_commands_quote_names_with_spaces(tmp_path):
     assert "--drop 'request id' leaves it out" in output
 
 
+@pytest.mark.parametrize(
+    ("words", "options", "said"),
+    [
+        (("no", "yes"), (), "Values of click: 'no', 'yes'. --positive yes says that 'yes' means 1."),
+        (("1", "-1"), (), "Values of click: '1', '-1'. --positive 1 says"),
+        (
+            ("no", "yes"),
+            ("--positive", "Yes"),
+            "None of the first 60 labels is 'Yes' (--positive). Values of click: 'no', 'yes'. --positive yes",
+        ),
+        (
+            ("no", "no"),
+            ("--positive", "yes"),
+            "not one row is positive. None of the first 60 labels is 'yes' (--positive). Values of click: 'no'. A label has",
+        ),
+        (("a", "b", "c"), (), "Values of click: 'a', 'b', 'c'. A label has two values; --label names another"),
+        (("", ""), (), "Column click is empty. --label names another one."),
+    ],
+)
+def test_labels_that_cannot_be_read_name_the_option_to_paste(tmp_path, words, options, said):
+    raw = write(tmp_path / "f.csv", "click,city", *(f"{words[i % len(words)]},c{i % 9}" for i in range(60)))
+    code, output = run(raw, "--out", tmp_path / "out", *options)
+    assert code == 2
+    assert said in " ".join(output.split())
+    assert "--format" not in output
+
+
+def test_labels_of_numbers_in_a_table(tmp_path):
+    pq.write_table(pa.table({"click": [1, 2, None, 2], "city": list("abab")}), tmp_path / "f.parquet")
+    code, output = run(tmp_path / "f.parquet", "--out", tmp_path / "out")
+    assert code == 2
+    assert "Values of click: '1', '2'. --positive 1 says" in " ".join(output.split())
+
+
+def test_text_of_another_encoding(tmp_path):
+    raw = tmp_path / "f.csv"
+    raw.write_bytes("\n".join(["click,city", *(f"{i % 2},Orléans" for i in range(60))]).encode("latin-1"))
+    code, output = run(raw, "--out", tmp_path / "out")
+    assert code == 2
+    assert "f.csv is not UTF-8. Convert it: iconv -f latin1 -t utf-8" in " ".join(output.split())
+    assert "--format" not in output
+    raw.write_bytes("click,cité\n1,a\n".encode("latin-1"))
+    _, output = run(raw, "--out", tmp_path / "out")
+    assert "iconv -f latin1 -t utf-8" in output
+
+
 def test_a_label_of_words_and_numbers_that_are_ids_have_a_way_out(tmp_path):
     raw = write(
         tmp_path / "f.csv", "income,zip", *(f"{'<=50K' if i % 3 else '>50K'},{10000 + i % 9}" for i in range(60))
     )
     code, output = run(raw, "--out", tmp_path / "out", "--label", "income")
     assert code == 2
-    assert "--positive VALUE names the one that means 1" in output
+    assert "Values of income: '>50K', '<=50K'. --positive '>50K' says that '>50K' means 1." in " ".join(output.split())
     code, output = run(raw, "--out", tmp_path / "out", "--label", "income", "--positive", ">50K")
     assert code == 0, output
     assert "name those that are ids with --ids A,B" in output

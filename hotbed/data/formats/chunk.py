@@ -6,6 +6,7 @@ look the same and no Python object is made per value. An empty span is a missing
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,16 @@ class Lists(NamedTuple):
 
 Scalar = Text | Integers | Floats
 Column = Scalar | Lists | Hashed | Instants
+
+NOT_UTF8 = "not UTF-8"  # why a row is bad
+
+
+def to_utf8(file: str) -> str:
+    """How a file of another encoding becomes one that is read."""
+    return (
+        f"Convert it: iconv -f latin1 -t utf-8 {shlex.quote(file)} > utf8.csv (name its true encoding: latin1, cp1252, "
+        "gbk, shift_jis; unpack a packed file first)."
+    )
 
 
 class Reel(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hotbed.data.formats.blocks import Block, first_line, read_blocks, text_reels
-from hotbed.data.formats.chunk import WHOLE, Chunk, Column, Reel
+from hotbed.data.formats.chunk import NOT_UTF8, WHOLE, Chunk, Column, Reel, to_utf8
 from hotbed.data.formats.split import show_span, split_block
 from hotbed.errors import ConfigError, FormatError
 
@@ -81,8 +81,9 @@ def _header(block: Block, path: Path, delimiter: str) -> tuple[list[str], Block]
         if not rows.bad or not rows.bad[0].reason.startswith("fewer"):
             break
     if rows.bad:
+        way_out = f". {to_utf8(str(path))}" if rows.bad[0].reason == NOT_UTF8 else ""
         raise FormatError(
-            f"{path}: the header (line {line}) cannot be read: {rows.bad[0].reason}: {rows.bad[0].text!r}"
+            f"{path}: the header (line {line}) cannot be read: {rows.bad[0].reason}: {rows.bad[0].text!r}{way_out}"
         )
     names = [column.string(0).strip() for column in rows.text]
     _check_names(names, path)

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from hotbed.data.formats.blocks import Block
-from hotbed.data.formats.chunk import BadRow, Text, shorten
+from hotbed.data.formats.chunk import NOT_UTF8, BadRow, Text, shorten
 
 _NEWLINE, _RETURN = 10, 13
 _FEW, _MANY, _OPEN, _AFTER, _NUL, _UTF8 = 1, 2, 3, 4, 5, 6
@@ -75,7 +75,7 @@ def _reason(code: int, num_columns: int) -> str:
         _OPEN: "a quote is not closed on its line",
         _AFTER: "text after a closing quote",
         _NUL: "a NUL byte",
-        _UTF8: "not UTF-8",
+        _UTF8: NOT_UTF8,
     }[code]
 
 

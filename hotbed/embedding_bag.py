@@ -2,7 +2,8 @@
 
 What differs: the rows are updated in backward by `optimizer`, so they are no parameters and `model.parameters()` does not
 hold them; `sparse` is accepted and means nothing, because gradients are always sparse and never stored; first values come
-from (seed, table, id) and are nearly normal with deviation 1.
+from (seed, table, id) and are nearly normal with deviation 1. `cache`, `hbm`, `memory` and `ssd` are those of EmbeddingTables;
+behind a cache `weight` is a copy, and there is no `max_norm`. `load_state_dict` also takes what an nn.EmbeddingBag saved.
 """
 
 from __future__ import annotations
@@ -47,12 +48,22 @@ class EmbeddingBag(nn.Module):
         optimizer: RowOptimizer | None = None,
         seed: int = 0,
         frozen: bool = False,
+        cache: float | None = None,
+        hbm: str | int | None = None,
+        memory: str | int | None = None,
+        ssd: str | None = None,
     ) -> None:
         super().__init__()
         if mode not in ("sum", "mean", "max"):
             raise ConfigError(f"mode must be 'sum', 'mean' or 'max', not {mode!r}")
         if dtype not in (None, torch.float32):
             raise ConfigError(f"rows are float32; dtype {dtype} is not supported")
+        budgets: dict[str, Any] = {"cache": cache, "hbm": hbm, "memory": memory, "ssd": ssd}
+        if max_norm is not None and any(one is not None for one in budgets.values()):
+            raise ConfigError(
+                f"max_norm={max_norm!r} changes rows as they are read, which rows behind a cache are not; leave out max_norm, "
+                f"or {', '.join(f'{name}=' for name, one in budgets.items() if one is not None)}"
+            )
         if padding_idx is not None:
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise ConfigError(f"padding_idx must lie within the {num_embeddings} rows, not {padding_idx}")
@@ -66,13 +77,15 @@ class EmbeddingBag(nn.Module):
         optimizer = optimizer if optimizer is not None else Adagrad()
         if scale_grad_by_freq:
             optimizer = dataclasses.replace(optimizer, scale_by_count=True)
-        self.tables = EmbeddingTables({_NAME: table}, optimizer, seed=seed, device=device or "cpu", output="dict")
+        self.tables = EmbeddingTables(
+            {_NAME: table}, optimizer, seed=seed, device=device or "cpu", output="dict", **budgets
+        )
         if frozen:
             self.tables.eval()
         if _weight is not None:
             if tuple(_weight.shape) != (num_embeddings, embedding_dim):
                 raise ShapeError(f"_weight must be [{num_embeddings}, {embedding_dim}]; got {list(_weight.shape)}")
-            self.weight.copy_(_weight)
+            self.tables.load_weight(_NAME, _weight)
 
     def train(self, mode: bool = True) -> EmbeddingBag:
         """Train mode, in which frozen rows still do not learn."""
@@ -89,7 +102,7 @@ class EmbeddingBag(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The rows [num_embeddings, embedding_dim]: a view, so writing to it changes them."""
+        """The rows [num_embeddings, embedding_dim]: a view, so writing to it changes them; behind a cache, a copy."""
         return self.tables.weight(_NAME)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
@@ -101,6 +114,14 @@ class EmbeddingBag(nn.Module):
         if self.mode == "max":
             return _maximum(vectors, bags, self.padding_idx)
         return vectors
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """The `weight` of an nn.EmbeddingBag stands for that of the table; the optimizer state stays."""
+        inside = f"{prefix}tables."
+        if f"{prefix}weight" in state_dict and not any(name.startswith(inside) for name in state_dict):
+            weight = state_dict.pop(f"{prefix}weight")
+            state_dict |= {**self.tables.state_dict(prefix=inside), f"{inside}{_NAME}.weight": weight}
+        super()._load_from_state_dict(state_dict, prefix, *others)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"

@@ -97,6 +97,48 @@ def test_frozen_rows_and_eval_mode_still_give_the_weights_a_gradient():
         assert torch.equal(bag.weight, rows)
 
 
+@pytest.mark.parametrize("storage", [{}, {"cache": 0.6}, {"hbm": "2KiB"}])
+def test_the_state_of_torchs_bag_is_taken_and_given_back(storage):
+    theirs, ids = torch.nn.EmbeddingBag(20, 3, mode="sum"), torch.tensor([[1, 2], [7, 7]])
+    ours = hotbed.EmbeddingBag(20, 3, mode="sum", optimizer=optim.Adagrad(lr=0.1), **storage)
+    ours(ids).sum().backward()
+    before = ours.tables.states("table")["sum_of_squares"].clone()
+    assert before.any()
+    both = torch.nn.ModuleDict({"user": ours})
+    assert both.load_state_dict({f"user.{name}": one for name, one in theirs.state_dict().items()}).missing_keys == []
+    assert torch.equal(ours.weight, theirs.weight)
+    assert torch.equal(ours.tables.states("table")["sum_of_squares"], before)
+    torch.testing.assert_close(ours(ids), theirs(ids))
+    other = torch.nn.EmbeddingBag(20, 3)
+    other.load_state_dict(hotbed.interop.state_dict(ours))
+    assert torch.equal(other.weight, theirs.weight)
+    again = hotbed.EmbeddingBag(20, 3)
+    hotbed.interop.load_state_dict(again, other.state_dict())
+    assert torch.equal(again.weight, theirs.weight)
+    again.load_state_dict(hotbed.EmbeddingBag(20, 3, _weight=torch.ones(20, 3)).state_dict())
+    assert torch.equal(again.weight, torch.ones(20, 3))
+    with pytest.raises(RuntimeError, match=r"is \[9, 3\], but the table has \[20, 3\]"):
+        ours.load_state_dict(torch.nn.EmbeddingBag(9, 3).state_dict())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        ours.load_state_dict({})
+
+
+@pytest.mark.parametrize("mode", ["sum", "max"])
+def test_a_bag_behind_a_cache_learns_as_one_without(mode, tmp_path):
+    weight, bags = torch.randn(50, 3), [torch.randint(50, (4, 2)) for _ in range(12)]
+    storages = ({}, {"cache": 0.3}, {"cache": 0.3, "memory": "1MiB", "ssd": f"{tmp_path}:8MiB"})
+    found = []
+    for storage in storages:
+        bag = hotbed.EmbeddingBag(50, 3, mode=mode, _weight=weight, optimizer=optim.Adagrad(lr=0.1), **storage)
+        for ids in bags:
+            bag(ids).square().sum().backward()
+        assert not storage or bag.tables.counters().misses > 15  # slots
+        found.append(bag.weight.clone())
+    assert not torch.equal(found[0], weight)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 def test_first_values_look_like_torchs():
     weight = hotbed.EmbeddingBag(20_000, 8).weight
     assert abs(float(weight.mean())) < 0.01
@@ -111,6 +153,10 @@ def test_mistakes():
         hotbed.EmbeddingBag(5, 3, padding_idx=5)
     with pytest.raises(ConfigError, match="float32"):
         hotbed.EmbeddingBag(5, 3, dtype=torch.float16)
+    with pytest.raises(ConfigError, match="leave out max_norm, or cache="):
+        hotbed.EmbeddingBag(5, 3, max_norm=1.0, cache=0.5)
+    with pytest.raises(ConfigError, match=r"2 % is 0\.02"):
+        hotbed.EmbeddingBag(5, 3, cache=2)
     with pytest.raises(ShapeError, match="_weight"):
         hotbed.EmbeddingBag(5, 3, _weight=torch.zeros(5, 4))
     with pytest.raises(ShapeError, match="offsets"):

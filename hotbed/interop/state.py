@@ -1,6 +1,7 @@
 """Tables in, a state_dict as another library names it out, and back; every name that does not fit is told, all at once.
 
-    embedding_bag   <table>.weight: an nn.ModuleDict of nn.EmbeddingBag or nn.Embedding; of one table also its own `weight`
+    embedding_bag   <table>.weight: an nn.ModuleDict of nn.EmbeddingBag or nn.Embedding; of one table, or of a
+                    hotbed.EmbeddingBag, also its own `weight`
     torchrec        embedding_bags.<table>.weight of an EmbeddingBagCollection, embeddings.<table>.weight of an
                     EmbeddingCollection (tables with pooling "none")
     fbgemm          the flat tensors of SplitTableBatchedEmbeddingBagsCodegen, with Adagrad's sums; or, to load, the list that
@@ -17,6 +18,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from hotbed.embedding_bag import EmbeddingBag
 from hotbed.errors import ConfigError, ShapeError
 from hotbed.interop.fbgemm import Columns, Place, pack, unpack
 from hotbed.optim import Adagrad, RowwiseAdagrad
@@ -28,7 +30,7 @@ _SUMS = {Adagrad: "sum_of_squares", RowwiseAdagrad: "sum_of_mean_squares"}  # th
 
 
 def state_dict(
-    tables: EmbeddingTables,
+    tables: EmbeddingTables | EmbeddingBag,
     *,
     style: Style = "embedding_bag",
     prefix: str = "",
@@ -39,16 +41,18 @@ def state_dict(
 
     `prefix` comes before every name. `place` is where FBGEMM's tables are: host on a CPU, dev in device memory, uvm cached.
     """
-    _check(tables, style)
+    is_bag, tables = isinstance(tables, EmbeddingBag), _checked(tables, style)
     if style == "fbgemm":
         sums = None if weights_only else _SUMS.get(type(tables.optimizer))
         columns = {name: _columns(tables, name, sums) for name in tables.tables}
         return {prefix + name: tensor for name, tensor in pack(columns, place).items()}
+    if is_bag and style == "embedding_bag":
+        return {f"{prefix}weight": _columns(tables, name)["weight"] for name in tables.tables}
     return {prefix + _name(tables, name, style): _columns(tables, name)["weight"] for name in tables.tables}
 
 
 def load_state_dict(
-    tables: EmbeddingTables,
+    tables: EmbeddingTables | EmbeddingBag,
     state: Mapping[str, Any] | Sequence[Tensor],
     *,
     style: Style = "embedding_bag",
@@ -59,7 +63,7 @@ def load_state_dict(
 
     Every table must be there in its shape, and under `prefix` nothing else.
     """
-    _check(tables, style)
+    tables = _checked(tables, style)
     if style == "fbgemm":
         found = _of_fbgemm(tables, state, prefix)
     elif isinstance(state, Mapping):
@@ -77,11 +81,14 @@ def load_state_dict(
         tables._group_of(name).load(name, {what: one.detach() for what, one in kept.items()})
 
 
-def _check(tables: EmbeddingTables, style: str) -> None:
+def _checked(tables: EmbeddingTables | EmbeddingBag, style: str) -> EmbeddingTables:
+    """The tables, which a bag has within."""
+    tables = tables.tables if isinstance(tables, EmbeddingBag) else tables
     if not isinstance(tables, EmbeddingTables):
-        raise ConfigError(f"interop takes hotbed.EmbeddingTables, not {type(tables).__name__}")
+        raise ConfigError(f"interop takes hotbed.EmbeddingTables or hotbed.EmbeddingBag, not {type(tables).__name__}")
     if style not in STYLES:
         raise ConfigError(f"style must be one of {', '.join(STYLES)}, not {style!r}")
+    return tables
 
 
 def _columns(tables: EmbeddingTables, name: str, sums: str | None = None) -> Columns:

@@ -160,7 +160,7 @@ def test_fbgemm_states_that_do_not_fit():
 def test_arguments_that_make_no_sense():
     with pytest.raises(ConfigError, match="style must be one of"):
         state_dict(tables_of(), style="hugectr")
-    with pytest.raises(ConfigError, match=r"takes hotbed\.EmbeddingTables, not ModuleDict"):
+    with pytest.raises(ConfigError, match=r"takes hotbed\.EmbeddingTables or hotbed\.EmbeddingBag, not ModuleDict"):
         state_dict(modules())
     with pytest.raises(ShapeError, match="a mapping of names, not list"):
         load_state_dict(tables_of(), [torch.zeros(1)])

@@ -173,6 +173,7 @@ class Manner(NamedTuple):
 def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner, compiled: Compiled) -> None:
     from hotbed.build import build, compare
     from hotbed.data.describe import describe
+    from hotbed.train.disk_room import check_room
     from hotbed.train.files import write_text
     from hotbed.train.run_data import find_data_or_say
     from hotbed.train.run_folder import alone, default_run, make_run, read_json
@@ -203,9 +204,10 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner,
                     if world.is_first:  # a rank was lost after the end
                         tell(read_json(run_folder / "summary.json"), run_folder)
                     return
-            elif world.is_first:
-                make_run(run_folder, start.overwrite)
             if world.is_first:
+                check_room(built.training, start.overwrite)
+                if not start.resume:
+                    make_run(run_folder, start.overwrite)
                 write_text(run_folder / "config.json", config.to_json())
                 if not start.resume:
                     noted = {"path": str(dataset.path.resolve()), **describe(dataset)}
@@ -302,5 +304,7 @@ def _run(built: Built, quiet: bool, compiled: Compiled) -> None:
         more = [one for one in (compiled_text(compiled), told, after) if one]
         if more and not quiet:
             out().print("\n".join(more), soft_wrap=True)
+    if ending.unsaved:
+        raise RunError(ending.unsaved)
     if not ending.summary["finished"]:
         raise typer.Exit(ending.exit_code)

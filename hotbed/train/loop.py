@@ -22,7 +22,7 @@ import torch
 from hotbed.checkpoint import Policy
 from hotbed.compiling import compile_seconds
 from hotbed.data.loader import Loader
-from hotbed.errors import RunError
+from hotbed.errors import HotbedError, RunError
 from hotbed.optim import Schedule
 from hotbed.train.checkpoint import (
     Best,
@@ -97,6 +97,7 @@ class Training:
         self._watch = Watch(learner.tables, self.world)
         policy = Policy(pace.full_every, pace.keep)
         self._saver = RankSaver(checkpoint_root(run), learner.tables, policy, observer.say, self.world)
+        self.unsaved = ""  # why the checkpoint of the end could not be written
         self._log: MetricsLog | NoLog | None = None
         self._last_valid: tuple[int, Evaluation] | None = None  # step, what was found
         self._restored: Best | None = None  # set when the weights are those of an earlier step
@@ -185,7 +186,7 @@ class Training:
             if leaves:
                 self._ends_after_step(stop)
         reason = INTERRUPTED if stop() else self.reason_to_end()
-        self.save()
+        self._save_last(reason)
         if self._interval and reason != INTERRUPTED:
             self._write_line()
         self._pause()
@@ -220,6 +221,16 @@ class Training:
             self._tidy()
         self._go_on()
 
+    def _save_last(self, reason: str | None) -> None:
+        """Where the disk has no room for the last checkpoint, it may have some for the model, which is smaller."""
+        try:
+            self.save()
+        except HotbedError as error:
+            if reason == INTERRUPTED or self.world.size > 1 or not isinstance(error.__cause__, OSError):
+                raise
+            self.unsaved = str(error)
+            self.observer.say(f"warning: no checkpoint of the end was written; the model is tried next: {error}")
+
     def storage(self, together: bool = True) -> Record:
         """For the summary: what the tiers did and what became of the ids in training; None where there are none.
 
@@ -234,7 +245,7 @@ class Training:
     @property
     def num_failed_checkpoints(self) -> int:
         """Those that the disk refused while training went on."""
-        return self._saver.num_failed
+        return self._saver.num_failed + bool(self.unsaved)
 
     def _tidy(self) -> None:
         """After a checkpoint: remove best weights that none of them names, and the checkpoint of an older format."""

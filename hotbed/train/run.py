@@ -1,6 +1,7 @@
 """A Training in; its files and its summary out, whatever way it ends.
 
 all went well      checkpoint, model/, summary.json with the metrics of valid and test
+full disk          what it has room for: the model without the last checkpoint, or the last checkpoint without the model
 Ctrl-C or SIGTERM  checkpoint, summary.json with "finished": false
 diverged           the last good checkpoint stays, summary.json says why, RunError
 """
@@ -24,6 +25,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.errors import HotbedError, RunError
 from hotbed.group import TableGroup
 from hotbed.tables import EmbeddingTables
+from hotbed.train.disk_room import is_refused_by_disk, what_is_left
 from hotbed.train.evaluate import Evaluation
 from hotbed.train.files import write_text
 from hotbed.train.loop import INTERRUPTED, Training
@@ -51,6 +53,7 @@ class Ending(NamedTuple):
 
     summary: Summary
     exit_code: int
+    unsaved: str = ""  # what the disk refused of a run that has its model
 
 
 def run(training: Training, subject: Subject) -> Ending:
@@ -64,7 +67,8 @@ def run(training: Training, subject: Subject) -> Ending:
             summary = _summary(training, subject, found, INTERRUPTED if found is None else reason, together=True)
             if world.is_first:
                 write_summary(training.run, summary)
-            return Ending(summary, 0 if summary["finished"] else max(world.gather(signals.exit_code)))
+            code = 0 if summary["finished"] else max(world.gather(signals.exit_code))
+            return Ending(summary, code, _unsaved(training) if summary["finished"] else "")
         except (MemoryError, torch.OutOfMemoryError) as error:
             what = str(error).partition("\n")[0] or "of the host"
             reason = f"out of memory at step {training.progress.step} ({what})."
@@ -72,6 +76,8 @@ def run(training: Training, subject: Subject) -> Ending:
             raise RunError(f"{reason} Lower data.batch_size, data.eval_batch_size or model.dim.") from error
         except HotbedError as error:
             _try_summary(training, subject, str(error))
+            if is_refused_by_disk(error):
+                raise RunError(_refused(training, error)) from error
             raise
         except KeyboardInterrupt:  # the second signal
             at_once = True
@@ -92,6 +98,20 @@ def _try_summary(training: Training, subject: Subject, reason: str) -> None:
         if not training.world.is_first:
             return
         write_summary(training.run, _summary(training, subject, None, reason, together=False))
+
+
+def _refused(training: Training, error: HotbedError) -> str:
+    """What the disk did not take, and what there is all the same."""
+    first = f"{training.unsaved} The model does not fit either: " if training.unsaved else ""
+    return f"{first}{error} {what_is_left(training.run)}"
+
+
+def _unsaved(training: Training) -> str:
+    """Of a run whose model was written, and whose last checkpoint was not."""
+    if not training.unsaved:
+        return ""
+    model = f"What was learned is not lost: {training.run / 'model'} is whole."
+    return f"{training.unsaved} {model} But the checkpoint of the end is missing. {what_is_left(training.run)}"
 
 
 def _finish(training: Training, subject: Subject, stop: Callable[[], bool]) -> dict[str, Evaluation] | None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 from hotbed.cli.compiling import BEGINS
 from hotbed.errors import RunError
@@ -98,3 +99,11 @@ def test_scores_that_are_there_are_kept_unless_told_otherwise(hotbed, tmp_path):
     assert "there is no nothing.csv. Give raw files" in hotbed("predict", "run", "nothing.csv", "--out", "s.csv").err
     assert hotbed("predict", "run", "criteo-like:3000", "--out", "scores.csv", "--overwrite").code == 0
     assert (tmp_path / "scores.csv").read_text().startswith('"row"')
+
+
+def test_a_disk_that_cannot_hold_the_run_is_told_before_anything_is_trained(hotbed, tmp_path, monkeypatch):
+    monkeypatch.setattr("hotbed.train.disk_room.shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    told = hotbed("train", *CLICKS, "--out", "run")
+    assert told.code == 2
+    assert re.search(r"run has no room for what the run will save: .* free\. Nothing was trained\..*--out", told.err)
+    assert not (tmp_path / "run").exists()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import signal
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
+from hotbed.train.model_folder import read_card
 from hotbed.train.run import run
 from tests.train.small import lines, model_bytes, saved_step, write_dataset
 
@@ -226,8 +228,28 @@ def test_a_full_disk_is_told(start, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("hotbed.checkpoint.write.write_tensors", full)
-    with pytest.raises(RunError, match=r"cannot write .*checkpoints: No space left on device"):
-        run(built.training, built.subject)
+    ended = run(built.training, built.subject)
+    assert re.search(r"cannot write .*checkpoints: No space left on device", ended.unsaved)
+    assert f"not lost: {tmp_path / 'model'} is whole" in ended.unsaved
+    assert "no checkpoint to go on from" in ended.unsaved
+    assert read_card(tmp_path / "model")["model"]["name"] == ended.summary["model"]
+    assert ended.summary["failed_checkpoints"] == 1
+    assert json.loads((tmp_path / "summary.json").read_text())["final"]["test"]["auc"] > 0.5
+
+
+def test_a_disk_too_full_for_the_model_keeps_the_checkpoint_to_go_on_from(start, tmp_path, monkeypatch):
+    built = start(tmp_path)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hotbed.train.model_folder.write_tensors", full)
+        with pytest.raises(RunError, match=r"/model: No space left.*The checkpoint of step 16 is whole: .*--resume"):
+            run(built.training, built.subject)
+    again = start(tmp_path)
+    again.training.resume()
+    assert run(again.training, again.subject).summary["finished"]
 
 
 def test_a_disk_too_full_for_the_summary_does_not_hide_the_cause(start, tmp_path, monkeypatch):

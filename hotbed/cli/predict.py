@@ -35,8 +35,8 @@ def predict_command(
 ) -> None:
     """Score samples: one row each with its label, where there is one, and the predicted probability.
 
-    Raw files are read as `hotbed prepare` read the training data; ids never seen in training count as unknown. Rows that
-    cannot be read are left out; `file` and `line` name those that were scored.
+    Raw files are read as `hotbed prepare` read the training data, and Parquet and Arrow also where that was text. Ids never
+    seen in training count as unknown. Rows that cannot be read are left out; `file` and `line` name those that were scored.
 
     [bold]For example:[/bold]
 
@@ -64,7 +64,7 @@ def predict_command(
             from hotbed.scoring import check_same_ids
             from hotbed.train.predict import predict, raw_batches, split_batches
 
-            model = _open_model(run, memory, device, Wanted(cache, hbm, batch_size))
+            model = open_model(run, memory, device, Wanted(cache, hbm, batch_size))
             reader = None
             if len(inputs) == 1 and not Path(inputs[0]).is_file():
                 dataset = open_dataset(inputs[0])
@@ -98,7 +98,7 @@ class Opened(NamedTuple):
     version: str = ""  # empty: the model that the run ended with
 
 
-def _open_model(place: Path, memory: str | None, device: str, wanted: Wanted) -> Opened:
+def open_model(place: Path, memory: str | None, device: str, wanted: Wanted) -> Opened:
     """The model of a run is loaded whole, unless `memory` is given; everything else is scored from its files."""
     from hotbed.scorer import DEFAULT_MEMORY, load
     from hotbed.scoring import load_learner

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import torch
 
 from hotbed.data.encoded import Encoded, encode, raw_column
-from hotbed.data.formats import Chunk, open_format
+from hotbed.data.formats import Chunk, Format, guess_format, open_format
+from hotbed.data.formats.parquet import stored_types
 from hotbed.data.quarantine import MaxBad, Quarantine
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.values import Bags, LabelReader, standardise
@@ -63,12 +64,8 @@ class RawReader:
                 "Name the format: criteo, csv, parquet or libsvm."
             )
         self._wanted = [spec.name for spec in self.schema.dense] + [raw_column(one) for one in self.schema.features]
-        self._format = open_format(
-            name,
-            delimiter=self._raw.get("delimiter"),
-            wanted={self.schema.label, *self._wanted}.__contains__,
-            label_optional=True,
-        )
+        self._format = self._open(name)
+        self._any_format = format is None
         numbered = [one for one in self.schema.features if one.mode == "vocabulary"] if rows_of is None else []
         self._numberings = {feature.name: _load_numbering(self._directory, feature) for feature in numbered}
         self._rows = rows_of or self._numbered
@@ -80,7 +77,7 @@ class RawReader:
     def located(self) -> Iterator[RawBatch]:
         """Batches with the file and line of every sample. A batch never spans two chunks of a file."""
         for path in self._paths:
-            for chunk in self._format.chunks(path):
+            for chunk in self._format_of(path).chunks(path):
                 encoded = self._encode(chunk, path)
                 self.quarantine.add(encoded.bad, len(encoded.lines))
                 for start in range(0, len(encoded.lines), self._batch_size):
@@ -88,11 +85,43 @@ class RawReader:
                     yield RawBatch(self._batch(encoded, start, stop), str(path), encoded.lines[start:stop])
         self.quarantine.check()
 
+    def _open(self, name: str) -> Format:
+        return open_format(
+            name,
+            delimiter=self._raw.get("delimiter"),
+            wanted={self.schema.label, *self._wanted}.__contains__,
+            label_optional=True,
+        )
+
+    def _format_of(self, path: Path) -> Format:
+        """That of the training data; a model made of text also reads Parquet and Arrow, where they say the same."""
+        if not self._any_format or self._format.name == "parquet" or guess_format(path) != "parquet":
+            return self._format
+        self._check_types(path)
+        return self._open("parquet")
+
+    def _check_types(self, path: Path) -> None:
+        """A FormatError if a column holds what text can spell in several ways: dates and times, and 2.0 or true as ids."""
+        strings = {raw_column(one) for one in self.schema.features if one.source == "string"}
+        unlike = [
+            f"{name} ({kind})"
+            for name, kind in stored_types(path).items()
+            if name in self._wanted and (pa.types.is_temporal(kind) or (name in strings and _many_spellings(kind)))
+        ]
+        if unlike:
+            raise FormatError(
+                f"{path}: the model was trained on {self._format.name} files, where {', '.join(unlike)} is text, and how it "
+                "was spelled there cannot be known. Write it as the same text, or score a file such as the training data was."
+            )
+
     def _encode(self, chunk: Chunk, path: Path) -> Encoded:
         schema = self.schema
         absent = [name for name in dict.fromkeys(self._wanted) if name not in chunk.columns]
         if absent:
-            raise FormatError(f"{path} has no column {', '.join(absent)}, which the dataset was made of.")
+            raise FormatError(
+                f"{path} has no column {', '.join(absent)}, which the dataset was made of. Its columns are: "
+                f"{', '.join([*chunk.columns, *chunk.unread])}."
+            )
         label = None
         if schema.label in chunk.columns:
             label = LabelReader(
@@ -128,6 +157,10 @@ class RawReader:
         """Row numbers for a vocabulary (0 for the unknown), the ids themselves otherwise; int64."""
         numbering = self._numberings.get(feature.name)
         return ids.copy() if numbering is None else numbering.find(ids).astype(np.int64) + 1
+
+
+def _many_spellings(kind: pa.DataType) -> bool:
+    return pa.types.is_boolean(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
 def _load_numbering(directory: Path, feature: IdFeature) -> Numbering:

@@ -115,6 +115,58 @@ def test_parquet_and_csv_of_the_same_rows(tmp_path):
     assert_same(tmp_path / "out", "train", list(RawReader(tmp_path / "out", [tmp_path / "f.parquet"])))
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".bin"])
+def test_a_dataset_made_of_csv_reads_parquet_and_arrow(tmp_path, suffix):
+    text = write(
+        tmp_path / "f.csv", "word,user,label,x,n,tags", "a,5,0,1.5,7,p|q", "b,6,1,,8,", ",,1,2,9,q", ",5,0,3,,p"
+    )
+    prepare([text], tmp_path / "out", ids=["user"], multi={"tags": "|"})
+    table = pa.table(
+        {
+            "label": [False, True, True, False],
+            "user": [5, 6, None, 5],
+            "word": ["a", "b", "", None],
+            "x": [1.5, None, 2.0, 3.0],
+            "n": [7, 8, 9, None],
+            "tags": [["p", "q"], [], ["q"], ["p"]],
+            "day": pa.array([1, 2, 3, 4], type=pa.date32()),
+        }
+    )
+    path = tmp_path / f"g{suffix}"
+    if suffix == ".arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pq.write_table(table, path)
+    assert_same(tmp_path / "out", "train", list(RawReader(tmp_path / "out", [path])))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, 2], type=pa.date32()),
+        pa.array([True, False]),
+        pa.array([True, False]).dictionary_encode(),
+        pa.array([1.0, 2.0]),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_what_text_spells_in_several_ways_is_refused(tmp_path, column):
+    prepare([write(tmp_path / "f.csv", "label,day", "0,a", "1,b")], tmp_path / "out")
+    pq.write_table(pa.table({"label": [0, 1], "day": column}), tmp_path / "g.parquet")
+    with pytest.raises(FormatError, match=r"trained on csv files, where day \(.*\) is text"):
+        list(RawReader(tmp_path / "out", [tmp_path / "g.parquet"]))
+
+
+def test_a_parquet_file_cut_short(tmp_path):
+    prepare([write(tmp_path / "f.csv", "label,s", "0,a", "1,b")], tmp_path / "out")
+    path = tmp_path / "g.parquet"
+    pq.write_table(pa.table({"label": [0, 1], "s": ["a", "b"]}), path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(FormatError, match=r"g\.parquet is not Parquet or Arrow, or is damaged or cut short"):
+        list(RawReader(tmp_path / "out", [path]))
+
+
 def test_labels_may_be_absent(tmp_path):
     path = write(tmp_path / "f.tsv", *(criteo_line(i % 2, {1: i}) for i in range(40)))
     prepare([path], tmp_path / "out")
@@ -156,7 +208,7 @@ def test_too_many_bad_rows(tmp_path):
 def test_a_missing_column_is_named(tmp_path):
     path = write(tmp_path / "f.csv", "label,n,s", "1,1,a", "0,2,b")
     prepare([path], tmp_path / "out")
-    with pytest.raises(FormatError, match="no column s"):
+    with pytest.raises(FormatError, match=r"no column s, which .* Its columns are: label, n\."):
         list(RawReader(tmp_path / "out", [write(tmp_path / "g.csv", "label,n", "1,1")]))
 
 

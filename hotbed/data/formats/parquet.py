@@ -100,13 +100,10 @@ class ParquetFormat:
             for batch in file.iter_batches(CHUNK_ROWS, row_groups=groups, columns=names, use_threads=False):
                 yield batch.select(names), total, unread
             return
-        if raw.read(6) == b"ARROW1":
-            raw.seek(0)
-            reader = pa.ipc.open_file(raw)
+        reader = _open_arrow(raw)
+        if isinstance(reader, pa.RecordBatchFileReader):
             stored = (reader.get_batch(i) for i in range(reader.num_record_batches))
         else:
-            raw.seek(0)
-            reader = pa.ipc.open_stream(raw)
             stored = iter(reader)
         names, unread = self._wanted(reader.schema.names, path)
         for batch in stored:
@@ -121,6 +118,25 @@ class ParquetFormat:
             raise FormatError(f"{path} names {', '.join(twice)} more than once. Column names must differ.")
         wanted = [name for name in names if self._wants(name)]
         return wanted, tuple(name for name in names if name not in wanted)
+
+
+def _open_arrow(raw: BinaryIO) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
+    whole_file = raw.read(6) == b"ARROW1"
+    raw.seek(0)
+    return pa.ipc.open_file(raw) if whole_file else pa.ipc.open_stream(raw)
+
+
+def stored_types(path: Path) -> dict[str, pa.DataType]:
+    """The types of the columns of a Parquet or Arrow file; of lists and dictionaries those of their values."""
+    with open_raw(path) as raw, reading_arrow(path):
+        schema = pq.ParquetFile(raw).schema_arrow if _is_parquet(raw) else _open_arrow(raw).schema
+    types = {}
+    for field in schema:
+        kind = field.type
+        while not pa.types.is_map(kind) and getattr(kind, "value_type", None) is not None:
+            kind = kind.value_type
+        types[field.name] = kind
+    return types
 
 
 def shown_row(batch: pa.RecordBatch, row: int) -> str:

@@ -260,14 +260,17 @@ def _show(report: PrepareReport, compiled: Compiled) -> None:
         share = f"{split.positives:,} ({split.positives / split.rows:.1%})"
         splits.add_row(name, f"{split.rows:,}", share, str(len(split.files)))
     console.print(splits)
-    features = Table("feature", "distinct ids in train", "table rows", "look-ups of row 0", "made of")
+    shared = any(feature.mode == "vocabulary" and feature.unlisted_lookups for feature in schema.features)
+    features = Table(
+        "feature", "distinct ids in train", "table rows", *(["look-ups of row 0"] if shared else []), "made of"
+    )
     for feature in schema.features:
         made = f"{feature.source}s, many per row" if feature.multi else feature.source
         shown = "dynamic" if feature.mode == "raw" else f"{feature.rows:,}"
         about = "about " if feature.counting == "sketch" else ""
         unknown = feature.unlisted_lookups / max(feature.lookups, 1) if feature.mode == "vocabulary" else 0.0
-        unknown_shown = f"{unknown:.1%}" if unknown else ""
-        features.add_row(feature.name, f"{about}{feature.distinct:,}", shown, unknown_shown, made)
+        unknown_shown = [f"{unknown:.1%}" if unknown else ""] if shared else []
+        features.add_row(feature.name, f"{about}{feature.distinct:,}", shown, *unknown_shown, made)
     if schema.features:
         console.print(features)
     for feature in schema.features:

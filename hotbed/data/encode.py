@@ -160,7 +160,7 @@ class RawReader:
 
 
 def _many_spellings(kind: pa.DataType) -> bool:
-    return pa.types.is_boolean(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return bool(pa.types.is_boolean(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def _load_numbering(directory: Path, feature: IdFeature) -> Numbering:

@@ -37,9 +37,9 @@ from hotbed.data.stages import Job, commit, count_features, negative_label, no_r
 from hotbed.data.tables import TableFormat
 from hotbed.data.times import TimeColumn
 from hotbed.data.values import LabelReader
-from hotbed.data.workspace import Workspace
+from hotbed.data.workspace import Workspace, unwritable
 from hotbed.data.write import Finish
-from hotbed.errors import ConfigError, DataError, FormatError
+from hotbed.errors import ConfigError, FormatError
 from hotbed.memory import in_words, parse_bytes
 
 IDS_MODES: tuple[IdMode, ...] = ("vocabulary", "hash", "raw")
@@ -124,6 +124,8 @@ def prepare(
     first = _first_look(sources, readers, wishes, limit, positive)
     layout = first.layout
     with _workspace(Path(out), overwrite, crew) as work, crew:
+        raw_bytes = in_words(sum(mark.size for mark in marks))
+        work.needs = f" prepare needs about as much as the raw text (files of {raw_bytes}), and the dataset beside it."
         if crew.rank == 0:
             told = take_over(work, describe_job(settings, sources, layout), sources, marks)
             if told:
@@ -197,7 +199,7 @@ def _workspace(out: Path, overwrite: bool, crew: Crew) -> Iterator[Workspace]:
         try:
             yield work
         except OSError as error:
-            raise DataError(f"{str(out)!r} cannot be written by rank {crew.rank}: {error}.") from error
+            raise unwritable(out, error, work.path, work.needs) from error
         return
     work.keep = crew.world > 1
     with work:

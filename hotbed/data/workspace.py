@@ -6,13 +6,19 @@ name the same settings. A lock keeps two jobs apart.
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from hotbed.errors import ConfigError, DataError
+from hotbed.memory import in_words
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Workspace:
@@ -28,6 +34,7 @@ class Workspace:
         self._settings = settings
         self._resumable = resumable
         self.keep = False  # whether the work outlives an error
+        self.needs = ""  # what to say of the room that the job takes
         self.path = self._out.parent / f".{self._out.name}.partial"
         self._lock: IO[str] | None = None
 
@@ -51,7 +58,7 @@ class Workspace:
                 if self._settings:
                     note.write_text(self._settings)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            raise DataError(f"{str(self._out)!r} cannot be written: {error}.") from error
+            raise unwritable(self._out, error) from error
         return self
 
     def clear(self, but: tuple[str, ...] = ()) -> None:
@@ -97,12 +104,30 @@ class Workspace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        failed = unwritable(self._out, error, self.path, self.needs) if isinstance(error, OSError) else None
         if self._lock is not None:
             if not (self._settings and kind is KeyboardInterrupt) and not (error is not None and self.keep):
                 shutil.rmtree(self.path, ignore_errors=True)
             self._lock.close()
-        if isinstance(error, OSError):
-            raise DataError(f"{str(self._out)!r} cannot be written: {error}.") from error
+        if failed is not None:
+            raise failed from error
+
+
+def unwritable(out: Path, error: Exception, work: Path | None = None, needs: str = "") -> DataError:
+    """The error for a place that refuses what is written; of a full disk it says how much is there and the way out."""
+    code = getattr(error, "errno", None)
+    reason = os.strerror(code) if code else str(error)
+    if code not in _FULL or work is None:
+        return DataError(f"{str(out)!r} cannot be written: {reason}.")
+    written = 0
+    for path in work.rglob("*"):
+        with suppress(OSError):  # a file that another thread or rank puts in its place
+            written += path.stat().st_size
+    return DataError(
+        f"{str(out)!r} cannot be written: {reason}. {in_words(written)} of it were written when its disk was full; "
+        f"{in_words(shutil.disk_usage(work).free)} are free.{needs} Free some space, or name a folder on another disk "
+        "with --out."
+    )
 
 
 def _is_ours(path: Path) -> bool:

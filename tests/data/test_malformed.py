@@ -652,11 +652,16 @@ def test_a_name_with_nul_cannot_be_written(tmp_path):
 
 def test_a_full_disk(tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(28, "Error writing bytes to file. Detail: [errno 28] No space left on device")
 
     monkeypatch.setattr("hotbed.data.write.pq.write_table", full)
-    with pytest.raises(DataError, match="No space left"):
+    with pytest.raises(
+        DataError, match=r"cannot be written: No space left on device\. [\d.]+ \w+ of it were"
+    ) as caught:
         prepare([write(tmp_path / "f.csv", CSV_HEADER, *GOOD_CSV)], tmp_path / "out")
+    for said in ("are free", "about as much as the raw text (files of ", "on another disk with --out"):
+        assert said in str(caught.value)
+    assert "rrno 28" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["f.csv"]
 
 

@@ -182,6 +182,18 @@ def test_a_row_that_nothing_trains_is_told_once_with_the_way_out(tmp_path):
     assert "nothing trains it" not in output
 
 
+def test_look_ups_of_row_0_have_a_column_where_there_are_some(tmp_path):
+    raw = write(
+        tmp_path / "f.csv", "click,city", *(f"{i % 2},c{i}" for i in range(10)), *(f"{i % 2},d" for i in range(30))
+    )
+    _, output = run(raw, "--out", tmp_path / "all")
+    assert "distinct ids in train" in output
+    assert "look-ups of row 0" not in output
+    _, output = run(raw, "--out", tmp_path / "frequent", "--min-count", "2")
+    assert "look-ups of row 0" in output
+    assert "25.0%" in output
+
+
 def test_commands_quote_names_with_spaces(tmp_path):
     raw = write(tmp_path / "f.csv", "click,request id", *(f"{i % 2},r{i}" for i in range(2000)))
     _, output = run(raw, "--out", tmp_path / "out")

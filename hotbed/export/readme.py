@@ -86,16 +86,17 @@ def _rows(schema: Schema, about: dict[str, Any]) -> str:
         order = "hottest first" if one["order"] == "frequency" else "by id; no counts were at hand"
         order += ", the n-th row is id n" if one["id_is_position"] else ""
         lines.append(
-            f"| {feature.name} | {one['num_rows']:,} | {one['dim']} | {one['pooling']} | {order} | {_absent(one)} |"
+            f"| {feature.name} | {one['num_rows']:,} | {one['dim']} | {one['pooling']} | {order} | {_absent(one, feature)} |"
         )
     return "\n".join([*lines, ""])
 
 
-def _absent(table: dict[str, Any]) -> str:
+def _absent(table: dict[str, Any], feature: IdFeature) -> str:
     if table["hashing"]:
         return f"ids are taken modulo {table['rows']:,}"
     if table["rows"] is not None:
-        return "an error"
+        seen = "; a raw value that was never seen has row 0" if feature.mode == "vocabulary" else ""
+        return f"an error{seen}"
     return "reads `shared` of export.json" if table["shared"] is not None else "reads its first value, see score.py"
 
 
@@ -105,7 +106,9 @@ def _score(schema: Schema, about: dict[str, Any]) -> str:
     packages = "numpy and onnxruntime" + (" and pyarrow" if about["row_format"] == "parquet" else "")
     return f"""## Score without hotbed
 
-`score.py` needs {packages}.{_raw(schema)} Two samples as the dataset has them, in this folder:
+`score.py` needs {packages}.{_raw(schema)}
+
+Two samples as the dataset has them, in this folder:
 
 ```python
 import numpy as np
@@ -127,7 +130,9 @@ def _raw(schema: Schema) -> str:
     row = {one.name: 1.5 for one in schema.dense}
     for one in schema.features:
         row.setdefault(raw_column(one), _raw_example(one))
-    return f""" Two rows as the raw log has them (None is missing; columns that the model does
+    return f"""
+
+Two rows as the raw log has them (None is missing; columns that the model does
 not read may be there), in this folder; looking them up needs pyarrow:
 
 ```python
@@ -138,8 +143,7 @@ row = {json.dumps(row, ensure_ascii=False)}
 print(export.score_rows([row, {{**row, {json.dumps(next(iter(row)), ensure_ascii=False)}: None}}]))
 ```
 
-They score as `hotbed predict` scores them, to 1e-5.
-"""
+They score as `hotbed predict` scores them, to 1e-5."""
 
 
 def _raw_example(feature: IdFeature) -> Any:

@@ -234,7 +234,12 @@ def test_a_raw_value_that_cannot_be_read_is_told(mixed, tmp_path, column, value,
 
 def test_the_readme_scores_raw_rows_without_hotbed(mixed, tmp_path):
     export(mixed[0], tmp_path / "out")
-    code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "\n\nTwo rows as the raw log has them" in text
+    assert "\n\nTwo samples as the dataset has them" in text
+    assert not re.search(r"(?m)^ \S|\n\n\n", text), "a stray blank or line"
+    assert "| an error; a raw value that was never seen has row 0 |" in text
+    code = text.split("```python\n")[1].split("```")[0]
     assert "score_rows" in code
     code = "import sys; sys.modules['hotbed'] = sys.modules['torch'] = None\n" + code
     done = subprocess.run(

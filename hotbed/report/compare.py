@@ -81,6 +81,13 @@ def _lead(named: list[Named]) -> str:
     if not known:
         return "None of them was evaluated."
     name, best = max(known, key=lambda pair: pair[1])
+    same = [one for one, score in known if score == best]
+    if len(same) == len(known) > 1:
+        which = "All runs" if len(same) == len(named) else f"The {len(same)} runs that were evaluated"
+        return f"{which} have the same AUC, {decimal(best)}."
+    if len(same) > 1:
+        names = ", ".join(f"<strong>{text(one, 80)}</strong>" for one in same)
+        return f"Highest AUC, the same of {len(same)} runs: {names}, {decimal(best)}."
     return f"Highest AUC: <strong>{text(name, 80)}</strong>, {decimal(best)}."
 
 

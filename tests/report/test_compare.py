@@ -49,7 +49,7 @@ def test_runs_of_every_kind_on_one_page(runs, tmp_path):
         "5 runs compared",
         "stopped is not finished",
         "begun: metrics.jsonl is missing",
-        "Highest AUC: plain",
+        "The 3 runs that were evaluated have the same AUC, 0.7741.",
     ):
         assert words in page.text
     packed = dict(re.findall(r'<figure id="([\w-]+)">.*?<script type="application/json">(.*?)</script>', text))
@@ -68,6 +68,21 @@ def test_only_settings_that_differ_are_listed(runs, tmp_path):
     assert "batch_size" not in settings
     same = write_comparison([runs[0], runs[0]], tmp_path / "page.html").read_text()
     assert "All settings are the same" in same
+
+
+def test_the_lead_names_the_highest_auc_and_runs_that_share_it(make_run, whole_run, tmp_path):
+    def run(name, auc):
+        summary = whole_run["summary.json"]
+        final = {"test": {**summary["final"]["test"], "auc": auc}}
+        return Path(shutil.move(make_run(**{"summary.json": {**summary, "final": final}}), tmp_path / name))
+
+    low, high, other = run("low", 0.7741), run("high", 0.7841), run("other", 0.7841)
+    for runs, lead in (
+        ([low, high], "Highest AUC: high, 0.7841."),
+        ([high, other], "All runs have the same AUC, 0.7841."),
+        ([low, high, other], "Highest AUC, the same of 2 runs: high, other, 0.7841."),
+    ):
+        assert lead in page_of(runs, tmp_path / "page.html").text
 
 
 def test_differences_are_to_the_first_run(make_run, whole_run, tmp_path):

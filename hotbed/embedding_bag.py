@@ -121,7 +121,7 @@ class EmbeddingBag(nn.Module):
         if f"{prefix}weight" in state_dict and not any(name.startswith(inside) for name in state_dict):
             weight = state_dict.pop(f"{prefix}weight")
             state_dict |= {**self.tables.state_dict(prefix=inside), f"{inside}{_NAME}.weight": weight}
-        super()._load_from_state_dict(state_dict, prefix, *others)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"

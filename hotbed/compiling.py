@@ -1,4 +1,4 @@
-"""What Numba compiles in this process: for how long, and somebody who is told when it begins.
+"""What Numba compiles in this process: for how long, and somebody who is told when it takes long.
 
 A kernel is compiled once on a machine, the larger ones in ten seconds and more, and loaded from then on (kernel_cache.py). That
 is no work of reading or training, so speeds leave it out. Numba compiles under one lock: the seconds of threads never overlap,
@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from numba.core import event
+
+_LEAST_WAIT = 0.25  # seconds between two looks at the clock
 
 
 class _Clock(event.Listener):
@@ -71,17 +73,27 @@ class Compiled:
 
 
 @contextmanager
-def compiled_within(begins: Callable[[], None]) -> Iterator[Compiled]:
-    """What is compiled inside; `begins` is called once, when the first kernel is, by the thread that compiles it."""
-    told = threading.Event()
+def compiled_within(begins: Callable[[], None], after: float = 0.0) -> Iterator[Compiled]:
+    """What is compiled inside; `begins` is called once, by another thread, when it has taken `after` seconds in all."""
+    compiled, ended = Compiled(), threading.Event()
+    waiter: list[threading.Thread] = []
 
-    def tell() -> None:
-        if not told.is_set():
-            told.set()
-            begins()
+    def wait() -> None:
+        while not ended.wait(max(after - compiled.seconds, _LEAST_WAIT)):
+            if compiled.seconds >= after:
+                begins()
+                return
 
-    _clock.watchers.append(tell)
+    def watch() -> None:
+        if not waiter:
+            waiter.append(threading.Thread(target=wait, name="compiling", daemon=True))
+            waiter[0].start()
+
+    _clock.watchers.append(watch)
     try:
-        yield Compiled()
+        yield compiled
     finally:
-        _clock.watchers.remove(tell)
+        ended.set()
+        _clock.watchers.remove(watch)
+        for one in waiter:
+            one.join()

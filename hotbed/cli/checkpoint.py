@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from typer.core import TyperGroup
 
 from hotbed.cli.console import err, out
+from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:
     from hotbed.checkpoint.diff import Diff
 
-checkpoint_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+class _Subcommands(TyperGroup):
+    """Says which there are, to somebody who asks for another."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            close = difflib.get_close_matches(args[0], self.commands, n=1)
+            close = ["diff"] if args[0] == "compare" else close
+            meant = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(
+                f"there is no `hotbed checkpoint {args[0]}`.{meant} There are {', '.join(self.commands)}."
+            )
+        return super().resolve_command(ctx, args)
+
+
+checkpoint_app = typer.Typer(
+    cls=_Subcommands, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
+)
 _RUN = typer.Argument(help="A run folder, a folder of checkpoints, or one checkpoint.")
 _MOST_LINES = 40  # of dense tensors or tables
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,7 +83,7 @@ def _number(text: str) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(
-            f"--id {text} is not a number. A value as the raw log has it goes with --value {text}."
+            f"--id {text} is not a number. A value as the raw log has it goes with --value {shlex.quote(text)}."
         ) from None
 
 
@@ -116,7 +117,8 @@ def _where(found: Explanation) -> str:
 def _gradient_line(found: Explanation) -> str:
     gradient, asked = found.gradient, found.asked
     if gradient is None:
-        return f"  gradient not noted; `hotbed train --watch-rows {asked.table}={asked.id}` notes it"
+        row = shlex.quote(f"{asked.table}={asked.id}")
+        return f"  gradient not noted; `hotbed train --watch-rows {row}` notes it"
     return f"  gradient last of norm {gradient.norm:.4g}, in step {gradient.step:,}; {gradient.updates:,} were noted"
 
 

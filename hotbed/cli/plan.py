@@ -11,6 +11,7 @@ from hotbed.cli.console import err, out
 from hotbed.cli.dataset import open_dataset
 from hotbed.cli.plan_text import advice_text, change_table, outlook_text, parts_table, unfit_text
 from hotbed.cli.plot import curve_text
+from hotbed.cli.settings import share
 
 if TYPE_CHECKING:
     from hotbed.config import RunConfig
@@ -23,7 +24,9 @@ _CALIBRATE = ("auto", "again", "no")
 def plan_command(
     data: str = typer.Argument(help="A dataset directory, or criteo-like, criteo-like:ROWS, adult."),
     hbm: str | None = typer.Option(None, help="Device memory for rows and all that finds them, e.g. 2GiB."),
-    cache: float | None = typer.Option(None, help="The same as a share of the rows, e.g. 0.015."),
+    cache: float | None = typer.Option(
+        None, parser=share, metavar="SHARE", help="The same as a share of the rows, e.g. 0.015."
+    ),
     memory: str | None = typer.Option(None, help="Most host memory for rows behind the cache, e.g. 64GiB."),
     ssd: str | None = typer.Option(None, help="Folder and bytes for rows that memory does not hold, DIR:1TiB."),
     model: str | None = typer.Option(None, help="Model name; `hotbed models` lists them."),

@@ -10,6 +10,7 @@ import typer
 from hotbed.cli.compiling import told_of_compiling
 from hotbed.cli.console import err, out, waiting
 from hotbed.cli.dataset import open_dataset
+from hotbed.cli.settings import share
 from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ def predict_command(
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
     batch_size: int = typer.Option(4096, min=1, help="Samples at once; no effect on the result."),
     cache: float | None = typer.Option(
-        None, help="Share of the rows on the device, e.g. 0.015; the rest in host memory."
+        None,
+        parser=share,
+        metavar="SHARE",
+        help="Share of the rows on the device, e.g. 0.015; the rest in host memory.",
     ),
     hbm: str | None = typer.Option(None, help="The same as bytes of device memory, e.g. 2GiB."),
     memory: str | None = typer.Option(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -81,9 +83,20 @@ def _kept(summary: dict[str, Any]) -> str:
 
 def next_commands(folder: Path) -> str:
     """What a trained model is for."""
-    run = shlex.quote(str(folder))
+    run, command = shlex.quote(str(folder)), as_typed()
     ways = ("evaluate {run}", "predict {run} FILE --out scores.csv", "serve {run}", "export {run}")
-    return "\n".join(f"{'next: ' if not k else '      '}hotbed {way.format(run=run)}" for k, way in enumerate(ways))
+    return "\n".join(f"{'next: ' if not k else '      '}{command} {way.format(run=run)}" for k, way in enumerate(ways))
+
+
+def as_typed() -> str:
+    """`hotbed` as this shell finds it: by its name, else by its path, else as a module of this Python."""
+    if shutil.which("hotbed"):
+        return "hotbed"
+    beside = Path(sys.executable).with_name("hotbed")
+    here = Path.cwd()
+    if not beside.is_file():
+        return f"{shlex.quote(sys.executable)} -m hotbed"
+    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
 
 
 def foretell(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> None:

@@ -16,7 +16,7 @@ from hotbed.cli.console import err, out, waiting
 from hotbed.cli.dataset import open_dataset
 from hotbed.cli.progress import Warnings, watcher
 from hotbed.cli.ranks import Ranks, Start, joined
-from hotbed.cli.settings import cache_flags, read_config, resumed_config
+from hotbed.cli.settings import cache_flags, read_config, resumed_config, share
 from hotbed.cli.told import (
     as_run_file,
     foretell,
@@ -47,7 +47,10 @@ def train_command(
     device: str | None = typer.Option(None, help="auto, cpu, cuda or cuda:N."),
     epochs: int | None = typer.Option(None, help="Passes over the train split."),
     cache: float | None = typer.Option(
-        None, help="Share of the rows on the device, e.g. 0.015; the rest in host memory."
+        None,
+        parser=share,
+        metavar="SHARE",
+        help="Share of the rows on the device, e.g. 0.015; the rest in host memory.",
     ),
     hbm: str | None = typer.Option(None, help="The same as bytes of device memory, e.g. 2GiB."),
     memory: str | None = typer.Option(None, help="Most host memory for rows behind the cache, e.g. 64GiB."),

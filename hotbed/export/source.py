@@ -20,9 +20,9 @@ from hotbed.checkpoint.chain import Entry, chain_of
 from hotbed.checkpoint.warm import warm_start_from
 from hotbed.config import RunConfig, read_tree
 from hotbed.data.dataset import Dataset
-from hotbed.data.embedded import resolve
+from hotbed.data.embedded import is_embedded, resolve
 from hotbed.data.schema import IdFeature, Schema
-from hotbed.errors import DataError, RunError
+from hotbed.errors import ConfigError, DataError, RunError
 from hotbed.export.format import is_export
 from hotbed.ids import Admit
 from hotbed.memory import available_memory, parse_bytes
@@ -105,10 +105,12 @@ def _dataset(given: str | None, named: str, run: Path) -> Dataset | None:
     """Where the user says it is; else where the run found it, if it still is there."""
     if given is not None:
         return resolve(given)
+    if not named:
+        return None
     try:
-        found = Path(find_data(named, run)) if named else None
-        return Dataset.open(found) if found is not None and found.is_dir() else None
-    except DataError:
+        found = find_data(named, run)
+        return resolve(found) if is_embedded(found) or Path(found).is_dir() else None
+    except (DataError, ConfigError):
         return None
 
 

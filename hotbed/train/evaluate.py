@@ -18,7 +18,7 @@ from hotbed.data.loader import Loader
 from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE, World
 from hotbed.train.metrics import Metrics, measure
-from hotbed.train.step import Learner
+from hotbed.train.predict import Scores
 
 
 class Evaluation(NamedTuple):
@@ -30,7 +30,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    learner: Learner, loader: Loader, stop: Callable[[], bool] = lambda: False, world: World = ALONE
+    learner: Scores, loader: Loader, stop: Callable[[], bool] = lambda: False, world: World = ALONE
 ) -> Evaluation | None:
     """Score every sample of the loader's split; None when `stop` asked to end before it was done."""
     labels: list[Tensor] = []

@@ -99,7 +99,7 @@ def no_model(run: Path) -> RunError:
     here = shlex.quote(str(run))
     saved = newest_in(run / "checkpoints") is not None
     meanwhile = (
-        f" Meanwhile `hotbed predict {here}/checkpoints ...`, serve and export take its newest checkpoint."
+        f" Meanwhile `hotbed evaluate {here}/checkpoints`, predict, serve and export take its newest checkpoint."
         if saved
         else ""
     )

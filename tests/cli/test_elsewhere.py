@@ -88,7 +88,7 @@ def test_a_run_that_still_trains_is_told_as_such(hotbed, home, tmp_path, command
     assert told.code == 2
     assert f"{run} is still training" in told.err
     assert f"hotbed top {run}" in told.err
-    assert (f"hotbed predict {run}/checkpoints" in told.err) == checkpoint
+    assert (f"hotbed evaluate {run}/checkpoints" in told.err) == checkpoint
     stopped = hotbed(command, run, *more)
     assert "holds no trained model" in stopped.err
     assert (f"hotbed train --resume {run}" in stopped.err) == checkpoint
@@ -103,3 +103,17 @@ def test_scores_of_a_checkpoint_name_it(hotbed, home, tmp_path):
         told = hotbed("predict", run, "clicks.csv", "--out", tmp_path / "s.csv")
     assert told.code == 0, told.err
     assert re.search(r"100 scores in .*s.csv, by the model step-1-[0-9a-f]{8}", told.out)
+
+
+def test_a_checkpoint_of_an_embedded_dataset_is_measured_and_exported(hotbed, tmp_path):
+    data = ("--data", "criteo-like:3000", "--set", "data.batch_size=256", "--set", "train.keep_best=false")
+    assert hotbed("train", *data, *SMALL, "--out", "run").code == 0
+    whole = hotbed("evaluate", "run").out
+    shutil.rmtree(tmp_path / "run" / "model")  # as if it had been interrupted
+    measured = hotbed("evaluate", "run/checkpoints")
+    assert measured.code == 0, measured.err
+    assert "at step 12 on criteo-like:3000" in " ".join(measured.out.split())
+    assert re.search(r"AUC.*\d\.\d+", measured.out)[0] == re.search(r"AUC.*\d\.\d+", whole)[0]
+    exported = hotbed("export", "run/checkpoints", "--no-onnx", "--out", "exported")
+    assert exported.code == 0, exported.err
+    assert (tmp_path / "exported" / "README.md").is_file()

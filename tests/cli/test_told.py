@@ -7,7 +7,8 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-from hotbed.cli.compiling import BEGINS
+from hotbed.cli.compiling import BEGINS, compiled_text
+from hotbed.cli.told import as_typed, next_commands
 from hotbed.errors import RunError
 
 SMALL = ("--set", "model.dim=4", "--set", "model.options.hidden=[8]", "--set", "train.device=cpu")
@@ -107,3 +108,36 @@ def test_a_disk_that_cannot_hold_the_run_is_told_before_anything_is_trained(hotb
     assert told.code == 2
     assert re.search(r"run has no room for what the run will save: .* free\. Nothing was trained\..*--out", told.err)
     assert not (tmp_path / "run").exists()
+
+
+def test_hints_can_be_typed_as_they_are(hotbed, tmp_path, monkeypatch):
+    assert "goes with --value 'item 2'." in hotbed("explain", "run", "--table", "t", "--id", "item 2").err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command = tmp_path / ".venv" / "bin" / "hotbed"
+    command.parent.mkdir(parents=True)
+    monkeypatch.setattr(sys, "executable", str(command.with_name("python")))
+    assert as_typed() == f"{command.with_name('python')} -m hotbed"
+    command.touch()
+    assert as_typed() == ".venv/bin/hotbed"
+    assert next_commands(tmp_path / "run").startswith("next: .venv/bin/hotbed evaluate ")
+    (tmp_path / "hotbed").touch(mode=0o755)
+    assert as_typed() == "hotbed"
+
+
+def test_a_share_in_percent_is_told_what_to_write(hotbed):
+    for command in (("train",), ("plan", "clicks"), ("evaluate", "run"), ("predict", "run", "x", "--out", "s.csv")):
+        told = hotbed(*command, "--cache", "15%")
+        assert told.code == 2
+        assert "15% is 0.15" in " ".join(told.err.split())
+
+
+def test_a_subcommand_that_is_not_there(hotbed):
+    told = hotbed("checkpoint", "compare", "a", "b")
+    assert told.code == 2
+    assert "there is no `hotbed checkpoint compare`. Did you mean diff? There are list, verify, " in told.err
+    assert "Did you mean verify?" in hotbed("checkpoint", "verfy", "a").err
+
+
+def test_only_compiling_that_took_long_is_told_at_the_end():
+    assert compiled_text(SimpleNamespace(kernels=7, seconds=0.9)) == ""
+    assert compiled_text(SimpleNamespace(kernels=7, seconds=1.6)).startswith("7 kernels were compiled in 1.6 s")

@@ -69,7 +69,10 @@ class RawReader:
         numbered = [one for one in self.schema.features if one.mode == "vocabulary"] if rows_of is None else []
         self._numberings = {feature.name: _load_numbering(self._directory, feature) for feature in numbered}
         self._rows = rows_of or self._numbered
-        self.quarantine = Quarantine(MaxBad.parse(max_bad))
+        positive = self._raw.get("positive")
+        means = f", a label of {positive!r} means 1" if positive is not None else ""
+        advice = f"Rows are read as those of the training data ({name}{means})."
+        self.quarantine = Quarantine(MaxBad.parse(max_bad), advice=advice)
 
     def __iter__(self) -> Iterator[Batch]:
         return (located.batch for located in self.located())

@@ -45,9 +45,10 @@ class MaxBad:
 class Quarantine:
     """Counts bad rows by reason and ends the job when there are too many."""
 
-    def __init__(self, max_bad: MaxBad, label_hint: str = "") -> None:
-        """`label_hint` is said when labels cannot be read."""
+    def __init__(self, max_bad: MaxBad, label_hint: str = "", advice: str = "") -> None:
+        """`label_hint` is said when labels cannot be read, `advice` in place of the options of `prepare`."""
         self._max_bad = max_bad
+        self._advice = advice
         self._label_hint = label_hint
         self._first: list[BadRow] = []
         self.reasons: Counter[str] = Counter()
@@ -83,10 +84,13 @@ class Quarantine:
     def _way_out(self) -> str:
         """By what is wrong most often."""
         reason = self.reasons.most_common(1)[0][0]
-        if reason == NOT_UTF8:
-            return f"{self._first[0].file} is not UTF-8. {to_utf8(self._first[0].file)}"
+        other = next((row.file for row in self._first if row.reason == NOT_UTF8), None)
+        if reason == NOT_UTF8 and other is not None:
+            return f"{other} is not UTF-8. {to_utf8(other)}"
         if reason.startswith("label ") and self._label_hint:
             return self._label_hint
+        if self._advice:
+            return self._advice
         words = (
             " A label of two words: --positive VALUE names the one that means 1." if "is not 0 or 1" in reason else ""
         )

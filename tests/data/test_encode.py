@@ -201,8 +201,10 @@ def test_too_many_bad_rows(tmp_path):
     path = write(tmp_path / "f.csv", "label,n,s", "1,1,a", "0,2,b")
     prepare([path], tmp_path / "out")
     reader = RawReader(tmp_path / "out", [write(tmp_path / "g.csv", "n,s", "x,a", "1,a")])
-    with pytest.raises(FormatError, match="1 of 2 rows are bad"):
+    with pytest.raises(FormatError, match="1 of 2 rows are bad") as caught:
         list(reader)
+    assert "Rows are read as those of the training data (csv)." in str(caught.value)
+    assert "--format" not in str(caught.value)  # predict has no such option
 
 
 def test_a_missing_column_is_named(tmp_path):

@@ -134,15 +134,13 @@ class QuestionEncoder:
 
     def _read(self, question: Question, name: str, read: Any, faults: Faults, bags: IdFeature | None = None) -> Any:
         """A column by the way of all raw data; what is wrong names the place in the request."""
-        part = "candidates" if name in question.candidates else "context"
         try:
             found = read(_column(name, _values(question, name), bags))
         except FormatError as error:
-            raise RequestError(422, str(error), where=f"{part}.{name}") from None
+            raise RequestError(422, str(error), where=question.where(name)) from None
         if faults.any:
             bad = faults.bad_rows("", np.arange(len(faults.good)), lambda _: "")[0]
-            where = f"{part}.{name}" if part == "context" else f"{part}.{name}[{bad.line}]"
-            raise RequestError(422, f"{bad.reason}", where=where)
+            raise RequestError(422, f"{bad.reason}", where=question.where(name, bad.line))
         return found
 
 

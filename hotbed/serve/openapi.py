@@ -16,7 +16,10 @@ _ERROR = {
     "required": ["error"],
     "properties": {
         "error": {"type": "string", "description": "What is wrong."},
-        "where": {"type": "string", "description": "The place in the request, such as candidates.user[3]."},
+        "where": {
+            "type": "string",
+            "description": "The place in the request, such as candidates.user[3] or rows[3].user.",
+        },
         "limit": {"type": "number", "description": "The limit that was passed."},
     },
 }

@@ -11,6 +11,7 @@ import orjson
 from hotbed.serve.limits import Limits, RequestError
 
 _PARTS = ("context", "candidates", "rows")
+_MOST_NAMED = 40  # features in one message
 
 
 class Question(NamedTuple):
@@ -19,6 +20,13 @@ class Question(NamedTuple):
     size: int
     context: dict[str, Any]
     candidates: dict[str, list[Any]]
+    part: str = "candidates"  # of the request that has them: candidates or rows
+
+    def where(self, name: str, number: int | None = None) -> str:
+        """The place of a feature in the request, or of one of its values."""
+        if name not in self.candidates:
+            return f"context.{name}"
+        return _place(self.part, name, number)
 
 
 def read_question(body: bytes, names: Sequence[str], limits: Limits) -> Question:
@@ -43,9 +51,10 @@ def read_question(body: bytes, names: Sequence[str], limits: Limits) -> Question
     candidates = _of_rows(rows) if rows is not None or "rows" in tree else tree["candidates"]
     if not isinstance(candidates, dict):
         raise RequestError(422, f"candidates must be an object of lists, not {_kind(candidates)}", where="candidates")
-    size = _size(candidates, limits)
-    _check_names(context, candidates, names)
-    return Question(size, context, candidates)
+    part = "rows" if "rows" in tree else "candidates"
+    question = Question(_size(candidates, part, limits), context, candidates, part)
+    _check_names(question, names)
+    return question
 
 
 def _of_rows(rows: Any) -> dict[str, list[Any]]:
@@ -70,10 +79,16 @@ def _of_rows(rows: Any) -> dict[str, list[Any]]:
     return columns
 
 
-def _size(candidates: Mapping[str, Any], limits: Limits) -> int:
+def _place(part: str, name: str, number: int | None = None) -> str:
+    """As a reader of the request finds it: candidates.age[3], rows[3].age."""
+    at = "" if number is None else f"[{number}]"
+    return f"rows{at}.{name}" if part == "rows" else f"{part}.{name}{at}"
+
+
+def _size(candidates: Mapping[str, Any], part: str, limits: Limits) -> int:
     """How many candidates there are."""
     if not candidates:
-        raise RequestError(422, "there are no candidates: give at least one feature of theirs", where="candidates")
+        raise RequestError(422, f"there are no candidates in {part}: give at least one feature of theirs", where=part)
     sizes = {}
     for name, values in candidates.items():
         if not isinstance(values, list):
@@ -92,25 +107,33 @@ def _size(candidates: Mapping[str, Any], limits: Limits) -> int:
     if not sizes[first]:
         raise RequestError(422, "there are no candidates to score", where=f"candidates.{first}")
     if sizes[first] > limits.candidates:
-        raise RequestError(
-            413, f"{sizes[first]} candidates are too many", where=f"candidates.{first}", limit=limits.candidates
-        )
+        where = "rows" if part == "rows" else f"candidates.{first}"
+        raise RequestError(413, f"{sizes[first]} {part} are too many", where=where, limit=limits.candidates)
     return sizes[first]
 
 
-def _check_names(context: Mapping[str, Any], candidates: Mapping[str, Any], names: Sequence[str]) -> None:
-    known = set(names)
-    for part, given in (("context", context), ("candidates", candidates)):
+def _check_names(question: Question, names: Sequence[str]) -> None:
+    """A RequestError names a feature that the model does not have, or all that it misses."""
+    known, (_, context, candidates, part) = set(names), question
+    for given in (context, candidates):
         for name in given:
             if name not in known:
                 close = difflib.get_close_matches(name, names, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names[:40])}"
-                raise RequestError(422, f"the model has no feature {name[:60]!r}; {hint}", where=f"{part}.{name[:60]}")
-    for name in names:
-        if (name in context) == (name in candidates):
-            if name in context:
-                raise RequestError(422, f"{name!r} is in context and in candidates; give one", where=f"context.{name}")
-            raise RequestError(422, f"{name!r} is missing; give null where it is not known", where=f"candidates.{name}")
+                hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names[:_MOST_NAMED])}"
+                where = _place("context" if given is context else part, name[:60])
+                raise RequestError(422, f"the model has no feature {name[:60]!r}; {hint}", where=where)
+    twice = next((name for name in names if name in context and name in candidates), None)
+    if twice is not None:
+        raise RequestError(422, f"{twice!r} is in context and in {part}; give one", where=f"context.{twice}")
+    absent = [repr(name) for name in names if name not in context and name not in candidates]
+    if absent:
+        are = "is" if len(absent) == 1 else "are"
+        more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
+        raise RequestError(
+            422,
+            f"{', '.join(absent[:_MOST_NAMED])}{more} {are} missing; give null where a value is not known",
+            where=part,
+        )
 
 
 def _kind(value: Any) -> str:

@@ -137,7 +137,7 @@ def _listening(address: Address) -> Iterator[socket.socket]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, that says where it listens and tells the service when it begins to close."""
+    """uvicorn's, that says where it listens and that it stops, and tells the service when it begins to close."""
 
     def __init__(self, config: uvicorn.Config, service: Service, pool: Pool) -> None:
         super().__init__(config)
@@ -155,7 +155,9 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: Any = None) -> None:
         self._service.closing = True
+        _log.info("told to stop: requests in flight are finished first")
         await super().shutdown(sockets)
+        _log.info("stopped")
 
 
 @contextmanager

@@ -48,6 +48,11 @@ def candidates(**columns):
     return changed(candidates={**GOOD["candidates"], **columns})
 
 
+def rows(**columns):
+    """Two rows of the same values, beside a context."""
+    return {"context": {**GOOD["context"]}, "rows": [columns] * 2}
+
+
 @pytest.mark.parametrize(
     ("tree", "status", "error", "where"),
     [
@@ -70,7 +75,15 @@ def candidates(**columns):
         (changed(candidates={"age": [], "ad": []}), 422, "no candidates", "candidates.age"),
         (candidates(aad=[1, 2, 3]), 422, "did you mean 'ad'", "candidates.aad"),
         (candidates(user=["a", "b", "c"]), 422, "in context and in candidates", "context.user"),
-        (changed(context={}), 422, "is missing", "candidates.price"),
+        (changed(context={}), 422, "'price', 'user', 'tags' are missing", "candidates"),
+        (changed(context={"price": 1, "user": "u"}), 422, "'tags' is missing", "candidates"),
+        ({"context": {"age": 1}, "rows": [{"ad": 1}]}, 422, "'price', 'user', 'tags' are missing", "rows"),
+        ({"rows": [{}]}, 422, "no candidates in rows", "rows"),
+        (rows(age=1, aad=2), 422, "did you mean 'ad'", "rows.aad"),
+        (rows(age=1, ad=2, price=3), 422, "in context and in rows", "context.price"),
+        ({"rows": [{**GOOD["context"], "age": 1, "ad": one} for one in (1, 2.5)]}, 422, "whole number", "rows[1].ad"),
+        ({"rows": [{**GOOD["context"], "age": 1, "ad": one} for one in (1, [2])]}, 422, "ad", "rows.ad"),
+        ({"rows": [{**GOOD["context"], "age": 1, "ad": 2}] * 51}, 413, "51 rows", "rows"),
         (candidates(ad=[1, 2.5, 3]), 422, "not a whole number", "candidates.ad[1]"),
         (candidates(ad=[1, 2**70, 3]), 422, "not a whole number", "candidates.ad[1]"),
         (candidates(ad=[1, {"a": 1}, 3]), 422, "ad", "candidates.ad"),
@@ -275,6 +288,9 @@ def test_a_signal_lets_what_is_in_flight_finish(run_folder):
         slow.sendall(body[10:])
         assert b" 200 " in slow.recv(4096)
         assert server.process.wait(30) == 0
+        told = server.process.stderr.read()
+        assert "told to stop: requests in flight are finished first" in told
+        assert told.rstrip().endswith("stopped")
 
 
 def test_a_taken_port_and_a_missing_model_are_told(server, run_folder, tmp_path):

@@ -44,6 +44,7 @@ def _traffic_lines(outlook: Outlook) -> list[str]:
     lines = [
         f"cache: {outlook.setting['slots']:,} slots hit {100 * traffic.hit_rate:.2f} % of the distinct rows of a window, "
         f"{100 * traffic.lookup_hit_rate:.2f} % of the look-ups",
+        _cache_bytes(outlook),
         f"a step: {traffic.misses:,.0f} rows missed, {traffic.created:,.0f} of them new; "
         f"{in_words(outlook.bytes_in)} to the device, {in_words(outlook.bytes_out)} back",
     ]
@@ -59,6 +60,19 @@ def _traffic_lines(outlook: Outlook) -> list[str]:
             f"{1e3 * wires.seconds:.2f} ms of it are waited for (projected)"
         )
     return lines
+
+
+def _cache_bytes(outlook: Outlook) -> str:
+    """Rows and index apart; and what no cache would take, where that is less."""
+    rows, index = (
+        sum(part.num_bytes for part in outlook.parts if part.name == name)
+        for name in ("rows in the cache", "index of the cache")
+    )
+    text = f"cache: {in_words(rows)} of rows, {in_words(index)} of index that finds them and those of the batches ahead"
+    whole = outlook.setting["rows"] // outlook.setting["world"] * outlook.record
+    if whole and rows + index > whole:
+        text += f"; all rows without a cache take less, {in_words(whole)}: leave out --cache or --hbm"
+    return text
 
 
 def _speed_lines(outlook: Outlook) -> list[str]:

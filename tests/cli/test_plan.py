@@ -10,6 +10,7 @@ import pytest
 
 from hotbed.data.dataset import Dataset
 from hotbed.data.prepare import prepare
+from hotbed.memory import in_words
 from hotbed.plan import read_trace, simulate
 from tests.data.small import make_dataset
 
@@ -43,6 +44,19 @@ def test_hit_rates_are_those_of_the_simulator(hotbed, data):
     )
     assert [one["name"] for one in found["curves"]] == ["lru, no look-ahead", "oracle", "optimum"]
     assert found["recommendation"]["num_slots"] <= found["setting"]["slots"]
+
+
+@pytest.mark.parametrize("size", [("--cache", "0.05"), ("--cache", "0.9"), ("--hbm", "8KiB")])
+def test_rows_and_index_of_a_cache_are_told_apart(hotbed, data, size):
+    found = json.loads(hotbed("plan", data, *size, *NO_SPEED, "--no-curve", "--json").out)
+    said = hotbed("plan", data, *size, *NO_SPEED, "--no-curve").out
+    parts = {one["name"]: one["num_bytes"] for one in found["bytes"]}
+    rows, index = parts["rows in the cache"], parts["index of the cache"]
+    assert f"cache: {in_words(rows)} of rows, {in_words(index)} of index" in said
+    whole = found["setting"]["rows"] * found["setting"]["record_bytes"]
+    assert ("take less, " + in_words(whole) in said) == (rows + index > whole)
+    assert (size[1] == "0.9") <= (rows + index > whole)
+    assert (size[0] == "--hbm") <= (rows + index <= whole)
 
 
 def test_a_speed_is_measured_once_and_kept(hotbed, data, tmp_path):

@@ -199,7 +199,7 @@ def _workspace(out: Path, overwrite: bool, crew: Crew) -> Iterator[Workspace]:
         try:
             yield work
         except OSError as error:
-            raise unwritable(out, error, work.path, work.needs) from error
+            raise unwritable(out, error, work.path, work.needs, f" by rank {crew.rank}") from error
         return
     work.keep = crew.world > 1
     with work:

@@ -113,21 +113,20 @@ class Workspace:
             raise failed from error
 
 
-def unwritable(out: Path, error: Exception, work: Path | None = None, needs: str = "") -> DataError:
+def unwritable(out: Path, error: Exception, work: Path | None = None, needs: str = "", by: str = "") -> DataError:
     """The error for a place that refuses what is written; of a full disk it says how much is there and the way out."""
     code = getattr(error, "errno", None)
-    reason = os.strerror(code) if code else str(error)
+    said = f"{str(out)!r} cannot be written{by}: {os.strerror(code) if code else error}."
     if code not in _FULL or work is None:
-        return DataError(f"{str(out)!r} cannot be written: {reason}.")
+        return DataError(said)
     written = 0
     for path in work.rglob("*"):
         with suppress(OSError):  # a file that another thread or rank puts in its place
             written += path.stat().st_size
-    return DataError(
-        f"{str(out)!r} cannot be written: {reason}. {in_words(written)} of it were written when its disk was full; "
-        f"{in_words(shutil.disk_usage(work).free)} are free.{needs} Free some space, or name a folder on another disk "
-        "with --out."
-    )
+    with suppress(OSError):
+        free = shutil.disk_usage(work if work.is_dir() else work.parent).free
+        said += f" {in_words(written)} of it were written when its disk was full; {in_words(free)} are free."
+    return DataError(f"{said}{needs} Free some space, or name a folder on another disk with --out.")
 
 
 def _is_ours(path: Path) -> bool:

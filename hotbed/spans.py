@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from heapq import heappop, heappush
 from typing import Any, NamedTuple, TypeVar
 
 MOST = 50_000  # stretches of other threads, the newest of which are kept
@@ -111,15 +112,16 @@ class Spans:
 
 def _lanes(spans: Iterable[Span]) -> list[Span]:
     """Threads of two pools may have one name: what begins before the last stretch of its track ends has a track beside it."""
-    ends: dict[str, float] = {}
+    busy: dict[str, list[tuple[float, int]]] = {}  # of every name, the tracks in use: (until when, number)
+    free: dict[str, list[int]] = {}
     found = []
     for one in sorted(spans, key=lambda one: (one.start, -one.end)):
-        number, track = 1, one.track
-        while ends.get(track, one.start) > one.start:
-            number += 1
-            track = f"{one.track} ({number})"
-        ends[track] = one.end
-        found.append(one._replace(track=track))
+        in_use, unused = busy.setdefault(one.track, []), free.setdefault(one.track, [])
+        while in_use and in_use[0][0] <= one.start:
+            heappush(unused, heappop(in_use)[1])
+        number = heappop(unused) if unused else len(in_use) + 1
+        heappush(in_use, (one.end, number))
+        found.append(one if number == 1 else one._replace(track=f"{one.track} ({number})"))
     return found
 
 

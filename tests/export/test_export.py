@@ -47,7 +47,7 @@ def test_a_checkpoint_is_exported_as_the_model_it_became(request, tmp_path, whic
 def test_a_run_that_has_not_ended_is_exported_by_its_checkpoint(deepfm, clicks, tmp_path):
     run = shutil.copytree(deepfm, tmp_path / "run")
     shutil.rmtree(run / "model")
-    with pytest.raises(RunError, match=r"holds no trained model.*run/checkpoints .*serve and export take its newest"):
+    with pytest.raises(RunError, match=r"holds no trained model.*run/checkpoints.*serve and export take its newest"):
         export(run, tmp_path / "out", ROWS)
     export(run / "checkpoints", tmp_path / "out", ROWS)
     export(deepfm, tmp_path / "whole", ROWS)

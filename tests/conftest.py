@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 from pathlib import Path
@@ -11,11 +10,11 @@ import hypothesis
 import pytest
 import torch
 
+from tests.kernel_sources import kernel_digest
+
 ROOT = Path(__file__).resolve().parent.parent
 
-# Numba rebuilds a cached kernel when its own file changes, not when a function it calls does: key the cache by all sources.
-_digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((ROOT / "hotbed").rglob("*.py"))))
-os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / f"numba-{_digest.hexdigest()[:16]}"))
+os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / f"numba-{kernel_digest(ROOT / 'hotbed')}"))
 
 if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton

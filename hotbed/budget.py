@@ -276,6 +276,16 @@ def parse_ssd(ssd: str) -> tuple[Path, int]:
     return Path(folder), parse_bytes(amount, "ssd")
 
 
+def least_over_ssd(groups: Sequence[Size], num_ids: int, held: int) -> int:
+    """Bytes of memory between a cache and an ssd: the index of all rows, or of `num_ids` dynamic ids, and `held` rows.
+
+    Groups are of one record, so that each has its part of the budget.
+    """
+    per_id = tiered.BYTES_PER_KEY + BYTES_PER_ID
+    index = [2 * num_ids * per_id if rows is None else rows * tiered.BYTES_PER_KEY for rows, _ in groups]
+    return len(groups) * (max(index) + held * (groups[0][1] + tiered.BYTES_PER_SLOT))
+
+
 def _slots(share: float | None, rows: int, budgets: Budgets) -> int | None:
     """A budget is not exceeded by rounding."""
     if share is None:

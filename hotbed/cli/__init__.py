@@ -93,18 +93,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
             else:
                 app.command(
                     name,
-                    no_args_is_help=name
-                    in (
-                        "evaluate",
-                        "predict",
-                        "prepare",
-                        "plan",
-                        "simulate",
-                        "export",
-                        "explain",
-                        "report",
-                        "serve",
-                    ),
+                    no_args_is_help=name in ("evaluate", "predict", "prepare", "export", "explain", "report", "serve"),
                 )(command)
         else:
             app.command(name, help=entry.summary)(_named_only)

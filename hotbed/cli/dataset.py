@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hotbed.cli.console import err
+from hotbed.config import DataConfig
 
 if TYPE_CHECKING:
     from hotbed.data.dataset import Dataset
+
+DEFAULT_DATA = DataConfig().path  # that `hotbed train` takes
 
 
 def open_dataset(name: str) -> Dataset:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hotbed.cli.console import err, out
-from hotbed.cli.dataset import open_dataset
+from hotbed.cli.dataset import DEFAULT_DATA, open_dataset
 from hotbed.cli.plan_text import advice_text, change_table, outlook_text, parts_table, unfit_text
 from hotbed.cli.plot import curve_text
 from hotbed.cli.settings import share
@@ -22,7 +22,7 @@ _CALIBRATE = ("auto", "again", "no")
 
 
 def plan_command(
-    data: str = typer.Argument(help="A dataset directory, or criteo-like, criteo-like:ROWS, adult."),
+    data: str = typer.Argument(DEFAULT_DATA, help="A dataset directory, or criteo-like, criteo-like:ROWS, adult."),
     hbm: str | None = typer.Option(None, help="Device memory for rows and all that finds them, e.g. 2GiB."),
     cache: float | None = typer.Option(
         None, parser=share, metavar="SHARE", help="The same as a share of the rows, e.g. 0.015."
@@ -49,11 +49,15 @@ def plan_command(
 ) -> None:
     """Say what a run would take and how fast it would be, without training.
 
+    Without arguments: the run of `hotbed train`, the default model on the embedded click log.
+
     Hit rates come from simulating the run's own batches with the cache that trains,
     bytes from its budgets, samples/s from a few seconds of measuring this machine,
     kept for the next time. Exit code 2 says that something does not fit, and why.
 
     [bold]For example:[/bold]
+
+    hotbed plan
 
     hotbed plan criteo-like --hbm 16MiB
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hotbed.cli.console import err, out
-from hotbed.cli.dataset import open_dataset
+from hotbed.cli.dataset import DEFAULT_DATA, open_dataset
 from hotbed.cli.plot import curve_text
 from hotbed.cli.simulate_sets import from_sets
 from hotbed.config import raise_problems
@@ -35,7 +35,7 @@ def simulate_command(
             metavar="TRACE",
             help="A dataset directory, criteo-like, criteo-like:ROWS, adult, or a file of ids (.npy, .parquet).",
         ),
-    ],
+    ] = DEFAULT_DATA,
     cache: Annotated[str, typer.Option(help="Shares of the rows on the device, by comma.")] = "0.005,0.015,0.05",
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 4096,
     policy: Annotated[str, typer.Option(help=f"By comma: {', '.join(_POLICIES)}; or all.")] = "all",
@@ -60,6 +60,8 @@ def simulate_command(
 ) -> None:
     """Count a cache's hits and misses on a dataset or a file of ids, without training.
 
+    Without arguments: those of the embedded click log, which `hotbed train` takes.
+
     The cache that trains is run over the dataset's ids, without rows: its counts are
     those of a run with the same batch size, seed, share, policy, window and
     look-ahead, to the row. Beside them stands the optimum: the fewest misses of any
@@ -69,6 +71,8 @@ def simulate_command(
     named with the smallest one that would do.
 
     [bold]For example:[/bold]
+
+    hotbed simulate
 
     hotbed simulate criteo-like --cache 0.015,0.05
 

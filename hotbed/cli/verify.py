@@ -23,6 +23,7 @@ from hotbed.cli.ranks import joined
 from hotbed.cli.settings import cache_flags, read_config
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from hotbed.build import Built
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from hotbed.tables import EmbeddingTables
     from hotbed.types import Batch
     from hotbed.verify import Step, Verdict, Way
-
-_LEAST_MEMORY = "8MiB"  # of the tiered way, so that rows do go to the ssd
 
 
 def verify_command(
@@ -64,6 +63,7 @@ def verify_command(
     every step the loss, the looked-up vectors, their gradients and the rows of the batch
     with their optimizer states are compared, at the end all rows that were used. The
     first difference is named: step, table, id, both values. Exit code 1 if there is one.
+    Without arguments: the run of `hotbed train`, the default model on the embedded click log.
 
     [bold]For example:[/bold]
 
@@ -125,7 +125,7 @@ def _verify(config: RunConfig, world: World, steps: int, inject: str | None, qui
     with tempfile.TemporaryDirectory(prefix="hotbed-verify-") as folder, repeatable(), bar:
         twins = _Twins(config, dataset, world, Path(folder))
         batches = twins.batches(steps)
-        for way in _ways(config, twins.least_share(batches), Path(folder)):
+        for way in _ways(config, twins, batches, Path(folder)):
             task = bar.add_task(way.name, total=len(batches))
             verdict = verify(twins.make, batches, way, partial(_advance, bar, task), injected=injected, agree=world.any)
             verdicts.append(verdict)
@@ -155,10 +155,20 @@ class _Twins:
         """Of the rows, for a cache that holds any one of the batches of all ranks."""
         most = 0
         for batch in batches:
-            columns = [*batch.ids.numpy().T, *(bag.values.numpy() for bag in batch.bags.values())]
-            most = max(most, sum(np.unique(column).size for column in columns))
+            most = max(most, sum(np.unique(column).size for column in self._columns(batch)))
         rows = sum(feature.rows or 0 for feature in self._dataset.schema.features)
         return min(1.0, 1.05 * sum(self._world.gather(most)) / max(rows, 1))
+
+    def least_memory(self, batches: list[Batch]) -> str:
+        """Over an ssd: what finds all rows, and an eighth of the rows in use, so that the others do go to the ssd."""
+        from hotbed.budget import least_over_ssd
+        from hotbed.build import sketch
+
+        columns = zip(*(self._columns(batch) for batch in batches), strict=True)
+        used = sum(np.unique(np.concatenate(column)).size for column in columns)
+        used = max(1, sum(self._world.gather(used)))
+        groups = sketch(self._config, self._dataset, self._world).amounts.groups
+        return str(least_over_ssd(groups, used, -(-used // (8 * self._world.size))))
 
     def make(self, **where: Any) -> tuple[EmbeddingTables, Step]:
         """A twin; with nothing, a plain one."""
@@ -171,6 +181,10 @@ class _Twins:
 
         return learner.tables, step
 
+    def _columns(self, batch: Batch) -> list[NDArray[np.int64]]:
+        """The ids of every feature."""
+        return [*batch.ids.numpy().T, *(bag.values.numpy() for bag in batch.bags.values())]
+
     def _built(self, where: dict[str, Any]) -> Built:
         from hotbed.build import build
 
@@ -179,14 +193,14 @@ class _Twins:
         return build(config, self._dataset, self._folder / "run", (), self._world)
 
 
-def _ways(config: RunConfig, least_share: float, folder: Path) -> list[Way]:
+def _ways(config: RunConfig, twins: _Twins, batches: list[Batch], folder: Path) -> list[Way]:
     from hotbed.verify import Way
 
     tables = config.tables
     where: dict[str, Any] = {"cache": tables.cache, "hbm": tables.hbm}
     if not tables.cache and not tables.hbm:
-        where = {"cache": max(0.015, least_share)}
-    memory, ssd = tables.memory or _LEAST_MEMORY, f"{folder / 'rows'}:{_ssd_bytes(tables.ssd)}"
+        where = {"cache": max(0.015, twins.least_share(batches))}
+    memory, ssd = tables.memory or twins.least_memory(batches), f"{folder / 'rows'}:{_ssd_bytes(tables.ssd)}"
     window, look_ahead = tables.window or None, tables.look_ahead or None
     tiers = {**where, "memory": memory, "ssd": ssd}
     return [

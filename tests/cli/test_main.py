@@ -21,6 +21,15 @@ def test_no_arguments_is_help(hotbed):
     assert "Usage: hotbed" in result.out + result.err
 
 
+@pytest.mark.parametrize("command", ["plan --calibrate no --no-curve", "simulate --cache 0.5,0.9 --batch-size 256"])
+def test_the_default_data_is_that_of_train(hotbed, monkeypatch, command):
+    monkeypatch.setattr("hotbed.data.embedded.TRAIN_ROWS", 3000)
+    plain, named = hotbed(*command.split()), hotbed(*command.split(), "criteo-like:3000")
+    assert plain.code == 0, plain.err
+    assert "16,522" in plain.out
+    assert plain.out.split() == named.out.replace("criteo-like:3000", "criteo-like").split()
+
+
 def test_version(hotbed):
     assert hotbed("--version").out == f"hotbed {package.__version__}\n"
 

@@ -1,9 +1,12 @@
 """`hotbed verify` from the outside."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from hotbed.data.schema import Schema
+from hotbed.store.ssd import SsdStore
 from tests.data.small import make_dataset
 
 
@@ -21,6 +24,30 @@ def test_the_same_bits_in_three_ways(hotbed, data):
     assert result.code == 0, result.err
     assert result.out.count("the same bits") == 3 + 1
     assert "the cache is invisible" in result.out
+
+
+@pytest.mark.slow
+def test_the_plain_command_passes(hotbed):
+    result = hotbed("verify")
+    assert result.code == 0, result.err
+    assert "deepfm on criteo-like: the cache is invisible" in result.out
+
+
+@pytest.mark.parametrize("dynamic", ["false", "true", "[b]"])
+def test_memory_holds_the_index_of_any_number_of_rows_and_not_the_rows(hotbed, data, monkeypatch, dynamic):
+    schema = Schema.load(data)
+    many = [replace(feature, rows=1_000_000) if feature.name == "a" else feature for feature in schema.features]
+    replace(schema, features=tuple(many)).save(data)
+    written = []
+    write = SsdStore.write
+    monkeypatch.setattr(
+        SsdStore, "write", lambda self, keys, rows: (written.append(len(keys)), write(self, keys, rows))
+    )
+    flags = ("--set", "model.dim=4", "--set", "data.batch_size=16", "--set", f"tables.dynamic={dynamic}")
+    result = hotbed("verify", "--data", data, *flags, "--steps", 20, "--hbm", "8KiB")
+    assert result.code == 0, result.err
+    assert "the cache is invisible" in result.out
+    assert len(written) > 1, "rows go to the ssd before the last flush"
 
 
 @pytest.mark.parametrize("place", ["row", "write-back"])

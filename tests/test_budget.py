@@ -69,6 +69,14 @@ def test_host_memory_is_a_promise():
         hotbed.EmbeddingTables(TABLES, cache=0.1, memory="1MiB")
 
 
+def test_host_memory_counts_the_byte_that_says_whether_a_row_was_written():
+    groups = [(1000, 64), (10, 32)]
+    needed = 1000 * (64 + 1) + 10 * (32 + 1)
+    assert len(rooms_of(Budgets(cache=0.1, memory=needed), groups, "cpu")) == 2
+    with pytest.raises(BudgetError, match="of host memory once all are used"):
+        rooms_of(Budgets(cache=0.1, memory=needed - 1), groups, "cpu")
+
+
 @pytest.mark.parametrize(
     ("budgets", "device", "said"),
     [

@@ -18,6 +18,7 @@ from hotbed.errors import HotbedError
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.records import Layout
 from hotbed.optim.schedules import Schedule
+from hotbed.torch_hooks import current_pass, eager, scaled_pass
 
 
 class Front(Protocol):
@@ -43,6 +44,10 @@ class Updated(Protocol):
     schedule: Schedule
     clock: StepClock
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks have a part in every batch."""
+
     def placed(self, group: Front, lookups: Lookups, learns: bool) -> Lookups:
         """Look-ups whose rows are in their slots."""
 
@@ -54,6 +59,19 @@ class Step:
         self.tables = tables
         self.number = 0  # of the update, once it has a learning rate
         self._lr: float | None = None
+        self._around = current_pass()  # a checkpointed model is called again inside a backward pass
+
+    def unscaled(self, grad: Tensor) -> Tensor | None:
+        """The gradient without the factor of a GradScaler; None where it has overflowed, and rows must stay."""
+        scaled = scaled_pass(current_pass(), self._around)
+        if scaled is None:
+            return grad
+        if self.tables.is_shared:
+            raise HotbedError(
+                "a GradScaler scales the loss, and rows spread over ranks cannot skip a step together when it overflows; "
+                "train without it: torch.autocast with dtype=torch.bfloat16 needs none"
+            )
+        return scaled.unscaled(grad)
 
     def lr(self) -> float:
         """The learning rate of this call's update."""
@@ -88,6 +106,7 @@ class LookUp(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @eager
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, None]:
         call: Call = ctx.call
         if call.done:
@@ -104,7 +123,8 @@ class LookUp(torch.autograd.Function):
             out_rows = call.lookups.out_row_of_lookup()
             grad_LD = grad if out_rows is None else grad[out_rows]
             grad_scale = (grad_LD * call.group.rows_of(call.lookups)).sum(1)
-        if call.learns:
-            call.group.update(call.lookups, call.tables, grad, call.step.lr(), call.step.number)
+        taken = call.step.unscaled(grad) if call.learns else None
+        if taken is not None:
+            call.group.update(call.lookups, call.tables, taken, call.step.lr(), call.step.number)
         clock.enter(before)
         return None, grad_scale, None

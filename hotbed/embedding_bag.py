@@ -71,7 +71,7 @@ class EmbeddingBag(nn.Module):
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.max_norm, self.norm_type = max_norm, norm_type
         self.scale_grad_by_freq, self.mode, self.sparse = scale_grad_by_freq, mode, sparse
-        self.include_last_offset, self.padding_idx, self.frozen = include_last_offset, padding_idx, frozen
+        self.include_last_offset, self.padding_idx = include_last_offset, padding_idx
         pooling: Literal["sum", "mean", "none"] = "none" if mode == "max" else mode
         table = Table(num_embeddings, embedding_dim, pooling=pooling, padding_id=padding_idx, init=Normal(1.0))
         optimizer = optimizer if optimizer is not None else Adagrad()
@@ -80,19 +80,20 @@ class EmbeddingBag(nn.Module):
         self.tables = EmbeddingTables(
             {_NAME: table}, optimizer, seed=seed, device=device or "cpu", output="dict", **budgets
         )
-        if frozen:
-            self.tables.eval()
+        self.frozen = frozen
         if _weight is not None:
             if tuple(_weight.shape) != (num_embeddings, embedding_dim):
                 raise ShapeError(f"_weight must be [{num_embeddings}, {embedding_dim}]; got {list(_weight.shape)}")
             self.tables.load_weight(_NAME, _weight)
 
-    def train(self, mode: bool = True) -> EmbeddingBag:
-        """Train mode, in which frozen rows still do not learn."""
-        super().train(mode)
-        if self.frozen:
-            self.tables.eval()
-        return self
+    @property
+    def frozen(self) -> bool:
+        """Whether rows never learn, as after `requires_grad_(False)`."""
+        return self.tables.is_frozen
+
+    @frozen.setter
+    def frozen(self, frozen: bool) -> None:
+        self.tables.requires_grad_(not frozen)
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **arguments: Any) -> EmbeddingBag:

@@ -2,11 +2,13 @@
 
 Forward: ids -> pooled vectors. Backward: the gradient of the vectors is summed per row and the row optimizer runs at once,
 in place. No gradient tensor of the size of a table exists, and the rows are no `parameters()`: the dense optimizer of the
-model does not see them. Rows change only in train mode (`tables.train()`) and under enabled gradients.
+model does not see them. Rows change only in train mode (`tables.train()`), under enabled gradients, and unless
+`requires_grad_(False)` froze them.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +25,7 @@ from hotbed.checkpoint.lineage import forget
 from hotbed.checkpoint.types import RowPart
 from hotbed.clock import StepClock
 from hotbed.declared import Output, Table, features_of, groups_of, output_of, sizes_of
-from hotbed.errors import ConfigError, ShapeError
+from hotbed.errors import ConfigError, HotbedError, ShapeError
 from hotbed.group import TableGroup
 from hotbed.ids import IdCounts
 from hotbed.inputs import Feature, Given, GroupInputs, as_given, flatten
@@ -39,6 +41,7 @@ from hotbed.shard import WHOLE, Shard
 from hotbed.snapshot import TablesSink, TablesSnapshot
 from hotbed.store.counts import Tiers
 from hotbed.tiers import tiers_of
+from hotbed.torch_hooks import eager, listen, refuse_average, refuse_tracing
 from hotbed.turns import Planned, Routed, Turns
 from hotbed.types import Jagged
 
@@ -86,7 +89,9 @@ class EmbeddingTables(nn.Module):
         shard: Shard = WHOLE,
     ) -> None:
         super().__init__()
-        self.optimizer = optimizer if optimizer is not None else Adagrad()
+        listen()
+        self._optimizer = optimizer if optimizer is not None else Adagrad()
+        self.is_frozen = self._is_eval = False  # by requires_grad_(False); by tables.eval() itself
         self.tables = dict(tables)
         self.features = features_of(self.tables)
         self.output = output_of(output, self.tables, self.features)
@@ -108,13 +113,74 @@ class EmbeddingTables(nn.Module):
             for group in self.groups
         ]
         self.fronts: list[Front] = [*self.groups]  # what answers look-ups
-        self.turns = Turns()
-        self._recorded = None if any(isinstance(group, CachedGroup) for group in self.groups) else Recorded(self)
-        self._unchecked: list[Callable[[], None]] = []  # questions whose answer is still on its way from the device
-        self.clock = StepClock(partial(mark, place, timed=True) if place.type == "cuda" else None)
+        self._begin()
         self.schedule = as_schedule(self.optimizer.lr)
         # autograd calls backward only for functions of something that requires a gradient
         self._trigger = torch.zeros(0, requires_grad=True)
+
+    def _begin(self) -> None:
+        """What belongs to this process and this object alone: a copy has its own."""
+        self.turns = Turns()
+        self._recorded = None if any(isinstance(group, CachedGroup) for group in self.groups) else Recorded(self)
+        self._unchecked: list[Callable[[], None]] = []  # questions whose answer is still on its way from the device
+        self.clock = StepClock(partial(mark, self.device, timed=True) if self.device.type == "cuda" else None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy.deepcopy and pickle, which take rows that are all in one tensor and no others."""
+        refuse_average()
+        if self.is_shared or any(isinstance(group, CachedGroup) for group in self.groups):
+            raise HotbedError(
+                f"tables {'spread over ranks' if self.is_shared else 'behind a cache'} cannot be copied or pickled: their rows "
+                "are in slots, host memory and files. Make tables with the same arguments where you need them (in a spawned "
+                "process: inside it), and bring the rows with hotbed.checkpoint.save and load, or with state_dict()"
+            )
+        self._claim()
+        ours = ("turns", "_recorded", "_unchecked", "clock")
+        return {name: value for name, value in self.__dict__.items() if name not in ours}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        listen()
+        self._begin()
+
+    @property
+    def optimizer(self) -> RowOptimizer:
+        """What moves the rows; chosen when the tables are made."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, other: RowOptimizer) -> None:
+        raise ConfigError(
+            f"the optimizer of tables cannot be replaced: each row carries the state of {self._optimizer}. Make tables with "
+            f"optimizer={other} and bring the rows over with load_weight; to change the learning rate set tables.lr_factor"
+        )
+
+    @property
+    def learns(self) -> bool:
+        """Whether backward moves rows: in train mode, unless `requires_grad_(False)` froze them."""
+        return self.training and not self.is_frozen
+
+    def freeze_rows(self, frozen: bool) -> None:
+        """What `requires_grad_(False)` does, of the tables or of a module that holds them."""
+        self.is_frozen = frozen
+
+    def eval(self) -> EmbeddingTables:
+        """Rows stay as they are, until `tables.train()`."""
+        self._is_eval = True
+        super().eval()
+        return self
+
+    def train(self, mode: bool = True) -> EmbeddingTables:
+        """Rows move in backward, or not."""
+        if mode and self._is_eval:
+            if sys._getframe(1).f_code is nn.Module.train.__code__:  # of a module that holds the tables
+                raise HotbedError(
+                    "train() of a model would let rows learn that tables.eval() has stopped. To keep them as they are, call "
+                    "tables.requires_grad_(False) instead of tables.eval(); to train them, tables.train() before model.train()"
+                )
+            self._is_eval = False
+        super().train(mode)
+        return self
 
     @property
     def is_shared(self) -> bool:
@@ -137,6 +203,7 @@ class EmbeddingTables(nn.Module):
         """Of shared tables: what all ranks want of this one, by group."""
         raise NotImplementedError
 
+    @eager
     def forward(
         self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None = None
     ) -> Tensor | dict[str, Tensor]:
@@ -148,10 +215,11 @@ class EmbeddingTables(nn.Module):
                 KeyedJaggedTensor whose keys are the features.
             bags: the multi-valued features, beside an id matrix.
         """
+        refuse_tracing()
         planned = self.turns.find(ids, bags)
         if planned is None and self._recorded is not None:
             planned = self._recorded.find(ids, bags)
-        learning = torch.is_grad_enabled() and self.training
+        learning = torch.is_grad_enabled() and self.learns
         given = planned.given if planned is not None else as_given(self.features, ids, bags, self.device)
         self._check_ids()
         step = Step(self)
@@ -161,8 +229,8 @@ class EmbeddingTables(nn.Module):
             if lookups.ticket is None and lookups.check is not None:
                 self._unchecked.append(lookups.check)
             weighted = lookups.scale is not None and lookups.scale.requires_grad
-            if torch.is_grad_enabled() and (self.training or weighted):
-                call = Call(group, lookups, inputs.tables, step, self.training)
+            if torch.is_grad_enabled() and (self.learns or weighted):
+                call = Call(group, lookups, inputs.tables, step, self.learns)
                 out: Tensor = LookUp.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
             else:
                 scale = None if lookups.scale is None else lookups.scale.detach()

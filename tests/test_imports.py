@@ -14,7 +14,7 @@ PACKAGE = Path(hotbed.__file__).parent
 # A room may import from the floors below its own (earlier in this list).
 FLOORS = [
     {"types", "errors", "kernel_cache", "compiling", "clock", "spans"},
-    {"memory", "shard", "keyed"},
+    {"memory", "shard", "keyed", "torch_hooks"},
     {"pages"},
     {"config", "data", "optim"},
     {"run_file", "ops", "models"},

@@ -40,6 +40,7 @@ from hotbed.parallel.wanted import keys_of_ids, tables_in_parts, wanted_of
 from hotbed.shard import Shard
 from hotbed.snapshot import TablesSink
 from hotbed.tables import EmbeddingTables
+from hotbed.torch_hooks import eager
 from hotbed.turns import Planned, Routed
 from hotbed.types import Jagged
 
@@ -99,6 +100,7 @@ class ShardedTables(EmbeddingTables):
         """Whether other ranks have a part in every batch."""
         return True
 
+    @eager
     def forward(
         self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None = None
     ) -> Tensor | dict[str, Tensor]:

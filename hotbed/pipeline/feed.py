@@ -81,7 +81,7 @@ class Feed:
 
     def start(self) -> None:
         self._owner = threading.current_thread()
-        self._learns = self._tables.training and torch.is_grad_enabled()
+        self._learns = self._tables.learns and torch.is_grad_enabled()
         self._tables.turns.take(self)
         for group in self._cached:
             group.let_go()  # a batch that was looked up before this and is not updated yet

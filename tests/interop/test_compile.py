@@ -62,6 +62,7 @@ def assert_close(ours, theirs):
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
 def test_a_compiled_model_trains_as_the_plain_one():
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # of tests before
     ours = trained("cpu", lambda model: torch.compile(model, fullgraph=True))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert_close(ours, trained("cpu", lambda model: model))

@@ -1,0 +1,166 @@
+"""What torch does to a whole model, and rows follow although they are not parameters: compiling, loss scaling, freezing.
+
+torch reports neither of the last two to anybody, so two of its methods are wrapped when the first tables are made:
+`GradScaler.scale`, whose results from then on say during their backward pass that gradients are scaled, and by how much; and
+`nn.Module.requires_grad_`, which from then on also reaches tables inside the module. Models without tables notice nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from hotbed.errors import HotbedError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_WAY_OUT = "export the dense model alone, with tables(ids) as its input, and take the rows from tables.rows(table)"
+_PASSES = 64  # backward passes whose scale is remembered; no more are ever under way at once
+
+
+def eager(fn: Callable[_P, _T]) -> Callable[_P, _T]:
+    """As torch.compiler.disable, which would load the compiler (1.3 s) for everybody: here only where it is loaded already."""
+    disabled: list[Callable[_P, _T]] = []
+
+    @wraps(fn)
+    def called(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if disabled:
+            return disabled[0](*args, **kwargs)
+        if "torch._dynamo" not in sys.modules:
+            return fn(*args, **kwargs)
+        disabled.append(torch.compiler.disable(fn))  # type: ignore[no-untyped-call]
+        return disabled[0](*args, **kwargs)
+
+    called._torchdynamo_disable = True  # type: ignore[attr-defined]  # a compiled caller does not look inside
+    called._torchdynamo_disable_msg = "hotbed's tables are not compiled; " + _WAY_OUT  # type: ignore[attr-defined]
+    return called
+
+
+def refuse_tracing() -> None:
+    """Raise inside torch.jit.trace, torch.export and torch.onnx.export: a look-up they record holds no rows and is wrong."""
+    if torch._C._is_tracing() or torch.compiler.is_exporting():
+        raise HotbedError(
+            "a look-up in hotbed's tables cannot be traced or exported: the file would not hold the rows. `hotbed export RUN` "
+            f"writes a trained model with its rows, and its dense part as ONNX; in your own code {_WAY_OUT}"
+        )
+
+
+def refuse_average() -> None:
+    """Raise where torch's AveragedModel copies a model: it averages parameters, and the rows of its copy would never move."""
+    swa = sys.modules.get("torch.optim.swa_utils")
+    frame = sys._getframe(1) if swa is not None else None
+    while swa is not None and frame is not None:
+        if frame.f_code is swa.AveragedModel.__init__.__code__:
+            raise HotbedError(
+                "AveragedModel averages parameters, and the rows of tables are not parameters: those of its copy would never "
+                "move. Average the dense model alone; or keep copy.deepcopy(model) and, after every step, move the tensors of "
+                "its state_dict() towards those of model.state_dict(), which hold the rows of tables without a cache"
+            )
+        frame = frame.f_back
+
+
+class Scaled:
+    """A backward pass whose loss was scaled."""
+
+    def __init__(self, scaler: GradScaler, factor: Tensor) -> None:
+        self.scaler = scaler
+        self.factor = factor  # []
+        self.has_overflowed = False
+
+    def unscaled(self, grad: Tensor) -> Tensor | None:
+        """The gradient of the loss itself; None where it is not finite, which the scaler is told of."""
+        inverse = self.factor.double().reciprocal().to(device=grad.device, dtype=grad.dtype)
+        grad = grad * inverse
+        if bool(torch.isfinite(grad).all()):
+            return grad
+        if not self.has_overflowed:
+            self.has_overflowed = True
+            _report_overflow(self.scaler, grad.device)
+        return None
+
+
+_scaled: OrderedDict[int, Scaled] = OrderedDict()  # by number of the backward pass
+_reports: WeakKeyDictionary[GradScaler, deque[torch.optim.Optimizer]] = WeakKeyDictionary()
+
+
+def current_pass() -> int:
+    """The number of the backward pass that is under way in this thread; -1 outside."""
+    number: int = torch._C._current_graph_task_id()
+    return number
+
+
+def scaled_pass(*numbers: int) -> Scaled | None:
+    """What is known of the first of these backward passes whose loss was scaled."""
+    return next((_scaled[number] for number in numbers if number in _scaled), None)
+
+
+def listen() -> None:
+    """Wrap the two methods of torch, once."""
+    if not hasattr(GradScaler.scale, "hotbed_listens"):
+        GradScaler.scale = _reporting(GradScaler.scale)  # type: ignore[assignment,method-assign]
+        nn.Module.requires_grad_ = _reaching_rows(nn.Module.requires_grad_)  # type: ignore[assignment,method-assign]
+
+
+def _reporting(scale: Callable[[GradScaler, Any], Any]) -> Callable[[GradScaler, Any], Any]:
+    """`GradScaler.scale`, whose results report the backward pass that starts from them."""
+
+    @wraps(scale)
+    def reporting(self: GradScaler, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
+        return _each(scaled, partial(_watch, self, partial(scale, self))) if self.is_enabled() else scaled
+
+    reporting.hotbed_listens = True  # type: ignore[attr-defined]
+    return eager(reporting)
+
+
+def _watch(scaler: GradScaler, scale: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
+    if output.requires_grad:
+        factor = scale(torch.ones((), dtype=torch.float32, device=output.device))
+
+        @eager
+        def report(grad: Tensor) -> None:
+            _scaled[current_pass()] = Scaled(scaler, factor)
+            while len(_scaled) > _PASSES:
+                _scaled.popitem(last=False)
+
+        output.register_hook(report)  # type: ignore[no-untyped-call]
+    return output
+
+
+def _each(outputs: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    """`outputs` as GradScaler takes them: a tensor, or a nest of iterables of tensors."""
+    if isinstance(outputs, Tensor):
+        return fn(outputs)
+    every: Iterable[Any] = map(partial(_each, fn=fn), outputs)
+    return type(outputs)(every) if isinstance(outputs, (list, tuple)) else every
+
+
+def _report_overflow(scaler: GradScaler, device: torch.device) -> None:
+    """The scaler hears of gradients from optimizers: one of a single weight with a gradient that is not finite."""
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=device))
+    weight.grad = torch.full_like(weight, torch.inf)
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    scaler.unscale_(optimizer)
+    _reports.setdefault(scaler, deque(maxlen=_PASSES)).append(optimizer)  # it is known by its id until the next update
+
+
+def _reaching_rows(requires_grad_: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """`nn.Module.requires_grad_`, also of tables inside."""
+
+    @wraps(requires_grad_)
+    def reaching(self: nn.Module, requires_grad: bool = True) -> nn.Module:
+        for module in self.modules():
+            freeze = getattr(module, "freeze_rows", None)
+            if freeze is not None:
+                freeze(not requires_grad)
+        return requires_grad_(self, requires_grad)
+
+    return reaching

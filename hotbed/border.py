@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hotbed.changes import Changes
 from hotbed.clock import UPDATE, StepClock
 from hotbed.errors import HotbedError
+from hotbed.group import UpdateStep
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.records import Layout
 from hotbed.optim.schedules import Schedule
@@ -32,7 +34,7 @@ class Front(Protocol):
     def rows_of(self, lookups: Lookups) -> Tensor:
         """The weights [L, D] they read."""
 
-    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
+    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
         """One step of the row optimizer."""
 
 
@@ -43,6 +45,8 @@ class Updated(Protocol):
     lr_factor: float
     schedule: Schedule
     clock: StepClock
+    changes: Changes
+    fronts: list[Front]
 
     @property
     def is_shared(self) -> bool:
@@ -53,12 +57,12 @@ class Updated(Protocol):
 
 
 class Step:
-    """One forward call. Its groups share one number, given when the first of them is updated."""
+    """One forward call. Its groups are updated together or not at all, under one number."""
 
     def __init__(self, tables: Updated) -> None:
         self.tables = tables
-        self.number = 0  # of the update, once it has a learning rate
-        self._lr: float | None = None
+        self._taken: tuple[float, int] | None = None
+        self._calls: list[tuple[Call, Tensor]] = []  # that wait for the end of the backward pass, with their gradients
         self._around = current_pass()  # a checkpointed model is called again inside a backward pass
 
     def unscaled(self, grad: Tensor) -> Tensor | None:
@@ -73,14 +77,39 @@ class Step:
             )
         return scaled.unscaled(grad)
 
-    def lr(self) -> float:
-        """The learning rate of this call's update."""
-        if self._lr is None:
+    def taken(self) -> tuple[float, int]:
+        """(learning rate, number) of this call's update, which counts from now on: part of a change."""
+        if self._taken is None:
             tables = self.tables
-            self.number = tables.num_updates
-            self._lr = tables.schedule.at(tables.num_updates) * tables.lr_factor
-            tables.__dict__["num_updates"] += 1  # nn.Module takes 10 us to set an attribute
-        return self._lr
+            number = tables.num_updates
+            self._taken = tables.schedule.at(number) * tables.lr_factor, number
+            tables.__dict__["num_updates"] = number + 1  # nn.Module takes 10 us to set an attribute
+        return self._taken
+
+    def update(self, call: Call, grad: Tensor) -> None:
+        """Of one group: now, or with the others when all gradients are there, so that a backward that fails updates none."""
+        tables = self.tables
+        if tables.is_shared:
+            call.group.update(call.lookups, call.tables, grad, self)
+            return
+        if not self._calls and len(tables.fronts) > 1:
+            torch.autograd.Variable._execution_engine.queue_callback(self._update_all)
+        self._calls.append((call, grad))
+        if len(tables.fronts) == 1:
+            self._update_all()
+
+    def _update_all(self) -> None:
+        tables = self.tables
+        with tables.changes.lock:
+            before = tables.clock.enter(UPDATE)
+            for _ in tables.fronts[:2]:  # bringing in the rows of one group may move those of the others, but once
+                for call, _ in self._calls:
+                    call.lookups = tables.placed(call.group, call.lookups, call.learns)
+            with tables.changes.changing("an update of rows"):
+                for call, grad in self._calls:
+                    call.group.update(call.lookups, call.tables, grad, self)
+            self._calls.clear()
+            tables.clock.enter(before)
 
 
 @dataclass
@@ -115,16 +144,16 @@ class LookUp(torch.autograd.Function):
                 "call the tables again instead of keeping the graph"
             )
         call.done = True
-        clock = call.step.tables.clock
-        before = clock.enter(UPDATE)
-        call.lookups = call.step.tables.placed(call.group, call.lookups, call.learns)  # they may have been moved
-        grad_scale = None
-        if ctx.needs_input_grad[1]:
-            out_rows = call.lookups.out_row_of_lookup()
-            grad_LD = grad if out_rows is None else grad[out_rows]
-            grad_scale = (grad_LD * call.group.rows_of(call.lookups)).sum(1)
-        taken = call.step.unscaled(grad) if call.learns else None
-        if taken is not None:
-            call.group.update(call.lookups, call.tables, taken, call.step.lr(), call.step.number)
-        clock.enter(before)
+        tables, grad_scale = call.step.tables, None
+        with tables.changes.lock:
+            before = tables.clock.enter(UPDATE)
+            if ctx.needs_input_grad[1]:
+                call.lookups = tables.placed(call.group, call.lookups, call.learns)  # they may have been moved
+                out_rows = call.lookups.out_row_of_lookup()
+                grad_LD = grad if out_rows is None else grad[out_rows]
+                grad_scale = (grad_LD * call.group.rows_of(call.lookups)).sum(1)
+            taken = call.step.unscaled(grad) if call.learns else None
+            if taken is not None:
+                call.step.update(call, taken)
+            tables.clock.enter(before)
         return None, grad_scale, None

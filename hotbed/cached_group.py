@@ -85,7 +85,6 @@ class CachedGroup(StoredGroup):
         self._counts = CacheCounts()
         self._counting = threading.Lock()
         self._ticket: Ticket | None = None  # of the batch placed last
-        self.is_broken = False  # rows did not get where the cache says they are
 
     @property
     def counts(self) -> CacheCounts:
@@ -93,12 +92,12 @@ class CachedGroup(StoredGroup):
         return self._counts
 
     def take_back(self) -> None:
-        """Forget what ids taught that were not trained. Nothing may be on its way."""
+        """Forget what ids taught that were not trained. Nothing may be on its way; part of a change."""
         if self.ids is not None:
             self._forget_rows(torch.from_numpy(self.ids.roll_back()))
 
     def forget_released(self) -> None:
-        """Forget the rows of expired ids that others may take from now on. Nothing may be on its way."""
+        """Forget the rows of expired ids that others may take from now on. Nothing may be on its way; part of a change."""
         if self.ids is not None and self.ids.has_released:
             self._forget_rows(torch.from_numpy(self.ids.take_released()))
 
@@ -243,7 +242,7 @@ class CachedGroup(StoredGroup):
         )
 
     def placed(self, lookups: Lookups, learns: bool = True) -> Lookups:
-        """Bring the rows in and name their slots, now. A call whose rows were moved since is placed again."""
+        """Bring the rows in and name their slots, now: part of a change. A call whose rows were moved is placed again."""
         if lookups.ticket is not None and lookups.ticket.holds(learns):
             return lookups
         if lookups.check is not None:
@@ -258,12 +257,15 @@ class CachedGroup(StoredGroup):
             lookups = lookups._replace(slots=lookups.keys)
         window = [self.arrive(lookups, at_once=True)]
         self._ticket = Ticket(learns)
-        fetch, (placed,) = self.finish(window, self.begin(window, learns), self._ticket)
-        self.is_broken = True
+        try:
+            decision = self.begin(window, learns)
+        except BudgetError:
+            self.cache.drop_sync()
+            raise
+        fetch, (placed,) = self.finish(window, decision, self._ticket)
         self.read(fetch)
         self.exchange(fetch)
         self.write(fetch)
-        self.is_broken = False
         return placed
 
     def let_go(self) -> None:
@@ -273,12 +275,13 @@ class CachedGroup(StoredGroup):
 
     def flush(self) -> None:
         """Write every row that has changed back; the rows stay. A batch that is still to be updated marks its own again."""
-        self.let_go()
-        keys, slots = self.cache.dirty()
-        for start in range(0, keys.shape[0], CHUNK):
-            part = slice(start, start + CHUNK)
-            self.store.write(keys[part].cpu(), self._packed(slots[part]).cpu())
-        self.cache.mark_clean()
+        with self.changes.changing("writing rows back"):
+            self.let_go()
+            keys, slots = self.cache.dirty()
+            for start in range(0, keys.shape[0], CHUNK):
+                part = slice(start, start + CHUNK)
+                self.store.write(keys[part].cpu(), self._packed(slots[part]).cpu())
+            self.cache.mark_clean()
 
     def warm(self, keys: Tensor) -> None:
         """Let the policy keep these keys (distinct, ascending; at most as many as there are slots) and bring them in.
@@ -287,17 +290,19 @@ class CachedGroup(StoredGroup):
         """
         if torch.equal(hot_keys(self.cache).cpu(), keys.cpu()):
             return
-        self.cache.keep(keys)
-        spans, device = (), self.records.device
-        self.placed(Lookups(keys.to(device), spans, 0), learns=False)
+        with self.changes.changing("bringing hot rows in"):
+            self.cache.keep(keys)
+            spans, device = (), self.records.device
+            self.placed(Lookups(keys.to(device), spans, 0), learns=False)
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
         if fn(self.records[:0]).dtype != torch.float32:
             raise ConfigError("rows behind a cache are float32; leave out cache= to train in another type")
         self.flush()
-        self.records = fn(self.records)
-        self._staging = Staging(self.layout.width, self.records.device)
-        self._forget()
+        with self.changes.changing("moving the cache to another device"):
+            self.records = fn(self.records)
+            self._staging = Staging(self.layout.width, self.records.device)
+            self._forget()
 
     def refuse_batch(self, num_keys: int) -> None:
         """Raise: one batch needs more rows than there are slots."""

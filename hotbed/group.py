@@ -7,12 +7,13 @@ key), which is the exact reference for everything that keeps rows elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hotbed.changes import Changes
 from hotbed.errors import ConfigError, HotbedError, IdError
 from hotbed.ids import TableRules
 from hotbed.ops.init_rows import Init, stream_of
@@ -41,6 +42,13 @@ class Member(NamedTuple):
     hashing: bool
     padding_id: int | None
     rules: TableRules | None = None  # of dynamic ids, which have no number of rows
+
+
+class UpdateStep(Protocol):
+    """The step that an update of rows belongs to; all groups of one call share it."""
+
+    def taken(self) -> tuple[float, int]:
+        """(learning rate, number among all updates); the step counts from now on."""
 
 
 class _Way(NamedTuple):
@@ -74,6 +82,7 @@ class TableGroup:
         self.num_rows = shard.num_local(sum(member.rows for member in members))
         self.records = empty_records(num_slots or self.num_rows, self.layout, torch.float32, device)
         self._seed = 0
+        self.changes = Changes()  # the tables put their own in its place
         self.touched: Tensor | None = None  # uint8 [R], where all rows are here and checkpoints ask which have changed
 
     @property
@@ -210,18 +219,16 @@ class TableGroup:
         """The records in the type of their weights, which are its first D columns."""
         return self.layout.numbers(self.records)
 
-    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
-        """One row-optimizer step from the gradient of the pooled vectors; `tables` names the table of every span.
+    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
+        """One row-optimizer step from the gradient of the pooled vectors, part of a change; `tables`: one for each span."""
+        self._update(lookups, self._way_of(tables).rows, grad, step)
 
-        `number` counts the updates of all groups together; weights of 16 bits are rounded by it.
-        """
-        self._update(lookups, self._way_of(tables).rows, grad, lr, number)
-
-    def update_rows(self, lookups: Lookups, grad: Tensor, lr: float, number: int) -> None:
+    def update_rows(self, lookups: Lookups, grad: Tensor, step: UpdateStep) -> None:
         """As `update`, for look-ups of one span that stands for all tables."""
-        self._update(lookups, (TableRows(0, self.records.shape[0], 0, 1),), grad, lr, number)
+        self._update(lookups, (TableRows(0, self.records.shape[0], 0, 1),), grad, step)
 
-    def _update(self, lookups: Lookups, rows: tuple[TableRows, ...], grad: Tensor, lr: float, number: int) -> None:
+    def _update(self, lookups: Lookups, rows: tuple[TableRows, ...], grad: Tensor, step: UpdateStep) -> None:
+        lr, number = step.taken()
         salt = 0 if self.layout.precision == "fp32" else salt_of(self._rounding, number)
         settings = settings_of(self.optimizer, lr, rows, salt)
         if self.touched is not None:

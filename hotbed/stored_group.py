@@ -73,7 +73,7 @@ class StoredGroup(TableGroup):
         """As of every group; dynamic ids have none that is bad."""
         if self.ids is None:
             return super().keys(ids, spans, tables, learns)
-        keys, sense = self.ids.keys(ids, spans, tables, learns)
+        keys, sense = self.ids.keys(ids, spans, tables, learns)  # part of a change: the ids may be new
         return keys, FirstBad(None), sense
 
     def owns(self, table: str, ids: Tensor) -> Tensor:
@@ -93,8 +93,8 @@ class StoredGroup(TableGroup):
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
         if self.ids is None:
             self._refuse_part(table)
-        self.flush()
         for keys in self._keys_of(table):
+            self.flush()
             yield self._cut(self._read(keys))["weight"]
 
     def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
@@ -125,15 +125,18 @@ class StoredGroup(TableGroup):
             for name, view in self._cut(records).items():
                 if name in columns:
                     view.copy_(columns[name][first : first + view.shape[0]])
-            self.store.write(keys, records)
-        self._forget()
+            with self.changes.changing("loading rows"):
+                self.store.write(keys, records)
+        with self.changes.changing("loading rows"):
+            self._forget()
 
     def clear(self) -> None:
         """All rows have their first values again, and no dynamic id has one."""
-        if self.ids is not None:
-            self.ids.initialise(self._seed)
-        self.store.clear()
-        self._forget()
+        with self.changes.changing("clearing rows"):
+            if self.ids is not None:
+                self.ids.initialise(self._seed)
+            self.store.clear()
+            self._forget()
 
     def _first_records(self, keys: Tensor) -> Tensor:
         """What rows start from, on the host."""
@@ -159,5 +162,6 @@ class StoredGroup(TableGroup):
 
     def _read(self, keys: Tensor) -> Tensor:
         records = torch.empty(keys.shape[0], self.layout.width)
-        self.store.read(keys, records)
+        with self.changes.changing("reading rows"):  # which may bring them nearer
+            self.store.read(keys, records)
         return records

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from hotbed.border import Call, Front, LookUp, Step
 from hotbed.budget import Budgets, rooms_of
 from hotbed.cache import DEFAULT_POLICY, CacheCounts
 from hotbed.cached_group import CachedGroup
+from hotbed.changes import REFUSALS, exclusive
 from hotbed.checkpoint.lineage import forget
 from hotbed.checkpoint.types import RowPart
 from hotbed.clock import StepClock
@@ -121,6 +121,9 @@ class EmbeddingTables(nn.Module):
     def _begin(self) -> None:
         """What belongs to this process and this object alone: a copy has its own."""
         self.turns = Turns()
+        self.changes = self.turns.changes
+        for group in self.groups:
+            group.changes = self.changes
         self._recorded = None if any(isinstance(group, CachedGroup) for group in self.groups) else Recorded(self)
         self._unchecked: list[Callable[[], None]] = []  # questions whose answer is still on its way from the device
         self.clock = StepClock(partial(mark, self.device, timed=True) if self.device.type == "cuda" else None)
@@ -204,6 +207,7 @@ class EmbeddingTables(nn.Module):
         raise NotImplementedError
 
     @eager
+    @exclusive
     def forward(
         self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None = None
     ) -> Tensor | dict[str, Tensor]:
@@ -261,6 +265,7 @@ class EmbeddingTables(nn.Module):
         """What memory and ssd did since this process opened them, and what they hold; None without an ssd."""
         return tiers_of(self.groups, self._memory_budget)
 
+    @exclusive
     def flush(self) -> None:
         """Write every changed row of the caches back to host memory."""
         self._claim()
@@ -268,14 +273,15 @@ class EmbeddingTables(nn.Module):
             if isinstance(group, CachedGroup):
                 group.flush()
 
+    @exclusive
     def warm(self, keys: Tensor) -> None:
         """Let the static policy of every cache keep these rows, and bring them in: keys of its group, distinct, ascending."""
         self._claim()
         for group in self.groups:
             if isinstance(group, CachedGroup):
-                with self._told_of_loss(group):
-                    group.warm(keys)
+                group.warm(keys)
 
+    @exclusive
     def snapshot(self, touched: bool = False) -> TablesSnapshot:
         """The rows between two steps, for a checkpoint: all ever written, or those touched since the last commit."""
         return TablesSnapshot(self, touched)
@@ -284,16 +290,29 @@ class EmbeddingTables(nn.Module):
         """A sink for saved rows."""
         return TablesSink(self)
 
+    @exclusive
     def weight(self, table: str) -> Tensor:
         """The weights [rows, dim] of a table: a view, so writing to it changes the rows; behind a cache, a copy."""
         self._claim()
         return self._group_of(table).columns(table)["weight"]
 
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
-        """The weights of a table, some rows at a time, in order (of dynamic ids: as `ids`): for tables larger than memory."""
-        self._claim()
-        return self._group_of(table).weight_pieces(table)
+        """The weights of a table, some rows at a time, in order (of dynamic ids: as `ids`): for tables larger than memory.
 
+        Each piece is read when it is asked for, as the rows are then.
+        """
+        with self.changes.lock:
+            self._claim()
+            pieces = self._group_of(table).weight_pieces(table)
+        while True:
+            with self.changes.lock:
+                self._claim()
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
+
+    @exclusive
     def load_weight(self, table: str, weight: Tensor) -> None:
         """Replace the weights [rows, dim] of a table; the optimizer state stays."""
         self._claim()
@@ -302,12 +321,14 @@ class EmbeddingTables(nn.Module):
             raise ShapeError(f"the weights of table {table!r} are {wanted}, not {list(weight.shape)}")
         self._group_of(table).load(table, {"weight": weight})
 
+    @exclusive
     def states(self, table: str) -> dict[str, Tensor]:
         """The optimizer state of a table by name, [rows, dim] or [rows, 1]: views."""
         self._claim()
         columns = self._group_of(table).columns(table)
         return {name: column for name, column in columns.items() if name != "weight"}
 
+    @exclusive
     def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
         """(ids [N] ascending, their `weight` [N, dim] and optimizer states [N, dim] or [N, 1]) of a table, on the host.
 
@@ -316,16 +337,19 @@ class EmbeddingTables(nn.Module):
         self._claim()
         return self._group_of(table).rows(table)
 
+    @exclusive
     def ids(self, table: str) -> Tensor:
         """The ids [N] of a table that have a row, ascending, on the host."""
         self._claim()
         return self._group_of(table).ids_of(table)
 
+    @exclusive
     def load_rows(self, parts: Iterable[RowPart]) -> None:
         """Replace the rows of all tables with dynamic ids: `weight` by id; optimizer state begins anew."""
         forget(self)
         TablesSink(self).replace(parts)
 
+    @exclusive
     def shared_row(self, table: str) -> dict[str, Tensor] | None:
         """The columns [1, dim] or [1, 1] of the row that ids of a table share until they are admitted, or None."""
         self._claim()
@@ -351,25 +375,44 @@ class EmbeddingTables(nn.Module):
 
     def _prepared(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
         """The look-ups of every group, their rows in place. For dynamic ids a call that learns is the next training batch."""
-        holds = planned is not None and self._still_holds(planned, learns)
-        if not holds and self._ids:
+        self.changes.check()
+        if planned is not None and self._still_holds(planned, learns):
+            lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, planned.lookups)]
+        elif not self._ids:
+            wished = self._wished(given, self._settle(given, planned), learns)
+            lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, wished)]
+        else:
             again = [ids.asks_again() for ids in self._ids.values()]
             self.turns.claim(drop=learns or any(again))
-        try:
-            lookups = planned.lookups if planned is not None and holds else self._wished(given, planned, learns)
-            lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, lookups)]
-        except BaseException:
-            if not holds and learns:
-                for group in self.groups:
-                    group.take_back()
-            raise
+            lookups = self._learned(given, self._settle(given, planned), learns)
         if learns:
             for ids in self._ids.values():
                 ids.count()
         return lookups
 
-    def _wished(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
-        """What a call wants of every group, where no plan holds; of `planned` that does not hold any more, or None."""
+    def _learned(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
+        """As `_prepared`, for dynamic ids: they are translated and their rows brought in, or nothing is learned."""
+        with self.changes.changing("looking a batch up"):
+            if learns:
+                self._take_back()  # of a call that was interrupted
+            try:
+                wished = self._wished(given, settled, learns)
+                return [group.placed(each, learns) for group, each in zip(self.groups, wished)]
+            except REFUSALS:
+                if learns:
+                    self._take_back()
+                raise
+
+    def _take_back(self) -> None:
+        for group in self.groups:
+            group.take_back()
+
+    def _settle(self, given: Given, planned: Planned | None) -> Any:
+        """Of shared tables: what the ranks settle about a call without a plan, or with one that does not hold any more."""
+        return None
+
+    def _wished(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
+        """What a call wants of every group, where no plan holds."""
         return [flatten(group, one, given, learns) for group, one in zip(self.groups, self.group_inputs)]
 
     def placed(self, group: Front, lookups: Lookups, learns: bool) -> Lookups:
@@ -379,18 +422,8 @@ class EmbeddingTables(nn.Module):
         if not isinstance(group, CachedGroup):
             return lookups if lookups.renew is None else lookups.renew()
         self.turns.claim()
-        with self._told_of_loss(group):
+        with self.changes.changing("bringing rows in"):
             return group.placed(lookups, learns)
-
-    @contextmanager
-    def _told_of_loss(self, group: CachedGroup) -> Iterator[None]:
-        """Nothing goes on with tables whose rows did not get where the cache says they are."""
-        try:
-            yield
-        except BaseException as error:
-            if group.is_broken:
-                self.turns.broken = error
-            raise
 
     def _check_ids(self) -> None:
         """Raise for a bad id of the batch before; its rows were not updated."""
@@ -415,6 +448,7 @@ class EmbeddingTables(nn.Module):
                 return group
         raise ConfigError(f"no table {table!r}; there are {', '.join(self.tables)}")
 
+    @exclusive
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingTables:
         """`.to(device)` moves the records; rows are float32 (or float64), so `.half()` and the like are refused."""
         self._claim()
@@ -431,6 +465,7 @@ class EmbeddingTables(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
+    @exclusive
     def _named_columns(self) -> dict[str, Tensor]:
         """Every view that a checkpoint holds: `<table>.weight` and `<table>.<state>`."""
         self._claim()
@@ -445,6 +480,7 @@ class EmbeddingTables(nn.Module):
         destination[prefix + "num_updates"] = torch.tensor(self.num_updates)
         destination[prefix + "lr_factor"] = torch.tensor(self.lr_factor, dtype=torch.float64)
 
+    @exclusive
     def _load_from_state_dict(
         self,
         state_dict: dict[str, Tensor],

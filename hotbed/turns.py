@@ -1,7 +1,7 @@
-"""Whose turn it is to move rows: the training thread's own, or that of one feed working ahead of it.
+"""Who may move rows, and the one rule for moving them.
 
-Plain look-ups, saving and loading claim the tables: a feed that works ahead stops at a safe place, takes back its promises,
-and goes on when it is next asked for a batch.
+Plain lookups, saving and loading claim the tables: a feed that works ahead stops at a safe place, takes back its promises,
+and resumes when it is next asked for a batch. One thread at a time: every call of the tables holds `changes.lock`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from hotbed.errors import HotbedError
+from hotbed.changes import Changes
 from hotbed.inputs import Given
 from hotbed.keyed import is_keyed, tensors_of
 from hotbed.ops.lookups import Lookups
@@ -24,8 +24,8 @@ class Feeding(Protocol):
     def pause(self, *, drop: bool) -> None:
         """Stop working ahead; with `drop` also forget what is known of batches ahead."""
 
-    def close(self) -> None:
-        """The end."""
+    def finish(self) -> None:
+        """The end; may be called again when it was interrupted."""
 
 
 Contents = list[tuple[Tensor, int]]
@@ -61,12 +61,12 @@ class Routed:
 
 
 class Turns:
-    """Of one EmbeddingTables; only the training thread calls it."""
+    """Of one EmbeddingTables; whoever calls it holds `changes.lock`."""
 
     def __init__(self) -> None:
+        self.changes = Changes()
         self.feed: Feeding | None = None
-        self.broken: BaseException | None = None
-        self.left: deque[Feeding] = deque()  # feeds that are to be closed
+        self.left: deque[Feeding] = deque()  # feeds that are being closed
         self.lanes: dict[Any, Any] = {}  # recordings that the next feed can use again
         self._planned: dict[int, Planned] = {}
 
@@ -75,12 +75,12 @@ class Turns:
         self._close_left()
         if self.feed is not None:
             self.feed.pause(drop=drop)
-        self._check()
+        self.changes.check()
 
     def take(self, feed: Feeding) -> None:
         """A feed's turn, until another is asked for a batch."""
         self._close_left()
-        self._check()
+        self.changes.check()
         if self.feed is not None and self.feed is not feed:
             self.feed.pause(drop=True)
         self.feed = feed
@@ -108,15 +108,18 @@ class Turns:
         same = theirs is ours or (theirs.keys() == ours.keys() and all(theirs[name] is ours[name] for name in ours))
         return planned if same and _is_unchanged(planned) else None
 
-    def _close_left(self) -> None:
-        while self.left:
-            self.left.popleft().close()
+    def forget(self, feed: Feeding) -> None:
+        """A feed is closed."""
+        self.left = deque(one for one in self.left if one is not feed)
 
-    def _check(self) -> None:
-        if self.broken is not None:
-            raise HotbedError(
-                "these tables lost rows when moving them failed; make them anew and load their last checkpoint"
-            ) from self.broken
+    def _close_left(self) -> None:
+        for feed in list(self.left):
+            feed.finish()
+
+    @property
+    def broken(self) -> BaseException | None:
+        """What broke a change off, if anything did."""
+        return self.changes.broken
 
 
 def _is_unchanged(planned: Planned) -> bool:

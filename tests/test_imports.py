@@ -13,8 +13,8 @@ PACKAGE = Path(hotbed.__file__).parent
 
 # A room may import from the floors below its own (earlier in this list).
 FLOORS = [
-    {"types", "errors", "kernel_cache", "compiling", "clock", "spans"},
-    {"memory", "shard", "keyed", "torch_hooks"},
+    {"types", "errors", "kernel_cache", "compiling", "clock", "spans", "interrupts"},
+    {"memory", "shard", "keyed", "torch_hooks", "changes"},
     {"pages"},
     {"config", "data", "optim"},
     {"run_file", "ops", "models"},

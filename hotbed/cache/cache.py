@@ -139,12 +139,19 @@ class Cache:
 
     def drop_ahead(self) -> None:
         """Forget every batch that has arrived and is not planned."""
-        self._count_live(wait=True)
-        row = self.numbers.take()
-        self._ops.sweep(self._cells, (1 << AHEAD_BITS) - 1, row.counts)
-        self._live -= row.read()[FREED]
+        self._drop((1 << AHEAD_BITS) - 1)
         self._ahead.clear()
         self.num_arrived = self.num_planned = 0
+
+    def drop_sync(self) -> None:
+        """Forget a batch that was to be planned at once and is refused."""
+        self._drop(bits_of(SYNC_BIT))
+
+    def _drop(self, bits: int) -> None:
+        self._count_live(wait=True)
+        row = self.numbers.take()
+        self._ops.sweep(self._cells, bits, row.counts)
+        self._live -= row.read()[FREED]
 
     def plan(self, window: Sequence[Arrival], train: bool) -> CachePlan:
         """Decide at once."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from hotbed.group import TableGroup
+from hotbed.group import TableGroup, UpdateStep
 from hotbed.memory import in_words
 from hotbed.ops.lookups import Lookups
 from hotbed.parallel.gather import gather_numbers
@@ -97,9 +97,9 @@ class AutoFront:
         """The weights [L, D] that the look-ups read."""
         return self._front.rows_of(lookups)
 
-    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
+    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
         """One step of the row optimizer."""
-        self._front.update(lookups, tables, grad, lr, number)
+        self._front.update(lookups, tables, grad, step)
 
     def forget(self) -> None:
         """Rows change by other means than updates."""

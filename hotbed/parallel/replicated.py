@@ -23,7 +23,7 @@ from torch import Tensor
 from hotbed.cache import Cache
 from hotbed.cache.policies import LFU
 from hotbed.cached_group import CachedGroup
-from hotbed.group import TableGroup
+from hotbed.group import TableGroup, UpdateStep
 from hotbed.ops.lookup import lookup
 from hotbed.ops.lookup.reference import result_type, rows_of
 from hotbed.ops.lookups import Lookups, Span
@@ -135,9 +135,9 @@ class ReplicatedFront:
         union = self._placed(self._sharded.asked(lookups, learns=False))
         return rows_of(self._replicas.rows, _here(lookups, union), self.layout.dim)
 
-    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
+    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
         """Send the sums of the gradients to the owners, and take the new weights of all rows of the union."""
-        asked = self._sharded.updated(lookups, tables, grad, lr, number)
+        asked = self._sharded.updated(lookups, tables, grad, step)
         if self.wants == "kept":
             union = self._placed(asked)
             self._replicas.refresh(union, self._read(asked, union.standing))

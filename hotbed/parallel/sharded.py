@@ -21,7 +21,7 @@ from torch import Tensor
 from hotbed.cached_group import CachedGroup
 from hotbed.declared import Table
 from hotbed.errors import ConfigError
-from hotbed.group import TableGroup
+from hotbed.group import TableGroup, UpdateStep
 from hotbed.inputs import Given, as_given, flatten
 from hotbed.keyed import KeyedJagged
 from hotbed.ops.lookup import lookup
@@ -203,9 +203,12 @@ class ShardedTables(EmbeddingTables):
             found.append(want)
         return found
 
-    def _wished(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
-        """What all ranks want of this one; what they have settled about a batch holds, whatever became of its ids since."""
-        settled = self.routes(given) if planned is None else [each.route for each in planned.lookups]
+    def _settle(self, given: Given, planned: Planned | None) -> list[Route]:
+        """What the ranks have settled about a batch holds, whatever became of its ids since."""
+        return self.routes(given) if planned is None else [each.route for each in planned.lookups]
+
+    def _wished(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
+        """What all ranks want of this one."""
         return self.asked(settled, learns)
 
     def _prepared(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
@@ -240,25 +243,25 @@ class ShardFront:
         here = lookups._replace(route=self.asked(lookups, learns=False))
         return rows_of(self._vectors(here), lookups, self.layout.dim)
 
-    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> None:
+    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
         """Send the sums of the gradients to the owners, and update the rows that are here."""
-        self.updated(lookups, tables, grad, lr, number)
+        self.updated(lookups, tables, grad, step)
 
-    def updated(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, lr: float, number: int) -> Lookups:
+    def updated(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> Lookups:
         """As `update`; what this rank was asked for, rows in place."""
         route: Route = lookups.route.route
         sums = self._summed(lookups, tables, grad, route.num_vectors)
         received = route.give(self.narrow(sums)).to(grad.dtype)
         asked = self.asked(lookups, learns=True)
-        if route.times is None:
-            self._group.update_rows(asked, received, lr, number)
-            return asked
-        summed = Summed(asked, received, route.times.to(torch.int64))
-        if self.shared is not None:
-            summed = self.shared.together(asked, received)
-        if self._group.optimizer.scale_by_count:
-            summed = averaged(summed)
-        self._group.update_rows(summed.lookups, summed.grad, lr, number)
+        summed = Summed(asked, received, torch.empty(0))
+        if route.times is not None:
+            summed = summed._replace(times=route.times.to(torch.int64))
+            if self.shared is not None:
+                summed = self.shared.together(asked, received)
+            if self._group.optimizer.scale_by_count:
+                summed = averaged(summed)
+        with self._group.changes.changing("an update of rows"):
+            self._group.update_rows(summed.lookups, summed.grad, step)
         return asked
 
     def asked(self, lookups: Lookups, learns: bool) -> Lookups:

@@ -13,6 +13,9 @@ so would spend its time passing Python's lock to and fro. It never waits for the
 of one size go through a lane (recorded launches); all others are planned launch by launch.
 
 The plain way (`CachedGroup.placed`) runs the same steps one after the other.
+
+Every step that moves rows or changes an index is one change (changes.py). In between, a feed may be left at any point by an
+exception: `close` then carries out what was decided, and if it is interrupted itself, the next call of the tables does.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from torch import Tensor
 
 from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
 from hotbed.cached_group import Ahead, CachedGroup, Fetch
+from hotbed.changes import exclusive
 from hotbed.clock import COPY, PLAN, READER, WAIT
 from hotbed.dynamic import FAR_AHEAD
 from hotbed.inputs import Given, as_given, flatten
@@ -53,6 +57,7 @@ class Feed:
         self._tables = tables
         self._device = tables.device
         self._clock = tables.clock
+        self.changes = tables.turns.changes
         self._given_window = window
         self._given_look_ahead = None if look_ahead is None else max(look_ahead, window or 1)
         self._look_ahead = 1  # until the first batch is known
@@ -82,57 +87,67 @@ class Feed:
     def start(self) -> None:
         self._owner = threading.current_thread()
         self._learns = self._tables.learns and torch.is_grad_enabled()
-        self._tables.turns.take(self)
-        for group in self._cached:
-            group.let_go()  # a batch that was looked up before this and is not updated yet
-        self._caches = [group.cache for group in self._cached]
-        self._reader.start()
         self._mover.start()
+        with self.changes.lock:
+            self._tables.turns.take(self)
+            for group in self._cached:
+                group.let_go()  # a batch that was looked up before this and is not updated yet
+            self._caches = [group.cache for group in self._cached]
+        self._reader.start()
 
     def next(self) -> tuple[Any, ...]:
         """(the next batch,), or () at the end."""
         before = self._clock.enter(PLAN)
-        found = self._next()
+        while (found := self._next()) is None:
+            self._clock.enter(READER)
+            self._reader.wait()
+            self._clock.enter(PLAN)
         self._clock.enter(before)
         return found
 
-    def _next(self) -> tuple[Any, ...]:
+    @exclusive
+    def _next(self) -> tuple[Any, ...] | None:
+        """As `next`; None when the loader has to give more first, which takes as long as it takes."""
         if self._mover.error is not None:
             raise self._break()
         window = self._current
         if window is None or not window.batches:
             self._leave()
-            window = self._current = self._enter()
+            window = self._enter()
             if window is None:
-                return ()
+                return () if self._has_ended else None
         batch, planned = window.batches.popleft()
         window.delivered.append(planned)
         self._tables.turns.deliver(planned)
         self._num_delivered += 1
         if not self._paused:
-            self._plan(wait=False)
+            self._plan(wanted=False)
         return (batch.batch if isinstance(batch, Routed) else batch,)
 
     def close(self) -> None:
         """Let nothing be lost: what was decided is carried out, what was only known is forgotten."""
-        if threading.current_thread() is not self._owner and self._owner.is_alive():
-            self._reader.stop()  # garbage collected by some other thread, which must not move rows
-            self._tables.turns.left.append(self)
-            return
-        try:
-            self._leave()
-            self._reader.close()
-            if self._tables.turns.feed is self and self._mover.error is None:
-                self.pause(drop=True)
-        finally:
-            self._mover.close()
-            if self._lanes is not None:
-                self._lanes.stop()
-            self._tables.turns.leave(self)
-            if self._mesh is not None and self._reader.has_ended:
-                self._tables.take_back_mesh(self._mesh)
+        self._reader.stop()
+        self._tables.turns.left.append(self)  # until it is done: whoever comes next finishes it
+        if threading.current_thread() is self._owner or not self._owner.is_alive():
+            self.finish()  # else garbage collected by some other thread, which must not move rows
+
+    def finish(self) -> None:
+        """The rest of `close`; may be interrupted, and called again."""
+        with self.changes.lock:
             if self._mover.error is not None:
-                self._tables.turns.broken = self._mover.error
+                self._break()
+            self._leave()
+            if self._tables.turns.feed is self and not self.changes.is_broken:
+                self.pause(drop=True)
+            self._tables.turns.leave(self)
+        self._reader.close()
+        self._mover.close()
+        if self._lanes is not None:
+            self._lanes.stop()
+        if self._mesh is not None and self._reader.has_ended:
+            mesh, self._mesh = self._mesh, None
+            self._tables.take_back_mesh(mesh)
+        self._tables.turns.forget(self)
 
     def abandon(self) -> None:
         """The process ends: rows that are not saved are lost anyway."""
@@ -152,13 +167,14 @@ class Feed:
                 window.ticket.valid = False
         self._drain()
         if drop:
-            if self._lanes is not None:
-                self._lanes.forget()
-            for group in self._cached:
-                group.cache.drop_ahead()
-            self._rearrive = True
-            if self._ids:
-                self._take_back()
+            with self.changes.changing("dropping the batches ahead"):
+                if self._lanes is not None:
+                    self._lanes.forget()
+                for group in self._cached:
+                    group.cache.drop_ahead()
+                self._rearrive = True
+                if self._ids:
+                    self._take_back()
 
     def _take_back(self) -> None:
         """Dynamic ids of batches ahead are forgotten, and translated again when it is their turn.
@@ -186,8 +202,9 @@ class Feed:
         """Dynamic ids that arrive may take rows of expired ones, whose records must not be on their way any more."""
         if any(ids.has_released for ids in self._ids):
             self.pause(drop=False)
-            for group in self._cached:
-                group.forget_released()
+            with self.changes.changing("forgetting rows of expired ids"):
+                for group in self._cached:
+                    group.forget_released()
 
     def _drain(self) -> None:
         """Wait until every row that left is in its store."""
@@ -195,21 +212,21 @@ class Feed:
             self._mover.drain()
             if self._lanes is not None:
                 self._lanes.drain()
-        except BaseException as error:
-            self._tables.turns.broken = error
+        except Exception as error:
+            self.changes.broken = error
             raise
 
     def _resume(self) -> None:
         for group in self._cached:
             group.let_go()
-        self._paused = False
-        if any(group.cache is not cache for group, cache in zip(self._cached, self._caches)):
-            self._begin_anew()
-        elif self._rearrive:
-            for cache, stride in zip(self._caches, self._strides):
-                cache.stride = stride  # another feed may have looked less far
-            self._waiting = deque([self._known_again(waiting) for waiting in self._waiting])
-        self._rearrive = False
+        with self.changes.changing("making batches known again"):
+            if any(group.cache is not cache for group, cache in zip(self._cached, self._caches)):
+                self._begin_anew()
+            elif self._rearrive:
+                for cache, stride in zip(self._caches, self._strides):
+                    cache.stride = stride  # another feed may have looked less far
+                self._waiting = deque([self._known_again(waiting) for waiting in self._waiting])
+            self._paused = self._rearrive = False
 
     def _begin_anew(self) -> None:
         """Rows were loaded or moved, and the caches are others: nothing is known to them."""
@@ -231,7 +248,7 @@ class Feed:
         """A copy failed: rows on their way may be lost."""
         error = self._mover.error
         assert error is not None
-        self._tables.turns.broken = error
+        self.changes.broken = error
         return error
 
     def _leave(self) -> None:
@@ -262,15 +279,16 @@ class Feed:
         if self._paused and not self._decided:
             self._resume()
         while not self._decided:
-            if not self._plan(wait=True):
+            if not self._plan(wanted=True):
                 return None
-        window = self._decided.popleft()
+        window = self._decided[0]
         waits = self._started and not window.exchanged and not self._is_staged(window)
         began, before = time.perf_counter(), mark(self._device, timed=True) if waits else None
         self._exchange(window, before)
         if waits and before is None:
             self._cached[0].stalled(time.perf_counter() - began)
         self._started = True  # nothing can be fetched ahead of the first
+        self._current = self._decided.popleft()
         return window
 
     def _is_staged(self, window: Window) -> bool:
@@ -284,44 +302,44 @@ class Feed:
         """Victims leave, misses come; on the current stream, after all that was asked of the windows before."""
         if window.exchanged:
             return
-        window.exchanged = True
-        part, move = self._clock.enter(COPY), window.move
+        part, move = self._clock.enter(WAIT), window.move
         if isinstance(move, Move):
-            self._clock.enter(WAIT)
             move.staged.wait()
-            self._clock.enter(COPY)
             if self._mover.error is not None:
                 raise self._break()
-            after(self._device, move.mark)
-            for group, fetch in move.fetches:
-                group.exchange(fetch)
-            self._mover.write(move)
-        elif self._lanes is not None:
-            self._lanes.exchange(move)
+        self._clock.enter(COPY)
+        with self.changes.changing("an exchange of rows"):
+            window.exchanged = True
+            if isinstance(move, Move):
+                after(self._device, move.mark)
+                for group, fetch in move.fetches:
+                    group.exchange(fetch)
+                self._mover.write(move)
+            elif self._lanes is not None:
+                self._lanes.exchange(move)
         self._clock.enter(part)
         if before is not None:
             self._waits.append((before, mark(self._device, timed=True)))
 
-    def _plan(self, *, wait: bool) -> bool:
-        """Work ahead, as far as it goes; with `wait`, until a window is decided. False when there is none left.
+    def _plan(self, *, wanted: bool) -> bool:
+        """Work ahead, as far as the loader has come; whether a window is decided. `wanted`: one that was begun is, in any case.
 
         Which batches a decision knows of depends on their order alone: none arrives between its beginning and its end.
         """
         if self._begun is not None and (
-            wait or (len(self._decided) < _DECIDED and all(d.row.ready() for d in self._begun.decisions))
+            wanted or (len(self._decided) < _DECIDED and all(d.row.ready() for d in self._begun.decisions))
         ):
             self._decide()
         if self._begun is None:
-            self._know(wait=wait and not self._decided)
+            self._know()
             if self._paused:
                 if self._current is not None or self._decided:
                     return bool(self._decided)
                 self._resume()
-            ended = self._reader.ended and not self._unknown
-            if len(self._waiting) >= self._look_ahead or (self._waiting and (ended or self._is_full)):
+            if len(self._waiting) >= self._look_ahead or (self._waiting and (self._has_ended or self._is_full)):
                 in_lane = bool(self._waiting[0].flat)
                 if in_lane != self._in_lane:
-                    if self._decided or not wait:
+                    if self._decided or not wanted:
                         return bool(self._decided)
                     self._drain()  # rows are moved by another thread from here on
                     self._in_lane = in_lane
@@ -332,25 +350,33 @@ class Feed:
                     self._begin()
                     for group in self._cached:
                         group.cache.numbers.publish()
-        if wait and not self._decided and self._begun is not None:
+        if wanted and not self._decided and self._begun is not None:
             self._decide()
         return bool(self._decided)
 
-    def _know(self, *, wait: bool) -> None:
-        """Let batches arrive until as many are ahead as allowed."""
+    @property
+    def _has_ended(self) -> bool:
+        """Whether there is no batch left that nobody knows."""
+        return self._reader.ended and not self._unknown
+
+    def _know(self) -> None:
+        """Let batches arrive until as many are ahead as allowed, or the loader has no more yet."""
         while len(self._waiting) < self._look_ahead and not (self._waiting and self._is_full):
-            found = self._read(wait=wait)
+            found = self._read()
             if found is None:
                 return
             batch, named, flat = found
             if flat and self._lanes is not None:
                 given = self._lanes.given(named)
-                waiting = Waiting(batch, named, given, [], [], flat, self._lanes.arrive(flat))
+                with self.changes.changing("making a batch known"):
+                    waiting = Waiting(batch, named, given, [], [], flat, self._lanes.arrive(flat))
+                    self._waiting.append(waiting)
             else:
                 given, lookups = self._lookups_of(batch, named)
                 self._make_way()
-                waiting = Waiting(batch, named, given, lookups, self._arrive(lookups), [], 0)
-            self._waiting.append(waiting)
+                with self.changes.changing("making a batch known"):
+                    waiting = Waiting(batch, named, given, lookups, self._arrive(lookups), [], 0)
+                    self._waiting.append(waiting)
             if self._look_ahead == 1:
                 self._see_how_far(waiting)
 
@@ -362,10 +388,12 @@ class Feed:
     def _lookups_of(self, batch: Any, named: Ids) -> tuple[Given, list[Lookups]]:
         """What a batch, or all ranks, want of the tables here."""
         if isinstance(batch, Routed):
-            return batch.given, self._tables.asked(batch.routes, self._learns)
+            with self.changes.changing("translating ids"):
+                return batch.given, self._tables.asked(batch.routes, self._learns)
         given = as_given(self._tables.features, named.ids, named.bags, self._device)
         groups = zip(self._cached, self._tables.group_inputs)
-        return given, [flatten(group, inputs, given, self._learns) for group, inputs in groups]
+        with self.changes.changing("translating ids"):
+            return given, [flatten(group, inputs, given, self._learns) for group, inputs in groups]
 
     def _named(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any, Any]]:
         """(batch, ids, bags), on the device."""
@@ -374,9 +402,9 @@ class Feed:
             named = ids_of(moved, self._names)
             yield moved, named.ids, named.bags
 
-    def _read(self, *, wait: bool) -> tuple[Any, Ids, list[Tensor]] | None:
-        """The next batch of the loader: (batch, its ids, those ids by group if it fits the lanes)."""
-        found = self._unknown.popleft() if self._unknown else self._from_reader(wait)
+    def _read(self) -> tuple[Any, Ids, list[Tensor]] | None:
+        """The next batch of the loader, if it is there: (batch, its ids, those ids by group if it fits the lanes)."""
+        found = self._unknown.popleft() if self._unknown else self._from_reader()
         if found is None:
             return None
         batch, point = found
@@ -389,14 +417,10 @@ class Feed:
                 self._lanes.start()
         return batch, named, [] if self._lanes is None else self._lanes.flat(named) or []
 
-    def _from_reader(self, wait: bool) -> tuple[Any, Any] | None:
-        if wait or self._reader.num_ready:
+    def _from_reader(self) -> tuple[Any, Any] | None:
+        if self._reader.num_ready:
             self._clock.asked(self._reader.num_ready)
-        before = self._clock.enter(READER) if wait else None
-        found = self._reader.get(wait=wait)
-        if before is not None:
-            self._clock.enter(before)
-        return found
+        return self._reader.get(wait=False)
 
     def _see_how_far(self, waiting: Waiting) -> None:
         """The first batch tells how many to look ahead."""
@@ -441,25 +465,28 @@ class Feed:
             for lookups in waiting.lookups:
                 if lookups.check is not None:
                     lookups.check()
-        parts = enumerate(self._cached)
-        decisions = [group.begin([w.aheads[c] for w in chosen], self._learns) for c, group in parts]
-        self._begun = Begun(chosen, decisions)
+        with self.changes.changing("planning a window"):
+            parts = enumerate(self._cached)
+            decisions = [group.begin([w.aheads[c] for w in chosen], self._learns) for c, group in parts]
+            self._begun = Begun(chosen, decisions)
 
     def _decide(self) -> None:
         """Choose slots for the window that was begun, and send for its rows."""
         assert self._begun is not None
-        (batches, decisions), self._begun = self._begun, None
+        batches, decisions = self._begun
         ticket = Ticket(self._learns)
         fetches: list[tuple[CachedGroup, Fetch]] = []
         placed: list[list[Lookups]] = []
-        for g, (group, decision) in enumerate(zip(self._cached, decisions)):
-            fetch, lookups = group.finish([w.aheads[g] for w in batches], decision, ticket)
-            fetches.append((group, fetch))
-            placed.append(lookups)
-        move = Move(self._num_windows, fetches)
-        self._num_windows += 1
-        self._line_up(batches, move, placed, ticket)
-        self._mover.read(move)
+        with self.changes.changing("planning a window"):
+            self._begun = None
+            for g, (group, decision) in enumerate(zip(self._cached, decisions)):
+                fetch, lookups = group.finish([w.aheads[g] for w in batches], decision, ticket)
+                fetches.append((group, fetch))
+                placed.append(lookups)
+            move = Move(self._num_windows, fetches)
+            self._num_windows += 1
+            self._line_up(batches, move, placed, ticket)
+            self._mover.read(move)
 
     def _decide_in_lanes(self) -> None:
         assert self._lanes is not None
@@ -467,11 +494,12 @@ class Feed:
         batches = self._next_batches()
         ticket = Ticket(self._learns)
         new = self._as_many_new(len(batches))
-        number = self._lanes.num_arrived
-        parts, placed = self._lanes.plan([w.named for w in batches], [flat for _, _, flat in new], ticket)
-        for i, (batch, named, flat) in enumerate(new):
-            self._waiting.append(Waiting(batch, named, self._lanes.given(named), [], [], flat, number + i))
-        self._line_up(batches, parts, placed, ticket)
+        with self.changes.changing("planning a window"):
+            number = self._lanes.num_arrived
+            parts, placed = self._lanes.plan([w.named for w in batches], [flat for _, _, flat in new], ticket)
+            for i, (batch, named, flat) in enumerate(new):
+                self._waiting.append(Waiting(batch, named, self._lanes.given(named), [], [], flat, number + i))
+            self._line_up(batches, parts, placed, ticket)
 
     def _as_many_new(self, count: int) -> list[tuple[Any, Ids, list[Tensor]]]:
         """The next batches of the loader, if they are there and fit the lanes: all or none."""
@@ -479,14 +507,14 @@ class Feed:
             return []
         found: list[Any] = []
         for _ in range(count):
-            one = self._unknown.popleft() if self._unknown else self._from_reader(wait=False)
+            one = self._unknown.popleft() if self._unknown else self._from_reader()
             if one is None:
                 break
             found.append(one)
         self._unknown.extendleft(reversed(found))
         if len(found) < count:
             return []
-        new = [self._read(wait=False) for _ in range(count)]
+        new = [self._read() for _ in range(count)]
         fitting = [each for each in new if each is not None and each[2]]
         if len(fitting) < count:
             self._unknown.extendleft(reversed([(each[0], None) for each in new if each is not None]))

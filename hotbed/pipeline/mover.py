@@ -2,6 +2,8 @@
 
 A row that leaves with one window and is needed by the next is read late: after it was written. That is rare, because a
 policy that looks ahead does not let such a row go.
+
+The training thread may be interrupted anywhere in here: it only ever puts into a queue, counts, and waits for latches.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 
 from hotbed.cached_group import CachedGroup, Fetch
 from hotbed.ops.streams import mark, side_stream
+from hotbed.pipeline.latch import Latch
 from hotbed.spans import span
 
 _PATIENCE = 5.0  # seconds
@@ -27,8 +30,8 @@ class Move:
     def __init__(self, number: int, fetches: Fetches) -> None:
         self.number = number
         self.fetches = fetches
-        self.staged = threading.Event()  # all rows are on their way to the device
-        self.written = threading.Event()  # its victims are in the store
+        self.staged = Latch()  # all rows are on their way to the device
+        self.written = Latch()  # its victims are in the store
         self.mark: Any = None  # the mark at which they have arrived
 
 
@@ -37,9 +40,7 @@ class Mover:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._tasks: queue.SimpleQueue[tuple[str, Move] | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._given = self._done = 0
+        self._tasks: queue.SimpleQueue[tuple[str, Move] | Latch | None] = queue.SimpleQueue()
         self._late: list[Move] = []
         self._outward: Any = None
         self.error: BaseException | None = None
@@ -50,16 +51,17 @@ class Mover:
 
     def read(self, move: Move) -> None:
         """Bring the window's rows to the device."""
-        self._give(("read", move))
+        self._tasks.put(("read", move))
 
     def write(self, move: Move) -> None:
         """Write the window's victims to the store; their copies to the host are under way."""
-        self._give(("write", move))
+        self._tasks.put(("write", move))
 
     def drain(self) -> None:
         """Wait until everything asked for is done; raises what went wrong."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._done == self._given or self.error is not None)
+        done = Latch()
+        self._tasks.put(done)
+        done.wait(self._thread.is_alive)
         if self.error is not None:
             raise self.error
 
@@ -74,33 +76,26 @@ class Mover:
         if self._thread.ident is not None:
             self._thread.join(_PATIENCE)
 
-    def _give(self, task: tuple[str, Move]) -> None:
-        with self._changed:
-            self._given += 1
-        self._tasks.put(task)
-
     def _work(self) -> None:
         task = None
         try:
             self._outward = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
             side_stream(self._device)
             while (task := self._tasks.get()) is not None:
+                if isinstance(task, Latch):
+                    task.set()
+                    continue
                 kind, move = task
                 with span(f"{kind} rows of window {move.number}"):
                     (self._read if kind == "read" else self._write)(move)
-                with self._changed:
-                    self._done += 1
-                    self._changed.notify_all()
         except BaseException as error:  # handed to the training thread
-            with self._changed:
-                self.error = error
-                self._changed.notify_all()
+            self.error = error
             for move in self._late:
                 move.staged.set()
-            while task is not None:  # nobody is left waiting
-                task[1].staged.set()
-                task[1].written.set()
-                task = self._tasks.get()
+            if task is not None:
+                _let_go(task)
+            while (task := self._tasks.get()) is not None:
+                _let_go(task)
 
     def _read(self, move: Move) -> None:
         for group, fetch in move.fetches:
@@ -123,3 +118,9 @@ class Mover:
         move.mark = mark(self._device)
         self._late.remove(move)
         move.staged.set()
+
+
+def _let_go(task: tuple[str, Move] | Latch) -> None:
+    """Nobody is left waiting for it."""
+    for latch in [task] if isinstance(task, Latch) else [task[1].staged, task[1].written]:
+        latch.set()

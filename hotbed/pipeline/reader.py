@@ -70,6 +70,14 @@ class Reader:
             self._room.set()
         return found
 
+    def wait(self) -> None:
+        """Until `get` has an answer."""
+        while not self._found and not self._finished:
+            self._room.set()
+            self._arrived.clear()
+            if not self._found and not self._finished:
+                self._arrived.wait()
+
     @property
     def num_ready(self) -> int:
         """Batches that are read and nobody has asked for."""

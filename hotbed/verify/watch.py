@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hotbed.cached_group import CachedGroup, Fetch
-from hotbed.group import TableGroup
+from hotbed.group import TableGroup, UpdateStep
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.update import TableRows
 from hotbed.tables import EmbeddingTables
@@ -85,8 +85,8 @@ class Watch:
     def _update_of(self, group: TableGroup) -> Callable[..., None]:
         update = group._update
 
-        def watched(lookups: Lookups, rows: tuple[TableRows, ...], grad: Tensor, lr: float, number: int) -> None:
-            update(lookups, rows, grad, lr, number)
+        def watched(lookups: Lookups, rows: tuple[TableRows, ...], grad: Tensor, step: UpdateStep) -> None:
+            update(lookups, rows, grad, step)
             call = next(seen for seen in reversed(self._seen) if seen.group is group and seen.grad is None)
             call.grad, call.after = grad.clone(), _records(group, lookups.slots)
 

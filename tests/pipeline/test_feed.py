@@ -715,13 +715,14 @@ def test_moves_that_were_waiting_when_another_failed():
     mover.read(second)
     mover.write(second)
     asked.set()
-    assert second.staged.wait(20)
-    assert second.written.wait(20)
+    second.staged.wait()
+    second.written.wait()
+    assert second.staged.is_set()
     with pytest.raises(BrokenError):
         mover.drain()
     third = Move(2, [])
     mover.read(third)
-    assert third.staged.wait(20)
+    third.staged.wait()
     mover.close()
     assert isinstance(mover.error, BrokenError)
 

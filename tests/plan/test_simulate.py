@@ -172,7 +172,9 @@ def test_hot_rows_in_training(ahead, policy):
     given = {"look_ahead": 0} if ahead is None else ahead
     counts = simulate(trace, round(0.2 * sum(ROWS)), policy, hot=hot, **given)
     assert counts == train(batches, 0.2, policy, ahead, hot=hot)._replace(**MOVED)
-    assert counts.created > trace.distinct().size or policy == "oracle"  # some hot rows left again before they were ever trained
+    assert (
+        counts.created > trace.distinct().size or policy == "oracle"
+    )  # some hot rows left again before they were ever trained
 
 
 def test_progress_and_mistakes():

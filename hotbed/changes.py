@@ -1,0 +1,100 @@
+"""The one rule for moving rows.
+
+**The rule.** Whatever changes an index, a translator, slots or a store does so inside `with changes.changing("..."):`, from the
+first change to the last write. Either all of it happens, or the tables refuse every further call and say why:
+
+    before the first change   the mark is set
+    after the last write      the mark is cleared
+    a refusal                 (REFUSALS) whoever raises one has changed nothing, or has taken it back: the mark is cleared
+    anything else             the mark stays, and every further call refuses
+
+The mark is one attribute, so an exception that a signal handler raises between any two instructions finds it set or finds
+nothing changed. Ctrl-C waits until the change is done (a second one does not). Nothing that may take long, such as a batch
+of a loader, is waited for inside a change. Changes are not nested.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from hotbed import interrupts
+from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, ShapeError
+
+REFUSALS = (BudgetError, ConfigError, IdError, ShapeError)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Changes:
+    """Of one EmbeddingTables: who is in it, and what has begun and is not done."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.broken: BaseException | None = None
+        self.open: str | None = None  # the change that has begun
+
+    def __reduce__(self) -> tuple[type[Changes], tuple[()]]:
+        return Changes, ()  # a copy of tables has its own
+
+    def changing(self, what: str, *, alone: bool = True) -> Change:
+        """A context in which rows are moved, and `what` is done. Not `alone`: other ranks take part, so Ctrl-C is not held."""
+        return Change(self, what, alone)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a change was not finished."""
+        return self.broken is not None or self.open is not None
+
+    def check(self) -> None:
+        """Raise if a change was not finished."""
+        if self.is_broken:
+            why = f" ({type(self.broken).__name__}: {self.broken})" if self.broken is not None else ""
+            raise HotbedError(
+                f"these tables lost rows when {self.open or 'moving them'} was broken off{why}; make them anew and load "
+                "their last checkpoint"
+            ) from self.broken
+
+
+class Change:
+    """From the first change to the last write; see the rule above."""
+
+    __slots__ = ("_alone", "_changes", "_held", "_normal", "_what")
+
+    def __init__(self, changes: Changes, what: str, alone: bool) -> None:
+        self._changes, self._what, self._alone = changes, what, alone
+        self._held = False
+        self._normal: Any = None
+
+    def __enter__(self) -> None:
+        self._changes.check()
+        if torch.is_inference_mode_enabled():  # what is kept from here on outlives it
+            self._normal = torch.inference_mode(False)
+            self._normal.__enter__()
+        self._held = self._alone and interrupts.hold()
+        self._changes.open = self._what
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, REFUSALS):
+            self._changes.open = None
+        else:
+            self._changes.broken = error
+        if self._normal is not None:
+            self._normal.__exit__(None, None, None)
+        if self._held:
+            interrupts.release()
+
+
+def exclusive(method: Callable[P, R]) -> Callable[P, R]:
+    """A method of something with `changes` that one thread at a time may be in."""
+
+    @functools.wraps(method)
+    def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+        with args[0].changes.lock:  # type: ignore[attr-defined]
+            return method(*args, **kwargs)
+
+    return locked

@@ -1,0 +1,52 @@
+"""Ctrl-C that waits: while rows are moved, SIGINT is noted, and its handler runs when they are in place.
+
+Python runs signal handlers in the main thread alone; in any other there is nothing to hold. A second Ctrl-C is not held, so
+that a wait that never ends can be left (the tables then refuse every further call, see turns.py).
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]  # `signal` makes enums of its results: 3 us a call
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+class _Held:
+    """Of the process."""
+
+    handler: Callable[[int, FrameType | None], Any] = signal.default_int_handler  # whose turn comes later
+    open = False
+    noted = False
+
+
+def hold() -> bool:
+    """Note the next SIGINT instead of handling it; whether that was possible."""
+    if threading.get_ident() != threading.main_thread().ident:
+        return False
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):
+        return False
+    _Held.noted, _Held.open = False, True
+    if handler is not _note:  # it is when an exception came between `hold` and `release`
+        _Held.handler = handler
+        signal.signal(signal.SIGINT, _note)
+    return True
+
+
+def release() -> None:
+    """Handle SIGINT as before; one that was noted, now."""
+    _Held.open = False
+    signal.signal(signal.SIGINT, _Held.handler)
+    if _Held.noted:
+        _Held.noted = False
+        _Held.handler(signal.SIGINT, None)
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    if _Held.open and not _Held.noted:
+        _Held.noted = True
+    else:
+        _Held.noted = False
+        _Held.handler(number, frame)

@@ -134,7 +134,9 @@ class CachedGroup(StoredGroup):
         else:  # what a row starts from is not in its key: rows are created here
             num_found, num_rows, fetch.late = self.ids.fetch(self.store, plan.miss_keys, rows, source)
         num_late = fetch.num_late
-        fetch.staged = torch.empty(num_rows + num_late, self.layout.width, device=self.records.device)
+        fetch.staged = torch.empty(
+            num_rows + num_late, self.layout.width, device=self.records.device, dtype=torch.float32
+        )
         fetch.staged[:num_rows].copy_(rows[:num_rows], non_blocking=True)
         fetch.source = torch.empty_like(source, device=self.records.device).copy_(source, non_blocking=True)
         self._staging.sent()
@@ -160,11 +162,13 @@ class CachedGroup(StoredGroup):
         if fetch.late is None or fetch.source is None or fetch.staged is None or not fetch.late.shape[0]:
             return
         late, device = fetch.late, self.records.device
-        rows = torch.empty(late.shape[0], self.layout.width, pin_memory=device.type == "cuda")
+        rows = torch.empty(
+            late.shape[0], self.layout.width, pin_memory=device.type == "cuda", dtype=torch.float32, device="cpu"
+        )
         self.store.read(fetch.plan.miss_keys[late], rows)
         first = fetch.staged.shape[0] - late.shape[0]
         fetch.staged[first:] = rows.to(device, non_blocking=True)
-        places = torch.arange(first, fetch.staged.shape[0], dtype=torch.int32)
+        places = torch.arange(first, fetch.staged.shape[0], dtype=torch.int32, device="cpu")
         fetch.source[late.to(device)] = places.to(device)
         fetch.late = None
 
@@ -325,7 +329,7 @@ class CachedGroup(StoredGroup):
         return 0, self.records.shape[0]
 
     def _packed(self, slots: Tensor) -> Tensor:
-        out = torch.empty(slots.shape[0], self.layout.width, device=self.records.device)
+        out = torch.empty(slots.shape[0], self.layout.width, device=self.records.device, dtype=torch.float32)
         pack(self.records, slots, out)
         return out
 

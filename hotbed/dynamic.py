@@ -206,7 +206,7 @@ class DynamicIds:
         if known.shape[0] == keys.shape[0]:
             num_found, late = store.fetch(keys, rows, source)
         else:
-            places = torch.empty(known.shape[0], dtype=torch.int32)
+            places = torch.empty(known.shape[0], dtype=torch.int32, device="cpu")
             num_found, late = store.fetch(keys[known], rows, places)
             source.fill_(-1)
             source[known] = places
@@ -217,7 +217,7 @@ class DynamicIds:
         num_rows = num_found + created.shape[0]
         if created.shape[0]:
             rows[num_found:num_rows] = self.first(keys[created])
-            source[created] = torch.arange(num_found, num_rows, dtype=torch.int32)
+            source[created] = torch.arange(num_found, num_rows, dtype=torch.int32, device="cpu")
         return num_found, num_rows, late
 
     def _learn(self, numbers: Tables, ids: Ints) -> Ints:
@@ -290,7 +290,7 @@ class DynamicIds:
         return tables, ids
 
     def _first_records(self, tables: Tables, ids: Ints) -> Tensor:
-        records = torch.empty(ids.shape[0], self._first[0].layout.width)
+        records = torch.empty(ids.shape[0], self._first[0].layout.width, dtype=torch.float32, device="cpu")
         by_table = np.argsort(tables, kind="stable")
         ends = np.cumsum(np.bincount(tables, minlength=len(self._first)))
         for number in np.flatnonzero(np.diff(ends, prepend=0)):

@@ -114,7 +114,7 @@ class TableGroup:
     def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
         """(ids ascending [N], their columns [N, ...]) of one table: those that are here."""
         if self.shard.world == 1:
-            return torch.arange(self.members[table].rows), self.columns(table)
+            return torch.arange(self.members[table].rows, device="cpu"), self.columns(table)
         ids = self.ids_of(table)
         return ids, self._cut(self.records[self.local_keys(table, ids).to(self.records.device)])
 
@@ -122,7 +122,7 @@ class TableGroup:
         """The ids of one table that have a row here, ascending [N]."""
         member, world = self.members[table], self.shard.world
         stop = member.base + member.rows
-        keys = self.shard.keys_of(torch.arange(member.base // world, -(-stop // world)))
+        keys = self.shard.keys_of(torch.arange(member.base // world, -(-stop // world), device="cpu"))
         return keys[(keys >= member.base) & (keys < stop)] - member.base
 
     def local_keys(self, table: str, ids: Tensor) -> Tensor:

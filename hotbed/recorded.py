@@ -82,7 +82,7 @@ class _KeyLane:
         self.device = self._group.records.device
         self._spans = inputs.matrix_spans(shape[0])
         self._maker = KeyMaker(self._spans, self._group.addresses(inputs.tables), self.device)
-        self._addresses = torch.zeros(BATCHES, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        self._addresses = torch.zeros(BATCHES, dtype=torch.int64, pin_memory=self.device.type == "cuda", device="cpu")
         self._host_addresses = self._addresses.numpy()
         self._device_addresses = torch.zeros(BATCHES, dtype=torch.int64, device=self.device)
         self._state = torch.zeros(1, dtype=torch.int64, device=self.device)

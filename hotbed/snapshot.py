@@ -72,8 +72,8 @@ class TablesSnapshot:
         tables._claim()
         self.tables = shapes_of(tables)
         self._rest = {
-            "num_updates": torch.tensor(tables.num_updates),
-            "lr_factor": torch.tensor(tables.lr_factor, dtype=torch.float64),
+            "num_updates": torch.tensor(tables.num_updates, device="cpu"),
+            "lr_factor": torch.tensor(tables.lr_factor, dtype=torch.float64, device="cpu"),
         }
         self._sources: list[Callable[[], Iterator[RowPart]]] = []
         self._ids: list[IdsSnapshot] = []
@@ -182,7 +182,7 @@ def _by_id(
     group: CachedGroup, ids: IdsSnapshot, records: Callable[[], Iterator[Records]]
 ) -> Callable[[], Iterator[RowPart]]:
     untrained = torch.from_numpy(ids.untrained)
-    first = torch.empty(untrained.shape[0], group.layout.width)
+    first = torch.empty(untrained.shape[0], group.layout.width, dtype=torch.float32, device="cpu")
     group.store.read(untrained, first)
 
     def parts() -> Iterator[RowPart]:
@@ -206,7 +206,10 @@ class TablesSink:
     def begin(self) -> None:
         """All rows back to their first values."""
         self._tables._claim()
-        self._rest = {"num_updates": torch.tensor(0), "lr_factor": torch.tensor(1.0)}
+        self._rest = {
+            "num_updates": torch.tensor(0, device="cpu"),
+            "lr_factor": torch.tensor(1.0, dtype=torch.float64, device="cpu"),
+        }
         for group in self._tables.groups:
             if isinstance(group, CachedGroup):
                 group.clear()
@@ -297,7 +300,7 @@ class TablesSink:
         name = _name_of(group)
         room = self._rooms.get(name)
         if room is None or room.shape[0] < count:
-            room = self._rooms[name] = torch.zeros(count, group.layout.width, dtype=group.records.dtype)
+            room = self._rooms[name] = torch.zeros(count, group.layout.width, dtype=group.records.dtype, device="cpu")
         return room[:count]
 
     def rest(self, tensors: dict[str, Tensor]) -> None:
@@ -346,7 +349,7 @@ def _only(part: RowPart, which: Tensor) -> RowPart:
 
 def parts_of(layout: Layout, members: Sequence[Member], keys: Tensor, records: Tensor) -> Iterator[RowPart]:
     """Rows of a group, by table."""
-    bases = torch.tensor([member.base for member in members])
+    bases = torch.tensor([member.base for member in members], device="cpu")
     number = torch.bucketize(keys, bases, right=True) - 1
     for m, member in enumerate(members):
         which = (number == m).nonzero().squeeze(1)
@@ -381,7 +384,7 @@ def _changed(group: TableGroup, records: Tensor) -> Iterator[Records]:
     first = group.first_rows()
     for start in range(0, records.shape[0], _CHUNK):
         rows = records[start : start + _CHUNK]
-        keys = torch.arange(start, start + rows.shape[0])
+        keys = torch.arange(start, start + rows.shape[0], device="cpu")
         began = first_records(keys, first).to(rows.dtype)
         bits = torch.int64 if rows.dtype == torch.float64 else torch.int32
         differs = rows.view(bits) != began.view(bits)

@@ -31,8 +31,8 @@ def tensors_of(group: CachedGroup, name: str) -> dict[str, Tensor]:
     """What a group's cache and its tier in memory hold now."""
     prefix, held = f"cache.{name}.", holdings_of(group.cache)
     tensors = {
-        "policy": torch.tensor(list(group.cache.policy.name.encode()), dtype=torch.uint8),
-        "device": torch.tensor([group.num_slots, held.clock]),
+        "policy": torch.tensor(list(group.cache.policy.name.encode()), dtype=torch.uint8, device="cpu"),
+        "device": torch.tensor([group.num_slots, held.clock], device="cpu"),
         "device.keys": _narrow(held.keys, group.num_rows),
         "device.last": held.last,
         "device.uses": held.uses,
@@ -40,7 +40,7 @@ def tensors_of(group: CachedGroup, name: str) -> dict[str, Tensor]:
     }
     if isinstance(group.store, TieredStore):
         tier = group.store.holdings()
-        tensors["memory"] = torch.tensor([tier.num_slots, tier.clock, tier.hand])
+        tensors["memory"] = torch.tensor([tier.num_slots, tier.clock, tier.hand], device="cpu")
         tensors["memory.keys"] = _narrow(torch.from_numpy(tier.keys), group.num_rows)
         tensors["memory.last"], tensors["memory.uses"] = torch.from_numpy(tier.last), torch.from_numpy(tier.uses)
         tensors["memory.free"] = torch.from_numpy(tier.free)
@@ -74,7 +74,7 @@ def _fill(group: CachedGroup, held: Holdings) -> None:
     keys = torch.sort(held.keys).values
     for start in range(0, keys.shape[0], _CHUNK):
         some = keys[start : start + _CHUNK]
-        rows = torch.empty(some.shape[0], group.layout.width)
+        rows = torch.empty(some.shape[0], group.layout.width, dtype=torch.float32, device="cpu")
         group.store.read(some, rows)
         group.records[start : start + some.shape[0]] = rows.to(group.records.device)
     take_up(group.cache, held)

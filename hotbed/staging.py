@@ -57,6 +57,6 @@ class Staging:
     def _new(self, num_rows: int) -> tuple[Tensor, Tensor]:
         num_rows = -(-num_rows // _ROUND) * _ROUND
         return (
-            torch.empty(num_rows, self._width, pin_memory=self._pinned),
-            torch.empty(num_rows, dtype=torch.int32, pin_memory=self._pinned),
+            torch.empty(num_rows, self._width, pin_memory=self._pinned, dtype=torch.float32, device="cpu"),
+            torch.empty(num_rows, dtype=torch.int32, pin_memory=self._pinned, device="cpu"),
         )

@@ -79,7 +79,7 @@ class StoredGroup(TableGroup):
     def owns(self, table: str, ids: Tensor) -> Tensor:
         if self.ids is None:
             return super().owns(table, ids)
-        number = torch.tensor(self.ids.names.index(table))
+        number = torch.tensor(self.ids.names.index(table), device="cpu")
         return self.shard.owner_of_ids(number, ids) == self.shard.rank
 
     def columns(self, table: str) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ class StoredGroup(TableGroup):
         self._refuse_part(table)
         self.flush()
         member = self.members[table]
-        return self._cut(self._read(torch.arange(member.base, member.base + member.rows)))
+        return self._cut(self._read(torch.arange(member.base, member.base + member.rows, device="cpu")))
 
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
         if self.ids is None:
@@ -114,7 +114,7 @@ class StoredGroup(TableGroup):
         if key < 0:
             return None
         self.flush()
-        return self._cut(self._read(torch.tensor([key])))
+        return self._cut(self._read(torch.tensor([key], device="cpu")))
 
     def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
         self._refuse_dynamic(table)
@@ -158,10 +158,10 @@ class StoredGroup(TableGroup):
         member = self.members[table]
         stop = member.base + member.rows
         for start in range(member.base, stop, CHUNK):
-            yield torch.arange(start, min(start + CHUNK, stop))
+            yield torch.arange(start, min(start + CHUNK, stop), device="cpu")
 
     def _read(self, keys: Tensor) -> Tensor:
-        records = torch.empty(keys.shape[0], self.layout.width)
+        records = torch.empty(keys.shape[0], self.layout.width, dtype=torch.float32, device="cpu")
         with self.changes.changing("reading rows"):  # which may bring them nearer
             self.store.read(keys, records)
         return records

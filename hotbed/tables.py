@@ -100,7 +100,7 @@ class EmbeddingTables(nn.Module):
         if precision not in PRECISIONS:
             raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
         sizes = sizes_of(self.tables, self.optimizer, precision, shard)
-        place = torch.empty(0, device=device).device
+        place = torch.empty(0, device=device, dtype=torch.float32).device
         rooms = rooms_of(Budgets(cache, hbm, memory, ssd), sizes, place.type)
         self._memory_budget = 0 if memory is None else parse_bytes(memory, "memory")
         self.groups = groups_of(self.tables, self.optimizer, place, rooms, policy, precision, shard)
@@ -116,7 +116,7 @@ class EmbeddingTables(nn.Module):
         self._begin()
         self.schedule = as_schedule(self.optimizer.lr)
         # autograd calls backward only for functions of something that requires a gradient
-        self._trigger = torch.zeros(0, requires_grad=True)
+        self._trigger = torch.zeros(0, requires_grad=True, dtype=torch.float32, device="cpu")
 
     def _begin(self) -> None:
         """What belongs to this process and this object alone: a copy has its own."""
@@ -477,8 +477,8 @@ class EmbeddingTables(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         destination |= {prefix + name: column for name, column in self._named_columns().items()}
-        destination[prefix + "num_updates"] = torch.tensor(self.num_updates)
-        destination[prefix + "lr_factor"] = torch.tensor(self.lr_factor, dtype=torch.float64)
+        destination[prefix + "num_updates"] = torch.tensor(self.num_updates, device="cpu")
+        destination[prefix + "lr_factor"] = torch.tensor(self.lr_factor, dtype=torch.float64, device="cpu")
 
     @exclusive
     def _load_from_state_dict(

@@ -409,4 +409,4 @@ class Cache:
 def _host_lists(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Two arrays that kernels on the device can write and the host can read."""
     pinned = device.type == "cuda"
-    return tuple(torch.empty(length, dtype=torch.int64, pin_memory=pinned) for _ in range(2))  # type: ignore[return-value]
+    return tuple(torch.empty(length, dtype=torch.int64, pin_memory=pinned, device="cpu") for _ in range(2))  # type: ignore[return-value]

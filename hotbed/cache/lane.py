@@ -129,7 +129,7 @@ class Lane:
         self._cache = cache
         self._make_keys = make_keys
         self._train = train
-        self._addresses = torch.zeros(BATCHES, dtype=torch.int64, pin_memory=cache.device.type == "cuda")
+        self._addresses = torch.zeros(BATCHES, dtype=torch.int64, pin_memory=cache.device.type == "cuda", device="cpu")
         self._host_addresses = self._addresses.numpy()
         self._device_addresses = torch.zeros(BATCHES, dtype=torch.int64, device=cache.device)
         room = min(cache.num_slots, num_lookups * window)
@@ -267,7 +267,7 @@ class Lane:
             self._stamps = torch.zeros(cache.parts()[0].key.shape[0], dtype=torch.int32, device=cache.device)
         now = (cache.num_arrived, cache.num_planned, cache.clock)
         if self._left_behind != now:
-            self._buffers.state.copy_(torch.tensor([*now, self._num_windows]))
+            self._buffers.state.copy_(torch.tensor([*now, self._num_windows], device="cpu"))
             self._stamps.zero_()  # batches may have been numbered anew
             if cache.num_arrived == 0:
                 self._buffers.arrival_counts.zero_()

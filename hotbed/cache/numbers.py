@@ -60,7 +60,9 @@ class Numbers:
     def __init__(self, device: torch.device) -> None:
         self._ring = torch.zeros(_ROWS, WIDTH, dtype=torch.int64, device=device)
         self._on_cuda = device.type == "cuda"
-        self.mirror = torch.zeros(_ROWS, WIDTH, dtype=torch.int64, pin_memory=True) if self._on_cuda else self._ring
+        self.mirror = (
+            torch.zeros(_ROWS, WIDTH, dtype=torch.int64, pin_memory=True, device="cpu") if self._on_cuda else self._ring
+        )
         self.rows: list[Tensor] = list(self._ring.unbind(0))
         self.coming = _Publication()
         self._next = 0

@@ -31,7 +31,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
 
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: torch.as_tensor(one).detach().to("cpu", copy=True) for name, one in tensors.items()}
+    return {name: torch.as_tensor(one, device="cpu").detach().to("cpu", copy=True) for name, one in tensors.items()}
 
 
 def mean_of(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -52,7 +52,7 @@ class Owners:
     def owned(self, part: RowPart) -> Tensor:
         """Which rows of a part still belong to their ids, bool [N]; all, of tables that have a number of rows."""
         if "row" not in part.columns or part.table not in self.shapes:
-            return torch.ones(part.ids.shape[0], dtype=torch.bool)
+            return torch.ones(part.ids.shape[0], dtype=torch.bool, device="cpu")
         known, rows = self._owned_of[self._group(part.table)], part.columns["row"].numpy()
         at = np.minimum(np.searchsorted(known.rows, rows), max(0, known.rows.shape[0] - 1))
         is_table = known.tables[at] == self._names.index(part.table)

@@ -134,7 +134,7 @@ class Scratch:
         size = tensor.numel() * tensor.element_size()
         room = self._bytes.get(name)
         if room is None or room.shape[0] < size:
-            room = self._bytes[name] = torch.empty(size, dtype=torch.uint8)
+            room = self._bytes[name] = torch.empty(size, dtype=torch.uint8, device="cpu")
         out = room[:size].view(tensor.dtype).view(tensor.shape)
         # numpy copies in this thread alone; torch would take those of training
         np.copyto(as_numpy(out), as_numpy(tensor.detach()))

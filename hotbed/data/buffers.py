@@ -36,12 +36,12 @@ class Buffers:
         count = int(np.prod(shape, dtype=np.int64))
         num_bytes = count * dtype.itemsize
         if self.pin_memory or num_bytes < _SMALL:
-            return torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory)
+            return torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory, device="cpu")
         size = _size_class(num_bytes)
         try:
             memory = self._free[size].pop()
         except (KeyError, IndexError):
-            memory = torch.empty(size, dtype=torch.uint8)
+            memory = torch.empty(size, dtype=torch.uint8, device="cpu")
         # numpy's views name the first owner as their base, not each other: what is watched is what torch holds on to
         watched = memory[:num_bytes].view(dtype).reshape(shape).numpy()
         weakref.finalize(watched, self._take_back, memory).atexit = False

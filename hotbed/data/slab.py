@@ -28,7 +28,9 @@ class Slab:
         self.rows = rows
         self._buffers = buffers
         self._labels = (
-            torch.full((1,), torch.nan).expand(rows) if columns.only_ids else buffers.empty((rows,), torch.float32)
+            torch.full((1,), torch.nan, dtype=torch.float32, device="cpu").expand(rows)
+            if columns.only_ids
+            else buffers.empty((rows,), torch.float32)
         )
         self._dense = buffers.empty((rows, len(columns.dense)), torch.float32)
         self._ids = buffers.empty((rows, len(columns.single)), torch.int64)

@@ -84,8 +84,8 @@ def place_of(opened: Opened, asked: Asked, key: int | None, norms: Norms | None)
         return Place(GONE, None)
     rank, local, shard = None, key, Shard(0, opened.world)
     if opened.world > 1 and asked.row is not None:
-        rank = int(shard.owner_of(torch.tensor([key]))[0])
-        local = int(shard.local_of(torch.tensor([key]))[0])
+        rank = int(shard.owner_of(torch.tensor([key], device="cpu"))[0])
+        local = int(shard.local_of(torch.tensor([key], device="cpu"))[0])
     held = opened.cache_of(asked.table, rank or 0)
     if held is None:
         return Place(DEVICE, key, rank) if norms is not None else Place(NEVER, None, rank)

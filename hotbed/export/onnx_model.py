@@ -88,7 +88,7 @@ class Scored(nn.Module):
 def _inputs(model: Model, size: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
     shapes = [[size, *(int(length) for length in shape[1:])] for shape in input_shapes(model).values()]
-    return tuple(torch.randn(shape, generator=generator) for shape in shapes)
+    return tuple(torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") for shape in shapes)
 
 
 @torch.no_grad()

@@ -35,14 +35,14 @@ def pack(tables: Mapping[str, Columns], place: Place) -> dict[str, Tensor]:
         parts = [one[ours].reshape(-1) for one in columns if ours in one]
         if not parts:
             continue
-        sizes = torch.tensor([0, *(part.numel() for part in parts)])
-        state |= {f"{name}_{one}": torch.empty(0) for one in _NUMBERS}
+        sizes = torch.tensor([0, *(part.numel() for part in parts)], device="cpu")
+        state |= {f"{name}_{one}": torch.empty(0, dtype=torch.float32, device="cpu") for one in _NUMBERS}
         state[f"{name}_{place}"] = torch.cat(parts)
         state[f"{name}_offsets"] = sizes.cumsum(0)[:-1]
-        state[f"{name}_placements"] = torch.full((len(parts),), _NUMBERS[place], dtype=torch.int32)
-    widths = torch.tensor([0, *(one["weight"].shape[1] for one in columns)])
+        state[f"{name}_placements"] = torch.full((len(parts),), _NUMBERS[place], dtype=torch.int32, device="cpu")
+    widths = torch.tensor([0, *(one["weight"].shape[1] for one in columns)], device="cpu")
     state["D_offsets"] = widths.cumsum(0).to(torch.int32)
-    state["rows_per_table"] = torch.tensor([one["weight"].shape[0] for one in columns])
+    state["rows_per_table"] = torch.tensor([one["weight"].shape[0] for one in columns], device="cpu")
     return state
 
 

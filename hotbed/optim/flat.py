@@ -33,10 +33,10 @@ class FlatWeights:
         sizes = [one.numel() for one in tensors]
         self.num_weights = sum(sizes[: len(self.parameters)])
         self.values = torch.cat([one.detach().reshape(-1) for one in tensors])
-        ends = torch.tensor(sizes).cumsum(0).tolist()
+        ends = torch.tensor(sizes, device="cpu").cumsum(0).tolist()
         self._places = [slice(end - size, end) for end, size in zip(ends, sizes)]
         starts = [place.start for place in self._places] + [self.num_weights]
-        counts = torch.tensor([0, *(len(group["params"]) for group in groups)]).cumsum(0).tolist()
+        counts = torch.tensor([0, *(len(group["params"]) for group in groups)], device="cpu").cumsum(0).tolist()
         self.groups = [Run(group, slice(starts[a], starts[b])) for group, a, b in zip(groups, counts, counts[1:])]
         self._groups = [group for group in groups for _ in group["params"]]
         for one, view in zip(tensors, self.views(self.values, tensors)):

@@ -152,7 +152,7 @@ class KStepAdam(Optimizer):
         self._weights()
         packed = super().state_dict()
         numbers = [number for group in packed["param_groups"] for number in group["params"]]
-        step = torch.tensor(float(self._merger.counts.step))
+        step = torch.tensor(float(self._merger.counts.step), dtype=torch.float32, device="cpu")
         packed["state"] = {number: {"step": step, **packed["state"].get(number, {})} for number in numbers}
         packed["state"][numbers[0]][COUNTS] = self._merger.counts.as_tensor()
         arriving = self._merger.arriving()

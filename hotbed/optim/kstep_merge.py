@@ -51,7 +51,7 @@ class Counts:
     updates: int = 0  # that this rank has made since
 
     def as_tensor(self) -> Tensor:
-        return torch.tensor(astuple(self), dtype=torch.float64)
+        return torch.tensor(astuple(self), dtype=torch.float64, device="cpu")
 
     @classmethod
     def from_tensor(cls, saved: Tensor) -> Counts:

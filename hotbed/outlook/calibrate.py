@@ -352,7 +352,7 @@ def _copy_speed(device: torch.device) -> float:
     if device.type != "cuda":
         return 0.0
     host, there = (
-        torch.empty(1 << 26, dtype=torch.uint8, pin_memory=True),
+        torch.empty(1 << 26, dtype=torch.uint8, pin_memory=True, device="cpu"),
         torch.empty(1 << 26, dtype=torch.uint8, device=device),
     )
     return (1 << 26) / _timed(lambda: there.copy_(host, non_blocking=True), device, 0.1)

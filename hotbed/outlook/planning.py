@@ -29,7 +29,7 @@ def plan_seconds(
     resident = _arrived(cache, num_slots)
     extra = max(0, int(0.55 * num_cells) - num_slots)  # known ahead and in no slot
     if extra:
-        cache.arrive(resident.shape[0] + torch.arange(extra) * 7 + 1, None)
+        cache.arrive(resident.shape[0] + torch.arange(extra, device="cpu") * 7 + 1, None)
     rng = np.random.default_rng(0)
     fresh = 1 << 40
 

@@ -95,7 +95,7 @@ def _in_parts(want: Wanted, dealt: Dealt, shard: Shard) -> Tensor | None:
         chosen = [table for table, counts in enumerate(zip(*ways)) if _saves(*counts, bags.row_bytes, want.key_type)]
     if not chosen:
         return None
-    goes = torch.zeros(num_tables + 1, dtype=torch.bool)  # the last is that of table -1
+    goes = torch.zeros(num_tables + 1, dtype=torch.bool, device="cpu")  # the last is that of table -1
     goes[chosen] = True
     return goes.to(starts.device)[table_of_bag]
 

@@ -82,14 +82,14 @@ def carry_back(mesh: Mesh, rows: Tensor, passage: Passage) -> Tensor:
 def exchange(mesh: Mesh, rows: Tensor, counts: Sequence[int]) -> Received:
     """Send `counts[r]` rows to each rank r, in order; two hops where the mesh has two axes."""
     _check_counts(mesh, rows, counts)
-    (passage,) = passages(mesh, torch.tensor(counts).view(-1, 1), rows.device)
+    (passage,) = passages(mesh, torch.tensor(counts, device="cpu").view(-1, 1), rows.device)
     return Received(carry(mesh, rows, passage), passage.receive)
 
 
 def exchange_flat(mesh: Mesh, rows: Tensor, counts: Sequence[int]) -> Received:
     """Send `counts[r]` rows to each rank r, in order, in one hop."""
     _check_counts(mesh, rows, counts)
-    receive = swapped_counts(mesh.flat, torch.tensor(counts).view(-1, 1), rows.device).view(-1).tolist()
+    receive = swapped_counts(mesh.flat, torch.tensor(counts, device="cpu").view(-1, 1), rows.device).view(-1).tolist()
     return Received(mesh.flat.all_to_all(rows, list(counts), receive), receive)
 
 
@@ -108,7 +108,9 @@ def _reordered(rows: Tensor, counts: Tensor) -> Tensor:
 
 def _axes(mesh: Mesh, passage: Passage) -> tuple[Tensor, Tensor]:
     """What is sent and received, [N, L] each."""
-    sent, received = (torch.tensor(counts).view(mesh.nodes, mesh.local) for counts in (passage.send, passage.receive))
+    sent, received = (
+        torch.tensor(counts, device="cpu").view(mesh.nodes, mesh.local) for counts in (passage.send, passage.receive)
+    )
     return sent, received
 
 

@@ -37,7 +37,7 @@ def gather(mesh: Mesh, rows: Tensor, sizes: Sequence[int]) -> Tensor:
 def gather_numbers(mesh: Mesh, numbers: Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
     """Some numbers of every rank, [W, n] on the host; whole ones as int64, others as float64."""
     is_whole = all(isinstance(number, int) for number in numbers)
-    mine = torch.tensor([numbers], dtype=torch.int64 if is_whole else torch.float64)
+    mine = torch.tensor([numbers], dtype=torch.int64 if is_whole else torch.float64, device="cpu")
     return gather(mesh, mine.to(device), [1] * mesh.size).cpu()
 
 

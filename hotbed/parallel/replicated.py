@@ -57,7 +57,7 @@ class Replicas:
         self._mesh = mesh
         self._group = group
         self._cache: Cache | None = None  # which row is where
-        self.rows = torch.empty(0, 0)
+        self.rows = torch.empty(0, 0, dtype=torch.float32, device="cpu")
         self.turn = 0  # batches placed
 
     def place(self, union: Union, read: Read) -> int:

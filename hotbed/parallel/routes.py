@@ -56,7 +56,7 @@ def make_routes(mesh: Mesh, wanted: Sequence[Wanted], rows_over: Mesh) -> list[R
     """The routes of one batch by group, settled over `mesh`."""
     asks = [ask_of(want, Shard(mesh.rank, mesh.size)) for want in wanted]
     numbers = [numbers for ask in asks for numbers in (ask.num_keys, ask.num_vectors)]
-    counts = torch.tensor([*numbers, [0] * mesh.size]).t().contiguous()
+    counts = torch.tensor([*numbers, [0] * mesh.size], device="cpu").t().contiguous()
     *settled, said = passages(mesh, counts, wanted[0].keys.device)
     _check(mesh, said.receive)
     return [_route(mesh, ask, *both)._replace(mesh=rows_over) for ask, *both in zip(asks, settled[::2], settled[1::2])]
@@ -77,7 +77,7 @@ class RanksLeft(Exception):  # noqa: N818  not an error: the loop was left
 
 
 def _told(mesh: Mesh, num_groups: int, what: int, device: torch.device) -> list[int]:
-    counts = torch.zeros(mesh.size, 2 * num_groups + 1, dtype=torch.int64)
+    counts = torch.zeros(mesh.size, 2 * num_groups + 1, dtype=torch.int64, device="cpu")
     counts[:, -1] = what
     return passages(mesh, counts, device)[-1].receive
 

@@ -253,7 +253,7 @@ class ShardFront:
         sums = self._summed(lookups, tables, grad, route.num_vectors)
         received = route.give(self.narrow(sums)).to(grad.dtype)
         asked = self.asked(lookups, learns=True)
-        summed = Summed(asked, received, torch.empty(0))
+        summed = Summed(asked, received, torch.empty(0, dtype=torch.float32, device="cpu"))
         if route.times is not None:
             summed = summed._replace(times=route.times.to(torch.int64))
             if self.shared is not None:

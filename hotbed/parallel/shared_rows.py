@@ -28,8 +28,8 @@ class SharedRows:
         rules = ids.translator.rules
         self._mesh, self._ids = mesh, ids
         self._tables = [table for table, rule in enumerate(rules) if rule.admission is not None]
-        self._place_of = torch.full((len(rules),), -1)  # int64 [T]
-        self._place_of[self._tables] = torch.arange(len(self._tables))
+        self._place_of = torch.full((len(rules),), -1, device="cpu")  # int64 [T]
+        self._place_of[self._tables] = torch.arange(len(self._tables), device="cpu")
 
     def behind(self, keys: Tensor) -> Tensor:
         """The keys [n] that this rank is asked for, with those of its replicas: [n + S]."""

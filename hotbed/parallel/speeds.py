@@ -46,7 +46,7 @@ def measured(mesh: Mesh, device: torch.device) -> Speeds:
     world = mesh.size
 
     sizes = (_SMALL, _LARGE)
-    counts = torch.tensor([[size // _ROW // world for size in sizes]]).expand(world, -1)
+    counts = torch.tensor([[size // _ROW // world for size in sizes]], device="cpu").expand(world, -1)
     passage_of = dict(zip(sizes, passages(mesh, counts.contiguous(), device)))
 
     def exchanged(rows: Tensor) -> None:
@@ -64,7 +64,7 @@ def measured(mesh: Mesh, device: torch.device) -> Speeds:
 
 def _time(run: Callable[[Tensor], None], num_bytes: int, device: torch.device) -> float:
     """Median seconds."""
-    rows = torch.zeros(num_bytes // _ROW, _ROW // 4, device=device)
+    rows = torch.zeros(num_bytes // _ROW, _ROW // 4, device=device, dtype=torch.float32)
     found = []
     for _ in range(1 + _TIMES):
         began = time.perf_counter()

@@ -73,13 +73,13 @@ def _distinct(route: Route) -> Dealt:
 def _keys(mesh: Mesh, keys: Tensor, sizes: list[int], small: bool) -> Tensor:
     """A name [U] for every row of the union."""
     lists = gather(mesh, keys.to(torch.int32) if small else keys, sizes).to(torch.int64)
-    return lists * mesh.size + _repeated(torch.arange(mesh.size), sizes, keys.device)
+    return lists * mesh.size + _repeated(torch.arange(mesh.size, device="cpu"), sizes, keys.device)
 
 
 def _union(mesh: Mesh, route: Route, own: Dealt, sizes: list[int], keys: Tensor | None) -> Union:
     device = route.keys.device
     told = carry_back(mesh, own.places.to(torch.int32), route.passage).to(torch.int64)
-    starts = torch.tensor([0, *accumulate(sizes)][:-1])
+    starts = torch.tensor([0, *accumulate(sizes)][:-1], device="cpu")
     rows = told + _repeated(starts, route.passage.send, device)
     places = torch.cat([rows, rows.new_full((1,), -1)])[route.own.slots]  # that of padding is the last
     standing = torch.empty_like(own.keys)
@@ -88,4 +88,4 @@ def _union(mesh: Mesh, route: Route, own: Dealt, sizes: list[int], keys: Tensor 
 
 
 def _repeated(values: Tensor, times: Sequence[int], device: torch.device) -> Tensor:
-    return torch.repeat_interleave(values, torch.tensor(times)).to(device)
+    return torch.repeat_interleave(values, torch.tensor(times, device="cpu")).to(device)

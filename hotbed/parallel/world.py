@@ -48,7 +48,7 @@ class World:
         """Whether some rank says so."""
         if self.size == 1:
             return flag
-        said = torch.tensor([int(flag)])
+        said = torch.tensor([int(flag)], device="cpu")
         dist.all_reduce(said, group=self._group)
         return bool(said)
 

@@ -99,7 +99,7 @@ class Live:
         """The logit of every sample [B], all by one version of the model."""
         vectors, version = self.tables.vectors(batch)
         if not batch.size:
-            return Scored(torch.empty(0), version.name)
+            return Scored(torch.empty(0, dtype=torch.float32, device="cpu"), version.name)
         device = self._budget.device
         if device.type == "cpu":
             return Scored(version.model(vectors, batch.dense), version.name)

@@ -64,7 +64,7 @@ def _groups(path: Path) -> Iterator[RowPart]:
 def _column(handle: int, chunk: Any, count: int, width: int, dtype: torch.dtype) -> Tensor:
     """The last bytes of a page are its numbers."""
     size = count * max(width, 1) * dtype.itemsize
-    flat = torch.empty(size, dtype=torch.uint8)
+    flat = torch.empty(size, dtype=torch.uint8, device="cpu")
     start, done = chunk.data_page_offset + chunk.total_compressed_size - size, 0
     while done < size:
         got = os.preadv(handle, [flat.numpy().data[done:]], start + done)

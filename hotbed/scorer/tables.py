@@ -45,7 +45,7 @@ class FileTables:
     def __init__(self, tables: Mapping[str, TableSource], rows: Rows, id_maps: Mapping[str, IdMap]) -> None:
         self.rows, self.id_maps = rows, dict(id_maps)
         self.members = dict(tables)
-        self.records = torch.empty(0)  # says of what type weights of bags are
+        self.records = torch.empty(0, dtype=torch.float32, device="cpu")  # says of what type weights of bags are
         self._number_of = {name: number for number, name in enumerate(tables)}
         self.features = [Feature(name, name, one.pooling) for name, one in tables.items()]
         self._inputs = GroupInputs(cast(Any, self), self.features)
@@ -56,12 +56,12 @@ class FileTables:
         """Look up a batch on the CPU."""
         given = as_given(self.features, batch.ids, batch.bags or None, _CPU)
         lookups = flatten(cast(Any, self), self._inputs, given)
-        found = torch.empty(lookups.slots.shape[0], self.rows.dim)
+        found = torch.empty(lookups.slots.shape[0], self.rows.dim, dtype=torch.float32, device="cpu")
         first, state = self.rows.fetch(lookups.slots.numpy(), found.numpy())
         if first.shape[0]:
             self._fill(first, lookups, found)
         if lookups.starts is not None:
-            slots = torch.arange(found.shape[0])
+            slots = torch.arange(found.shape[0], device="cpu")
             slots[lookups.slots < 0] = -1
             found = lookup(found, lookups._replace(slots=slots), self.rows.dim)
         return Vectors(found.view(given.size, len(self.features), self.rows.dim), state)
@@ -72,7 +72,7 @@ class FileTables:
         """Keys [L] of ids [L], one table name per span; the first position with a bad id; the ids, for first values."""
         if not self.id_maps:
             return *make_keys(ids, spans, self._way_of(tables)), ids
-        numbers, strange = ids.clone(), torch.zeros(ids.shape[0], dtype=torch.bool)
+        numbers, strange = ids.clone(), torch.zeros(ids.shape[0], dtype=torch.bool, device="cpu")
         for span, table in zip(spans, tables):
             if table in self.id_maps:
                 where = _positions(span)

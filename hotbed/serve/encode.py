@@ -57,7 +57,7 @@ class QuestionEncoder:
             ids[:, place] = self._encoder.rows_of(feature, found)  # one of the context is spread over all
         bags = {feature.name: self._bag(question, feature) for feature in self._multi}
         return Batch(
-            labels=torch.empty(size),
+            labels=torch.empty(size, dtype=torch.float32, device="cpu"),
             dense=torch.from_numpy(self._numbers(question)),
             ids=torch.from_numpy(ids),
             bags=bags,

@@ -59,7 +59,7 @@ class HeldRows:
         """These rows are about to be overwritten."""
         held = keys[(self._byte[keys] == _HELD) & (self._is_given[keys] == 0)]
         if held.size:
-            records = torch.empty(held.size, self._records.shape[1])
+            records = torch.empty(held.size, self._records.shape[1], dtype=torch.float32, device="cpu")
             gather_rows(self._records, torch.from_numpy(held), records)
             self._kept.append((held, records))
             self._byte[held] = _KEPT
@@ -69,7 +69,7 @@ class HeldRows:
         yield from self._drain()
         for start in range(0, self._keys.size, chunk):
             keys = self._keys[start : start + chunk]
-            records = torch.empty(keys.size, self._records.shape[1])
+            records = torch.empty(keys.size, self._records.shape[1], dtype=torch.float32, device="cpu")
             gather_rows(self._records, torch.from_numpy(keys), records)
             clean = self._byte[keys] == _HELD
             yield from self._given(keys, records, torch.from_numpy(np.flatnonzero(clean)))

@@ -75,11 +75,11 @@ class TieredStore:
         """The records of `keys` [U] into `out` [U, W], on the host; what was never written reads as its first value."""
         slots, here, below, _ = self._sort_out(keys, waits=False)
         self._num_hits += here.size
-        found = torch.empty(here.size, self._width)
+        found = torch.empty(here.size, self._width, dtype=torch.float32, device="cpu")
         gather_rows(self._records, torch.from_numpy(slots), found)
         out[torch.from_numpy(here)] = found
         if below.size:
-            rows = torch.empty(below.size, self._width)
+            rows = torch.empty(below.size, self._width, dtype=torch.float32, device="cpu")
             self._ssd.read(keys[torch.from_numpy(below)].contiguous(), rows)
             out[torch.from_numpy(below)] = rows
 
@@ -101,7 +101,7 @@ class TieredStore:
         kernels.note_uses(slots, self._uses, self._last, self._clock, self._half_life)
         num_found = 0
         if below.size:
-            places_below = torch.empty(below.size, dtype=torch.int32)
+            places_below = torch.empty(below.size, dtype=torch.int32, device="cpu")
             wanted = torch.from_numpy(keys.numpy()[below])
             num_found, _ = self._ssd.fetch(wanted, out[here.size :], places_below)
             numbers = places_below.numpy()
@@ -160,7 +160,7 @@ class TieredStore:
         slots = np.flatnonzero(held.keys >= 0)
         for start in range(0, slots.size, _FLUSH):
             some = slots[start : start + _FLUSH]
-            records = torch.empty(some.size, self._width)
+            records = torch.empty(some.size, self._width, dtype=torch.float32, device="cpu")
             self._ssd.read(torch.from_numpy(held.keys[some]), records)
             scatter_rows(self._records, torch.from_numpy(some), records)
         self._end, self._free = held.keys.size, held.free
@@ -276,7 +276,7 @@ class TieredStore:
             return
         keys = self._key_of_slot[slots]
         order = np.argsort(keys)
-        records = torch.empty(slots.size, self._width)
+        records = torch.empty(slots.size, self._width, dtype=torch.float32, device="cpu")
         gather_rows(self._records, torch.from_numpy(slots[order]), records)
         self._ssd.write(torch.from_numpy(keys[order]), records)
 

@@ -220,4 +220,4 @@ def _set_generators(saved: dict[str, Any], device: torch.device) -> None:
 def _draw_anew(rank: int) -> None:
     """Another stream of random numbers for every rank but the first."""
     for _ in range(rank):
-        torch.manual_seed(int(torch.randint(1 << 62, ())))
+        torch.manual_seed(int(torch.randint(1 << 62, (), device="cpu")))

@@ -58,6 +58,6 @@ def load_kernels(tables: EmbeddingTables, schema: Schema) -> None:
 def _ids(schema: Schema) -> tuple[Tensor, dict[str, Jagged]]:
     """Two samples."""
     single = [feature for feature in schema.features if not feature.multi]
-    offsets = torch.tensor([0, 1, 3])
-    bags = {one.name: Jagged(torch.arange(3), offsets) for one in schema.features if one.multi}
-    return torch.zeros((2, len(single)), dtype=torch.int64), bags
+    offsets = torch.tensor([0, 1, 3], device="cpu")
+    bags = {one.name: Jagged(torch.arange(3, device="cpu"), offsets) for one in schema.features if one.multi}
+    return torch.zeros((2, len(single)), dtype=torch.int64, device="cpu"), bags

@@ -60,7 +60,7 @@ class Interval:
             return {}
         return {
             "interval.losses": torch.stack(self._losses).cpu(),
-            "interval.sizes": torch.tensor([len(one) for one in self._labels]),
+            "interval.sizes": torch.tensor([len(one) for one in self._labels], device="cpu"),
             "interval.logits": torch.cat(self._logits).cpu(),
             "interval.labels": torch.cat(self._labels).cpu(),
         }

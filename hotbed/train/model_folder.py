@@ -162,5 +162,5 @@ def _parts(table: str, weights: dict[str, Tensor]) -> Iterator[RowPart]:
     for start in range(0, ids.shape[0], _CHUNK):
         yield RowPart(table, ids[start : start + _CHUNK], {"weight": weight[start : start + _CHUNK]})
     if f"{table}.shared" in weights:
-        shared = {"weight": weights[f"{table}.shared"], "shared": torch.ones(1, dtype=torch.int64)}
-        yield RowPart(table, torch.zeros(1, dtype=torch.int64), shared)
+        shared = {"weight": weights[f"{table}.shared"], "shared": torch.ones(1, dtype=torch.int64, device="cpu")}
+        yield RowPart(table, torch.zeros(1, dtype=torch.int64, device="cpu"), shared)

@@ -72,6 +72,8 @@ def join_states(parts: list[dict[str, torch.Tensor]]) -> Interval:
     whole = Interval()
     for step, mean in enumerate(means):
         whole.add(
-            torch.tensor(mean), torch.cat([one[step] for one in logits]), torch.cat([one[step] for one in labels])
+            torch.tensor(mean, dtype=torch.float32, device="cpu"),
+            torch.cat([one[step] for one in logits]),
+            torch.cat([one[step] for one in labels]),
         )
     return whole

@@ -64,7 +64,7 @@ def _pieces(tables: EmbeddingTables, table: str, world: World) -> Iterator[Tenso
     for ids in _stretches(group, table):
         keys, mine = _mine(group, table, ids)
         parts = world.collect(_bits(group.layout.weights(_records(group, mine))).numpy())
-        whole = torch.empty(ids.shape[0], group.layout.dim, dtype=group.weight_type)
+        whole = torch.empty(ids.shape[0], group.layout.dim, dtype=group.weight_type, device="cpu")
         for rank, part in enumerate(parts):
             here = Shard(rank, world.size).owner_of(keys) == rank
             whole[here] = torch.from_numpy(part).view(group.weight_type)
@@ -75,7 +75,7 @@ def _dynamic_pieces(tables: EmbeddingTables, table: str, ids: Tensor, world: Wor
     group = _written(tables, table)
     assert isinstance(group, CachedGroup), "dynamic ids are looked up in a cache"
     assert group.ids is not None, f"table {table!r} has rows 0, 1, ..."
-    number = torch.tensor(group.ids.names.index(table))
+    number = torch.tensor(group.ids.names.index(table), device="cpu")
     mine, keys = (torch.from_numpy(one) for one in group.ids.rows_of(table))
     lasts = [int(ids[min(start + _CHUNK, len(ids)) - 1]) for start in range(0, len(ids), _CHUNK)]
     done = 0
@@ -85,7 +85,7 @@ def _dynamic_pieces(tables: EmbeddingTables, table: str, ids: Tensor, world: Wor
         done = end
         here = ids[stretch * _CHUNK : (stretch + 1) * _CHUNK]
         owners = group.shard.owner_of_ids(number, here)
-        whole = torch.empty(here.shape[0], group.layout.dim, dtype=group.weight_type)
+        whole = torch.empty(here.shape[0], group.layout.dim, dtype=group.weight_type, device="cpu")
         for rank, part in enumerate(parts):
             whole[owners == rank] = torch.from_numpy(part).view(group.weight_type)
         yield whole
@@ -103,7 +103,7 @@ def _written(tables: EmbeddingTables, table: str) -> TableGroup:
 def _stretches(group: TableGroup, table: str) -> Iterator[Tensor]:
     rows = group.members[table].rows
     for start in range(0, rows, _CHUNK):
-        yield torch.arange(start, min(start + _CHUNK, rows))
+        yield torch.arange(start, min(start + _CHUNK, rows), device="cpu")
 
 
 def _mine(group: TableGroup, table: str, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ def _translation(entry: Entry, dataset: Dataset) -> tuple[dict[str, Tensor], lis
         old = _ids(folder / f"{name}.parquet") if folder and numbered_before else None
         new = _new_ids(dataset, feature, old)
         if new is None:
-            translation[name] = torch.tensor([-1])
+            translation[name] = torch.tensor([-1], device="cpu")
             lost.append(name)
         else:
             translation[name] = torch.from_numpy(new)

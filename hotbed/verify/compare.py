@@ -136,7 +136,7 @@ def stored(group: TableGroup, keys: Tensor) -> Tensor:
     if not isinstance(group, StoredGroup):
         return group.records[keys.to(group.records.device)].cpu()
     group.flush()
-    records = torch.empty(keys.shape[0], group.layout.width)
+    records = torch.empty(keys.shape[0], group.layout.width, dtype=torch.float32, device="cpu")
     group.store.read(keys, records)
     return records
 
@@ -211,7 +211,7 @@ def _name(group: TableGroup, key: int) -> tuple[str, int | None]:
             if found.size:
                 return table, int(ids[found[0]])
         return "", None
-    named = int(group.shard.keys_of(torch.tensor(key)))
+    named = int(group.shard.keys_of(torch.tensor(key, device="cpu")))
     for table, member in group.members.items():
         if member.base <= named < member.base + member.rows:
             return table, named - member.base

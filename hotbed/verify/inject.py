@@ -44,7 +44,7 @@ def _damage_records(group: Any, place: str, after: int) -> None:
     """A row that this batch and the one before have, in the same slot."""
     lookup, layout = group.lookup, group.layout
     column = 0 if place == "row" else layout.columns(layout.states[0]).start
-    calls, last, done = 0, torch.zeros(0, dtype=torch.int64), False
+    calls, last, done = 0, torch.zeros(0, dtype=torch.int64, device="cpu"), False
 
     def damaged(lookups: Lookups) -> Tensor:
         nonlocal calls, last, done

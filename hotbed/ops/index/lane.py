@@ -57,7 +57,7 @@ def new_buffers(num_lookups: int, batches: int, room: int, key_type: torch.dtype
         return torch.zeros(*shape, dtype=dtype, device=device)
 
     def on_host(*shape: int) -> Tensor:
-        return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+        return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
 
     return LaneBuffers(
         state=zeros(4),

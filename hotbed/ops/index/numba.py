@@ -225,7 +225,7 @@ def _place(cell_of: Any, slot_of: Any, uses: Any, slots: Any, missed: Any) -> No
 def place(table: Cells, state: SlotState, batch: Arrived, keys: Tensor, order: Tensor | None, counts: Tensor) -> Tensor:
     """The slot int64 [L] of every look-up, -1 for none; counts grow by the look-ups of rows that just came in."""
     assert batch.cell_of_lookup is not None
-    slots = torch.empty(keys.shape[0], dtype=torch.int64)
+    slots = torch.empty(keys.shape[0], dtype=torch.int64, device="cpu")
     parts = (batch.cell_of_lookup, table.slot, state.uses, slots, counts)
     _place(*(part.numpy() for part in parts))
     return slots

@@ -22,7 +22,7 @@ class Flags:
 
     def __init__(self, device: torch.device) -> None:
         self.on_device = torch.full((_FLAGS, 2), NONE, dtype=torch.int64, device=device)  # two: kernels like 16 bytes
-        self.on_host = torch.full((_FLAGS, 2), NONE, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.on_host = torch.full((_FLAGS, 2), NONE, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
         self.rows: list[Tensor] = list(self.on_device.unbind(0))
         self._next = 0
 

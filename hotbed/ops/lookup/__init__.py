@@ -29,7 +29,7 @@ def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
         return triton.lookup(numbers, lookups, dim)
     from hotbed.ops.lookup import numba
 
-    out = torch.empty(lookups.num_out, dim, dtype=reference.result_type(numbers))
+    out = torch.empty(lookups.num_out, dim, dtype=reference.result_type(numbers), device="cpu")
     kind = FP16 if numbers.dtype == torch.float16 else BF16  # of weights of 16 bits
     array = numbers.view(torch.int16).numpy().view(np.uint16) if numbers.itemsize == 2 else numbers.numpy()
     slots = lookups.slots.numpy()

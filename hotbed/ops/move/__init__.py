@@ -72,7 +72,7 @@ def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys
 def first_records(keys: Tensor, first: FirstRows) -> Tensor:
     """The records [M, W] that the rows of `keys` [M] start from."""
     num_rows = keys.shape[0]
-    records = torch.empty(num_rows, first.layout.width, device=keys.device)
+    records = torch.empty(num_rows, first.layout.width, device=keys.device, dtype=torch.float32)
     slots = torch.arange(num_rows, device=keys.device)
     source = torch.full([num_rows], -1, dtype=torch.int32, device=keys.device)
     unpack(records, slots, source, records[:0], keys, first)

@@ -360,12 +360,12 @@ class Porter:
     def _new_slot(self, cap: int) -> Slot:
         width, device, pinned = self._width, self._device, self._device.type == "cuda"
         return Slot(
-            torch.empty(cap, width, pin_memory=pinned),
-            torch.empty(cap, dtype=torch.int32, pin_memory=pinned),
-            torch.empty(cap, width, device=device),
+            torch.empty(cap, width, pin_memory=pinned, dtype=torch.float32, device="cpu"),
+            torch.empty(cap, dtype=torch.int32, pin_memory=pinned, device="cpu"),
+            torch.empty(cap, width, device=device, dtype=torch.float32),
             torch.empty(cap, dtype=torch.int32, device=device),
-            torch.empty(cap, width, pin_memory=pinned),
-            torch.empty(cap, width, device=device),
+            torch.empty(cap, width, pin_memory=pinned, dtype=torch.float32, device="cpu"),
+            torch.empty(cap, width, device=device, dtype=torch.float32),
         )
 
     def _tell(self, s: int) -> None:

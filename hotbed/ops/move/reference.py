@@ -13,18 +13,18 @@ from hotbed.ops.precision.reference import round_nearest
 def first_records(keys: Tensor, first: FirstRows) -> Tensor:
     """The records [U, W] that the rows of `keys` [U] start from."""
     layout, device = first.layout, keys.device
-    weights = torch.zeros(keys.shape[0], layout.dim, device=device)
+    weights = torch.zeros(keys.shape[0], layout.dim, device=device, dtype=torch.float32)
     bases = torch.tensor([table.base for table in first.tables], device=device)
     table_of_key = torch.searchsorted(bases, keys, right=True) - 1
     for number, table in enumerate(first.tables):
         mine = table_of_key == number
         ids = keys[mine] - table.base
-        part = torch.empty(ids.shape[0], layout.dim, device=device)
+        part = torch.empty(ids.shape[0], layout.dim, device=device, dtype=torch.float32)
         reference.init_rows(part, ids, table.stream, table.init)
         if table.padding_id is not None:
             part[ids == table.padding_id] = 0
         weights[mine] = part
-    records = torch.zeros(keys.shape[0], layout.width, device=device)
+    records = torch.zeros(keys.shape[0], layout.width, device=device, dtype=torch.float32)
     if layout.precision != "fp32":
         weights = round_nearest(weights, layout.numbers(records).dtype)
     layout.weights(records).copy_(weights)

@@ -66,7 +66,9 @@ def split(
 
 def _owners(counts: list[int], places: Tensor) -> Tensor:
     """The owner of every distinct key."""
-    return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(places.device)
+    return torch.repeat_interleave(torch.arange(len(counts), device="cpu"), torch.tensor(counts, device="cpu")).to(
+        places.device
+    )
 
 
 def _bags(starts: Tensor, places: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def sum_by_row(grad: Tensor, lookups: Lookups, num_rows: int, tables: tuple[str,
 def _compiled(grad: Tensor, lookups: Lookups, num_rows: int) -> Tensor:
     from hotbed.ops.sums import numba
 
-    out = torch.empty(num_rows, grad.shape[1], dtype=grad.dtype)
+    out = torch.empty(num_rows, grad.shape[1], dtype=grad.dtype, device="cpu")
     out_rows = lookups.out_row_of_lookup()
     in_parallel(
         numba.sum_by_row,

@@ -146,7 +146,7 @@ class SsdStore:
             with ExitStack() as stack:
                 found = self._find(written, False, stack)
                 keys = written[found.positions]
-                records = torch.empty(keys.size, self._width)
+                records = torch.empty(keys.size, self._width, dtype=torch.float32, device="cpu")
                 self._read(found, np.arange(keys.size), keys, records)
             yield torch.from_numpy(keys), records
 

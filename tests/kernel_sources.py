@@ -26,6 +26,17 @@ def kernel_digest(package: Path) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
+def importers_of(package: Path, path: Path) -> set[Path]:
+    """The files whose kernels may be made of this one: itself, and all that import it, however far away."""
+    sources = {_module(package, one): one for one in package.rglob("*.py")}
+    imports = {name: _imports(one, sources) for name, one in sources.items()}
+    found, wanted = set[str](), {_module(package, path)}
+    while wanted:
+        found |= wanted
+        wanted = {name for name, imported in imports.items() if imported & wanted} - found
+    return {sources[name] for name in found}
+
+
 def _module(package: Path, path: Path) -> str:
     parts = path.relative_to(package.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

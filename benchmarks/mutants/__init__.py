@@ -1,0 +1,1 @@
+"""Careless changes to the sources, one at a time, and whether a test notices."""

@@ -1,0 +1,213 @@
+"""Make careless one-line changes and see whether a test notices each: `python -m benchmarks.mutants --count 160 --seed 0`.
+
+A comparison at equality, one more or less, and for or, a condition turned round, a statement left out, arguments swapped, a
+constant, min for max, a slice off by one, a function that returns early: drawn over cache, pipeline, store, checkpoint, ids,
+parallel, train and the files of the package that join them. First the tests of these run once, to learn which functions each
+runs and to compile the kernels (`--work` keeps this; a test file that has changed is run again). Then every change is made in a
+copy of the tree, and the tests that run the changed function are run until one fails: near and quick ones first, as many as
+--limit allows, the slow and the gpu ones never. A test that runs out of time has noticed.
+
+Results are appended to --out as they come; a second call goes on, and runs again what survived. --known makes the changes of
+known.py instead, each before the test that must notice it; the run exits with 1 where it does not, or where less than
+--share of the changes are noticed. `--jobs 14` takes minutes on 16 cores, one job some hours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from benchmarks.mutants.changes import Change, choose
+from benchmarks.mutants.known import EQUIVALENT, KNOWN, known_changes
+from benchmarks.mutants.seen import Case, cases_for, see, test_files
+from benchmarks.mutants.trees import Tree
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COLUMNS = ("outcome", "file", "line", "function", "kind", "before", "after", "test", "seconds", "tests", "reason")
+
+
+class Job(NamedTuple):
+    """One change, and the tests to run."""
+
+    change: Change
+    before: str
+    after: str
+    tests: list[Case]
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.change.file, self.change.function, self.before, self.after
+
+
+def main() -> int:
+    asked = _arguments()
+    began = time.perf_counter()
+    trees = [Tree(ROOT, asked.work.resolve() / f"copy-{number}") for number in range(asked.jobs)]
+    is_named = asked.known and all(known.test for known in KNOWN)
+    files = [] if is_named else asked.tests or test_files(ROOT)
+    tests = see(ROOT, asked.work, trees, files, lambda text: print(f"{_minutes(began)} {text}", flush=True))
+    compiled = [(tree.path, tree.kernels) for tree in trees]
+    for tree in trees:
+        tree.take_kernels(compiled)
+    print(f"{_minutes(began)} {len(tests):,} tests of {len(files)} files pass and are known", flush=True)
+    jobs = _known_jobs(tests, asked.limit) if asked.known else _drawn_jobs(asked, tests)
+    rows = _read(asked.out)
+    left = [job for job in jobs if rows.get(job.key, {}).get("outcome") != "killed"]
+    print(f"{len(jobs)} changes, {len(jobs) - len(left)} of them noticed before", flush=True)
+    _run(left, trees, rows, asked.out, began)
+    return _tell([rows[job.key] for job in jobs], asked)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=160, help="changes to draw (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (%(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="copies at work (%(default)s)"
+    )
+    parser.add_argument("--limit", type=float, default=40.0, help="seconds of tests for each change (%(default)s)")
+    parser.add_argument("--known", action="store_true", help="make the changes of known.py instead")
+    parser.add_argument("--only", default="", help="changes whose file holds this text, such as hotbed/store")
+    parser.add_argument(
+        "--tests", nargs="*", help="test files to choose from; those of the changed folders if not given"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / ".cache" / "mutants", help="copies and what was learned (%(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / ".cache" / "mutants" / "mutants.csv", help="results (%(default)s)"
+    )
+    parser.add_argument("--share", type=float, default=0.95, help="of the changes that must be noticed (%(default)s)")
+    return parser.parse_args()
+
+
+def _drawn_jobs(asked: argparse.Namespace, tests: list[Case]) -> list[Job]:
+    drawn = [change for change in choose(ROOT, asked.count, asked.seed) if asked.only in change.file]
+    return [
+        Job(change, *change.shown((ROOT / change.file).read_bytes()), cases_for(change, tests, asked.limit))
+        for change in drawn
+    ]
+
+
+def _known_jobs(tests: list[Case], limit: float) -> list[Job]:
+    found = []
+    for known, change in zip(KNOWN, known_changes(ROOT), strict=True):
+        shown = change.shown((ROOT / change.file).read_bytes())
+        named = [Case(known.test, 60.0, frozenset())] if known.test else cases_for(change, tests, limit)
+        found.append(Job(change, *shown, named))
+    return found
+
+
+def _run(
+    jobs: list[Job], trees: list[Tree], rows: dict[tuple[str, ...], dict[str, str]], out: Path, began: float
+) -> None:
+    free: SimpleQueue[Tree] = SimpleQueue()
+    for tree in trees:
+        free.put(tree)
+    lock, done = threading.Lock(), 0
+
+    def run(job: Job) -> None:
+        nonlocal done
+        tree = free.get()
+        try:
+            row = _outcome(job, tree)
+        finally:
+            free.put(tree)
+        with lock:
+            done += 1
+            rows[job.key] = row
+            _write(out, rows)
+            where = f"{row['file']}:{row['line']} {row['kind']}: {row['before']} -> {row['after']}"
+            print(
+                f"{_minutes(began)} {done}/{len(jobs)} {row['outcome']} {row['test']} {row['seconds']} s  {where}",
+                flush=True,
+            )
+
+    with ThreadPoolExecutor(len(trees)) as pool:
+        list(pool.map(run, jobs))
+
+
+def _outcome(job: Job, tree: Tree) -> dict[str, str]:
+    change = job.change
+    began, source = time.perf_counter(), (ROOT / change.file).read_bytes()
+    names = tree.path.parent / "tests.txt"
+    names.write_text("\n".join(test.name for test in job.tests))
+    outcome, found = "no test", ""
+    if job.tests:
+        expected = sum(test.seconds for test in job.tests)
+        with tree.changed(change.file, change.apply(source)):
+            files = sorted({test.file for test in job.tests})
+            ended = tree.pytest(["-x", *files], {"MUTANTS_TESTS": str(names)}, 120 + 4 * expected)
+        if ended.code in (3, 4, 5):
+            raise RuntimeError(f"pytest cannot run {files}:\n{ended.output}")
+        outcome = "survived" if ended.code == 0 else "killed"
+        found = "" if ended.code == 0 else _noticed(ended.code, ended.output)
+    reason = EQUIVALENT.get((change.file, job.before, job.after), "") if outcome != "killed" else ""
+    values = (
+        outcome, change.file, change.line, change.function, change.kind, job.before, job.after, found,
+        f"{time.perf_counter() - began:.1f}", len(job.tests), reason,
+    )  # fmt: skip
+    return dict(zip(COLUMNS, map(str, values), strict=True))
+
+
+def _noticed(code: int | None, output: str) -> str:
+    """The test that failed."""
+    if code is None:
+        return "out of time"
+    lines = [line.split(" - ")[0] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return lines[-1].partition(" ")[2] if lines else f"ended with {code}"
+
+
+def _read(out: Path) -> dict[tuple[str, ...], dict[str, str]]:
+    if not out.exists():
+        return {}
+    with out.open(newline="") as lines:
+        return {(row["file"], row["function"], row["before"], row["after"]): row for row in csv.DictReader(lines)}
+
+
+def _write(out: Path, rows: dict[tuple[str, ...], dict[str, str]]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    new = out.with_suffix(".new")
+    with new.open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows.values())
+    new.replace(out)
+
+
+def _tell(rows: list[dict[str, str]], asked: argparse.Namespace) -> int:
+    """A line for every change that no test noticed, and the share of the others."""
+    left = [row for row in rows if row["outcome"] != "killed"]
+    for row in left:
+        print(
+            f"{row['outcome']}: {row['file']}:{row['line']} {row['function']}\n  - {row['before']}\n  + {row['after']}"
+        )
+        if row["reason"]:
+            print(f"    {row['reason']}")
+    share = 1 - len(left) / max(1, len(rows))
+    same = sum(bool(row["reason"]) for row in left)
+    print(
+        f"{len(rows) - len(left)} of {len(rows)} changes noticed, {100 * share:.1f} %; of the others {same} change nothing"
+    )
+    if asked.known:
+        return int(
+            any(known.test not in row["test"] or not row["test"] for row, known in zip(rows, KNOWN, strict=True))
+        )
+    return int(share < asked.share)
+
+
+def _minutes(began: float) -> str:
+    seconds = int(time.perf_counter() - began)
+    return f"[{seconds // 60:3}:{seconds % 60:02}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Changes that tests once did not notice, or noticed by chance, each with the test that must notice it now.
+
+To add one: the file, the text as it is (it must be there once), the text it becomes, and the test without its parameters.
+`python -m benchmarks.mutants --known` makes them all.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.mutants.changes import Change
+
+
+class Known(NamedTuple):
+    """One change; `test` is empty until there is one."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+    test: str = ""
+
+
+KNOWN = (
+    Known(
+        "rank gradients are not weighted by their share",
+        "hotbed/train/step.py", "share = batch.size / global_size", "share = 1.0",
+    ),
+    Known(
+        "padding is ignored where ids are hashed",
+        "hotbed/ops/keys/numba.py", "if padded and value == pad:", "if padded and not hashed and value == pad:",
+    ),
+    Known(
+        "MemoryStore.forget does not keep the row for an open snapshot",
+        "hotbed/store/memory.py", "held.keep(keys.numpy())\n        mark(self._state, keys.numpy(), ABSENT)",
+        "pass\n        mark(self._state, keys.numpy(), ABSENT)",
+    ),
+    Known(
+        "flush loses a row of every full chunk",
+        "hotbed/cached_group.py", "part = slice(start, start + CHUNK)", "part = slice(start, start + CHUNK - 1)",
+    ),
+    Known(
+        "patience is not reset by a new best",
+        "hotbed/train/loop.py", "progress.best, progress.stale = Best(auc, **self.position()), 0",
+        "progress.best = Best(auc, **self.position())",
+    ),
+    Known("the manifest is not synced", "hotbed/checkpoint/write.py", "flush_to_disk(new / MANIFEST)", "pass"),
+    Known(
+        "the folder of checkpoints is not synced",
+        "hotbed/checkpoint/write.py", "os.replace(new, root / name)\n            flush_to_disk(root)",
+        "os.replace(new, root / name)",
+    ),
+    Known(
+        "samples are in the same order in every epoch",
+        "hotbed/data/loader.py", "key_of(self._seed, epoch, 1 + block.number)", "key_of(self._seed, 0, 1 + block.number)",
+    ),
+    Known(
+        "row groups are in the same order in every epoch",
+        "hotbed/data/loader.py", "key_of(self._seed, epoch, 0)", "key_of(self._seed, 0, 0)",
+    ),
+    Known(
+        "first uses of warm rows are not reported in a replay",
+        "hotbed/plan/replay.py", "            self._tell_first_uses()\n", "            pass\n",
+        "tests/plan/test_simulate.py::test_hot_rows_in_training",
+    ),
+    Known(
+        "the byte of state of a row is not counted",
+        "hotbed/budget.py", '"memory"), sum(rows * (record + 1)', '"memory"), sum(rows * record',
+        "tests/test_budget.py::test_host_memory_counts_the_byte_that_says_whether_a_row_was_written",
+    ),
+    Known("a window that fills its room exactly is cut", "hotbed/cache/window.py", "total > room", "total >= room"),
+    Known(
+        "the server takes one request too many",
+        "hotbed/serve/app.py", "self._metrics.in_flight >= self._limits.in_flight",
+        "self._metrics.in_flight > self._limits.in_flight",
+    ),
+    Known(
+        "no room is kept for the copy that compaction makes",
+        "hotbed/store/ssd/store.py", "self._limit = max_bytes - segment_bytes", "self._limit = max_bytes",
+    ),
+    Known(
+        "the best weights of now are removed",
+        "hotbed/train/loop.py", "for step in best_steps(self.run)} | {self._best_folder().name}",
+        "for step in best_steps(self.run)}",
+    ),
+)  # fmt: skip
+
+# (file, before, after) as the results have them: why no test can notice.
+EQUIVALENT: dict[tuple[str, str, str], str] = {}
+
+
+def known_changes(root: Path) -> list[Change]:
+    """The same as changes of the sources as they are; a text that is not there once is an error."""
+    return [_change(known, (root / known.file).read_bytes()) for known in KNOWN]
+
+
+def _change(known: Known, source: bytes) -> Change:
+    old = known.old.encode()
+    if source.count(old) != 1:
+        raise ValueError(f"{known.file} has {known.old!r} {source.count(old)} times, not once: {known.what}")
+    start = source.index(old)
+    line = 1 + source.count(b"\n", 0, start + len(old) - len(old.lstrip()))
+    return Change(known.file, line, "known", _function_at(source, line), start, start + len(old), known.new)
+
+
+def _function_at(source: bytes, line: int) -> str:
+    """The innermost method or function that holds the line, as Python qualifies it."""
+    name, body, inside_function = "", ast.parse(source).body, False
+    while True:
+        scopes = [one for one in body if isinstance(one, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
+        inner = next((one for one in scopes if one.lineno <= line <= (one.end_lineno or 0)), None)
+        if inner is None:
+            return name
+        joint = ".<locals>." if inside_function else "."
+        name = f"{name}{joint}{inner.name}" if name else inner.name
+        body, inside_function = inner.body, not isinstance(inner, ast.ClassDef)

@@ -39,6 +39,11 @@ def prefetch(
     batch (`batch.ids`, not a copy): that is how a prepared batch is known. Other calls work too, and wait for their rows.
     A batch must stay as it was yielded: a loader that fills one buffer again and again cannot be read ahead.
 
+    A loader that draws from torch's global generator is read ahead up to its next draw, which waits for the batches before to
+    be trained; give it a generator of its own. An error of the loader comes after the batches read before it. Of an iterator
+    (a generator, say) that is left early, batches read ahead are kept and come first in the next prefetch over it; asking the
+    iterator itself misses them.
+
     Args:
         loader: yields hotbed Batches, tensors of ids, tuples that start with ids, or mappings (with "ids", or of the features);
             it is read in a background thread, `look_ahead` batches ahead of training.
@@ -78,7 +83,7 @@ def _waited(reader: Reader, clock: StepClock) -> tuple[Any, Any] | None:
     """The next batch, or None at the end."""
     clock.asked(reader.num_ready)
     before = clock.enter(READER)
-    found = reader.get(wait=True)
+    found = reader.get(wait=True, wanted=True)
     clock.enter(before)
     return found
 

@@ -70,8 +70,7 @@ class Feed:
         self._caches: list[Cache] = []  # that know of the batches ahead
         self._strides: list[int] = []
         self._mesh = tables.lend_mesh() if tables.is_shared else None  # of ranks that settle their batches together
-        source = loader if self._mesh is None else tables.routed(self._named(loader), self._mesh)
-        self._reader = Reader(source, self._device, shared=tables.is_shared)
+        self._reader = Reader(loader, self._device, None if self._mesh is None else self._settled)
         self._mover = Mover(self._device)
         self._waiting: deque[Waiting] = deque()
         self._begun: Begun | None = None
@@ -80,6 +79,7 @@ class Feed:
         self._lanes: Lanes | None = None
         self._num_windows = 0
         self._unknown: deque[tuple[Any, Any]] = deque()  # read, and put back
+        self._untrained: list[Any] | None = None  # batches in hand when the feed was left
         self._started = self._paused = self._rearrive = self._in_lane = self._lanes_tried = False
         self._retired: deque[tuple[Any, Any]] = deque()  # device memory that the training stream may still read
         self._waits: deque[tuple[Any, Any]] = deque()  # marks around the waits of the training stream
@@ -134,13 +134,15 @@ class Feed:
     def finish(self) -> None:
         """The rest of `close`; may be interrupted, and called again."""
         with self.changes.lock:
+            if self._untrained is None:
+                self._untrained = self._in_hand()
             if self._mover.error is not None:
                 self._break()
             self._leave()
             if self._tables.turns.feed is self and not self.changes.is_broken:
                 self.pause(drop=True)
             self._tables.turns.leave(self)
-        self._reader.close()
+        self._reader.close(self._untrained)
         self._mover.close()
         if self._lanes is not None:
             self._lanes.stop()
@@ -148,6 +150,14 @@ class Feed:
             mesh, self._mesh = self._mesh, None
             self._tables.take_back_mesh(mesh)
         self._tables.turns.forget(self)
+
+    def _in_hand(self) -> list[Any]:
+        """Batches that were read and not handed out, in order."""
+        windows = [window for window in (self._current, *self._decided) if window is not None]
+        batches = [batch for window in windows for batch, _ in window.batches]
+        if self._begun is not None:
+            batches += [waiting.batch for waiting in self._begun.batches]
+        return [*batches, *(waiting.batch for waiting in self._waiting), *(batch for batch, _ in self._unknown)]
 
     def abandon(self) -> None:
         """The process ends: rows that are not saved are lost anyway."""
@@ -362,7 +372,8 @@ class Feed:
     def _know(self) -> None:
         """Let batches arrive until as many are ahead as allowed, or the loader has no more yet."""
         while len(self._waiting) < self._look_ahead and not (self._waiting and self._is_full):
-            found = self._read()
+            all_trained = not (self._waiting or self._decided or self._current)
+            found = self._read(wanted=all_trained)
             if found is None:
                 return
             batch, named, flat = found
@@ -395,6 +406,10 @@ class Feed:
         with self.changes.changing("translating ids"):
             return given, [flatten(group, inputs, given, self._learns) for group, inputs in groups]
 
+    def _settled(self, batches: Iterator[Any]) -> Iterator[Routed]:
+        """Batches that the ranks have settled together."""
+        return self._tables.routed(self._named(batches), self._mesh)
+
     def _named(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any, Any]]:
         """(batch, ids, bags), on the device."""
         for batch in loader:
@@ -402,9 +417,12 @@ class Feed:
             named = ids_of(moved, self._names)
             yield moved, named.ids, named.bags
 
-    def _read(self) -> tuple[Any, Ids, list[Tensor]] | None:
-        """The next batch of the loader, if it is there: (batch, its ids, those ids by group if it fits the lanes)."""
-        found = self._unknown.popleft() if self._unknown else self._from_reader()
+    def _read(self, *, wanted: bool = False) -> tuple[Any, Ids, list[Tensor]] | None:
+        """The next batch of the loader, if it is there: (batch, its ids, those ids by group if it fits the lanes).
+
+        `wanted`: all batches before it are trained.
+        """
+        found = self._unknown.popleft() if self._unknown else self._from_reader(wanted=wanted)
         if found is None:
             return None
         batch, point = found
@@ -417,10 +435,10 @@ class Feed:
                 self._lanes.start()
         return batch, named, [] if self._lanes is None else self._lanes.flat(named) or []
 
-    def _from_reader(self) -> tuple[Any, Any] | None:
+    def _from_reader(self, *, wanted: bool = False) -> tuple[Any, Any] | None:
         if self._reader.num_ready:
             self._clock.asked(self._reader.num_ready)
-        return self._reader.get(wait=False)
+        return self._reader.get(wait=False, wanted=wanted)
 
     def _see_how_far(self, waiting: Waiting) -> None:
         """The first batch tells how many to look ahead."""

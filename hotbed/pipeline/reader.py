@@ -2,20 +2,37 @@
 
 It fills a small buffer, sleeps until half of it is used, and fills it again: waking it for every batch would make the
 training thread share Python's lock at every step.
+
+Results are those of the plain loop. A read that draws from torch's global generator waits until the training thread has
+nothing else to train: in the plain loop it would happen just then. A read that follows such a read begins no earlier either.
+Errors of the loader come after the batches that were read before them. An iterator that is left early keeps its place: what
+was read ahead comes first when the same iterator is read again.
+
+The training thread may be interrupted anywhere (Ctrl-C). It waits for raw locks, which are news and guard nothing: whoever
+wakes up looks again, and nobody waits for news alone. A batch is handed out before it is forgotten.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+import warnings
+from _thread import LockType, allocate_lock, start_new_thread
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
+from hotbed.errors import HotbedError
 from hotbed.ops.streams import after, mark, side_stream
 from hotbed.pipeline.batches import to_device
+from hotbed.pipeline.draws import Draws
+from hotbed.pipeline.rests import Rest, is_stream, keep, kept, say_kept
 from hotbed.spans import next_step, reads
+from hotbed.turns import Routed
 
 _FULL = 8  # batches read and not yet asked for
 _LOW = 4
@@ -24,59 +41,96 @@ MOST_SHARED = (
 )
 _PATIENCE = 2.0  # seconds
 _PATIENCE_WITH_RANKS = 20.0  # others may never answer
+_LOOK_AGAIN = 0.5  # seconds; news may be lost to an interrupt
+_WAY_OUT = "Give the loader a generator of its own, as in DataLoader(..., generator=torch.Generator())"
+
+Settle = Callable[[Iterator[Any]], Iterator[Any]]
+
+
+class Found(NamedTuple):
+    """A batch that was read."""
+
+    batch: Any
+    mark: Any  # at which its copy is done
+    number: int
 
 
 class Reader:
     """Batches of a loader, in order, each with the mark at which its copy is done."""
 
-    def __init__(self, loader: Iterable[Any], device: torch.device, *, shared: bool = False) -> None:
-        """`shared`: what reads a batch speaks with other ranks."""
-        self._loader = loader
-        self._full, self._low = (2 * MOST_SHARED, MOST_SHARED + 4) if shared else (_FULL, _LOW)
-        self._shared = shared
+    def __init__(self, loader: Iterable[Any], device: torch.device, settle: Settle | None = None) -> None:
+        """`settle`: done with the batches in the thread; it speaks with other ranks."""
+        self._loader: Iterable[Any] | None = loader
+        self._settle, self._shared = settle, settle is not None
+        self._full, self._low = (2 * MOST_SHARED, MOST_SHARED + 4) if self._shared else (_FULL, _LOW)
         self._device = device
         self._began: Any = None
         self._first_step: int | None = None  # that trains what is read, for a trace
-        self._found: deque[tuple[Any, Any]] = deque()
-        self._arrived, self._room = threading.Event(), threading.Event()
-        self._stopped = threading.Event()
-        self._finished = False
+        self._found: deque[Found] = deque()
+        self._num_read = 0
+        self._taken = -1  # number of the batch that was handed out last
+        self._wanted = 0  # number of a batch for which all before it are trained
+        self._held = -1  # number of a batch that is not read before it is wanted
+        self._drew = self._drew_late = self._warned = False
+        self._rest = Rest(deque(), None, False)  # of the reader before this one
+        self._in_hand: list[Any] = []  # taken from the loader and not found yet
+        self._launched = self._stopped = self._finished = self._raised = False
         self._error: BaseException | None = None
-        self.ended = False
+        self._arrived, self._room, self._over = _news(), _news(), _news()
+        self._draws = Draws(self._ask)
+        self._seed: int | None = None  # of torch's generator, when a read began that was not wanted yet
+        self.ended = False  # no batch comes before those that were handed out are trained
         self.moves = False  # batches are copied to the device
-        self._thread = threading.Thread(target=self._read_all, name="hotbed-reader", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="hotbed-reader", daemon=True)
 
     def start(self) -> None:
         self._began = mark(self._device)
         self._first_step = next_step()
-        self._thread.start()
+        start_new_thread(self._launch, ())
+        self._launched = True
 
-    def get(self, *, wait: bool) -> tuple[Any, Any] | None:
-        """(batch, mark), or None at the end, or when there is none yet and `wait` is not asked for."""
+    def get(self, *, wait: bool, wanted: bool) -> tuple[Any, Any] | None:
+        """(batch, mark), or None at the end, or when there is none yet and `wait` is not asked for.
+
+        `wanted`: all batches before it are trained. Others may be held back, and so are errors.
+        """
         while not self._found:
-            self._room.set()
-            if self._finished and not self._found:
-                self.ended = True
-                if self._error is not None:
+            is_finished = self._finished
+            if self._found:  # the last
+                break
+            self.ended = is_finished or (not wanted and self._is_held)
+            if self.ended:
+                self._warn()
+                if wanted and self._error is not None:
+                    self._raised = True
                     raise self._error
                 return None
+            if wanted:
+                self._wanted = self._taken + 1
+            _tell(self._room)
             if not wait:
                 return None
-            self._arrived.clear()
-            if not self._found and not self._finished:
-                self._arrived.wait()
-        found = self._found.popleft()
-        if len(self._found) == self._low:
-            self._room.set()
-        return found
+            self._arrived.acquire(timeout=_LOOK_AGAIN)
+        self._warn()  # the training thread waited for the draw
+        self.ended = False
+        found = self._found[0]
+        if len(self._found) == self._low + 1:
+            _tell(self._room)
+        batch = found.batch, found.mark
+        self._taken = found.number
+        del self._found[0]  # last, and no call: no interrupt comes between this and the return
+        return batch
 
     def wait(self) -> None:
         """Until `get` has an answer."""
-        while not self._found and not self._finished:
-            self._room.set()
-            self._arrived.clear()
-            if not self._found and not self._finished:
-                self._arrived.wait()
+        while not (self._found or self._finished or self._is_held):
+            _tell(self._room)
+            self._arrived.acquire(timeout=_LOOK_AGAIN)
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether the next batch waits until it is wanted."""
+        return self._wanted < self._taken + 1 == self._held
 
     @property
     def num_ready(self) -> int:
@@ -85,48 +139,171 @@ class Reader:
 
     def stop(self) -> None:
         """Read no further than the batch that is being read."""
-        self._stopped.set()
-        self._room.set()
+        self._stopped = True
+        _tell(self._room)
 
-    def close(self) -> None:
-        """Stop, and wait for the batch that is being read."""
+    def close(self, untrained: Iterable[Any] = ()) -> None:
+        """Stop, and wait for the batch that is being read; `untrained` were got and are given back."""
         self.stop()
-        if self._thread.ident is not None:
-            self._thread.join(_PATIENCE_WITH_RANKS if self._shared else None)
+        self._wait(_PATIENCE_WITH_RANKS if self._shared else None)
+        if self._launched and self._finished and is_stream(self._loader):
+            batches = [*untrained, *(found.batch for found in self._found)]
+            batches = [batch.batch if isinstance(batch, Routed) else batch for batch in batches]
+            error = None if self._raised else self._rest.error if self._shared or self._error is None else self._error
+            rest = Rest(deque([*batches, *self._in_hand, *self._rest.batches]), error, self._drew)
+            name = keep(self._loader, rest)
+            self._loader = None
+            say_kept(name)
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing is read any more."""
-        return not self._thread.is_alive()
+        return self._finished or not self._launched
 
     def abandon(self) -> None:
         """The process ends: read no further, and do not wait long for a loader that hangs."""
         self.stop()
-        if self._thread.ident is not None:
-            self._thread.join(_PATIENCE)
+        self._wait(_PATIENCE)
 
-    def _read_all(self) -> None:
+    def _wait(self, patience: float | None) -> None:
+        """For the end of the thread."""
+        if not self._launched or threading.get_ident() == self._thread.ident:
+            return
+        until = time.monotonic() + (threading.TIMEOUT_MAX if patience is None else patience)
+        while not self._finished and time.monotonic() < until:
+            self._over.acquire(timeout=_LOOK_AGAIN)
+        if self._finished and self._thread.ident is not None:
+            self._thread.join()
+
+    def _warn(self) -> None:
+        if self._drew_late and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the loader draws from torch's global generator while batches are read, and so may training: prefetch reads "
+                "such a batch only when those before it are trained, which gives the results of the plain loop and its "
+                f"speed. {_WAY_OUT}.",
+                stacklevel=2,
+            )
+
+    # What follows runs in the thread.
+
+    def _launch(self) -> None:
+        """In a thread of its own, which no signal reaches: one in `Thread.start` would leave the new thread waiting."""
+        try:
+            self._thread.start()
+        except BaseException as error:
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._error = error
+        self._finished = True
+        _tell(self._arrived)
+        _tell(self._over)
+
+    def _work(self) -> None:
         try:
             side_stream(self._device)
             after(self._device, self._began)
-            batches = iter(self._loader)
-            for batch in batches if self._first_step is None else reads(batches, self._first_step):
-                if self._stopped.is_set():
-                    break
-                moved = to_device(batch, self._device)
-                self.moves |= moved is not batch or self._shared
-                self._found.append((moved, mark(self._device) if self._shared or moved is not batch else None))
-                self._arrived.set()
-                if len(self._found) >= self._full:
-                    self._room.clear()
-                    if len(self._found) >= self._full and not self._stopped.is_set():
-                        self._room.wait()
-                if self._stopped.is_set():
-                    break
-            if self._shared and hasattr(batches, "close"):
-                batches.close()  # the other ranks are told
+            with self._draws:
+                self._read_all()
+            self._end(None)
         except BaseException as error:  # handed to the training thread
-            self._error = error
+            self._end(error)
+
+    def _read_all(self) -> None:
+        given = self._given()
+        settled = given if self._settle is None else self._settle(given)
+        for batch in settled if self._first_step is None else reads(settled, self._first_step):
+            moved = to_device(batch, self._device)
+            self.moves |= moved is not batch or self._shared
+            point = mark(self._device) if self._shared or moved is not batch else None
+            self._found.append(Found(moved, point, self._num_read))
+            self._num_read += 1
+            self._in_hand.clear()
+            del batch, moved
+            _tell(self._arrived)
+            if len(self._found) >= self._full:
+                while len(self._found) > self._low + 1 and not self._stopped:
+                    self._room.acquire(timeout=_LOOK_AGAIN)
+            if self._stopped:
+                break
+        if self._settle is not None and isinstance(settled, Generator):
+            settled.close()  # the other ranks are told
+
+    def _given(self) -> Iterator[Any]:
+        """The batches of the loader."""
+        loader = self._loader
+        assert loader is not None, "a reader that is closed does not start"
+        if is_stream(loader):
+            self._rest = kept(loader)
+        while self._rest.batches:
+            self._in_hand.append(self._rest.batches.popleft())
+            yield self._in_hand[-1]
+        if self._rest.error is not None:
+            raise self._rest.error
+        batches, drew = self._watched(partial(iter, loader)), self._rest.drew
+        while not drew or self._shared or self._hold():
+            batch = self._watched(partial(next, batches, _END))
+            if batch is _END:
+                return
+            drew = self._drew
+            self._in_hand.append(batch)
+            del batch
+            yield self._in_hand[-1]
+
+    def _watched(self, read: Callable[[], Any]) -> Any:
+        """What a call of the loader's code gives; it asks before it draws from torch's global generator."""
+        is_wanted = self._wanted >= self._num_read
+        self._drew, self._seed = False, None if is_wanted else torch.initial_seed()
+        self._draws.watching = True
+        try:
+            return read()
         finally:
-            self._finished = True
-            self._arrived.set()
+            self._draws.watching = False
+
+    def _ask(self) -> None:
+        """A batch that is being read needs a draw: go on when the plain loop would."""
+        self._drew = True
+        ahead = "the loader draws from torch's global generator while batches are read ahead of training"
+        if self._seed not in (None, torch.initial_seed()):
+            raise HotbedError(
+                f"{ahead}, and the generator was seeded meanwhile: training may have drawn other numbers than in the plain "
+                f"loop. {_WAY_OUT}, or do not prefetch."
+            )
+        if self._shared and self._num_read > 0:
+            raise HotbedError(
+                f"{ahead}, which would give other results than the plain loop, and ranks cannot wait for each other's draws. "
+                f"{_WAY_OUT}, or do not prefetch."
+            )
+        if not self._hold():
+            raise HotbedError(
+                f"{ahead}, and its iterator was left in the middle of such a read: it cannot be read any further. Make it "
+                f"anew. {_WAY_OUT}."
+            )
+        self._drew_late |= self._num_read > 0
+
+    def _hold(self) -> bool:
+        """Wait until the batch is wanted; False when none is any more."""
+        while self._wanted < self._num_read:
+            if self._stopped:
+                return False
+            self._held = self._num_read
+            _tell(self._arrived)
+            self._room.acquire(timeout=_LOOK_AGAIN)
+        self._held = -1
+        return True
+
+
+def _news() -> LockType:
+    """A lock that is released when there is something new."""
+    lock = allocate_lock()
+    lock.acquire()
+    return lock
+
+
+def _tell(news: LockType) -> None:
+    with suppress(RuntimeError):  # nobody has heard the last news yet
+        news.release()
+
+
+_END = object()

@@ -53,7 +53,7 @@ class Learner:
 
     def ahead(self, batches: Iterable[Batch]) -> Generator[Batch, None, None]:
         """The batches on the device, their rows brought in ahead of need; close it before closing `batches`."""
-        yield from prefetch(batches, self.tables, window=self.window, look_ahead=self.look_ahead)
+        yield from prefetch(_Pass(batches), self.tables, window=self.window, look_ahead=self.look_ahead)
 
     def step(self, batch: Batch, global_size: int | None = None) -> StepResult:
         """Look up, score, and move rows and dense weights against the gradient of the mean log loss.
@@ -112,6 +112,16 @@ class Learner:
         if self.optimizer is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.dense_lr * factor
+
+
+class _Pass:
+    """Batches of which nobody reads the rest when a loop over them is left: nothing that was read ahead is kept."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches)
 
 
 def _forget_gradients(optimizer: torch.optim.Optimizer) -> None:

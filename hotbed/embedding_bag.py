@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import ConfigError, ShapeError
+from hotbed.inputs import as_tensor
 from hotbed.ops.init_rows import Normal
 from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.tables import EmbeddingTables, Table
@@ -128,6 +129,9 @@ class EmbeddingBag(nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
 
     def _bags(self, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Jagged:
+        as_tensor("input", input)
+        if offsets is not None:
+            as_tensor("offsets", offsets)
         if weights is not None:
             if self.mode != "sum":
                 raise ShapeError(f"per_sample_weights need mode 'sum', not {self.mode!r}")

@@ -64,6 +64,11 @@ def as_given(
         size = int(matrix.shape[0])
         columns = {name: column for column, name in enumerate(single)}
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(single, (size,))
+    elif not isinstance(ids, Mapping):
+        raise ShapeError(
+            f"ids must be a tensor int64 [B, F], a mapping of features or a KeyedJaggedTensor, not {type(ids).__name__}; "
+            "torch.as_tensor(ids) makes a tensor of an array or of lists"
+        )
     else:
         if bags is not None:
             raise ShapeError("give bags beside an id matrix, or everything in one mapping, not both")
@@ -223,14 +228,18 @@ def _scales(
 def _bag(name: str, value: Tensor | Jagged, device: torch.device) -> Jagged:
     """A checked Jagged; a matrix [B, T] becomes B bags of T values."""
     if isinstance(value, Tensor):
+        flat = _integers(name, value, device)
         if value.ndim != 2:
             raise ShapeError(
                 f"feature {name!r} must be a tensor [B] or [B, T], or a Jagged; got shape {list(value.shape)}"
             )
         rows, width = value.shape
-        return Jagged(_integers(name, value, device).reshape(-1), torch.arange(rows + 1, device=device) * width)
+        return Jagged(flat.reshape(-1), torch.arange(rows + 1, device=device) * width)
     if not isinstance(value, Jagged):
-        raise ShapeError(f"feature {name!r} must be a tensor or a hotbed.Jagged, not {type(value).__name__}")
+        raise ShapeError(
+            f"feature {name!r} must be a tensor or a hotbed.Jagged, not {type(value).__name__}; "
+            "torch.as_tensor makes a tensor of an array or of lists"
+        )
     values, offsets = _integers(name, value.values, device), _integers(f"{name} offsets", value.offsets, device)
     count = int(values.shape[0]) if values.ndim == 1 else -1
     if values.ndim != 1 or offsets.ndim != 1 or offsets.shape[0] < 1:
@@ -247,9 +256,23 @@ def _bag(name: str, value: Tensor | Jagged, device: torch.device) -> Jagged:
     return Jagged(values.contiguous(), offsets.contiguous(), weights)
 
 
-def _integers(name: str, value: object, device: torch.device) -> Tensor:
+def as_tensor(name: str, value: object) -> Tensor:
+    """Refuse what is not a plain tensor."""
     if not isinstance(value, Tensor):
-        raise ShapeError(f"{name!r} must be a tensor of int64 ids, not {type(value).__name__}")
+        raise ShapeError(
+            f"{name!r} must be a tensor of int64 ids, not {type(value).__name__}; torch.as_tensor makes a tensor of an array"
+        )
+    if value.is_nested or value.layout != torch.strided:
+        kind = "nested" if value.is_nested else "sparse"
+        raise ShapeError(
+            f"{name!r} is a {kind} tensor; give its ids as hotbed.Jagged(values [L], offsets [B + 1]), which a nested tensor "
+            "of layout torch.jagged has as .values() and .offsets(), or as a plain tensor"
+        )
+    return value
+
+
+def _integers(name: str, given: object, device: torch.device) -> Tensor:
+    value = as_tensor(name, given)
     if value.dtype not in _INT_TYPES:
         raise ShapeError(f"{name!r} must hold int64 ids, not {value.dtype}")
     if value.device != device:

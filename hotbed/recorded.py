@@ -42,6 +42,8 @@ class Recorded:
         """The look-ups of an id matrix, or None for one that is not recorded."""
         if not self._fits or bags or not isinstance(ids, Tensor) or ids.ndim != 2 or ids.dtype != torch.int64:
             return None
+        if ids.is_nested or ids.layout != torch.strided:
+            return None
         shape = tuple(ids.shape)
         lane = self._lanes.get(shape)
         if lane is None:

@@ -239,8 +239,9 @@ class EmbeddingTables(nn.Module):
             else:
                 scale = None if lookups.scale is None else lookups.scale.detach()
                 out = group.lookup(lookups._replace(scale=scale))
-            if self.output == "stack" and len(self.groups) == 1:
-                return out.view(given.size, len(inputs.features), group.layout.dim)
+            if self.output != "dict" and len(self.groups) == 1:  # a view: autograd has nothing to put together
+                shape = (len(inputs.features), group.layout.dim)
+                return out.view(given.size, *(shape if self.output == "stack" else (shape[0] * shape[1],)))
             vectors |= _by_feature(out, inputs.features, given)
         if self.output == "concat":
             return torch.cat([vectors[feature.name] for feature in self.features], dim=1)
@@ -516,15 +517,12 @@ class EmbeddingTables(nn.Module):
 def _by_feature(out: Tensor, features: Sequence[Feature], given: Given) -> dict[str, Tensor]:
     """Cut one group's output rows into features."""
     pooled = [feature.name for feature in features if feature.pooling != "none"]
-    cut = given.size * len(pooled)
-    block = out[:cut].view(given.size, len(pooled), out.shape[1])
-    vectors = {name: block[:, j] for j, name in enumerate(pooled)}
-    for feature in features:
-        if feature.pooling == "none":
-            bag = given.bags.get(feature.name)
-            count = given.size if bag is None else int(bag.values.shape[0])
-            part = out[cut : cut + count]
-            cut += count
-            shape = given.shapes.get(feature.name)
-            vectors[feature.name] = part if shape is None else part.view(*shape, out.shape[1])
+    sequences = [feature.name for feature in features if feature.pooling == "none"]
+    counts = [int(given.bags[name].values.shape[0]) if name in given.bags else given.size for name in sequences]
+    # One node of the graph for all features: slices would each add a gradient as large as `out`, 4 times the step's time.
+    block, *parts = out.split([given.size * len(pooled), *counts]) if sequences else (out,)
+    vectors = dict(zip(pooled, block.view(given.size, len(pooled), out.shape[1]).unbind(1)))
+    for name, part in zip(sequences, parts):
+        shape = given.shapes.get(name)
+        vectors[name] = part if shape is None else part.view(*shape, out.shape[1])
     return vectors

@@ -167,3 +167,11 @@ def test_mistakes():
         bag(torch.tensor([[1, 2]]), per_sample_weights=torch.ones(1, 2))
     with pytest.raises(IdError, match="id 9"):
         bag(torch.tensor([[1, 9]]))
+
+
+@pytest.mark.parametrize(
+    "given", [[1, 2], torch.eye(3, dtype=torch.int64).numpy(), torch.eye(3, dtype=torch.int64).to_sparse()]
+)
+def test_ids_that_are_not_a_plain_tensor_are_refused(given):
+    with pytest.raises(ShapeError, match="'input'"):
+        hotbed.EmbeddingBag(5, 2)(given)

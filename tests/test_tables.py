@@ -18,6 +18,10 @@ def ids_of(size=5, generator=None):
     return torch.stack([torch.randint(0, 10, (size,)), torch.randint(0, 7, (size,))], dim=1)
 
 
+def nested():
+    return torch.nested.nested_tensor([torch.tensor([1, 2]), torch.tensor([3])], layout=torch.jagged)
+
+
 def test_matrix_in_stack_out():
     tables, ids = two_tables(), ids_of()
     vectors = tables(ids)
@@ -84,6 +88,41 @@ def test_concat_output():
     tables = hotbed.EmbeddingTables({"a": Table(4, 2), "b": Table(4, 3)}, output="concat")
     ids = torch.tensor([[1, 2]])
     assert torch.equal(tables(ids), torch.cat([tables.weight("a")[1:2], tables.weight("b")[2:3]], dim=1))
+
+
+def test_outputs_differ_in_form_alone():
+    """Rows are the same to the bit, also where a feature is not used and its gradient missing."""
+    tables = {"a": Table(9, 2), "b": Table(9, 2), "c": Table(9, 2, pooling="none"), "d": Table(9, 3)}
+    names = {"stack": ("a", "b"), "concat": ("a", "b", "d"), "dict": ("a", "b", "c", "d")}
+    grads = {name: torch.randn(5, table.dim) for name, table in tables.items()}
+    rows = []
+    for output, used in names.items():
+        made = hotbed.EmbeddingTables({name: tables[name] for name in used}, optim.Adam(lr=0.1), output=output)
+        for seed in range(3):
+            ids = torch.randint(9, (5, 4), generator=torch.Generator().manual_seed(seed))[:, : len(used)]
+            vectors = made(ids)
+            if output == "dict":
+                torch.autograd.backward([vectors[name] for name in ("a", "b")], [grads[name] for name in ("a", "b")])
+            elif output == "concat":
+                vectors.backward(torch.cat([grads["a"], grads["b"], torch.zeros(5, 3)], dim=1))
+            else:
+                vectors.backward(torch.stack([grads["a"], grads["b"]], dim=1))
+        rows.append((made.weight("a").clone(), made.weight("b").clone()))
+    assert all(torch.equal(one, other) for each in rows[1:] for one, other in zip(each, rows[0]))
+
+
+@pytest.mark.parametrize("output", ["stack", "concat", "dict"])
+def test_one_node_of_the_graph_cuts_a_group_into_features(output):
+    """A slice for each feature would give each a gradient as large as all of them."""
+    tables = hotbed.EmbeddingTables({f"t{n}": Table(9, 2) for n in range(7)}, output=output)
+    vectors = tables(torch.zeros(3, 7, dtype=torch.int64))
+    nodes, todo = set(), [one.grad_fn for one in (vectors.values() if output == "dict" else [vectors])]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            todo += [one for one, _ in node.next_functions]
+    assert len(nodes) <= 4  # view, unbind, look-up, trigger
 
 
 def test_bags_beside_a_matrix():
@@ -156,6 +195,18 @@ def test_hashing_takes_any_id():
 
 
 SHAPE_MISTAKES = {
+    "an array": (lambda: ids_of().numpy(), r"not ndarray; torch.as_tensor"),
+    "lists": (lambda: ids_of().tolist(), r"not list; torch.as_tensor"),
+    "nothing": (lambda: None, r"not NoneType"),
+    "an array in a mapping": (lambda: {"user": ids_of()[:, 0].numpy(), "ad": ids_of()[:, 1]}, "not ndarray"),
+    "arrays in a bag": (
+        lambda: {"user": Jagged(ids_of()[:, 0].numpy(), torch.arange(6)), "ad": ids_of()[:, 1]},
+        "not ndarray",
+    ),
+    "sparse": (lambda: ids_of().to_sparse(), "'ids' is a sparse tensor.*Jagged"),
+    "sparse in a mapping": (lambda: {"user": ids_of().to_sparse(), "ad": ids_of()[:, 1]}, "'user' is a sparse tensor"),
+    "nested": (nested, r"'ids' is a nested tensor.*Jagged.*offsets"),
+    "nested in a mapping": (lambda: {"user": nested(), "ad": ids_of(2)[:, 1]}, "'user' is a nested tensor"),
     "float ids": (lambda: torch.zeros(3, 2), "int64"),
     "one dimension": (lambda: torch.zeros(3, dtype=torch.int64), r"\[B, 2\]"),
     "too many columns": (lambda: torch.zeros(3, 3, dtype=torch.int64), r"\[B, 2\]"),
@@ -181,6 +232,7 @@ SHAPE_MISTAKES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, of nested and sparse tensors
 @pytest.mark.parametrize("name", SHAPE_MISTAKES)
 def test_shape_mistakes(name):
     make, message = SHAPE_MISTAKES[name]

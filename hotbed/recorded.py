@@ -9,6 +9,7 @@ An id outside its table stops all updates on the device from that batch on, and 
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from typing import Any
 
@@ -32,7 +33,7 @@ class Recorded:
     """The recordings of one EmbeddingTables."""
 
     def __init__(self, tables: Any) -> None:
-        self._tables = tables
+        self._tables = weakref.proxy(tables)  # which own this
         self._seen: dict[tuple[int, ...], int] = {}
         self._lanes: dict[tuple[int, ...], _KeyLane] = {}
         features = tables.features

@@ -27,6 +27,16 @@ from hotbed.shard import WHOLE, Shard
 CHUNK = 1 << 18  # rows read or written at once
 
 
+class _Firsts:
+    """What rows start from, on the host, for a store: it knows no group, so that groups are freed with their tables."""
+
+    def __init__(self, first: FirstRows, ids: DynamicIds | None) -> None:
+        self.rows, self.ids = first, ids
+
+    def __call__(self, keys: Tensor) -> Tensor:
+        return first_records(keys, self.rows) if self.ids is None else self.ids.first(keys)
+
+
 class StoredGroup(TableGroup):
     """Records of several tables, below the device."""
 
@@ -41,12 +51,16 @@ class StoredGroup(TableGroup):
         shard: Shard = WHOLE,
     ) -> None:
         super().__init__(members, dim, optimizer, device, room.num_slots or 1, precision, shard)
-        self._first: FirstRows = self.first_rows()
         self.ids: DynamicIds | None = None
         if room.ids is not None:
             self.num_rows = room.ids.rows
             self.ids = DynamicIds(members, lambda table: first_rows(dim, optimizer, [table], precision), room.ids)
-        self.store = room.place.open(self.num_rows, self.layout, self._first_records, LFU)
+        self._firsts = _Firsts(self.first_rows(), self.ids)
+        self.store = room.place.open(self.num_rows, self.layout, self._firsts, LFU)
+
+    @property
+    def _first(self) -> FirstRows:
+        return self._firsts.rows
 
     @property
     def num_slots(self) -> int:
@@ -63,7 +77,7 @@ class StoredGroup(TableGroup):
     def initialise(self, seed: int) -> None:
         """Rows get their first values when they are first used."""
         self._seed = seed
-        self._first = self.first_rows()
+        self._firsts.rows = self.first_rows()
         if self.ids is not None:
             self.ids.initialise(seed)
 
@@ -137,10 +151,6 @@ class StoredGroup(TableGroup):
                 self.ids.initialise(self._seed)
             self.store.clear()
             self._forget()
-
-    def _first_records(self, keys: Tensor) -> Tensor:
-        """What rows start from, on the host."""
-        return first_records(keys, self._first) if self.ids is None else self.ids.first(keys)
 
     def _refuse_dynamic(self, table: str) -> None:
         if self.ids is not None:

@@ -520,7 +520,7 @@ def _by_feature(out: Tensor, features: Sequence[Feature], given: Given) -> dict[
     sequences = [feature.name for feature in features if feature.pooling == "none"]
     counts = [int(given.bags[name].values.shape[0]) if name in given.bags else given.size for name in sequences]
     # One node of the graph for all features: slices would each add a gradient as large as `out`, 4 times the step's time.
-    block, *parts = out.split([given.size * len(pooled), *counts]) if sequences else (out,)
+    block, *parts = out.split([given.size * len(pooled), *counts]) if sequences else (out,)  # type: ignore[no-untyped-call]
     vectors = dict(zip(pooled, block.view(given.size, len(pooled), out.shape[1]).unbind(1)))
     for name, part in zip(sequences, parts):
         shape = given.shapes.get(name)

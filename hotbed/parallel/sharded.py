@@ -10,6 +10,7 @@ others ask for is a batch like any other.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -224,7 +225,7 @@ class ShardFront:
 
     def __init__(self, tables: ShardedTables, group: TableGroup, scale: float, traffic: Traffic) -> None:
         self.layout = group.layout
-        self._tables = tables
+        self._tables: ShardedTables = weakref.proxy(tables)  # which own this
         self._group = group
         self._scale = scale
         self._type = _TYPES[traffic]

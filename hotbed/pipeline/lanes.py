@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,7 +56,7 @@ class Lanes:
     """For id matrices of one shape [B, F]."""
 
     def __init__(self, tables: EmbeddingTables, shape: tuple[int, ...], window: int, learns: bool) -> None:
-        self._tables = tables
+        self._tables = weakref.proxy(tables)  # whose turns keep this
         self._shape = shape
         self._names = [feature.name for feature in tables.features]
         self._places = {name: column for column, name in enumerate(self._names)}

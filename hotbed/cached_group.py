@@ -80,7 +80,7 @@ class CachedGroup(StoredGroup):
         super().__init__(members, dim, optimizer, device, room, precision, shard)
         self._policy = make_policy(policy)
         self._bounded = room.bounded
-        self.cache = Cache(self.num_slots, self._policy, device, bounded=room.bounded)
+        self.cache = self._new_cache(device)
         self._staging = Staging(self.layout.width, device)
         self._counts = CacheCounts()
         self._counting = threading.Lock()
@@ -353,4 +353,8 @@ class CachedGroup(StoredGroup):
 
     def _forget(self) -> None:
         self.let_go()
-        self.cache = Cache(self.num_slots, self._policy, self.records.device, bounded=self._bounded)
+        self.cache = self._new_cache(self.records.device)
+
+    def _new_cache(self, device: torch.device) -> Cache:
+        name = f"the cache of {', '.join(self.members)}"
+        return Cache(self.num_slots, self._policy, device, bounded=self._bounded, name=name)

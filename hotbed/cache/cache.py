@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hotbed.cache.numbers import Numbers
 from hotbed.cache.plans import Arrival, CachePlan, Decision
-from hotbed.errors import BudgetError
+from hotbed.errors import BudgetError, HotbedError
 from hotbed.ops.index import (
     AHEAD_BITS,
     EMPTY,
@@ -53,7 +53,7 @@ _STATE = 13  # of them, slot state
 _CELL, _STAMP = 16.25, 4  # bytes of a cell with its share of a mark, and of the stamp that a lane gives it on CUDA
 _BOUNDED_AHEAD = 2  # caches: keys of the batches ahead that a bounded index takes beside those in slots
 _BRIMFUL = 0.95  # of the cells of a bounded index; above it no batch more is looked at ahead
-_RESPILL = 64  # windows between two cleanings
+_TIDY = 8  # the index is tidied when one cell in so many has been taken anew
 _MOST_STRIDE = 8
 HOST_LISTS = 6  # plans whose lists the host can read at a time
 
@@ -90,9 +90,15 @@ def bounded_cells(num_slots: int, device_type: str) -> int:
 
 
 class Cache:
-    """S slots under a policy; `bounded`: index and slot states take BYTES_PER_SLOT a slot and no more."""
+    """S slots under a policy; `bounded`: index and slot states take BYTES_PER_SLOT a slot and no more.
 
-    def __init__(self, num_slots: int, policy: Scoring, device: torch.device, *, bounded: bool = False) -> None:
+    Errors call it by `name`.
+    """
+
+    def __init__(
+        self, num_slots: int, policy: Scoring, device: torch.device, *, bounded: bool = False, name: str = "a cache"
+    ) -> None:
+        self.name = name
         self.num_slots = num_slots
         self.bounded = bounded
         self.policy = policy
@@ -104,6 +110,8 @@ class Cache:
         self._cells = new_cells(num_cells, device)
         self._ops = ops_for(self._cells.key)
         self._live = 0  # cells in use, as far as it is known
+        self._taken = 0  # cells taken since the marks of spilled buckets were worked out
+        self._expected = 0  # cells that batches of lanes may have taken, which are not in _live yet
         self._uncounted: list[Arrival | CachePlan] = []  # what is not in _live yet
         self._host_lists: list[tuple[Tensor, Tensor]] = [_host_lists(0, device)] * HOST_LISTS
         self._usual = 0  # cells a batch has taken lately
@@ -163,6 +171,7 @@ class Cache:
         Raises BudgetError, with nothing changed, when they do not fit together.
         """
         most = sum(arrival.num_keys for arrival in window)
+        self.check_placed(sum(arrival.num_unplaced for arrival in window))
         if most > self.num_slots:
             self.refuse(most, len(window))
         row = self.numbers.take()
@@ -216,10 +225,12 @@ class Cache:
         return plan
 
     def note_window(self) -> None:
-        """A window has been decided; now and then the table is tidied."""
+        """A window has been decided. Now and then the table is tidied: marks that nobody clears make every search long."""
         self._windows += 1
-        if self._windows % _RESPILL == 0:
-            self._ops.respill(self._cells)
+        self._count_live(wait=False)
+        if self._taken * _TIDY >= self._cells.key.shape[0]:
+            self._ops.tidy(self._cells, self._slots)
+            self._taken = 0
 
     def slots_of(self, arrival: Arrival, plan: CachePlan) -> Tensor:
         """The slot [L] of every look-up of a batch that was just planned."""
@@ -231,7 +242,7 @@ class Cache:
     def keep(self, keys: Tensor) -> None:
         """Tell the policy that these keys (distinct, ascending, at most S) are hot."""
         assert keys.shape[0] <= self.num_slots, f"{keys.shape[0]} hot rows for {self.num_slots} slots"
-        self._arrive(keys.to(self.device), None, HOT_BIT, None)
+        self.check_placed(self._arrive(keys.to(self.device), None, HOT_BIT, None).num_unplaced)
 
     def dirty(self) -> tuple[Tensor, Tensor]:
         """(keys, slots) of all rows that may differ from those below."""
@@ -316,6 +327,15 @@ class Cache:
             needed,
         )
 
+    def check_placed(self, num_unplaced: int) -> None:
+        """Raise if keys that arrived found no cell: room is made before, so this is the last line of defence."""
+        if num_unplaced:
+            raise HotbedError(
+                f"the index of {self.name} is full: {num_unplaced:,} keys found no place among its "
+                f"{self._cells.key.shape[0]:,} cells. The index should have grown before, so please report this; "
+                "until then look fewer batches ahead (look_ahead=), take smaller batches or give the cache more slots."
+            )
+
     def _count_live(self, *, wait: bool) -> int:
         """Cells in use; without `wait`, as far as it is known."""
         counted = 0
@@ -323,11 +343,11 @@ class Cache:
             if not wait and not each.row.ready():
                 break
             if isinstance(each, Arrival):
-                self._live += each.num_new
+                self.count_cells(each.num_new)
                 self._usual = max(each.num_new, self._usual - self._usual // 8)
                 self._most_keys = max(self._most_keys, each.num_keys)
             else:
-                self._live -= each.num_freed
+                self.count_cells(-each.num_freed)
             counted += 1
         del self._uncounted[:counted]
         return self._live
@@ -337,11 +357,12 @@ class Cache:
         num_cells = self._cells.key.shape[0]
         pending = [each.num_lookups for each in self._uncounted if isinstance(each, Arrival)]
         usual = 2 * self._usual * (len(pending) + 1) if self._usual else sum(pending) + num_lookups
-        known = self._count_live(wait=False)
-        if known + usual <= _FULL * num_cells and known + sum(pending) + num_lookups <= num_cells:
+        known, most = self._count_live(wait=False), self._expected + num_lookups
+        if known + usual <= _FULL * num_cells and known + sum(pending) + most <= num_cells:
             return
-        if self._count_live(wait=True) + num_lookups > _FULL * num_cells:
-            self._grow(int((self._live + num_lookups) / _FULL * 1.25))
+        live = self._count_live(wait=True)
+        if live + num_lookups > _FULL * num_cells or live + most > num_cells:
+            self._grow(int((live + most) / _FULL * 1.25))
 
     @property
     def _has_known_room(self) -> bool:
@@ -371,9 +392,11 @@ class Cache:
             self._grow(num_cells)
 
     def has_room(self, usual: int, most: int) -> bool:
-        """Whether a lane may take that many cells, usually and at most."""
+        """Whether a lane may take that many cells, usually and at most, beside the batches that are not counted yet."""
         num_cells, full = self._cells.key.shape[0], _BRIMFUL if self.bounded else _FULL
-        return self._live + usual <= full * num_cells and self._live + most <= num_cells
+        live = self._count_live(wait=False)
+        pending = sum(each.num_lookups for each in self._uncounted if isinstance(each, Arrival))
+        return live + usual <= full * num_cells and live + self._expected + pending + most <= num_cells
 
     @property
     def num_live(self) -> int:
@@ -381,8 +404,17 @@ class Cache:
         return self._live
 
     def count_cells(self, more: int) -> None:
-        """A lane has taken or freed cells."""
+        """Cells have been taken, or freed."""
         self._live += more
+        self._taken += max(0, more)
+
+    def expect_cells(self, more: int) -> None:
+        """A batch of a lane may take so many cells; or has been counted, and takes no more."""
+        self._expected += more
+
+    def settle(self) -> None:
+        """Count every cell that was taken and freed, but for those of lanes; waits for the device."""
+        self._count_live(wait=True)
 
     def _grow(self, num_cells: int) -> None:
         """A larger table; cells move, so everything that remembers one is told."""
@@ -404,6 +436,7 @@ class Cache:
                 if cells is not None:
                     cells.copy_(new_cell[cells.to(torch.int64)])
         self.version += 1
+        self._taken = 0
 
 
 def _host_lists(length: int, device: torch.device) -> tuple[Tensor, Tensor]:

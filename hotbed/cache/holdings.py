@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hotbed.cache.cache import Cache
-from hotbed.ops.index import EMPTY, HOT_BIT, NEW_CELLS, bits_of, ops_for
+from hotbed.ops.index import EMPTY, HOT_BIT, NEW_CELLS, UNPLACED, bits_of, ops_for
 
 
 class Holdings(NamedTuple):
@@ -60,7 +60,9 @@ def take_up(cache: Cache, held: Holdings) -> None:
     cells, state = cache.parts()
     row = cache.numbers.take()
     ops_for(cells.key).arrive(cells, keys, 0, row.counts)
-    cache.count_cells(row.read()[NEW_CELLS])
+    numbers = row.read()
+    cache.check_placed(numbers[UNPLACED])
+    cache.count_cells(numbers[NEW_CELLS])
     used = (cells.key != EMPTY).nonzero().squeeze(1)
     used = used[torch.sort(cells.key[used]).indices]
     at = used[torch.searchsorted(cells.key[used], keys)]

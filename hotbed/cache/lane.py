@@ -19,7 +19,18 @@ import torch
 from torch import Tensor
 
 from hotbed.cache.cache import Cache
-from hotbed.ops.index import EVICTIONS, FREED, HITS, MISSED_LOOKUPS, MISSES, NEW_CELLS, NUM_KEYS, VICTIMS, Lists
+from hotbed.ops.index import (
+    EVICTIONS,
+    FREED,
+    HITS,
+    MISSED_LOOKUPS,
+    MISSES,
+    NEW_CELLS,
+    NUM_KEYS,
+    UNPLACED,
+    VICTIMS,
+    Lists,
+)
 from hotbed.ops.index.lane import ARRIVALS, ARRIVED, PLANNED, WINDOWS, lane_arrive, lane_plan, new_buffers
 from hotbed.ops.keys.triton import BATCHES, KeyMaker
 from hotbed.ops.recording import recording
@@ -154,7 +165,7 @@ class Lane:
 
     def arrive(self, ids: Tensor) -> int:
         """A batch ahead, ids int64 [L], which stay where they are until it is planned; its number."""
-        self._make_room()
+        self._make_room(1)
         self._catch_up()
         self._note(ids)
         self._run(("arrive", self._cache.stride), lambda: self._arrive(1))
@@ -162,10 +173,19 @@ class Lane:
         return self._cache.num_arrived - 1
 
     def plan(self, count: int, arriving: Sequence[Tensor] = ()) -> tuple[LanePlan, list[Placed]]:
-        """The turn of the next `count` batches; then as many arrive, or none, in the same recording."""
+        """The turn of the next `count` batches; then as many arrive, or none.
+
+        They arrive in the same recording if there is room for all, else one after the other, and each makes its own.
+        """
         assert len(arriving) in (0, count)
-        if arriving:
-            self._make_room()
+        together = arriving if arriving and self._make_room(count) else ()
+        found = self._plan_window(count, together)
+        if not together:
+            for ids in arriving:
+                self.arrive(ids)
+        return found
+
+    def _plan_window(self, count: int, arriving: Sequence[Tensor]) -> tuple[LanePlan, list[Placed]]:
         self._catch_up()
         first = self._cache.num_planned
         self._cache.note_planned(count)
@@ -185,6 +205,7 @@ class Lane:
         self._host_addresses[number % BATCHES] = ids.data_ptr()
         self._cache.note_arrival()
         self._pending.append(number)
+        self._cache.expect_cells(self.num_lookups)
 
     def num_keys(self, number: int) -> int:
         """Distinct keys of a batch ahead; waits for the device if it has not come so far."""
@@ -217,6 +238,8 @@ class Lane:
     def forget(self) -> None:
         """The batches ahead are about to be dropped."""
         self._settle()
+        self._cache.expect_cells(-self.num_lookups * len(self._pending))
+        self._pending.clear()
         self._host_arrivals[:, _NUMBER] = 0
         self._left_behind = None
 
@@ -226,24 +249,31 @@ class Lane:
             torch.cuda.synchronize(self._cache.device)
             assert row[_NUMBER] == number + 1, f"batch {number} has arrived, its counts have not"
         numbers: list[int] = row.tolist()
+        self._cache.check_placed(numbers[UNPLACED])
         return numbers
 
-    def _make_room(self) -> None:
-        """Grow the table before it is full; it is known late how many cells a batch took."""
-        cache, most = self._cache, self.num_lookups
+    def _make_room(self, count: int) -> bool:
+        """Grow the table before it is full; it is known late how many cells a batch took.
+
+        False if `count` batches have no room in a bounded table, where one after the other may have.
+        """
+        cache, most = self._cache, self.num_lookups * count
         self._count()
-        pending = len(self._pending)
-        if cache.has_room(2 * self._usual * (pending + 1), most * (pending + 1)):
-            return
+        if cache.has_room(2 * self._usual * (len(self._pending) + count), most):
+            return True
+        if cache.bounded and count > 1:
+            return False
         self._settle()
-        if not cache.has_room(2 * self._usual, most):
+        if not cache.has_room(2 * self._usual * count, most):
             cache.reserve(2 * (cache.num_live + most))
+        return True
 
     def _settle(self) -> None:
         """Count all cells that were taken and freed."""
         if self._cache.device.type == "cuda" and (self._pending or self._uncounted):
             torch.cuda.synchronize(self._cache.device)
         self._count()
+        self._cache.settle()
 
     def _count(self) -> None:
         """Cells that were taken and freed, as far as it is known."""
@@ -251,6 +281,7 @@ class Lane:
         while self._pending and arrivals[self._pending[0] % ARRIVALS, _NUMBER] == self._pending[0] + 1:
             taken = int(arrivals[self._pending.popleft() % ARRIVALS, NEW_CELLS])
             self._usual = max(taken, self._usual - self._usual // 8)
+            cache.expect_cells(-self.num_lookups)
             cache.count_cells(taken)
         while self._uncounted and (
             self._uncounted[0].is_read
@@ -269,9 +300,8 @@ class Lane:
         if self._left_behind != now:
             self._buffers.state.copy_(torch.tensor([*now, self._num_windows], device="cpu"))
             self._stamps.zero_()  # batches may have been numbered anew
-            if cache.num_arrived == 0:
-                self._buffers.arrival_counts.zero_()
-                self._buffers.window_counts[self._num_windows % WINDOWS].zero_()
+            self._buffers.arrival_counts.zero_()  # the next row was cleared for another number; others have been read
+            self._buffers.window_counts.zero_()
 
     def _remember(self) -> None:
         self._left_behind = (self._cache.num_arrived, self._cache.num_planned, self._cache.clock)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hotbed.cache.numbers import Row
-from hotbed.ops.index import EVICTIONS, FREED, MISSED_LOOKUPS, NEW_CELLS, NUM_KEYS, VICTIMS, Arrived, Lists
+from hotbed.ops.index import EVICTIONS, FREED, MISSED_LOOKUPS, NEW_CELLS, NUM_KEYS, UNPLACED, VICTIMS, Arrived, Lists
 
 
 class Arrival:
@@ -41,6 +41,11 @@ class Arrival:
     @property
     def num_new(self) -> int:
         return self._numbers()[NEW_CELLS]
+
+    @property
+    def num_unplaced(self) -> int:
+        """Keys for which the index had no cell left: never, unless room was counted wrong."""
+        return self._numbers()[UNPLACED]
 
     def _numbers(self) -> list[int]:
         if self._known is None:

@@ -1,8 +1,10 @@
 """The index of a cache: which key is in which slot, and which batches ahead will use it. Its size follows the cache.
 
 A hash table of cells in buckets of 16. A cell belongs to one key that is in a slot, or that a batch ahead will use, or both;
-it stays where it is for its whole life, so batches remember cells instead of keys. A key is searched for in its home bucket
+on the CPU it stays where it is for its whole life, so batches remember cells. A key is searched for in its home bucket
 and, while buckets on the way are marked as spilled, in the next ones. Freeing a cell needs no tombstone: the mark stays.
+No search goes round twice: a key that all buckets were searched for has no cell, and one that finds all of them full is
+counted as unplaced, which the host reports before the batch is planned.
 
     arrive    distinct keys of a batch get cells, with the batch's bit in `future`     (look-ahead)
     collect   a batch's turn: hits are marked as used, misses listed                   (plan)
@@ -10,7 +12,7 @@ and, while buckets on the way are marked as spilled, in the next ones. Freeing a
     rank      slots in the order in which they may be taken, by the policy's score     (plan)
     assign    misses take slots, victims leave them                                    (plan)
     place     look-ups of a batch -> slots
-    respill   the marks of spilled buckets, worked out again
+    tidy      keys go back towards their homes (on CUDA), and the marks of spilled buckets are worked out again
 
 What they count goes to a row of eight numbers on the device, named below. Which rows stay never depends on the order in
 which threads finish: slots with equal scores rank by the key they hold.
@@ -51,9 +53,11 @@ __all__ = [
 WAYS = 16  # cells of a bucket
 EMPTY = -1  # key of a cell nobody uses
 FREE = -1  # cell of a slot nobody uses; slot of a cell whose key is in none
+MOVED = -4  # key of a cell whose key has just gone back towards its home
 CLAIMED = -2  # slot of a cell whose key is missed in the window being planned
 UNIT = 16  # what one use adds to the aged count
 NUM_KEYS, NEW_CELLS, HITS, MISSES, VICTIMS, EVICTIONS, FREED, MISSED_LOOKUPS = range(8)  # places in a row of counts
+UNPLACED = 2  # in the row of an arrival, which has no hits: keys for which no cell was left
 AHEAD_BITS = 30  # of `future`, for batches ahead
 HOT_BIT = 30  # of `future`: a row the policy was told to keep; its cell stays for good
 SYNC_BIT = 31  # of `future`: the batch that is planned at once

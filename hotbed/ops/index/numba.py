@@ -11,11 +11,11 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hotbed.ops.index import CLAIMED, EMPTY, FREE, UNIT, WAYS, Arrived, Cells, Lists, Scoring, SlotState
+from hotbed.ops.index import CLAIMED, EMPTY, FREE, UNIT, UNPLACED, WAYS, Arrived, Cells, Lists, Scoring, SlotState
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S29, _S32 = np.uint64(29), np.uint64(32)
-_EMPTY, _FREE, _CLAIMED, _WAYS, _UNIT = EMPTY, FREE, CLAIMED, WAYS, UNIT
+_EMPTY, _FREE, _CLAIMED, _WAYS, _UNIT, _UNPLACED = EMPTY, FREE, CLAIMED, WAYS, UNIT, UNPLACED
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -41,15 +41,16 @@ def _find(keys: Any, spilled: Any, key: Any) -> Any:
 
 @njit(nogil=True, cache=True, inline="always")
 def _insert(keys: Any, spilled: Any, key: Any) -> Any:
-    """A cell for a key that has none."""
+    """A cell for a key that has none; -1 when all are taken."""
     bucket = _home(key, spilled.size)
-    while True:
+    for _ in range(spilled.size):
         for cell in range(bucket * _WAYS, (bucket + 1) * _WAYS):
             if keys[cell] == _EMPTY:
                 keys[cell] = key
                 return cell
         spilled[bucket] = 1
         bucket = bucket + 1 if bucket + 1 < spilled.size else 0
+    return -1
 
 
 @njit(nogil=True, cache=True)
@@ -67,8 +68,10 @@ def _arrive(
         cell = _find(keys, spilled, key)
         if cell < 0:
             cell = _insert(keys, spilled, key)
-            counts[1] += 1
+            counts[1 if cell >= 0 else _UNPLACED] += 1
         cell_of[i] = cell
+        if cell < 0:
+            continue
         if future[cell] & mark == 0:
             future[cell] |= mark
             cells[counts[0]] = cell
@@ -158,7 +161,7 @@ def _score_kernel(scoring: Scoring) -> Callable[..., Any]:
                     next_use = 0
                     if ahead:
                         next_use = 1
-                        while ahead & 1 == 0:
+                        while ahead & 1 == 0:  # ends: a bit is set
                             ahead >>= 1
                             next_use += 1
                     age = clock - last[s]
@@ -237,11 +240,11 @@ def _respill(keys: Any, spilled: Any) -> None:
     for cell in range(keys.size):
         if keys[cell] != _EMPTY:
             bucket = _home(keys[cell], spilled.size)
-            while bucket != cell // _WAYS:
+            while bucket != cell // _WAYS:  # ends: it passes every bucket in turn
                 spilled[bucket] = 1
                 bucket = bucket + 1 if bucket + 1 < spilled.size else 0
 
 
-def respill(table: Cells) -> None:
-    """Work the marks out again: they are only ever set, and would in time be everywhere."""
+def tidy(table: Cells, slots: SlotState) -> None:
+    """Work the marks out again: they are only ever set, and would in time be everywhere. Batches know cells: none moves."""
     _respill(table.key.numpy(), table.spilled.numpy())

@@ -508,8 +508,10 @@ class Feed:
 
     def _decide_in_lanes(self) -> None:
         assert self._lanes is not None
-        self._lanes.check(waiting.named for waiting in self._waiting)
         batches = self._next_batches()
+        windows = [window for window in (self._current, *self._decided) if window is not None]
+        planned = [each for w in windows for each in (*w.delivered, *(planned for _, planned in w.batches))]
+        self._lanes.check([*planned, *(waiting.named for waiting in batches)])
         ticket = Ticket(self._learns)
         new = self._as_many_new(len(batches))
         with self.changes.changing("planning a window"):

@@ -15,10 +15,12 @@ from hotbed.ops.backend import backend_of
 from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.pipeline.batches import Ids
 from hotbed.tables import EmbeddingTables
+from hotbed.turns import Planned
 
 if TYPE_CHECKING:
     from hotbed.cache.lane import LanePlan
 
+_MOST_KEPT = 4  # shapes of batches whose lanes the next feed finds again; each takes device memory
 _CELLS_PER_KEY = 0.6  # of the batches ahead, keys that are no other's and in no slot: a first guess
 
 
@@ -34,12 +36,21 @@ def lanes_for(tables: EmbeddingTables, named: Ids, window: int, learns: bool) ->
         return None
     if any(feature.pooling == "none" for feature in tables.features):
         return None
-    kept, key = tables.turns.lanes, (tuple(ids.shape), window, learns)
+    return _kept_lanes(tables, tuple(ids.shape), window, learns)
+
+
+def _kept_lanes(tables: EmbeddingTables, shape: tuple[int, ...], window: int, learns: bool) -> Lanes:
+    """Lanes of an earlier feed, with their recordings, or new ones; those used last are kept."""
+    kept, key = tables.turns.lanes, (shape, window, learns)
     if key in kept and kept[key].busy:
-        return Lanes(tables, tuple(ids.shape), window, learns)  # another feed will go on with those
-    if key not in kept or not kept[key].serve(tables):
-        kept[key] = Lanes(tables, tuple(ids.shape), window, learns)
-    lanes: Lanes = kept[key]
+        return Lanes(tables, shape, window, learns)  # another feed will go on with those
+    lanes: Lanes | None = kept.pop(key, None)
+    if lanes is None or not lanes.serve(tables):
+        lanes = Lanes(tables, shape, window, learns)
+    kept[key] = lanes
+    for old in list(kept)[:-_MOST_KEPT]:
+        if not kept[old].busy:
+            del kept[old]
     return lanes
 
 
@@ -105,12 +116,13 @@ class Lanes:
             ahead = look_ahead * lane.num_keys(group.cache.num_arrived - 1)
             group.cache.reserve(int(1.6 * (group.num_slots + _CELLS_PER_KEY * ahead)))
 
-    def check(self, batches: Iterable[Ids]) -> None:
-        """Raise for a bad id among the batches that are known, if a kernel has seen one."""
+    def check(self, batches: Iterable[Ids | Planned]) -> None:
+        """Raise for a bad id among these batches, if a kernel has seen one in any that has arrived.
+
+        Their counts must be on the host: what was seen of their ids came before. Until it is their turn, bad ones wait.
+        """
         if not any(maker.found_bad for maker in self._makers):
             return
-        for maker in self._makers:
-            maker.clear()
         for named in batches:
             for lookups in self._flatten(named):
                 if lookups.check is not None:
@@ -119,6 +131,8 @@ class Lanes:
     def start(self) -> None:
         """Have the porters ready for the next window."""
         self.busy = True
+        for maker in self._makers:
+            maker.clear()  # a bad id ended the feed before
         for porter, lane in zip(self._porters, self._lanes):
             porter.start(lane.num_windows)
 
@@ -177,7 +191,7 @@ class Lanes:
             renew=lambda: self._flatten(named)[g],
         )
 
-    def _flatten(self, named: Ids) -> list[Lookups]:
+    def _flatten(self, named: Ids | Planned) -> list[Lookups]:
         given = as_given(self._tables.features, named.ids, named.bags, self._tables.device)
         groups = zip(self._tables.groups, self._tables.group_inputs)
         return [flatten(group, inputs, given) for group, inputs in groups]

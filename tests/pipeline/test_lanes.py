@@ -7,7 +7,7 @@ import torch
 
 import hotbed
 from hotbed import Table, optim
-from hotbed.errors import BudgetError
+from hotbed.errors import BudgetError, IdError
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
 
@@ -132,3 +132,96 @@ def test_a_batch_of_more_keys_than_cells_is_refused():
     loader = [torch.arange(300).reshape(-1, 1).contiguous() for _ in range(3)]
     with pytest.raises(BudgetError, match="one batch needs 300 rows at once, but the cache has 20 slots"):
         next(iter(hotbed.prefetch(loader, tables)))
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
+def test_the_index_has_room_for_all_batches_that_arrive_together():
+    """Batches of one id, then eight at once of 64 new ones each: room was made for one of them."""
+    size = 64
+    same = [torch.zeros(size, 1, dtype=torch.int64) for _ in range(20)]
+    new = [torch.arange(1 + size * n, 1 + size * (n + 1)).reshape(-1, 1) for n in range(16)]
+    tables = hotbed.EmbeddingTables({"a": Table(4000, 2)}, optim.SGD(lr=0.1), cache=size / 4000)
+    trained = 0
+    for ids in hotbed.prefetch(same + new + same[:8], tables, window=8, look_ahead=8):
+        tables(ids).sum().backward()
+        trained += 1
+    assert trained == 44
+    cache = tables.groups[0].cache
+    cache.check_integrity()
+    assert (cache.has_room(0, 0), cache._expected) == (True, 0)
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
+def test_batches_arrive_one_by_one_where_a_bounded_index_has_no_room_for_all():
+    """The index does not grow for what would fit after the window is planned."""
+    draw = torch.Generator().manual_seed(0)
+    loader = [torch.randperm(4000, generator=draw)[:16].reshape(-1, 1) for _ in range(24)]
+    tables = hotbed.EmbeddingTables({"a": Table(4000, 2)}, optim.SGD(lr=0.1), hbm=40 * (16 + 80))
+    cache = tables.groups[0].cache
+    before = cache.parts()[0].key.shape[0]
+    for ids in hotbed.prefetch(loader, tables, window=2, look_ahead=4):
+        tables(ids).sum().backward()
+    assert cache.parts()[0].key.shape[0] == before
+    cache.check_integrity()
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
+def test_counts_begin_at_zero_after_a_batch_of_another_size(monkeypatch):
+    """The row of counts of the next arrival was cleared for another number: it held counts of a ring ago."""
+    for module in ("hotbed.ops.index.lane", "hotbed.cache.lane"):
+        monkeypatch.setattr(f"{module}.ARRIVALS", 8)
+    draw = torch.Generator().manual_seed(0)
+    sizes = ([30] * 5 + [11]) * 3
+    loader = [torch.randperm(200, generator=draw)[:size].reshape(-1, 1).contiguous() for size in sizes]
+    tables = hotbed.EmbeddingTables({"a": Table(200, 3)}, optim.SGD(lr=0.1), cache=0.25)
+    trained = 0
+    for ids in hotbed.prefetch(loader, tables, window=1, look_ahead=3):
+        tables(ids).sum().backward()
+        trained += 1
+    assert trained == len(loader)  # not refused as too large for 50 slots
+    tables.groups[0].cache.check_integrity()
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("look_ahead", [1, 2, 6])
+def test_a_bad_id_is_reported_at_its_turn(late, look_ahead, monkeypatch):
+    from hotbed.ops.keys.triton import KeyMaker
+
+    found_bad = KeyMaker.found_bad.fget
+    seen = [False]
+
+    def one_look_late(maker):  # the device is one launch behind
+        seen.append(found_bad(maker))
+        return seen[-2]
+
+    if late:
+        monkeypatch.setattr(KeyMaker, "found_bad", property(one_look_late))
+    tables = hotbed.EmbeddingTables({"a": Table(100, 2)}, optim.SGD(lr=0.1), cache=0.5)
+    loader = [torch.tensor([[n], [n + 1]]) for n in range(12)]
+    good = [ids.clone() for ids in loader]
+    loader[5][1, 0] = 777
+
+    def train(loader):
+        trained.clear()
+        for ids in hotbed.prefetch(loader, tables, window=1, look_ahead=look_ahead):
+            tables(ids).sum().backward()
+            trained.append(ids)
+
+    trained = []
+    with pytest.raises(IdError, match="777"):
+        train(loader)
+    assert len(trained) in (3, 4, 5)  # windows are planned up to two ahead
+    seen[:] = [False]
+    train(good)  # nothing is left of it
+    assert len(trained) == 12
+    tables.groups[0].cache.check_integrity()
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
+def test_few_lanes_are_kept():
+    tables = hotbed.EmbeddingTables({"a": Table(100, 2)}, optim.SGD(lr=0.1), cache=0.5)
+    for size in (1, 2, 3, 4, 5, 6, 3):
+        for ids in hotbed.prefetch([torch.arange(size).reshape(-1, 1)], tables, window=1):
+            tables(ids).sum().backward()
+    assert [key[0][0] for key in tables.turns.lanes] == [4, 5, 6, 3]

@@ -139,7 +139,7 @@ def _move(job: Any, chunk: Any) -> None:
     ahead = 1 + _LINES_AHEAD // (1 + num_bytes // 64)
     asked = first
     for i in range(first, stop):
-        while asked < min(i + ahead + 1, stop):
+        while asked < min(i + ahead + 1, stop):  # ends: asked grows
             place = records + read(rows + 8 * asked) * num_bytes
             for line in range(0, num_bytes, 64):
                 ask(place + line)
@@ -154,7 +154,7 @@ def _move(job: Any, chunk: Any) -> None:
 @njit(nogil=True, cache=True)
 def _take(job: Any) -> None:
     """Do chunks of the open job until none is left."""
-    while True:
+    while True:  # ends: the next chunk's number grows whenever the swap fails, and there are as many as there are
         word = read(job + 8 * _NEXT)
         chunk = word & 0xFFFFFFFF
         if chunk >= read(job + 8 * _NUM_CHUNKS):
@@ -167,11 +167,11 @@ def _take(job: Any) -> None:
 @njit(nogil=True, cache=True)
 def _work(job: Any, futex: Any) -> None:
     """The life of a worker."""
-    while read(job + 8 * _OP) != _STOP:
+    while read(job + 8 * _OP) != _STOP:  # ends: when the crew is stopped
         call = read(job + 8 * _CALL)
         _take(job)
         looks = 0
-        while read(job + 8 * _CALL) == call and looks < _WATCH:
+        while read(job + 8 * _CALL) == call and looks < _WATCH:  # ends: looks are counted
             pause()
             looks += 1
         if looks == _WATCH:
@@ -209,7 +209,7 @@ def _run(job: Any, futex: Any, op: Any, records: Any, rows: Any, packed: Any, nu
         _wake(job, futex, 2)
     _take(job)
     looks = 0
-    while read(job + 8 * _DONE) < num_chunks:
+    while read(job + 8 * _DONE) < num_chunks:  # ends: who has taken a chunk copies it in compiled code, to its end
         pause()
         looks += 1
         if looks > _WATCH:  # more threads than cores: let the one that holds the last chunk run
@@ -223,8 +223,15 @@ def _stop(job: Any, futex: Any) -> None:
     syscall(futex, job + 8 * _CALL, _WAKE, 1 << 20, 0)
 
 
+def join(workers: list[threading.Thread]) -> None:
+    """Wait for their end; one that an interrupt kept from starting is passed over."""
+    for worker in workers:
+        if worker.ident is not None:
+            worker.join()
+
+
 class Crew:
-    """The workers of one process. Callers take turns."""
+    """The workers of one process. Callers take turns, and a turn is one call of compiled code, which nothing interrupts."""
 
     def __init__(self, num_workers: int = 0) -> None:
         self._num_workers = num_workers
@@ -245,8 +252,8 @@ class Crew:
         """Have the workers there; the address of the job, for compiled code that runs jobs itself, one at a time."""
         while len(self._workers) < (self._num_workers or num_threads() - 1):
             worker = threading.Thread(target=_work, args=(self._job, _FUTEX), name="hotbed-rows", daemon=True)
+            self._workers.append(worker)  # before it starts: an interrupt must not leave one that nobody stops
             worker.start()
-            self._workers.append(worker)
         return self._job
 
     def close(self) -> None:
@@ -259,8 +266,7 @@ class Crew:
         if self.process == os.getpid():
             with self._turn:
                 _stop(self._job, _FUTEX)
-                for worker in self._workers:
-                    worker.join()
+                join(self._workers)
                 self._workers = []
 
 

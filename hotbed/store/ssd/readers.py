@@ -68,7 +68,7 @@ def last_error() -> Any:
 def read_fully(handle: Any, to: Any, num_bytes: Any, offset: Any) -> Any:
     """0, or SHORT at the end of the file, or an errno."""
     done = 0
-    while done < num_bytes:
+    while done < num_bytes:  # ends: every read brings bytes, fails, or was interrupted and is asked for again
         got = _pread(np.int32(handle), to + done, num_bytes - done, offset + done)
         if got > 0:
             done += got
@@ -107,7 +107,7 @@ def _read_run(job: Any, run: Any, scratch: Any) -> None:
 @njit(nogil=True, cache=True)
 def _take(job: Any, scratch: Any) -> None:
     """Do chunks of the open job until none is left."""
-    while True:
+    while True:  # ends: the next chunk's number grows whenever the swap fails, and there are as many as there are
         word = read(job + 8 * _NEXT)
         chunk = word & 0xFFFFFFFF
         if chunk >= read(job + 8 * _NUM_CHUNKS):
@@ -122,7 +122,7 @@ def _take(job: Any, scratch: Any) -> None:
 @njit(nogil=True, cache=True)
 def _work(job: Any, futex: Any, scratch: Any) -> None:
     """The life of a worker."""
-    while read(job + 8 * _OP) != _STOP:
+    while read(job + 8 * _OP) != _STOP:  # ends: when the readers are stopped
         call = read(job + 8 * _CALL)
         _take(job, scratch)
         add(job + 8 * _ASLEEP, 1)
@@ -160,15 +160,18 @@ def _open(job: Any, runs: Any, offsets: Any, rows: Any, keys: Any, out: Any, str
 
 
 @njit(nogil=True, cache=True)
-def _run(job: Any, futex: Any, scratch: Any) -> None:
-    """Help with the open job and wait for its last chunk."""
+def _run(
+    job: Any, futex: Any, scratch: Any, runs: Any, offsets: Any, rows: Any, keys: Any, out: Any, stride: Any
+) -> None:
+    """Open a job, help with it and wait for its last chunk: one call, so that nothing comes between and leaves it open."""
+    _open(job, runs, offsets, rows, keys, out, stride)
     num_chunks = read(job + 8 * _NUM_CHUNKS)
     add(job + 8 * _CALL, 1)
     if num_chunks > 1:
         _wake(job, futex, 2)
     _take(job, scratch)
     looks = 0
-    while read(job + 8 * _DONE) < num_chunks:
+    while read(job + 8 * _DONE) < num_chunks:  # ends: who has taken a chunk reads it, and counts it also if that fails
         pause()
         looks += 1
         if looks > _LOOKS:
@@ -212,8 +215,8 @@ class Readers:
         """
         with self._turn:
             self._ready()
-            _open(self._job, runs, offsets, rows, keys, out, stride)
-            _run(self._job, crew._FUTEX, self._scratch[0].ctypes.data)
+            scratch = self._scratch[0].ctypes.data
+            _run(self._job, crew._FUTEX, scratch, runs, offsets, rows, keys, out, stride)
             words = self._words[self._first :]
             return Fault(int(words[_FAULT]), int(words[_WHERE])) if words[_FAILED] else None
 
@@ -222,15 +225,15 @@ class Readers:
             self._scratch.append(np.empty(MAX_RECORD_BYTES, dtype=np.uint8))
             arguments = (self._job, crew._FUTEX, self._scratch[-1].ctypes.data)
             worker = threading.Thread(target=_work, args=arguments, name="hotbed-ssd", daemon=True)
+            self._workers.append(worker)  # before it starts: an interrupt must not leave one that nobody stops
             worker.start()
-            self._workers.append(worker)
 
     def stop(self) -> None:
         """Let the workers go; they are in compiled code and must not outlive the interpreter."""
         if self._workers and self.process == os.getpid():
-            _stop(self._job, crew._FUTEX)
-            for worker in self._workers:
-                worker.join()
+            with self._turn:
+                _stop(self._job, crew._FUTEX)
+                crew.join(self._workers)
         self._workers.clear()
         atexit.unregister(self.stop)
 

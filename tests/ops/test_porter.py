@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hotbed.errors import HotbedError
 from hotbed.ops.move import porter as porter_module
 from hotbed.ops.move.porter import SLOTS, Porter
 
@@ -82,4 +83,38 @@ def test_room_is_asked_for_once():
     assert words[porter_module._NEED] == 3
     words[cap], words[porter_module._NEED] = 6, 0
     assert porter_module._has_room(words, 2, 5)
+    assert words[porter_module._NEED] == 0
+
+
+def test_an_exception_in_the_porter_reaches_whoever_waits(monkeypatch):
+    def serve(*arguments):
+        raise MemoryError("no room for the rows of a window")
+
+    monkeypatch.setattr(porter_module, "_serve", serve)
+    windows = Windows()
+    windows.plan(0, misses=[1])
+    with pytest.raises(HotbedError, match=r"the thread that moves them has ended\. Rows may be lost") as caught:
+        windows.exchange(0)
+    assert isinstance(caught.value.__cause__, MemoryError)
+    windows.porter.stop()
+
+
+def test_nobody_waits_for_a_porter_that_is_gone(windows):
+    windows.plan(3, misses=[1])
+    windows.exchange(3)
+    windows.porter.stop()
+    windows.plan(4, misses=[1])
+    with pytest.raises(HotbedError, match="the thread that moves them has ended"):
+        windows.porter.staged(4)
+
+
+def test_an_answer_that_was_interrupted_is_not_given_twice(windows):
+    """The porter knows of larger buffers, but its question still stands: they may hold rows by now."""
+    words, s = windows.porter._words, 1
+    windows.porter._slots[s] = windows.porter._new_slot(20)
+    windows.porter._tell(s)
+    words[porter_module._NEED_SLOT], words[porter_module._NEED] = s, 15
+    told = windows.porter._slots[s]
+    windows.porter._make_room()
+    assert windows.porter._slots[s] is told
     assert words[porter_module._NEED] == 0

@@ -44,7 +44,8 @@ _CAP, _ROWS, _SOURCE, _DEVICE_ROWS, _DEVICE_SOURCE, _OUT_ROWS, _PACKED = range(7
 _STAGED, _EXCHANGED, _EVENT, _FOUND, _LATE, _IN_EVENT, _OUT_EVENT, _FETCHING = range(7, 15)
 _LOOKS = 2000  # before a nap
 _MOST_WORKERS = 9
-_NAP_US = 30
+_NAP_US, _NAPS = 30, 10_000  # microseconds at a time, and how often before it is asked whether the porter lives
+_DIED = -1  # as an error: not the driver's, but an exception in the porter's own code
 
 copy_in: Any = types.ExternalFunction("hotbed_copy_in", types.int32(*(types.int64,) * 4))
 copy_out: Any = types.ExternalFunction("hotbed_copy_out", types.int32(*(types.int64,) * 4))
@@ -184,7 +185,7 @@ def _serve(words: Any, counts: Any, miss_keys: Any, victim_keys: Any, late_keys:
     error = use(words[_CONTEXT])
     reading = writing = words[_FIRST]
     looks = 0
-    while crew.read(base + 8 * _STOP) == 0 and error == 0:
+    while crew.read(base + 8 * _STOP) == 0 and error == 0:  # ends: when the porter is stopped, or a call fails
         idle = True
         row = reading % words[_WINDOWS]
         if reading - writing < SLOTS and crew.read(counts.ctypes.data + 8 * (row * _LISTS + _TAG)) == reading + 1:
@@ -229,10 +230,10 @@ def _serve(words: Any, counts: Any, miss_keys: Any, victim_keys: Any, late_keys:
 
 @njit(nogil=True, cache=True)
 def _watch(words: Any, place: Any, value: Any) -> int:
-    """0 when words[place] is `value` or more; 1 when the porter needs room; 2 when it has failed."""
+    """0 when words[place] is `value` or more; 1 when the porter needs room; 2 when it has failed; 3 if none for a second."""
     base = words.ctypes.data
     looks = 0
-    while crew.read(base + 8 * place) < value:
+    while crew.read(base + 8 * place) < value:  # ends: looks are counted
         if crew.read(base + 8 * _NEED) > 0:
             return 1
         if crew.read(base + 8 * _ERROR) != 0:
@@ -241,6 +242,8 @@ def _watch(words: Any, place: Any, value: Any) -> int:
         crew.pause()
         if looks > _LOOKS:
             nap(np.uint32(_NAP_US))
+        if looks > _LOOKS + _NAPS:
+            return 3
     return 0
 
 
@@ -271,6 +274,7 @@ class Porter:
         self._kept: list[Any] = []  # events that may still be waited for
         self._events: list[list[Any]] = []
         self._thread: threading.Thread | None = None
+        self._exception: BaseException | None = None  # which ended the thread
         self._num_exchanged = 0
         _symbols(device.type == "cuda")
 
@@ -298,9 +302,16 @@ class Porter:
                 words[place + _IN_EVENT], words[place + _OUT_EVENT] = inward.cuda_event, outward.cuda_event
         for s in range(SLOTS):
             self._tell(s)
-        arguments = (words, *self._arrays, self._late)
-        self._thread = threading.Thread(target=_serve, args=arguments, name="hotbed-porter", daemon=True)
+        self._exception = None
+        self._thread = threading.Thread(target=self._live, name="hotbed-porter", daemon=True)
         self._thread.start()
+
+    def _live(self) -> None:
+        try:
+            _serve(self._words, *self._arrays, self._late)  # type: ignore[call-arg]
+        except BaseException as error:  # handed to whoever waits
+            self._exception = error
+            self._words[_ERROR] = _DIED
 
     def stop(self) -> None:
         """After `drain`, or when it has failed."""
@@ -343,19 +354,28 @@ class Porter:
 
     def _wait(self, place: int, value: int) -> None:
         while status := _watch(self._words, place, value):
-            if status == 2:
+            if status == 1:
+                self._make_room()
+            elif status == 2 or self._thread is None or not self._thread.is_alive():
+                reason = f"the CUDA driver says error {self._words[_ERROR]}"
+                if self._words[_ERROR] in (0, _DIED):
+                    reason = "the thread that moves them has ended"
                 raise HotbedError(
-                    f"rows could not be moved between host and device: the CUDA driver says error {self._words[_ERROR]}. "
+                    f"rows could not be moved between host and device: {reason}. "
                     "Rows may be lost; load the last checkpoint."
-                )
-            need, s = int(self._words[_NEED]), int(self._words[_NEED_SLOT])
+                ) from self._exception
+
+    def _make_room(self) -> None:
+        """Larger buffers, as asked for. Called again after an interrupt, it must not replace those the porter knows of."""
+        need, s = int(self._words[_NEED]), int(self._words[_NEED_SLOT])
+        if self._words[_SLOT0 + s * _SLOT_WORDS + _CAP] < need:
             self._slots[s] = self._new_slot(need + need // 4)  # nothing is under way in it: its last window is written
             if self._device.type == "cuda":
                 self._streams[0].wait_event(
                     mark(self._device)
                 )  # the memory is new to the host, and may be in use still
             self._tell(s)
-            self._words[_NEED] = 0
+        self._words[_NEED] = 0
 
     def _new_slot(self, cap: int) -> Slot:
         width, device, pinned = self._width, self._device, self._device.type == "cuda"

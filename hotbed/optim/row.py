@@ -140,7 +140,7 @@ class FTRL(RowOptimizer):
     """FTRL-Proximal (McMahan et al. 2013) with lr as its alpha; l1 makes weights exactly zero.
 
     z starts where the first value of a row is the rule's own solution, so that the first update moves the row from there
-    instead of forgetting it.
+    instead of forgetting it. While lr is 0, rows and their state stay as they are.
     """
 
     rule: ClassVar[rules.Rule] = rules.FTRL_RULE
@@ -155,7 +155,7 @@ class FTRL(RowOptimizer):
     def first_constants(self) -> tuple[float, float, float]:
         rate = self.rate(0)
         if rate <= 0:
-            raise ConfigError(f"FTRL: lr must be above 0 at every step, not {rate!r}")
+            raise ConfigError(f"FTRL: lr must be above 0 at the first step, not {rate!r}")
         return (-(self.beta / rate + self.ridge), self.l1, 0.0)
 
 

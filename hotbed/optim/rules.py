@@ -37,6 +37,7 @@ class Rule(NamedTuple):
     element: Callable[..., Any]
     uses_mean_square: bool = False
     first: Callable[..., Any] = _constant_first
+    divides_by_rate: bool = False  # at a learning rate of 0 there is no update: rows stay as they are
 
     def bind(self, math: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """(row, element) with the names of MATH taken from `math`."""
@@ -109,5 +110,5 @@ ROWWISE_ADAGRAD_RULE = Rule(
     "rowwise_adagrad", (), ("sum_of_mean_squares",), _rowwise_adagrad_row, _descent_element, uses_mean_square=True
 )
 ADAM_RULE = Rule("adam", ("mean", "variance"), ("step",), _adam_row, _adam_element)
-FTRL_RULE = Rule("ftrl", ("z", "n"), (), _ftrl_row, _ftrl_element, first=_ftrl_first)
+FTRL_RULE = Rule("ftrl", ("z", "n"), (), _ftrl_row, _ftrl_element, first=_ftrl_first, divides_by_rate=True)
 RULES = (SGD_RULE, ADAGRAD_RULE, ROWWISE_ADAGRAD_RULE, ADAM_RULE, FTRL_RULE)

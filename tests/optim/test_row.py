@@ -102,6 +102,27 @@ def test_ftrl_starts_where_the_row_is():
     torch.testing.assert_close(tables.weight("a"), first, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("optimizer", [optim.FTRL(lr=optim.Cosine(0.1, steps=2), l1=0.01), optim.SGD(lr=0.1)])
+def test_rows_stay_as_they_are_while_the_rate_is_zero(optimizer):
+    """FTRL divides by its rate: at the end of a schedule, and where `lr_factor` is 0, rows became NaN."""
+    tables = hotbed.EmbeddingTables({"a": Table(5, 3)}, optimizer)
+    tables(IDS).pow(2).sum().backward()
+    for _ in range(3):
+        before, states = tables.weight("a").clone(), {name: s.clone() for name, s in tables.states("a").items()}
+        tables.lr_factor = 0.0
+        tables(IDS).pow(2).sum().backward()
+        assert torch.equal(tables.weight("a"), before)
+        assert all(torch.equal(state, states[name]) for name, state in tables.states("a").items())
+        tables.lr_factor = 1.0
+        tables(IDS).pow(2).sum().backward()  # from the second step on the schedule is at 0 itself
+    assert tables.weight("a").isfinite().all()
+
+
+def test_ftrl_needs_a_rate_to_start_from():
+    with pytest.raises(ConfigError, match=r"FTRL: lr must be above 0 at the first step, not 0\.0"):
+        optim.FTRL(lr=optim.Cosine(0.0, steps=2)).first_constants()
+
+
 def test_clip_norm():
     first, tables, dense = run(optim.SGD(lr=1.0, clip_norm=0.1), steps=1)
     moved = first - tables.weight("a")

@@ -23,6 +23,8 @@ _MAX_PARTS = 32  # of one table; each part reads the table's whole list of slots
 
 def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, settings: UpdateSettings) -> None:
     """Apply the row optimizer in place; grad is the gradient of the pooled vectors [O, D]."""
+    if settings.lr == 0 and settings.rule.divides_by_rate:
+        return
     grad = grad.contiguous()
     backend = backend_of(records)
     if backend == "triton" and not settings.whole_table:
@@ -83,7 +85,7 @@ def _parts(
     parts: list[tuple[float, tuple[int, ...]]] = []
     for table, cost in zip(tables, costs):
         num_parts = 1
-        while num_parts < _MAX_PARTS and cost > most_work * num_parts:
+        while num_parts < _MAX_PARTS and cost > most_work * num_parts:  # ends: it doubles
             num_parts *= 2
         parts += [(cost / num_parts, (*table, num_parts - 1, residue)) for residue in range(num_parts)]
     parts.sort(key=lambda part: -part[0])

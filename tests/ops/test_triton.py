@@ -113,3 +113,32 @@ def test_keys(bad):
     assert position.get() == expected_position.get() == (None if bad is None else 2222)
     if bad is None:
         assert torch.equal(keys.cpu().to(torch.int64), expected)
+
+
+def test_the_gradient_of_a_row_beyond_31_bits_is_found():
+    """2,049 rows of 2^20 numbers: the place of the last exceeds an int32, which order and out_rows may be of."""
+    import mmap
+
+    import triton
+    import triton.language as tl
+
+    from hotbed.ops.update.triton import _gradient
+
+    if DEVICE == "cuda":
+        pytest.skip("the address is the same; this needs 16 GiB of addresses, not of memory")
+
+    @triton.jit
+    def gradient_of(positions, grad, out, DIM: tl.constexpr, GRADIENT: tl.constexpr):
+        d = tl.arange(0, 4)
+        tl.store(out + d, GRADIENT(tl.load(positions), grad, positions, grad, d, d < 4, DIM, False, False))
+
+    dim, row = 1 << 20, 2048
+    try:  # addresses without memory behind them: one that wrapped around would lie in the first half
+        memory = mmap.mmap(-1, 4 * 2 * (row + 1) * dim, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+    except (OSError, ValueError) as error:
+        pytest.skip(f"no room for addresses: {error}")
+    grad = torch.frombuffer(memory, dtype=torch.float32)[(row + 1) * dim :]
+    grad[row * dim : row * dim + 4] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    out = torch.zeros(4)
+    gradient_of[(1,)](torch.tensor([row], dtype=torch.int32), grad, out, dim, _gradient)
+    assert out.tolist() == [1.0, 2.0, 3.0, 4.0]

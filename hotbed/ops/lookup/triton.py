@@ -45,14 +45,14 @@ def _bags(
     here = n < num_bags
     first = tl.load(starts + n, mask=here, other=0)
     length = tl.load(starts + n + 1, mask=here, other=0) - first
-    row = tl.load(out_rows + n, mask=here, other=0)
+    row = tl.load(out_rows + n, mask=here, other=0).to(tl.int64)
     longest = tl.max(length, axis=0)
     for start in range(0, dim, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
         inside = (d < dim)[None, :]
         total = tl.zeros([BLOCK_N, BLOCK_D], dtype=out.dtype.element_ty)
         j = 0
-        while j < longest:
+        while j < longest:  # ends: j grows
             slot = tl.load(slots + first + j, mask=j < length, other=-1).to(tl.int64)
             value = tl.load(numbers + slot[:, None] * width + d[None, :], mask=(slot >= 0)[:, None] & inside, other=0.0)
             value = value.to(out.dtype.element_ty)

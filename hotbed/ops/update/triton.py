@@ -118,7 +118,7 @@ def _gradient(position, grad, out_rows, scale, d, inside, DIM: tl.constexpr, BAG
     row = position
     if BAGS:
         row = tl.load(out_rows + position)
-    value = tl.load(grad + row * DIM + d, mask=inside, other=0.0)
+    value = tl.load(grad + row.to(tl.int64) * DIM + d, mask=inside, other=0.0)  # rows x DIM may exceed 31 bits
     if SCALED:
         value *= tl.load(scale + position)
     return value
@@ -182,7 +182,7 @@ def _chunks(
     p1 = tl.load(order + tl.minimum(i + 1, last))
     p2 = tl.load(order + tl.minimum(i + 2, last))
     p3 = tl.load(order + tl.minimum(i + 3, last))
-    while i < stop:
+    while i < stop:  # ends: i grows
         v0 = _gradient(p0, grad, out_rows, scale, d, inside, DIM, BAGS, SCALED)
         v1 = _gradient(p1, grad, out_rows, scale, d, inside, DIM, BAGS, SCALED)
         v2 = _gradient(p2, grad, out_rows, scale, d, inside, DIM, BAGS, SCALED)
@@ -280,7 +280,7 @@ def _borders(
         count = tl.load(partial_count + chunk * 2 + 1)
         c = chunk + 1
         more = c % GROUP != 0
-        while more:
+        while more:  # ends: c comes to the border of a group
             heads = c + h
             there = (heads // GROUP == c // GROUP) & (heads * CHUNK < num_lookups)
             there = there & (tl.load(keys + heads * CHUNK, mask=there, other=-2) == key)
@@ -289,7 +289,7 @@ def _borders(
             more = (c % GROUP != 0) & (tl.sum(there.to(tl.int32), axis=0) == HEADS)
         group = c // GROUP
         more = c % GROUP == 0
-        while more:
+        while more:  # ends: no group beyond the look-ups is there
             groups = group + h
             ends = (groups + 1) * GROUP * CHUNK
             there = tl.load(keys + ends - 1, mask=ends <= num_lookups, other=-2) == key
@@ -299,7 +299,7 @@ def _borders(
             more = num_there == HEADS
         heads = group * GROUP + h
         more = c % GROUP == 0
-        while more:
+        while more:  # ends: no chunk beyond the look-ups is there
             there = heads * CHUNK < num_lookups
             there = there & (tl.load(keys + heads * CHUNK, mask=there, other=-2) == key)
             total, count = _add_parts(total, count, partial, partial_count, heads, 2, there, d, inside, DIM)

@@ -40,3 +40,23 @@ def test_the_first_bad_position_is_found(value):
     spans = (Span("a", 0, 20, 2), Span("b", 1, 20, 2))
     assert make_keys(ids, spans, table)[1].get() == 23
     assert reference.make_keys(ids, spans, table)[1].get() == 23
+
+
+@pytest.mark.parametrize("make", [make_keys, reference.make_keys])
+def test_padding_is_padding_where_ids_are_hashed(make):
+    """Not the row that its hash would name: that row belongs to other ids."""
+    table = addresses([10, 7], [False, True], [None, 100])
+    spans = (Span("a", 0, 4, 2), Span("b", 1, 4, 2))
+    ids = torch.tensor([1, 100, 2, 2, 3, 9, 4, 100])
+    keys, bad = make(ids, spans, table)
+    assert keys.tolist() == [1, -1, 2, 10 + 2, 3, 10 + 2, 4, -1]  # 100 % 7 is 2, too
+    assert bad.get() is None
+
+
+def test_hashed_padding_is_padding_on_the_device():
+    triton = pytest.importorskip("hotbed.ops.keys.triton", reason="Triton is not installed")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    table = addresses([10, 7], [False, True], [None, 100])
+    spans = (Span("a", 0, 2, 2), Span("b", 1, 2, 2))
+    keys, _ = triton.make_keys(torch.tensor([1, 100, 2, 9], device=device), spans, table)
+    assert keys.tolist() == [1, -1, 2, 10 + 2]

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -225,7 +225,7 @@ class ShardFront:
 
     def __init__(self, tables: ShardedTables, group: TableGroup, scale: float, traffic: Traffic) -> None:
         self.layout = group.layout
-        self._tables: ShardedTables = weakref.proxy(tables)  # which own this
+        self._tables = cast(ShardedTables, weakref.proxy(tables))  # which own this
         self._group = group
         self._scale = scale
         self._type = _TYPES[traffic]

@@ -196,6 +196,7 @@ class Reader:
 
     def _end(self, error: BaseException | None) -> None:
         self._error = error
+        self._settle = None  # of a feed, which keeps this reader
         self._finished = True
         _tell(self._arrived)
         _tell(self._over)

@@ -45,6 +45,7 @@ KNOWN = (
         "patience is not reset by a new best",
         "hotbed/train/loop.py", "progress.best, progress.stale = Best(auc, **self.position()), 0",
         "progress.best = Best(auc, **self.position())",
+        "tests/train/test_run.py::test_a_new_best_starts_patience_anew",
     ),
     Known("the manifest is not synced", "hotbed/checkpoint/write.py", "flush_to_disk(new / MANIFEST)", "pass"),
     Known(
@@ -55,10 +56,12 @@ KNOWN = (
     Known(
         "samples are in the same order in every epoch",
         "hotbed/data/loader.py", "key_of(self._seed, epoch, 1 + block.number)", "key_of(self._seed, 0, 1 + block.number)",
+        "tests/data/test_loader.py::test_samples_of_one_block_are_in_another_order_every_epoch",
     ),
     Known(
         "row groups are in the same order in every epoch",
         "hotbed/data/loader.py", "key_of(self._seed, epoch, 0)", "key_of(self._seed, 0, 0)",
+        "tests/data/test_loader.py::test_row_groups_are_in_another_order_every_epoch",
     ),
     Known(
         "first uses of warm rows are not reported in a replay",
@@ -75,6 +78,7 @@ KNOWN = (
         "the server takes one request too many",
         "hotbed/serve/app.py", "self._metrics.in_flight >= self._limits.in_flight",
         "self._metrics.in_flight > self._limits.in_flight",
+        "tests/serve/test_limits.py::test_as_many_requests_as_the_limit_wait_and_no_more",
     ),
     Known(
         "no room is kept for the copy that compaction makes",

@@ -96,6 +96,22 @@ def test_seed_and_epoch_change_the_order_and_batch_size_does_not(dataset):
     assert order(0, 0) == orders[0]
 
 
+def test_samples_of_one_block_are_in_another_order_every_epoch(tmp_path):
+    """One row group, whose own place cannot change."""
+    make_dataset(tmp_path / "d", {"train": [40]}, row_group=40)
+    loader = Loader(Dataset.open(tmp_path / "d"), "train", batch_size=7, shuffle=True)
+    orders = {tuple(numbers(loader.epoch(epoch)).tolist()) for epoch in range(5)}
+    assert len(orders) == 5
+
+
+def test_row_groups_are_in_another_order_every_epoch(tmp_path):
+    """Row groups of one sample, each a block of its own, within which nothing can be shuffled."""
+    make_dataset(tmp_path / "d", {"train": [40]}, row_group=1)
+    loader = Loader(Dataset.open(tmp_path / "d"), "train", batch_size=7, shuffle=True, shuffle_rows=1)
+    orders = {tuple(numbers(loader.epoch(epoch)).tolist()) for epoch in range(5)}
+    assert len(orders) == 5
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 100, 4097, 131_072])
 def test_a_permutation_is_the_order_of_its_words(count):
     for key in (0, 5, key_of(3, -1, 2)):

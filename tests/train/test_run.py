@@ -11,6 +11,7 @@ import torch
 
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
+from hotbed.train.evaluate import evaluate
 from hotbed.train.model_folder import read_card
 from hotbed.train.run import run
 from tests.train.small import lines, model_bytes, saved_step, write_dataset
@@ -140,6 +141,22 @@ def test_patience_plateau_and_the_best_model(start, tmp_path, keep_best):
     factors = {line["epoch"]: line["lr_factor"] for line in lines(tmp_path) if line["kind"] == "train"}
     assert factors[best + 1] == 0.5 ** sum(1 for n in range(best) if scores[n] < max(scores[: n + 1]))
     assert factors[best + 3] == factors[best + 2] * 0.5
+
+
+def test_a_new_best_starts_patience_anew(start, tmp_path, monkeypatch):
+    scores = iter([0.6, 0.5, 0.7, 0.65, 0.64, 0.9])
+
+    def evaluated(*args):
+        found = evaluate(*args)
+        return found._replace(metrics=found.metrics._replace(auc=next(scores)))
+
+    monkeypatch.setattr("hotbed.train.loop.evaluate", evaluated)
+    built = start(tmp_path, "train.epochs=30", "train.patience=2", "train.keep_best=false")
+    reason = built.training.train(lambda: False)
+    built.training.close()
+    assert reason == "no better valid AUC in 2 evaluations"
+    assert built.training.progress.epoch == 5
+    assert built.training.progress.best.auc == 0.7
 
 
 def test_schedules_reach_the_rates(start, tmp_path):

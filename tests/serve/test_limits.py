@@ -1,0 +1,65 @@
+"""How many requests a server answers at once, counted inside one process."""
+
+import asyncio
+import json
+
+from hotbed.serve.app import _Score
+from hotbed.serve.limits import Limits
+from hotbed.serve.metrics import Metrics
+from hotbed.serve.pool import Answer
+
+
+class Waiting:
+    """A pool that scores when it is told to."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, job):
+        self.jobs.append(job)
+
+    def score_all(self):
+        for job in self.jobs:
+            job.answer.set_result(Answer(200, b"{}"))
+        self.jobs.clear()
+
+
+async def ask(score):
+    """(status, document) of one request."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"{}"}
+
+    async def send(message):
+        sent.append(message)
+
+    await score({"headers": []}, receive, send)
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+async def crowd(limit):
+    """The answers to `limit` requests that wait, to two more, and to one after they are scored."""
+    metrics, pool = Metrics(), Waiting()
+    score = _Score(Limits(in_flight=limit), metrics, pool)
+    waiting = [asyncio.create_task(ask(score)) for _ in range(limit)]
+    while len(pool.jobs) < limit:
+        await asyncio.sleep(0)
+    refused = [await ask(score) for _ in range(2)]
+    assert metrics.in_flight == limit
+    pool.score_all()
+    answers = [await task for task in waiting]
+    after = asyncio.create_task(ask(score))
+    while not pool.jobs:
+        await asyncio.sleep(0)
+    pool.score_all()
+    return answers, refused, await after, metrics.in_flight
+
+
+def test_as_many_requests_as_the_limit_wait_and_no_more():
+    for limit in (1, 3):
+        answers, refused, after, left = asyncio.run(asyncio.wait_for(crowd(limit), 60))
+        assert answers == [(200, {})] * limit
+        assert refused == [(503, {"error": "too many requests at once", "limit": limit})] * 2
+        assert after == (200, {})
+        assert left == 0

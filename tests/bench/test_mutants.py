@@ -94,6 +94,7 @@ def test_known_changes_can_be_made_and_name_tests_that_are_there():
             module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
             for part in name.split("::"):
                 module = getattr(module, part)
+            assert callable(module), known.test
 
 
 def test_near_and_quick_tests_come_first_one_case_of_each():

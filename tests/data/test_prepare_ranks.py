@@ -109,8 +109,11 @@ def test_a_moment_of_a_full_disk_does_not_end_the_pulse(tmp_path, monkeypatch):
 def test_the_pulse_ends_with_the_workspace(tmp_path):
     crew = Crew(0, 2)
     crew._directory = tmp_path / "gone"
-    crew._stop.wait = lambda _: False
+    beats = []
+    crew._stop.wait = lambda _: len(beats) > 9 or beats.append("beat")
     crew._beat()
+    assert beats == ["beat"]  # it does not go on until it is stopped
+    assert not crew._directory.exists()
 
 
 def test_a_full_disk_of_a_later_rank_is_an_error_of_the_data(tmp_path):

@@ -159,10 +159,11 @@ def mistakes():
     os.environ["LOCAL_WORLD_SIZE"] = str(1 + dist.get_rank())
     with pytest.raises(ConfigError, match=r"LOCAL_WORLD_SIZE of each rank: \[1, 2\]"):
         Mesh.from_environment()
+    return "all refused"
 
 
 def test_mistakes():
-    run_ranks(mistakes, 2)
+    assert run_ranks(mistakes, 2) == ["all refused"] * 2
 
 
 def test_alone():
@@ -186,7 +187,8 @@ def breaks():
         with pytest.raises(RuntimeError, match="onnection"):
             mesh.start_sum(torch.ones(3)).wait()
     dist.destroy_process_group()
+    return "refused" if mesh.rank == 0 else "gone"
 
 
 def test_a_sum_that_fails_says_so():
-    run_ranks(breaks, 2)
+    assert run_ranks(breaks, 2) == ["refused", "gone"]

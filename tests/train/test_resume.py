@@ -199,7 +199,9 @@ def test_other_rows_with_the_same_ids_are_told(stopped, tmp_path_factory):
 def test_a_copy_of_the_dataset_will_do(dataset, stopped, tmp_path_factory):
     copy = tmp_path_factory.mktemp("copy") / "clicks"
     shutil.copytree(dataset.path, copy)
-    _start(Dataset.open(copy), stopped).training.resume()
+    training = _start(Dataset.open(copy), stopped).training
+    training.resume()
+    assert training.progress.step == saved_step(stopped) > 0
 
 
 def rewrite(folder, **changes):

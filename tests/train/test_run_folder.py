@@ -57,6 +57,9 @@ def test_what_is_no_run_is_never_overwritten(tmp_path):
 def test_an_empty_folder_is_free(tmp_path):
     check_free(tmp_path)
     check_free(tmp_path / "absent")
+    assert not (tmp_path / "absent").exists()
+    make_run(tmp_path / "absent")
+    assert list((tmp_path / "absent").iterdir()) == []
 
 
 def test_a_run_that_was_killed_at_once_left_its_folder_free(tmp_path):

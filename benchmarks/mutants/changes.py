@@ -40,7 +40,20 @@ _COMPARED = {
     "not in": "in",
 }  # fmt: skip
 _EXTREMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum"}
-_UNSEEN_CALLS = {"enter", "stage", "say", "print", "warn", "debug", "info", "warning", "super"}
+_UNSEEN_CALLS = {
+    "enter",
+    "stage",
+    "say",
+    "print",
+    "warn",
+    "debug",
+    "info",
+    "warning",
+    "super",
+    "be_nice",
+    "start_writing_out",
+}
+_UNSEEN_KEYWORDS = {"non_blocking", "pin_memory", "threads", "huge", "daemon"}  # they change time alone
 _CUDA_CALLS = {
     "synchronize",
     "wait_event",
@@ -79,7 +92,7 @@ class Change(NamedTuple):
 def files_of(root: Path, area: str) -> list[Path]:
     """The sources of an area, less what tests compare and check with."""
     package = root / "hotbed"
-    left_out = ("reference.py", "integrity.py", "__init__.py")
+    left_out = ("reference.py", "integrity.py", "first_use.py", "__init__.py")  # first_use: loads early, no more
     found = (package / area).rglob("*.py") if area else (f for name in ROOT_FILES for f in package.glob(f"{name}.py"))
     return sorted(file for file in found if file.name not in left_out)
 
@@ -196,7 +209,7 @@ class _Finder:
                 both = self._span(one)[0], self._span(two)[1]
                 between = self._source[self._span(one)[1] : self._span(two)[0]].decode()
                 yield "swap", *both, f"{self._text(two)}{between}{self._text(one)}"
-        for keyword in node.keywords:
+        for keyword in (one for one in node.keywords if one.arg not in _UNSEEN_KEYWORDS):
             yield from self._constant(keyword.value)
 
     def _early(self, node: ast.FunctionDef | ast.AsyncFunctionDef, function: str) -> Iterator[Change]:

@@ -18,22 +18,10 @@ from benchmarks.mutants.changes import Change
 from benchmarks.mutants.trees import Tree
 
 _NEAR = {"parallel": "distributed"}  # folder of hotbed: of tests, where they differ
-_TESTS = (
-    "cache", "checkpoint", "distributed", "ids", "laws", "pipeline", "plan", "store", "train", "verify", "interop",
-    "ops", "explain",
+_OTHERS = (  # what is not about the changed areas
+    "bench", "cli", "crash", "data", "examples", "export", "gpu", "models", "report", "scorer", "serve", "test_config.py",
+    "test_docs.py", "test_figures.py", "test_imports.py", "test_kernel_cache.py", "test_notebooks.py", "test_site.py",
 )  # fmt: skip
-_ROOT_TESTS = (
-    "budget",
-    "dynamic",
-    "embedding_bag",
-    "shard",
-    "snapshot*",
-    "spans",
-    "tables",
-    "tiers",
-    "build",
-    "memory",
-)
 _MOST_SECONDS = 900.0  # of one file
 
 
@@ -51,8 +39,8 @@ class Case(NamedTuple):
 
 def test_files(root: Path) -> list[str]:
     """Those that concern what is changed; long ones first."""
-    found = [file for folder in _TESTS for file in (root / "tests" / folder).glob("test_*.py")]
-    found += [file for name in _ROOT_TESTS for file in (root / "tests").glob(f"test_{name}.py")]
+    tests = root / "tests"
+    found = [file for file in tests.rglob("test_*.py") if file.relative_to(tests).parts[0] not in _OTHERS]
     return [str(file.relative_to(root)) for file in sorted(found, key=lambda file: -file.stat().st_size)]
 
 

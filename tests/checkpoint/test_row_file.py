@@ -154,6 +154,23 @@ def test_a_file_system_that_only_reads_through_its_cache(tmp_path, monkeypatch, 
     assert zlib.crc32(read_whole(path, mark)) == mark.crc32
 
 
+def test_a_disk_that_fails_is_not_asked_again_through_the_cache(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    mark = write(path, [part_of("user", 500, 4, torch.float32)])
+    real_preadv, calls = os.preadv, []
+
+    def preadv(*given):
+        calls.append(given)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real_preadv(*given)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    with pytest.raises(RunError, match=r"a\.parquet cannot be read: Input/output error"):
+        read_whole(path, mark)
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("most", [4096, 512 * 5])
 def test_short_reads_are_continued(tmp_path, monkeypatch, most):
     path = tmp_path / "a.parquet"

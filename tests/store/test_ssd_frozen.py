@@ -88,6 +88,22 @@ def test_an_adopted_checkpoint_outlives_the_store_and_can_be_saved_again(tmp_pat
     assert rows_of(tmp_path / "one") == {int(key): first(key.view(1))[0].tolist() for key in KEYS}
 
 
+def test_new_segments_are_numbered_after_adopted_ones(tmp_path):
+    store = open_store(tmp_path / "rows")
+    store.write(KEYS, first(KEYS))
+    with store.freeze() as frozen:
+        frozen.link_into(tmp_path / "saved")
+    store.close()
+    other = open_store(tmp_path / "other")
+    other.adopt(tmp_path / "saved")
+    adopted = [segment.header.number for segment in other._segments]
+    assert len(adopted) > 2
+    other.write(KEYS[:1], first(KEYS[:1]))
+    numbers = {segment.header.number for segment in other._segments} - set(adopted)
+    assert min(numbers) > max(adopted)
+    other.close()
+
+
 def test_adopting_into_other_segment_sizes(tmp_path):
     store = open_store(tmp_path / "rows", segment_bytes=HEADER_BYTES + 100 * record_bytes(WIDTH), max_bytes=1 << 20)
     store.write(KEYS, first(KEYS))

@@ -5,8 +5,9 @@ from collections import namedtuple
 
 import pytest
 
+from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import RunError
-from hotbed.train.disk_room import check_room, saves_of
+from hotbed.train.disk_room import check_room, saves_of, trained_rows
 from hotbed.train.run import run
 
 WIDE = ("model.dim=64", "tables.optimizer=adam", "model.options.hidden=[8]")
@@ -69,3 +70,22 @@ def test_a_second_full_checkpoint_is_written_beside_the_first(start, tmp_path):
 def test_less_than_an_epoch_is_not_refused_for_rows_it_may_not_train(start, tmp_path):
     whole, part = (start(tmp_path / str(n), *WIDE, f"train.max_steps={n}").training for n in (0, 2))
     assert saves_of(part).checkpoints < saves_of(whole).checkpoints
+
+
+@pytest.mark.parametrize(
+    ("feature", "rows"),
+    [
+        ({"rows": 100, "distinct": 40}, 40),  # the others come from valid or test
+        ({"rows": 100, "distinct": 500}, 100),  # rare ids share row 0
+        ({"rows": 100, "distinct_estimate": 60}, 60),
+        ({"rows": 100}, 99),  # nothing was counted; row 0 is for ids that train has not got
+        ({"rows": 100, "mode": "raw"}, 0),
+        ({"rows": 100, "mode": "raw", "distinct": 30}, 30),
+        ({"rows": 100, "mode": "raw", "distinct": 300}, 100),
+        ({"rows": 0, "mode": "hash"}, 0),
+        ({"rows": 1000, "mode": "hash", "distinct": 1000}, 625),  # 1 - 1/e of the rows, less one in a hundred
+    ],
+)
+def test_rows_that_an_epoch_trains(feature, rows):
+    schema = Schema("label", (), (IdFeature("a", **feature),), {})
+    assert trained_rows(schema) == {"a": rows}

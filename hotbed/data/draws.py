@@ -39,7 +39,7 @@ def permutation(key: int, count: int) -> NDArray[np.int64]:
 def _sorted_by_word(key: np.uint64, count: int) -> NDArray[np.int64]:
     """The order of words(key, count), found in O(count): words are spread evenly, so their first bits nearly sort them."""
     bits = 0
-    while count >> bits > _PER_BUCKET:
+    while count >> bits > _PER_BUCKET:  # ends: the count is halved every time
         bits += 1
     ends = np.zeros((1 << bits) + 1, dtype=np.int64)
     for i in range(count):

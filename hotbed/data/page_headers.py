@@ -25,7 +25,7 @@ def list_chunks(footer: NDArray[np.uint8], found: NDArray[np.int64]) -> bool:
     """Fill `found` [G, C, 6] with the chunks of every row group; False where the footer is no such list."""
     found[:] = NOT_OURS
     walk = start_walk(0)
-    while True:
+    while True:  # ends: every step passes bytes or closes what it opened, and fails at the last byte
         got = step(footer, len(footer), walk)
         if got in (OVER, FAILED):
             return bool(got == OVER)
@@ -102,7 +102,7 @@ def _header(raw: NDArray[np.uint8], at: int, end: int, page: NDArray[np.int64]) 
     page[:] = NOT_OURS
     page[HAS_CHECKSUM] = 0
     walk = start_walk(at)
-    while True:
+    while True:  # ends: every step passes bytes or closes what it opened, and fails at the last byte
         found = step(raw, end, walk)
         if found == FAILED:
             return NOT_OURS

@@ -88,7 +88,7 @@ def _next(
 ) -> int:
     """The address of the next `count` values of a column: in their page, or put together in `room`; -1: not ours."""
     done = 0
-    while done < count:
+    while done < count:  # ends: a turn takes one value at least, or goes on to the next of the pages
         page = cursor[_PAGE]
         take = min(pages.num_values[page] - cursor[_USED], count - done)
         if take == 0:
@@ -159,7 +159,7 @@ def _look_up_one(words: int, number: int, size: int, target: int, value: int) ->
 def _open_run(end: int, cursor: NDArray[np.int64]) -> bool:
     """A run begins with its length: twice that of one number, or twice the eights of packed ones and one more."""
     at, shift, length = cursor[_RUN], 0, 0
-    while True:
+    while True:  # ends: a number has five bytes at most
         if at >= end or shift > 28:
             return False
         byte = np.int64(load8(at))

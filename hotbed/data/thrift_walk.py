@@ -91,7 +91,7 @@ def _open(walk: NDArray[np.int64], items: int, count: int) -> bool:
 @njit(nogil=True, cache=True)
 def step(raw: NDArray[np.uint8], end: int, walk: NDArray[np.int64]) -> int:
     """Go to the next value; OVER, NUMBER, OTHER or FAILED."""
-    while True:
+    while True:  # ends: a turn passes a byte, counts an item of a list, or closes what was opened
         at, depth = walk[_STATE, _AT], walk[_STATE, _DEPTH]
         if walk[_ITEMS, depth]:
             if walk[_LEFT, depth] == 0:

@@ -74,7 +74,7 @@ def _slot(id_: int, number_of_slot: np.ndarray, ids: np.ndarray) -> np.uint64:
     """The slot that holds `id_`, or the free one where it belongs."""
     mask = np.uint64(len(number_of_slot) - 1)
     slot = mix(np.uint64(id_)) & mask
-    while number_of_slot[slot] >= 0 and ids[number_of_slot[slot]] != id_:
+    while number_of_slot[slot] >= 0 and ids[number_of_slot[slot]] != id_:  # ends: half of the slots are free
         slot = (slot + np.uint64(1)) & mask
     return slot
 

@@ -40,7 +40,7 @@ def number_unknown(
             continue
         seen[table] += 1
         place = (hash_of(table, ids[i]) >> np.uint64(20)) & mask
-        while True:
+        while True:  # ends: half of the places are free
             number = numbers[place]
             if number < 0:
                 number = found

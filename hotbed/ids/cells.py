@@ -21,6 +21,8 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
+from hotbed.errors import HotbedError
+
 CELLS = 12
 SHARD_BITS = 6
 NUM_SHARDS = 1 << SHARD_BITS
@@ -130,17 +132,22 @@ def id_of_owner(owners: Any, row: Any) -> Any:
 
 @njit(nogil=True, cache=True, inline="always")
 def put(words: Any, numbers: Any, first: Any, num_buckets: Any, hash_: Any, row: Any) -> None:
-    """Place a row that is not there; `first` is the shard's first bucket. There must be an empty cell in the shard."""
+    """Place a row that is not there; `first` is the shard's first bucket. It grows before all its cells are taken."""
     end = np.uint64(first) + np.uint64(num_buckets)
     bucket = np.uint64(first) + bucket_of(hash_, num_buckets)
-    while True:
-        near, far = matches(words, bucket, np.uint64(0))
-        if near or far:
-            break
+    near, far = matches(words, bucket, np.uint64(0))
+    passed = 0
+    while not (near or far):  # ends: buckets are counted
         words[bucket, 1] += PASSED
         bucket += ONE
         if bucket == end:
             bucket = np.uint64(first)
+        passed += 1
+        if passed == num_buckets:
+            raise HotbedError(
+                "the index of dynamic ids is full, and did not grow; load the last checkpoint into new tables"
+            )
+        near, far = matches(words, bucket, np.uint64(0))
     cell = lowest(near, far)
     words[bucket, cell >> np.uint64(3)] |= tag_of(hash_) << ((cell & np.uint64(7)) << np.uint64(3))
     numbers[bucket, np.uint64(4) + cell] = np.uint32(row)

@@ -70,7 +70,7 @@ def _walk(
                 return count, 3, bucket
             seen[row] = 1
             home = np.int64(bucket_of(hash_, num_buckets))
-            while home != bucket:
+            while home != bucket:  # ends: it passes every bucket of the shard in turn
                 if (words[first + home, 1] >> np.uint64(32)) == np.uint64(0):
                     return count, 4, bucket
                 passed[home] += 1

@@ -49,7 +49,7 @@ def _search(
     bucket = np.uint64(first) + bucket_of(hash_, num_buckets)
     for _ in range(num_buckets):
         near, far = matches(words, bucket, tag)
-        while near or far:
+        while near or far:  # ends: one match less every time
             cell = lowest(near, far)
             if owns(owners, np.uint64(numbers[bucket, np.uint64(4) + cell]), table, id_):
                 return bucket, cell
@@ -155,7 +155,7 @@ def remove(
         row = np.uint64(numbers[bucket, np.uint64(4) + cell])
         words[bucket, cell >> np.uint64(3)] &= ~(np.uint64(0xFF) << ((cell & np.uint64(7)) << np.uint64(3)))
         passed = first + bucket_of(hash_, num_buckets)
-        while passed != bucket:
+        while passed != bucket:  # ends: it passes every bucket of the shard in turn
             words[passed, 1] -= PASSED
             passed += ONE
             if passed == first + num_buckets:

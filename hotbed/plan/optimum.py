@@ -74,7 +74,7 @@ def _run(offsets: Any, before: Any, next_batch: Any, num_slots: int, misses: Any
         head[b] = _NONE  # its rows are in use now, and cannot leave
         num_leaving = max(misses[b] - num_free, 0)
         num_free -= misses[b] - num_leaving
-        while num_leaving > 0:
+        while num_leaving > 0:  # ends: a turn takes one of the rows in the cache, or an empty list of them away
             t = -farthest[0]
             if head[t] == _NONE:
                 heapq.heappop(farthest)

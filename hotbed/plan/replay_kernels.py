@@ -98,15 +98,15 @@ def score_kernel(scoring: Scoring) -> Callable[..., Any]:
 def _lowest(found: Any, count: int) -> None:
     """Bring the `count` lowest of distinct numbers to the front."""
     low, high = 0, found.size - 1
-    while low < high:
+    while low < high:  # ends: the part that is left gets smaller: i and j pass one another
         middle = (low + high) // 2
         a, b, c = found[low], found[middle], found[high]
         pivot = max(min(a, b), min(max(a, b), c))
         i, j = low, high
-        while i <= j:
-            while found[i] < pivot:
+        while i <= j:  # ends: a turn brings i and j nearer by one each
+            while found[i] < pivot:  # ends: the pivot, or one that was not below it, is ahead
                 i += 1
-            while found[j] > pivot:
+            while found[j] > pivot:  # ends: likewise, behind
                 j -= 1
             if i <= j:
                 found[i], found[j] = found[j], found[i]
@@ -129,7 +129,7 @@ def choose(scores: Any, row_in: Any, count: int, found: Any) -> None:
         near = min(sample.size - 1, int(1.1 * count / scores.size * sample.size) + 16)
         limit = min(limit, sample[near])
     size = 0
-    while True:
+    while True:  # ends: the second time without a limit
         for s in range(scores.size):
             if scores[s] <= limit:
                 found[size] = (np.int64(scores[s]) << 32) | row_in[s]

@@ -121,7 +121,7 @@ def _index(ids: Any, number_of_slot: Any) -> None:
     mask = number_of_slot.shape[0] - 1
     for number in range(ids.shape[0]):
         slot = np.int64(mix(np.uint64(ids[number])) & np.uint64(mask))
-        while number_of_slot[slot] >= 0:
+        while number_of_slot[slot] >= 0:  # ends: a third of the slots is free
             slot = (slot + 1) & mask
         number_of_slot[slot] = number
 
@@ -132,7 +132,7 @@ def _find(wanted: Any, ids: Any, number_of_slot: Any, numbers: Any) -> None:
     for i in range(wanted.shape[0]):
         slot = np.int64(mix(np.uint64(wanted[i])) & np.uint64(mask))
         number = np.int64(number_of_slot[slot])
-        while number >= 0 and ids[number] != wanted[i]:
+        while number >= 0 and ids[number] != wanted[i]:  # ends: a third of the slots is free
             slot = (slot + 1) & mask
             number = np.int64(number_of_slot[slot])
         numbers[i] = number

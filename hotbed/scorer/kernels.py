@@ -22,6 +22,7 @@ from numba import njit, types
 from numpy.typing import NDArray
 
 from hotbed.data.hash_kernels import mix
+from hotbed.errors import StoreError
 from hotbed.ops.precision import BF16, FP16
 from hotbed.ops.precision.numba import widen
 from hotbed.ops.prefetch import prefetch
@@ -97,7 +98,7 @@ def set_of(key: Any, num_sets: Any) -> Any:
 @njit(nogil=True, cache=True)
 def table_of(key: Any, starts: Any) -> Any:
     low, high = 0, starts.shape[0] - 1
-    while high - low > 1:
+    while high - low > 1:  # ends: the span is halved every time
         middle = (low + high) // 2
         if starts[middle] <= key:
             low = middle
@@ -123,11 +124,13 @@ def find_change(overlay: Any, key: Any) -> Any:
     if size == 0:
         return -1
     at = np.int64(mix(np.uint64(key)) & np.uint64(size - 1))
-    while overlay.keys[at] != key:
+    for _ in range(size):
+        if overlay.keys[at] == key:
+            return np.int64(overlay.places[at])
         if overlay.keys[at] == EMPTY:
             return -1
         at = (at + 1) & (size - 1)
-    return np.int64(overlay.places[at])
+    return -1
 
 
 @njit(nogil=True, cache=True)
@@ -136,8 +139,12 @@ def add_changes(keys: Any, first: Any, table_keys: Any, places: Any) -> Any:
     mask, added = table_keys.shape[0] - 1, 0
     for n in range(keys.shape[0]):
         at = np.int64(mix(np.uint64(keys[n])) & np.uint64(mask))
-        while table_keys[at] != keys[n] and table_keys[at] != EMPTY:
+        looked = 0
+        while table_keys[at] != keys[n] and table_keys[at] != EMPTY:  # ends: looks are counted
             at = (at + 1) & mask
+            looked += 1
+            if looked > mask:
+                raise StoreError("there are more changed rows than were announced; load the model again")
         if table_keys[at] == EMPTY:
             table_keys[at] = keys[n]
             added += 1
@@ -298,7 +305,7 @@ def read_missing(keys: Any, out: Any, files: Any, overlay: Any, work: Any, found
     for n in range(num_missing):
         i = work.missing[n]
         at = np.int64(mix(np.uint64(keys[i])) & np.uint64(mask))
-        while seen[at] >= 0 and keys[seen[at]] != keys[i]:
+        while seen[at] >= 0 and keys[seen[at]] != keys[i]:  # ends: half of the places are free
             at = (at + 1) & mask
         if seen[at] >= 0:
             work.told[i], work.same[i] = AGAIN, seen[at]

@@ -13,6 +13,8 @@ from numba import njit, types
 from hotbed.scorer.kernels import WAYS, is_marked, set_of, table_of
 from hotbed.store.ssd.readers import EINTR, last_error, read_fully
 
+EIO = 5
+
 _pwrite: Any = types.ExternalFunction("pwrite", types.int64(types.int32, types.int64, types.int64, types.int64))
 
 
@@ -20,10 +22,12 @@ _pwrite: Any = types.ExternalFunction("pwrite", types.int64(types.int32, types.i
 def _write_fully(handle: Any, source: Any, size: Any, offset: Any) -> Any:
     """0, or an errno."""
     done = 0
-    while done < size:
+    while done < size:  # ends: every write takes bytes, fails, or was interrupted and is asked for again
         put = _pwrite(np.int32(handle), source + done, size - done, offset + done)
         if put > 0:
             done += put
+        elif put == 0:  # sets no errno
+            return EIO
         else:
             error = last_error()
             if error != EINTR:
@@ -54,7 +58,7 @@ def _refresh(key: Any, rows: Any, m: Any, cache: Any, epoch: Any) -> None:
 def write_rows(keys: Any, rows: Any, files: Any) -> Any:
     """Write rows into the scratch files of their tables, neighbours together; 0 or an errno."""
     size, n = 4 * rows.shape[1], 0
-    while n < keys.shape[0]:
+    while n < keys.shape[0]:  # ends: n passes one key at least
         table = table_of(keys[n], files.starts)
         row, stop = keys[n] - files.starts[table], n + 1
         while stop < keys.shape[0] and keys[stop] == keys[stop - 1] + 1 and keys[stop] < files.starts[table + 1]:
@@ -93,7 +97,7 @@ def compare(keys: Any, rows: Any, files: Any, held: Any, differs: Any) -> Any:
     Keys that follow each other are read together, into `held` (words).
     """
     size, n = 4 * rows.shape[1], 0
-    while n < keys.shape[0]:
+    while n < keys.shape[0]:  # ends: n passes one key at least
         table = table_of(keys[n], files.starts)
         first = keys[n] - files.starts[table]
         if not is_marked(files, table, first):

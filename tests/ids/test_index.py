@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hotbed.errors import BudgetError, StoreError
+from hotbed.errors import BudgetError, HotbedError, StoreError
 from hotbed.ids import IdIndex
 from hotbed.ids.cells import CELLS, NUM_SHARDS, SHARED
 from hotbed.pages import Pages
@@ -265,3 +265,13 @@ def test_ids_come_back_whole(table, id_):
     tables, ids = index.owners_of(np.array([0]))
     assert (int(tables[0]), int(ids[0])) == (table, id_)
     assert index.find(*tables_ids([(table, id_)])).tolist() == [0]
+
+
+def test_a_shard_without_an_empty_cell_is_reported():
+    """It grows before, so this is what a wrong limit would do: not a search without an end."""
+    index = IdIndex(1 << 22)
+    index._limits[:] = 1 << 40
+    count = NUM_SHARDS * 4 * int(index._shards[:, 1].max()) * CELLS
+    tables, ids = np.zeros(count, dtype=np.uint16), np.arange(count)
+    with pytest.raises(HotbedError, match="the index of dynamic ids is full, and did not grow"):
+        index.insert(tables, ids, np.arange(count))

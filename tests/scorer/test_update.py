@@ -3,12 +3,13 @@
 import shutil
 import threading
 
+import numpy as np
 import pytest
 import torch
 
 from hotbed.checkpoint.chain import find
 from hotbed.errors import RunError, StoreError
-from hotbed.scorer import Scorer
+from hotbed.scorer import Scorer, kernels
 from hotbed.scorer.checkpoints import source_of
 from hotbed.scorer.source import open_source
 from tests.scorer.conftest import start
@@ -151,3 +152,12 @@ def test_from_a_model_to_a_checkpoint(trained, dataset):
         assert scorer.update([find(folder)]) == "whole"
         after = [scorer.logits(batch).logits for batch in batches(dataset)]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_the_index_of_changes_ends_its_searches_when_it_is_full():
+    table, places = np.full(8, kernels.EMPTY, dtype=np.int64), np.zeros(8, dtype=np.int32)
+    assert kernels.add_changes(np.arange(8), 0, table, places) == 8
+    overlay = kernels.Overlay(table, places, 0, 0)
+    assert [kernels.find_change(overlay, key) for key in range(9)] == [*range(8), -1]
+    with pytest.raises(StoreError, match="more changed rows than were announced"):
+        kernels.add_changes(np.array([8]), 8, table, places)

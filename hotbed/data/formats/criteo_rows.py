@@ -79,7 +79,7 @@ def _read(
     row = num_odd = 0
     line = first_line
     begin = 0
-    while begin < size:
+    while begin < size:  # ends: begin goes behind the end of the line
         end = _read_label(data, begin, labels, row)
         if end >= 0:
             end = _read_integers(data, end, integers, missing, row)

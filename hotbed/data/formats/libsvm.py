@@ -108,7 +108,7 @@ def _find_pairs(
     for row in range(len(begins)):
         k, end = begins[row], ends[row]
         first = True
-        while k < end and data[k] != _HASH:
+        while k < end and data[k] != _HASH:  # ends: k passes a space, or a token of one byte at least
             if data[k] == _SPACE or data[k] == _TAB:
                 k += 1
                 continue

@@ -96,7 +96,7 @@ def _split(
     row = 0
     line = first_line
     begin = 0
-    while begin < size:
+    while begin < size:  # ends: begin goes behind the end of the line
         end = begin
         column = 0
         value = begin
@@ -152,13 +152,13 @@ def _split_quoted(
     num_columns = starts.shape[0]
     column = 0
     position = begin
-    while True:
+    while True:  # ends: position passes a value and a delimiter, or the line is over
         value = position
         if position < stop and data[position] == quote:
             value = position + 1
             write = value
             position = value
-            while True:
+            while True:  # ends: position grows up to the end of the line
                 if position >= stop:
                     return column, _OPEN
                 if data[position] == quote:
@@ -197,7 +197,7 @@ def _check_bytes(data: np.ndarray, begin: int, stop: int) -> int:
 @njit(nogil=True, cache=True)
 def _is_utf8(data: np.ndarray, begin: int, end: int) -> bool:
     i = begin
-    while i < end:
+    while i < end:  # ends: i passes one character at least
         lead = data[i]
         if lead < 0x80:
             i += 1

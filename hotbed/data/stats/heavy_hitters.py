@@ -126,7 +126,7 @@ def _add(
             continue
         id_ = new_ids[i]
         slot = mix(np.uint64(id_)) & mask
-        while slots[slot, 1] > 0 and slots[slot, 0] != id_:
+        while slots[slot, 1] > 0 and slots[slot, 0] != id_:  # ends: a quarter of the slots is free
             slot = (slot + np.uint64(1)) & mask
         if slots[slot, 1] == 0:
             if size == capacity:

@@ -91,7 +91,7 @@ def _put_integer(value: np.int64 | int, out: NDArray[np.uint8], at: int) -> int:
         at += 1
         value = -value
     power = 1
-    while power * 10 <= value:
+    while power <= value // 10:
         power *= 10
     while power > 0:
         out[at] = 48 + value // power % 10

@@ -47,7 +47,7 @@ def distinct(keys: Any, slots: Any, kinds: Any) -> Any:
         key = keys[i]
         kind = kinds[i] if has_kinds else np.int32(0)
         cell = _cell(key, kind, shift)
-        while True:
+        while True:  # ends: half of the cells are free
             number = cells[cell, 0]
             if number < 0 or (found[number] == key and (not has_kinds or kind_of[number] == kind)):
                 break

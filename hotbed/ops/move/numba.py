@@ -69,7 +69,7 @@ def scatter(thread: int, num_threads: int, records: Any, rows: Any, values: Any)
 def _table_of(bases: Any, key: Any) -> Any:
     """The last table whose base is not above the key."""
     low, high = 0, bases.shape[0]
-    while high - low > 1:
+    while high - low > 1:  # ends: the span is halved every time
         middle = (low + high) // 2
         if bases[middle] <= key:
             low = middle

@@ -310,6 +310,7 @@ def _update(
         items = _sort(scratch[thread, 0], scratch[thread, 1], count, largest, histogram)
         i, asked = 0, 0
         next_row, num_idle = residue, np.uint64(0)
+        # ends: a turn is a row: i passes its look-ups, next_row the row
         while i < count or (whole_table and next_row < rows):
             row = np.int64(items[i] >> _S32) if i < count else rows
             if whole_table:

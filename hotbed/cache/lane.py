@@ -237,7 +237,7 @@ class Lane:
 
     def forget(self) -> None:
         """The batches ahead are about to be dropped."""
-        self._settle()
+        self.settle()
         self._cache.expect_cells(-self.num_lookups * len(self._pending))
         self._pending.clear()
         self._host_arrivals[:, _NUMBER] = 0
@@ -263,12 +263,12 @@ class Lane:
             return True
         if cache.bounded and count > 1:
             return False
-        self._settle()
+        self.settle()
         if not cache.has_room(2 * self._usual * count, most):
             cache.reserve(2 * (cache.num_live + most))
         return True
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Count all cells that were taken and freed."""
         if self._cache.device.type == "cuda" and (self._pending or self._uncounted):
             torch.cuda.synchronize(self._cache.device)

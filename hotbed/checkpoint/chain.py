@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from hotbed.checkpoint.files import flush_to_disk, writing
+from hotbed.atomic import flush_to_disk, make_folder, remove_folder
+from hotbed.checkpoint.files import writing
 from hotbed.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from hotbed.errors import RunError
 
@@ -109,26 +110,23 @@ def remove(folders: list[Path]) -> None:
     for folder in reversed(folders):
         doomed = folder.with_name(folder.name + DOOMED)
         with writing(folder):
-            os.replace(folder, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            remove_folder(folder, doomed)
 
 
 def clean(root: Path) -> None:
     """Remove what killed writers left; only with the lock held."""
-    for path in root.iterdir():
-        stem, ending = path.stem, path.suffix
-        if ending in (NEW, DOOMED) and _NAME.fullmatch(stem):
-            shutil.rmtree(path, ignore_errors=True)
+    left = [path for path in root.iterdir() if path.suffix in (NEW, DOOMED) and _NAME.fullmatch(path.stem)]
+    if left:
+        flush_to_disk(root)  # what was renamed a moment ago must not come back with half of its files
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
     """One writer at a time in a folder of checkpoints, which is made if it is not there; another one is waited for."""
     with writing(root):
-        made = not root.exists()
-        root.mkdir(parents=True, exist_ok=True)
-        if made:
-            flush_to_disk(root.parent)
+        make_folder(root)
         handle = os.open(root, os.O_RDONLY)
     try:
         deadline = time.monotonic() + LONGEST_WAIT

@@ -1,4 +1,4 @@
-"""Small tensors and files on disk: safetensors (no pickle), checksums, and bytes that are truly on the disk.
+"""Small tensors and files on disk: safetensors (no pickle) and checksums.
 
 Tensors are written in pieces: a table of many gigabytes, strided inside its records, needs one piece of extra memory and no
 second copy.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -102,17 +101,6 @@ def checksum(path: Path) -> int:
         while piece := file.read(_PIECE):
             value = zlib.crc32(piece, value)
     return value
-
-
-def flush_to_disk(path: Path) -> None:
-    """Bring a file or a folder to the disk; some file systems have no folders to flush."""
-    if os.name == "nt" and path.is_dir():
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:

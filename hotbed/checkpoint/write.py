@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from hotbed.atomic import flush_to_disk
 from hotbed.checkpoint.chain import NEW, Entry, clean, locked, new_name
-from hotbed.checkpoint.files import checksum, flush_to_disk, write_tensors, writing
+from hotbed.checkpoint.files import checksum, write_tensors, writing
 from hotbed.checkpoint.manifest import MANIFEST, Manifest
 from hotbed.checkpoint.row_file import Column, FileMark, RowFile, Scratch, bounded, columns_of
 from hotbed.checkpoint.types import RowPart, Snapshot

@@ -7,13 +7,13 @@ of training, so evaluations are left out of them, as they are of the forecast.
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from hotbed.atomic import write_file
 from hotbed.errors import HotbedError
 from hotbed.outlook.asked import QUICK_LOOKUPS, Asked
 from hotbed.outlook.memory import WORKSPACE
@@ -132,6 +132,4 @@ def _read(folder: Path) -> dict[str, Any]:
 def _write(folder: Path, content: dict[str, Any], name: str = FILE) -> None:
     """A forecast that cannot be kept ends no run."""
     with suppress(OSError):
-        temporary = folder / f"{name}.tmp"
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, folder / name)
+        write_file(folder / name, json.dumps(content, indent=1) + "\n")

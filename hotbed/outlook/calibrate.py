@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hotbed.atomic import place
 from hotbed.build import Sketch, dense_optimizer, model_of, pick_device
 from hotbed.cache import CacheCounts
 from hotbed.cached_group import CachedGroup
@@ -402,4 +403,4 @@ def _write_all(known: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(json.dumps(known, indent=1))
-        os.replace(temporary, path)
+        place(temporary, path)

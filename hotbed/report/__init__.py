@@ -8,11 +8,10 @@ directories give equal pages.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
+from hotbed.atomic import write_file
 from hotbed.errors import RunError
 from hotbed.report.compare import MOST_RUNS, compare
 from hotbed.report.page import render
@@ -44,12 +43,8 @@ def write_comparison(run_dirs: Sequence[Path], path: Path) -> Path:
 
 
 def _write(path: Path, page: str, way_out: str) -> Path:
-    temporary = path.with_name(f"{path.name}.tmp")
     try:
-        temporary.write_bytes(page.encode("utf-8", "replace"))
-        os.replace(temporary, path)
+        write_file(path, page.encode("utf-8", "replace"))
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise RunError(f"{path} cannot be written: {error.strerror}. {way_out}") from error
     return path

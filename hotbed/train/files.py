@@ -7,12 +7,13 @@ and then renamed; the old one stays until the new one is whole.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from hotbed.checkpoint.files import checksum, flush_to_disk, read_tensors, write_tensors, writing
+from hotbed.atomic import flush_to_disk, make_folder, put_folder, tree_of, write_file
+from hotbed.atomic import recover_folder as recover
+from hotbed.checkpoint.files import checksum, read_tensors, write_tensors, writing
 from hotbed.errors import RunError
 
 __all__ = ["check_folder", "read_tensors", "recover_folder", "write_folder", "write_tensors", "write_text", "writing"]
@@ -21,46 +22,38 @@ MANIFEST = "manifest.json"
 
 def write_text(path: Path, text: str) -> None:
     """Write a small file in one step: a reader sees the old text or the new."""
-    temporary = path.with_name(path.name + ".tmp")
     with writing(path):
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_file(path, text)
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Let `fill` write into a new folder, then put it in the place of the old one."""
-    new, old = (folder.with_name(folder.name + suffix) for suffix in (".new", ".old"))
+    new, old = folder.with_name(folder.name + ".new"), _old(folder)
     with writing(folder):
         recover_folder(folder)
         for left in (new, old):  # by one that was killed
             shutil.rmtree(left, ignore_errors=True)
         try:
-            new.mkdir(parents=True)
+            make_folder(new)
             fill(new)
             files = sorted(path for path in new.rglob("*") if path.is_file())
             marks = {str(path.relative_to(new)): [path.stat().st_size, checksum(path)] for path in files}
             (new / MANIFEST).write_text(json.dumps(marks, indent=1) + "\n")
-            for path in [*files, new / MANIFEST, new]:
+            for path in tree_of(new):
                 flush_to_disk(path)
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)  # a full disk needs the space
             raise
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(new, folder)
-        flush_to_disk(folder.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        put_folder(new, folder, old)
 
 
 def recover_folder(folder: Path) -> None:
-    """After a crash between the two renames of write_folder, the old folder takes its place again."""
-    old = folder.with_name(folder.name + ".old")
-    if old.exists() and not folder.exists():
-        os.replace(old, folder)
+    """After a crash in write_folder, the old folder is there where the new one is not."""
+    recover(folder, _old(folder))
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".old")
 
 
 def check_folder(folder: Path) -> None:

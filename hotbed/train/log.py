@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hotbed.atomic import flush_to_disk
 from hotbed.errors import RunError
 from hotbed.train.files import writing
 
@@ -19,6 +20,7 @@ class MetricsLog:
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self.path = path
+        self._is_named = False  # on the disk, too
         with writing(path):
             size = path.stat().st_size if path.exists() else 0
             if size < position:
@@ -41,6 +43,9 @@ class MetricsLog:
         """Before a checkpoint that counts on these bytes."""
         with writing(self.path):
             os.fsync(self._file.fileno())
+            if not self._is_named:
+                flush_to_disk(self.path.parent)
+                self._is_named = True
 
     def close(self) -> None:
         self._file.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from hotbed.atomic import put
 from hotbed.data.encode import RawReader
 from hotbed.data.loader import Loader
 from hotbed.errors import RunError
@@ -57,7 +57,7 @@ def predict(learner: Scores, samples: Iterable[Located], path: Path) -> int:
             if writer is None:
                 raise RunError("there is nothing to score: the input has no rows.")
             writer.close()
-            os.replace(temporary, path)
+            put(temporary, path)
     finally:
         if writer is not None:
             writer.close()

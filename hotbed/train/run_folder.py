@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from hotbed.atomic import flush_to_disk, make_folder
 from hotbed.errors import RunError
 from hotbed.train.files import writing
 
@@ -81,11 +82,13 @@ def make_run(folder: Path, overwrite: bool = False) -> None:
     check_free(folder, overwrite)
     with writing(folder):
         _remove_content(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
 
 
 def _remove_content(folder: Path) -> None:
     for name in reversed(CONTENT):
+        if name == CONTENT[0] and folder.is_dir():
+            flush_to_disk(folder)  # so that it is the last to go after a power loss, too
         for path in (folder / f"{name}{ending}" for ending in ("", ".new", ".old", ".tmp")):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -111,7 +114,7 @@ def alone(folder: Path) -> Iterator[None]:
     """Keep other processes from training in the folder, which is made if it is not there, and goes if no step is made."""
     with writing(folder):
         made = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         handle = os.open(folder, os.O_RDONLY)
     try:
         try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from hotbed import spans
+from hotbed.atomic import write_file
 from hotbed.clock import StepClock
 from hotbed.errors import ConfigError, RunError
 from hotbed.train.checkpoint import Progress
@@ -92,10 +92,8 @@ class TraceWriter:
             self._say(f"no trace: the run had none of the steps {recorded.first:,} to {recorded.stop - 1:,}")
             return
         whole = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"dropped": recorded.dropped}}
-        temporary = self._path.with_name(f"{self._path.name}.tmp")
         try:
-            temporary.write_text(json.dumps(whole, separators=(",", ":")))
-            os.replace(temporary, self._path)
+            write_file(self._path, json.dumps(whole, separators=(",", ":")))
         except OSError as error:
             raise RunError(f"{self._path} cannot be written: {error.strerror}. Give another --trace.") from error
         self._say(f"trace: {self._path} (open it at ui.perfetto.dev)")

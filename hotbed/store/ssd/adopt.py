@@ -74,7 +74,7 @@ def _register(path: Path, indexed: IndexedSegment, segments: Segments, limit: in
         raise
     segment = segments.register(target, handle, header, no_bits(indexed.num_records))
     segment.num_records = indexed.num_records
-    segment.sealed = segment.synced = True
+    segment.sealed = True
     segments.skip_numbers(header.number)
     return segment
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotbed.atomic import flush_to_disk
 from hotbed.errors import StoreError
 from hotbed.store.ssd.format import INDEX_NAME, Index, IndexedSegment, open_segment, pack_index, read_index
 from hotbed.store.ssd.scan import SegmentFile, scan
@@ -67,15 +68,9 @@ class Frozen:
             for segment, _ in self._held:
                 sync(segment)
                 link_or_copy(segment.path, folder / segment.path.name)
-            with (folder / INDEX_NAME).open("wb") as file:
-                file.write(pack_index(self._index))
-                file.flush()
-                os.fsync(file.fileno())
-            handle = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            (folder / INDEX_NAME).write_bytes(pack_index(self._index))
+            flush_to_disk(folder / INDEX_NAME)
+            flush_to_disk(folder)
 
     def release(self) -> None:
         """The store may delete these files again."""
@@ -121,5 +116,4 @@ def link_or_copy(source: Path, target: Path) -> None:
         if error.errno not in _CANNOT_LINK:
             raise
         shutil.copyfile(source, target)
-        with target.open("rb") as file:
-            os.fsync(file.fileno())
+        flush_to_disk(target)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hotbed.atomic import place
 from hotbed.errors import DataError
 
 _END = b"hotbed-a"
@@ -28,10 +29,10 @@ def beside(path: Path) -> Path:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A small file that appears whole or not at all."""
+    """A small file that appears whole or not at all, also after a power loss."""
     temporary = beside(path)
     temporary.write_text(text)
-    os.replace(temporary, path)
+    place(temporary, path)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Iterable[NDArray[Any]]], facts: Mapping[str, Any]) -> None:
@@ -47,7 +48,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Iterable[NDArray[Any]]], facts
             places[name] = (kind.str, begin, count)
         described = json.dumps({"places": places, "facts": facts}).encode()
         file.write(described + len(described).to_bytes(8, "little") + _END)
-    os.replace(temporary, path)
+    place(temporary, path)
 
 
 class ArrayFile:

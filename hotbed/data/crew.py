@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from hotbed.data.arrays import write_whole
+from hotbed.data.arrays import beside
 from hotbed.errors import ConfigError, RankError
 
 LOST_AFTER = 60.0  # seconds
@@ -69,7 +69,7 @@ class Crew:
         deadline = time.monotonic() + START_WITHIN
         while True:
             words = sorted(path.name for path in self._directory.glob("hello-*"))
-            write_whole(self._directory / "call.json", json.dumps({"crew": self._nonce, "words": words}))
+            _note(self._directory / "call.json", json.dumps({"crew": self._nonce, "words": words}))
             absent = [rank for rank in range(1, self.world) if not self._file("here", rank).exists()]
             if not absent:
                 return
@@ -141,7 +141,7 @@ class Crew:
         while not self._stop.wait(1.0):
             number += 1
             try:
-                write_whole(self._file("alive", self.rank), str(number))
+                _note(self._file("alive", self.rank), str(number))
             except OSError:
                 if not self._directory.is_dir():  # rank 0 has finished or failed
                     return  # else a full disk: the next number may be written again
@@ -164,4 +164,11 @@ class Crew:
         self._end_pulse()
         if error is not None and self._nonce and self._directory.is_dir():
             with suppress(OSError):  # where nothing can be written the others miss its pulse
-                write_whole(self._file("failed", self.rank), str(error) or type(error).__name__)
+                _note(self._file("failed", self.rank), str(error) or type(error).__name__)
+
+
+def _note(path: Path, text: str) -> None:
+    """A word to other ranks, who see it whole; it need not outlive the machine."""
+    temporary = beside(path)
+    temporary.write_text(text)
+    os.replace(temporary, path)

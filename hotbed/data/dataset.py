@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hotbed.data.schema import IdFeature, Schema
+from hotbed.data.workspace import recover
 from hotbed.errors import SchemaError
 
 AGAIN = "Run `hotbed prepare` again, or restore the file."
@@ -54,6 +55,7 @@ class Dataset:
     def open(cls, path: str | Path) -> Dataset:
         """Read the schema and check every file against it."""
         directory = Path(path)
+        recover(directory)
         schema = Schema.load(directory)
         _check_names(directory, schema)
         expected = _expected_types(schema)

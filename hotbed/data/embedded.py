@@ -27,6 +27,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.prepare import prepare
 from hotbed.data.schema import FORMAT_VERSION
 from hotbed.data.synthetic import SHAPES, TRAIN_ROWS, other_rows, write_dataset
+from hotbed.data.workspace import recover
 from hotbed.errors import ConfigError, DataError, SchemaError
 
 ADULT_FILE = Path(__file__).with_name("adult.parquet")
@@ -65,6 +66,7 @@ def resolve(name_or_path: str | Path, cache_dir: str | Path | None = None, progr
     recipe = _recipe(str(name_or_path), progress)
     if recipe is None:
         path = Path(name_or_path)
+        recover(path)
         if not path.exists():
             known = ", ".join(entry.name for entry in EMBEDDED)
             raise SchemaError(

@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from hotbed.atomic import flush_to_disk
 from hotbed.data.arrays import write_whole
 from hotbed.data.formats.chunk import REEL_BYTES
 from hotbed.data.inputs import Mark, Source
@@ -59,6 +60,8 @@ def take_over(work: Workspace, job: dict[str, Any], sources: Sequence[Source], m
     (work.path / "work").mkdir(exist_ok=True)
     work.keep = work.keep or any((work.path / "work").glob("file-*.json"))  # it outlived one end, so it outlives errors
     (work.path / "counts").mkdir(exist_ok=True)
+    for folder in (work.path / "work", work.path):
+        flush_to_disk(folder)  # what was deleted must not come back beside the new note
     write_whole(path, json.dumps({**job, "marks": marks}))
     return said
 

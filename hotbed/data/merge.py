@@ -11,7 +11,6 @@ a vocabulary is never a guess: it is what `min_count` of E + 1 would give, and e
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from hotbed.atomic import flush_to_disk, put
 from hotbed.data.arrays import ArrayFile, beside, write_whole
 from hotbed.data.schema import IdFeature, IdMode
 from hotbed.data.stats import HeavyHitters, HyperLogLog
@@ -71,7 +71,7 @@ def merge_feature(
     path = work.parent / "counts" / f"{feature.name}.parquet"
     temporary = beside(path)
     pq.write_table(listed, temporary, compression="zstd")
-    os.replace(temporary, path)
+    put(temporary, path)
     unlisted = found.lookups - int(found.counts[kept].sum())
     done = replace(
         feature,
@@ -92,6 +92,8 @@ def merge_feature(
             for piece in pieces:
                 with ArrayFile(piece.path) as arrays:
                     file.write(row_of_number[found.table.find(arrays.read(f"ids.{number}"))].data)
+        flush_to_disk(work / f"feature-{number}.rows")
+        flush_to_disk(work)
     write_whole(work / f"feature-{number}.json", json.dumps(asdict(done)))
     return done
 

@@ -7,7 +7,6 @@ reel alone. `file-i.reel-k.json` is written last: where it exists, the reel is d
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hotbed.atomic import flush_to_disk, place
 from hotbed.data.arrays import beside, write_whole
 from hotbed.data.encoded import Encoded, encode
 from hotbed.data.formats import BadRow, Format, Reel
@@ -135,7 +135,8 @@ def parse_reel(
     facts.reasons, facts.bad_rows = dict(reasons), reasons.total()
     if task.source.data is None:
         task.source.check_mark(task.mark)
-    os.replace(temporary, bad_path)
+    place(temporary, bad_path)
+    flush_to_disk(directory)  # the names of the pieces, before one that says that they are there
     facts.save(directory)
     return facts
 

@@ -21,12 +21,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from hotbed.atomic import write_file
 from hotbed.errors import SchemaError
 
 FORMAT_VERSION = 1
@@ -96,9 +96,7 @@ class Schema:
 
     def save(self, directory: Path) -> None:
         """Write schema.json in one step: a reader sees a whole file or none."""
-        temporary = directory / "schema.json.tmp"
-        temporary.write_text(json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n")
-        os.replace(temporary, directory / "schema.json")
+        write_file(directory / "schema.json", json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n")
 
     @classmethod
     def load(cls, directory: Path) -> Schema:

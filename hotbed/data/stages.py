@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hotbed.atomic import flush_to_disk, make_folder
 from hotbed.data.ahead import run_ahead
 from hotbed.data.crew import Crew
 from hotbed.data.formats import Format
@@ -178,9 +179,11 @@ def write_parts(job: Job, settled: Settled, finish: Finish) -> dict[str, list[Pa
     uses = [0] * len(settled.pieces)
     every = [part for of_split in parts.values() for part in of_split]
     for part in every:
-        (job.path / part.file).parent.mkdir(exist_ok=True)
+        make_folder((job.path / part.file).parent)
         for number in {span.piece for span in part.spans}:
             uses[number] += 1
+
+    flush_to_disk(job.work)  # what was counted from pieces is there for good before one of them goes
 
     def write(part: Part) -> Part:
         if not (job.path / part.file).is_file():
@@ -209,6 +212,7 @@ def commit(job: Job, work: Workspace, reels: Sequence[ReelFacts], schema: Schema
     for left in job.path.rglob("*.tmp"):  # by a rank of a lost crew
         left.unlink(missing_ok=True)
     (job.path / "job.json").unlink()  # a job killed from here on begins anew: nobody takes over half of its files
+    flush_to_disk(job.path)
     shutil.rmtree(job.work)
     shutil.rmtree(job.path / "ranks", ignore_errors=True)
     work.commit()

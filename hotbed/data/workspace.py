@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from hotbed.atomic import flush_to_disk, flush_tree, make_folder, put_folder, recover_folder
 from hotbed.errors import ConfigError, DataError
 from hotbed.memory import in_words
 
@@ -40,8 +41,9 @@ class Workspace:
 
     def __enter__(self) -> Workspace:
         try:
+            recover(self._out)
             self._check_out()
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             lock = (self.path / "lock").open("w")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,10 +64,11 @@ class Workspace:
         return self
 
     def clear(self, but: tuple[str, ...] = ()) -> None:
-        """Delete all that earlier jobs left."""
+        """Delete all that earlier jobs left, for good: what is noted next must not be taken for a note on their files."""
         for left in self.path.iterdir():
             if left.name not in ("lock", *but):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
+        flush_to_disk(self.path)
 
     def _check_out(self) -> None:
         out = self._out
@@ -91,15 +94,12 @@ class Workspace:
             )
 
     def commit(self) -> None:
-        """Put the work in its place."""
+        """Put the work in its place, on the disk."""
         (self.path / "lock").unlink()
         (self.path / "settings").unlink(missing_ok=True)
-        old = self._out.parent / f".{self._out.name}.old"
-        shutil.rmtree(old, ignore_errors=True)
-        if self._out.exists():
-            self._out.rename(old)
-        self.path.rename(self._out)
-        shutil.rmtree(old, ignore_errors=True)
+        flush_tree(self.path)
+        shutil.rmtree(_old(self._out), ignore_errors=True)
+        put_folder(self.path, self._out, _old(self._out))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -111,6 +111,16 @@ class Workspace:
             self._lock.close()
         if failed is not None:
             raise failed from error
+
+
+def recover(out: Path) -> None:
+    """After a crash in `commit`, the old directory is there where the new one is not."""
+    with suppress(OSError):  # who may not write here finds what is there
+        recover_folder(out, _old(out))
+
+
+def _old(out: Path) -> Path:
+    return out.parent / f".{out.name}.old"
 
 
 def unwritable(out: Path, error: Exception, work: Path | None = None, needs: str = "", by: str = "") -> DataError:

@@ -12,7 +12,6 @@ flipped bit.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from hotbed.atomic import put
 from hotbed.data.arrays import ArrayFile, beside
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.data.values import standardise
@@ -114,7 +114,7 @@ def write_part(part: Part, pieces: Pieces, finish: Finish, directory: Path) -> i
             columns = [open_pieces[span.piece].columns(span.begin, span.end) for span in spans]
             arrays = [_join([of_span[i] for of_span in columns]) for i in range(len(schema))]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=GROUP_ROWS)
-    os.replace(temporary, path)
+    put(temporary, path)  # pieces may go once it is there
     return part.rows
 
 

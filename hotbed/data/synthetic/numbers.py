@@ -10,7 +10,6 @@ that was killed need not count again.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 from numba import njit
 from numpy.typing import NDArray
 
+from hotbed.atomic import flush_tree, make_folder, write_file
 from hotbed.data.ahead import run_ahead
 from hotbed.data.formats.chunk import Faults, Integers
 from hotbed.data.schema import DenseColumn, IdFeature
@@ -102,8 +102,8 @@ def number_ids(log: ClickLog, train: int, threads: int, out: Path, report: Repor
     if (kept / FACTS).is_file():
         report(train)
         return _load(log, train, kept)
-    kept.mkdir(exist_ok=True)
-    (out / "counts").mkdir(exist_ok=True)
+    for folder in (kept, out / "counts"):
+        make_folder(folder)
     shape = log.shape
     columns = [_rows_for(column.cardinality, train * column.bag) for column in shape.ids]
     facts: dict[str, Any] = {"dense": _count_all(log, train, columns, threads, report), "lookups": []}
@@ -119,8 +119,9 @@ def number_ids(log: ClickLog, train: int, threads: int, out: Path, report: Repor
         np.save(kept / f"{number}.npy", ordered)
         facts["lookups"].append(int(counts.sum()))
         rows.number(ordered)
-    (kept / "facts.json.tmp").write_text(json.dumps(facts))
-    os.replace(kept / "facts.json.tmp", kept / FACTS)
+    for folder in (out / "counts", kept):
+        flush_tree(folder)
+    write_file(kept / FACTS, json.dumps(facts))
     return _load(log, train, kept, columns)
 
 

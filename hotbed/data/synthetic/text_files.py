@@ -7,7 +7,6 @@ In: a log and a range of rows. Out: files that appear whole or not at all, drawn
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hotbed.atomic import put, write_file
 from hotbed.data.ahead import run_ahead
 from hotbed.data.synthetic.generate import ClickLog
 from hotbed.data.synthetic.shape import Shape
@@ -54,7 +54,7 @@ def write_text(
                 written += file.write(text.data)
                 if report is not None:
                     report(rows)
-        os.replace(partial, path)
+        put(partial, path)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
@@ -129,6 +129,6 @@ def _settle(folder: Path, log: ClickLog, num_rows: int) -> None:
                 f"{folder} holds the text of another log ({differing}). Choose another folder, or empty it."
             )
         if found is None:
-            note.write_text(json.dumps(known))
+            write_file(note, json.dumps(known))
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(f"{folder} cannot hold the text: {error}.") from error

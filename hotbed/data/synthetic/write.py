@@ -9,7 +9,6 @@ most, and a slice of 262,144 rows or two for every thread. A job that was killed
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from hotbed.atomic import flush_to_disk, make_folder, place
 from hotbed.data.ahead import run_ahead
 from hotbed.data.schema import FORMAT_VERSION, Schema, Split
 from hotbed.data.synthetic.generate import ClickLog, ClickRows
@@ -106,7 +106,7 @@ def write_dataset(
         numbers = number_ids(log, train, threads, work.path, report)
         parts = list(_parts(sizes, log.rows_per_day if days is not None else None))
         for folder in {"made", *(part.split for part in parts)}:
-            (work.path / folder).mkdir(exist_ok=True)
+            make_folder(work.path / folder)
         splits: dict[str, _Sum] = {}
         for result in run_ahead(_Writer(log, numbers, work.path), parts, threads=threads, ahead=threads):
             splits.setdefault(result.part.split, _Sum()).add(result)
@@ -114,6 +114,7 @@ def write_dataset(
         schema = _schema(log, numbers, splits)
         schema.save(work.path)
         (work.path / "numbers" / FACTS).unlink()  # first, so that a job killed here counts again
+        flush_to_disk(work.path / "numbers")
         for folder in ("numbers", "made"):
             shutil.rmtree(work.path / folder)
         work.commit()
@@ -174,7 +175,9 @@ class _Writer:
         if writer is not None:
             writer.close()
         np.save(note, chances.astype(np.int32))
-        os.replace(partial, path)
+        for one in (note, note.parent):
+            flush_to_disk(one)
+        place(partial, path)
         return _Written(part, chances)
 
     def _table(self, rows: ClickRows) -> pa.Table:

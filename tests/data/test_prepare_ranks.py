@@ -101,7 +101,7 @@ def test_a_moment_of_a_full_disk_does_not_end_the_pulse(tmp_path, monkeypatch):
         if len(written) == 1:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "write_whole", write)
+    monkeypatch.setattr(module, "_note", write)
     crew._beat()
     assert written == ["1", "2", "3"]
 

@@ -99,7 +99,7 @@ def current_pass() -> int:
 
 def scaled_pass(*numbers: int) -> Scaled | None:
     """What is known of the first of these backward passes whose loss was scaled."""
-    return next((_scaled[number] for number in numbers if number in _scaled), None)
+    return next((_scaled[number] for number in numbers if number in _scaled), None) if _scaled else None
 
 
 def listen() -> None:

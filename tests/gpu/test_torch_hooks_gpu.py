@@ -22,7 +22,7 @@ def make(kept):
 
 def batches():
     generator = torch.Generator().manual_seed(0)
-    return [torch.randint(ROWS, (100, 2), generator=generator).cuda() for _ in range(STEPS)]
+    return [torch.randint(ROWS, (100, 2), generator=generator, device="cpu").cuda() for _ in range(STEPS)]
 
 
 def rows_of(tables):
@@ -31,7 +31,7 @@ def rows_of(tables):
 
 def train(tables, scaler=None, overflows=(), skip=()):
     torch.manual_seed(0)
-    dense = nn.Linear(32, 1).cuda()
+    dense = nn.Linear(32, 1, device="cpu").cuda()
     optimizer = torch.optim.SGD(dense.parameters(), lr=0.1)
     given = [ids for n, ids in enumerate(batches()) if n not in skip]
     for n, ids in enumerate(hotbed.prefetch(given, tables)):

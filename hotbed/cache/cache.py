@@ -53,7 +53,6 @@ _STATE = 13  # of them, slot state
 _CELL, _STAMP = 16.25, 4  # bytes of a cell with its share of a mark, and of the stamp that a lane gives it on CUDA
 _BOUNDED_AHEAD = 2  # caches: keys of the batches ahead that a bounded index takes beside those in slots
 _BRIMFUL = 0.95  # of the cells of a bounded index; above it no batch more is looked at ahead
-_TIDY = 8  # the index is tidied when one cell in so many has been taken anew
 _MOST_STRIDE = 8
 HOST_LISTS = 6  # plans whose lists the host can read at a time
 
@@ -228,7 +227,7 @@ class Cache:
         """A window has been decided. Now and then the table is tidied: marks that nobody clears make every search long."""
         self._windows += 1
         self._count_live(wait=False)
-        if self._taken * _TIDY >= self._cells.key.shape[0]:
+        if self._taken * self._ops.TIDY >= self._cells.key.shape[0]:
             self._ops.tidy(self._cells, self._slots)
             self._taken = 0
 

@@ -103,7 +103,7 @@ def test_a_crowded_table_is_tidied(backend: str, monkeypatch: pytest.MonkeyPatch
         cache.numbers.publish()
     cells, _ = cache.parts()
     assert 0.85 < (cells.key != EMPTY).double().mean() < 0.95
-    assert len(tidied) > 10
+    assert len(tidied) > (10 if backend == "triton" else 4)
     assert not cannot_be_found(cells)
     cache.check_integrity()
     if backend == "triton":  # on the CPU batches remember cells, and none moves

@@ -31,6 +31,7 @@ KNOWN = (
     Known(
         "padding is ignored where ids are hashed",
         "hotbed/ops/keys/numba.py", "if padded and value == pad:", "if padded and not hashed and value == pad:",
+        "tests/ops/test_keys.py::test_padding_is_padding_where_ids_are_hashed",
     ),
     Known(
         "MemoryStore.forget does not keep the row for an open snapshot",
@@ -73,7 +74,11 @@ KNOWN = (
         "hotbed/budget.py", '"memory"), sum(rows * (record + 1)', '"memory"), sum(rows * record',
         "tests/test_budget.py::test_host_memory_counts_the_byte_that_says_whether_a_row_was_written",
     ),
-    Known("a window that fills its room exactly is cut", "hotbed/cache/window.py", "total > room", "total >= room"),
+    Known(
+        "a window that fills its room exactly is cut",
+        "hotbed/cache/window.py", "total > room", "total >= room",
+        "tests/cache/test_window.py::test_window_length",
+    ),
     Known(
         "the server takes one request too many",
         "hotbed/serve/app.py", "self._metrics.in_flight >= self._limits.in_flight",

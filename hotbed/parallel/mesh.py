@@ -43,7 +43,7 @@ class Mesh:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.node, self.local_rank = divmod(self.rank, local)
         self.traffic = Traffic()
-        self._timeout, self._make_link = timeout, make_link
+        self.timeout, self._make_link = timeout, make_link
         self.flat = self._link([range(world)])
         rows = [range(node * local, (node + 1) * local) for node in range(nodes)]
         columns = [range(place, world, local) for place in range(local)]
@@ -61,7 +61,7 @@ class Mesh:
 
     def apart(self) -> Mesh:
         """The same ranks with groups of their own, for another thread; a collective. Bytes are counted together."""
-        mesh = Mesh(self.nodes, self.local, timeout=self._timeout, make_link=self._make_link)
+        mesh = Mesh(self.nodes, self.local, timeout=self.timeout, make_link=self._make_link)
         for link in (mesh, mesh.flat, mesh.in_node, mesh.across):
             link.traffic = self.traffic
         return mesh
@@ -105,7 +105,7 @@ class Mesh:
         mine = next(members for members in groups if self.rank in members)
         made = {}
         if len(mine) > 1:
-            made = {members: dist.new_group(list(members), timeout=self._timeout) for members in groups}
+            made = {members: dist.new_group(list(members), timeout=self.timeout) for members in groups}
         return self._make_link(made.get(mine), mine, self.local, self.traffic)
 
     def __repr__(self) -> str:

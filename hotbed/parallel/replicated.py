@@ -132,6 +132,7 @@ class ReplicatedFront:
 
     def rows_of(self, lookups: Lookups) -> Tensor:
         """The weights [L, D] that the look-ups read."""
+        self._sharded.meet("is in a backward pass and reads rows again", lookups)
         union = self._placed(self._sharded.asked(lookups, learns=False))
         return rows_of(self._replicas.rows, _here(lookups, union), self.layout.dim)
 

@@ -37,6 +37,7 @@ class Route(NamedTuple):
     tables: Tensor | None = None  # int32, of dynamic ids
     times: Tensor | None = None  # int32, how often their rank's batch has them
     union: Any = None  # of the rows that all ranks ask for, where replicas are
+    call: int = 0  # of the tables
 
     @property
     def num_vectors(self) -> int:

@@ -10,6 +10,7 @@ others ask for is a batch like any other.
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -33,6 +34,7 @@ from hotbed.optim import RowOptimizer
 from hotbed.parallel.asks import Bags, Wanted
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.modes import Mode, check_mode, way_of
+from hotbed.parallel.order import Order
 from hotbed.parallel.routes import RanksLeft, Route, end_routes, make_routes, refuse_routes
 from hotbed.parallel.shared_rows import SharedRows
 from hotbed.parallel.summed import Summed, averaged
@@ -47,6 +49,7 @@ from hotbed.types import Jagged
 
 Traffic = Literal["fp32", "fp16", "bf16"]
 Pooled = Literal["auto", "always", "never"]
+_ALIKE = ("seed", "precision")  # options that are the same on all ranks
 _TYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -83,17 +86,26 @@ class ShardedTables(EmbeddingTables):
         **options: Any,
     ) -> None:
         mesh = Mesh.from_environment() if mesh is None else mesh
-        _check_settings(gradients, traffic, pooled)
-        check_mode(mode, optimizer)
-        super().__init__(tables, optimizer, shard=Shard(mesh.rank, mesh.size), **options)
-        self.mesh = mesh
+        order = Order(mesh)
+        try:
+            _check_settings(gradients, traffic, pooled)
+            check_mode(mode, optimizer)
+            super().__init__(tables, optimizer, shard=Shard(mesh.rank, mesh.size), **options)
+        except BaseException as error:
+            order.refuse(error)
+            raise
+        self.mesh, self.order = mesh, order
+        settings = {"gradients": gradients, "traffic": traffic, "mode": mode, "pooled": pooled}
+        order.compare(_description(self, settings | {name: options.get(name) for name in _ALIKE}))
         self._recorded = None  # what it records is of one rank
         scale = 1.0 if gradients == "sum" else 1.0 / mesh.size
         self._sharded = [ShardFront(self, group, scale, traffic) for group in self.groups]
         self._ways = [way_of(mode, front, mesh, group) for front, group in zip(self._sharded, self.groups)]
         self.fronts = [*self._ways]
         self._mode, self._pooled = mode, pooled
-        self._told = False  # the others know of the batch
+        self._is_cached = any(isinstance(group, CachedGroup) for group in self.groups)
+        self._num_calls, self._trains = 0, False
+        self._told = False  # the others know what became of the call, or will
         self._idle: list[Mesh] = []  # that feeds have settled their batches over
 
     @property
@@ -107,12 +119,14 @@ class ShardedTables(EmbeddingTables):
     ) -> Tensor | dict[str, Tensor]:
         """Look up this rank's part of a batch; see EmbeddingTables."""
         self._told = False
+        self._num_calls += 1
+        self._trains = torch.is_grad_enabled() and self.learns
         try:
             return super().forward(ids, bags)
         except BaseException as error:
             if not self._told:
                 self._told = True
-                refuse_routes(self.mesh, len(self.groups), error, self.device)
+                self.order.refuse(error)
             raise
 
     def restore(self) -> TablesSink:
@@ -127,6 +141,7 @@ class ShardedTables(EmbeddingTables):
 
     def lend_mesh(self) -> Mesh:
         """A mesh of its own for every feed: each settles its batches in a thread, and feeds in no common order."""
+        self.order.meet("begins to prefetch")
         return self._idle.pop() if self._idle else self.mesh.apart()
 
     def take_back_mesh(self, mesh: Mesh) -> None:
@@ -164,8 +179,17 @@ class ShardedTables(EmbeddingTables):
     def routes(self, given: Given) -> list[Route]:
         """Settle between all ranks who asks for which rows; a collective."""
         wanted = self._wanted(given)
+        self._meet(prefetched=False)
+        routes = self._settled(self.mesh, wanted)
+        self._told = not self._is_cached  # where it is, ranks meet again when rows are in place
+        return routes
+
+    def _meet(self, *, prefetched: bool) -> None:
+        """With the other ranks, before a batch is looked up."""
         self._told = True
-        return self._settled(self.mesh, wanted)
+        kind = "training batch" if self._trains else "batch"
+        what = f"looks up a {kind}{' of a prefetch' if prefetched else ''}{'' if self._trains else ' without training'}"
+        self.order.meet(what, self._num_calls)
 
     def _settled(self, mesh: Mesh, wanted: list[Wanted]) -> list[Route]:
         routes = make_routes(mesh, wanted, self.mesh)
@@ -214,8 +238,16 @@ class ShardedTables(EmbeddingTables):
 
     def _prepared(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
         """The rank's own look-ups; with them goes what it is asked for, rows in place."""
-        self._told |= planned is not None
-        return [each.route.own._replace(route=each) for each in super()._prepared(given, planned, learns)]
+        found = super()._prepared(given, planned, learns)
+        if planned is not None:
+            self._meet(prefetched=True)
+        elif self._is_cached:  # not all rows may have had room
+            self._told = True
+            self.order.meet("has the rows of a batch in place", self._num_calls)
+        return [each.route.own._replace(route=self._numbered(each)) for each in found]
+
+    def _numbered(self, asked: Lookups) -> Lookups:
+        return asked._replace(route=asked.route._replace(call=self._num_calls))
 
 
 class ShardFront:
@@ -226,7 +258,7 @@ class ShardFront:
     def __init__(self, tables: ShardedTables, group: TableGroup, scale: float, traffic: Traffic) -> None:
         self.layout = group.layout
         self._tables = cast(ShardedTables, weakref.proxy(tables))  # which own this
-        self._group = group
+        self._group, self._number = group, tables.groups.index(group)
         self._scale = scale
         self._type = _TYPES[traffic]
         self.shared: SharedRows | None = None  # where ids have to be admitted
@@ -241,6 +273,7 @@ class ShardFront:
 
     def rows_of(self, lookups: Lookups) -> Tensor:
         """The vectors [L, D] that the look-ups read: rows, or sums of parts of bags; asks for them again."""
+        self.meet("is in a backward pass and reads rows again", lookups)
         here = lookups._replace(route=self.asked(lookups, learns=False))
         return rows_of(self._vectors(here), lookups, self.layout.dim)
 
@@ -252,6 +285,7 @@ class ShardFront:
         """As `update`; what this rank was asked for, rows in place."""
         route: Route = lookups.route.route
         sums = self._summed(lookups, tables, grad, route.num_vectors)
+        self.meet("is in a backward pass and updates rows", lookups)
         received = route.give(self.narrow(sums)).to(grad.dtype)
         asked = self.asked(lookups, learns=True)
         summed = Summed(asked, received, torch.empty(0, dtype=torch.float32, device="cpu"))
@@ -264,6 +298,10 @@ class ShardFront:
         with self._group.changes.changing("an update of rows"):
             self._group.update_rows(summed.lookups, summed.grad, step)
         return asked
+
+    def meet(self, what: str, lookups: Lookups) -> None:
+        """With the other ranks, which do the same with their part of the batch."""
+        self._tables.order.meet(what, lookups.route.route.call, self._number)
 
     def asked(self, lookups: Lookups, learns: bool) -> Lookups:
         """What this rank is asked for; the rows may have been moved since the look-ups were made."""
@@ -293,6 +331,14 @@ class ShardFront:
         """Sums [V, D] of the gradients of every vector, in the order of the batch."""
         sums = sum_by_row(grad, lookups, num_vectors, tables)
         return sums if self._scale == 1.0 else sums * self._scale
+
+
+def _description(tables: EmbeddingTables, settings: dict[str, Any]) -> dict[str, str]:
+    """What must be the same on all ranks; budgets and places are each rank's own."""
+    cached = [sorted(group.members) for group in tables.groups if isinstance(group, CachedGroup)]
+    found = {"the tables": list(tables.tables), **{f"table {name!r}": table for name, table in tables.tables.items()}}
+    found |= {"optimizer": tables.optimizer, "output": tables.output, "tables behind a cache": cached, **settings}
+    return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for name, value in found.items()}
 
 
 def _check_settings(gradients: str, traffic: str, pooled: str) -> None:

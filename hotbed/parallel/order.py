@@ -1,0 +1,123 @@
+"""Ranks in step: before ranks do something together, each says what, and all of them stop where they do not say the same.
+
+What ranks do with shared tables are collectives, and a collective that meets another one ends in an abort of the process
+(Gloo), a hang (NCCL) or wrong rows. So before each of them comes a small one of fixed size, over a Gloo group of its own that
+carries nothing else: a rank that skips a backward, evaluates alone or has failed is named on every rank, at once. A rank that
+says nothing at all is waited for as long as the process group's time-out says.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hotbed.errors import ConfigError, RankError
+from hotbed.parallel.mesh import Mesh
+
+_FAILED = "has failed"
+DOES = (
+    _FAILED,
+    "makes its tables",
+    "begins to prefetch",
+    "looks up a training batch",
+    "looks up a training batch of a prefetch",
+    "looks up a batch without training",
+    "looks up a batch of a prefetch without training",
+    "has the rows of a batch in place",
+    "is in a backward pass and updates rows",
+    "is in a backward pass and reads rows again",
+)
+_NUMBER = {what: number for number, what in enumerate(DOES)}
+_RULE = (
+    "Every rank must call the tables and run backward equally often, in the same order. A rank that would skip a backward (its "
+    "loss is not finite, say) runs it with a loss of 0 * vectors.sum(); one without samples calls the tables with an empty "
+    "batch; an evaluation is one of all ranks"
+)
+
+
+class Act(NamedTuple):
+    """What a rank does next."""
+
+    what: int
+    call: int  # of the tables, counted from 1
+    group: int  # of tables
+
+    def __str__(self) -> str:
+        where = [f"call {self.call}"] * (self.call > 0) + [f"group {self.group}"] * (self.group > 0)
+        return DOES[self.what] + (f" ({', '.join(where)})" if where else "")
+
+
+class Order:
+    """Of one ShardedTables; making it is a collective."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._rank, self._size = mesh.rank, mesh.size
+        self._group: Any = None
+        if mesh.size > 1:
+            self._group = dist.new_group(backend="gloo", timeout=mesh.timeout or _default_timeout())
+
+    def meet(self, what: str, call: int = 0, group: int = 0, failure: str = "") -> None:
+        """All ranks are here for the same, or all raise; a collective."""
+        if self._size == 1:
+            return
+        act = Act(_NUMBER[what], call, group)
+        mine = torch.tensor([act] * self._size, dtype=torch.int64, device="cpu")
+        said = torch.empty_like(mine)
+        texts = [failure] * self._size
+        try:
+            dist.all_to_all_single(said, mine, group=self._group)
+            acts = [Act(*each) for each in said.tolist()]
+            if any(DOES[each.what] == _FAILED for each in acts):
+                dist.all_gather_object(texts, failure, group=self._group)
+        except RuntimeError as error:
+            raise RankError(
+                f"rank {self._rank} {act}, and other ranks do not answer: they have ended, or wait for something else. "
+                f"{_RULE}. ({error})"
+            ) from error
+        failed = [f"rank {rank}: {texts[rank]}" for rank, each in enumerate(acts) if DOES[each.what] == _FAILED]
+        if failed and what != _FAILED:
+            raise RankError(f"this rank stops because of another. {'; '.join(failed)}")
+        if not failed and len(set(acts)) > 1:
+            raise RankError(f"ranks are out of step: {_by_rank(acts)}. {_RULE}")
+
+    def refuse(self, error: BaseException) -> None:
+        """Instead of `meet`, on a rank that cannot: all others stop, naming it."""
+        self.meet(_FAILED, failure=f"{type(error).__name__}: {error}")
+
+    def compare(self, mine: dict[str, str]) -> None:
+        """A ConfigError on all ranks where one was given something else than rank 0; a collective."""
+        self.meet("makes its tables")
+        given = [mine] * self._size
+        if self._size > 1:
+            dist.all_gather_object(given, mine, group=self._group)
+        wrong = []
+        for name in dict.fromkeys(name for each in given for name in each):
+            values = [each.get(name, "none") for each in given]
+            others = [f"{value} on rank {rank}" for rank, value in enumerate(values) if value != values[0]]
+            if others:
+                wrong.append(f"{name}: {values[0]} on rank 0, {', '.join(others)}")
+        if wrong:
+            raise ConfigError(
+                "\n  - ".join(["ShardedTables must be the same on all ranks, and they differ in:", *wrong])
+            )
+
+
+def _by_rank(acts: list[Act]) -> str:
+    ranks: dict[Act, list[int]] = {}
+    for rank, act in enumerate(acts):
+        ranks.setdefault(act, []).append(rank)
+    return "; ".join(f"rank {', '.join(map(str, who))} {act}" for act, who in ranks.items())
+
+
+def _default_timeout() -> timedelta | None:
+    """That of the default process group, which torch does not hand down to new ones."""
+    group: Any = dist.group.WORLD
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)
+        if options is not None:
+            found: timedelta = options._timeout
+            return found
+    return None

@@ -1,0 +1,182 @@
+"""Ranks that are not in step, or were given different tables: an error on all of them that names the cause, and no abort."""
+
+import os
+import time
+from datetime import timedelta
+
+import torch
+
+import hotbed
+from hotbed import Table, optim
+from hotbed.errors import HotbedError
+from hotbed.parallel.sharded import ShardedTables
+from tests.distributed.ranks import run_ranks
+
+TABLES = {"a": Table(50, 4), "b": Table(50, 8)}
+CACHED = {"hbm": "64KiB", "memory": "1MiB"}
+
+
+def make(**options):
+    return ShardedTables(TABLES, optim.SGD(lr=0.1), output="concat", **options)
+
+
+def batches(rank, count=6, size=8):
+    generator = torch.Generator().manual_seed(3 + rank)
+    return [torch.randint(50, (size, 2), generator=generator) for _ in range(count)]
+
+
+def error_of(call, *args):
+    try:
+        call(*args)
+    except HotbedError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def given_different(pairs):
+    """What making tables says, of which rank 1 is given the second of each pair."""
+    import torch.distributed as dist
+
+    usual = {"tables": TABLES, "optimizer": optim.SGD(lr=0.1)}
+    return [error_of(lambda given: ShardedTables(**given), usual | pair[dist.get_rank()]) for pair in pairs]
+
+
+def test_tables_that_differ_are_refused_on_all_ranks():
+    usual, other = {}, {"a": Table(60, 4), "b": Table(50, 8)}
+    pairs = {
+        "seed: 1 on rank 0, 2 on rank 1": ({"seed": 1}, {"seed": 2}),
+        "table 'a': Table(rows=50,": (usual, {"tables": other}),
+        "optimizer: SGD(lr=0.1,": (usual, {"optimizer": optim.SGD(lr=0.2)}),
+        "the tables: ['a', 'b'] on rank 0, ['b', 'a'] on rank 1": (usual, {"tables": dict(reversed(TABLES.items()))}),
+        "gradients: 'mean' on rank 0, 'sum' on rank 1": (usual, {"gradients": "sum"}),
+        "precision: None on rank 0, 'bf16' on rank 1": (usual, {"precision": "bf16"}),
+        "tables behind a cache: [] on rank 0": (usual, CACHED),
+    }
+    same = [({"cache": 0.5}, {"cache": 0.9}), (usual, usual)]  # budgets are each rank's own
+    wrong = [(usual, {"cache": 7.0})]
+    first, second = run_ranks(given_different, 2, [*pairs.values(), *same, *wrong])
+    assert first[: len(pairs)] == second[: len(pairs)]
+    for text, message in zip(pairs, first):
+        assert message.startswith("ConfigError: ShardedTables must be the same on all ranks"), text
+        assert text in message
+        assert message.count("\n") == 1, message
+    assert first[len(pairs) : -1] == second[len(pairs) : -1] == ["no error"] * 2
+    assert second[-1].startswith("ConfigError: ")
+    assert first[-1] == f"RankError: this rank stops because of another. rank 1: {second[-1]}"
+
+
+def train(tables, rank, ahead, skips=-1, evaluates=-1, prefetches=-1):
+    """One rank does something alone after some batch."""
+    given = batches(rank)
+    for number, ids in enumerate(hotbed.prefetch(given, tables) if ahead else given):
+        vectors = tables(ids)
+        if number == skips:
+            continue
+        vectors.square().sum().backward()
+        if number == evaluates:
+            with torch.no_grad():
+                tables(given[0])
+        if number == prefetches:
+            list(hotbed.prefetch(given, tables))
+
+
+def out_of_step(scripts):
+    import torch.distributed as dist
+
+    rank, found = dist.get_rank(), []
+    for options, ahead, alone in scripts:
+        found.append(error_of(lambda: train(make(**options), rank, ahead, **(alone if rank == 1 else {}))))  # noqa: B023
+    return found
+
+
+def test_a_rank_that_does_something_alone_is_named_on_all():
+    skips = "rank 0 is in a backward pass and updates rows (call 3{}); rank 1 looks up a training batch{} (call 4)"
+    # A group is updated after the other, and the error may come at either.
+    scripts = {
+        skips.format(", group 1", ""): ({}, False, {"skips": 2}),
+        skips.format(", group 1", " of a prefetch"): (CACHED, True, {"skips": 2}),
+        "rank 0 looks up a training batch (call 4); rank 1 looks up a batch without training (call 4)": (
+            CACHED,
+            False,
+            {"evaluates": 2},
+        ),
+        "rank 0 looks up a training batch (call 4); rank 1 begins to prefetch": (CACHED, False, {"prefetches": 2}),
+    }
+    results = run_ranks(out_of_step, 2, [*scripts.values()])
+    for text, *messages in zip(scripts, *results):
+        for message in messages:
+            assert message.startswith("RankError: ranks are out of step: "), message
+            assert text in message
+            assert "Every rank must call the tables and run backward equally often" in message
+
+
+def no_answer(path):
+    """Rank 1 does not take part."""
+    import torch.distributed as dist
+
+    rank = int(os.environ["RANK"])
+    store = dist.FileStore(path, 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=3))
+    tables = make()
+    if rank == 1:
+        store.wait(["done"], timedelta(seconds=60))
+        return "", 0.0
+    began = time.monotonic()
+    said = error_of(tables, batches(0)[0])
+    store.set("done", "")
+    return said, time.monotonic() - began
+
+
+def test_a_rank_that_does_not_answer_is_waited_for_as_long_as_the_time_out_says(tmp_path):
+    (said, seconds), _ = run_ranks(no_answer, 2, str(tmp_path / "store"), init=False)
+    assert said.startswith("RankError: rank 0 looks up a training batch (call 1), and other ranks do not answer")
+    assert 2 < seconds < 30
+
+
+def too_many_rows_on_one():
+    """Then all go on together."""
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    tables = ShardedTables({"a": Table(1000, 4)}, optim.SGD(lr=0.1), cache=0.05)
+    whose = 2 * torch.arange(400)[:, None]
+    shares = [tables.groups[0].shard.owner_of_any(whose[:, 0], None) == owner for owner in range(2)]
+    said = error_of(tables, whose[shares[1]])  # all of them are rank 1's
+    tables(batches(rank)[0][:, :1]).sum().backward()
+    return said, tables.num_updates
+
+
+def test_too_many_rows_on_one_rank_stop_all_at_once():
+    (first, *one), (second, *other) = run_ranks(too_many_rows_on_one, 2)
+    assert second.startswith("BudgetError: ")
+    assert first == f"RankError: this rank stops because of another. rank 1: {second}"
+    assert one == other == [1]
+
+
+def unsharded():
+    ids = batches(0)[0]
+    kinds = {
+        "plain": hotbed.EmbeddingTables(TABLES, output="concat"),
+        "cached": hotbed.EmbeddingTables(TABLES, output="concat", cache=0.9),
+        "independent": hotbed.EmbeddingTables(TABLES, output="concat", independent=True),
+    }
+    found = {}
+    for name, tables in kinds.items():
+        tables.requires_grad_(False)
+        tables(ids)
+        tables.requires_grad_(True)
+        found[name] = error_of(lambda: tables(ids).sum().backward()), tables.num_updates  # noqa: B023
+    bag = hotbed.EmbeddingBag(50, 4, independent=True)
+    bag(ids).sum().backward()
+    return found, bag.tables.num_updates
+
+
+def test_unsharded_tables_do_not_train_in_ranks():
+    for found, num_updates in run_ranks(unsharded, 2):
+        for name in ("plain", "cached"):
+            said, count = found[name]
+            assert "hotbed.ShardedTables" in said
+            assert "independent=True" in said
+            assert count == 0
+        assert found["independent"] == ("no error", 1)
+        assert num_updates == 1

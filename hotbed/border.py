@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hotbed.changes import Changes
 from hotbed.clock import UPDATE, StepClock
-from hotbed.errors import HotbedError
+from hotbed.errors import ConfigError, HotbedError
 from hotbed.group import UpdateStep
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.records import Layout
@@ -47,6 +48,7 @@ class Updated(Protocol):
     clock: StepClock
     changes: Changes
     fronts: list[Front]
+    independent: bool
 
     @property
     def is_shared(self) -> bool:
@@ -92,6 +94,8 @@ class Step:
         if tables.is_shared:
             call.group.update(call.lookups, call.tables, grad, self)
             return
+        if not tables.independent:
+            _refuse_ranks()
         if not self._calls and len(tables.fronts) > 1:
             torch.autograd.Variable._execution_engine.queue_callback(self._update_all)
         self._calls.append((call, grad))
@@ -110,6 +114,18 @@ class Step:
                     call.group.update(call.lookups, call.tables, grad, self)
             self._calls.clear()
             tables.clock.enter(before)
+
+
+def _refuse_ranks() -> None:
+    """Raise where this process is one of several ranks: each would move rows of its own, and nobody would notice."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ConfigError(
+            f"these tables are about to train on rank {dist.get_rank()} of {dist.get_world_size()}, and their rows would drift "
+            "away from those of other ranks: DistributedDataParallel keeps parameters alike, and rows are not parameters. Use "
+            "hotbed.ShardedTables with the same arguments (docs/distributed.md); or, if this rank trains a model of its own, "
+            "say so: EmbeddingTables(..., independent=True). Rows that stay as they are need neither: "
+            "tables.requires_grad_(False)"
+        )
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 What differs: the rows are updated in backward by `optimizer`, so they are no parameters and `model.parameters()` does not
 hold them; `sparse` is accepted and means nothing, because gradients are always sparse and never stored; first values come
-from (seed, table, id) and are nearly normal with deviation 1. `cache`, `hbm`, `memory` and `ssd` are those of EmbeddingTables;
-behind a cache `weight` is a copy, and there is no `max_norm`. `load_state_dict` also takes what an nn.EmbeddingBag saved.
+from (seed, table, id) and are nearly normal with deviation 1. `cache`, `hbm`, `memory`, `ssd` and `independent` are those of
+EmbeddingTables; behind a cache `weight` is a copy, and there is no `max_norm`. `load_state_dict` also takes what an
+nn.EmbeddingBag saved.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class EmbeddingBag(nn.Module):
         hbm: str | int | None = None,
         memory: str | int | None = None,
         ssd: str | None = None,
+        independent: bool = False,
     ) -> None:
         super().__init__()
         if mode not in ("sum", "mean", "max"):
@@ -79,7 +81,13 @@ class EmbeddingBag(nn.Module):
         if scale_grad_by_freq:
             optimizer = dataclasses.replace(optimizer, scale_by_count=True)
         self.tables = EmbeddingTables(
-            {_NAME: table}, optimizer, seed=seed, device=device or "cpu", output="dict", **budgets
+            {_NAME: table},
+            optimizer,
+            seed=seed,
+            device=device or "cpu",
+            output="dict",
+            independent=independent,
+            **budgets,
         )
         self.frozen = frozen
         if _weight is not None:

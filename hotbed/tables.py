@@ -70,6 +70,9 @@ class EmbeddingTables(nn.Module):
 
     `precision="bf16"` or "fp16" keeps the weights in 16 bits, the optimizer state in float32; vectors are float32. Updated
     weights are rounded up or down at random, so that small steps count on average: an approximation (docs/numerics.md).
+
+    One of several ranks (torch.distributed) refuses to train such tables, because rows of ranks would drift apart:
+    `hotbed.ShardedTables` spreads them over the ranks. `independent=True` is for ranks that each train a model of their own.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class EmbeddingTables(nn.Module):
         ssd: str | None = None,
         policy: str = DEFAULT_POLICY,
         precision: Precision = "fp32",
+        independent: bool = False,
         shard: Shard = WHOLE,
     ) -> None:
         super().__init__()
@@ -97,6 +101,7 @@ class EmbeddingTables(nn.Module):
         self.output = output_of(output, self.tables, self.features)
         self.lr_factor = 1.0  # multiplies the row learning rate; for schedules driven from outside
         self.num_updates = 0
+        self.independent = independent
         if precision not in PRECISIONS:
             raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
         sizes = sizes_of(self.tables, self.optimizer, precision, shard)

@@ -155,7 +155,7 @@ def mean_of_two():
     """Every rank's loss is the mean over its half."""
     import torch.distributed as dist
 
-    rank, one = dist.get_rank(), hotbed.EmbeddingTables({"a": Table(40, 4)}, optim.SGD(lr=1.0))
+    rank, one = dist.get_rank(), hotbed.EmbeddingTables({"a": Table(40, 4)}, optim.SGD(lr=1.0), independent=True)
     both = ShardedTables({"a": Table(40, 4)}, optim.SGD(lr=1.0))
     ids = torch.arange(32)[:, None] % 9
     one(ids).mean().backward()

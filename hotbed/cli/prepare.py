@@ -217,6 +217,7 @@ def _progress_bar(shown: bool) -> Iterator[Callable[[Progress], None]]:
 
 
 _MANY_ROWS, _LONE = 1000, 0.9
+_SOME_PAIRS = 0.001
 
 
 def _show_lone_values(report: PrepareReport) -> None:
@@ -250,6 +251,26 @@ def _show_hints(report: PrepareReport) -> None:
         )
 
 
+def _show_collisions(report: PrepareReport) -> None:
+    """How many ids are expected to share a row or an id by chance."""
+    from hotbed.data.hash import expected_collisions, expected_sharing
+
+    for feature in report.schema.features:
+        if feature.mode == "hash" and feature.distinct > 1:
+            sharing = expected_sharing(feature.distinct, feature.rows)
+            out().print(
+                f"{feature.name}: about {sharing:,.0f} of its {feature.distinct:,} ids share one of {feature.rows:,} rows with "
+                "another id (--hash-rows)",
+                soft_wrap=True,
+            )
+        if feature.source == "string" and (pairs := expected_collisions(feature.distinct)) >= _SOME_PAIRS:
+            out().print(
+                f"{feature.name}: texts become 64-bit ids by a hash, and of {feature.distinct:,} texts longer than 8 bytes "
+                f"about {pairs:.2g} pairs share an id",
+                soft_wrap=True,
+            )
+
+
 def _show(report: PrepareReport, compiled: Compiled) -> None:
     from rich.table import Table
 
@@ -280,6 +301,7 @@ def _show(report: PrepareReport, compiled: Compiled) -> None:
                 f"{feature.count_error:,} times",
                 soft_wrap=True,
             )
+    _show_collisions(report)
     _show_lone_values(report)
     _show_hints(report)
     if schema.dense:

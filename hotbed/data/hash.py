@@ -13,18 +13,34 @@ A missing value is a value: it has the reserved id `MISSING_ID`, which no string
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from hotbed.data.formats.chunk import Text
 from hotbed.data.hash_kernels import MISSING_ID, hash_spans, mix
 
-__all__ = ["MISSING_ID", "hash_string", "hash_text", "mix"]
+__all__ = ["MISSING_ID", "expected_collisions", "expected_sharing", "hash_string", "hash_text", "mix"]
 
 
 def hash_text(text: Text) -> np.ndarray:
     """The id of every value, int64 [n]; an empty value is missing."""
     ids: np.ndarray = hash_spans(text.data, text.starts, text.ends)
     return ids
+
+
+def expected_collisions(num_ids: int) -> float:
+    """Pairs of long texts that share an id, of so many different ones."""
+    return num_ids * (num_ids - 1) / 2 / 2.0**64
+
+
+def expected_sharing(num_ids: int, num_rows: int) -> float:
+    """Of so many ids that are hashed into rows, those that find another one in their row."""
+    return (
+        num_ids * -math.expm1((num_ids - 1) * math.log1p(-1 / num_rows))
+        if num_rows > 1
+        else float(num_ids > 1) * num_ids
+    )
 
 
 def hash_string(value: str | bytes) -> int:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotbed.data.formats.parquet import text_of_strings
-from hotbed.data.hash import MISSING_ID, hash_string, hash_text
+from hotbed.data.hash import MISSING_ID, expected_collisions, expected_sharing, hash_string, hash_text
 from tests.data.raw_files import text_of
 
 WORD = 2**64 - 1
@@ -79,3 +79,18 @@ def test_bits_are_spread():
     counts = np.bincount(ids % 64, minlength=64)
     assert counts.min() > 880
     assert counts.max() < 1120
+
+
+@pytest.mark.parametrize(("num_ids", "num_rows"), [(1, 7), (2, 1), (5, 1), (50, 64), (3000, 1000)])
+def test_ids_that_share_a_row_are_foretold(num_ids, num_rows):
+    generator, shares = np.random.default_rng(3), []
+    for _ in range(200):
+        times = np.bincount(generator.integers(0, num_rows, num_ids), minlength=num_rows)
+        shares.append(times[times > 1].sum())
+    assert expected_sharing(num_ids, num_rows) == pytest.approx(np.mean(shares), rel=0.05, abs=0.01)
+
+
+def test_texts_that_share_an_id_are_foretold():
+    assert expected_collisions(1) == 0
+    assert expected_collisions(40_000_000) == pytest.approx(1 / 23_000, rel=0.01)
+    assert expected_collisions(2**33) == pytest.approx(2.0, rel=0.01)

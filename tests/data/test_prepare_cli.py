@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from hotbed.cli import prepare as cli
 from hotbed.cli.prepare import prepare_command
 from hotbed.data.schema import Schema
 from tests.data.raw_files import criteo_line, write
@@ -180,6 +181,17 @@ def test_a_row_that_nothing_trains_is_told_once_with_the_way_out(tmp_path):
     assert "nothing trains it" not in output
     code, output = run(raw, "--out", tmp_path / "hash", "--ids-mode", "hash", "--hash-rows", "10")
     assert "nothing trains it" not in output
+
+
+def test_ids_that_share_by_chance_are_told(tmp_path, monkeypatch):
+    raw = write(tmp_path / "f.csv", "click,city,ad", *(f"{i % 2},c{i % 3},a{i}" for i in range(60)))
+    told = "ids share one of 10 rows with another id"
+    assert told not in run(raw, "--out", tmp_path / "listed")[1]
+    monkeypatch.setattr(cli, "_SOME_PAIRS", 1e-30)
+    code, output = run(raw, "--out", tmp_path / "hash", "--ids-mode", "hash", "--hash-rows", "10")
+    assert code == 0, output
+    assert told in output
+    assert "pairs share an id" in output
 
 
 def test_look_ups_of_row_0_have_a_column_where_there_are_some(tmp_path):

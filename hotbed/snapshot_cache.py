@@ -30,6 +30,7 @@ _CHUNK = 1 << 18  # rows brought in at once
 def tensors_of(group: CachedGroup, name: str) -> dict[str, Tensor]:
     """What a group's cache and its tier in memory hold now."""
     prefix, held = f"cache.{name}.", holdings_of(group.cache)
+    held = held.only(held.keys < group.num_rows)  # guests are rows of their batch alone
     tensors = {
         "policy": torch.tensor(list(group.cache.policy.name.encode()), dtype=torch.uint8, device="cpu"),
         "device": torch.tensor([group.num_slots, held.clock], device="cpu"),
@@ -85,7 +86,7 @@ def _device(group: CachedGroup, saved: Mapping[str, Tensor]) -> Holdings:
     held = Holdings(
         int(saved["device"][1]), keys, saved["device.last"], saved["device.uses"], saved["device.hot"].clone()
     )
-    return held if group.ids is None else held.only(_live(group, keys))
+    return held if group.ids is None else held.only(_live(group, keys) & _first_time(keys))
 
 
 def _tier(group: CachedGroup, saved: Mapping[str, Tensor]) -> TierHoldings:
@@ -107,6 +108,13 @@ def _live(group: CachedGroup, keys: Tensor) -> Tensor:
     inside = np.flatnonzero((numbers >= 0) & (numbers < group.num_rows))
     live[inside] = group.ids.translator.is_live(numbers[inside])
     return torch.from_numpy(live)
+
+
+def _first_time(keys: Tensor) -> Tensor:
+    """bool [N]: where a key stands for the first time. Files of 0.1 name some rows twice: guests, cut to 32 bits."""
+    first = np.zeros(keys.shape[0], dtype=np.bool_)
+    first[np.unique(keys.numpy(), return_index=True)[1]] = True
+    return torch.from_numpy(first)
 
 
 def _narrow(keys: Tensor, num_rows: int) -> Tensor:

@@ -5,7 +5,9 @@ import torch
 
 import hotbed
 from hotbed import Table, optim
+from hotbed.cache.holdings import holdings_of
 from hotbed.checkpoint import Policy, Saver, State
+from hotbed.snapshot_cache import tensors_of
 
 POLICIES = ["lru", "lfu", "static", "oracle"]
 ROWS = 4000
@@ -172,6 +174,53 @@ def test_ids_that_were_only_looked_ahead_are_not_brought_in(tmp_path):
     assert keys.shape[0] > 0
     assert int(keys.max()) < 4 * 150
     other.groups[0].store.check_integrity()
+
+
+def evaluated(folder):
+    """Tables whose cache holds rows of ids that were never trained, and the ids to train on with."""
+    tables = new_tables("dynamic", folder)
+    train(tables, batches(20))
+    with torch.no_grad():
+        tables.eval()(torch.arange(10**12, 10**12 + 90).unsqueeze(1))
+        tables.train()
+    keys = tables.groups[0].cache.resident()[0]
+    assert int((keys >= tables.groups[0].num_rows).sum()) == 90
+    return tables, batches(20, seed=1)
+
+
+def assert_goes_on_alike(tables, other, ids):
+    other.groups[0].cache.check_integrity()
+    for each in (tables, other):
+        train(each, ids)
+    (ours, columns), (theirs, their_columns) = tables.rows("a"), other.rows("a")
+    assert torch.equal(ours, theirs)
+    assert all(torch.equal(column, their_columns[name]) for name, column in columns.items())
+
+
+def test_guests_of_an_evaluation_stay_out_of_checkpoints(tmp_path):
+    tables, ids = evaluated(tmp_path / "one")
+    hotbed.checkpoint.save(tmp_path / "saved", tables)
+    other = new_tables("dynamic", tmp_path / "other")
+    hotbed.checkpoint.load(tmp_path / "saved", other)
+    assert other.groups[0].cache.resident()[0].shape[0] == tables.groups[0].cache.resident()[0].shape[0] - 90
+    assert_goes_on_alike(tables, other, ids)
+
+
+def test_a_file_that_names_a_row_twice_is_loaded_once(tmp_path, monkeypatch):
+    """Guests were once saved as numbers of 32 bits, which are those of other rows."""
+
+    def cut(group, name):
+        tensors, held = tensors_of(group, name), holdings_of(group.cache)
+        parts = {"keys": held.keys.to(torch.int32), "last": held.last, "uses": held.uses}
+        return tensors | {f"cache.{name}.device.{part}": tensor for part, tensor in parts.items()}
+
+    tables, ids = evaluated(tmp_path / "one")
+    with monkeypatch.context() as patch:
+        patch.setattr("hotbed.snapshot.tensors_of", cut)
+        hotbed.checkpoint.save(tmp_path / "saved", tables)
+    other = new_tables("dynamic", tmp_path / "other")
+    hotbed.checkpoint.load(tmp_path / "saved", other)
+    assert_goes_on_alike(tables, other, ids)
 
 
 def test_rows_that_cannot_be_read_leave_no_row_behind(tmp_path, monkeypatch):

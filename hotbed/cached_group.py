@@ -226,6 +226,9 @@ class CachedGroup(StoredGroup):
             pack(self.records, victim_slots[:num_victims], slot.packed[:num_victims])
             parts = (miss_slots[:num_misses], slot.device_source[:num_misses], slot.device_rows, miss_keys[:num_misses])
             unpack(self.records, *parts, self._first)
+        assert isinstance(self.store, MemoryStore), "a porter moves rows of an array"
+        if self.store.is_held:
+            self.store.keep(plan.victim_keys)
         porter.exchanged(number, mark(self.records.device))
         num_bytes = self.layout.width * 4
         self._count(

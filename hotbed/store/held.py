@@ -3,8 +3,10 @@
 Two threads share two bytes for each row that is held, each of them written by one thread, and no lock. The one that writes
 copies a row that is still to be read, then says so, then overwrites it. The one that reads copies a chunk of rows, then looks
 at the bytes: a row whose byte says nothing was not being overwritten when it was copied; the others have been kept. What it
-has given it notes in bytes of its own. So training waits for nobody, and memory grows by the rows that are overwritten during
-a save and were not saved yet.
+has given it notes in bytes of its own. So training waits for nobody.
+
+The price: memory for one chunk, two bytes a row in pages where a row is held, and the rows that are overwritten during a save
+and were not saved yet.
 """
 
 from __future__ import annotations
@@ -18,76 +20,75 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotbed.errors import StoreError
 from hotbed.ops.move import gather_rows
+from hotbed.ops.move.states import HELD, KEPT, marked
 from hotbed.pages import zeros
 
 Keys = NDArray[np.int64]
 _CHUNK = 1 << 16
-_HELD, _KEPT = 1, 2
 
 
 class Holding(Protocol):
     """A store, as far as this needs it."""
 
-    def let_go(self, unsaved: Keys) -> None:
-        """What was held is no longer, and these rows are not saved."""
+    def begin_hold(self, held: HeldRows, touched: bool) -> int:
+        """Mark the rows to be held in `held.marks` and count them as saved; their number."""
+
+    def let_go(self, held: HeldRows, *, saved: bool) -> None:
+        """What was held is no longer; if it was not saved it counts as written after all."""
 
 
 class HeldRows:
-    """Of the records [R, W] those of `keys`; copied `at_once`, or as they are read."""
+    """Of the records [R, W] of a store those that `take` finds. Whatever stops on the way, `give_back` undoes it."""
 
-    def __init__(self, store: Holding, records: Tensor, keys: Keys, at_once: bool = False) -> None:
-        self._store: Holding | None = store
+    def __init__(self, store: Holding, records: Tensor) -> None:
+        self._store = store
         self._records = records
-        self._keys = keys
-        self._byte = zeros((records.shape[0],), np.uint8, huge=False)
-        self._byte[keys] = _HELD
+        self.marks: NDArray[np.uint8] = zeros((records.shape[0],), np.uint8, huge=False)
         self._is_given = zeros((records.shape[0],), np.uint8, huge=False)
         self._kept: deque[tuple[Keys, Tensor]] = deque()
-        if at_once:
-            self.keep(keys)
+        self._count = 0
 
     def __len__(self) -> int:
-        return int(self._keys.size)
+        return self._count
+
+    def take(self, touched: bool) -> None:
+        """Hold the rows as they are now."""
+        self._count = self._store.begin_hold(self, touched)
 
     @property
     def keys(self) -> Keys:
-        """Of all held rows, ascending."""
-        return self._keys
+        """Of all held rows, ascending; 8 bytes a row."""
+        return np.concatenate([np.empty(0, dtype=np.int64), *marked(self.marks, _CHUNK)])
 
     def keep(self, keys: Keys) -> None:
         """These rows are about to be overwritten."""
-        held = keys[(self._byte[keys] == _HELD) & (self._is_given[keys] == 0)]
+        held = keys[(self.marks[keys] == HELD) & (self._is_given[keys] == 0)]
         if held.size:
             records = torch.empty(held.size, self._records.shape[1], dtype=torch.float32, device="cpu")
             gather_rows(self._records, torch.from_numpy(held), records)
             self._kept.append((held, records))
-            self._byte[held] = _KEPT
+            self.marks[held] = KEPT
 
     def items(self, chunk: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of all held rows, each once; in any thread, once."""
         yield from self._drain()
-        for start in range(0, self._keys.size, chunk):
-            keys = self._keys[start : start + chunk]
+        for keys in marked(self.marks, chunk):
             records = torch.empty(keys.size, self._records.shape[1], dtype=torch.float32, device="cpu")
             gather_rows(self._records, torch.from_numpy(keys), records)
-            clean = self._byte[keys] == _HELD
+            clean = self.marks[keys] == HELD
             yield from self._given(keys, records, torch.from_numpy(np.flatnonzero(clean)))
             yield from self._drain()
         yield from self._drain()
 
     def commit(self) -> None:
         """They are saved."""
-        self._end(self._keys[:0])
+        self._store.let_go(self, saved=True)
 
     def give_back(self) -> None:
-        """They were not saved."""
-        self._end(self._keys)
-
-    def _end(self, unsaved: Keys) -> None:
-        store, self._store = self._store, None
-        if store is not None:
-            store.let_go(unsaved)
+        """They were not saved; after `commit`, nothing."""
+        self._store.let_go(self, saved=False)
 
     def _drain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """What was kept, but for rows that were copied in time all the same."""
@@ -100,3 +101,11 @@ class HeldRows:
         self._is_given[numbers.numpy()] = 1
         if which.shape[0]:
             yield numbers, records if which.shape[0] == keys.size else records[which]
+
+
+def refuse_second() -> StoreError:
+    """For a snapshot while another is open."""
+    return StoreError(
+        "a snapshot of these rows is open, and there can be one at a time. Leave it first: tables.snapshot() is a "
+        "context, and a checkpoint in the background is done when Saver.settle() returns."
+    )

@@ -13,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.errors import StoreError
 from hotbed.ops.move import gather_rows, scatter_rows
-from hotbed.ops.move.states import ABSENT, EXPECTED, SAVED, WRITTEN, mark, sort_out
+from hotbed.ops.move.states import ABSENT, EXPECTED, SAVED, WRITTEN, hold, join, mark, marked, sort_out, words_of
 from hotbed.ops.records import Layout
 from hotbed.pages import zeros
-from hotbed.store.held import HeldRows
+from hotbed.store.held import HeldRows, refuse_second
 
 _CHUNK = 1 << 16
 
@@ -35,7 +34,7 @@ class MemoryStore:
         self._grows = grows  # keys are used from 0 on, and few of them
         self._end = 0 if grows else num_rows  # of the keys that may be in use
         self._held: HeldRows | None = None
-        self._unsaved: NDArray[np.int64] = np.empty(0, dtype=np.int64)  # rows that were held in vain
+        self._unsaved: NDArray[np.uint8] | None = None  # marks of rows that were held in vain
 
     def read(self, keys: Tensor, out: Tensor) -> None:
         """The records of `keys` [U] into `out` [U, W], on the host."""
@@ -62,55 +61,75 @@ class MemoryStore:
 
     def write(self, keys: Tensor, records: Tensor) -> None:
         """Keep the records [U, W] of `keys` [U], distinct, on the host."""
-        held = self._held  # once: another thread may let it go
-        if held is not None:
-            held.keep(keys.numpy())
+        self.keep(keys)
         self._reach(keys)
         scatter_rows(self._records, keys, records)
         mark(self._state, keys.numpy(), WRITTEN)
 
-    def forget(self, keys: Tensor) -> None:
-        """These rows are gone: they read as their first values again."""
-        held = self._held
+    @property
+    def is_held(self) -> bool:
+        """Whether a snapshot is open."""
+        return self._held is not None
+
+    def keep(self, keys: Tensor) -> None:
+        """These rows are about to be overwritten, here or by one who moves rows without asking (`parts`)."""
+        held = self._held  # once: another thread may let it go
         if held is not None:
             held.keep(keys.numpy())
+
+    def forget(self, keys: Tensor) -> None:
+        """These rows are gone: they read as their first values again. Their records stay until others are written."""
         mark(self._state, keys.numpy(), ABSENT)
+
+    def holder(self) -> HeldRows:
+        """What `take` of it holds: see HeldRows. `give_back` is to be called whatever happens, so it is there first."""
+        return HeldRows(self, self._records)
 
     def hold(self, *, touched: bool, at_once: bool = False) -> HeldRows:
         """The rows as they are now, all or those written since the last time, while writing goes on: see HeldRows.
 
-        They count as saved from now on; `HeldRows.give_back` takes that back. Nothing may be expected. `at_once` copies them
-        now, for those who move rows without asking (`parts`).
+        They count as saved from now on; `HeldRows.give_back` takes that back. Nothing may be expected. `at_once` once asked
+        for a copy of all of them and means nothing now: who moves rows without asking calls `keep` first.
         """
-        if self._held is not None:
-            raise StoreError(
-                "a snapshot of these rows is open, and there can be one at a time. Leave it first: tables.snapshot() is a "
-                "context, and a checkpoint in the background is done when Saver.settle() returns."
-            )
-        state, unsaved = self._state[: self._end], self._unsaved
-        keys = np.flatnonzero(state == WRITTEN if touched else state != ABSENT)
-        assert not np.any(state[keys] == EXPECTED), "rows are on their way"
-        if touched and unsaved.size:
-            keys = np.union1d(keys, unsaved[(state[unsaved] & 1) != 0])
-        held = HeldRows(self, self._records, keys, at_once)  # may find no memory: nothing counts as saved before
-        self._unsaved = unsaved[:0]
-        mark(state, keys, SAVED)
-        self._held = None if at_once else held
+        held = self.holder()
+        try:
+            held.take(touched)
+        except BaseException:
+            held.give_back()
+            raise
         return held
 
-    def let_go(self, unsaved: NDArray[np.int64]) -> None:
-        """What was held is no longer; these rows count as written after all. In any thread."""
-        self._held, self._unsaved = None, np.union1d(self._unsaved, unsaved)
+    def begin_hold(self, held: HeldRows, touched: bool) -> int:
+        """For HeldRows."""
+        if self._held is not None:
+            raise refuse_second()
+        self._held = held
+        state = self._state[: self._end]
+        unsaved = np.empty(0, np.uint8) if self._unsaved is None else self._unsaved
+        count = hold(state, words_of(state), touched, unsaved, held.marks)
+        assert count >= 0, "rows are on their way"
+        self._unsaved = None
+        return int(count)
+
+    def let_go(self, held: HeldRows, *, saved: bool) -> None:
+        """What was held is no longer; if it was not saved it counts as written after all. In any thread."""
+        if self._held is held:
+            if not saved:
+                if self._unsaved is not None:  # it stopped before it had taken them over
+                    join(self._unsaved, words_of(self._unsaved), held.marks)
+                self._unsaved = held.marks
+            self._held = None
 
     def clear(self) -> None:
         """Every row reads as its first value."""
-        used = torch.from_numpy(np.flatnonzero(self._state[: self._end]))
-        self.forget(used)
+        for used in marked(self._state[: self._end], _CHUNK):
+            mark(self._state, used, ABSENT)
 
     def count_as_saved(self) -> None:
         """All rows are as a checkpoint has them."""
-        mark(self._state, np.flatnonzero(self._state[: self._end] == WRITTEN), SAVED)
-        self._unsaved = self._unsaved[:0]
+        for used in marked(self._state[: self._end], _CHUNK):
+            mark(self._state, used, SAVED)
+        self._unsaved = None
 
     def flush(self) -> None:
         """There is nothing below."""
@@ -130,9 +149,8 @@ class MemoryStore:
 
     def items(self, chunk: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of every row ever written, in key order."""
-        written = torch.from_numpy(np.flatnonzero(self._state[: self._end] != ABSENT))
-        for start in range(0, written.shape[0], chunk):
-            keys = written[start : start + chunk]
+        for written in marked(self._state[: self._end], chunk):
+            keys = torch.from_numpy(written)
             yield keys, self._records[keys]
 
     @property

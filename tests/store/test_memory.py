@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotbed import optim
+from hotbed.errors import StoreError
+from hotbed.ops.move.states import marked
 from hotbed.ops.records import layout_of
 from hotbed.store import MemoryStore, held, memory
 
@@ -98,23 +100,95 @@ def test_a_row_that_is_read_while_it_is_kept_is_given_once(monkeypatch):
     assert sorted(found) == list(range(10))
 
 
-def test_rows_that_find_no_memory_are_not_saved(monkeypatch):
-    def refuse(*_):
-        raise MemoryError
-
+def test_a_row_that_is_forgotten_while_it_is_held_is_given_as_it_was():
+    """Forgotten, and then given to somebody else, who writes it."""
     store = full_store()
-    with monkeypatch.context() as patch:
-        patch.setattr(memory, "HeldRows", refuse)
-        with pytest.raises(MemoryError):
-            store.hold(touched=True, at_once=True)
-    assert len(store.hold(touched=True)) == 10
+    rows = store.hold(touched=False)
+    store.forget(torch.tensor([3, 4]))
+    store.write(torch.tensor([3]), torch.zeros(1, LAYOUT.width))
+    out = torch.empty(2, LAYOUT.width)
+    store.read(torch.tensor([3, 4]), out)
+    assert out[:, 0].tolist() == [0.0, 4.5]
+    given = {
+        key: record for keys, records in rows.items() for key, record in zip(keys.tolist(), records[:, 0].tolist())
+    }
+    assert given == dict.fromkeys(range(10), 1.0)
 
 
-def test_of_two_held_at_once_the_one_that_fails_is_not_forgotten():
-    store = full_store()
-    one = store.hold(touched=True, at_once=True)
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_hold_that_stops_on_the_way_loses_no_row(monkeypatch, taken):
+    """Whether it had marked its rows or not; and rows of an earlier one that was given back are not forgotten either."""
+
+    def stop(*arguments):
+        if taken:
+            hold(*arguments)
+        raise KeyboardInterrupt
+
+    store, hold = full_store(), memory.hold
+    store.hold(touched=True).commit()
     store.write(torch.tensor([1]), torch.zeros(1, LAYOUT.width))
-    other = store.hold(touched=True, at_once=True)
+    store.hold(touched=True).give_back()
+    store.write(torch.tensor([7]), torch.zeros(1, LAYOUT.width))
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "hold", stop)
+        with pytest.raises(KeyboardInterrupt):
+            store.hold(touched=True)
+    assert store.hold(touched=True).keys.tolist() == [1, 7]
+
+
+def test_one_is_open_at_a_time_and_the_second_leaves_the_first_alone():
+    store = full_store()
+    one = store.hold(touched=True)
+    with pytest.raises(StoreError, match="one at a time"):
+        store.hold(touched=True)
+    store.write(torch.tensor([1]), torch.zeros(1, LAYOUT.width))
+    assert all(bool((records == 1).all()) for _, records in one.items())
     one.give_back()
-    other.commit()
+    one.give_back()
     assert np.array_equal(store.hold(touched=True).keys, np.arange(10))
+
+
+def peak_bytes(act):
+    """Most memory that a call takes beside what there was, as the system counts it; and what the call gives."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pytest.skip("this system does not begin to count anew")
+    before = resident_bytes()
+    result = act()
+    peak = int(next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line).split()[1])
+    return peak * 1024 - before, result
+
+
+def test_a_snapshot_of_few_rows_of_many_takes_little_memory():
+    store = MemoryStore(400_000_000, LAYOUT, first)
+    keys = torch.arange(0, 400_000_000, 50_000_000)
+    store.write(keys, torch.ones(8, LAYOUT.width))
+    store.hold(touched=False).give_back()  # compiles
+    taken, held = peak_bytes(lambda: store.hold(touched=True))
+    assert taken < 20e6
+    taken, found = peak_bytes(lambda: [key for some, _ in held.items() for key in some.tolist()])
+    assert found == keys.tolist()
+    assert taken < 20e6
+
+
+def test_a_snapshot_of_all_rows_copies_a_chunk_at_a_time():
+    layout = layout_of(64, optim.SGD())
+    store = MemoryStore(400_000, layout, lambda keys: torch.ones(keys.shape[0], layout.width))
+    store.write_first_values()  # 102 MB
+    store.hold(touched=False).give_back()
+    taken, held = peak_bytes(lambda: store.hold(touched=False))
+    assert taken < 10e6
+    taken, count = peak_bytes(lambda: sum(keys.shape[0] for keys, _ in held.items(1 << 14)))
+    assert count == 400_000
+    assert taken < 25e6
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_marked_keys_against_numpy(data):
+    marks = np.zeros(data.draw(st.integers(0, 90)), dtype=np.uint8)
+    for key in data.draw(st.lists(st.integers(0, 89))):
+        marks[key : key + 1] = data.draw(st.integers(1, 3))
+    chunk = data.draw(st.integers(1, 20))
+    assert [key for keys in marked(marks, chunk) for key in keys.tolist()] == np.flatnonzero(marks).tolist()

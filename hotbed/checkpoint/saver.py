@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hotbed.checkpoint.chain import Entry, chain_of, locked, remove, unneeded
-from hotbed.checkpoint.lineage import last_of, remember
+from hotbed.checkpoint.lineage import advance, history_of, last_of
 from hotbed.checkpoint.types import Rows, Snapshot
 from hotbed.checkpoint.write import Manner, State, be_nice, write_checkpoint
 from hotbed.errors import RunError, StoreError
@@ -32,6 +32,15 @@ class Policy(NamedTuple):
 
 
 DEFAULT_POLICY = Policy()
+
+
+class _Taken(NamedTuple):
+    """What is to be written."""
+
+    state: State
+    snapshot: Snapshot
+    parent: Entry | None
+    history: object
 
 
 class Saver:
@@ -57,28 +66,36 @@ class Saver:
             self._say(f"step {state.step:,}: no checkpoint, because the last one is still being written")
             return False
         self.settle()
-        parent = self._parent()
-        held = ExitStack()
-        snapshot = held.enter_context(self._tables.snapshot(touched=parent is not None))
-        if wait:
-            with held:
-                self._write(state, snapshot, parent, Manner(cancelled=self._cancelled.is_set))
-            self._tell()
-            return True
-        thread = threading.Thread(
-            target=self._write_aside, args=(held, state, snapshot, parent), name="checkpoint", daemon=True
-        )
+        owned = [ExitStack()]
+        started = False
         try:
+            history, parent = history_of(self._tables), self._parent()
+            snapshot = owned[0].enter_context(self._tables.snapshot(touched=parent is not None))
+            taken = _Taken(state, snapshot, parent, history)
+            if wait:
+                self._write(taken, Manner(cancelled=self._cancelled.is_set))
+                self._tell()
+                return True
+            started = self._start(owned, taken)
+        finally:
+            if not started and (held := _taken_out(owned)) is not None:
+                held.close()
+        return started
+
+    def _start(self, owned: list[ExitStack], taken: _Taken) -> bool:
+        """Let another thread write, which owns the snapshot from then on; False where the system has none to give."""
+        thread = threading.Thread(target=self._write_aside, args=(owned, taken), name="checkpoint", daemon=True)
+        try:
+            self._thread = thread
             thread.start()
-        except RuntimeError as error:  # the system has no thread to give: as if the disk had refused
-            held.close()
-            self.num_failed += 1
+        except BaseException as error:
+            if thread.ident is None:
+                self._thread = None
+            if not isinstance(error, RuntimeError):
+                raise
+            self.num_failed += 1  # as if the disk had refused
             self._say(f"warning: no checkpoint was written, the last one stays: {error}")
             return False
-        except BaseException:
-            held.close()
-            raise
-        self._thread = thread
         return True
 
     @property
@@ -120,19 +137,20 @@ class Saver:
             self._say(self._unsaid)
             self._unsaid = ""
 
-    def _write_aside(self, held: ExitStack, state: State, snapshot: Snapshot, parent: Entry | None) -> None:
+    def _write_aside(self, owned: list[ExitStack], taken: _Taken) -> None:
         be_nice(_NICE)
         try:
-            with held:
-                manner = Manner(1, self._cancelled.is_set, lambda: not self._hurry.is_set())
-                self._write(state, snapshot, parent, manner)
+            manner = Manner(1, self._cancelled.is_set, lambda: not self._hurry.is_set())
+            held = _taken_out(owned)
+            if held is not None:
+                with held:
+                    self._write(taken, manner)
         except BaseException as error:  # raised again where training is
             self._error = error
 
-    def _write(self, state: State, snapshot: Snapshot, parent: Entry | None, manner: Manner) -> None:
-        entry = write_checkpoint(self.root, state, snapshot, parent, manner)
-        snapshot.commit()
-        remember(self._tables, entry)
+    def _write(self, taken: _Taken, manner: Manner) -> None:
+        entry = write_checkpoint(self.root, taken.state, taken.snapshot, taken.parent, manner)
+        advance(self._tables, entry, taken.history, taken.snapshot.commit)
         try:
             with locked(self.root):
                 remove(unneeded(self.root, self.policy.keep))
@@ -152,3 +170,11 @@ class Saver:
         if len(chain) >= self.policy.full_every or added > chain[0].manifest.num_bytes:
             return None
         return last
+
+
+def _taken_out(owned: list[ExitStack]) -> ExitStack | None:
+    """What is there to be closed, for the first of two threads that asks."""
+    try:
+        return owned.pop()
+    except IndexError:
+        return None

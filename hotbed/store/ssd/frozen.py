@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,17 @@ _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENO
 
 
 class Frozen:
-    """All rows of a store as of one moment. The files stay until `release`."""
+    """All rows of a store as of one moment. The files stay until `release`, or until nobody has this any more.
+
+    Made with the lock of the segments held.
+    """
 
     def __init__(self, segments: Segments, held: list[tuple[Segment, IndexedSegment]], num_rows: int) -> None:
-        self._segments, self._held, self._released = segments, held, False
+        self._held = held
+        for segment, _ in held:
+            segment.num_holds += 1
+        self._release = weakref.finalize(self, _release, segments, [segment for segment, _ in held])
+        self._release.atexit = False
         self._index = Index(segments.width, num_rows, [indexed for _, indexed in held])
 
     def __enter__(self) -> Frozen:
@@ -61,7 +69,7 @@ class Frozen:
 
     def link_into(self, folder: Path) -> None:
         """Put the segments (hard links; copies where the file system has none) and an index file into a folder, on the disk."""
-        if self._released:
+        if not self._release.alive:
             raise StoreError("these rows were released; freeze the store again.")
         with cannot_write(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -74,12 +82,14 @@ class Frozen:
 
     def release(self) -> None:
         """The store may delete these files again."""
-        with self._segments.lock:
-            if not self._released:
-                self._released = True
-                for segment, _ in self._held:
-                    segment.num_holds -= 1
-                self._segments.reap()
+        self._release()
+
+
+def _release(segments: Segments, held: list[Segment]) -> None:
+    with segments.lock:
+        for segment in held:
+            segment.num_holds -= 1
+        segments.reap()
 
 
 def frozen_items(folder: Path) -> Iterator[tuple[Tensor, Tensor]]:

@@ -161,7 +161,6 @@ class SsdStore:
             held = []
             for segment in segments:
                 if segments.num_live[segment.slot]:
-                    segment.num_holds += 1
                     live = segment.live[: -(-segment.num_records // 64)].copy()
                     held.append((segment, IndexedSegment(segment.path.name, segment.num_records, live)))
             return Frozen(segments, held, self._num_rows)

@@ -30,6 +30,7 @@ from hotbed.shard import WHOLE, Shard
 
 _MAX_ROWS = 1 << 32  # of one table: the update sorts rows as 32-bit numbers
 _INIT_CHUNK = 1 << 20
+_PIECE = 1 << 18  # rows copied at once
 
 
 class Member(NamedTuple):
@@ -83,7 +84,11 @@ class TableGroup:
         self.records = empty_records(num_slots or self.num_rows, self.layout, torch.float32, device)
         self._seed = 0
         self.changes = Changes()  # the tables put their own in its place
-        self.touched: Tensor | None = None  # uint8 [R], where all rows are here and checkpoints ask which have changed
+        # where all rows are here, for checkpoints (snapshot_rows.py):
+        self.touched: Tensor | None = None  # uint8 [R]: rows that have changed; None: no checkpoint has asked yet
+        self.digests: dict[tuple[int, int], Tensor] = {}  # (first row, end) -> int64: records as they were saved last
+        self.held_by: object | None = None  # the snapshot that is open
+        self._lent: set[str] = set()  # tables whose rows somebody can write to
 
     @property
     def _rounding(self) -> int:
@@ -111,10 +116,32 @@ class TableGroup:
         member = self.members[table]
         return self._cut(self.records[member.base : member.base + member.rows])
 
+    def lend(self, table: str) -> dict[str, Tensor]:
+        """`columns` for somebody who may write to them, now or later: checkpoints compare this table from now on."""
+        self._lent.add(table)
+        return self.columns(table)
+
+    def touch(self, keys: Tensor) -> None:
+        """These rows [N] are about to change."""
+        if self.touched is not None:
+            self.touched.index_fill_(0, keys, 1)
+
+    def count_as_saved(self) -> None:
+        """All rows are as a checkpoint has them."""
+        self.touched = torch.zeros(self.num_rows, dtype=torch.uint8, device=self.records.device)
+        self.digests = {}
+
+    @property
+    def compared(self) -> list[tuple[int, int]]:
+        """(first row, end) of what may change without a mark."""
+        if self.optimizer.decay_scope == "table":
+            return [(0, self.num_rows)]
+        return [(m.base, m.base + m.rows) for m in self.members.values() if m.name in self._lent]
+
     def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
         """(ids ascending [N], their columns [N, ...]) of one table: those that are here."""
         if self.shard.world == 1:
-            return torch.arange(self.members[table].rows, device="cpu"), self.columns(table)
+            return torch.arange(self.members[table].rows, device="cpu"), self.lend(table)
         ids = self.ids_of(table)
         return ids, self._cut(self.records[self.local_keys(table, ids).to(self.records.device)])
 
@@ -134,8 +161,10 @@ class TableGroup:
         return self.shard.owner_of(ids + self.members[table].base) == self.shard.rank
 
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
-        """The weights of a table, some rows at a time, in order."""
-        yield self.columns(table)["weight"]
+        """The weights of a table, some rows at a time, in order: copies."""
+        weight = self.columns(table)["weight"]
+        for start in range(0, weight.shape[0], _PIECE):
+            yield weight[start : start + _PIECE].clone()
 
     def _refuse_part(self, table: str) -> None:
         if self.shard.world > 1:
@@ -146,12 +175,12 @@ class TableGroup:
 
     def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
         """Take over columns of one table."""
-        for name, view in self.columns(table).items():
-            if name in columns:
-                view.copy_(columns[name])
         if self.touched is not None:
             member = self.members[table]
             self.touched[member.base : member.base + member.rows] = 1
+        for name, view in self.columns(table).items():
+            if name in columns:
+                view.copy_(columns[name])
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Follow `nn.Module.to`."""
@@ -160,6 +189,7 @@ class TableGroup:
         self.records = fn(self.records)
         if self.touched is not None:
             self.touched = self.touched.to(self.records.device)
+        self.digests = {span: digests.to(self.records.device) for span, digests in self.digests.items()}
 
     def take_back(self) -> None:
         """Forget what dynamic ids taught that were not trained; here there are none."""
@@ -232,7 +262,7 @@ class TableGroup:
         salt = 0 if self.layout.precision == "fp32" else salt_of(self._rounding, number)
         settings = settings_of(self.optimizer, lr, rows, salt)
         if self.touched is not None:
-            self.touched.index_fill_(0, lookups.slots.clamp(min=0).to(torch.int64), 1)
+            self.touch(lookups.slots.clamp(min=0).to(torch.int64))
         update(self.records, self.layout, grad, lookups, settings)
 
     def _way_of(self, tables: tuple[str, ...]) -> _Way:

@@ -6,6 +6,7 @@ a store in memory then gives them in another thread while training goes on, a st
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,11 +30,10 @@ from hotbed.optim import RowOptimizer
 from hotbed.shard import WHOLE, Shard
 from hotbed.snapshot_cache import bring_in, tensors_of
 from hotbed.snapshot_ids import IdsSink, IdsSnapshot, joined_rest, numbers_of
+from hotbed.snapshot_rows import CopiedRows, Records
 from hotbed.store import MemoryStore, SsdStore, TieredStore
+from hotbed.store.held import HeldRows
 from hotbed.store.ssd import frozen_items
-
-Records = tuple[Tensor, Tensor]  # keys int64 [N], records [N, W], on the host
-_CHUNK = 1 << 16
 
 
 def shapes_of(tables: Tables) -> dict[str, TableShape]:
@@ -66,7 +66,7 @@ class _FrozenGroup(NamedTuple):
 
 
 class TablesSnapshot:
-    """Between two steps; a context, to be left in any thread."""
+    """Between two steps; a context, to be left in any thread. Whatever stops on the way, rows count as not saved."""
 
     def __init__(self, tables: Tables, touched: bool) -> None:
         tables._claim()
@@ -79,21 +79,21 @@ class TablesSnapshot:
         self._ids: list[IdsSnapshot] = []
         self._touched = touched
         self._frozen: list[_FrozenGroup] = []
-        self._committed = False
-        self._commits: list[Callable[[], None]] = []
-        with ExitStack() as undo:
+        self._held: list[HeldRows | CopiedRows] = []
+        self._undo = ExitStack()
+        weakref.finalize(self, self._undo.close).atexit = False  # one that is dropped and was never entered
+        try:
             for group in tables.groups:
-                self._take(group, touched, undo)
-            self._undo = undo.pop_all()
+                self._take(group, touched)
+        except BaseException:
+            self._undo.close()
+            raise
 
     def __enter__(self) -> TablesSnapshot:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._committed:
-            self._undo.close()
-        for frozen in self._frozen:
-            frozen.files.release()
+        self._undo.close()
 
     def parts(self) -> Iterator[RowPart]:
         """Rows by table."""
@@ -116,28 +116,27 @@ class TablesSnapshot:
 
     def commit(self) -> None:
         """The checkpoint is safely on disk."""
-        self._committed = True
-        for commit in self._commits:
-            commit()
+        for held in self._held:
+            held.commit()
 
-    def _take(self, group: TableGroup, touched: bool, undo: ExitStack) -> None:
+    def _take(self, group: TableGroup, touched: bool) -> None:
         if not isinstance(group, CachedGroup):
-            self._sources.append(_by_table(group, self._copied(group, touched, undo)))
+            copied = CopiedRows(group)
+            self._hold(copied, touched)
+            self._sources.append(_by_table(group, copied.items))
             return
         group.flush()
         store, ids = group.store, group.ids
         if isinstance(store, MemoryStore):
-            held = store.hold(touched=touched, at_once=group.records.device.type == "cuda")
-            self._commits.append(held.commit)
-            undo.callback(held.give_back)
+            held = store.holder()
+            self._hold(held, touched)
             if ids is None:
                 self._sources.append(_by_table(group, held.items))
             else:
                 self._sources.append(_by_id(group, self._ids_of(group, ids, held.keys), held.items))
         elif isinstance(store, (SsdStore, TieredStore)):
-            frozen = store.freeze()
+            frozen = self._undo.enter_context(store.freeze())
             self._frozen.append(_FrozenGroup(_name_of(group), frozen))
-            undo.callback(frozen.release)
             if ids is not None:
                 with ids.as_trained():
                     live = np.concatenate([np.empty(0, dtype=np.int64), *ids.translator.live_keys()])
@@ -145,30 +144,16 @@ class TablesSnapshot:
                 self._sources.append(lambda: known.all_parts(group.layout))
         self._rest |= tensors_of(group, _name_of(group))
 
+    def _hold(self, held: HeldRows | CopiedRows, touched: bool) -> None:
+        self._undo.callback(held.give_back)
+        held.take(touched)
+        self._held.append(held)
+
     def _ids_of(self, group: CachedGroup, ids: DynamicIds, keys: NDArray[np.int64]) -> IdsSnapshot:
         found = IdsSnapshot(ids, keys)
         self._ids.append(found)
         self._rest |= found.rest(_name_of(group))
         return found
-
-    def _copied(self, group: TableGroup, touched: bool, undo: ExitStack) -> Callable[[], Iterator[Records]]:
-        """A copy of what changed, or of all; of all, what is not as it began is given."""
-        before = group.touched
-        group.touched = torch.zeros(group.num_rows, dtype=torch.uint8, device=group.records.device)
-
-        def give_back() -> None:
-            if before is None:
-                group.touched = None  # what changed is not known
-            elif group.touched is not None:  # training may mark rows meanwhile: write ones, and nothing else
-                group.touched.index_fill_(0, before.nonzero().squeeze(1).to(group.touched.device), 1)
-
-        undo.callback(give_back)
-        if not touched or before is None or group.optimizer.decay_scope == "table":
-            whole = group.records.detach().to("cpu", copy=True)
-            return lambda: _changed(group, whole)
-        keys = before.nonzero().squeeze(1)
-        records, host_keys = group.records.detach()[keys].cpu(), keys.cpu()
-        return lambda: iter([(host_keys, records)])
 
 
 def _by_table(group: TableGroup, records: Callable[[], Iterator[Records]]) -> Callable[[], Iterator[RowPart]]:
@@ -322,7 +307,7 @@ class TablesSink:
         self._end_ids()
         for group in self._tables.groups:
             if not isinstance(group, CachedGroup):
-                group.touched = torch.zeros(group.num_rows, dtype=torch.uint8, device=group.records.device)
+                group.count_as_saved()
                 continue
             if isinstance(group.store, MemoryStore):
                 group.store.count_as_saved()
@@ -377,19 +362,6 @@ def _shape(tables: Tables, group: TableGroup, name: str) -> TableShape:
 
 def _name_of(group: TableGroup) -> str:
     return group_name(group.layout.dim, isinstance(group, CachedGroup) and group.ids is not None)
-
-
-def _changed(group: TableGroup, records: Tensor) -> Iterator[Records]:
-    """Rows that are not as they began."""
-    first = group.first_rows()
-    for start in range(0, records.shape[0], _CHUNK):
-        rows = records[start : start + _CHUNK]
-        keys = torch.arange(start, start + rows.shape[0], device="cpu")
-        began = first_records(keys, first).to(rows.dtype)
-        bits = torch.int64 if rows.dtype == torch.float64 else torch.int32
-        differs = rows.view(bits) != began.view(bits)
-        which = differs[:, : group.layout.used].any(1).nonzero().squeeze(1)
-        yield keys[which], rows[which]
 
 
 def _write(group: TableGroup, keys: Tensor, records: Tensor) -> None:

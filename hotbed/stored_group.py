@@ -104,6 +104,10 @@ class StoredGroup(TableGroup):
         member = self.members[table]
         return self._cut(self._read(torch.arange(member.base, member.base + member.rows, device="cpu")))
 
+    def lend(self, table: str) -> dict[str, Tensor]:
+        """`columns`: they are copies."""
+        return self.columns(table)
+
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
         if self.ids is None:
             self._refuse_part(table)

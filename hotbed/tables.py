@@ -298,12 +298,15 @@ class EmbeddingTables(nn.Module):
 
     @exclusive
     def weight(self, table: str) -> Tensor:
-        """The weights [rows, dim] of a table: a view, so writing to it changes the rows; behind a cache, a copy."""
+        """The weights [rows, dim] of a table: a view, so writing to it changes the rows; behind a cache, a copy.
+
+        From then on checkpoints compare the rows of this table: docs/checkpoints.md, "Full and incremental".
+        """
         self._claim()
-        return self._group_of(table).columns(table)["weight"]
+        return self._group_of(table).lend(table)["weight"]
 
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
-        """The weights of a table, some rows at a time, in order (of dynamic ids: as `ids`): for tables larger than memory.
+        """Copies of the weights of a table, some rows at a time, in order (of dynamic ids: as `ids`): for large tables.
 
         Each piece is read when it is asked for, as the rows are then.
         """
@@ -331,7 +334,7 @@ class EmbeddingTables(nn.Module):
     def states(self, table: str) -> dict[str, Tensor]:
         """The optimizer state of a table by name, [rows, dim] or [rows, 1]: views."""
         self._claim()
-        columns = self._group_of(table).columns(table)
+        columns = self._group_of(table).lend(table)
         return {name: column for name, column in columns.items() if name != "weight"}
 
     @exclusive
@@ -472,17 +475,18 @@ class EmbeddingTables(nn.Module):
         return self
 
     @exclusive
-    def _named_columns(self) -> dict[str, Tensor]:
-        """Every view that a checkpoint holds: `<table>.weight` and `<table>.<state>`."""
+    def _named_columns(self, *, lent: bool) -> dict[str, Tensor]:
+        """Every view that a state_dict holds, `<table>.weight` and `<table>.<state>`; `lent`: for somebody who may write."""
         self._claim()
         columns: dict[str, Tensor] = {}
         for group in self.groups:
             for table in group.members:
-                columns |= {f"{table}.{name}": column for name, column in group.columns(table).items()}
+                found = group.lend(table) if lent else group.columns(table)
+                columns |= {f"{table}.{name}": column for name, column in found.items()}
         return columns
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        destination |= {prefix + name: column for name, column in self._named_columns().items()}
+        destination |= {prefix + name: column for name, column in self._named_columns(lent=True).items()}
         destination[prefix + "num_updates"] = torch.tensor(self.num_updates, device="cpu")
         destination[prefix + "lr_factor"] = torch.tensor(self.lr_factor, dtype=torch.float64, device="cpu")
 
@@ -497,7 +501,7 @@ class EmbeddingTables(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        columns = self._named_columns()
+        columns = self._named_columns(lent=False)
         fitting: dict[str, dict[str, Tensor]] = {}
         for name, column in columns.items():
             saved = state_dict.get(prefix + name)

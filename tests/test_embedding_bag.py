@@ -175,3 +175,17 @@ def test_mistakes():
 def test_ids_that_are_not_a_plain_tensor_are_refused(given):
     with pytest.raises(ShapeError, match="'input'"):
         hotbed.EmbeddingBag(5, 2)(given)
+
+
+def test_rows_that_max_norm_shortens_are_in_the_next_checkpoint(tmp_path):
+    """They change as they are read, in evaluation too."""
+    bag = hotbed.EmbeddingBag(100, 4, max_norm=0.5)
+    bag(torch.arange(90).reshape(-1, 1)).sum().backward()
+    hotbed.checkpoint.save(tmp_path, bag.tables, step=1)
+    bag.eval()(torch.tensor([[95], [96]]))
+    with bag.tables.snapshot(touched=True) as snapshot:
+        assert [part.ids.tolist() for part in snapshot.parts()] == [[95, 96]]
+    hotbed.checkpoint.save(tmp_path, bag.tables, step=2)
+    again = hotbed.EmbeddingBag(100, 4, max_norm=0.5)
+    hotbed.checkpoint.load(tmp_path, again.tables)
+    assert torch.equal(bag.weight, again.weight)

@@ -27,7 +27,7 @@ FLOORS = [
     {"inputs"},
     {"turns", "tiers"},
     {"newcomers"},
-    {"recorded", "declared", "snapshot_ids", "snapshot_cache", "border"},
+    {"recorded", "declared", "snapshot_ids", "snapshot_cache", "snapshot_rows", "border"},
     {"snapshot"},
     {"tables"},
     {"embedding_bag", "pipeline", "parallel", "forecast", "id_features"},

@@ -93,7 +93,9 @@ def _checked(tables: EmbeddingTables | EmbeddingBag, style: str) -> EmbeddingTab
 
 def _columns(tables: EmbeddingTables, name: str, sums: str | None = None) -> Columns:
     """Copies on the host: what a table hands out are views of its records."""
-    columns = {"weight": tables.weight(name)} | ({"sum": tables.states(name)[sums]} if sums else {})
+    tables._claim()
+    found = tables._group_of(name).columns(name)
+    columns = {"weight": found["weight"]} | ({"sum": found[sums]} if sums else {})
     return {what: one.detach().to("cpu", torch.float32, copy=True).contiguous() for what, one in columns.items()}
 
 

@@ -225,3 +225,30 @@ def test_few_lanes_are_kept():
         for ids in hotbed.prefetch([torch.arange(size).reshape(-1, 1)], tables, window=1):
             tables(ids).sum().backward()
     assert [key[0][0] for key in tables.turns.lanes] == [4, 5, 6, 3]
+
+
+@pytest.mark.usefixtures("lanes_on_cpu")
+@pytest.mark.parametrize("touched", [False, True])
+def test_a_snapshot_is_of_its_moment_while_a_porter_overwrites_its_rows(touched):
+    """A porter moves rows without asking; nothing is copied when the snapshot is taken."""
+    tables = hotbed.EmbeddingTables({"a": Table(40, 3), "b": Table(25, 3)}, optim.Adagrad(lr=0.1), cache=0.3)
+    loader = [ids[:, :2].contiguous() for ids in batches(30, 6)]
+    with tables.snapshot() as snapshot:
+        snapshot.commit()
+    kept = 0
+    for number, ids in enumerate(hotbed.prefetch(loader, tables, window=2)):
+        tables(ids).pow(2).sum().backward()
+        if number == 9:
+            expected = {name: value.clone() for name, value in tables.state_dict().items()}
+            snapshot = tables.snapshot(touched)
+            held = snapshot._held[0]
+            assert not held._kept
+    kept = sum(keys.size for keys, _ in held._kept)
+    assert kept > 0
+    seen = 0
+    with snapshot:
+        for table, ids, columns in snapshot.parts():
+            seen += ids.shape[0]
+            for name, column in columns.items():
+                assert torch.equal(column, expected[f"{table}.{name}"][ids]), (table, name)
+    assert seen == len(held) > kept

@@ -11,13 +11,18 @@ first change to the last write. Either all of it happens, or the tables refuse e
 The mark is one attribute, so an exception that a signal handler raises between any two instructions finds it set or finds
 nothing changed. Ctrl-C waits until the change is done (a second one does not). Nothing that may take long, such as a batch
 of a loader, is waited for inside a change. Changes are not nested.
+
+**Loads** replace rows in many changes. From the first to the last of them the tables are half loaded, whatever stops it on the
+way: every further call refuses, but for a load of the same rows, which mends it. One of all rows, such as a checkpoint's, also
+mends a change that was broken off.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -37,6 +42,10 @@ class Changes:
         self.lock = threading.RLock()
         self.broken: BaseException | None = None
         self.open: str | None = None  # the change that has begun
+        self.half_loaded: dict[
+            str, bool
+        ] = {}  # tables whose rows are being replaced -> whether optimizer state is, too
+        self._loads = False  # this thread is the one that replaces them
 
     def __reduce__(self) -> tuple[type[Changes], tuple[()]]:
         return Changes, ()  # a copy of tables has its own
@@ -50,8 +59,50 @@ class Changes:
         """Whether a change was not finished."""
         return self.broken is not None or self.open is not None
 
+    def begin_load(self, claim: Callable[[], None], tables: Iterable[str], *, whole: bool, anew: bool = False) -> None:
+        """The rows of these tables are replaced from now on, once `claim` has the turn.
+
+        `whole`: with their optimizer state. `anew`: and all that finds them, so a change that an earlier load broke off is no
+        more.
+        """
+        if anew and self.half_loaded:  # nothing but a load can have broken since
+            self.broken = self.open = None
+        claim()
+        self.half_loaded |= {table: whole or self.half_loaded.get(table, False) for table in tables}
+
+    def end_load(self, tables: Iterable[str], *, whole: bool) -> None:
+        """They are replaced."""
+        done = {table for table in tables if whole or not self.half_loaded.get(table, False)}
+        self.half_loaded = {table: all_of_it for table, all_of_it in self.half_loaded.items() if table not in done}
+
+    @contextmanager
+    def load_turn(self) -> Iterator[None]:
+        """Inside, what belongs to a load is not refused."""
+        with self.lock:
+            before, self._loads = self._loads, True
+            try:
+                yield
+            finally:
+                self._loads = before
+
+    @contextmanager
+    def loading(self, claim: Callable[[], None], tables: Iterable[str], *, whole: bool) -> Iterator[None]:
+        """Around a load, from `claim` to its last row. What is to be refused is refused before."""
+        names = list(tables)
+        with self.load_turn():
+            self.begin_load(claim, names, whole=whole)
+            yield
+            self.end_load(names, whole=whole)
+
     def check(self) -> None:
-        """Raise if a change was not finished."""
+        """Raise if a change was not finished, or a load."""
+        if self.half_loaded and not self._loads:
+            names = list(self.half_loaded)
+            some = f"{', '.join(names[:5])}{' and others' if len(names) > 5 else ''}"
+            raise HotbedError(
+                f"a load of these tables was interrupted: rows of {some} are in part those of before, in part the new ones. "
+                "Load again."
+            ) from self.broken
         if self.is_broken:
             why = f" ({type(self.broken).__name__}: {self.broken})" if self.broken is not None else ""
             raise HotbedError(

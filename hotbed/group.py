@@ -173,8 +173,12 @@ class TableGroup:
                 "ids and rows of this one"
             )
 
+    def refuse_load(self, table: str) -> None:
+        """Raise where `load` of a table cannot be."""
+        self._refuse_part(table)
+
     def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
-        """Take over columns of one table."""
+        """Take over columns of one table: part of a load."""
         if self.touched is not None:
             member = self.members[table]
             self.touched[member.base : member.base + member.rows] = 1

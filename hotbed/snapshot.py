@@ -6,11 +6,12 @@ a store in memory then gives them in another thread while training goes on, a st
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, cast
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.cached_group import CachedGroup
+from hotbed.changes import Changes
 from hotbed.checkpoint.owners import saved_layout
 from hotbed.checkpoint.row_file import as_numpy
 from hotbed.checkpoint.types import Frozen, RowPart, TableShape, group_name
@@ -35,6 +37,8 @@ from hotbed.store import MemoryStore, SsdStore, TieredStore
 from hotbed.store.held import HeldRows
 from hotbed.store.ssd import frozen_items
 
+P = ParamSpec("P")
+
 
 def shapes_of(tables: Tables) -> dict[str, TableShape]:
     """The tables as a manifest tells them."""
@@ -49,6 +53,7 @@ class Tables(Protocol):
     optimizer: RowOptimizer
     num_updates: int
     lr_factor: float
+    changes: Changes
 
     def _claim(self) -> None: ...
 
@@ -177,6 +182,17 @@ def _by_id(
     return parts
 
 
+def _in_load(method: Callable[Concatenate[TablesSink, P], None]) -> Callable[Concatenate[TablesSink, P], None]:
+    """A part of a load."""
+
+    @functools.wraps(method)
+    def in_turn(sink: TablesSink, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        with sink._tables.changes.load_turn():
+            method(sink, *args, **kwargs)
+
+    return in_turn
+
+
 class TablesSink:
     """Takes saved rows back."""
 
@@ -188,9 +204,10 @@ class TablesSink:
         self._ids: dict[str, IdsSink] = {}
         self._rooms: dict[str, Tensor] = {}  # for records on their way
 
+    @_in_load
     def begin(self) -> None:
-        """All rows back to their first values."""
-        self._tables._claim()
+        """All rows back to their first values. Until `end` the tables refuse everything else, whatever stops on the way."""
+        self._tables.changes.begin_load(self._tables._claim, self.tables, whole=True, anew=True)
         self._rest = {
             "num_updates": torch.tensor(0, device="cpu"),
             "lr_factor": torch.tensor(1.0, dtype=torch.float64, device="cpu"),
@@ -204,7 +221,11 @@ class TablesSink:
 
     def replace(self, parts: Iterable[RowPart]) -> None:
         """These are the rows of dynamic ids from now on; other tables stay as they are."""
-        self._tables._claim()
+        names = [name for name, shape in self.tables.items() if shape.rows is None]
+        with self._tables.changes.loading(self._tables._claim, names, whole=True):
+            self._replace(parts)
+
+    def _replace(self, parts: Iterable[RowPart]) -> None:
         for group in self._tables.groups:
             if isinstance(group, CachedGroup) and group.ids is not None:
                 group.clear()
@@ -228,6 +249,7 @@ class TablesSink:
                 columns[name].copy_(state)
         return columns
 
+    @_in_load
     def adopt(self, name: str, folder: Path) -> None:
         """The rows of a group's files, as files where the group is on an ssd."""
         for group in self._tables.groups:
@@ -248,12 +270,14 @@ class TablesSink:
         """The rows of files that tables of other shapes wrote, or of another rank."""
         return thawed(name, folder, tables, shard)
 
+    @_in_load
     def gone(self, table: str, ids: Tensor) -> None:
         """These rows have their first values again; of dynamic ids, the rest says which."""
         if self.tables[table].rows is None:
             return
         self.add(RowPart(table, ids, self.first(table, ids)))
 
+    @_in_load
     def add(self, part: RowPart) -> None:
         """Write these rows; of tables spread over ranks, those that are this rank's."""
         group = self._tables._group_of(part.table)
@@ -299,6 +323,7 @@ class TablesSink:
             if isinstance(group, CachedGroup) and group.ids is not None:
                 self._rest |= joined_rest(group.ids, _name_of(group), rests, group.shard)
 
+    @_in_load
     def end(self) -> None:
         """From here on rows count as untouched; what the caches held is in them again."""
         left_out: list[str] = []
@@ -314,6 +339,7 @@ class TablesSink:
             left_out += bring_in(group, _name_of(group), self._rest)
         if left_out:
             self.notes.append(f"starting with an empty cache: {'; '.join(left_out)}")
+        self._tables.changes.end_load(self.tables, whole=True)
 
     def _begin_ids(self) -> None:
         for group in self._tables.groups:

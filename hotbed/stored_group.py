@@ -134,9 +134,12 @@ class StoredGroup(TableGroup):
         self.flush()
         return self._cut(self._read(torch.tensor([key], device="cpu")))
 
-    def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
+    def refuse_load(self, table: str) -> None:
         self._refuse_dynamic(table)
         self._refuse_part(table)
+
+    def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
+        self.refuse_load(table)
         self.flush()
         for keys in self._keys_of(table):
             records, first = self._read(keys), int(keys[0]) - self.members[table].base

@@ -324,11 +324,13 @@ class EmbeddingTables(nn.Module):
     @exclusive
     def load_weight(self, table: str, weight: Tensor) -> None:
         """Replace the weights [rows, dim] of a table; the optimizer state stays."""
-        self._claim()
+        group = self._group_of(table)
+        group.refuse_load(table)
         wanted = [self.tables[table].rows, self.tables[table].dim]
         if list(weight.shape) != wanted:
             raise ShapeError(f"the weights of table {table!r} are {wanted}, not {list(weight.shape)}")
-        self._group_of(table).load(table, {"weight": weight})
+        with self.changes.loading(self._claim, [table], whole=False):
+            group.load(table, {"weight": weight})
 
     @exclusive
     def states(self, table: str) -> dict[str, Tensor]:
@@ -501,7 +503,8 @@ class EmbeddingTables(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        columns = self._named_columns(lent=False)
+        with self.changes.loading(self._claim, (), whole=True):
+            columns = self._named_columns(lent=False)
         fitting: dict[str, dict[str, Tensor]] = {}
         for name, column in columns.items():
             saved = state_dict.get(prefix + name)
@@ -512,12 +515,14 @@ class EmbeddingTables(nn.Module):
             else:
                 table, _, part = name.rpartition(".")
                 fitting.setdefault(table, {})[part] = saved
-        for table, saved_columns in fitting.items():
-            self._group_of(table).load(table, saved_columns)
         counters = {"num_updates", "lr_factor"}
         missing_keys += [prefix + name for name in counters if prefix + name not in state_dict]
-        self.num_updates = int(state_dict.get(prefix + "num_updates", self.num_updates))
-        self.lr_factor = float(state_dict.get(prefix + "lr_factor", self.lr_factor))
+        is_whole = sum(len(parts) for parts in fitting.values()) == len(columns)
+        with self.changes.loading(self._claim, fitting, whole=is_whole):
+            for table, saved_columns in fitting.items():
+                self._group_of(table).load(table, saved_columns)
+            self.num_updates = int(state_dict.get(prefix + "num_updates", self.num_updates))
+            self.lr_factor = float(state_dict.get(prefix + "lr_factor", self.lr_factor))
         if strict:
             known = {prefix + name for name in (*columns, *counters)}
             unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]

@@ -103,16 +103,19 @@ def load_entry(
     states = tensors_of(entry, OPTIMIZER) if optimizer is not None else {}
     if model is not None:
         _refuse_other_model(entry, weights, model)
+
+    def load_dense() -> None:
+        try:
+            if model is not None:
+                model.load_state_dict(weights)
+            if optimizer is not None:
+                load_optimizer(optimizer, states)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise RunError(f"the dense weights of {entry.folder} do not fit the model: {error}") from error
+
     forget(tables)
     sink = tables.restore()
-    load_rows(entry, sink, report)
-    try:
-        if model is not None:
-            model.load_state_dict(weights)
-        if optimizer is not None:
-            load_optimizer(optimizer, states)
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise RunError(f"the dense weights of {entry.folder} do not fit the model: {error}") from error
+    load_rows(entry, sink, report, load_dense)
     remember(tables, entry)
     return tuple(sink.notes)
 

@@ -41,8 +41,10 @@ def check_sizes(chain: Sequence[Entry]) -> None:
                 raise RunError(f"{folder} is damaged: {name} has {found} bytes, its manifest says {size}.")
 
 
-def load_rows(entry: Entry, sink: Sink, report: Report = lambda _: None) -> None:
-    """Put the rows of a checkpoint into tables of the same shape."""
+def load_rows(
+    entry: Entry, sink: Sink, report: Report = lambda _: None, load_rest: Callable[[], None] = lambda: None
+) -> None:
+    """Put the rows of a checkpoint into tables of the same shape; `load_rest` what belongs to them, before they can be used."""
     chain = chain_of(entry)
     check_sizes(chain)
     refuse_misfits(entry, sink.tables)
@@ -52,6 +54,7 @@ def load_rows(entry: Entry, sink: Sink, report: Report = lambda _: None) -> None
         for part_or_gone in replay(chain, sink, report):
             sink.add(part_or_gone)
         sink.rest(rest)
+        load_rest()
         sink.end()
     except (HotbedError, OSError):
         sink.begin()  # better no rows than some

@@ -79,6 +79,12 @@ def warm_start_from(
                     kept = tally[part.table].numbered(part)
                     if len(kept.ids):
                         sink.add(_fitted(kept, plans[part.table], sink))
+        carried.rows = {name: one.num_kept for name, one in tally.items()}
+        lost = ", ".join(f"{name} {one.num_lost:,}" for name, one in tally.items() if one.num_lost)
+        if lost:
+            carried.notes.append(f"rows whose ids the tables do not have: {lost}")
+        if model is not None:
+            _carry_dense(weights, model, carried)
         sink.end()
     except (HotbedError, OSError):
         sink.begin()
@@ -86,12 +92,6 @@ def warm_start_from(
         raise
     finally:
         forget(tables)
-    carried.rows = {name: one.num_kept for name, one in tally.items()}
-    lost = ", ".join(f"{name} {one.num_lost:,}" for name, one in tally.items() if one.num_lost)
-    if lost:
-        carried.notes.append(f"rows whose ids the tables do not have: {lost}")
-    if model is not None:
-        _carry_dense(weights, model, carried)
     carried.notes.append(
         "optimizer state of the dense weights, learning-rate schedule and position in the data: they start anew"
     )

@@ -73,12 +73,13 @@ def load_state_dict(
     wrong = [problem for name, columns in found.items() for problem in _misfits(tables, name, columns, weights_only)]
     if wrong:
         raise ShapeError("these weights do not fit the tables: " + "; ".join(wrong))
-    tables._claim()
-    for name, columns in found.items():
-        kept = {"weight": columns["weight"]}
-        if "sum" in columns and not weights_only:
-            kept[_SUMS[type(tables.optimizer)]] = columns["sum"]
-        tables._group_of(name).load(name, {what: one.detach() for what, one in kept.items()})
+    has_sums = [name for name, columns in found.items() if "sum" in columns and not weights_only]
+    with tables.changes.loading(tables._claim, found, whole=len(has_sums) == len(found)):
+        for name, columns in found.items():
+            kept = {"weight": columns["weight"]}
+            if name in has_sums:
+                kept[_SUMS[type(tables.optimizer)]] = columns["sum"]
+            tables._group_of(name).load(name, {what: one.detach() for what, one in kept.items()})
 
 
 def _checked(tables: EmbeddingTables | EmbeddingBag, style: str) -> EmbeddingTables:

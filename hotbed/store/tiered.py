@@ -177,9 +177,11 @@ class TieredStore:
         self._ssd.clear()
 
     def _empty(self) -> None:
-        """Nothing is in memory."""
-        used = np.flatnonzero(self._key_of_slot >= 0)
-        kernels.leave(self._slot_of_key, self._key_of_slot, used)
+        """Nothing is in memory or on its way, whatever a write that was broken off left behind."""
+        for start in range(0, self._slot_of_key.size, _FLUSH):
+            part = self._slot_of_key[start : start + _FLUSH]
+            part[np.flatnonzero(part)] = 0
+        self._key_of_slot[:] = -1
         self._dirty[:] = 0
         self._free, self._end = np.empty(0, dtype=np.int64), 0
 

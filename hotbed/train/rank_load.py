@@ -7,7 +7,7 @@ all ranks but the first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -33,17 +33,20 @@ def load_all(entries: Sequence[Entry], learner: Learner) -> None:
     """Put the rows and weights of all ranks in place."""
     weights = mean_of([tensors_of(entry, DENSE) for entry in entries])
     states = mean_of([tensors_of(entry, OPTIMIZER) for entry in entries])
+
+    def load_dense() -> None:
+        try:
+            learner.model.load_state_dict(weights)
+            if learner.optimizer is not None:
+                load_optimizer(learner.optimizer, _fitting(states, learner.optimizer))
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise RunError(f"the dense weights of {entries[0].folder} do not fit the model: {error}") from error
+
     forget(learner.tables)
-    _load_rows(entries, learner.tables.restore())
-    try:
-        learner.model.load_state_dict(weights)
-        if learner.optimizer is not None:
-            load_optimizer(learner.optimizer, _fitting(states, learner.optimizer))
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise RunError(f"the dense weights of {entries[0].folder} do not fit the model: {error}") from error
+    _load_rows(entries, learner.tables.restore(), load_dense)
 
 
-def _load_rows(entries: Sequence[Entry], sink: TablesSink) -> None:
+def _load_rows(entries: Sequence[Entry], sink: TablesSink, load_rest: Callable[[], None]) -> None:
     for entry in entries:
         check_sizes(chain_of(entry))
         refuse_misfits(entry, sink.tables)
@@ -54,6 +57,7 @@ def _load_rows(entries: Sequence[Entry], sink: TablesSink) -> None:
             for part in _parts(chain_of(entry), sink, Shard(rank, len(entries))):
                 sink.add(part)
         sink.rest_of_ranks(rests)
+        load_rest()
         sink.end()
     except (HotbedError, OSError):
         sink.begin()  # better no rows than some

@@ -41,6 +41,11 @@ def pieces_of(tables: EmbeddingTables, table: str, ids: Tensor | None, world: Wo
 
 def load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
     """Put the rows of whole weights [rows, dim] that are this rank's in their places; optimizer state stays."""
+    with tables.changes.loading(tables._claim, [table], whole=False):
+        _load_whole(tables, table, weight)
+
+
+def _load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
     group = _written(tables, table)
     for ids in _stretches(group, table):
         keys, mine = _mine(group, table, ids)

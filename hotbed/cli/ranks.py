@@ -52,6 +52,8 @@ class Ranks:
         self._lasting: Any = None  # outlives a restart
         if self.size > 1:
             self._meet()
+        elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # one process that torchrun restarts
+            self._lasting = _lasting_store(timedelta(seconds=_STARTING))
 
     def _meet(self) -> None:
         from torch.distributed.distributed_c10d import PrefixStore
@@ -64,7 +66,7 @@ class Ranks:
         self._store = PrefixStore(
             f"hotbed-attempt-{self.attempt}", met
         )  # torchrun's store remembers the ranks before a restart
-        self._lasting = PrefixStore(f"hotbed/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", own_store(wait))
+        self._lasting = _lasting_store(wait)
         self.pulse = Pulse(PrefixStore(str(self.attempt), self._lasting), self.rank, self.size, _STARTING)
 
     def connect(self, device: str, timeout: float) -> World:
@@ -90,27 +92,42 @@ class Ranks:
 
     @property
     def run(self) -> str:
-        """The run folder of the attempt before this one; empty where none is known."""
-        known = self._lasting is not None and self.attempt and self._lasting.check(["run"])
-        return str(self._lasting.get("run").decode()) if known else ""
+        """The run folder that an attempt before this one chose; empty where none is known."""
+        return self._noted("run")
 
     @run.setter
     def run(self, folder: str) -> None:
         if self._lasting is not None:
             self._lasting.set("run", folder)
 
+    def begin(self, run: Path) -> None:
+        """The folder holds this run from now on, and no other: a restart may take it."""
+        if self._lasting is not None:
+            self._lasting.set("begun", str(run))
+
+    def has_begun(self, run: Path) -> bool:
+        """Whether an attempt before this one began the run in this folder, or resumed it."""
+        return self._noted("begun") == str(run)
+
     def start(self, asked: Start | None, fresh: Path) -> Start:
-        """What was asked for, else a fresh folder; after a restart the run of the attempt before goes on."""
+        """What was asked for, else a fresh folder; a run that an attempt before this one had begun goes on.
+
+        One that it was refused is refused again: somebody else's, as far as anyone knows.
+        """
         from hotbed.train.checkpoint import has_checkpoint
         from hotbed.train.run_folder import check_free
 
         start = asked or Start(Path(self.run) if self.run else fresh)
-        if self.attempt and start.run.is_dir():
+        if self.has_begun(start.run) and start.run.is_dir():
             start = Start(start.run, resume=has_checkpoint(start.run), overwrite=not has_checkpoint(start.run))
         if not start.resume:
             check_free(start.run, start.overwrite)
         self.run = str(start.run)
         return start
+
+    def _noted(self, what: str) -> str:
+        known = self._lasting is not None and self.attempt and self._lasting.check([what])
+        return str(self._lasting.get(what).decode()) if known else ""
 
     def part(self) -> None:
         """All went well: leave together."""
@@ -146,6 +163,13 @@ class Ranks:
         except RuntimeError:  # whoever keeps the store is gone
             silent = False
         leave("" if silent else f"rank {self.rank}: {text}", 2 if known else 1)
+
+
+def _lasting_store(wait: timedelta) -> Any:
+    """What attempts of one torchrun tell each other."""
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    return PrefixStore(f"hotbed/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", own_store(wait))
 
 
 def own_store(wait: timedelta) -> Any:

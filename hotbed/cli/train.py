@@ -202,7 +202,7 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner,
             if start.resume:
                 built.training.resume()
                 if _is_finished(built.training):
-                    if not ranks.attempt:
+                    if not ranks.has_begun(run_folder):
                         _refuse_finished(built.training)
                     if world.is_first:  # a rank was lost after the end
                         tell(read_json(run_folder / "summary.json"), run_folder)
@@ -211,6 +211,7 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner,
                 check_room(built.training, start.overwrite)
                 if not start.resume:
                     make_run(run_folder, start.overwrite)
+                ranks.begin(run_folder)
                 write_text(run_folder / "config.json", config.to_json())
                 if not start.resume:
                     noted = {"path": str(dataset.path.resolve()), **describe(dataset)}

@@ -104,7 +104,10 @@ def ranks_in(checkpoints: Path) -> list[Path]:
 
 
 def remove_others(checkpoints: Path, world: int) -> None:
-    """Once this number of ranks has a checkpoint that counts: those of other numbers have served."""
+    """Once the newest checkpoint that counts is of this number of ranks: those of other numbers have served."""
+    newest = newest_in(checkpoints)
+    if newest is None or newest.world != world:
+        return
     for other in worlds_in(checkpoints):
         if other == world:
             continue

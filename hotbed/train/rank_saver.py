@@ -55,16 +55,19 @@ class RankSaver:
             if common:
                 cut = common[-self._keep :][0]
                 self._remove_before(cut)
-        else:
-            common = [step_of(folder) for folder in folders_in(self.root)]
-        if common and self._world.is_first:
+        if self._world.is_first:
             remove_others(self._checkpoints, self._world.size)
 
     def go_back_to(self, saved: Saved) -> None:
-        """A run goes on from here: what some ranks have and others do not is removed."""
-        if saved.world == self._world.size > 1:
-            with locked(self.root):
-                remove([folder for folder in folders_in(self.root) if step_of(folder) > saved.step])
+        """A run goes on from here, whoever saved it: later checkpoints of this rank are of another history, and go.
+
+        They did not count, because other ranks do not have them; together with what those write from now on they would.
+        """
+        if self._world.size > 1:
+            later = [folder for folder in folders_in(self.root) if step_of(folder) > saved.step]
+            if later:
+                with locked(self.root):
+                    remove(later)
 
     def poll(self) -> bool:
         """Between steps: tell what went wrong; True when one was finished since the last call."""

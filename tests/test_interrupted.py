@@ -109,7 +109,7 @@ def is_broken(tables):
     return False
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["plain", "cached", "dynamic"])
 def test_a_save_that_stops_anywhere_loses_no_row(tmp_path, kind):
     """The next checkpoint holds what the one that stopped would have."""
     tables, other = new_tables(kind, tmp_path / "rows"), new_tables(kind, tmp_path / "other")
@@ -131,7 +131,7 @@ def test_a_save_that_stops_anywhere_loses_no_row(tmp_path, kind):
             assert same(bits(tables), bits(other)), number
         else:
             hotbed.checkpoint.save(tmp_path / "saved", tables)
-        number += 13
+        number += 19
     assert points > 10
     assert broken <= points / 2
 
@@ -162,7 +162,7 @@ def test_a_load_that_stops_anywhere_is_whole_or_refused_until_it_is_done_again(t
             assert same(now, before) or same(now, bits(saved)), number
         hotbed.checkpoint.load(tmp_path / "saved", tables)
         assert same(bits(tables), bits(saved)), number
-        number += 23
+        number += 61
     assert refused > 5
     for each in (tables, saved):
         train(each, 5)

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -127,27 +128,34 @@ def locked(root: Path) -> Iterator[None]:
     """One writer at a time in a folder of checkpoints, which is made if it is not there; another one is waited for."""
     with writing(root):
         make_folder(root)
-        handle = os.open(root, os.O_RDONLY)
+        lock = _Lock(root)
     try:
         deadline = time.monotonic() + LONGEST_WAIT
-        while not _taken(handle):
+        while not lock.taken():
             if time.monotonic() >= deadline:
                 raise RunError(f"another process has been writing in {root} for {LONGEST_WAIT:.0f} s. Wait for it.")
             time.sleep(0.05)
         yield
     finally:
-        os.close(handle)
+        lock.close()
 
 
-def _taken(handle: int) -> bool:
-    """True once the lock is ours, or where the file system has none."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
+class _Lock:
+    """Of a folder; open at the latest when nobody has it any more, wherever an interrupt came."""
+
+    def __init__(self, folder: Path) -> None:
+        self._handle = os.open(folder, os.O_RDONLY)
+        self.close = weakref.finalize(self, os.close, self._handle)
+
+    def taken(self) -> bool:
+        """True once the lock is ours, or where the file system has none."""
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
         return True
-    return True
 
 
 def _parent(folders: list[Path], place: dict[str, int], number: int) -> int | None:

@@ -306,6 +306,23 @@ def test_weights_that_were_put_in_are_touched(tmp_path, kind):
     assert equal(tables, other)
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 7])
+def test_every_changed_row_of_every_chunk_is_written_back(tmp_path, monkeypatch, chunk):
+    """Those that a flush writes back at once are 2^18 otherwise, more than any test has."""
+    monkeypatch.setattr("hotbed.cached_group.CHUNK", chunk)
+    tables, plain = new_tables("cached", tmp_path), new_tables("plain", tmp_path)
+    for each in (tables, plain):
+        train(each, batches(3))
+    tables.flush()
+    for group, whole in zip(tables.groups, plain.groups):
+        keys, _ = group.cache.resident()
+        assert keys.shape[0] > 2 * chunk
+        rows = torch.empty(keys.shape[0], group.layout.width)
+        group.store.read(keys, rows)
+        assert torch.equal(rows[:, : group.layout.used], whole.records[keys][:, : group.layout.used])
+        assert group.cache.dirty()[0].shape[0] == 0
+
+
 def test_marks_follow_the_rows_to_another_device(tmp_path):
     tables = new_tables("plain", tmp_path)
     with tables.snapshot() as snapshot:

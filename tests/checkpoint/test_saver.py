@@ -5,7 +5,9 @@ import sys
 import threading
 
 import pytest
+import torch
 
+import hotbed
 from hotbed.checkpoint import Policy, Saver, write
 from hotbed.checkpoint import saver as saver_module
 from hotbed.checkpoint.chain import find, folders_in
@@ -118,6 +120,60 @@ def test_without_a_thread_the_snapshot_is_left_and_training_goes_on(tmp_path, mo
     assert saver.save(state(2))
     assert saver.settle()
     assert loaded(tmp_path).same_as(tables)
+
+
+def test_a_load_while_one_is_written_makes_the_next_one_full(tmp_path, held):
+    """What is written aside is of rows that are no more: nothing adds to it."""
+    begun, go = held
+    go.set()
+    tables = new_tables()
+    train(tables, 0)
+    hotbed.checkpoint.save(tmp_path, tables, step=1)
+    train(tables, 1)
+    go.clear()
+    begun.clear()
+    saver = Saver(tmp_path, tables)
+    assert saver.save(state(2))
+    assert begun.wait(60)
+    hotbed.checkpoint.load(tmp_path / "000000000001", tables)
+    go.set()
+    assert saver.settle()
+    train(tables, 2)
+    saver.save(state(3), wait=True)
+    other = new_tables()
+    hotbed.checkpoint.load(tmp_path, other)
+    assert torch.equal(tables.weight("a"), other.weight("a"))
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_an_interrupt_while_the_thread_is_started_leaves_the_snapshot_to_one_of_two(tmp_path, monkeypatch, begins):
+    def stop(thread):
+        if begins:
+            start(thread)
+        raise KeyboardInterrupt
+
+    start, tables = threading.Thread.start, new_tables()
+    saver = Saver(tmp_path, tables)
+    train(tables, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", stop)
+        with pytest.raises(KeyboardInterrupt):
+            saver.save(state(1))
+    saver.settle()
+    train(tables, 1)
+    saver.save(state(2), wait=True)
+    other = new_tables()
+    hotbed.checkpoint.load(tmp_path, other)
+    assert torch.equal(tables.weight("a"), other.weight("a"))
+
+
+def new_tables():
+    return hotbed.EmbeddingTables({"a": hotbed.Table(30, 4)}, hotbed.optim.Adagrad(lr=0.1), cache=0.4)
+
+
+def train(tables, seed):
+    ids = torch.randint(0, 30, (8, 1), generator=torch.Generator().manual_seed(seed))
+    tables(ids).pow(2).sum().backward()
 
 
 def test_asked_to_wait_a_refused_checkpoint_is_an_error(tmp_path, monkeypatch):

@@ -74,6 +74,21 @@ def test_a_writer_without_room_compacts_first(watched, monkeypatch):
     store.check_integrity()
 
 
+def test_rows_leave_a_segment_for_compaction(watched, tmp_path, monkeypatch):
+    """Whatever goes on behind: where all rows are live nothing is compacted, and yet there is room to do it."""
+    store, cap, _ = watched
+    monkeypatch.setattr(store._compaction, "start_behind", lambda: None)
+    count = 0
+    while not refusal(store.write, torch.tensor([count]), first(torch.tensor([count]))):
+        count += 1
+    assert cap - 2 * SEGMENT < folder_bytes(tmp_path) <= cap - SEGMENT
+    store.forget(torch.arange(0, count, 2))  # half of every segment
+    store.write(torch.tensor([999]), first(torch.tensor([999])))
+    assert store.sizes().compactions > 0
+    assert folder_bytes(tmp_path) <= cap
+    assert set(contents(store)) == {*range(1, count, 2), 999}
+
+
 def test_one_write_larger_than_the_cap(watched):
     store, _, _ = watched
     keys = torch.arange(100)

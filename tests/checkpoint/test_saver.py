@@ -127,7 +127,8 @@ def test_a_load_while_one_is_written_makes_the_next_one_full(tmp_path, held):
     begun, go = held
     go.set()
     tables = new_tables()
-    train(tables, 0)
+    for seed in range(9):  # a full one larger than what is added
+        train(tables, seed)
     hotbed.checkpoint.save(tmp_path, tables, step=1)
     train(tables, 1)
     go.clear()
@@ -138,8 +139,9 @@ def test_a_load_while_one_is_written_makes_the_next_one_full(tmp_path, held):
     hotbed.checkpoint.load(tmp_path / "000000000001", tables)
     go.set()
     assert saver.settle()
-    train(tables, 2)
+    train(tables, 12)
     saver.save(state(3), wait=True)
+    assert find(tmp_path).manifest.step == 3
     other = new_tables()
     hotbed.checkpoint.load(tmp_path, other)
     assert torch.equal(tables.weight("a"), other.weight("a"))

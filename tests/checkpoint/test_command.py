@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import torch
 
 from hotbed.checkpoint import Policy, Saver
 from hotbed.checkpoint.chain import folders_in
+from hotbed.checkpoint.diff import DenseDiff, _dense
 from hotbed.cli import main
 from tests.checkpoint.fakes import DictTables, state
 
@@ -78,6 +80,17 @@ def test_diff(hotbed, run):
     assert "dense weights: the same" in out
     code, out, _ = hotbed("checkpoint", "diff", run, root / "000000000001")
     assert code == 0
+
+
+def test_dense_tensors_that_differ_are_named_with_the_largest_move():
+    one = {"same": torch.ones(2), "moved": torch.zeros(2), "shaped": torch.ones(2), "old": torch.ones(1)}
+    other = {"same": torch.ones(2), "moved": torch.tensor([0.5, -2.0]), "shaped": torch.ones(3), "new": torch.ones(1)}
+    assert _dense(one, other) == [
+        DenseDiff("moved", "changed", 2.0),
+        DenseDiff("shaped", "shape [2] became [3]", None),
+        DenseDiff("old", "only in the first", None),
+        DenseDiff("new", "only in the second", None),
+    ]
 
 
 def test_diff_counts_added_and_gone_rows(hotbed, tmp_path):

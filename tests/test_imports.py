@@ -13,7 +13,7 @@ PACKAGE = Path(hotbed.__file__).parent
 
 # A room may import from the floors below its own (earlier in this list).
 FLOORS = [
-    {"types", "errors", "kernel_cache", "compiling", "clock", "spans", "interrupts", "atomic"},
+    {"types", "errors", "kernel_cache", "compiling", "clock", "spans", "interrupts", "handover", "atomic"},
     {"memory", "shard", "keyed", "torch_hooks", "changes"},
     {"pages"},
     {"config", "data", "optim"},

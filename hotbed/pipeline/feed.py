@@ -314,9 +314,7 @@ class Feed:
             return
         part, move = self._clock.enter(WAIT), window.move
         if isinstance(move, Move):
-            move.staged.wait()
-            if self._mover.error is not None:
-                raise self._break()
+            self._mover.wait(move)
         self._clock.enter(COPY)
         with self.changes.changing("an exchange of rows"):
             window.exchanged = True

@@ -9,15 +9,14 @@ The training thread may be interrupted anywhere in here: it only ever puts into 
 from __future__ import annotations
 
 import queue
-import threading
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from hotbed.cached_group import CachedGroup, Fetch
+from hotbed.handover import Latch, Runner
 from hotbed.ops.streams import mark, side_stream
-from hotbed.pipeline.latch import Latch
 from hotbed.spans import span
 
 _PATIENCE = 5.0  # seconds
@@ -31,7 +30,6 @@ class Move:
         self.number = number
         self.fetches = fetches
         self.staged = Latch()  # all rows are on their way to the device
-        self.written = Latch()  # its victims are in the store
         self.mark: Any = None  # the mark at which they have arrived
 
 
@@ -43,8 +41,7 @@ class Mover:
         self._tasks: queue.SimpleQueue[tuple[str, Move] | Latch | None] = queue.SimpleQueue()
         self._late: list[Move] = []
         self._outward: Any = None
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="hotbed-mover", daemon=True)
+        self._thread = Runner(self._work, "hotbed-mover")
 
     def start(self) -> None:
         self._thread.start()
@@ -57,45 +54,45 @@ class Mover:
         """Write the window's victims to the store; their copies to the host are under way."""
         self._tasks.put(("write", move))
 
+    @property
+    def error(self) -> BaseException | None:
+        """What went wrong; nothing is done any more."""
+        return self._thread.error
+
+    def wait(self, move: Move) -> None:
+        """Until its rows are on their way to the device; raises what went wrong."""
+        self._wait(move.staged)
+
     def drain(self) -> None:
         """Wait until everything asked for is done; raises what went wrong."""
         done = Latch()
         self._tasks.put(done)
-        done.wait(self._thread.is_alive)
+        self._wait(done)
+
+    def _wait(self, latch: Latch) -> None:
+        latch.wait(self._thread.is_alive)
         if self.error is not None:
             raise self.error
 
     def close(self) -> None:
         self._tasks.put(None)
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
 
     def abandon(self) -> None:
         """The process ends: finish what was asked for, within reason."""
         self._tasks.put(None)
-        if self._thread.ident is not None:
-            self._thread.join(_PATIENCE)
+        self._thread.join(_PATIENCE)
 
     def _work(self) -> None:
-        task = None
-        try:
-            self._outward = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
-            side_stream(self._device)
-            while (task := self._tasks.get()) is not None:
-                if isinstance(task, Latch):
-                    task.set()
-                    continue
-                kind, move = task
-                with span(f"{kind} rows of window {move.number}"):
-                    (self._read if kind == "read" else self._write)(move)
-        except BaseException as error:  # handed to the training thread
-            self.error = error
-            for move in self._late:
-                move.staged.set()
-            if task is not None:
-                _let_go(task)
-            while (task := self._tasks.get()) is not None:
-                _let_go(task)
+        self._outward = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        side_stream(self._device)
+        while (task := self._tasks.get()) is not None:
+            if isinstance(task, Latch):
+                task.set()
+                continue
+            kind, move = task
+            with span(f"{kind} rows of window {move.number}"):
+                (self._read if kind == "read" else self._write)(move)
 
     def _read(self, move: Move) -> None:
         for group, fetch in move.fetches:
@@ -108,7 +105,6 @@ class Mover:
         with torch.cuda.stream(self._outward) if self._outward is not None else nullcontext():
             for group, fetch in move.fetches:
                 group.write(fetch)
-        move.written.set()
         for each in [late for late in self._late if late.number <= move.number + 1]:  # all they waited for is written
             self._stage(each)
 
@@ -118,9 +114,3 @@ class Mover:
         move.mark = mark(self._device)
         self._late.remove(move)
         move.staged.set()
-
-
-def _let_go(task: tuple[str, Move] | Latch) -> None:
-    """Nobody is left waiting for it."""
-    for latch in [task] if isinstance(task, Latch) else [task[1].staged, task[1].written]:
-        latch.set()

@@ -14,10 +14,8 @@ wakes up looks again, and nobody waits for news alone. A batch is handed out bef
 
 from __future__ import annotations
 
-import threading
-import time
 import warnings
-from _thread import LockType, allocate_lock, start_new_thread
+from _thread import LockType, allocate_lock
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
@@ -27,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hotbed.errors import HotbedError
+from hotbed.handover import Runner
 from hotbed.ops.streams import after, mark, side_stream
 from hotbed.pipeline.batches import to_device
 from hotbed.pipeline.draws import Draws
@@ -76,17 +75,17 @@ class Reader:
         self._in_hand: list[Any] = []  # taken from the loader and not found yet
         self._launched = self._stopped = self._finished = self._raised = False
         self._error: BaseException | None = None
-        self._arrived, self._room, self._over = _news(), _news(), _news()
+        self._arrived, self._room = _news(), _news()
         self._draws = Draws(self._ask)
         self._seed: int | None = None  # of torch's generator, when a read began that was not wanted yet
         self.ended = False  # no batch comes before those that were handed out are trained
         self.moves = False  # batches are copied to the device
-        self._thread = threading.Thread(target=self._work, name="hotbed-reader", daemon=True)
+        self._thread = Runner(self._work, "hotbed-reader")
 
     def start(self) -> None:
         self._began = mark(self._device)
         self._first_step = next_step()
-        start_new_thread(self._launch, ())
+        self._thread.start()
         self._launched = True
 
     def get(self, *, wait: bool, wanted: bool) -> tuple[Any, Any] | None:
@@ -145,7 +144,7 @@ class Reader:
     def close(self, untrained: Iterable[Any] = ()) -> None:
         """Stop, and wait for the batch that is being read; `untrained` were got and are given back."""
         self.stop()
-        self._wait(_PATIENCE_WITH_RANKS if self._shared else None)
+        self._thread.join(_PATIENCE_WITH_RANKS if self._shared else None)
         if self._launched and self._finished and is_stream(self._loader):
             batches = [*untrained, *(found.batch for found in self._found)]
             batches = [batch.batch if isinstance(batch, Routed) else batch for batch in batches]
@@ -163,17 +162,7 @@ class Reader:
     def abandon(self) -> None:
         """The process ends: read no further, and do not wait long for a loader that hangs."""
         self.stop()
-        self._wait(_PATIENCE)
-
-    def _wait(self, patience: float | None) -> None:
-        """For the end of the thread."""
-        if not self._launched or threading.get_ident() == self._thread.ident:
-            return
-        until = time.monotonic() + (threading.TIMEOUT_MAX if patience is None else patience)
-        while not self._finished and time.monotonic() < until:
-            self._over.acquire(timeout=_LOOK_AGAIN)
-        if self._finished and self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join(_PATIENCE)
 
     def _warn(self) -> None:
         if self._drew_late and not self._warned:
@@ -187,19 +176,11 @@ class Reader:
 
     # What follows runs in the thread.
 
-    def _launch(self) -> None:
-        """In a thread of its own, which no signal reaches: one in `Thread.start` would leave the new thread waiting."""
-        try:
-            self._thread.start()
-        except BaseException as error:
-            self._end(error)
-
     def _end(self, error: BaseException | None) -> None:
         self._error = error
         self._settle = None  # of a feed, which keeps this reader
         self._finished = True
         _tell(self._arrived)
-        _tell(self._over)
 
     def _work(self) -> None:
         try:

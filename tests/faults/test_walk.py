@@ -1,0 +1,86 @@
+"""Training is broken off at every point: right bits, or a refusal."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+import hotbed
+from hotbed import Table, optim
+from hotbed import tables as tables_module
+from hotbed.budget import rooms_of
+from tests.faults.walk import Way, step, walk
+
+NUM_BATCHES = 5
+WALKED = set()  # places, on any way
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Batches are far too small for two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tables_of(kind, folder, slots=24):
+    """Tables with so many slots a group; the memory over an ssd holds a third as many rows."""
+    dynamic, tier = kind.startswith("dynamic"), kind.split()[-1]
+    tables = {"a": Table(60, 3), "b": Table(50, 3), "c": Table(40, 5)}
+    if dynamic:
+        tables = {name: Table(None, table.dim) for name, table in tables.items()}
+    if tier == "plain":
+        return hotbed.EmbeddingTables(tables, optim.Adagrad(lr=0.1), output="dict")
+    budgets = {"hbm": "1MiB", "memory": "64MiB"}
+    if tier != "memory":
+        budgets["ssd"] = f"{folder}:64MiB"
+    if tier == "ssd":
+        del budgets["hbm"]
+
+    def small(*arguments):
+        rooms = [room._replace(num_slots=slots) for room in rooms_of(*arguments)]
+        few = {"memory_slots": slots // 3} if tier == "tiered" else {}
+        return [room._replace(place=room.place._replace(**few)) for room in rooms]
+
+    with mock.patch.object(tables_module, "rooms_of", small):
+        return hotbed.EmbeddingTables(tables, optim.Adagrad(lr=0.1), output="dict", **budgets)
+
+
+def batches_of(tables):
+    draw = torch.Generator().manual_seed(0)
+    return [{name: torch.randint(0, 40, (9,), generator=draw) for name in tables} for _ in range(NUM_BATCHES)]
+
+
+def one_by_one(tables, batches):
+    for ids in batches:
+        step(tables, ids)
+
+
+def ahead(tables, batches):
+    for ids in hotbed.prefetch(batches, tables, window=2, look_ahead=3):
+        step(tables, ids)
+
+
+def with_evaluation(tables, batches):
+    for n, ids in enumerate(hotbed.prefetch(batches, tables, window=1, look_ahead=2)):
+        step(tables, ids)
+        if n % 3 == 1:
+            with torch.no_grad():
+                tables(batches[(n + 2) % NUM_BATCHES])
+            tables.flush()
+
+
+WAYS = {"one by one": one_by_one, "ahead": ahead, "evaluating in between": with_evaluation}
+
+
+KINDS = ["plain", "memory", "ssd", "tiered", "dynamic memory", "dynamic tiered"]
+
+
+@pytest.mark.parametrize("train", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_point(kind, train, tmp_path):
+    plain = "dynamic memory" if kind.startswith("dynamic") else "plain"
+    batches = batches_of("abc")
+    way = Way(lambda: tables_of(kind, tmp_path), train)
+    walk(way, lambda: tables_of(plain, tmp_path, slots=500), batches, WALKED)

@@ -103,9 +103,13 @@ def scaled_pass(*numbers: int) -> Scaled | None:
 
 
 def listen() -> None:
-    """Wrap the two methods of torch, once."""
-    if not hasattr(GradScaler.scale, "hotbed_listens"):
-        GradScaler.scale = _reporting(GradScaler.scale)  # type: ignore[assignment,method-assign]
+    """Wrap the two methods of torch, once; of scalers those of all kinds that are known by now."""
+    kinds = [GradScaler]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        if "scale" in vars(kind) and not hasattr(kind.scale, "hotbed_listens"):
+            kind.scale = _reporting(kind.scale)  # type: ignore[assignment,method-assign]
+    if not hasattr(nn.Module.requires_grad_, "hotbed_listens"):
         nn.Module.requires_grad_ = _reaching_rows(nn.Module.requires_grad_)  # type: ignore[assignment,method-assign]
 
 
@@ -127,7 +131,9 @@ def _watch(scaler: GradScaler, scale: Callable[[Tensor], Tensor], output: Tensor
 
         @eager
         def report(grad: Tensor) -> None:
-            _scaled[current_pass()] = Scaled(scaler, factor)
+            _scaled.setdefault(
+                current_pass(), Scaled(scaler, factor)
+            )  # what was scaled last comes first, and has all of it
             while len(_scaled) > _PASSES:
                 _scaled.popitem(last=False)
 
@@ -163,4 +169,5 @@ def _reaching_rows(requires_grad_: Callable[..., nn.Module]) -> Callable[..., nn
                 freeze(not requires_grad)
         return requires_grad_(self, requires_grad)
 
+    reaching.hotbed_listens = True  # type: ignore[attr-defined]
     return reaching

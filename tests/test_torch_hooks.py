@@ -106,6 +106,26 @@ def test_rows_that_overflow_alone_make_the_scaler_go_back():
     assert all(torch.equal(rows, before[name]) for name, rows in rows_of(tables).items())
 
 
+class Twice(torch.amp.GradScaler):
+    def scale(self, outputs):
+        return 2.0 * super().scale(outputs)
+
+
+class Own(torch.amp.GradScaler):
+    def scale(self, outputs):
+        return outputs * 8.0
+
+
+@pytest.mark.parametrize("scaler", [Twice, Own])
+def test_a_scaler_of_a_users_own_kind(scaler):
+    plain, scaled = tables_of(), tables_of()
+    for ids in batches():
+        plain(ids).square().sum().backward()
+        scaler("cpu").scale(scaled(ids).square().sum()).backward()
+    for name, rows in rows_of(plain).items():
+        torch.testing.assert_close(rows_of(scaled)[name], rows)
+
+
 def test_a_scaler_that_is_off_and_a_backward_without_it_change_nothing():
     plain, off = train(Model()), Model()
     train_scaled(off, scaler=torch.amp.GradScaler("cpu", enabled=False))

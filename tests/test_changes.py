@@ -52,7 +52,9 @@ def test_changes_are_not_nested():
 def test_a_copy_has_changes_of_its_own():
     changes = Changes()
     changes.open = "something"
-    pickle.loads(pickle.dumps(changes)).check()
+    copy = pickle.loads(pickle.dumps(changes))
+    copy.check()
+    assert copy.open is None
 
 
 def test_a_refused_batch_leaves_no_marks():

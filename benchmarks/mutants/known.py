@@ -50,11 +50,16 @@ KNOWN = (
         "progress.best = Best(auc, **self.position())",
         "tests/train/test_run.py::test_a_new_best_starts_patience_anew",
     ),
-    Known("the manifest is not synced", "hotbed/checkpoint/write.py", "flush_to_disk(new / MANIFEST)", "pass"),
+    Known(
+        "the manifest is not synced",
+        "hotbed/checkpoint/write.py", "flush_to_disk(new / MANIFEST)", "pass",
+        "tests/power/test_checkpoints.py::test_the_first_checkpoint_of_a_run",
+    ),
     Known(
         "the folder of checkpoints is not synced",
         "hotbed/checkpoint/write.py", "os.replace(new, root / name)\n            flush_to_disk(root)",
         "os.replace(new, root / name)",
+        "tests/power/test_checkpoints.py::test_the_first_checkpoint_of_a_run",
     ),
     Known(
         "samples are in the same order in every epoch",

@@ -1,7 +1,8 @@
 """Power is lost while checkpoints are saved or removed: the newest is the one before or the new one, whole."""
 
-import shutil
+from contextlib import suppress
 
+from hotbed import atomic
 from hotbed.checkpoint import Policy, Saver
 from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in, locked, remove, unneeded
 from hotbed.checkpoint.lineage import forget
@@ -111,13 +112,17 @@ def test_prune(disk, room):
 
 
 def test_what_a_removal_cut_short_has_left_is_cleaned(disk, room, monkeypatch):
-    """It was renamed and not deleted; the process lives on and saves the next one."""
+    """It was renamed, and neither flushed nor deleted; the process lives on and saves the next one."""
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
     training = Training(disk)
     for step in (1, 2, 3):
         training.save(step)
     with Recorder(disk) as recorder:
-        with monkeypatch.context() as patch:
-            patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(atomic, "flush_to_disk", interrupt)
             remove([find(training.root).folder])
         forget(training.tables)
         training.save(4)

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hotbed.checkpoint.chain import Entry, find, folders_in, unneeded
+from hotbed.checkpoint.chain import Entry, find, folders_in, remove, unneeded
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.errors import RunError
 
@@ -111,9 +112,12 @@ def remove_others(checkpoints: Path, world: int) -> None:
     for other in worlds_in(checkpoints):
         if other == world:
             continue
-        places = folders_in(checkpoints) if other == 1 else [root_of(checkpoints, rank, other) for rank in range(other)]
-        for place in reversed(places):
-            shutil.rmtree(place, ignore_errors=True)
+        for rank in reversed(range(other)):
+            root = root_of(checkpoints, rank, other)
+            with suppress(RunError):  # what cannot be removed is in nobody's way
+                remove(folders_in(root))
+                if root != checkpoints:
+                    shutil.rmtree(root, ignore_errors=True)
 
 
 def _time_of(folder: Path) -> float:

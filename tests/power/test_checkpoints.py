@@ -9,6 +9,7 @@ from hotbed.checkpoint.lineage import forget
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.read import load_rows
 from hotbed.checkpoint.verify import problems_of
+from hotbed.train.layouts import newest_in, ranks_in, remove_others, root_of, worlds_in
 from tests.checkpoint.fakes import DictTables, state
 from tests.power.record import Recorder
 from tests.power.replay import replay
@@ -135,3 +136,26 @@ def test_what_a_removal_cut_short_has_left_is_cleaned(disk, room, monkeypatch):
         training.found,
         lambda said: {"step 4"} if said else allowed,
     )
+
+
+def test_checkpoints_of_another_number_of_ranks_are_removed(disk, room):
+    """Two ranks have served and one process went on."""
+    ranks, alone = [Training(disk), Training(disk)], Training(disk)
+    for rank, one in enumerate(ranks):
+        one.saver = Saver(root_of(one.root, rank, 2), one.tables)
+        for step in (1, 2):
+            one.tables.write("user", step)
+            one.saver.save(state(step), wait=True)
+    alone.save(3)
+    with Recorder(disk) as recorder:
+        remove_others(alone.root, 1)
+    assert worlds_in(alone.root) == [1]
+
+    def found(left):
+        root = left / "run" / "checkpoints"
+        for one in [root, *ranks_in(root)]:
+            for folder in folders_in(one):
+                assert problems_of(folder) == []
+        return f"step {newest_in(root).step}"
+
+    replay("checkpoint: of another number of ranks", recorder, room, found, lambda _: {"step 3"})

@@ -212,6 +212,7 @@ def _choices(pending: Sequence[Pending], draw: random.Random) -> Iterator[Sequen
             yield [one for one in pending if isinstance(one, kind)]
         for at in range(max(1, count - _SINGLES), count):  # shorter ones were tried when they were all there was
             yield pending[:at]
+            yield pending[at:]
         others = range(count - _SINGLES) if count > _SINGLES else range(0)
         singles = [*range(max(0, count - _SINGLES), count), *draw.sample(others, min(len(others), 4))]
         names = [one for one in pending if isinstance(one, Rename)]

@@ -1,5 +1,7 @@
 """Power is lost while a dataset is made: the old one or the new one is there, and the same command ends with the same bytes."""
 
+from contextlib import suppress
+
 import pytest
 
 from hotbed import atomic
@@ -30,6 +32,10 @@ def small(monkeypatch):
     monkeypatch.setattr("hotbed.data.write.GROUP_ROWS", 32)
 
 
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 class Job:
     """What makes a dataset; it is done again in every k-th state."""
 
@@ -53,7 +59,7 @@ class Job:
         return {str(self.old): "old", str(self.new): "new"}[str(digest(out))]
 
 
-@pytest.mark.parametrize(("swap", "every"), [("exchange", 25), ("two renames", 200)])
+@pytest.mark.parametrize(("swap", "every"), [("exchange", 6), ("two renames", 200)])
 def test_a_dataset_is_prepared_in_the_place_of_another(disk, room, tmp_path, small, monkeypatch, swap, every):
     if swap == "two renames":
         monkeypatch.setattr(atomic, "exchange", lambda *_: False)
@@ -74,7 +80,7 @@ def test_a_dataset_is_prepared_in_the_place_of_another(disk, room, tmp_path, sma
 
 
 def test_a_synthetic_dataset(disk, room, monkeypatch):
-    """It is made once, in a cache; what was left half made is gone on with."""
+    """It is made once, in a cache; what was left half made is gone on with, what was left of another one is not."""
     monkeypatch.setattr("hotbed.data.synthetic.write.CHANCE_BINS", 64)
     shape = SHAPES["avazu-like"]
     shape = shape._replace(ids=shape.ids[:4], interacting=shape.interacting[:0])
@@ -83,8 +89,27 @@ def test_a_synthetic_dataset(disk, room, monkeypatch):
         if not out.exists():
             write_dataset(out, shape=shape, train=60, valid=20, test=20, threads=1)
 
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr("hotbed.data.synthetic.write._schema", interrupt)
+        write_dataset(disk / "out", shape=shape, train=60, valid=20, test=20, seed=1, threads=1)
+    assert (disk / ".out.partial" / "settings").is_file()
     with Recorder(disk) as recorder:
         make(disk / "out")
         recorder.mark("new")
-    job = Job(make, None, digest(disk / "out"), every=40)
+    job = Job(make, None, digest(disk / "out"), every=2)
     replay("synthetic dataset", recorder, room, job.found, lambda said: {"new"} if said else {"none", "new"})
+
+
+def test_work_that_was_left_for_other_settings(disk, room, tmp_path, small, monkeypatch):
+    """None of its files is taken for one of the new job."""
+    log = write_log(tmp_path / "one.csv", 60)
+    monkeypatch.setattr("hotbed.data.stages._WORTH_KEEPING", 1)
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr("hotbed.data.prepare.commit", interrupt)
+        prepare([log], disk / "out", min_count=3, **OPTIONS)
+    assert (disk / ".out.partial" / "job.json").is_file()
+    with Recorder(disk) as recorder:
+        prepare([log], disk / "out", **OPTIONS)
+        recorder.mark("new")
+    job = Job(lambda out: prepare([log], out, overwrite=True, **OPTIONS), None, digest(disk / "out"), every=4)
+    replay("prepare: over other work", recorder, room, job.found, lambda said: {"new"} if said else {"none", "new"})

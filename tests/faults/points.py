@@ -58,16 +58,19 @@ def _is_ours(code: Any) -> bool:
 
 
 @functools.cache
-def _is_with(file: str, line: int) -> bool:
-    """Whether a context begins there: the line is passed again at its end, where Python lets no signal in and a fault would."""
-    return linecache.getline(file, line).lstrip().startswith("with ")
+def _is_frame(file: str, line: int) -> bool:
+    """Whether a `with` or `try` begins there, which does nothing by itself: Python lets no signal in, and a fault would.
+
+    The line of a `with` is passed again at its end, before what it holds is let go.
+    """
+    return linecache.getline(file, line).lstrip().startswith(("with ", "try:"))
 
 
 @contextlib.contextmanager
 def _traced(is_wanted: Callable[[Any], bool], see: Callable[[Point], None]) -> Iterator[None]:
     def inside(frame: FrameType, event: str, argument: Any) -> Any:
         code, line = frame.f_code, frame.f_lineno if event == "line" else 0
-        if event == "return" or (event == "line" and not _is_with(code.co_filename, line)):
+        if event == "return" or (event == "line" and not _is_frame(code.co_filename, line)):
             see(Point(code.co_filename, code.co_qualname, line, threading.get_ident() == _MAIN))
         return inside
 

@@ -65,6 +65,7 @@ class Step:
         self.tables = tables
         self._taken: tuple[float, int] | None = None
         self._calls: list[tuple[Call, Tensor]] = []  # that wait for the end of the backward pass, with their gradients
+        self._overflowed = False  # in one group at least: then all stay
         self._around = current_pass()  # a checkpointed model is called again inside a backward pass
 
     def unscaled(self, grad: Tensor) -> Tensor | None:
@@ -77,7 +78,9 @@ class Step:
                 "a GradScaler scales the loss, and rows spread over ranks cannot skip a step together when it overflows; "
                 "train without it: torch.autocast with dtype=torch.bfloat16 needs none"
             )
-        return scaled.unscaled(grad)
+        unscaled = scaled.unscaled(grad)
+        self._overflowed |= unscaled is None
+        return unscaled
 
     def taken(self) -> tuple[float, int]:
         """(learning rate, number) of this call's update, which counts from now on: part of a change."""
@@ -96,23 +99,28 @@ class Step:
             return
         if not tables.independent:
             _refuse_ranks()
-        if not self._calls and len(tables.fronts) > 1:
+        if len(tables.fronts) == 1:
+            call.lookups = tables.placed(call.group, call.lookups, call.learns)
+            with tables.changes.changing("an update of rows"):
+                call.group.update(call.lookups, call.tables, grad, self)
+            return
+        if not self._calls:
             torch.autograd.Variable._execution_engine.queue_callback(self._update_all)
         self._calls.append((call, grad))
-        if len(tables.fronts) == 1:
-            self._update_all()
 
     def _update_all(self) -> None:
-        tables = self.tables
+        tables, calls = self.tables, self._calls
+        self._calls = []
+        if self._overflowed:
+            return
         with tables.changes.lock:
             before = tables.clock.enter(UPDATE)
-            for _ in tables.fronts[:2]:  # bringing in the rows of one group may move those of the others, but once
-                for call, _ in self._calls:
+            for _ in range(2):  # bringing in the rows of one group may move those of the others, but once
+                for call, _ in calls:
                     call.lookups = tables.placed(call.group, call.lookups, call.learns)
             with tables.changes.changing("an update of rows"):
-                for call, grad in self._calls:
+                for call, grad in calls:
                     call.group.update(call.lookups, call.tables, grad, self)
-            self._calls.clear()
             tables.clock.enter(before)
 
 

@@ -238,8 +238,8 @@ class EmbeddingTables(nn.Module):
             if lookups.ticket is None and lookups.check is not None:
                 self._unchecked.append(lookups.check)
             weighted = lookups.scale is not None and lookups.scale.requires_grad
-            if torch.is_grad_enabled() and (self.learns or weighted):
-                call = Call(group, lookups, inputs.tables, step, self.learns)
+            if learning or (weighted and torch.is_grad_enabled()):
+                call = Call(group, lookups, inputs.tables, step, learning)
                 out: Tensor = LookUp.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
             else:
                 scale = None if lookups.scale is None else lookups.scale.detach()

@@ -91,6 +91,21 @@ def test_a_scaled_loss_trains_rows_as_the_loss_itself_and_an_overflow_skips_them
         torch.testing.assert_close(ours, rows, rtol=1e-5, atol=1e-7)
 
 
+def test_an_overflow_in_one_group_keeps_all_groups_where_they_are():
+    tables = hotbed.EmbeddingTables(
+        {"a": hotbed.Table(9, 2), "b": hotbed.Table(9, 3)}, hotbed.optim.SGD(lr=0.1), output="dict", cache=0.9
+    )
+    before = {name: tables.weight(name).clone() for name in "ab"}
+    scaler = torch.amp.GradScaler("cpu")
+    for spoiled in ("a", "b", ""):
+        vectors = tables({name: torch.arange(5) for name in "ab"})
+        loss = sum(vector.sum() * (torch.inf if name == spoiled else 1.0) for name, vector in vectors.items())
+        scaler.scale(loss).backward()
+        moved = [not torch.equal(tables.weight(name), before[name]) for name in "ab"]
+        assert moved == [not spoiled] * 2
+        assert tables.num_updates == (not spoiled)
+
+
 def test_rows_that_overflow_alone_make_the_scaler_go_back():
     """Otherwise their step would be skipped for ever, and nobody would know."""
     tables, head = tables_of(), nn.Linear(1, 1)

@@ -64,7 +64,8 @@ class Step:
     def __init__(self, tables: Updated) -> None:
         self.tables = tables
         self._taken: tuple[float, int] | None = None
-        self._calls: list[tuple[Call, Tensor]] = []  # that wait for the end of the backward pass, with their gradients
+        # by backward pass, those that wait for its end, with their gradients
+        self._calls: dict[int, list[tuple[Call, Tensor]]] = {}
         self._overflowed = False  # in one group at least: then all stay
         self._around = current_pass()  # a checkpointed model is called again inside a backward pass
 
@@ -104,13 +105,14 @@ class Step:
             with tables.changes.changing("an update of rows"):
                 call.group.update(call.lookups, call.tables, grad, self)
             return
-        if not self._calls:
-            torch.autograd.Variable._execution_engine.queue_callback(self._update_all)
-        self._calls.append((call, grad))
+        number = current_pass()
+        calls = self._calls.setdefault(number, [])  # an earlier pass that failed left its own, which nobody updates
+        if not calls:
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._update_all(self._calls.pop(number)))
+        calls.append((call, grad))
 
-    def _update_all(self) -> None:
-        tables, calls = self.tables, self._calls
-        self._calls = []
+    def _update_all(self, calls: list[tuple[Call, Tensor]]) -> None:
+        tables = self.tables
         if self._overflowed:
             return
         with tables.changes.lock:

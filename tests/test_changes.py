@@ -152,6 +152,30 @@ def test_groups_are_updated_together_or_not_at_all():
     assert tables.num_updates == 1
 
 
+def test_a_pass_that_failed_takes_no_update_from_the_next():
+    """Two groups of one call in two backward passes, of which the first fails after its group was there."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise BrokenOffError
+
+    tables = hotbed.EmbeddingTables({"a": Table(9, 2), "b": Table(9, 3)}, optim.SGD(lr=0.1), output="dict", cache=0.9)
+    before = {name: tables.weight(name).clone() for name in "ab"}
+    late = Fails.apply(torch.ones(1, requires_grad=True))  # made first, so its turn comes after that of the look-ups
+    out = tables({name: torch.arange(5) for name in "ab"})
+    with pytest.raises(BrokenOffError):
+        (out["a"].sum() + late.sum()).backward()
+    out["b"].sum().backward()
+    assert torch.equal(tables.weight("a"), before["a"])
+    assert torch.equal(tables.weight("b")[:5], before["b"][:5] - 0.1)
+    assert tables.num_updates == 1
+
+
 def test_an_update_that_is_broken_off_is_not_repeated(monkeypatch):
     tables = make(cache=0.5)
 

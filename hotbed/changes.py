@@ -59,6 +59,11 @@ class Changes:
         """Whether a change was not finished."""
         return self.broken is not None or self.open is not None
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is in the middle of a change. What the garbage collector calls there must not begin another."""
+        return self.open is not None and self.broken is None and self.lock._is_owned()  # type: ignore[attr-defined]
+
     def begin_load(self, claim: Callable[[], None], tables: Iterable[str], *, whole: bool, anew: bool = False) -> None:
         """The rows of these tables are replaced from now on, once `claim` has the turn.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import weakref
 from collections import deque
@@ -64,6 +65,7 @@ def prefetch(
 def _moved(reader: Reader, device: torch.device, clock: StepClock) -> Generator[BatchT, None, None]:
     """Without a cache: batches on the device. A copied one is kept until the training stream is past it."""
     used: deque[tuple[Any, Any]] = deque()
+    process = os.getpid()
     try:
         _open.add(reader)
         reader.start()
@@ -76,7 +78,7 @@ def _moved(reader: Reader, device: torch.device, clock: StepClock) -> Generator[
                 while used and used[0][0].query():
                     used.popleft()
     finally:
-        _close(reader)
+        _close(reader, process)
 
 
 def _waited(reader: Reader, clock: StepClock) -> tuple[Any, Any] | None:
@@ -89,18 +91,20 @@ def _waited(reader: Reader, clock: StepClock) -> tuple[Any, Any] | None:
 
 
 def _batches(feed: Feed) -> Generator[BatchT, None, None]:
+    process = os.getpid()
     try:
         _open.add(feed)
         feed.start()
         while found := feed.next():
             yield found[0]
     finally:
-        _close(feed)
+        _close(feed, process)
 
 
-def _close(source: Feed | Reader) -> None:
+def _close(source: Feed | Reader, process: int) -> None:
+    """Where `process` began it. In a fork of that, and when Python ends, its threads do not run: waiting would never end."""
     _open.discard(source)
-    if not sys.is_finalizing():  # threads no longer run then, and waiting for one would never end
+    if not sys.is_finalizing() and process == os.getpid():
         source.close()
 
 

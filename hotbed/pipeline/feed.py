@@ -128,8 +128,9 @@ class Feed:
         """Let nothing be lost: what was decided is carried out, what was only known is forgotten."""
         self._reader.stop()
         self._tables.turns.left.append(self)  # until it is done: whoever comes next finishes it
-        if threading.current_thread() is self._owner or not self._owner.is_alive():
-            self.finish()  # else garbage collected by some other thread, which must not move rows
+        owns = threading.current_thread() is self._owner or not self._owner.is_alive()
+        if owns and not self.changes.is_inside:
+            self.finish()  # else garbage collected by some other thread, or amid a change: rows must not be moved now
 
     def finish(self) -> None:
         """The rest of `close`; may be interrupted, and called again."""

@@ -2,10 +2,13 @@
 
 import gc
 import itertools
+import os
+import signal
 import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ import torch
 
 import hotbed
 from hotbed import Jagged, Table, optim
+from hotbed.cached_group import CachedGroup
 from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, ShapeError
 from hotbed.pipeline.mover import Move, Mover
 from hotbed.store import MemoryStore
@@ -209,6 +213,52 @@ def test_a_feed_collected_by_its_own_reader():
     for ids in batches:
         assert step(tables, ids) == step(plain, ids)
     assert_same(tables, plain)
+
+
+def test_a_feed_collected_amid_a_change(monkeypatch):
+    """The collector may come at any time, also while rows are moved for another call: the feed is closed by the next one."""
+    plain, tables, batches, begin = make(), make(**SMALL), matrices(60), CachedGroup.begin
+
+    def collecting(*arguments):
+        monkeypatch.setattr(CachedGroup, "begin", begin)
+        gc.collect()
+        assert len(tables.turns.left) == 1
+        return begin(*arguments)
+
+    def leave_in_a_ring():
+        ring = [hotbed.prefetch(batches, tables)]
+        ring.append(ring)
+        assert step(tables, next(ring[0])) == step(plain, batches[0])
+
+    gc.disable()
+    try:
+        leave_in_a_ring()
+        monkeypatch.setattr(CachedGroup, "begin", collecting)
+        assert step(tables, batches[9]) == step(plain, batches[9])
+    finally:
+        gc.enable()
+    losses = []
+    train(tables, batches, losses)
+    assert losses == [step(plain, ids) for ids in batches]
+    assert_same(tables, plain)
+
+
+@pytest.mark.parametrize("cache", [SMALL, {}], ids=["cache", "none"])
+def test_a_feed_collected_in_a_fork(cache):
+    """As in a DataLoader's worker: the threads of the feed are not there, and nobody waits for them."""
+    tables = make(**cache)
+    feed = hotbed.prefetch(matrices(60), tables)
+    step(tables, next(feed))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
+        worker = os.fork()
+    if worker == 0:
+        signal.alarm(60)
+        feed.close()
+        os._exit(0)
+    ended = os.waitpid(worker, 0)
+    feed.close()
+    assert ended == (worker, 0)
 
 
 def test_a_feed_that_is_never_asked():

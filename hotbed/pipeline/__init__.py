@@ -96,6 +96,7 @@ def _batches(feed: Feed) -> Generator[BatchT, None, None]:
         _open.add(feed)
         feed.start()
         while found := feed.next():
+            feed.offered = ()
             yield found[0]
     finally:
         _close(feed, process)

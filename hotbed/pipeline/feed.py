@@ -24,6 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
 from hotbed.cached_group import Ahead, CachedGroup, Fetch
-from hotbed.changes import exclusive
+from hotbed.changes import REFUSALS, exclusive
 from hotbed.clock import COPY, PLAN, READER, WAIT
 from hotbed.dynamic import FAR_AHEAD
 from hotbed.inputs import Given, as_given, flatten
@@ -78,7 +79,8 @@ class Feed:
         self._current: Window | None = None
         self._lanes: Lanes | None = None
         self._num_windows = 0
-        self._unknown: deque[tuple[Any, Any]] = deque()  # read, and put back
+        self._unknown: deque[tuple[Any, Any]] = deque()  # read, and not known to the caches
+        self.offered: tuple[Any, ...] = ()  # the batch that `next` gave, until whoever asked has handed it out
         self._untrained: list[Any] | None = None  # batches in hand when the feed was left
         self._started = self._paused = self._rearrive = self._in_lane = self._lanes_tried = False
         self._retired: deque[tuple[Any, Any]] = deque()  # device memory that the training stream may still read
@@ -116,13 +118,16 @@ class Feed:
             window = self._enter()
             if window is None:
                 return () if self._has_ended else None
-        batch, planned = window.batches.popleft()
+        if not self._paused:
+            self._plan(wanted=False)
+        batch, planned = window.batches[0]
         window.delivered.append(planned)
         self._tables.turns.deliver(planned)
         self._num_delivered += 1
-        if not self._paused:
-            self._plan(wanted=False)
-        return (batch.batch if isinstance(batch, Routed) else batch,)
+        found = (batch.batch if isinstance(batch, Routed) else batch,)
+        self.offered = (batch,)
+        del window.batches[0]  # no call between the two: no interrupt comes there
+        return found
 
     def close(self) -> None:
         """Let nothing be lost: what was decided is carried out, what was only known is forgotten."""
@@ -155,7 +160,7 @@ class Feed:
     def _in_hand(self) -> list[Any]:
         """Batches that were read and not handed out, in order."""
         windows = [window for window in (self._current, *self._decided) if window is not None]
-        batches = [batch for window in windows for batch, _ in window.batches]
+        batches = [*self.offered, *(batch for window in windows for batch, _ in window.batches)]
         if self._begun is not None:
             batches += [waiting.batch for waiting in self._begun.batches]
         return [*batches, *(waiting.batch for waiting in self._waiting), *(batch for batch, _ in self._unknown)]
@@ -381,14 +386,26 @@ class Feed:
                 with self.changes.changing("making a batch known"):
                     waiting = Waiting(batch, named, given, [], [], flat, self._lanes.arrive(flat))
                     self._waiting.append(waiting)
+                    del self._unknown[0]
             else:
-                given, lookups = self._lookups_of(batch, named)
+                with self._refusing(self._unknown):
+                    given, lookups = self._lookups_of(batch, named)
                 self._make_way()
                 with self.changes.changing("making a batch known"):
                     waiting = Waiting(batch, named, given, lookups, self._arrive(lookups), [], 0)
                     self._waiting.append(waiting)
+                    del self._unknown[0]
             if self._look_ahead == 1:
                 self._see_how_far(waiting)
+
+    @contextmanager
+    def _refusing(self, batches: deque[Any], place: int = 0) -> Iterator[None]:
+        """A batch that is refused inside is out of the way: whoever goes on with the loader does not get it again."""
+        try:
+            yield
+        except REFUSALS:
+            del batches[place]
+            raise
 
     @property
     def _is_full(self) -> bool:
@@ -419,12 +436,18 @@ class Feed:
     def _read(self, *, wanted: bool = False) -> tuple[Any, Ids, list[Tensor]] | None:
         """The next batch of the loader, if it is there: (batch, its ids, those ids by group if it fits the lanes).
 
-        `wanted`: all batches before it are trained.
+        `wanted`: all batches before it are trained. It is the first of those not known until it is taken from there.
         """
-        found = self._unknown.popleft() if self._unknown else self._from_reader(wanted=wanted)
-        if found is None:
-            return None
-        batch, point = found
+        if not self._unknown:
+            found = self._from_reader(wanted=wanted)
+            if found is None:
+                return None
+            self._unknown.append(found)
+        with self._refusing(self._unknown):
+            return self._named_of(*self._unknown[0])
+
+    def _named_of(self, batch: Any, point: Any) -> tuple[Any, Ids, list[Tensor]]:
+        """(a batch that was read, its ids, those ids by group if it fits the lanes)."""
         after(self._device, point)
         named = ids_of(batch.batch if isinstance(batch, Routed) else batch, self._names)
         if self._lanes is None and not self._lanes_tried:
@@ -462,7 +485,7 @@ class Feed:
         return [group.arrive(each) for group, each in zip(self._cached, lookups)]
 
     def _next_batches(self) -> list[Waiting]:
-        """Those of the next window: alike, and no more than every group can hold."""
+        """Those of the next window: alike, and no more than every group can hold. They wait until they are planned."""
         in_lane = bool(self._waiting[0].flat)
         most: list[Waiting] = []
         for waiting in self._waiting:
@@ -473,19 +496,26 @@ class Feed:
         for group, num_keys in zip(self._cached, zip(*(self._num_keys(waiting) for waiting in most))):
             length = min(length, window_length(num_keys, group.num_slots, self._given_window))
             if num_keys[0] > group.num_slots:
-                group.refuse_batch(num_keys[0])
-        return [self._waiting.popleft() for _ in range(length)]
+                with self._refusing(self._waiting):
+                    group.refuse_batch(num_keys[0])
+        return most[:length]
 
     def _begin(self) -> None:
         chosen = self._next_batches()
-        for waiting in chosen:
-            for lookups in waiting.lookups:
-                if lookups.check is not None:
-                    lookups.check()
+        for place, waiting in enumerate(chosen):
+            with self._refusing(self._waiting, place):
+                for lookups in waiting.lookups:
+                    if lookups.check is not None:
+                        lookups.check()
         with self.changes.changing("planning a window"):
             parts = enumerate(self._cached)
             decisions = [group.begin([w.aheads[c] for w in chosen], self._learns) for c, group in parts]
             self._begun = Begun(chosen, decisions)
+            self._no_longer_wait(len(chosen))
+
+    def _no_longer_wait(self, count: int) -> None:
+        for _ in range(count):
+            self._waiting.popleft()
 
     def _decide(self) -> None:
         """Choose slots for the window that was begun, and send for its rows."""
@@ -516,29 +546,23 @@ class Feed:
         with self.changes.changing("planning a window"):
             number = self._lanes.num_arrived
             parts, placed = self._lanes.plan([w.named for w in batches], [flat for _, _, flat in new], ticket)
+            self._no_longer_wait(len(batches))
             for i, (batch, named, flat) in enumerate(new):
+                del self._unknown[0]
                 self._waiting.append(Waiting(batch, named, self._lanes.given(named), [], [], flat, number + i))
             self._line_up(batches, parts, placed, ticket)
 
     def _as_many_new(self, count: int) -> list[tuple[Any, Ids, list[Tensor]]]:
-        """The next batches of the loader, if they are there and fit the lanes: all or none."""
-        if len(self._waiting) + count > self._look_ahead:
+        """The next batches of the loader, if they are there and fit the lanes: all or none. They are not known until later."""
+        if len(self._waiting) > self._look_ahead:
             return []
-        found: list[Any] = []
-        for _ in range(count):
-            one = self._unknown.popleft() if self._unknown else self._from_reader()
-            if one is None:
-                break
-            found.append(one)
-        self._unknown.extendleft(reversed(found))
-        if len(found) < count:
-            return []
-        new = [self._read() for _ in range(count)]
-        fitting = [each for each in new if each is not None and each[2]]
-        if len(fitting) < count:
-            self._unknown.extendleft(reversed([(each[0], None) for each in new if each is not None]))
-            return []
-        return fitting
+        while len(self._unknown) < count:
+            found = self._from_reader()
+            if found is None:
+                return []
+            self._unknown.append(found)
+        new = [self._named_of(*self._unknown[i]) for i in range(count)]
+        return new if all(flat for _, _, flat in new) else []
 
     def _line_up(
         self, batches: list[Waiting], move: Move | list[LaneWindow], placed: list[list[Lookups]], ticket: Ticket

@@ -1,5 +1,6 @@
 """The overlapped loop in the hands of a hostile user, on the CPU: whatever happens, rows are those of the plain loop."""
 
+import contextlib
 import gc
 import itertools
 import os
@@ -19,6 +20,7 @@ import hotbed
 from hotbed import Jagged, Table, optim
 from hotbed.cached_group import CachedGroup
 from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, ShapeError
+from hotbed.pipeline.feed import Feed
 from hotbed.pipeline.mover import Move, Mover
 from hotbed.store import MemoryStore
 from hotbed.types import Batch
@@ -647,6 +649,49 @@ def test_a_later_batch_that_cannot_fit():
     expected, plain = plain_loop(batches[: len(losses)])
     assert losses == expected
     assert_same(tables, plain)
+
+
+@pytest.mark.parametrize("ahead", WINDOWS, ids=str)
+@pytest.mark.parametrize("what", ["id", "shape", "budget"])
+def test_a_refused_batch_takes_no_other_with_it(what, ahead):
+    """Of a stream that is read on: every other batch comes once and in order, as in a plain loop that leaves it out."""
+    batches, (tables, losses) = matrices(20), (make(cache=0.6), [])
+    good = batches[:7] + batches[8:]
+    if what == "id":
+        batches[7] = batches[7] + 1000
+    else:
+        batches[7] = batches[7][:, :2] if what == "shape" else matrices(1, size=4000)[0]
+    stream = iter(batches)
+    with pytest.raises((IdError, ShapeError, BudgetError)):
+        train(tables, stream, losses, **ahead)
+    train(tables, stream, losses, **ahead)
+    expected, plain = plain_loop(good)
+    assert losses == expected
+    assert_same(tables, plain)
+
+
+@pytest.mark.parametrize("place", ["_plan", "_lookups_of", "_make_way", "_next_batches", "_next"])
+def test_an_interrupt_loses_no_batch(place, monkeypatch):
+    """Ctrl-C while the feed works, wherever it is not in the middle of a change: a stream that is read on gives every batch."""
+    original, batches = getattr(Feed, place), matrices(20)
+    expected, plain = plain_loop(batches)
+    for number in range(0, 24, 3):
+        count = itertools.count()
+
+        def interrupted(*arguments, count=count, number=number, **options):
+            found = original(*arguments, **options)
+            if next(count) == number:
+                raise KeyboardInterrupt
+            return found
+
+        stream, (tables, losses) = iter(batches), (make(**SMALL), [])
+        monkeypatch.setattr(Feed, place, interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            train(tables, stream, losses)
+        monkeypatch.setattr(Feed, place, original)
+        train(tables, stream, losses)
+        assert losses == expected, number
+        assert_same(tables, plain)
 
 
 @pytest.mark.parametrize("name", ["window", "look_ahead"])

@@ -75,6 +75,7 @@ class EmbeddingTables(nn.Module):
     `hotbed.ShardedTables` spreads them over the ranks. `independent=True` is for ranks that each train a model of their own.
     """
 
+    @torch.inference_mode(False)  # rows outlive it
     def __init__(
         self,
         tables: Mapping[str, Table],

@@ -95,7 +95,10 @@ class Step:
     def update(self, call: Call, grad: Tensor) -> None:
         """Of one group: now, or with the others when all gradients are there, so that a backward that fails updates none."""
         tables = self.tables
-        if tables.is_shared:
+        if tables.is_shared:  # ranks exchange gradients group by group
+            if len(tables.fronts) > 1 and not tables.changes.half_stepped:
+                tables.changes.half_stepped = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)
             call.group.update(call.lookups, call.tables, grad, self)
             return
         if not tables.independent:
@@ -110,6 +113,10 @@ class Step:
         if not calls:
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._update_all(self._calls.pop(number)))
         calls.append((call, grad))
+
+    def _end(self) -> None:
+        """All groups of shared tables are updated."""
+        self.tables.changes.half_stepped = False
 
     def _update_all(self, calls: list[tuple[Call, Tensor]]) -> None:
         tables = self.tables

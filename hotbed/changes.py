@@ -46,6 +46,7 @@ class Changes:
             str, bool
         ] = {}  # tables whose rows are being replaced -> whether optimizer state is, too
         self._loads = False  # this thread is the one that replaces them
+        self.half_stepped = False  # a backward pass has updated some groups of shared tables, and not all
 
     def __reduce__(self) -> tuple[type[Changes], tuple[()]]:
         return Changes, ()  # a copy of tables has its own
@@ -57,7 +58,12 @@ class Changes:
     @property
     def is_broken(self) -> bool:
         """Whether a change was not finished."""
-        return self.broken is not None or self.open is not None
+        return self.broken is not None or self.open is not None or self._is_half_stepped
+
+    @property
+    def _is_half_stepped(self) -> bool:
+        """Whether a backward pass of shared tables is over that updated some groups and not all."""
+        return self.half_stepped and torch._C._current_graph_task_id() == -1
 
     @property
     def is_inside(self) -> bool:
@@ -109,10 +115,10 @@ class Changes:
                 "Load again."
             ) from self.broken
         if self.is_broken:
+            what = self.open or ("a backward pass over several groups" if self.half_stepped else "moving them")
             why = f" ({type(self.broken).__name__}: {self.broken})" if self.broken is not None else ""
             raise HotbedError(
-                f"these tables lost rows when {self.open or 'moving them'} was broken off{why}; make them anew and load "
-                "their last checkpoint"
+                f"these tables lost rows when {what} was broken off{why}; make them anew and load their last checkpoint"
             ) from self.broken
 
 

@@ -4,6 +4,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import distributed
 
 import hotbed
 from hotbed import Table, optim
@@ -13,6 +14,16 @@ from tests.faults.walk import Way, step, walk
 
 NUM_BATCHES = 5
 WALKED = set()  # places, on any way
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank(tmp_path_factory):
+    """A process group of this process alone."""
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path_factory.mktemp('ranks') / 'store'}", rank=0, world_size=1
+    )
+    yield
+    distributed.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +43,8 @@ def tables_of(kind, folder, slots=24):
         tables = {name: Table(None, table.dim) for name, table in tables.items()}
     if tier == "plain":
         return hotbed.EmbeddingTables(tables, optim.Adagrad(lr=0.1), output="dict")
+    if kind == "ranked":
+        return hotbed.ShardedTables(tables, optim.Adagrad(lr=0.1), output="dict", cache=0.5)
     budgets = {"hbm": "1MiB", "memory": "64MiB"}
     if tier != "memory":
         budgets["ssd"] = f"{folder}:64MiB"
@@ -74,7 +87,7 @@ def with_evaluation(tables, batches):
 WAYS = {"one by one": one_by_one, "ahead": ahead, "evaluating in between": with_evaluation}
 
 
-KINDS = ["plain", "memory", "ssd", "tiered", "dynamic memory", "dynamic tiered"]
+KINDS = ["plain", "memory", "ssd", "tiered", "dynamic memory", "dynamic tiered", "ranked"]
 
 
 @pytest.mark.parametrize("train", WAYS.values(), ids=WAYS)

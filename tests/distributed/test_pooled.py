@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from functools import partial
 
 import pytest
 import torch
@@ -29,6 +30,8 @@ TABLES = {
 FEATURES = ["long", "mean", "few", "two1", "two2"]
 SIZES = {"long": 3000, "mean": 1700, "few": 7, "two1": 2500, "two2": 2500}
 STEPS, BATCH = 5, 24
+
+ALONE = partial(hotbed.EmbeddingTables, independent=True)  # on every rank the same
 
 
 def global_batch(step):
@@ -216,7 +219,7 @@ def weighted():
     values, offsets = torch.randint(0, 500, [60], generator=generator), torch.tensor([0, 30, 30, 60])
     strengths = torch.randint(1, 5, [60], generator=generator) / 4
     found = []
-    for kind in (hotbed.EmbeddingTables, ShardedTables):  # every rank has the same batch
+    for kind in (ALONE, ShardedTables):  # every rank has the same batch
         tables = kind({"w": Table(500, 4), "s": Table(600, 4)}, optim.SGD(lr=0.5), output="dict")
         weights = strengths.clone().requires_grad_()
         inputs = {"w": Jagged(values, offsets, weights), "s": Jagged(values, offsets)}
@@ -268,10 +271,7 @@ def test_what_auto_chooses_changes_no_bit():
 def dynamic():
     """Rows travel: the vectors of one process."""
     declared = {"u": Table(None, 4)}
-    tables = [
-        kind(declared, optim.SGD(lr=0.5), hbm="64KiB", memory="32MiB")
-        for kind in (hotbed.EmbeddingTables, ShardedTables)
-    ]
+    tables = [kind(declared, optim.SGD(lr=0.5), hbm="64KiB", memory="32MiB") for kind in (ALONE, ShardedTables)]
     ids = torch.arange(40)[None] * 7**20
     found = []
     for each in tables:

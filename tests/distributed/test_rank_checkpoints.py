@@ -39,7 +39,7 @@ def test_prune_keeps_what_all_ranks_have(run, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     before = list(steps_of(copy / "checkpoints", 2))
-    assert len(before) > 2
+    assert len(before) >= 2  # one is left out while another is written
     shutil.rmtree(copy / f"checkpoints/rank-1-of-2/{before[-1]:012}")  # it was lost while rank 0 wrote on
     hotbed("checkpoint", "prune", str(copy), "--keep", "1", "--dry-run")
     assert list(steps_of(copy / "checkpoints", 2)) == before[:-1]

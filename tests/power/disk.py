@@ -72,12 +72,13 @@ class Write:
     node: Node
     size: int
     sectors: dict[int, bytes]
+    kept: int = 0  # its length before, if it has grown: an append that is torn takes nothing away
 
     @staticmethod
     def between(node: Node, before: bytes, after: bytes) -> Write:
         places = range(0, len(after), SECTOR)
         changed = {at: after[at : at + SECTOR] for at in places if before[at : at + SECTOR] != after[at : at + SECTOR]}
-        return Write(node, len(after), changed)
+        return Write(node, len(after), changed, len(before) if len(before) < len(after) else 0)
 
     def touches(self, node: Node) -> bool:
         return self.node is node
@@ -96,7 +97,7 @@ class Write:
             return []
         first, last = places[: -(-len(places) // 2)], places[-1]
         half = {at: self.sectors[at] for at in first}
-        cut = first[-1] + len(self.sectors[first[-1]]) // 2
+        cut = max(self.kept, first[-1] + len(self.sectors[first[-1]]) // 2)
         short = {at: sector[: cut - at] for at, sector in half.items() if at < cut}
         return [
             Write(self.node, self.size, {}),

@@ -65,7 +65,7 @@ class Segments:
         self._freed = threading.Condition(self.lock)
         self._numbers = count()
         self._uuid = uuid.uuid4().bytes
-        self._tickets, self._active = count(1), set[int]()
+        self._tickets, self._active = count(1), dict[int, int]()  # ticket of a reader -> its thread
         self._dead: list[tuple[int, Segment]] = []  # (last ticket that may read it, segment)
         self._process = os.getpid()
         self._lock_handle = _lock(folder)
@@ -134,12 +134,12 @@ class Segments:
                 files[0, segment.slot] = segment.handle
                 files[1, segment.slot] = np.uint64(segment.header.seed).view(np.int64)
             ticket = next(self._tickets)
-            self._active.add(ticket)
+            self._active[ticket] = threading.get_ident()
         try:
             yield files[0], files[1]
         finally:
             with self.lock:
-                self._active.discard(ticket)  # closing has let all readers go
+                self._active.pop(ticket, None)  # closing has let all readers go
                 self.reap()
 
     def retire(self, segment: Segment) -> None:
@@ -152,19 +152,18 @@ class Segments:
         """Delete what is dead and needed by nobody."""
         with self.lock:
             oldest = min(self._active, default=None)
-            waiting = []
-            for ticket, segment in self._dead:
-                if segment.num_holds or (oldest is not None and oldest < ticket):
-                    waiting.append((ticket, segment))
-                else:
+            for ticket, segment in list(self._dead):
+                if not segment.num_holds and (oldest is None or oldest >= ticket):
+                    self._dead = [one for one in self._dead if one[1] is not segment]  # first: it is deleted once
                     self._delete(segment)
-            if len(waiting) < len(self._dead):
-                self._dead = waiting
-                self._freed.notify_all()
+                    self._freed.notify_all()
 
     def wait_for_readers(self) -> None:
         """Return when every dead segment that nobody holds is deleted; readers are done in a moment."""
         with self._freed:
+            for ticket in [ticket for ticket, thread in self._active.items() if thread == threading.get_ident()]:
+                del self._active[ticket]  # of a read that an interrupt ended: this thread reads nothing now
+            self.reap()
             self._freed.wait_for(lambda: all(segment.num_holds for _, segment in self._dead))
 
     def is_dead(self, segment: Segment) -> bool:
@@ -194,8 +193,10 @@ class Segments:
         self.num_live[segment.slot] = 0
         with suppress(FileNotFoundError):
             segment.path.unlink()
-        os.close(segment.handle)
-        self.used_bytes -= segment.num_bytes
+        handle, segment.handle = segment.handle, -1
+        if handle >= 0:  # an interrupt may have come before
+            self.used_bytes -= segment.num_bytes
+            os.close(handle)
 
 
 def write_fully(handle: int, data: memoryview, offset: int) -> None:

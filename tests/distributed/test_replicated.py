@@ -273,7 +273,9 @@ def forecast_and_count():
 def test_measured_speeds_agree():
     first, second = run_ranks(speeds_here, 2)
     assert first == second
-    assert all(speed.byte > 0 and speed.call < 1.0 for speed in first)
+    assert all(
+        speed.byte >= 0 and speed.call < 1.0 for speed in first
+    )  # 0: on a busy machine more bytes took no longer
 
 
 def speeds_here():

@@ -54,6 +54,8 @@ def _is_ours(code: Any) -> bool:
     file = code.co_filename
     if file in _ALSO or code.co_qualname in _FRAMES:
         return threading.get_ident() == _MAIN
+    if code.co_name == "<genexpr>":  # its end may be that of its collection, where nobody hears of an exception
+        return False
     return bool(file.startswith(_PACKAGE)) and not file.endswith(_NEVER)
 
 

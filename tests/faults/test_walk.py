@@ -90,6 +90,7 @@ WAYS = {"one by one": one_by_one, "ahead": ahead, "evaluating in between": with_
 KINDS = ["plain", "memory", "ssd", "tiered", "dynamic memory", "dynamic tiered", "ranked"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a fault while a generator is collected
 @pytest.mark.parametrize("train", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_point(kind, train, tmp_path):

@@ -51,9 +51,9 @@ class Changes:
     def __reduce__(self) -> tuple[type[Changes], tuple[()]]:
         return Changes, ()  # a copy of tables has its own
 
-    def changing(self, what: str, *, alone: bool = True) -> Change:
-        """A context in which rows are moved, and `what` is done. Not `alone`: other ranks take part, so Ctrl-C is not held."""
-        return Change(self, what, alone)
+    def changing(self, what: str) -> Change:
+        """A context in which rows are moved, and `what` is done."""
+        return Change(self, what)
 
     @property
     def is_broken(self) -> bool:
@@ -111,7 +111,7 @@ class Changes:
             names = list(self.half_loaded)
             some = f"{', '.join(names[:5])}{' and others' if len(names) > 5 else ''}"
             raise HotbedError(
-                f"a load of these tables was interrupted: rows of {some} are in part those of before, in part the new ones. "
+                f"a load of these tables was interrupted: rows of {some} are in part the previous ones, in part the new ones. "
                 "Load again."
             ) from self.broken
         if self.is_broken:
@@ -125,10 +125,10 @@ class Changes:
 class Change:
     """From the first change to the last write; see the rule above."""
 
-    __slots__ = ("_alone", "_changes", "_held", "_normal", "_what")
+    __slots__ = ("_changes", "_held", "_normal", "_what")
 
-    def __init__(self, changes: Changes, what: str, alone: bool) -> None:
-        self._changes, self._what, self._alone = changes, what, alone
+    def __init__(self, changes: Changes, what: str) -> None:
+        self._changes, self._what = changes, what
         self._held = False
         self._normal: Any = None
 
@@ -137,7 +137,7 @@ class Change:
         if torch.is_inference_mode_enabled():  # what is kept from here on outlives it
             self._normal = torch.inference_mode(False)
             self._normal.__enter__()
-        self._held = self._alone and interrupts.hold()
+        self._held = interrupts.hold()
         self._changes.open = self._what
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:

@@ -25,6 +25,16 @@ class BrokenOffError(Exception):
     pass
 
 
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise BrokenOffError
+
+
 def test_a_change_that_fails_is_remembered():
     changes = Changes()
     with pytest.raises(BrokenOffError), changes.changing("moving a row"):
@@ -126,20 +136,16 @@ def test_other_threads_hold_nothing():
     assert found == [False]
 
 
+def two_groups():
+    """Tables of two widths, and their weights."""
+    tables = hotbed.EmbeddingTables({"a": Table(9, 2), "b": Table(9, 3)}, optim.SGD(lr=0.1), output="dict", cache=0.9)
+    return tables, {name: tables.weight(name).clone() for name in "ab"}
+
+
 def test_groups_are_updated_together_or_not_at_all():
     """An exception on the way back from one group to the other: neither has taken a step."""
 
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, value):
-            return value.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            raise BrokenOffError
-
-    tables = hotbed.EmbeddingTables({"a": Table(9, 2), "b": Table(9, 3)}, optim.SGD(lr=0.1), output="dict", cache=0.9)
-    before = {name: tables.weight(name).clone() for name in "ab"}
+    tables, before = two_groups()
     ids = {name: torch.arange(5) for name in "ab"}
     for failing in "ab":
         out = tables(ids)
@@ -155,17 +161,7 @@ def test_groups_are_updated_together_or_not_at_all():
 def test_a_pass_that_failed_takes_no_update_from_the_next():
     """Two groups of one call in two backward passes, of which the first fails after its group was there."""
 
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, value):
-            return value.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            raise BrokenOffError
-
-    tables = hotbed.EmbeddingTables({"a": Table(9, 2), "b": Table(9, 3)}, optim.SGD(lr=0.1), output="dict", cache=0.9)
-    before = {name: tables.weight(name).clone() for name in "ab"}
+    tables, before = two_groups()
     late = Fails.apply(torch.ones(1, requires_grad=True))  # made first, so its turn comes after that of the look-ups
     out = tables({name: torch.arange(5) for name in "ab"})
     with pytest.raises(BrokenOffError):

@@ -3,7 +3,7 @@
     with record() as points: work()             # every point that the work passes, in all its threads
     with fault_at(points[n]): work()            # raises Fault there
 
-A point is a line, or the return of a function, and the how-manieth time it is passed. An allocation, a copy, a kernel launch, a
+A point is a line, or the return of a function, and which time it is passed. An allocation, a copy, a kernel launch, a
 hand-over between threads and a call of a file all stand on lines of their own, so all of them are among the points; and so is
 everything in between, where a signal handler may raise. That happens in the main thread alone, and also inside `threading`
 and `contextlib`, which are Python.
@@ -91,7 +91,7 @@ def _traced(is_wanted: Callable[[Any], bool], see: Callable[[Point], None]) -> I
 
 @contextlib.contextmanager
 def record(passings: int = 1) -> Iterator[list[Point]]:
-    """The points that are passed inside: of each place so many passings at most, spread over all."""
+    """The points that are passed inside: of each place `passings` at most, spread over all."""
     seen: Counter[Point] = Counter()
     points: list[Point] = []
     with _traced(_is_ours, lambda point: seen.update((point,))):

@@ -23,7 +23,7 @@ _KINDS = [kind for kind in KINDS if kind != "ranked"]  # of one process, without
 
 
 def interrupt(work: Any, delay: float, politely: bool) -> None:
-    """Run the work, and interrupt it after so many seconds."""
+    """Run the work, and interrupt it after `delay` seconds."""
 
     def handler(*_: Any) -> None:
         if politely:

@@ -36,7 +36,7 @@ def one_thread():
 
 
 def tables_of(kind, folder, slots=24):
-    """Tables with so many slots a group; the memory over an ssd holds a third as many rows."""
+    """Tables with `slots` slots a group; the memory over an ssd holds a third as many rows."""
     dynamic, tier = kind.startswith("dynamic"), kind.split()[-1]
     tables = {"a": Table(60, 3), "b": Table(50, 3), "c": Table(40, 5)}
     if dynamic:

@@ -12,6 +12,8 @@ help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 INSTALLED := $(VENV)/.installed
+# processes that run tests; each takes a file at a time
+WORKERS ?= 2
 # share of the demo's rows on the device; 0 keeps the tables whole
 CACHE ?= 0.015
 
@@ -38,7 +40,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/python -m pytest
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 format: $(READY)  ## rewrite the sources in house style
 	$(BIN)/ruff format .

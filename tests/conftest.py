@@ -10,11 +10,25 @@ import hypothesis
 import pytest
 import torch
 
+from tests.kernel_saves import save_one_at_a_time
 from tests.kernel_sources import kernel_digest
 
 ROOT = Path(__file__).resolve().parent.parent
+# Files of half a minute and more. Where several processes take a file each, one of these does not come last.
+LONG = (
+    "faults/test_walk.py",
+    "laws/test_cache_invisible.py",
+    "pipeline/test_feed.py",
+    "power/test_data.py",
+    "crash/test_kills.py",
+    "interop/test_compile.py",
+    "distributed/test_kstep.py",
+    "distributed/test_train.py",
+    "test_notebooks.py",
+)
 
 os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / f"numba-{kernel_digest(ROOT / 'hotbed')}"))
+save_one_at_a_time()
 
 if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
@@ -33,6 +47,8 @@ def real_data() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").as_posix() not in LONG)
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

@@ -4,6 +4,8 @@ from importlib import import_module
 
 from numba.core.registry import cpu_target
 
+from tests.kernel_saves import save_one_at_a_time
+
 MODULES = (
     "hotbed.build",
     "hotbed.checkpoint",
@@ -25,3 +27,4 @@ for module in MODULES:
     import_module(module)
 cpu_target.typing_context.refresh()  # what Numba knows of Python and NumPy, else loaded at the first call of a kernel
 cpu_target.target_context.refresh()
+save_one_at_a_time()

@@ -7,9 +7,10 @@ import torch
 from torch import distributed
 
 import hotbed
-from hotbed import Table, optim
+from hotbed import Table, handover, optim
 from hotbed import tables as tables_module
 from hotbed.budget import rooms_of
+from hotbed.pipeline import reader
 from tests.faults.walk import Way, step, walk
 
 NUM_BATCHES = 5
@@ -24,6 +25,13 @@ def one_rank(tmp_path_factory):
     )
     yield
     distributed.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def short_looks(monkeypatch):
+    """A fault may be what would have woken a thread; that one looks again by itself, after half a second otherwise."""
+    monkeypatch.setattr(handover, "_LOOK", 0.005)
+    monkeypatch.setattr(reader, "_LOOK_AGAIN", 0.005)
 
 
 @pytest.fixture(autouse=True)

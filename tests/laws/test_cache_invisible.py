@@ -12,6 +12,7 @@ from hotbed import Jagged, Table, optim
 from hotbed.cache import POLICIES
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.pipeline.batches import to_device
+from tests.pairs import pairs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 OPTIMIZERS = {
@@ -84,9 +85,7 @@ def assert_same(plain, cached):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("pooling", ["sum", "mean"])
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "policy", "pooling"), pairs(OPTIMIZERS, sorted(POLICIES), ["sum", "mean"]))
 def test_any_cache_gives_the_same_bits(name, policy, pooling, device):
     batches = random_batches(12, 9)
     plain = train_plain(name, 12, device, pooling)
@@ -99,9 +98,7 @@ def test_any_cache_gives_the_same_bits(name, policy, pooling, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("window", [1, 2, 4, 8])
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "policy", "window"), pairs(OPTIMIZERS, sorted(POLICIES), [1, 2, 4, 8]))
 def test_any_window_gives_the_same_bits(name, policy, window, device):
     batches = random_batches(20, 9)
     plain = train_plain(name, 20, device, "mean")

@@ -14,12 +14,24 @@ from hotbed.errors import BudgetError, ConfigError
 from hotbed.ops.records import layout_of
 from hotbed.plan import Ahead, Replay, hot_keys, optimum, read_trace, simulate, trace_of
 from hotbed.train.run import run
+from tests.pairs import pairs
 from tests.train.conftest import ready_for
 from tests.train.small import write_dataset
 
 ROWS = (400, 90, 7)
 BATCH = 12
 MOVED = {"bytes_in": 0, "bytes_out": 0, "stall_seconds": 0.0}  # what a simulation does not know
+
+
+AHEAD = [
+    {},
+    {"window": 1},
+    {"window": 4},
+    {"window": 2, "look_ahead": 5},
+    {"window": 8, "look_ahead": 3},
+    {"look_ahead": 1},
+    {"look_ahead": 50},  # two batches share a bit
+]
 
 
 def random_ids(num_batches, seed=0):
@@ -58,20 +70,7 @@ def test_the_plain_loop(policy, share):
     assert counts.batches == counts.windows == 60
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("share", [0.07, 0.2, 0.5])
-@pytest.mark.parametrize(
-    "ahead",
-    [
-        {},
-        {"window": 1},
-        {"window": 4},
-        {"window": 2, "look_ahead": 5},
-        {"window": 8, "look_ahead": 3},
-        {"look_ahead": 1},
-        {"look_ahead": 50},  # two batches share a bit
-    ],
-)
+@pytest.mark.parametrize(("policy", "share", "ahead"), pairs(sorted(POLICIES), [0.07, 0.2, 0.5], AHEAD))
 def test_with_prefetch(policy, share, ahead):
     batches = random_ids(70, seed=1)
     counts = simulate(trace_from(batches), round(share * sum(ROWS)), policy, **ahead)

@@ -167,14 +167,17 @@ def loss_of(vectors: Mapping[str, Tensor], labels: Tensor) -> Tensor:
     return halved(error * error, 0) * (1.0 / labels.shape[0])
 
 
-def train(case: Case, seed: int, device: str, folder: Path) -> dict[str, Any]:
-    """What one rank has at the end: losses, rows by table, what else training learned, evictions."""
+def tables_of(case: Case, seed: int, device: str, folder: Path) -> Any:
+    """The tables of a configuration; what is on an ssd goes to the folder."""
     options = dict(case.options) | {"seed": seed, "output": "dict", "device": device}
     if "ssd" in options:
         options["ssd"] = f"{folder}:{options['ssd']}"
     make = hotbed.ShardedTables if case.world > 1 else hotbed.EmbeddingTables
-    tables = make(case.tables, case.optimizer, **options)
-    batches = [part_of(batch, case.world, device) for batch in batches_of(case.kind, seed)]
+    return make(case.tables, case.optimizer, **options)
+
+
+def losses_of(tables: Any, case: Case, batches: Sequence[tuple[dict[str, Any], Tensor]]) -> list[str]:
+    """Train on these batches: their losses."""
     loader = [features for features, _ in batches]
     feed = loader if case.ahead is None else hotbed.prefetch(loader, tables, **case.ahead)
     losses = []
@@ -182,7 +185,14 @@ def train(case: Case, seed: int, device: str, folder: Path) -> dict[str, Any]:
         loss = loss_of(tables(features), labels)
         loss.backward()
         losses.append(loss.item().hex())
-    found = {"losses": losses, "rows": rows_of(tables), "others": others_of(tables)}
+    return losses
+
+
+def train(case: Case, seed: int, device: str, folder: Path) -> dict[str, Any]:
+    """What one rank has at the end: losses, rows by table, what else training learned, evictions."""
+    tables = tables_of(case, seed, device, folder)
+    batches = [part_of(batch, case.world, device) for batch in batches_of(case.kind, seed)]
+    found = {"losses": losses_of(tables, case, batches), "rows": rows_of(tables), "others": others_of(tables)}
     return found | {"evictions": int(tables.counters().evictions)}
 
 

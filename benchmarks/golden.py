@@ -304,7 +304,11 @@ def record(name: str, seed: int, device: str) -> dict[str, Any]:
 def environment(device: str) -> dict[str, str]:
     """What the bits may depend on."""
     name = torch.cuda.get_device_name(device) if device != "cpu" else platform.machine()
-    return {"torch": torch.__version__, "device": name, "vectors": torch.backends.cpu.get_cpu_capability()}
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text().splitlines() if about.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    vectors = torch.backends.cpu.get_cpu_capability()
+    return {"torch": torch.__version__, "device": name, "cpu": (models or [""])[0], "vectors": vectors}
 
 
 def differences(golden: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:

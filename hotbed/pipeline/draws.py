@@ -33,17 +33,14 @@ DRAWING = frozenset((
 
 
 class Draws(TorchFunctionMode):
-    """Calls `ask` before every draw from a global generator, while `watching`; entered once, by the thread that reads."""
+    """Calls `ask` before every draw from a global generator; entered by the thread that reads, around the loader's own code."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
         super().__init__()
-        self.watching = False
         self._ask = ask
         self._inside = _Operators(self)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.watching:
-            return func(*args, **kwargs) if kwargs else func(*args)
         if isinstance(func, FunctionType):
             with self._inside:
                 return func(*args, **(kwargs or {}))

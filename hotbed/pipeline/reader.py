@@ -19,7 +19,6 @@ from _thread import LockType, allocate_lock
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -186,8 +185,7 @@ class Reader:
         try:
             side_stream(self._device)
             after(self._device, self._began)
-            with self._draws:
-                self._read_all()
+            self._read_all()
             self._end(None)
         except BaseException as error:  # handed to the training thread
             self._end(error)
@@ -223,9 +221,9 @@ class Reader:
             yield self._in_hand[-1]
         if self._rest.error is not None:
             raise self._rest.error
-        batches, drew = self._watched(partial(iter, loader)), self._rest.drew
+        batches, drew = self._watched(iter, loader), self._rest.drew
         while not drew or self._shared or self._hold():
-            batch = self._watched(partial(next, batches, _END))
+            batch = self._watched(next, batches, _END)
             if batch is _END:
                 return
             drew = self._drew
@@ -233,15 +231,12 @@ class Reader:
             del batch
             yield self._in_hand[-1]
 
-    def _watched(self, read: Callable[[], Any]) -> Any:
+    def _watched(self, read: Callable[..., Any], *arguments: Any) -> Any:
         """What a call of the loader's code gives; it asks before it draws from torch's global generator."""
         is_wanted = self._wanted >= self._num_read
         self._drew, self._seed = False, None if is_wanted else torch.initial_seed()
-        self._draws.watching = True
-        try:
-            return read()
-        finally:
-            self._draws.watching = False
+        with self._draws:
+            return read(*arguments)
 
     def _ask(self) -> None:
         """A batch that is being read needs a draw: go on when the plain loop would."""
@@ -284,8 +279,9 @@ def _news() -> LockType:
 
 
 def _tell(news: LockType) -> None:
-    with suppress(RuntimeError):  # nobody has heard the last news yet
-        news.release()
+    if news.locked():  # else nobody has heard the last news yet
+        with suppress(RuntimeError):  # another thread was faster
+            news.release()
 
 
 _END = object()

@@ -224,10 +224,15 @@ class Cache:
         return plan
 
     def note_window(self) -> None:
-        """A window has been decided. Now and then the table is tidied: marks that nobody clears make every search long."""
+        """A window has been decided. Now and then the table is tidied: marks that nobody clears make every search long.
+
+        Where half of the cells are empty hardly a bucket is ever full, and it is enough when all have been taken once.
+        """
         self._windows += 1
-        self._count_live(wait=False)
-        if self._taken * self._ops.TIDY >= self._cells.key.shape[0]:
+        if self._uncounted:
+            self._count_live(wait=False)
+        num_cells = self._cells.key.shape[0]
+        if self._taken * (self._ops.TIDY if 2 * self._live > num_cells else 1) >= num_cells:
             self._ops.tidy(self._cells, self._slots)
             self._taken = 0
 
@@ -393,9 +398,10 @@ class Cache:
     def has_room(self, usual: int, most: int) -> bool:
         """Whether a lane may take that many cells, usually and at most, beside the batches that are not counted yet."""
         num_cells, full = self._cells.key.shape[0], _BRIMFUL if self.bounded else _FULL
-        live = self._count_live(wait=False)
-        pending = sum(each.num_lookups for each in self._uncounted if isinstance(each, Arrival))
-        return live + usual <= full * num_cells and live + self._expected + pending + most <= num_cells
+        live = self._count_live(wait=False) if self._uncounted else self._live
+        if self._uncounted:
+            most += sum(each.num_lookups for each in self._uncounted if isinstance(each, Arrival))
+        return live + usual <= full * num_cells and live + self._expected + most <= num_cells
 
     @property
     def num_live(self) -> int:

@@ -110,6 +110,27 @@ def test_a_crowded_table_is_tidied(backend: str, monkeypatch: pytest.MonkeyPatch
         assert cells.spilled.double().mean() < 0.9
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_half_empty_table_is_tidied_when_as_many_cells_were_taken_as_it_has(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = ops_of(backend)
+    monkeypatch.setattr("hotbed.cache.cache.ops_for", lambda tensor: ops)
+    cache = Cache(32, ORACLE, device_of(backend))
+    cache.reserve(16 * WAYS)  # 256 cells, of which 32 are slots' and 64 of four batches ahead
+    tidied = []
+    monkeypatch.setattr(ops, "tidy", lambda *parts, tidy=ops.tidy: tidied.append(tidy(*parts)))
+    ahead: list[Any] = []
+    for n in range(40):  # 640 new keys
+        ahead.append(cache.arrive(torch.arange(16 * n, 16 * n + 16, device=cache.device), None))
+        if len(ahead) == 4:
+            cache.plan([ahead.pop(0)], train=True)
+        cache.numbers.publish()
+    assert cache.parts()[0].key.shape[0] == 256
+    assert len(tidied) == 2
+    cache.check_integrity()
+
+
 @pytest.mark.skipif("triton" not in BACKENDS, reason="no triton")
 def test_keys_go_back_towards_their_homes_with_all_that_belongs_to_them() -> None:
     device, ops = device_of("triton"), ops_of("triton")

@@ -15,7 +15,9 @@ from hotbed.ops.index import CLAIMED, EMPTY, FREE, UNIT, UNPLACED, WAYS, Arrived
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S29, _S32 = np.uint64(29), np.uint64(32)
-TIDY = 2  # the table is tidied when one cell in so many has been taken anew: 6 ns for each of these, at 3 ns a cell
+TIDY = (
+    2  # a table more than half full is tidied when one cell in so many has been taken anew: 6 ns each, at 3 ns a cell
+)
 _EMPTY, _FREE, _CLAIMED, _WAYS, _UNIT, _UNPLACED = EMPTY, FREE, CLAIMED, WAYS, UNIT, UNPLACED
 
 

@@ -39,7 +39,7 @@ _UNPLACED: tl.constexpr = tl.constexpr(UNPLACED)
 _WAYS: tl.constexpr = tl.constexpr(WAYS)
 # A bucket is looked at once more than it has cells at most: each time a cell that was empty is another lane's now.
 _LOOKS: tl.constexpr = tl.constexpr(WAYS + 1)
-TIDY = 8  # the table is tidied when one cell in so many has been taken anew
+TIDY = 8  # a table more than half full is tidied when one cell in so many has been taken anew
 BLOCK = 128  # keys of one program
 WIDE = 1024  # cells or slots of one program
 

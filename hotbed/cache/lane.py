@@ -68,6 +68,10 @@ class LanePlan:
             self._counts = row
         return self._counts
 
+    def wait(self) -> None:
+        """Until the device has decided it, and the host has its numbers."""
+        self._read()
+
     @property
     def is_read(self) -> bool:
         """The host has its numbers, wherever they were."""
@@ -255,17 +259,21 @@ class Lane:
     def _make_room(self, count: int) -> bool:
         """Grow the table before it is full; it is known late how many cells a batch took.
 
+        Windows are waited for one by one, the oldest first: the training thread stays ahead of the device if that is enough.
         False if `count` batches have no room in a bounded table, where one after the other may have.
         """
         cache, most = self._cache, self.num_lookups * count
         self._count()
-        if cache.has_room(2 * self._usual * (len(self._pending) + count), most):
-            return True
-        if cache.bounded and count > 1:
-            return False
-        self.settle()
-        if not cache.has_room(2 * self._usual * count, most):
-            cache.reserve(2 * (cache.num_live + most))
+        while not cache.has_room(2 * self._usual * (len(self._pending) + count), most):  # ends: a window less every time
+            if cache.bounded and count > 1:
+                return False
+            if not self._uncounted:
+                self.settle()
+                if not cache.has_room(2 * self._usual * count, most):
+                    cache.reserve(2 * (cache.num_live + most))
+                break
+            self._uncounted[0].wait()
+            self._count()
         return True
 
     def settle(self) -> None:

@@ -218,3 +218,42 @@ def test_a_lane_decides_as_the_reference(
         planned += count
         lane._count()
         feeder.cache.check_integrity()
+
+
+@needs_triton
+def test_a_lane_finds_room_by_waiting_for_its_oldest_window_and_not_for_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counts come with events, as from a device that is behind; two batches that are not counted make room doubtful."""
+    from hotbed.cache.lane import Lane
+    from hotbed.ops.keys.triton import KeyMaker
+
+    feeder = Feeder(8, "oracle", "triton")
+    waited: list[int] = []
+    feeder.cache.reserve(64)
+    addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
+    lane = Lane(feeder.cache, KeyMaker((Span("a", 0, 8, 1),), addresses, feeder.device), 8, 1, train=True)
+    ids = [torch.arange(8 * n, 8 * n + 8, device=feeder.device) for n in range(6)]
+    lane.arrive(ids[0])
+    lane.arrive(ids[1])
+    lane.settle()
+    there = lane._host_arrivals, lane._host_windows
+    lane._host_arrivals, lane._host_windows = (counts.copy() for counts in there)
+
+    class Late:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def synchronize(self) -> None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            waited.append(lane._uncounted[0].number)
+            for seen, now in zip((lane._host_arrivals, lane._host_windows), there):
+                seen[:] = now
+
+    monkeypatch.setattr("hotbed.cache.lane.mark", Late)
+    monkeypatch.setattr(lane, "settle", lambda: pytest.fail("all that is under way was waited for"))
+    for n in range(2, 6):
+        lane.plan(1, [ids[n]])
+    assert waited == [0, 1, 2]
+    assert feeder.cache.parts()[0].key.shape[0] == 64

@@ -21,10 +21,10 @@ import torch.nn.functional as F
 
 from benchmarks.plain_torch.twin import PlainTwin
 from benchmarks.results_file import append_rows
-from hotbed.build import build
-from hotbed.config import RunConfig, TablesConfig
 from hotbed.data import resolve
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
+from hotbed.run.config import RunConfig, TablesConfig
+from hotbed.train.build import build
 from hotbed.train.step import Learner
 from hotbed.types import Batch
 

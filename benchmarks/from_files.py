@@ -40,9 +40,9 @@ from hotbed.bench.systems import KINDS, missing
 from hotbed.bench.timing import Behind, batches_needed, time_steps
 from hotbed.bench.workload import Workload, make_workload, scaled_rows
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
+from hotbed.data.prepare.write import GROUP_ROWS, PART_ROWS, WRITING
 from hotbed.data.schema import DenseColumn, IdFeature, Schema, Split
-from hotbed.data.write import GROUP_ROWS, PART_ROWS, WRITING
 
 ROUNDS = 3
 NUM_DENSE = 13

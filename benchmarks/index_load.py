@@ -56,8 +56,8 @@ class Stream:
 
     def __init__(self, case: Case, device: torch.device) -> None:
         from hotbed.cache.cache import Cache, bounded_cells
-        from hotbed.cache.lane import Lane
         from hotbed.cache.policies import ORACLE
+        from hotbed.cache.recorded_planner import Lane
         from hotbed.ops.index import new_cells, triton
         from hotbed.ops.keys import Addresses
         from hotbed.ops.keys.triton import KeyMaker

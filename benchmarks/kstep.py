@@ -32,7 +32,7 @@ from benchmarks.kstep_page import BANDWIDTH, LATENCY, write_page
 from benchmarks.plain_torch.twin import PlainTwin
 from benchmarks.results_file import append_rows
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
 from hotbed.optim import KStepAdam
 from hotbed.parallel.links import Link
 from hotbed.parallel.mesh import Mesh

@@ -26,10 +26,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.reader import FEW, columns_of
 from benchmarks.results_file import append_rows
-from hotbed.data.crc import crc32
 from hotbed.data.dataset import Dataset
+from hotbed.data.loader.crc import crc32
+from hotbed.data.prepare.write import GROUP_ROWS, WRITING
 from hotbed.data.synthetic import SHAPES, write_dataset
-from hotbed.data.write import GROUP_ROWS, WRITING
 
 ROUNDS = 7
 LZ4, ZSTD = {"compression": "lz4"}, {"compression": "zstd", "compression_level": 1}

@@ -31,16 +31,16 @@ import torch
 from benchmarks.results_file import append_rows
 from benchmarks.traces import prepared
 from benchmarks.workload import KAGGLE_ROWS, batches
-from hotbed.build import build
-from hotbed.config import RunConfig
 from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import resolve
-from hotbed.data.prepare import prepare
-from hotbed.outlook import Asked, look_out
-from hotbed.outlook.beside import Pair, pairs, truth_of
-from hotbed.plan import read_trace
-from hotbed.plan.trace import rows_of
-from hotbed.run_file import compose
+from hotbed.data.prepare.prepare import prepare
+from hotbed.forecast.comparison import Pair, pairs, truth_of
+from hotbed.forecast.forecast import look_out
+from hotbed.forecast.request import Asked
+from hotbed.forecast.trace import read_trace, rows_of
+from hotbed.run.config import RunConfig
+from hotbed.run.run_file import compose
+from hotbed.train.build import build
 from hotbed.train.run import run
 
 SHARES = (0.005, 0.015, 0.05, 0.2)
@@ -137,7 +137,7 @@ def _train(config: RunConfig, dataset: Dataset, folder: Path, steps: int | None 
 
 
 def _flat(config: RunConfig) -> dict[str, object]:
-    from hotbed.outlook.what_if import flat_of
+    from hotbed.forecast.what_if import flat_of
 
     return flat_of(config)
 

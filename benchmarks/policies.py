@@ -14,7 +14,9 @@ from pathlib import Path
 from benchmarks.traces import CASES, ZIPF_CASES, Case, hot_of, prepared, real_trace, zipf_trace
 from hotbed.cache import DEFAULT_POLICY, POLICIES
 from hotbed.data.dataset import Dataset
-from hotbed.plan import Trace, optimum, simulate
+from hotbed.forecast.optimum import optimum
+from hotbed.forecast.simulate import simulate
+from hotbed.forecast.trace import Trace
 
 ORDER = sorted(POLICIES, key=lambda name: (name != DEFAULT_POLICY, name))
 

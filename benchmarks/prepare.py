@@ -28,7 +28,7 @@ NAMES = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 
 
 
 def run_hotbed(raw: Path, out: Path) -> None:
-    from hotbed.data.prepare import prepare
+    from hotbed.data.prepare.prepare import prepare
 
     prepare([raw], out, format="criteo", split="train=0.9,test=0.1")
 
@@ -82,7 +82,7 @@ def check(few: Path, directory: Path) -> None:
     import pyarrow.parquet as pq
 
     from hotbed.data.hash import hash_string
-    from hotbed.data.prepare import prepare
+    from hotbed.data.prepare.prepare import prepare
 
     digests = []
     for workers in (1, 2):

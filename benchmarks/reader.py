@@ -41,10 +41,10 @@ import torch
 from benchmarks.map_style import Batches, Rows, data_loader, unpack, workers_that_fit
 from benchmarks.results_file import append_rows
 from hotbed.data.dataset import Dataset, RowGroup
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
+from hotbed.data.prepare.write import GROUP_ROWS, PART_ROWS, WRITING
 from hotbed.data.schema import Split
 from hotbed.data.synthetic import SHAPES, write_dataset
-from hotbed.data.write import GROUP_ROWS, PART_ROWS, WRITING
 from hotbed.types import Batch
 
 BATCH, ROUNDS, MAP_ROWS = 16_384, 5, 1 << 19

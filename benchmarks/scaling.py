@@ -1,7 +1,7 @@
 """The tables and the plot of docs/scaling.md: `python -m benchmarks.scaling [--svg docs/scaling.svg]`.
 
 In: bytes counted by benchmarks/wire.py, steps timed on one H200 (both in benchmarks/results), the formulas of
-hotbed/plan/network.py and step_time.py. Out: Markdown on the terminal, one SVG. Nothing is measured here, and nothing in the
+hotbed/forecast/network.py, step_time.py. Out: Markdown on the terminal, one SVG. Nothing is measured here, and nothing in the
 second and third table has been: they are projections.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.workload import KAGGLE_ROWS
-from hotbed.plan.network import Cluster, Exchanges, Group, dense, plain, replicated, sharded, zipf
-from hotbed.plan.step_time import NVLINK, Fabric, StepTime, Wire, Work, network, replicated_time, sharded_time
+from hotbed.forecast.network import Cluster, Exchanges, Group, dense, plain, replicated, sharded, zipf
+from hotbed.forecast.step_time import NVLINK, Fabric, StepTime, Wire, Work, network, replicated_time, sharded_time
 
 RESULTS = Path(__file__).parent / "results"
 BATCH, DIM, LOCAL = 16384, 128, 8

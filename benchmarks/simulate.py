@@ -18,9 +18,12 @@ import torch
 from benchmarks.results_file import append_rows
 from benchmarks.traces import zipf_trace
 from hotbed.data.embedded import resolve
-from hotbed.plan import Replay, hot_keys, optimum, simulate
-from hotbed.plan.given import Given, hottest
-from hotbed.plan.trace import read_trace
+from hotbed.data.frequency import hot_keys
+from hotbed.forecast.optimum import optimum
+from hotbed.forecast.replay import Replay
+from hotbed.forecast.simulate import simulate
+from hotbed.forecast.source import Given, hottest
+from hotbed.forecast.trace import read_trace
 
 SHARES = (0.005, 0.015, 0.05, 0.2)
 POLICIES = ("oracle", "lfu", "lru", "static")

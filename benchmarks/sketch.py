@@ -17,9 +17,9 @@ from numba import njit
 
 from benchmarks.results_file import append_rows
 from hotbed.data.hash_kernels import mix
-from hotbed.data.stats import HeavyHitters, HyperLogLog
-from hotbed.data.stats.hyperloglog import STANDARD_ERROR
-from hotbed.memory import parse_bytes
+from hotbed.data.prepare.stats import HeavyHitters, HyperLogLog
+from hotbed.data.prepare.stats.hyperloglog import STANDARD_ERROR
+from hotbed.host.memory import parse_bytes
 
 FREQUENT = 1000
 EVERY = 100

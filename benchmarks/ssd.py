@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.results_file import append_rows
-from hotbed.memory import parse_bytes
+from hotbed.host.memory import parse_bytes
 from hotbed.store.ssd import SsdStore, readers
 from hotbed.store.ssd.format import HEADER_BYTES, record_bytes
 

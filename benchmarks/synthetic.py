@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.results_file import append_rows
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
 from hotbed.data.synthetic import SHAPES, ClickLog, write_dataset, write_text
 
 BATCH, ROUNDS = 16_384, 4

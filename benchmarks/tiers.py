@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 import hotbed
-from hotbed.cached_group import CachedGroup
-from hotbed.memory import in_words, parse_bytes
+from hotbed.host.memory import in_words, parse_bytes
 from hotbed.store import TieredStore
+from hotbed.tables.group.cached import CachedGroup
 
 ROWS, DIM, FEATURES, BATCH = 3_000_000, 32, 4, 4096
 HBM = "24MiB"

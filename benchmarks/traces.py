@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from benchmarks.workload import KAGGLE_ROWS, batches
 from hotbed.data.dataset import Dataset
-from hotbed.data.prepare import prepare
-from hotbed.plan import Trace, hot_keys, read_trace, trace_of
-from hotbed.plan.frequency import HOT_SHARE
+from hotbed.data.frequency import HOT_SHARE, hot_keys
+from hotbed.data.prepare.prepare import prepare
+from hotbed.forecast.trace import Trace, read_trace, trace_of
 
 
 class Log(NamedTuple):

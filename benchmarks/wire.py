@@ -4,7 +4,7 @@ Four Gloo ranks with one thread each look up and train the same samples, real lo
 hand to each other, keys, rows, gradients and the numbers that say how much comes, in the mean over steps and ranks. Bags go
 by rows, in parts that their owners pool, and as ShardedTables chooses (`way`). Beside it:
 
-    forecast      what hotbed/plan/network.py expects from id frequencies alone
+    forecast      what hotbed/forecast/network.py expects from id frequencies alone
     plain         an all-to-all of every look-up: 8 bytes of id to the owner of the row, the row back, its gradient there.
                   Counted over the same look-ups and owners. TorchRec's EmbeddingCollection sends this (its `use_index_dedup`
                   is off unless asked for).
@@ -37,12 +37,12 @@ from benchmarks.results_file import append_rows
 from benchmarks.traces import prepared
 from benchmarks.workload import KAGGLE_ROWS, batches
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
+from hotbed.forecast.network import Cluster, Frequencies, Group, read_frequencies, sharded, zipf
+from hotbed.ops.shard import Shard
 from hotbed.optim import SGD
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.sharded import ShardedTables
-from hotbed.plan.network import Cluster, Frequencies, Group, read_frequencies, sharded, zipf
-from hotbed.shard import Shard
 
 WORLD, SEED, ZIPF = 4, 0, 1.05
 HALF, NEAR = 0.5, 0.03

@@ -6,18 +6,18 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotbed.kernel_cache import find_kernel_cache
+from hotbed.host.kernel_cache import find_kernel_cache
 
 if TYPE_CHECKING:
     from hotbed import checkpoint, data, errors, export, interop, models, optim
-    from hotbed.data.prepare import prepare
+    from hotbed.data.prepare.prepare import prepare
     from hotbed.embedding_bag import EmbeddingBag
     from hotbed.ids import Admit, Expire
     from hotbed.ops.init_rows import Constant, Normal, Uniform
     from hotbed.parallel.sharded import ShardedTables
     from hotbed.pipeline import prefetch
     from hotbed.scorer import load
-    from hotbed.tables import EmbeddingTables, Table
+    from hotbed.tables.module import EmbeddingTables, Table
     from hotbed.types import Batch, Jagged
 
 __version__ = "0.1.0"
@@ -50,16 +50,16 @@ _HOME = {
     "Batch": "hotbed.types",
     "Constant": "hotbed.ops.init_rows",
     "EmbeddingBag": "hotbed.embedding_bag",
-    "EmbeddingTables": "hotbed.tables",
+    "EmbeddingTables": "hotbed.tables.module",
     "Expire": "hotbed.ids",
     "Jagged": "hotbed.types",
     "Normal": "hotbed.ops.init_rows",
     "ShardedTables": "hotbed.parallel.sharded",
-    "Table": "hotbed.tables",
+    "Table": "hotbed.tables.module",
     "Uniform": "hotbed.ops.init_rows",
     "load": "hotbed.scorer",
     "prefetch": "hotbed.pipeline",
-    "prepare": "hotbed.data.prepare",
+    "prepare": "hotbed.data.prepare.prepare",
 }
 
 find_kernel_cache(Path(__file__).parent)

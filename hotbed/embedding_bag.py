@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import ConfigError, ShapeError
-from hotbed.inputs import as_tensor
 from hotbed.ops.init_rows import Normal
 from hotbed.optim import Adagrad, RowOptimizer
-from hotbed.tables import EmbeddingTables, Table
+from hotbed.tables.inputs import as_tensor
+from hotbed.tables.module import EmbeddingTables, Table
 from hotbed.types import Jagged
 
 _NAME = "table"

@@ -8,17 +8,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from hotbed import cache, config, pipeline
-from hotbed.build import build, changed_settings, option_problems, pick_device
-from hotbed.config import DENSE_RATES, FIELDS, MOST_AHEAD, MOST_WINDOW, POLICIES, ROW_RATES, RunConfig, TablesConfig
+from hotbed import cache, pipeline
 from hotbed.data.dataset import Dataset
-from hotbed.data.prepare import prepare
+from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import BudgetError, ConfigError, SchemaError
 from hotbed.ops import records
 from hotbed.optim import ROW_OPTIMIZERS
-from hotbed.run_file import compose
-from hotbed.scoring import check_same_ids, load_learner
+from hotbed.run import config
+from hotbed.run.config import DENSE_RATES, FIELDS, MOST_AHEAD, MOST_WINDOW, POLICIES, ROW_RATES, RunConfig, TablesConfig
+from hotbed.run.run_file import compose
+from hotbed.train.build import build, changed_settings, option_problems, pick_device
 from hotbed.train.run import run
+from hotbed.train.scoring import check_same_ids, load_learner
 from tests.train.small import SMALL, write_dataset
 
 
@@ -104,7 +105,7 @@ def test_a_config_made_in_python_is_checked(dataset, tmp_path):
 
 
 def test_tables_that_do_not_fit_are_refused_with_the_ways_out(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr("hotbed.forecast.available_memory", lambda device: 5000)
+    monkeypatch.setattr("hotbed.sizing.fit.available_memory", lambda device: 5000)
     with pytest.raises(
         ConfigError, match=r"110 rows with their optimizer state take 5\.2 KiB, and cpu has 4\.9 KiB"
     ) as caught:
@@ -112,7 +113,7 @@ def test_tables_that_do_not_fit_are_refused_with_the_ways_out(dataset, tmp_path,
     for way_out in ("model.dim", "rowwise_adagrad", "--min-count"):
         assert way_out in str(caught.value)
     build(configured("tables.optimizer=rowwise_adagrad"), dataset, tmp_path)
-    monkeypatch.setattr("hotbed.forecast.available_memory", lambda device: None)
+    monkeypatch.setattr("hotbed.sizing.fit.available_memory", lambda device: None)
     build(configured(), dataset, tmp_path)
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import hotbed
-from hotbed import Table, interrupts, optim
-from hotbed.changes import Changes
+from hotbed import Table, optim
 from hotbed.errors import BudgetError, HotbedError
-from hotbed.handover import Latch, Runner
+from hotbed.host import interrupts
+from hotbed.host.handover import Latch, Runner
+from hotbed.tables.transaction import Changes
 
 BIG, SMALL = torch.arange(20).reshape(-1, 1), torch.arange(5).reshape(-1, 1)
 
@@ -178,7 +179,7 @@ def test_an_update_that_is_broken_off_is_not_repeated(monkeypatch):
     def fails(*_):
         raise BrokenOffError
 
-    monkeypatch.setattr("hotbed.group.update", fails)
+    monkeypatch.setattr("hotbed.tables.group.group.update", fails)
     with pytest.raises(BrokenOffError):
         tables(SMALL).sum().backward()
     with pytest.raises(HotbedError, match="an update of rows was broken off"):

@@ -2,7 +2,7 @@
 
 import time
 
-from hotbed.clock import DENSE, LOOK_UP, MODEL, OTHER, PARTS, PLAN, SAMPLED, UPDATE, StepClock, Times
+from hotbed.telemetry.clock import DENSE, LOOK_UP, MODEL, OTHER, PARTS, PLAN, SAMPLED, UPDATE, StepClock, Times
 
 
 class Stream:

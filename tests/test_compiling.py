@@ -6,7 +6,7 @@ import time
 import numpy as np
 from numba import njit
 
-from hotbed.compiling import Compiled, compile_seconds, compiled_within
+from hotbed.host.compiling import Compiled, compile_seconds, compiled_within
 
 
 def two_kernels():

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbed.config import (
+from hotbed.errors import ConfigError
+from hotbed.run.config import (
     DENSE_RATES,
     FIELDS,
     ROW_RATES,
@@ -20,8 +21,7 @@ from hotbed.config import (
     raise_problems,
     read_tree,
 )
-from hotbed.errors import ConfigError
-from hotbed.run_file import compose, read_run_file
+from hotbed.run.run_file import compose, read_run_file
 
 
 def test_defaults_are_valid():

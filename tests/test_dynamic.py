@@ -8,13 +8,13 @@ import torch
 
 import hotbed
 from hotbed import Admit, Constant, Expire, Jagged, Table, optim
-from hotbed.budget import Budgets, rooms_of
 from hotbed.cache import BYTES_PER_SLOT, Cache, make_policy
-from hotbed.dynamic import BYTES_PER_ID, GUEST
 from hotbed.errors import BudgetError, ConfigError, HotbedError
 from hotbed.ids import Translator
 from hotbed.ops.records import layout_of
+from hotbed.sizing.budget import Budgets, rooms_of
 from hotbed.store import MemoryStore
+from hotbed.tables.group.dynamic import BYTES_PER_ID, GUEST
 
 LOW, HIGH = -(2**63), 2**63 - 1
 
@@ -153,7 +153,7 @@ def test_admission_and_expiry_are_counted():
 
 
 def test_a_row_that_is_given_again_starts_anew():
-    with mock.patch("hotbed.dynamic.QUARANTINE", 3):
+    with mock.patch("hotbed.tables.group.dynamic.QUARANTINE", 3):
         tables = make({"user": Table(None, 4, expire=Expire(unused_steps=1, every=1))})
         first = {}
         for n in range(40):

@@ -9,8 +9,9 @@ import torch
 from hotbed import Batch, EmbeddingTables, Jagged, Table, optim
 from hotbed.cache import BYTES_PER_SLOT
 from hotbed.errors import BudgetError
-from hotbed.forecast import Counted, Storage, amounts_of, rows_of_batch, table_problems, too_small
-from hotbed.plan import check_fits, trace_of
+from hotbed.forecast.optimum import check_fits
+from hotbed.forecast.trace import trace_of
+from hotbed.sizing.fit import Counted, Storage, amounts_of, rows_of_batch, table_problems, too_small
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 TABLES = {"user": Table(rows=1000, dim=16), "ad": Table(rows=24, dim=16)}  # records of 32 floats under Adagrad
@@ -23,7 +24,7 @@ def free(monkeypatch):
     """free(cpu=..., cuda=...) sets what is left."""
 
     def left(**amounts):
-        monkeypatch.setattr("hotbed.forecast.available_memory", lambda device: amounts[device.type])
+        monkeypatch.setattr("hotbed.sizing.fit.available_memory", lambda device: amounts[device.type])
 
     return left
 

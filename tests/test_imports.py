@@ -89,9 +89,9 @@ def test_imports_point_down(path):
 @pytest.mark.parametrize(
     ("room", "text"),
     [
-        ("ops", "import hotbed.tables"),
+        ("ops", "import hotbed.tables.module"),
         ("data", "from hotbed.train.loop import Training"),
-        ("models", "def f():\n    from hotbed.tables import EmbeddingTables"),
+        ("models", "def f():\n    from hotbed.tables.module import EmbeddingTables"),
         ("train", "from hotbed import cli"),
         ("attic", "import hotbed.types"),
     ],

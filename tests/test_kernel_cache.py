@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hotbed import kernel_cache
-from hotbed.kernel_cache import VARIABLE, find_kernel_cache
+from hotbed.host import kernel_cache
+from hotbed.host.kernel_cache import VARIABLE, find_kernel_cache
 
 PACKAGE = Path(kernel_cache.__file__).parent
 

@@ -3,9 +3,9 @@ import mmap
 import pytest
 import torch
 
-from hotbed import memory
 from hotbed.errors import ConfigError
-from hotbed.memory import available_memory, in_words, parse_bytes, resident_memory
+from hotbed.host import memory
+from hotbed.host.memory import available_memory, in_words, parse_bytes, resident_memory
 
 
 def test_this_machine_has_some_memory():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hotbed.shard import WHOLE, Shard
+from hotbed.ops.shard import WHOLE, Shard
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 16])

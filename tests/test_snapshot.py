@@ -6,7 +6,7 @@ import torch
 import hotbed
 from hotbed import Table, optim
 from hotbed.errors import BudgetError, HotbedError, StoreError
-from hotbed.snapshot_rows import digests_of
+from hotbed.tables.snapshot.rows import digests_of
 
 ROWS = {"a": 300, "b": 50, "c": 90}
 
@@ -251,7 +251,7 @@ def test_loaded_tables_do_not_compare_with_rows_of_before(tmp_path):
 
 
 def test_reading_weights_piece_by_piece_hands_out_no_view(tmp_path, monkeypatch):
-    monkeypatch.setattr("hotbed.group._PIECE", 7)
+    monkeypatch.setattr("hotbed.tables.group.group._PIECE", 7)
     tables = new_tables("plain", tmp_path)
     pieces = list(tables.weight_pieces("b"))
     assert torch.equal(torch.cat(pieces), tables.weight("b"))
@@ -309,7 +309,7 @@ def test_weights_that_were_put_in_are_touched(tmp_path, kind):
 @pytest.mark.parametrize("chunk", [1, 4, 7])
 def test_every_changed_row_of_every_chunk_is_written_back(tmp_path, monkeypatch, chunk):
     """Those that a flush writes back at once are 2^18 otherwise, more than any test has."""
-    monkeypatch.setattr("hotbed.cached_group.CHUNK", chunk)
+    monkeypatch.setattr("hotbed.tables.group.cached.CHUNK", chunk)
     tables, plain = new_tables("cached", tmp_path), new_tables("plain", tmp_path)
     for each in (tables, plain):
         train(each, batches(3))

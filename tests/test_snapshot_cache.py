@@ -7,7 +7,7 @@ import hotbed
 from hotbed import Table, optim
 from hotbed.cache.holdings import holdings_of
 from hotbed.checkpoint import Policy, Saver, State
-from hotbed.snapshot_cache import tensors_of
+from hotbed.tables.snapshot.cache import tensors_of
 
 POLICIES = ["lru", "lfu", "static", "oracle"]
 ROWS = 4000
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_says_nothing_of_caches(tmp_path, kind, monkeypatch):
     tables = new_tables(kind, tmp_path / "one")
     train(tables, batches(10))
     with monkeypatch.context() as patch:
-        patch.setattr("hotbed.snapshot.tensors_of", lambda *_: {})
+        patch.setattr("hotbed.tables.snapshot.snapshot.tensors_of", lambda *_: {})
         hotbed.checkpoint.save(tmp_path / "saved", tables)
     other = new_tables(kind, tmp_path / "other")
     assert hotbed.checkpoint.load(tmp_path / "saved", other).notes == ()
@@ -216,7 +216,7 @@ def test_a_file_that_names_a_row_twice_is_loaded_once(tmp_path, monkeypatch):
 
     tables, ids = evaluated(tmp_path / "one")
     with monkeypatch.context() as patch:
-        patch.setattr("hotbed.snapshot.tensors_of", cut)
+        patch.setattr("hotbed.tables.snapshot.snapshot.tensors_of", cut)
         hotbed.checkpoint.save(tmp_path / "saved", tables)
     other = new_tables("dynamic", tmp_path / "other")
     hotbed.checkpoint.load(tmp_path / "saved", other)

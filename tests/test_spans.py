@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from hotbed import spans
-from hotbed.clock import LOOK_UP, MODEL, OTHER, StepClock
-from hotbed.spans import READER, STEPS, Span, Spans
+from hotbed.telemetry import spans
+from hotbed.telemetry.clock import LOOK_UP, MODEL, OTHER, StepClock
+from hotbed.telemetry.spans import READER, STEPS, Span, Spans
 from tests.train.traces import check_events, tracks_of
 
 

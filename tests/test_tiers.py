@@ -5,8 +5,8 @@ import torch
 
 import hotbed
 from hotbed import Admit, Expire, Table, optim
-from hotbed.budget import SSD_BYTES_PER_KEY
 from hotbed.cache import BYTES_PER_SLOT
+from hotbed.sizing.budget import SSD_BYTES_PER_KEY
 from hotbed.store import tiered
 from hotbed.store.counts import TierSizes
 

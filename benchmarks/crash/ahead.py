@@ -6,7 +6,7 @@ from numba.core.registry import cpu_target
 
 MODULES = (
     "benchmarks.crash.stages",
-    "hotbed.build",
+    "hotbed.train.build",
     "hotbed.cli.checkpoint",
     "hotbed.cli.train",
     "hotbed.data.describe",

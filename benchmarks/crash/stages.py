@@ -19,8 +19,8 @@ from typing import Any
 
 STAGES = {  # stage -> where the functions are looked up that are it
     "reading the dataset": ("hotbed.cli.train:open_dataset",),
-    "building tables": ("hotbed.build:build",),
-    "clearing the folder": ("hotbed.train.run_folder:make_run",),
+    "building tables": ("hotbed.train.build:build",),
+    "clearing the folder": ("hotbed.run.folder:make_run",),
     "resuming": ("hotbed.train.loop:Training.resume",),
     "adopting segments": ("hotbed.store.ssd.store:adopt",),
     "training": ("hotbed.train.loop:Training.train",),

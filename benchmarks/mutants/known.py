@@ -41,7 +41,7 @@ KNOWN = (
     ),
     Known(
         "flush loses a row of every full chunk",
-        "hotbed/cached_group.py", "part = slice(start, start + CHUNK)", "part = slice(start, start + CHUNK - 1)",
+        "hotbed/tables/group/cached.py", "part = slice(start, start + CHUNK)", "part = slice(start, start + CHUNK - 1)",
         "tests/test_snapshot.py::test_every_changed_row_of_every_chunk_is_written_back",
     ),
     Known(
@@ -63,22 +63,23 @@ KNOWN = (
     ),
     Known(
         "samples are in the same order in every epoch",
-        "hotbed/data/loader.py", "key_of(self._seed, epoch, 1 + block.number)", "key_of(self._seed, 0, 1 + block.number)",
+        "hotbed/data/loader/loader.py",
+        "key_of(self._seed, epoch, 1 + block.number)", "key_of(self._seed, 0, 1 + block.number)",
         "tests/data/test_loader.py::test_samples_of_one_block_are_in_another_order_every_epoch",
     ),
     Known(
         "row groups are in the same order in every epoch",
-        "hotbed/data/loader.py", "key_of(self._seed, epoch, 0)", "key_of(self._seed, 0, 0)",
+        "hotbed/data/loader/loader.py", "key_of(self._seed, epoch, 0)", "key_of(self._seed, 0, 0)",
         "tests/data/test_loader.py::test_row_groups_are_in_another_order_every_epoch",
     ),
     Known(
         "first uses of warm rows are not reported in a replay",
-        "hotbed/plan/replay.py", "            self._tell_first_uses()\n", "            pass\n",
+        "hotbed/forecast/replay.py", "            self._tell_first_uses()\n", "            pass\n",
         "tests/plan/test_simulate.py::test_hot_rows_in_training",
     ),
     Known(
         "the byte of state of a row is not counted",
-        "hotbed/budget.py", '"memory"), sum(rows * (record + 1)', '"memory"), sum(rows * record',
+        "hotbed/sizing/budget.py", '"memory"), sum(rows * (record + 1)', '"memory"), sum(rows * record',
         "tests/test_budget.py::test_host_memory_counts_the_byte_that_says_whether_a_row_was_written",
     ),
     Known(

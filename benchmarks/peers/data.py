@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
 
 RAW = Path(os.environ.get("HOTBED_DATA", "../shared/data"))
 DATASETS = {  # what `hotbed prepare` is told

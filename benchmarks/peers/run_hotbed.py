@@ -10,11 +10,11 @@ import torch
 
 import hotbed
 from benchmarks.peers.job import Clock, Job
-from hotbed.build import build
-from hotbed.config import DataConfig, DenseConfig, ModelConfig, RunConfig, TablesConfig, TrainConfig
 from hotbed.data.dataset import Dataset
+from hotbed.run.config import DataConfig, DenseConfig, ModelConfig, RunConfig, TablesConfig, TrainConfig
+from hotbed.telemetry.log import Record
+from hotbed.train.build import build
 from hotbed.train.checkpoint import Progress
-from hotbed.train.log import Record
 from hotbed.train.step import repeatable
 
 

@@ -17,7 +17,7 @@ from benchmarks.plain_torch.fit import Batches, Settings, evaluate, fit
 from benchmarks.plain_torch.twin import PlainTwin
 from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import resolve
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
 from hotbed.types import Batch
 
 EVAL_BATCH = 16384

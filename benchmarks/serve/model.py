@@ -15,11 +15,11 @@ import orjson
 import pyarrow as pa
 import torch
 
-from hotbed.build import build
 from hotbed.checkpoint.chain import folders_in
 from hotbed.data.dataset import Dataset
-from hotbed.data.prepare import prepare
-from hotbed.run_file import compose
+from hotbed.data.prepare.prepare import prepare
+from hotbed.run.run_file import compose
+from hotbed.train.build import build
 
 NUMBERS, IDS = 13, 26
 DIM = 16

@@ -12,9 +12,9 @@ import hotbed
 from hotbed.bench.setting import EPS, LR, Setting
 from hotbed.bench.workload import Workload
 from hotbed.cache import CacheCounts
-from hotbed.cached_group import CachedGroup
 from hotbed.optim import RowOptimizer, row_optimizer
 from hotbed.store import MemoryStore
+from hotbed.tables.group.cached import CachedGroup
 
 
 class HotbedSystem:

@@ -19,7 +19,7 @@ from hotbed.bench.torch_bags import TorchSystem
 from hotbed.bench.workload import Workload
 from hotbed.cache import CacheCounts
 from hotbed.errors import ConfigError
-from hotbed.memory import available_memory, in_words
+from hotbed.host.memory import available_memory, in_words
 
 Holds = Literal["device", "host", "managed"]
 

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from hotbed.atomic import flush_to_disk, make_folder, remove_folder
 from hotbed.checkpoint.files import writing
 from hotbed.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from hotbed.errors import RunError
+from hotbed.host.atomic import flush_to_disk, make_folder, remove_folder
 
 NEW, DOOMED = ".new", ".gone"
 LONGEST_WAIT = 60.0  # seconds for another writer, such as `hotbed checkpoint prune`

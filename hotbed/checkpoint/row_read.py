@@ -27,7 +27,7 @@ from torch import Tensor
 from hotbed.checkpoint.row_file import COLUMNS_KEY, TABLES_KEY, Column, FileMark
 from hotbed.checkpoint.types import RowPart
 from hotbed.errors import RunError
-from hotbed.pages import in_pages, zeros
+from hotbed.host.pages import in_pages, zeros
 
 _TYPES = {str(one): one for one in (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 _PIECE = 4 << 20

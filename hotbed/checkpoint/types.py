@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from hotbed.shard import WHOLE, Shard
+from hotbed.ops.shard import WHOLE, Shard
 
 
 @dataclass(frozen=True)

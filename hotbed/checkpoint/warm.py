@@ -24,7 +24,7 @@ from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, gone_of, rows_of, tensors_of
 from hotbed.checkpoint.types import RowPart, Rows, Sink, TableShape
 from hotbed.errors import HotbedError
-from hotbed.shard import Shard
+from hotbed.ops.shard import Shard
 
 _OLD_NUMBERS = ("row", "last_use", "score")  # of dynamic ids: they get others
 Translation = Mapping[str, Tensor]  # table -> int64: the new id of each old one, -1 where there is none

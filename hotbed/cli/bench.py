@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from hotbed.cli.console import err, out
-from hotbed.memory import percent_hint
+from hotbed.host.memory import percent_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,13 +93,13 @@ def bench_command(
 
     hotbed bench --device cpu --rows-scale 1 --systems fbgemm-cpu,hotbed-hbm
     """
-    from hotbed.config import raise_problems
+    from hotbed.run.config import raise_problems
 
     with err().status("loading torch"):
         from hotbed.bench.setting import Setting
         from hotbed.bench.systems import choose_systems
         from hotbed.bench.workload import scaled_rows
-        from hotbed.build import pick_device
+        from hotbed.train.build import pick_device
     on = pick_device(device)
     usual = _ON_CPU if on.type == "cpu" else _ON_GPU
     asked = (
@@ -151,7 +151,7 @@ def _wrong_lists(dims: list[str], optimizers: list[str], denses: list[str]) -> I
 
 def _wrong_values(setting: Setting, rows_scale: float) -> Iterator[str]:
     from hotbed.cache import POLICIES
-    from hotbed.config import MOST_AHEAD, MOST_WINDOW
+    from hotbed.run.config import MOST_AHEAD, MOST_WINDOW
 
     most = {"window": MOST_WINDOW, "look_ahead": MOST_AHEAD}
 

@@ -56,7 +56,7 @@ def list_command(run: Annotated[Path, _RUN]) -> None:
     """
     from hotbed.checkpoint.manifest import read_manifest
     from hotbed.errors import RunError
-    from hotbed.memory import in_words
+    from hotbed.host.memory import in_words
 
     table = Table()
     for heading in ("checkpoint", "step", "kind", "parent", "size", "rows", "age"):
@@ -129,7 +129,7 @@ def diff_command(
     """
     from hotbed.checkpoint.chain import chain_of
     from hotbed.checkpoint.diff import diff
-    from hotbed.train.layouts import entries_of
+    from hotbed.checkpoint.layouts import entries_of
 
     both = entries_of(one), entries_of(other)
     links = [link.folder for entries in both for entry in entries for link in chain_of(entry)]
@@ -169,7 +169,7 @@ def prune_command(
     hotbed checkpoint prune runs/demo --keep 1 --dry-run
     """
     from hotbed.checkpoint.chain import clean, locked, remove
-    from hotbed.memory import in_words
+    from hotbed.host.memory import in_words
 
     doomed, size = list[Path](), 0
     for root, find_old in _prunings(run, keep):
@@ -187,8 +187,8 @@ def prune_command(
 def _prunings(place: Path, keep: int) -> Iterator[tuple[Path, Callable[[], list[Path]]]]:
     """Every folder of a run that old checkpoints go from, and how to find them once it is locked."""
     from hotbed.checkpoint.chain import unneeded
+    from hotbed.checkpoint.layouts import is_of_rank, root_of, run_of, steps_of, unneeded_before, worlds_in
     from hotbed.errors import RunError
-    from hotbed.train.layouts import is_of_rank, root_of, run_of, steps_of, unneeded_before, worlds_in
 
     first = _folders(place)[0]
     if is_of_rank(place.resolve()) or is_of_rank(place.resolve().parent):
@@ -205,7 +205,7 @@ def _prunings(place: Path, keep: int) -> Iterator[tuple[Path, Callable[[], list[
 def _folders(place: Path) -> list[Path]:
     """The checkpoints of a run or a folder, of all its ranks, or the one that is named."""
     from hotbed.checkpoint.chain import find, folders_in
-    from hotbed.train.layouts import ranks_in
+    from hotbed.checkpoint.layouts import ranks_in
 
     for root in (place / "checkpoints", place):
         if folders := [folder for one in (root, *ranks_in(root)) for folder in folders_in(one)]:
@@ -215,14 +215,14 @@ def _folders(place: Path) -> list[Path]:
 
 def _label(folder: Path) -> str:
     """Its name, and the rank that wrote it."""
-    from hotbed.train.layouts import is_of_rank
+    from hotbed.checkpoint.layouts import is_of_rank
 
     return f"{folder.parent.name}/{folder.name}" if is_of_rank(folder.parent) else folder.name
 
 
 def _tell_of_ranks(place: Path) -> None:
     """Where ranks have written: the steps that all of them have."""
-    from hotbed.train.layouts import steps_of, worlds_in
+    from hotbed.checkpoint.layouts import steps_of, worlds_in
 
     for root in (place / "checkpoints", place):
         for world in (world for world in worlds_in(root) if world > 1):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hotbed.cli.console import aside
 
 if TYPE_CHECKING:
-    from hotbed.compiling import Compiled
+    from hotbed.host.compiling import Compiled
 
 BEGINS = "compiling kernels for this machine, only this once: it may take a minute"
 _NOTICED = 2.0  # seconds after which somebody wonders
@@ -19,7 +19,7 @@ _TOLD = 1.0  # seconds worth a word at the end
 @contextmanager
 def told_of_compiling(quiet: bool = False) -> Iterator[Compiled]:
     """Inside, kernels that have been compiled for some seconds lead to a line on the screen."""
-    from hotbed.compiling import compiled_within
+    from hotbed.host.compiling import compiled_within
 
     with compiled_within(lambda: None if quiet else aside(BEGINS), _NOTICED) as compiled:
         yield compiled

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hotbed.cli.console import err
-from hotbed.config import DataConfig
+from hotbed.run.config import DataConfig
 
 if TYPE_CHECKING:
     from hotbed.data.dataset import Dataset

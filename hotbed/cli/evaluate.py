@@ -42,10 +42,10 @@ def evaluate_command(
     """
     with told_of_compiling():
         with waiting("loading the model"):
-            from hotbed.data.loader import Loader
-            from hotbed.scoring import check_same_ids
+            from hotbed.data.loader.loader import Loader
+            from hotbed.run.dataset import find_data_or_say
             from hotbed.train.evaluate import evaluate
-            from hotbed.train.run_data import find_data_or_say
+            from hotbed.train.scoring import check_same_ids
 
             subject = _subject(run)
             dataset = open_dataset(data or find_data_or_say(subject.dataset, subject.run))
@@ -71,8 +71,8 @@ class Subject(NamedTuple):
 
 def _subject(place: Path) -> Subject:
     """A run with its model, or one of its checkpoints, the newest of a folder of them."""
+    from hotbed.checkpoint.layouts import entries_of, run_of
     from hotbed.errors import RunError
-    from hotbed.train.layouts import entries_of, run_of
     from hotbed.train.model_folder import read_card
 
     if place.is_dir() and not (place / "config.json").is_file() and not (place / "model").is_dir():

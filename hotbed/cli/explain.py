@@ -13,8 +13,8 @@ from rich.table import Table
 from hotbed.cli.console import out, waiting
 
 if TYPE_CHECKING:
-    from hotbed.explain import Explanation
-    from hotbed.explain.explain import TopRow
+    from hotbed.forecast.explain import Explanation
+    from hotbed.forecast.explain.explain import TopRow
 
 _SHOWN_MOVES = 12
 
@@ -52,7 +52,7 @@ def explain_command(
     hotbed explain runs/demo --table ad --top 20 --by evictions
     """
     from hotbed.errors import ConfigError
-    from hotbed.explain import explain, top_rows
+    from hotbed.forecast.explain import explain, top_rows
 
     if top is not None:
         if id is not None or value is not None:

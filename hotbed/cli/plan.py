@@ -14,9 +14,10 @@ from hotbed.cli.plot import curve_text
 from hotbed.cli.settings import share
 
 if TYPE_CHECKING:
-    from hotbed.config import RunConfig
-    from hotbed.outlook import Asked, Outlook
-    from hotbed.plan.curves import Curves
+    from hotbed.forecast.curves import Curves
+    from hotbed.forecast.forecast import Outlook
+    from hotbed.forecast.request import Asked
+    from hotbed.run.config import RunConfig
 
 _CALIBRATE = ("auto", "again", "no")
 
@@ -77,8 +78,9 @@ def plan_command(
     config = _config({path: value for path, value in given.items() if value is not None}, sets)
     dataset = open_dataset(data)
     with err().status("simulating and measuring"):
-        from hotbed.outlook import Asked, look_out
-        from hotbed.outlook.what_if import advise, parse_change, vary
+        from hotbed.forecast.forecast import look_out
+        from hotbed.forecast.request import Asked
+        from hotbed.forecast.what_if import advise, parse_change, vary
 
         asked = Asked(config, dataset, world, calibrate)
         changes = [parse_change(text) for text in what_if]
@@ -110,19 +112,19 @@ def plan_command(
 
 
 def _config(given: dict[str, Any], sets: list[str]) -> RunConfig:
-    from hotbed.config import raise_problems
-    from hotbed.run_file import compose
+    from hotbed.run.config import raise_problems
+    from hotbed.run.run_file import compose
 
     config, problems = compose(None, given, sets)
     with err().status("loading torch"):
-        from hotbed.build import option_problems
+        from hotbed.train.build import option_problems
     raise_problems(problems + option_problems(config))
     return config
 
 
 def _curves(asked: Asked, outlook: Outlook, tables: bool) -> Curves:
     """Of the run's policy, LRU and the optimum."""
-    from hotbed.plan.curves import curves_of
+    from hotbed.forecast.curves import curves_of
 
     return curves_of(asked.given, asked.replay, [asked.config.tables.policy], asked.ahead, tables=tables)
 

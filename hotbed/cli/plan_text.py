@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from hotbed.memory import in_words
+from hotbed.host.memory import in_words
 
 if TYPE_CHECKING:
-    from hotbed.outlook import Outlook
-    from hotbed.outlook.what_if import Advice
+    from hotbed.forecast.forecast import Outlook
+    from hotbed.forecast.what_if import Advice
 
 
 def parts_table(outlook: Outlook) -> Table:

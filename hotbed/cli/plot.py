@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from hotbed.plan.curves import Curve, Curves
+    from hotbed.forecast.curves import Curve, Curves
 
 SIGNS = "*o+x#@"
 WIDTH, HEIGHT = 60, 13  # lines: a quarter of the highest value is three

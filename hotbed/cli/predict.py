@@ -64,9 +64,9 @@ def predict_command(
     with told_of_compiling():
         with waiting("loading the model"):
             from hotbed.data.encode import RawReader
-            from hotbed.data.loader import Loader
-            from hotbed.scoring import check_same_ids
+            from hotbed.data.loader.loader import Loader
             from hotbed.train.predict import predict, raw_batches, split_batches
+            from hotbed.train.scoring import check_same_ids
 
             model = open_model(run, memory, device, Wanted(cache, hbm, batch_size))
             reader = None
@@ -105,7 +105,7 @@ class Opened(NamedTuple):
 def open_model(place: Path, memory: str | None, device: str, wanted: Wanted) -> Opened:
     """The model of a run is loaded whole, unless `memory` is given; everything else is scored from its files."""
     from hotbed.scorer import DEFAULT_MEMORY, load
-    from hotbed.scoring import load_learner
+    from hotbed.train.scoring import load_learner
 
     if memory is not None and (wanted.cache is not None or wanted.hbm is not None):
         raise ConfigError("--memory leaves rows in their files; --cache and --hbm load all of them. Give one kind.")

@@ -15,10 +15,10 @@ from hotbed.cli.console import aside, err, fail, live, out
 from hotbed.errors import ConfigError, HotbedError
 
 if TYPE_CHECKING:
-    from hotbed.compiling import Compiled
-    from hotbed.data.crew import Crew
-    from hotbed.data.parse import Progress
-    from hotbed.data.prepare import PrepareReport
+    from hotbed.data.prepare.parse import Progress
+    from hotbed.data.prepare.prepare import PrepareReport
+    from hotbed.data.prepare.ranks import Crew
+    from hotbed.host.compiling import Compiled
 
 
 def prepare_command(
@@ -134,8 +134,8 @@ def prepare_command(
     Many processes: torchrun --nproc-per-node 8 -m hotbed prepare ... shares files, features and parts among ranks, on machines
     that see the same files and the same DIR; --memory and --workers are those of one rank.
     """
-    from hotbed.data.crew import Crew
-    from hotbed.data.prepare import prepare
+    from hotbed.data.prepare.prepare import prepare
+    from hotbed.data.prepare.ranks import Crew
 
     crew = None
     try:

@@ -13,8 +13,8 @@ from hotbed.cli.console import live
 from hotbed.cli.results import in_digits
 
 if TYPE_CHECKING:
+    from hotbed.telemetry.log import Record
     from hotbed.train.checkpoint import Progress as Position
-    from hotbed.train.log import Record
 
 
 def facts(record: Record) -> str:
@@ -82,7 +82,7 @@ class PlainLines:
         self._last = float("-inf")
 
     def begin(self, progress: Position, total_steps: int) -> None:
-        from hotbed.compiling import Compiled
+        from hotbed.host.compiling import Compiled
 
         self._total, self._first_step, self._began = total_steps, progress.step, time.monotonic()
         self._compiled = Compiled()

@@ -114,8 +114,8 @@ class Ranks:
 
         One that it was refused is refused again: somebody else's, as far as anyone knows.
         """
+        from hotbed.run.folder import check_free
         from hotbed.train.checkpoint import has_checkpoint
-        from hotbed.train.run_folder import check_free
 
         start = asked or Start(Path(self.run) if self.run else fresh)
         if self.has_begun(start.run) and start.run.is_dir():

@@ -57,7 +57,7 @@ def serve_command(
     import logging
 
     with waiting("loading the model"):
-        from hotbed.memory import parse_bytes
+        from hotbed.host.memory import parse_bytes
         from hotbed.serve.limits import Limits
         from hotbed.serve.server import Address, Holding, serve
 

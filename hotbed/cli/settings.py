@@ -10,7 +10,7 @@ import typer
 from hotbed.cli.console import waiting
 
 if TYPE_CHECKING:
-    from hotbed.config import RunConfig
+    from hotbed.run.config import RunConfig
 
 # Changing these on --resume would make another run of it, not the same one longer.
 _RESUME_MAY_CHANGE = {
@@ -70,22 +70,22 @@ def cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str |
 
 def read_config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -> RunConfig:
     """The settings of a run file, then of flags, then of --set; all mistakes at once."""
-    from hotbed.config import raise_problems
-    from hotbed.run_file import compose
+    from hotbed.run.config import raise_problems
+    from hotbed.run.run_file import compose
 
     config, problems = compose(run_file, given, sets)
     with waiting("loading torch"):
-        from hotbed.build import option_problems
+        from hotbed.train.build import option_problems
     raise_problems(problems + option_problems(config))
     return config
 
 
 def resumed_config(folder: Path, given: dict[str, Any], sets: list[str], refused: dict[str, Any]) -> RunConfig:
     """The config of a run with what may change on the way."""
-    from hotbed.build import changed_settings
-    from hotbed.config import read_tree
     from hotbed.errors import ConfigError
-    from hotbed.train.run_folder import read_json
+    from hotbed.run.config import read_tree
+    from hotbed.run.folder import read_json
+    from hotbed.train.build import changed_settings
 
     both = [name for name, value in refused.items() if value]
     if both:

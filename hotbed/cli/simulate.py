@@ -16,14 +16,15 @@ from hotbed.cli.console import err, out
 from hotbed.cli.dataset import DEFAULT_DATA, open_dataset
 from hotbed.cli.plot import curve_text
 from hotbed.cli.simulate_sets import from_sets
-from hotbed.config import raise_problems
-from hotbed.memory import percent_hint
+from hotbed.host.memory import percent_hint
+from hotbed.run.config import raise_problems
 
 if TYPE_CHECKING:
     from hotbed.cache import CacheCounts
-    from hotbed.plan import Ahead, Replay, Trace
-    from hotbed.plan.curves import Curves
-    from hotbed.plan.given import Given
+    from hotbed.forecast.curves import Curves
+    from hotbed.forecast.replay import Ahead, Replay
+    from hotbed.forecast.source import Given
+    from hotbed.forecast.trace import Trace
 
 _POLICIES = ("oracle", "lfu", "lru", "static")
 
@@ -93,7 +94,7 @@ def simulate_command(
     }
     options |= from_sets(sets)
     shares, policies = _read_lists(options["cache"], options["policy"])
-    from hotbed.plan import Ahead
+    from hotbed.forecast.replay import Ahead
 
     source = _Source(data, options["batch_size"], max_batches, split, options["shuffle"], options["seed"])
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
@@ -155,7 +156,7 @@ def _words(text: str) -> list[str]:
 def _fitting(trace: Trace, shares: list[float]) -> tuple[dict[float, int], list[str]]:
     """({share: slots} of the caches that hold a batch, why not for the others); a BudgetError when none does."""
     from hotbed.errors import BudgetError
-    from hotbed.plan import check_fits
+    from hotbed.forecast.optimum import check_fits
 
     sizes: dict[float, int] = {}
     errors: list[tuple[float, BudgetError]] = []
@@ -215,8 +216,8 @@ class _Source:
     seed: int
 
     def read(self, progress: Callable[[int, int], None]) -> Given:
-        from hotbed.plan.given import from_dataset, from_file
-        from hotbed.plan.id_file import check_suffix
+        from hotbed.forecast.id_file import check_suffix
+        from hotbed.forecast.source import from_dataset, from_file
 
         path = Path(self.name)
         if path.is_file():
@@ -243,12 +244,13 @@ class _Asked:
 
     @cached_property
     def replay(self) -> Replay:
-        from hotbed.plan import Replay
+        from hotbed.forecast.replay import Replay
 
         return Replay(self.given.trace)
 
     def run(self, sizes: dict[float, int], progress: Callable[[int], None]) -> list[_Outcome]:
-        from hotbed.plan import optimum, simulate
+        from hotbed.forecast.optimum import optimum
+        from hotbed.forecast.simulate import simulate
 
         outcomes: list[_Outcome] = []
         for share, num_slots in sizes.items():
@@ -270,7 +272,7 @@ class _Asked:
 
     def curves(self, outcomes: list[_Outcome], tables: bool) -> Curves:
         """LRU at every size, what was simulated, and the optimum."""
-        from hotbed.plan.curves import curves_of
+        from hotbed.forecast.curves import curves_of
 
         sizes = [outcome.num_slots for outcome in outcomes]
         return curves_of(self.given, self.replay, self.policies, self.ahead, (min(sizes), max(sizes)), tables=tables)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hotbed.config import raise_problems
+from hotbed.run.config import raise_problems
 
 _SETTINGS = {
     "data.batch_size": "batch_size",
@@ -21,7 +21,7 @@ def from_sets(sets: list[str]) -> dict[str, Any]:
     """{option: value} of settings in the words of `hotbed train`; those that no simulation asks for are mistakes."""
     if not sets:
         return {}
-    from hotbed.run_file import compose
+    from hotbed.run.run_file import compose
 
     config, problems = compose(None, {}, sets)
     paths = [text.partition("=")[0].strip() for text in sets]

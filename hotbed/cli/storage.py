@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from hotbed.memory import in_words
+from hotbed.host.memory import in_words
 
 MOST_TABLES = 12
 COLUMNS = ("seen", "admitted", "rejected", "expired", "rows")

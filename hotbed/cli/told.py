@@ -19,9 +19,9 @@ from hotbed.cli.storage import id_table, tiers_text
 if TYPE_CHECKING:
     import torch
 
-    from hotbed.build import Built
-    from hotbed.config import RunConfig
     from hotbed.data.dataset import Dataset
+    from hotbed.run.config import RunConfig
+    from hotbed.train.build import Built
     from hotbed.train.loop import Training
 
 _FEW_STEPS = 40
@@ -102,8 +102,8 @@ def as_typed() -> str:
 def foretell(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> None:
     """What the run will take, on the screen and in its folder: a few seconds, and nothing is measured."""
     from hotbed.cli.plan_text import outlook_text
-    from hotbed.outlook import Asked
-    from hotbed.outlook.beside import quick_outlook, write_forecast, write_misses
+    from hotbed.forecast.comparison import quick_outlook, write_forecast, write_misses
+    from hotbed.forecast.request import Asked
 
     with nullcontext() if quiet else waiting("forecasting"):
         asked = Asked(config, dataset)
@@ -114,7 +114,7 @@ def foretell(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> 
         if outlook.traffic is not None:
             write_misses(folder, asked)
     if not quiet:
-        from hotbed.memory import in_words
+        from hotbed.host.memory import in_words
 
         taken = f"{in_words(outlook.bytes_of('device'))} on the device, {in_words(outlook.bytes_of('memory'))} of host memory"
         told = [f"forecast: {taken}", outlook_text(outlook), *(f"may not fit: {one}" for one in outlook.problems)]
@@ -123,8 +123,8 @@ def foretell(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> 
 
 def tell_truth(summary: dict[str, Any], folder: Path, device: torch.device) -> str:
     """What was forecast beside what happened; "" where nothing was."""
-    from hotbed.memory import in_words
-    from hotbed.outlook.beside import write_truth
+    from hotbed.forecast.comparison import write_truth
+    from hotbed.host.memory import in_words
 
     words = {"hit_rate": "rows hit", "lookup_hit_rate": "look-ups hit", "bytes_in": "to device", "bytes_out": "back"}
     words |= {"cache_bytes": "cache", "peak_device_bytes": "peak device memory", "samples_per_s": "samples/s"}
@@ -143,7 +143,7 @@ def tell_truth(summary: dict[str, Any], folder: Path, device: torch.device) -> s
 
 
 def opening(built: Built) -> str:
-    from hotbed.memory import in_words
+    from hotbed.host.memory import in_words
     from hotbed.train.run import cache_sizes
 
     training, subject = built.training, built.subject
@@ -195,7 +195,7 @@ class _Told(logging.Handler):
 
 def as_run_file(config: RunConfig) -> str:
     """YAML with one comment per setting."""
-    from hotbed.config import FIELDS
+    from hotbed.run.config import FIELDS
 
     lines, open_section = [], ""
     for path, one in FIELDS.items():

@@ -13,7 +13,7 @@ from hotbed.cli.console import err, out
 from hotbed.cli.top_state import FINISHED, RUNNING, Evaluated, Source, State, runs_below, source_of
 from hotbed.errors import RunError
 from hotbed.report.formats import compact, count, decimal, duration, milliseconds, percent, significant, size
-from hotbed.train.run_folder import is_training
+from hotbed.run.folder import is_training
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 
 from hotbed.errors import RunError
 from hotbed.report.values import number
-from hotbed.train.numbers import numbers_of
-from hotbed.train.run_folder import is_training
+from hotbed.run.folder import is_training
+from hotbed.telemetry.scalars import numbers_of
 
 PATIENCE = 5.0  # seconds for an endpoint to answer
 MOST_ANSWER = 8 << 20  # bytes

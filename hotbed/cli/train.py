@@ -30,13 +30,13 @@ from hotbed.cli.told import (
 from hotbed.cli.watching import Watching, opened
 
 if TYPE_CHECKING:
-    from hotbed.build import Built
-    from hotbed.compiling import Compiled
-    from hotbed.config import RunConfig
     from hotbed.data.dataset import Dataset
+    from hotbed.host.compiling import Compiled
     from hotbed.parallel.world import World
+    from hotbed.run.config import RunConfig
+    from hotbed.telemetry.observer import Observer
+    from hotbed.train.build import Built
     from hotbed.train.loop import Training
-    from hotbed.train.observer import Observer
 
 
 def train_command(
@@ -174,12 +174,12 @@ class Manner(NamedTuple):
 
 
 def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner, compiled: Compiled) -> None:
-    from hotbed.build import build, compare
     from hotbed.data.describe import describe
+    from hotbed.run.dataset import find_data_or_say
+    from hotbed.run.files import write_text
+    from hotbed.run.folder import alone, default_run, make_run, read_json
+    from hotbed.train.build import build, compare
     from hotbed.train.disk_room import check_room
-    from hotbed.train.files import write_text
-    from hotbed.train.run_data import find_data_or_say
-    from hotbed.train.run_folder import alone, default_run, make_run, read_json
     from hotbed.train.warm_start import source_of, start_from
 
     world = ranks.connect(config.train.device, config.parallel.timeout)
@@ -230,7 +230,7 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner,
 
 def _watch_rows(training: Training, text: str) -> None:
     from hotbed.errors import ConfigError
-    from hotbed.train.observer import Observers
+    from hotbed.telemetry.observer import Observers
     from hotbed.train.row_watch import RowWatch, parse_rows
 
     if training.world.size > 1:
@@ -256,7 +256,7 @@ def _dataset(name: str, ranks: Ranks, world: World) -> Dataset:
 
 
 def _observers(folder: Path, quiet: bool, world: World) -> list[Observer]:
-    from hotbed.train.tensorboard import open_writer
+    from hotbed.telemetry.tensorboard import open_writer
 
     if not world.is_first:
         return [Warnings(err(), f"rank {world.rank}: ")]
@@ -267,7 +267,7 @@ def _observers(folder: Path, quiet: bool, world: World) -> list[Observer]:
 
 def _is_finished(training: Training) -> bool:
     """Whether the run has come to its end, and there is no step to add."""
-    from hotbed.train.run_folder import read_json
+    from hotbed.run.folder import read_json
 
     summary = training.run / "summary.json"
     if training.reason_to_end() is None or not summary.is_file():  # killed in its last evaluation it has no summary yet

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from hotbed.build import Built
-    from hotbed.config import RunConfig
     from hotbed.data.dataset import Dataset
     from hotbed.parallel.world import World
-    from hotbed.tables import EmbeddingTables
+    from hotbed.run.config import RunConfig
+    from hotbed.tables.module import EmbeddingTables
+    from hotbed.train.build import Built
     from hotbed.types import Batch
     from hotbed.verify import Step, Verdict, Way
 
@@ -161,8 +161,8 @@ class _Twins:
 
     def least_memory(self, batches: list[Batch]) -> str:
         """Over an ssd: what finds all rows, and an eighth of the rows in use, so that the others do go to the ssd."""
-        from hotbed.budget import least_over_ssd
-        from hotbed.build import sketch
+        from hotbed.sizing.budget import least_over_ssd
+        from hotbed.train.build import sketch
 
         columns = zip(*(self._columns(batch) for batch in batches), strict=True)
         used = sum(np.unique(np.concatenate(column)).size for column in columns)
@@ -186,7 +186,7 @@ class _Twins:
         return [*batch.ids.numpy().T, *(bag.values.numpy() for bag in batch.bags.values())]
 
     def _built(self, where: dict[str, Any]) -> Built:
-        from hotbed.build import build
+        from hotbed.train.build import build
 
         kept = {"cache": 0.0, "hbm": "", "memory": "", "ssd": "", **where}
         config = dataclasses.replace(self._config, tables=dataclasses.replace(self._config.tables, **kept))

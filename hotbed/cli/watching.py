@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from hotbed.clock import StepClock
-    from hotbed.train.observer import Observer
-    from hotbed.train.prometheus import MetricsServer
-    from hotbed.train.trace import TraceWriter
+    from hotbed.telemetry.clock import StepClock
+    from hotbed.telemetry.observer import Observer
+    from hotbed.telemetry.prometheus import MetricsServer
+    from hotbed.telemetry.trace import TraceWriter
 
 
 class Watching(NamedTuple):
@@ -25,7 +25,7 @@ class Watching(NamedTuple):
     def check(self) -> None:
         """A ConfigError for what cannot be meant."""
         from hotbed.errors import ConfigError
-        from hotbed.train.trace import parse_steps
+        from hotbed.telemetry.trace import parse_steps
 
         if self.trace is None and self.trace_steps is not None:
             raise ConfigError("--trace-steps says of which steps --trace FILE is; give both")
@@ -54,8 +54,8 @@ def opened(asked: Watching, say: Callable[[str], None]) -> Iterator[Watchers]:
     if asked.metrics_port is None and asked.trace is None:
         yield Watchers()
         return
-    from hotbed.train.prometheus import MetricsServer
-    from hotbed.train.trace import TraceWriter, parse_steps
+    from hotbed.telemetry.prometheus import MetricsServer
+    from hotbed.telemetry.trace import TraceWriter, parse_steps
 
     writer = None if asked.trace is None else TraceWriter(asked.trace, parse_steps(asked.trace_steps))
     server = None if asked.metrics_port is None else MetricsServer(asked.metrics_host, asked.metrics_port)

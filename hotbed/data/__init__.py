@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hotbed.data.dataset import Dataset
     from hotbed.data.embedded import resolve
-    from hotbed.data.loader import Loader
+    from hotbed.data.loader.loader import Loader
     from hotbed.data.schema import Schema
 
 __all__ = ["Dataset", "Loader", "Schema", "resolve"]

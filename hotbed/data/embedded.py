@@ -24,7 +24,7 @@ from typing import NamedTuple
 import pyarrow.parquet as pq
 
 from hotbed.data.dataset import Dataset
-from hotbed.data.prepare import prepare
+from hotbed.data.prepare.prepare import prepare
 from hotbed.data.schema import FORMAT_VERSION
 from hotbed.data.synthetic import SHAPES, TRAIN_ROWS, other_rows, write_dataset
 from hotbed.data.workspace import recover

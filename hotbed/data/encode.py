@@ -17,7 +17,7 @@ import torch
 from hotbed.data.encoded import Encoded, encode, raw_column
 from hotbed.data.formats import Chunk, Format, guess_format, open_format
 from hotbed.data.formats.parquet import stored_types
-from hotbed.data.quarantine import MaxBad, Quarantine
+from hotbed.data.prepare.quarantine import MaxBad, Quarantine
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.values import Bags, LabelReader, standardise
 from hotbed.data.vocabulary import Numbering

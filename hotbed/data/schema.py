@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hotbed.atomic import write_file
 from hotbed.errors import SchemaError
+from hotbed.host.atomic import write_file
 
 FORMAT_VERSION = 1
 SOURCES = ("string", "integer", "bucket")

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from hotbed.atomic import flush_to_disk, flush_tree, make_folder, put_folder, recover_folder
 from hotbed.errors import ConfigError, DataError
-from hotbed.memory import in_words
+from hotbed.host.atomic import flush_to_disk, flush_tree, make_folder, put_folder, recover_folder
+from hotbed.host.memory import in_words
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

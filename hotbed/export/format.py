@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from hotbed.checkpoint.files import checksum
 from hotbed.errors import RunError
-from hotbed.train.files import MANIFEST, recover_folder
+from hotbed.run.files import MANIFEST, recover_folder
 
 FORMAT_VERSION = 1
 EXPORT = "export.json"

@@ -15,25 +15,25 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from hotbed.build import card_of
 from hotbed.checkpoint.chain import Entry, chain_of
+from hotbed.checkpoint.layouts import entries_of, run_of
 from hotbed.checkpoint.warm import warm_start_from
-from hotbed.config import RunConfig, read_tree
 from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import is_embedded, resolve
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import ConfigError, DataError, RunError
 from hotbed.export.format import is_export
+from hotbed.host.memory import available_memory, parse_bytes
 from hotbed.ids import Admit
-from hotbed.memory import available_memory, parse_bytes
 from hotbed.models import build_model
 from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision, layout_of
 from hotbed.optim import SGD
-from hotbed.tables import EmbeddingTables, Table
-from hotbed.train.layouts import entries_of, run_of
+from hotbed.run.config import RunConfig, read_tree
+from hotbed.run.dataset import find_data
+from hotbed.tables.module import EmbeddingTables, Table
+from hotbed.train.build import card_of
 from hotbed.train.model_folder import FORMAT_VERSION, no_model, read_card, save_weights
-from hotbed.train.run_data import find_data
 from hotbed.train.step import Learner
 
 _LOOKED_UP = "8MiB"  # of rows at once, where ids are dynamic

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from hotbed.host.prefetch import prefetch
 from hotbed.ids.cells import GONE, hash_of, mix
 from hotbed.ids.rules import SCORE, SCORE_UNIT, STEPS, TIME
-from hotbed.ops.prefetch import prefetch
 
 UNKNOWN_FROM = -3
 _AHEAD = 16

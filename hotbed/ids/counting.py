@@ -13,10 +13,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from hotbed.host.pages import HUGE_PAGE, Pages, in_pages
+from hotbed.host.prefetch import prefetch
 from hotbed.ids.cells import mix
 from hotbed.ids.index import MAX_ROWS, Entries, IdIndex, Ints, Tables
-from hotbed.ops.prefetch import prefetch
-from hotbed.pages import HUGE_PAGE, Pages, in_pages
 
 _LINES = 4
 _AHEAD = 8

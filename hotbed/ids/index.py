@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import StoreError
+from hotbed.host.pages import HUGE_PAGE, Pages, in_pages
+from hotbed.host.threads import in_parallel
 from hotbed.ids import kernels
 from hotbed.ids.cells import CELLS, GONE, NUM_SHARDS, SHARED, TABLE
 from hotbed.ids.integrity import check_integrity
-from hotbed.ops.threads import in_parallel
-from hotbed.pages import HUGE_PAGE, Pages, in_pages
 
 MAX_ROWS = 2**32 - 2
 _MAX_LOAD = 0.85

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hotbed.host.pages import HUGE_PAGE, Pages, in_pages
 from hotbed.ids.counting import ExactCounts, Sketch, Sketched, swap
 from hotbed.ids.index import Entries, IdIndex, Ints, Tables
-from hotbed.pages import HUGE_PAGE, Pages, in_pages
 
 SEEN, ADMITTED, REJECTED, EXPIRED = range(4)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from hotbed.host.prefetch import prefetch
 from hotbed.ids.cells import (
     CELLS,
     GONE,
@@ -30,7 +31,6 @@ from hotbed.ids.cells import (
     tag_of,
     without_lowest,
 )
-from hotbed.ops.prefetch import prefetch
 
 DONE = -1  # what insert and remove say besides "this shard is full": all ids are in their place
 CONFLICT = -2  # the id at this position is there already (insert) or is not there (remove), or the row is taken

@@ -9,8 +9,8 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hotbed.host.memory import parse_bytes
 from hotbed.ids.rules import SCORE, STEPS, TIME, TableRules
-from hotbed.memory import parse_bytes
 
 _BITS = 2**64 - 1
 _STEP = 0x9E3779B97F4A7C15

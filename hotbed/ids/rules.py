@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import ConfigError
-from hotbed.memory import parse_bytes
+from hotbed.host.memory import parse_bytes
 
 ALWAYS, COUNT, SKETCH, CHANCE = range(4)
 NEVER, STEPS, TIME, SCORE = range(4)

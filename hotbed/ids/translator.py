@@ -26,13 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import ConfigError, StoreError
+from hotbed.host.memory import parse_bytes
 from hotbed.ids import batch, state
 from hotbed.ids.counting import ExactCounts, Sketch
 from hotbed.ids.index import MAX_ROWS, IdIndex, Ints, Tables
 from hotbed.ids.journal import Columns, Entry, Ledger, Memory
 from hotbed.ids.learn import Moment, learn
 from hotbed.ids.rules import ALWAYS, COUNT, NEVER, SCORE, RuleArrays, TableRules
-from hotbed.memory import parse_bytes
 
 PADDING = -1
 UNKNOWN = -2

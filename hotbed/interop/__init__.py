@@ -4,7 +4,7 @@
     embedding_bag_collection.load_state_dict(state)
     hotbed.interop.load_state_dict(tables, embedding_bag_collection.state_dict(), style="torchrec")
 
-A TorchRec KeyedJaggedTensor needs nothing of this: tables take one as it is (hotbed/keyed.py).
+A TorchRec KeyedJaggedTensor needs nothing of this: tables take one as it is (hotbed/tables/keyed.py).
 """
 
 from __future__ import annotations

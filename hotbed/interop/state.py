@@ -22,7 +22,7 @@ from hotbed.embedding_bag import EmbeddingBag
 from hotbed.errors import ConfigError, ShapeError
 from hotbed.interop.fbgemm import Columns, Place, pack, unpack
 from hotbed.optim import Adagrad, RowwiseAdagrad
-from hotbed.tables import EmbeddingTables
+from hotbed.tables.module import EmbeddingTables
 
 Style = Literal["embedding_bag", "torchrec", "fbgemm"]
 STYLES: tuple[Style, ...] = get_args(Style)

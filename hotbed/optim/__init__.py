@@ -1,6 +1,6 @@
 """Row optimizers, learning-rate schedules, and k-step Adam for dense weights."""
 
-from hotbed.optim.kstep import KStepAdam
+from hotbed.optim.kstep.optimizer import KStepAdam
 from hotbed.optim.row import FTRL, ROW_OPTIMIZERS, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad, row_optimizer
 from hotbed.optim.schedules import SCHEDULES, Cosine, Decay, Fixed, Schedule, Warmup
 

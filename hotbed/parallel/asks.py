@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.ops.deal import Dealt, Owners, deal
 from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.partition import Dealt, Owners, deal
 from hotbed.ops.parts import count_ways, split
-from hotbed.shard import Shard
+from hotbed.ops.shard import Shard
 
 _SMALL = 1 << 31  # keys below travel in 32 bits
 

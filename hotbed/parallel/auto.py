@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from hotbed.group import TableGroup, UpdateStep
-from hotbed.memory import in_words
+from hotbed.host.memory import in_words
 from hotbed.ops.lookups import Lookups
 from hotbed.parallel.gather import gather_numbers
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.replicated import ReplicatedFront, Tally
 from hotbed.parallel.speeds import Speeds, measured
 from hotbed.parallel.unions import Want
+from hotbed.tables.group.group import TableGroup, UpdateStep
 
 if TYPE_CHECKING:
     from hotbed.parallel.sharded import ShardFront

@@ -6,11 +6,11 @@ import logging
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hotbed.errors import ConfigError
-from hotbed.group import TableGroup
 from hotbed.optim import RowOptimizer
 from hotbed.parallel.auto import AutoFront
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.replicated import ReplicatedFront
+from hotbed.tables.group.group import TableGroup
 
 if TYPE_CHECKING:
     from hotbed.parallel.sharded import ShardFront

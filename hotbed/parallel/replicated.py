@@ -22,14 +22,14 @@ from torch import Tensor
 
 from hotbed.cache import Cache
 from hotbed.cache.policies import LFU
-from hotbed.cached_group import CachedGroup
-from hotbed.group import TableGroup, UpdateStep
 from hotbed.ops.lookup import lookup
 from hotbed.ops.lookup.reference import result_type, rows_of
 from hotbed.ops.lookups import Lookups, Span
 from hotbed.parallel.gather import gather
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.unions import Union, Want
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.group.group import TableGroup, UpdateStep
 
 if TYPE_CHECKING:
     from hotbed.parallel.sharded import ShardFront

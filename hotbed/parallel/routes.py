@@ -18,10 +18,10 @@ from torch import Tensor
 
 from hotbed.errors import RankError
 from hotbed.ops.lookups import Lookups
+from hotbed.ops.shard import Shard
 from hotbed.parallel.asks import Ask, Wanted, ask_of
 from hotbed.parallel.collect import Passage, carry, carry_back, passages
 from hotbed.parallel.mesh import Mesh
-from hotbed.shard import Shard
 
 _FAILED, _ENDED, _LEFT = 1, 2, 3  # what a rank says that has no batch to settle
 

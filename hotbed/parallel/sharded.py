@@ -20,15 +20,11 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from hotbed.cached_group import CachedGroup
-from hotbed.declared import Table
 from hotbed.errors import ConfigError
-from hotbed.group import TableGroup, UpdateStep
-from hotbed.inputs import Given, as_given, flatten
-from hotbed.keyed import KeyedJagged
 from hotbed.ops.lookup import lookup
 from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.shard import Shard
 from hotbed.ops.sums import sum_by_row
 from hotbed.optim import RowOptimizer
 from hotbed.parallel.asks import Bags, Wanted
@@ -40,11 +36,15 @@ from hotbed.parallel.shared_rows import SharedRows
 from hotbed.parallel.summed import Summed, averaged
 from hotbed.parallel.unions import Want, with_unions
 from hotbed.parallel.wanted import keys_of_ids, tables_in_parts, wanted_of
-from hotbed.shard import Shard
-from hotbed.snapshot import TablesSink
-from hotbed.tables import EmbeddingTables
-from hotbed.torch_hooks import eager
-from hotbed.turns import Planned, Routed
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.group.group import TableGroup, UpdateStep
+from hotbed.tables.inputs import Given, as_given, flatten
+from hotbed.tables.keyed import KeyedJagged
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.ownership import Planned, Routed
+from hotbed.tables.snapshot.snapshot import TablesSink
+from hotbed.tables.spec import Table
+from hotbed.tables.torch_hooks import eager
 from hotbed.types import Jagged
 
 Traffic = Literal["fp32", "fp16", "bf16"]

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.dynamic import DynamicIds
 from hotbed.ops.lookups import Lookups, Span
 from hotbed.ops.sums import sum_by_row
 from hotbed.parallel.gather import gather
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.routes import Route
 from hotbed.parallel.summed import Summed
+from hotbed.tables.group.dynamic import DynamicIds
 
 
 class SharedRows:

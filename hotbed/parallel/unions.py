@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hotbed.ops.deal import Dealt, deal
+from hotbed.ops.partition import Dealt, deal
 from hotbed.parallel.collect import carry_back
 from hotbed.parallel.gather import gather, gather_numbers
 from hotbed.parallel.mesh import Mesh

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.cached_group import CachedGroup
-from hotbed.dynamic import DynamicIds, Sense
-from hotbed.group import TableGroup
-from hotbed.inputs import Given, GroupInputs
 from hotbed.ops.keys import FirstBad
 from hotbed.ops.lookups import Lookups, Span
 from hotbed.parallel.asks import Wanted
 from hotbed.parallel.routes import Route
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.group.dynamic import DynamicIds, Sense
+from hotbed.tables.group.group import TableGroup
+from hotbed.tables.inputs import Given, GroupInputs
 
 
 def wanted_of(group: TableGroup, flattened: Callable[[Any], Lookups]) -> Wanted:

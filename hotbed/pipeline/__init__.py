@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import torch
 
 from hotbed.cache import MOST_AHEAD
-from hotbed.cached_group import CachedGroup
-from hotbed.clock import READER, StepClock
 from hotbed.errors import ConfigError
 from hotbed.ops.streams import after, mark
 from hotbed.pipeline.feed import Feed
 from hotbed.pipeline.reader import Reader
-from hotbed.tables import EmbeddingTables
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.module import EmbeddingTables
+from hotbed.telemetry.clock import READER, StepClock
 
 __all__ = ["prefetch"]
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import ShapeError
-from hotbed.keyed import is_keyed, tensors_of
-from hotbed.turns import Contents, contents_of
+from hotbed.tables.keyed import is_keyed, tensors_of
+from hotbed.tables.ownership import Contents, contents_of
 from hotbed.types import Batch, Jagged
 
 

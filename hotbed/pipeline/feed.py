@@ -31,20 +31,20 @@ import torch
 from torch import Tensor
 
 from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
-from hotbed.cached_group import Ahead, CachedGroup, Fetch
-from hotbed.changes import REFUSALS, exclusive
-from hotbed.clock import COPY, PLAN, READER, WAIT
-from hotbed.dynamic import FAR_AHEAD
-from hotbed.inputs import Given, as_given, flatten
 from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.ops.streams import after, mark
 from hotbed.pipeline.batches import Ids, ids_of, to_device
-from hotbed.pipeline.lanes import Lanes, LaneWindow, lanes_for
-from hotbed.pipeline.mover import Move, Mover
 from hotbed.pipeline.reader import MOST_SHARED, Reader
+from hotbed.pipeline.recorded_planners import Lanes, LaneWindow, lanes_for
+from hotbed.pipeline.transfer_thread import Move, Mover
 from hotbed.pipeline.windows import Begun, Waiting, Window
-from hotbed.tables import EmbeddingTables
-from hotbed.turns import Planned, Routed
+from hotbed.tables.group.cached import Ahead, CachedGroup, Fetch
+from hotbed.tables.group.dynamic import FAR_AHEAD
+from hotbed.tables.inputs import Given, as_given, flatten
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.ownership import Planned, Routed
+from hotbed.tables.transaction import REFUSALS, exclusive
+from hotbed.telemetry.clock import COPY, PLAN, READER, WAIT
 
 _DECIDED = 2  # windows whose rows are fetched ahead
 

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 import torch
 
 from hotbed.errors import HotbedError
-from hotbed.handover import Runner
+from hotbed.host.handover import Runner
 from hotbed.ops.streams import after, mark, side_stream
 from hotbed.pipeline.batches import to_device
 from hotbed.pipeline.draws import Draws
 from hotbed.pipeline.rests import Rest, is_stream, keep, kept, say_kept
-from hotbed.spans import next_step, reads
-from hotbed.turns import Routed
+from hotbed.tables.ownership import Routed
+from hotbed.telemetry.spans import next_step, reads
 
 _FULL = 8  # batches read and not yet asked for
 _LOW = 4

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from hotbed.cache import Decision
-from hotbed.cached_group import Ahead
-from hotbed.inputs import Given
 from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.pipeline.batches import Ids
-from hotbed.pipeline.lanes import LaneWindow
-from hotbed.pipeline.mover import Move
-from hotbed.turns import Planned
+from hotbed.pipeline.recorded_planners import LaneWindow
+from hotbed.pipeline.transfer_thread import Move
+from hotbed.tables.group.cached import Ahead
+from hotbed.tables.inputs import Given
+from hotbed.tables.ownership import Planned
 
 
 class Waiting(NamedTuple):

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hotbed.atomic import write_file
 from hotbed.errors import RunError
+from hotbed.host.atomic import write_file
 from hotbed.report.compare import MOST_RUNS, compare
 from hotbed.report.page import render
 from hotbed.report.read import read_run

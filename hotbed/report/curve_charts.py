@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hotbed.plan.curves import Curve
+from hotbed.forecast.curves import Curve
 from hotbed.report.charts import Chart, Mark, Series, figure
 
 _MOST_TABLES = 6  # one colour each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hotbed.memory import in_words
+from hotbed.host.memory import in_words
 from hotbed.report.formats import MISSING, percent
 from hotbed.report.markup import section, table
 from hotbed.report.memory import cache_bytes, forecast_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hotbed.memory import in_words
+from hotbed.host.memory import in_words
 
 MISSING = "–"
 SPACE = "\u202f"  # narrow and never broken across lines

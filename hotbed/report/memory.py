@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from hotbed.errors import ConfigError
-from hotbed.memory import parse_bytes
+from hotbed.host.memory import parse_bytes
 from hotbed.report.charts import Chart, Mark, Series, figure
 from hotbed.report.curves import SEEN, epoch_ends
 from hotbed.report.formats import MISSING, size

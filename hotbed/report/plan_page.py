@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.errors import RunError
-from hotbed.memory import in_words
-from hotbed.plan.curves import Curves
+from hotbed.forecast.curves import Curves
+from hotbed.host.memory import in_words
 from hotbed.report.curve_charts import curve_figures
 from hotbed.report.formats import percent
 from hotbed.report.markup import section, table, text

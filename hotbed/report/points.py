@@ -9,7 +9,7 @@ from hotbed.report.values import mapping, number
 
 
 class Parts(NamedTuple):
-    """Seconds of a mean step, by what it was spent on (hotbed.clock)."""
+    """Seconds of a mean step, by what it was spent on (hotbed.telemetry.clock)."""
 
     reader: float
     plan: float

@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from hotbed.build import card_of
 from hotbed.checkpoint.chain import Entry, chain_of
 from hotbed.checkpoint.dense import DENSE, mean_of
+from hotbed.checkpoint.layouts import entries_of, run_of
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, gone_of, tensors_of
 from hotbed.checkpoint.types import RowPart
-from hotbed.config import read_tree
 from hotbed.data.embedded import resolve
 from hotbed.data.schema import Schema
 from hotbed.errors import DataError, RunError
+from hotbed.ops.shard import Shard
+from hotbed.run.config import read_tree
+from hotbed.run.dataset import find_data
 from hotbed.scorer.row_groups import weights_of
 from hotbed.scorer.source import Source, TableSource
-from hotbed.shard import Shard
-from hotbed.snapshot import thawed
-from hotbed.train.layouts import entries_of, run_of
-from hotbed.train.run_data import find_data
+from hotbed.tables.snapshot.snapshot import thawed
+from hotbed.train.build import card_of
 
 
 def open_checkpoint(place: Path) -> Source:

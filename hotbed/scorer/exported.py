@@ -16,10 +16,10 @@ import torch
 from hotbed.checkpoint.types import RowPart
 from hotbed.errors import RunError
 from hotbed.export.format import EXPORT, Export, ExportedTable, read_export
+from hotbed.run.files import read_tensors
 from hotbed.scorer.kernels import BF16_FILE, FP16_FILE, FP32_FILE, INT8_FILE
 from hotbed.scorer.rows import RowFile
 from hotbed.scorer.source import Source, TableSource
-from hotbed.train.files import read_tensors
 
 _KINDS = {"F32": FP32_FILE, "F16": FP16_FILE, "BF16": BF16_FILE, "I8": INT8_FILE}
 _CHUNK = 1 << 16

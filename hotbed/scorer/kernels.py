@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from hotbed.data.hash_kernels import mix
 from hotbed.errors import StoreError
+from hotbed.host.prefetch import prefetch
 from hotbed.ops.precision import BF16, FP16
 from hotbed.ops.precision.numba import widen
-from hotbed.ops.prefetch import prefetch
 from hotbed.store.ssd.readers import read_fully
 
 WAYS = 8  # slots of a set; their keys are one cache line

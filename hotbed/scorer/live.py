@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hotbed.checkpoint.types import RowPart
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import BudgetError, ConfigError, RunError
-from hotbed.memory import in_words
+from hotbed.host.memory import in_words
 from hotbed.models import build_model
 from hotbed.scorer.columns import ColumnEncoder, read_vocabulary
 from hotbed.scorer.id_map import FileIds, IdMap, MemoryIds, bytes_in_memory

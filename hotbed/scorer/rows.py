@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import BudgetError, StoreError
-from hotbed.memory import in_words
-from hotbed.pages import zeros
+from hotbed.host.memory import in_words
+from hotbed.host.pages import zeros
 from hotbed.scorer import kernels, write_kernels
 from hotbed.scorer.kernels import EMPTY, NUM_COUNTS, WAYS, Cache, Files, Overlay, Work
 from hotbed.scorer.mapped import MappedFile, map_file

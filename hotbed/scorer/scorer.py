@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.build import pick_device
 from hotbed.checkpoint.chain import Entry
-from hotbed.memory import parse_bytes
+from hotbed.host.memory import parse_bytes
 from hotbed.scorer.changes import try_changes
 from hotbed.scorer.checkpoints import source_of
 from hotbed.scorer.live import Budget, Live, Scored
 from hotbed.scorer.rows import RowCounts
 from hotbed.scorer.source import Source, open_source
+from hotbed.train.build import pick_device
 from hotbed.train.predict import Scores
 from hotbed.types import Batch
 

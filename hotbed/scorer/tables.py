@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.errors import IdError
-from hotbed.inputs import Feature, GroupInputs, as_given, flatten
 from hotbed.ops.init_rows import parse_init, stream_of
 from hotbed.ops.keys import Addresses, FirstBad, make_keys
 from hotbed.ops.lookup import lookup
@@ -27,6 +26,7 @@ from hotbed.scorer.id_map import IdMap
 from hotbed.scorer.kernels import GUEST
 from hotbed.scorer.rows import Rows
 from hotbed.scorer.source import TableSource
+from hotbed.tables.inputs import Feature, GroupInputs, as_given, flatten
 from hotbed.types import Batch
 
 _CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 
-from hotbed.memory import resident_memory
+from hotbed.host.memory import resident_memory
 from hotbed.scorer import Scorer
 
 _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 import uvicorn
 
-from hotbed.compiling import Compiled
 from hotbed.errors import ConfigError
+from hotbed.host.compiling import Compiled
 from hotbed.scorer import Scorer
 from hotbed.scorer.source import open_source
 from hotbed.serve.app import Service, is_loopback

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hotbed.checkpoint.chain import Entry
+from hotbed.checkpoint.layouts import newest_in
 from hotbed.checkpoint.manifest import MANIFEST, read_manifest
 from hotbed.checkpoint.write import be_nice
 from hotbed.errors import HotbedError
@@ -22,7 +23,6 @@ from hotbed.scorer import Scorer
 from hotbed.scorer.checkpoints import source_of
 from hotbed.scorer.source import Source, open_model, open_source
 from hotbed.serve.metrics import Metrics
-from hotbed.train.layouts import newest_in
 
 _log = logging.getLogger("hotbed.serve")
 

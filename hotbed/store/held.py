@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.errors import StoreError
+from hotbed.host.pages import zeros
 from hotbed.ops.move import gather_rows
 from hotbed.ops.move.states import HELD, KEPT, marked
-from hotbed.pages import zeros
 
 Keys = NDArray[np.int64]
 _CHUNK = 1 << 16

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotbed.host.pages import zeros
 from hotbed.ops.move import gather_rows, scatter_rows
 from hotbed.ops.move.states import ABSENT, EXPECTED, SAVED, WRITTEN, hold, join, mark, marked, sort_out, words_of
 from hotbed.ops.records import Layout
-from hotbed.pages import zeros
 from hotbed.store.held import HeldRows, refuse_second
 
 _CHUNK = 1 << 16

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from hotbed.host.prefetch import prefetch
 from hotbed.ops.index import UNIT, Scoring
-from hotbed.ops.prefetch import prefetch
 
 _AHEAD = 24
 _LOOK = 4  # slots looked at for each that is wanted

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.errors import StoreError
+from hotbed.host.pages import zeros
 from hotbed.ops.index import Scoring
 from hotbed.ops.move import gather_rows, scatter_rows
-from hotbed.pages import zeros
 from hotbed.store import tier_kernels as kernels
 from hotbed.store.counts import TierCounts
 from hotbed.store.ssd import Frozen, SsdSizes, SsdStore

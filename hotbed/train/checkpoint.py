@@ -19,12 +19,12 @@ import torch
 from hotbed.checkpoint import State, load_entry
 from hotbed.checkpoint.chain import Entry, folders_in
 from hotbed.checkpoint.dense import dense_tensors
+from hotbed.checkpoint.layouts import Saved, newest_in, root_of, worlds_in
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.read import tensors_of
 from hotbed.errors import RunError
 from hotbed.parallel.world import World
 from hotbed.train.interval import Interval
-from hotbed.train.layouts import Saved, newest_in, root_of, worlds_in
 from hotbed.train.old_checkpoint import load_old_checkpoint, old_folder
 from hotbed.train.rank_load import load_all
 from hotbed.train.ranks import join_states

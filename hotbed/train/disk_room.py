@@ -15,15 +15,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from hotbed.cached_group import CachedGroup
+from hotbed.checkpoint.layouts import newest_in
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import HotbedError, RunError
-from hotbed.memory import in_words
+from hotbed.host.memory import in_words
+from hotbed.run.folder import CONTENT
 from hotbed.store import MemoryStore
+from hotbed.tables.group.cached import CachedGroup
 from hotbed.train.checkpoint import checkpoint_root
-from hotbed.train.layouts import newest_in
 from hotbed.train.loop import Training
-from hotbed.train.run_folder import CONTENT
 
 _ID_BYTES = 8  # of a row in a checkpoint
 

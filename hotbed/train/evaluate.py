@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
 from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE, World
 from hotbed.train.metrics import Metrics, measure

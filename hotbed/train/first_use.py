@@ -14,11 +14,11 @@ from contextlib import closing
 import torch
 from torch import Tensor
 
-from hotbed.cached_group import CachedGroup
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
 from hotbed.data.schema import Schema
-from hotbed.tables import EmbeddingTables
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.module import EmbeddingTables
 from hotbed.types import Jagged
 
 _FEW = 8  # rows

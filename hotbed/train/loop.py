@@ -20,10 +20,13 @@ from typing import NamedTuple
 import torch
 
 from hotbed.checkpoint import Policy
-from hotbed.compiling import compile_seconds
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
 from hotbed.errors import HotbedError, RunError
+from hotbed.host.compiling import compile_seconds
 from hotbed.optim import Schedule
+from hotbed.run.files import check_folder, write_folder
+from hotbed.telemetry.log import MetricsLog, NoLog, Record
+from hotbed.telemetry.observer import Observer
 from hotbed.train.checkpoint import (
     Best,
     Progress,
@@ -34,12 +37,9 @@ from hotbed.train.checkpoint import (
     state_of,
 )
 from hotbed.train.evaluate import Evaluation, evaluate
-from hotbed.train.files import check_folder, write_folder
 from hotbed.train.first_use import load_kernels, load_reader
 from hotbed.train.interval import Interval
-from hotbed.train.log import MetricsLog, NoLog, Record
 from hotbed.train.model_folder import load_weights, save_weights, send_weights
-from hotbed.train.observer import Observer
 from hotbed.train.old_checkpoint import old_folder
 from hotbed.train.rank_saver import RankSaver
 from hotbed.train.ranks import first_bad, summary_of

@@ -25,14 +25,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from hotbed.checkpoint.files import InPieces, in_file_order
+from hotbed.checkpoint.layouts import newest_in
 from hotbed.checkpoint.types import RowPart
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE, World
-from hotbed.tables import EmbeddingTables
-from hotbed.train.files import check_folder, read_tensors, recover_folder, write_folder, write_tensors
-from hotbed.train.layouts import newest_in
-from hotbed.train.run_folder import is_training
+from hotbed.run.files import check_folder, read_tensors, recover_folder, write_folder, write_tensors
+from hotbed.run.folder import is_training
+from hotbed.tables.module import EmbeddingTables
 from hotbed.train.spread import load_whole, pieces_of, whole_ids
 from hotbed.train.step import Learner
 

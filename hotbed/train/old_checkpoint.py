@@ -12,7 +12,7 @@ from typing import Any
 from hotbed.checkpoint.dense import load_optimizer
 from hotbed.checkpoint.lineage import forget
 from hotbed.errors import RunError
-from hotbed.train.files import check_folder, read_tensors, recover_folder
+from hotbed.run.files import check_folder, read_tensors, recover_folder
 from hotbed.train.interval import Interval
 from hotbed.train.step import Learner
 

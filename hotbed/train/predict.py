@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from hotbed.atomic import put
 from hotbed.data.encode import RawReader
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
 from hotbed.errors import RunError
-from hotbed.train.files import writing
+from hotbed.host.atomic import put
+from hotbed.run.files import writing
 from hotbed.types import Batch
 
 FORMATS = (".parquet", ".csv")

@@ -21,9 +21,9 @@ from hotbed.checkpoint.read import check_sizes, gone_of, refuse_misfits, rows_of
 from hotbed.checkpoint.types import RowPart, Sink
 from hotbed.checkpoint.write import REST
 from hotbed.errors import HotbedError, RunError
+from hotbed.ops.shard import Shard
 from hotbed.optim import KStepAdam
-from hotbed.shard import Shard
-from hotbed.snapshot import TablesSink
+from hotbed.tables.snapshot.snapshot import TablesSink
 from hotbed.train.step import Learner
 
 _OF_RANKS = ("kstep_counts", "kstep_arriving", "max_exp_avg_sq")  # state that ranks alone have

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from hotbed.checkpoint import Policy, Saver, State
 from hotbed.checkpoint.chain import folders_in, locked, remove
+from hotbed.checkpoint.layouts import Saved, remove_others, root_of, step_of, unneeded_before
 from hotbed.checkpoint.types import Rows
 from hotbed.parallel.world import World
-from hotbed.train.layouts import Saved, remove_others, root_of, step_of, unneeded_before
 
 _ALL = 1 << 30  # a saver that removes nothing itself
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import ConfigError
-from hotbed.tables import EmbeddingTables, Table
+from hotbed.run.files import write_text, writing
+from hotbed.tables.module import EmbeddingTables, Table
+from hotbed.telemetry.log import Record
 from hotbed.train.checkpoint import Progress
-from hotbed.train.files import write_text, writing
-from hotbed.train.log import Record
 from hotbed.types import Batch
 
 FILE = "watched.jsonl"

@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 import torch
 
 import hotbed
-from hotbed.cached_group import CachedGroup
 from hotbed.data.dataset import Dataset
 from hotbed.errors import HotbedError, RunError
-from hotbed.group import TableGroup
-from hotbed.tables import EmbeddingTables
+from hotbed.run.files import write_text
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.group.group import TableGroup
+from hotbed.tables.module import EmbeddingTables
 from hotbed.train.disk_room import is_refused_by_disk, what_is_left
 from hotbed.train.evaluate import Evaluation
-from hotbed.train.files import write_text
 from hotbed.train.loop import INTERRUPTED, Training
 from hotbed.train.metrics import calibration_curve
 from hotbed.train.model_folder import save_model

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.cached_group import CachedGroup
-from hotbed.group import TableGroup
+from hotbed.ops.shard import Shard
 from hotbed.parallel.sharded import ShardedTables
 from hotbed.parallel.world import World
-from hotbed.shard import Shard
-from hotbed.tables import EmbeddingTables
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.group.group import TableGroup
+from hotbed.tables.module import EmbeddingTables
 
 _CHUNK = 1 << 17  # ids
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hotbed.clock import DENSE, LOOK_UP, MODEL, OTHER
 from hotbed.optim import KStepAdam
 from hotbed.parallel.world import ALONE, World
 from hotbed.pipeline import prefetch
-from hotbed.tables import EmbeddingTables
+from hotbed.tables.module import EmbeddingTables
+from hotbed.telemetry.clock import DENSE, LOOK_UP, MODEL, OTHER
 from hotbed.types import Batch
 
 

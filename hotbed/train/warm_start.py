@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from hotbed.checkpoint.chain import Entry
+from hotbed.checkpoint.layouts import entries_of, run_of
 from hotbed.checkpoint.warm import Carried, warm_start_from
 from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import resolve
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import DataError, RunError
-from hotbed.train.files import write_text
-from hotbed.train.layouts import entries_of, run_of
-from hotbed.train.run_data import find_data
+from hotbed.run.dataset import find_data
+from hotbed.run.files import write_text
 from hotbed.train.step import Learner
 
 

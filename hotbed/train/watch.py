@@ -1,6 +1,6 @@
 """The tables' running counters in, what a line of metrics.jsonl says of cache, tiers and ids out.
 
-times   what a mean step was spent on (hotbed.clock), and how many batches were read when one was asked for
+times   what a mean step was spent on (hotbed.telemetry.clock), and how many batches were read when one was asked for
 memory  bytes of the process, and of the device where there is one
 cache   what the cache did in the interval (cache_watch.py), where there is one
 tiers   what memory and ssd below it did in the interval, and what they hold, where there is an ssd
@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 import torch
 
-from hotbed.clock import StepClock
+from hotbed.host.memory import resident_memory
 from hotbed.ids import IdCounts
-from hotbed.memory import resident_memory
 from hotbed.parallel.world import ALONE, World
 from hotbed.store.counts import TierCounts, Tiers
+from hotbed.telemetry.clock import StepClock
+from hotbed.telemetry.log import Record
 from hotbed.train.cache_watch import CacheWatch, Counting
-from hotbed.train.log import Record
 
 Ids = dict[str, dict[str, int]]  # counts by name, by table
 PER_BATCH = (

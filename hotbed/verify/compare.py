@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.group import TableGroup
-from hotbed.stored_group import StoredGroup
+from hotbed.tables.group.group import TableGroup
+from hotbed.tables.group.stored import StoredGroup
 from hotbed.verify.watch import Seen
 
 _AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

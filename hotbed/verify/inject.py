@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hotbed.errors import ConfigError
 from hotbed.ops.lookups import Lookups
-from hotbed.stored_group import StoredGroup
-from hotbed.tables import EmbeddingTables
+from hotbed.tables.group.stored import StoredGroup
+from hotbed.tables.module import EmbeddingTables
 from hotbed.verify.watch import keys_of
 
 PLACES = ("row", "state", "write-back", "look-up")

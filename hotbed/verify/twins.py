@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hotbed.pipeline import prefetch
 from hotbed.pipeline.batches import to_device
-from hotbed.tables import EmbeddingTables
+from hotbed.tables.module import EmbeddingTables
 from hotbed.verify.compare import Difference, History, first_difference, last_difference
 from hotbed.verify.watch import Watch
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.cached_group import CachedGroup, Fetch
-from hotbed.group import TableGroup, UpdateStep
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.update import TableRows
-from hotbed.tables import EmbeddingTables
+from hotbed.tables.group.cached import CachedGroup, Fetch
+from hotbed.tables.group.group import TableGroup, UpdateStep
+from hotbed.tables.module import EmbeddingTables
 
 
 @dataclass

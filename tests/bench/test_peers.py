@@ -14,7 +14,7 @@ from benchmarks.peers.job import Clock, Job
 from benchmarks.peers.plot import Line, write_plot
 from benchmarks.peers.settings import SETTINGS
 from hotbed.data.dataset import Dataset
-from hotbed.data.prepare import prepare
+from hotbed.data.prepare.prepare import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 

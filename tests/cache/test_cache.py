@@ -180,7 +180,7 @@ def test_a_lane_decides_as_the_reference(
     stream: list[list[int]], window: int, ahead: int, stride: int, policy: str
 ) -> None:
     """With plain batches in between, which the numbers on the device must catch up with."""
-    from hotbed.cache.lane import Lane
+    from hotbed.cache.recorded_planner import Lane
     from hotbed.ops.keys.triton import KeyMaker
 
     feeder, reference = Feeder(28, policy, "triton"), ReferenceCache(28, make_policy(policy))

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from hotbed.train.run_folder import alone
+from hotbed.run.folder import alone
 
 SMALL = ("--set", "model.dim=4", "--set", "model.options.hidden=[8]", "--set", "train.device=cpu", "--quiet")
 

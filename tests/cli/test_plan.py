@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotbed.data.dataset import Dataset
-from hotbed.data.prepare import prepare
-from hotbed.memory import in_words
-from hotbed.plan import read_trace, simulate
+from hotbed.data.prepare.prepare import prepare
+from hotbed.forecast.simulate import simulate
+from hotbed.forecast.trace import read_trace
+from hotbed.host.memory import in_words
 from tests.data.small import make_dataset
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import hotbed as package
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
 from tests.data.small import make_dataset
 
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from hotbed.cli import main, top
 from hotbed.cli.top import curve, frame, rows_of
 from hotbed.cli.top_state import FINISHED, RUNNING, STOPPED, Endpoint, Folder
+from hotbed.run.folder import is_training
+from hotbed.telemetry.prometheus import MetricsServer
 from hotbed.train.checkpoint import Progress
-from hotbed.train.prometheus import MetricsServer
-from hotbed.train.run_folder import is_training
 
 CONFIG = {"model": {"name": "dlrm"}, "data": {"path": "clicks", "batch_size": 100}, "train": {"epochs": 2}}
 DATA = {"splits": {"train": {"rows": 950}}}

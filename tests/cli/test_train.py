@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from hotbed.config import RunConfig
 from hotbed.errors import RunError
-from hotbed.train.run_folder import alone
+from hotbed.run.config import RunConfig
+from hotbed.run.folder import alone
 from tests.train.small import saved_step
 
 SMALL = ("--set", "model.dim=4", "--set", "model.options.hidden=[8]", "--set", "train.device=cpu")
@@ -301,7 +301,7 @@ def test_a_folder_in_use_is_refused_before_anything_is_opened(hotbed, tmp_path, 
     def build(*_):
         raise AssertionError("tables were built")
 
-    monkeypatch.setattr("hotbed.build.build", build)
+    monkeypatch.setattr("hotbed.train.build.build", build)
     (tmp_path / "run").mkdir()
     with alone(tmp_path / "run"):
         result = hotbed(

@@ -14,16 +14,16 @@ from tests.data.raw_files import criteo_line, write
 # argv: out, inputs, options of prepare, rename to die before (0: none), rank, world, seconds of patience with other ranks
 CODE = """
 import json, os, signal, sys
-import hotbed.data.crew, hotbed.data.formats.blocks, hotbed.data.parse, hotbed.data.write
-from hotbed.data.crew import Crew
-from hotbed.data.prepare import prepare
+import hotbed.data.prepare.ranks, hotbed.data.formats.blocks, hotbed.data.prepare.parse, hotbed.data.prepare.write
+from hotbed.data.prepare.ranks import Crew
+from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import HotbedError
 
 out, inputs, options, deadly, rank, world, patience = json.loads(sys.argv[1])
 hotbed.data.formats.blocks.REEL_BYTES = 20_000
-hotbed.data.parse.PIECE_IDS = 1500
-hotbed.data.write.PART_ROWS, hotbed.data.write.GROUP_ROWS = 150, 64
-hotbed.data.crew.LOST_AFTER = patience
+hotbed.data.prepare.parse.PIECE_IDS = 1500
+hotbed.data.prepare.write.PART_ROWS, hotbed.data.prepare.write.GROUP_ROWS = 150, 64
+hotbed.data.prepare.ranks.LOST_AFTER = patience
 replace, done = os.replace, 0
 
 def dying(source, target):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from hotbed.data.buffers import Buffers
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader import Loader
+from hotbed.data.loader.buffers import Buffers
+from hotbed.data.loader.loader import Loader
 from tests.data.small import ROWS, make_dataset
 
 LARGE = (1 << 18,)

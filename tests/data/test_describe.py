@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hotbed.data.dataset import Dataset
 from hotbed.data.describe import describe, skew
-from hotbed.data.prepare import prepare
+from hotbed.data.prepare.prepare import prepare
 from tests.data.small import ROWS, make_dataset
 
 

@@ -11,7 +11,7 @@ import hotbed.data
 from hotbed.data import embedded
 from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import resolve
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
 from hotbed.errors import ConfigError, DataError, SchemaError
 from tests.data.small import make_dataset
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hotbed.data.encode import RawReader
-from hotbed.data.prepare import prepare
+from hotbed.data.prepare.prepare import prepare
 from hotbed.data.schema import Schema
 from hotbed.errors import FormatError, SchemaError
 from hotbed.types import Batch

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbed.data import loader as loader_module
 from hotbed.data.dataset import Dataset
 from hotbed.data.draws import key_of, permutation, words
-from hotbed.data.loader import Loader
+from hotbed.data.loader import loader as loader_module
+from hotbed.data.loader.loader import Loader
 from hotbed.data.schema import DenseColumn, IdFeature, Schema, Split
 from hotbed.errors import ConfigError, DataError, SchemaError
 from tests.data.small import ROWS, make_dataset, make_table, replace_column

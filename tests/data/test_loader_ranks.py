@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hotbed.data.dataset import Dataset
-from hotbed.data.deal import Share
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
+from hotbed.data.loader.partition import Share
 from hotbed.errors import ConfigError
 from tests.data.small import make_dataset
 

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from hotbed.cli.prepare import prepare_command
 from hotbed.data.encode import RawReader
 from hotbed.data.formats.blocks import read_blocks
-from hotbed.data.prepare import prepare
+from hotbed.data.prepare.prepare import prepare
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError, FormatError, HotbedError, SchemaError
 from tests.data.raw_files import PACK, criteo_line, write
@@ -654,7 +654,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "Error writing bytes to file. Detail: [errno 28] No space left on device")
 
-    monkeypatch.setattr("hotbed.data.write.pq.write_table", full)
+    monkeypatch.setattr("hotbed.data.prepare.write.pq.write_table", full)
     with pytest.raises(
         DataError, match=r"cannot be written: No space left on device\. [\d.]+ \w+ of it were"
     ) as caught:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbed.data import crc
-from hotbed.data.chunks import read_pages
 from hotbed.data.dataset import RowGroup
-from hotbed.data.page_headers import NOT_OURS
-from hotbed.data.pages import scatter_pages
-from hotbed.data.scatter import NO_LIMIT, TILE, Kinds, Spots
+from hotbed.data.loader import crc
+from hotbed.data.loader.chunks import read_pages
+from hotbed.data.loader.page_headers import NOT_OURS
+from hotbed.data.loader.pages import scatter_pages
+from hotbed.data.loader.scatter import NO_LIMIT, TILE, Kinds, Spots
 
 NUMBERS = {"float": np.float32, "int": np.int32, "long": np.int64}
 

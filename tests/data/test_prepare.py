@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotbed.data.hash import MISSING_ID, hash_string
-from hotbed.data.prepare import prepare
+from hotbed.data.prepare.prepare import prepare
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, FormatError
 from tests.data.raw_files import criteo_line, unpack_lines, write
@@ -173,8 +173,8 @@ class TestDirectory:
         assert counts(tmp_path / "out", "bag") == {2: 2, 1: 1}
 
     def test_parts_and_row_groups(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("hotbed.data.write.GROUP_ROWS", 100)
-        monkeypatch.setattr("hotbed.data.write.PART_ROWS", 250)
+        monkeypatch.setattr("hotbed.data.prepare.write.GROUP_ROWS", 100)
+        monkeypatch.setattr("hotbed.data.prepare.write.PART_ROWS", 250)
         monkeypatch.setattr("hotbed.data.formats.parquet.CHUNK_ROWS", 37)
         n = 1013
         tags = [[str(k) for k in range(i % 4)] for i in range(n)]
@@ -327,7 +327,7 @@ class TestPlace:
         out = tmp_path / "out"
         code = (
             "import os, signal, sys\n"
-            "from hotbed.data.prepare import prepare\n"
+            "from hotbed.data.prepare.prepare import prepare\n"
             "prepare([sys.argv[1]], sys.argv[2], progress=lambda _: os.kill(os.getpid(), signal.SIGKILL))"
         )
         done = subprocess.run([sys.executable, "-c", code, str(small), str(out)], check=False, env=os.environ)

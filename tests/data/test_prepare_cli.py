@@ -97,7 +97,7 @@ def test_interrupt(tmp_path, raw, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hotbed.data.stages.write_part", stop)
+    monkeypatch.setattr("hotbed.data.prepare.stages.write_part", stop)
     code, output = run(raw, "--out", tmp_path / "out")
     assert code == 130
     assert "nothing was written" in output

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbed.data.arrays import ArrayFile, write_arrays
 from hotbed.data.dataset import Dataset
-from hotbed.data.merge import BYTES_OF_ID, CountedPiece, IdRule, merge_feature
-from hotbed.data.prepare import prepare
+from hotbed.data.prepare.arrays import ArrayFile, write_arrays
+from hotbed.data.prepare.merge import BYTES_OF_ID, CountedPiece, IdRule, merge_feature
+from hotbed.data.prepare.prepare import prepare
 from hotbed.data.schema import IdFeature
 from hotbed.errors import ConfigError, DataError
 
@@ -59,8 +59,8 @@ def test_the_vocabulary_is_what_a_min_count_would_give(tmp_path_factory, pieces,
 
 def test_prepare_says_what_it_could_not_count(tmp_path, monkeypatch):
     """C1 has 4,000 distinct ids, three of them frequent; memory is made to hold some hundreds."""
-    monkeypatch.setattr("hotbed.data.merge.BYTES_OF_ID", (1 << 30) // 2 // 300)
-    monkeypatch.setattr("hotbed.data.merge.HeavyHitters", small_sketch)
+    monkeypatch.setattr("hotbed.data.prepare.merge.BYTES_OF_ID", (1 << 30) // 2 // 300)
+    monkeypatch.setattr("hotbed.data.prepare.merge.HeavyHitters", small_sketch)
     rare = np.arange(4000)
     ids = np.where(rare % 4 == 0, -1 - rare % 3, rare)
     pq.write_table(pa.table({"label": rare % 2, "big": ids, "small": rare % 7}), tmp_path / "f.parquet")
@@ -82,14 +82,14 @@ def test_prepare_says_what_it_could_not_count(tmp_path, monkeypatch):
 
 
 def small_sketch(_: int):
-    from hotbed.data.stats import HeavyHitters
+    from hotbed.data.prepare.stats import HeavyHitters
 
     return HeavyHitters(256 * 32)
 
 
 def test_raw_ids_are_written_whole_whatever_is_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("hotbed.data.merge.BYTES_OF_ID", (1 << 30) // 2 // 300)
-    monkeypatch.setattr("hotbed.data.merge.HeavyHitters", small_sketch)
+    monkeypatch.setattr("hotbed.data.prepare.merge.BYTES_OF_ID", (1 << 30) // 2 // 300)
+    monkeypatch.setattr("hotbed.data.prepare.merge.HeavyHitters", small_sketch)
     ids = np.arange(2000)
     pq.write_table(pa.table({"label": ids % 2, "big": ids}), tmp_path / "f.parquet")
     schema = prepare([tmp_path / "f.parquet"], tmp_path / "out", ids=["big"], ids_mode="raw", memory="1GiB").schema

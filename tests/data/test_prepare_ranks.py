@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from hotbed.data.crew import Crew
-from hotbed.data.prepare import prepare
+from hotbed.data.prepare.prepare import prepare
+from hotbed.data.prepare.ranks import Crew
 from hotbed.errors import ConfigError
 from tests.data.prepare_jobs import digest, run, start, write_logs
 
@@ -89,7 +89,7 @@ def test_wrong_ranks(rank, world):
 
 
 def test_a_moment_of_a_full_disk_does_not_end_the_pulse(tmp_path, monkeypatch):
-    import hotbed.data.crew as module
+    import hotbed.data.prepare.ranks as module
 
     crew, written = Crew(0, 2), []
     crew._directory = tmp_path
@@ -117,7 +117,7 @@ def test_the_pulse_ends_with_the_workspace(tmp_path):
 
 
 def test_a_full_disk_of_a_later_rank_is_an_error_of_the_data(tmp_path):
-    from hotbed.data.prepare import _workspace
+    from hotbed.data.prepare.prepare import _workspace
     from hotbed.errors import DataError
 
     said = pytest.raises(DataError, match=r"out' cannot be written by rank 1: .*No space left")
@@ -126,7 +126,7 @@ def test_a_full_disk_of_a_later_rank_is_an_error_of_the_data(tmp_path):
 
 
 def test_two_writers_of_one_file_do_not_share_its_temporary_name(tmp_path):
-    from hotbed.data.arrays import beside
+    from hotbed.data.prepare.arrays import beside
 
     first, second = beside(tmp_path / "a"), beside(tmp_path / "a")
     assert first != second

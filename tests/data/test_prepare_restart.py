@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from hotbed.data.prepare import prepare
+from hotbed.data.prepare.prepare import prepare
 from tests.data.prepare_jobs import digest, run, write_logs
 
 OPTIONS = {"split": "train=0.8,test=0.2", "max_bad": "5%", "format": "criteo", "workers": 2}
@@ -91,7 +91,7 @@ def test_a_file_that_was_replaced_is_read_again(tmp_path):
 
 def test_an_error_late_in_a_long_job_keeps_the_work(tmp_path, monkeypatch):
     files = write_logs(tmp_path, (30, 30))
-    monkeypatch.setattr("hotbed.data.stages._WORTH_KEEPING", 1)
+    monkeypatch.setattr("hotbed.data.prepare.stages._WORTH_KEEPING", 1)
     whole = files[1].read_bytes()
     files[1].write_bytes(whole + b"\n" + b"x" * (9 << 20))
     with pytest.raises(Exception, match="longer than"):

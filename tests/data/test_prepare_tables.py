@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import hotbed
-from hotbed.data.prepare import prepare
+from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import ConfigError, FormatError
 from tests.data.prepare_jobs import digest
 
@@ -43,7 +43,7 @@ def test_a_table(tmp_path, expected, monkeypatch):
     assert rows_of(tmp_path / "out") == expected
     assert report.schema.notes["sources"] == ["table 1"]
     assert report.schema.raw_format == "parquet"
-    monkeypatch.setattr("hotbed.data.tables._REEL_ROWS", 300)
+    monkeypatch.setattr("hotbed.data.prepare.tables._REEL_ROWS", 300)
     hotbed.prepare([TABLE], tmp_path / "reels", split="train=0.7,test=0.3")
     assert rows_of(tmp_path / "reels")["counts/city.parquet"] == expected["counts/city.parquet"]
 
@@ -173,7 +173,7 @@ class TestWrongInputs:
             prepare([tmp_path / "a.parquet", tmp_path / "c.parquet"], tmp_path / "more")
 
     @pytest.mark.parametrize(
-        "place", ["hotbed.data.arrays.os.replace", "hotbed.data.write.pq.ParquetWriter.write_table"]
+        "place", ["hotbed.data.prepare.arrays.os.replace", "hotbed.data.prepare.write.pq.ParquetWriter.write_table"]
     )
     def test_a_full_disk(self, tmp_path, monkeypatch, place):
         def full(*_: object, **__: object) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotbed.data.formats.chunk import Faults, Floats, Integers
-from hotbed.data.prepare import prepare
+from hotbed.data.prepare.prepare import prepare
 from hotbed.data.times import TimeColumn, read_times, show_time
 from hotbed.errors import ConfigError, FormatError
 from tests.data.raw_files import text_of, write

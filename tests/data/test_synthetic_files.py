@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader import Loader
-from hotbed.data.prepare import prepare
+from hotbed.data.loader.loader import Loader
+from hotbed.data.prepare.prepare import prepare
 from hotbed.data.synthetic import SHAPES, ClickLog, numbers, write_dataset, write_days, write_text
 from hotbed.errors import ConfigError, DataError
 

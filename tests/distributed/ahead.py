@@ -7,14 +7,14 @@ from numba.core.registry import cpu_target
 from tests.kernel_saves import save_one_at_a_time
 
 MODULES = (
-    "hotbed.build",
+    "hotbed.train.build",
     "hotbed.checkpoint",
     "hotbed.cli.train",
     "hotbed.data.describe",
     "hotbed.optim",
     "hotbed.parallel",
     "hotbed.report",
-    "hotbed.tables",
+    "hotbed.tables.module",
     "hotbed.train.warm_start",
     "pyarrow.parquet",
     "pytest",

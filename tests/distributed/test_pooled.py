@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 import hotbed
 from hotbed import Jagged, Table, optim
-from hotbed.inputs import as_given
 from hotbed.ops.parts import count_ways, split
 from hotbed.parallel import auto, routes
 from hotbed.parallel.asks import ask_of
@@ -18,6 +17,7 @@ from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.sharded import ShardedTables
 from hotbed.parallel.speeds import Speed, Speeds
 from hotbed.parallel.wanted import tables_in_parts
+from hotbed.tables.inputs import as_given
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_sharded import OPTIMIZERS, part_of
 

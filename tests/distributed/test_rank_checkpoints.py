@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from hotbed.build import build
-from hotbed.config import read_tree
+from hotbed.checkpoint.layouts import entries_of, steps_of
 from hotbed.data.embedded import resolve
 from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE, World
-from hotbed.train.layouts import entries_of, steps_of
+from hotbed.run.config import read_tree
+from hotbed.train.build import build
 from hotbed.train.warm_start import source_of, start_from
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_train import STEPS, arguments, hotbed

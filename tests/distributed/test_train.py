@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hotbed.build import build
+from hotbed.checkpoint.layouts import newest_in, steps_of
 from hotbed.cli import main
-from hotbed.config import read_tree
 from hotbed.data.embedded import resolve
-from hotbed.train.layouts import newest_in, steps_of
+from hotbed.run.config import read_tree
+from hotbed.train.build import build
 from tests.distributed.train_ranks import TrainRanks
 
 CHECKPOINT = 16  # tests wait for the first one: where the disk is slow, later ones are left out

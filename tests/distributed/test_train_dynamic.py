@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from hotbed.build import build
-from hotbed.config import read_tree
 from hotbed.data.embedded import resolve
 from hotbed.parallel.world import ALONE, World
+from hotbed.run.config import read_tree
+from hotbed.train.build import build
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_train import CHECKPOINT, STEPS, arguments, end_of, hotbed
 from tests.distributed.train_ranks import TrainRanks

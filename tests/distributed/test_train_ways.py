@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from hotbed.build_ranks import rank_problems
-from hotbed.config import read_tree
 from hotbed.errors import ConfigError
 from hotbed.parallel.world import World
+from hotbed.run.config import read_tree
+from hotbed.train.build_ranks import rank_problems
 from tests.distributed.test_train import arguments, end_of
 from tests.distributed.train_ranks import TrainRanks
 

@@ -10,16 +10,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from hotbed.build import build
-from hotbed.cached_group import CachedGroup
-from hotbed.config import RunConfig
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
 from hotbed.errors import ConfigError, IdError, RunError
-from hotbed.explain import explain, top_rows
-from hotbed.explain.history import census_of, history_of
-from hotbed.explain.opened import open_run
-from hotbed.run_file import compose
+from hotbed.forecast.explain import explain, top_rows
+from hotbed.forecast.explain.history import census_of, history_of
+from hotbed.forecast.explain.run import open_run
+from hotbed.run.config import RunConfig
+from hotbed.run.run_file import compose
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.train.build import build
 from hotbed.train.loop import Training
 from tests.data.small import make_dataset
 

@@ -15,7 +15,7 @@ from hotbed.errors import RunError
 from hotbed.export import onnx_model, read_export, rows
 from hotbed.export.numbers import stored
 from hotbed.export.write import Wanted, export
-from hotbed.train.files import write_folder
+from hotbed.run.files import write_folder
 from tests.data.small import make_dataset
 
 ROWS = Wanted(onnx=False)

@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 import hotbed
 from hotbed.cli import main
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
 from hotbed.errors import RunError
 from hotbed.export.onnx_model import Scored, compare, write_onnx
 from hotbed.export.write import Wanted, export
 from hotbed.models import MODELS, build_model
-from hotbed.scoring import load_learner
+from hotbed.train.scoring import load_learner
 from tests.export.conftest import train
 
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import hotbed
-from hotbed import handover
+from hotbed.host import handover
 
 _PACKAGE = str(Path(hotbed.__file__).parent)
 _ALSO = (threading.__file__, contextlib.__file__, handover.__file__)  # in the main thread

@@ -7,10 +7,11 @@ import torch
 from torch import distributed
 
 import hotbed
-from hotbed import Table, handover, optim
-from hotbed import tables as tables_module
-from hotbed.budget import rooms_of
+from hotbed import Table, optim
+from hotbed.host import handover
 from hotbed.pipeline import reader
+from hotbed.sizing.budget import rooms_of
+from hotbed.tables import module as tables_module
 from tests.faults.walk import Way, step, walk
 
 NUM_BATCHES = 5

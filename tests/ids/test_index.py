@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hotbed.errors import BudgetError, HotbedError, StoreError
+from hotbed.host.pages import Pages
 from hotbed.ids import IdIndex
 from hotbed.ids.cells import CELLS, NUM_SHARDS, SHARED
-from hotbed.pages import Pages
 
 LOW, HIGH = -(2**63), 2**63 - 1
 INVERSE_FIRST, INVERSE_SECOND, STEP = 0x96DE1B173F119089, 0x319642B2D24D8EC3, 0x9E3779B97F4A7C15

@@ -5,7 +5,7 @@ import torch
 
 import hotbed
 from hotbed.errors import ShapeError
-from hotbed.keyed import bags_of, is_keyed
+from hotbed.tables.keyed import bags_of, is_keyed
 from hotbed.types import Jagged
 from tests.interop.doubles import Keyed, keyed_tensor
 

@@ -13,7 +13,7 @@ import torch
 
 import hotbed
 from hotbed import Table, optim
-from hotbed.memory import parse_bytes
+from hotbed.host.memory import parse_bytes
 from hotbed.store import SsdStore
 
 ROWS, DIM, BATCH, FEATURES = 60_000, 8, 150, 4

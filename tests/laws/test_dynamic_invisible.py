@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import hotbed
 from hotbed import Admit, Expire, Jagged, Table
-from hotbed import tables as tables_module
-from hotbed.budget import rooms_of
 from hotbed.cache import POLICIES
+from hotbed.sizing.budget import rooms_of
+from hotbed.tables import module as tables_module
 from tests.laws.test_cache_invisible import OPTIMIZERS
 
 RULES = {
@@ -34,7 +34,7 @@ def rows_rest_for_a_short_while():
     """So that rows of expired ids are used again within a test; longer than these feeds look ahead."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # batches are far too small for two
-    with mock.patch("hotbed.dynamic.QUARANTINE", 30):
+    with mock.patch("hotbed.tables.group.dynamic.QUARANTINE", 30):
         yield
     torch.set_num_threads(threads)
 

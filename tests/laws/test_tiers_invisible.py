@@ -7,9 +7,9 @@ import torch
 
 import hotbed
 from hotbed import Table
-from hotbed.budget import SSD_BYTES_PER_KEY
 from hotbed.cache import BYTES_PER_SLOT
 from hotbed.ops.records import layout_of
+from hotbed.sizing.budget import SSD_BYTES_PER_KEY
 from hotbed.store import tiered
 from tests.laws.test_cache_invisible import DEVICES, OPTIMIZERS, assert_same
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbed.ops.deal import Dealt, deal, reference
+from hotbed.ops.partition import Dealt, deal, reference
 
 
 @given(st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 2)), max_size=200), st.integers(1, 5))

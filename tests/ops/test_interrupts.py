@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from hotbed.ops import threads
-from hotbed.ops.move import crew
+from hotbed.host import threads
+from hotbed.ops.move import pool as crew
 from hotbed.store.ssd import readers
 from hotbed.store.ssd.format import HEADER_BYTES
 

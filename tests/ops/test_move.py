@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import hotbed
-from hotbed.group import Member, TableGroup
 from hotbed.ops import move
 from hotbed.ops.init_rows import stream_of
 from hotbed.ops.move import reference
 from hotbed.ops.records import PRECISIONS
 from hotbed.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
+from hotbed.tables.group.group import Member, TableGroup
 
 OPTIMIZERS = [
     SGD(),

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbed.ops.deal import deal
+from hotbed.ops.partition import deal
 from hotbed.ops.parts import Parts, Ways, count_ways, reference, split
 
 BAGS = st.lists(st.lists(st.integers(-2, 30), max_size=9), max_size=25)

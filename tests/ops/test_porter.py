@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from hotbed.errors import HotbedError
-from hotbed.ops.move import porter as porter_module
-from hotbed.ops.move.porter import SLOTS, Porter
+from hotbed.ops.move import compiled_transfer as porter_module
+from hotbed.ops.move.compiled_transfer import SLOTS, Porter
 
 ROWS, WIDTH, WINDOWS, ROOM = 16, 3, 32, 8
 MISSES, VICTIMS, TAG = 3, 4, 8

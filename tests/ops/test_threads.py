@@ -5,7 +5,7 @@ import pytest
 import torch
 from numba import njit
 
-from hotbed.ops.threads import ALONE, in_parallel, threads_for
+from hotbed.host.threads import ALONE, in_parallel, threads_for
 
 
 @njit(nogil=True)

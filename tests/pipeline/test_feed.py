@@ -18,11 +18,11 @@ import torch
 
 import hotbed
 from hotbed import Jagged, Table, optim
-from hotbed.cached_group import CachedGroup
 from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, ShapeError
 from hotbed.pipeline.feed import Feed
-from hotbed.pipeline.mover import Move, Mover
+from hotbed.pipeline.transfer_thread import Move, Mover
 from hotbed.store import MemoryStore
+from hotbed.tables.group.cached import CachedGroup
 from hotbed.types import Batch
 
 ROWS = {"a": 60, "b": 25, "c": 80}

@@ -19,23 +19,23 @@ def lanes_on_cpu(monkeypatch):
         pytest.skip("tests/gpu covers this on the device")
     from hotbed.ops.index import triton
 
-    monkeypatch.setattr("hotbed.pipeline.lanes.backend_of", lambda tensor: "triton")
+    monkeypatch.setattr("hotbed.pipeline.recorded_planners.backend_of", lambda tensor: "triton")
     monkeypatch.setattr("hotbed.cache.cache.ops_for", lambda tensor: triton)
-    sort = hotbed.group.TableGroup.ordered
+    sort = hotbed.tables.group.group.TableGroup.ordered
 
     def ordered(group, lookups):
         keys, order = torch.sort(lookups.slots, stable=True)
         return sort(group, lookups)._replace(sorted_keys=keys, order=order)
 
-    monkeypatch.setattr(hotbed.group.TableGroup, "ordered", ordered)
+    monkeypatch.setattr(hotbed.tables.group.group.TableGroup, "ordered", ordered)
     place = triton.place
     monkeypatch.setattr(triton, "place", lambda *arguments: place(*arguments).to(torch.int64))
-    original = hotbed.pipeline.lanes.Lanes._lookups
+    original = hotbed.pipeline.recorded_planners.Lanes._lookups
 
     def lookups(lanes, g, row, named, ticket):  # the compiled look-up on the CPU takes 64-bit slots
         return original(lanes, g, row._replace(slots=row.slots.to(torch.int64)), named, ticket)
 
-    monkeypatch.setattr(hotbed.pipeline.lanes.Lanes, "_lookups", lookups)
+    monkeypatch.setattr(hotbed.pipeline.recorded_planners.Lanes, "_lookups", lookups)
 
 
 def batches(count, size, seed=0):
@@ -168,7 +168,7 @@ def test_batches_arrive_one_by_one_where_a_bounded_index_has_no_room_for_all():
 @pytest.mark.usefixtures("lanes_on_cpu")
 def test_counts_begin_at_zero_after_a_batch_of_another_size(monkeypatch):
     """The row of counts of the next arrival was cleared for another number: it held counts of a ring ago."""
-    for module in ("hotbed.ops.index.lane", "hotbed.cache.lane"):
+    for module in ("hotbed.ops.index.recorded", "hotbed.cache.recorded_planner"):
         monkeypatch.setattr(f"{module}.ARRIVALS", 8)
     draw = torch.Generator().manual_seed(0)
     sizes = ([30] * 5 + [11]) * 3

@@ -1,7 +1,7 @@
 """What was forecast beside what happened."""
 
-from hotbed.outlook.beside import pairs
-from hotbed.outlook.memory import WORKSPACE
+from hotbed.forecast.comparison import pairs
+from hotbed.forecast.memory import WORKSPACE
 
 
 def test_a_peak_is_forecast_only_where_the_workspace_was_measured():

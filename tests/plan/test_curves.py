@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from hotbed.plan import optimum, simulate, trace_of
-from hotbed.plan.curves import lru_curve, policy_points, sizes_between, table_curves
-from hotbed.plan.replay import Ahead, Replay
+from hotbed.forecast.curves import lru_curve, policy_points, sizes_between, table_curves
+from hotbed.forecast.optimum import optimum
+from hotbed.forecast.replay import Ahead, Replay
+from hotbed.forecast.simulate import simulate
+from hotbed.forecast.trace import trace_of
 
 
 def skewed(num_batches=60, size=40, num_rows=500, seed=0):

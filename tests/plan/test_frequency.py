@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotbed.data.dataset import Dataset
+from hotbed.data.frequency import hot_keys
 from hotbed.data.schema import IdFeature, Schema, Split
-from hotbed.plan import hot_keys
 
 
 def make(directory, features, counts):

@@ -5,11 +5,10 @@ import json
 import pytest
 
 from hotbed.data.dataset import Dataset
-from hotbed.outlook import Asked
-from hotbed.outlook.beside import MISSES, quick_outlook, write_misses
-from hotbed.plan import Replay
-from hotbed.plan.replay import Ahead
-from hotbed.run_file import compose
+from hotbed.forecast.comparison import MISSES, quick_outlook, write_misses
+from hotbed.forecast.replay import Ahead, Replay
+from hotbed.forecast.request import Asked
+from hotbed.run.run_file import compose
 from tests.train.small import write_dataset
 
 

@@ -12,9 +12,7 @@ import torch
 from hotbed import Jagged, Table, optim
 from hotbed.bench.workload import KAGGLE_ROWS, scaled_rows, zipf_ids
 from hotbed.errors import ConfigError
-from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.sharded import ShardedTables
-from hotbed.plan.network import (
+from hotbed.forecast.network import (
     Cluster,
     Exchanges,
     Frequencies,
@@ -30,7 +28,9 @@ from hotbed.plan.network import (
     together,
     zipf,
 )
-from hotbed.shard import Shard
+from hotbed.ops.shard import Shard
+from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.sharded import ShardedTables
 from tests.distributed.ranks import run_ranks
 from tests.plan.test_frequency import make
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotbed.errors import BudgetError
-from hotbed.plan import optimum, optimum_by_batch, trace_of
+from hotbed.forecast.optimum import optimum, optimum_by_batch
+from hotbed.forecast.trace import trace_of
 
 batches_of_keys = st.lists(st.sets(st.integers(0, 6), max_size=4), max_size=7)
 

@@ -4,7 +4,8 @@ import pytest
 
 from benchmarks.policies import bar
 from benchmarks.traces import CASES, Case, prepared, real_trace, zipf_trace
-from hotbed.plan import optimum, simulate
+from hotbed.forecast.optimum import optimum
+from hotbed.forecast.simulate import simulate
 
 
 @pytest.fixture(scope="module")

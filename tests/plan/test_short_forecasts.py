@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from hotbed.data.dataset import Dataset
+from hotbed.data.frequency import hot_keys
 from hotbed.data.synthetic.shapes import SHAPES
 from hotbed.data.synthetic.write import write_dataset
-from hotbed.outlook.thinned import Wanted, thin, uses_of
-from hotbed.outlook.traffic import Course, Seen, distinct_rows, hot_of, owned, watch
-from hotbed.plan import Ahead, Replay, hot_keys
-from hotbed.plan.given import from_dataset
-from hotbed.plan.trace import rows_of
-from hotbed.shard import Shard
+from hotbed.forecast.replay import Ahead, Replay
+from hotbed.forecast.sampled import Wanted, thin, uses_of
+from hotbed.forecast.source import from_dataset
+from hotbed.forecast.trace import rows_of
+from hotbed.forecast.traffic import Course, Seen, distinct_rows, hot_of, owned, watch
+from hotbed.ops.shard import Shard
 
 BATCH = 48
 LOOKUPS = 1_000_000  # of 3.3 million

@@ -10,9 +10,13 @@ import hotbed
 from hotbed import EmbeddingTables, Table
 from hotbed.cache import BYTES_PER_SLOT, POLICIES, CacheCounts
 from hotbed.data.dataset import Dataset
+from hotbed.data.frequency import hot_keys
 from hotbed.errors import BudgetError, ConfigError
+from hotbed.forecast.optimum import optimum
+from hotbed.forecast.replay import Ahead, Replay
+from hotbed.forecast.simulate import simulate
+from hotbed.forecast.trace import read_trace, trace_of
 from hotbed.ops.records import layout_of
-from hotbed.plan import Ahead, Replay, hot_keys, optimum, read_trace, simulate, trace_of
 from hotbed.train.run import run
 from tests.pairs import pairs
 from tests.train.conftest import ready_for

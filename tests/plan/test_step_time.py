@@ -5,8 +5,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks import scaling
-from hotbed.plan.network import Cluster, Exchanges, Sent
-from hotbed.plan.step_time import NVLINK, Fabric, StepTime, Wire, Work, network, replicated_time, sharded_time, sum_time
+from hotbed.forecast.network import Cluster, Exchanges, Sent
+from hotbed.forecast.step_time import (
+    NVLINK,
+    Fabric,
+    StepTime,
+    Wire,
+    Work,
+    network,
+    replicated_time,
+    sharded_time,
+    sum_time,
+)
 
 FABRIC = Fabric(Wire(1000.0, 0.1, 0.01), Wire(100.0, 0.2, 0.02))
 WORK = Work(compute=2.0, deal=0.5, copy_speed=6000.0)

@@ -5,10 +5,10 @@ import pytest
 
 from hotbed import EmbeddingTables, Table
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader import Loader
+from hotbed.data.loader.loader import Loader
 from hotbed.errors import ConfigError, SchemaError
-from hotbed.inputs import as_given, flatten
-from hotbed.plan import read_trace, trace_of
+from hotbed.forecast.trace import read_trace, trace_of
+from hotbed.tables.inputs import as_given, flatten
 from tests.data.small import make_dataset
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hotbed import atomic
+from hotbed.host import atomic
 from tests.power.disk import Mark, Node, Operation, Rename, Sync, Tree, Write
 
 _NAMING = ("mkdir", "rmdir", "unlink", "remove", "rename", "replace", "link", "symlink")

@@ -4,11 +4,11 @@ from contextlib import suppress
 
 import pytest
 
-from hotbed import atomic
 from hotbed.data.dataset import Dataset
-from hotbed.data.prepare import prepare
+from hotbed.data.prepare.prepare import prepare
 from hotbed.data.synthetic import SHAPES, write_dataset
 from hotbed.data.workspace import recover
+from hotbed.host import atomic
 from tests.data.prepare_jobs import digest
 from tests.power.record import Recorder
 from tests.power.replay import replay
@@ -27,9 +27,9 @@ def write_log(path, rows):
 def small(monkeypatch):
     """Several reels, pieces and parts of a few rows."""
     monkeypatch.setattr("hotbed.data.formats.blocks.REEL_BYTES", 1000)
-    monkeypatch.setattr("hotbed.data.parse.PIECE_IDS", 100)
-    monkeypatch.setattr("hotbed.data.write.PART_ROWS", 60)
-    monkeypatch.setattr("hotbed.data.write.GROUP_ROWS", 32)
+    monkeypatch.setattr("hotbed.data.prepare.parse.PIECE_IDS", 100)
+    monkeypatch.setattr("hotbed.data.prepare.write.PART_ROWS", 60)
+    monkeypatch.setattr("hotbed.data.prepare.write.GROUP_ROWS", 32)
 
 
 def interrupt(*_):
@@ -103,9 +103,9 @@ def test_a_synthetic_dataset(disk, room, monkeypatch):
 def test_work_that_was_left_for_other_settings(disk, room, tmp_path, small, monkeypatch):
     """None of its files is taken for one of the new job."""
     log = write_log(tmp_path / "one.csv", 60)
-    monkeypatch.setattr("hotbed.data.stages._WORTH_KEEPING", 1)
+    monkeypatch.setattr("hotbed.data.prepare.stages._WORTH_KEEPING", 1)
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr("hotbed.data.prepare.commit", interrupt)
+        patch.setattr("hotbed.data.prepare.prepare.commit", interrupt)
         prepare([log], disk / "out", min_count=3, **OPTIONS)
     assert (disk / ".out.partial" / "job.json").is_file()
     with Recorder(disk) as recorder:

@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from hotbed import atomic
 from hotbed.export import Wanted, export
 from hotbed.export.format import read_export
-from hotbed.train.files import check_folder, recover_folder, write_folder, write_tensors, write_text
-from hotbed.train.run_folder import CONTENT, check_free, make_run
+from hotbed.host import atomic
+from hotbed.run.files import check_folder, recover_folder, write_folder, write_tensors, write_text
+from hotbed.run.folder import CONTENT, check_free, make_run
 from tests.export.conftest import clicks, train  # noqa: F401
 from tests.power.record import Recorder
 from tests.power.replay import replay

@@ -6,13 +6,13 @@ import shutil
 import pytest
 
 from hotbed.checkpoint import saver
+from hotbed.checkpoint.layouts import newest_in
 from hotbed.checkpoint.verify import problems_of
 from hotbed.cli import main
+from hotbed.run.files import check_folder
+from hotbed.run.folder import read_json
 from hotbed.train.checkpoint import checkpoint_root
-from hotbed.train.files import check_folder
-from hotbed.train.layouts import newest_in
 from hotbed.train.model_folder import read_card
-from hotbed.train.run_folder import read_json
 from tests.power.record import Recorder
 from tests.power.replay import replay
 from tests.train.small import SMALL, model_bytes, write_dataset

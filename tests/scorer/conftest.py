@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from hotbed.build import build
 from hotbed.data.dataset import Dataset
-from hotbed.data.prepare import prepare
-from hotbed.run_file import compose
+from hotbed.data.prepare.prepare import prepare
+from hotbed.run.run_file import compose
+from hotbed.train.build import build
 from hotbed.train.run import run
 from tests.train.small import SMALL, write_dataset
 

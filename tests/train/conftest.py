@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hotbed.build import build
 from hotbed.data.dataset import Dataset
-from hotbed.run_file import compose
+from hotbed.run.run_file import compose
+from hotbed.train.build import build
 from tests.train.small import SMALL, write_dataset
 
 

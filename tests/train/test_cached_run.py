@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from hotbed.clock import PARTS
-from hotbed.scoring import load_learner
+from hotbed.telemetry.clock import PARTS
 from hotbed.train.run import run
+from hotbed.train.scoring import load_learner
 from hotbed.train.step import Learner
 from tests.train.small import lines, model_bytes
 from tests.train.test_resume import interrupt

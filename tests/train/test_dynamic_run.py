@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from hotbed.errors import BudgetError, ConfigError
-from hotbed.scoring import load_learner
 from hotbed.train.evaluate import evaluate
 from hotbed.train.loop import INTERRUPTED
 from hotbed.train.run import run
+from hotbed.train.scoring import load_learner
 from tests.train.small import lines, model_bytes
 
 RULES = ("tables.dynamic=true", "tables.admit=after 2", "tables.expire=unused 12 steps, every 4")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from hotbed.checkpoint import files
 from hotbed.errors import RunError
-from hotbed.train.files import check_folder, read_tensors, recover_folder, write_folder, write_tensors, write_text
+from hotbed.run.files import check_folder, read_tensors, recover_folder, write_folder, write_tensors, write_text
 
 DTYPES = [
     torch.float64,
@@ -112,7 +112,7 @@ def test_a_crash_at_any_rename_leaves_a_whole_folder(tmp_path, monkeypatch, rena
         real(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("hotbed.atomic.exchange", lambda *_: False)  # a file system that needs two renames
+        patch.setattr("hotbed.host.atomic.exchange", lambda *_: False)  # a file system that needs two renames
         patch.setattr(os, "replace", crash)
         with pytest.raises(KeyboardInterrupt):
             write_folder(folder, fill_with("two"))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hotbed.scoring import load_learner
 from hotbed.train.evaluate import evaluate
 from hotbed.train.run import run
+from hotbed.train.scoring import load_learner
 from tests.train.small import lines, model_bytes
 from tests.train.test_resume import interrupt
 from tests.train.test_run import Spy

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from hotbed.errors import RunError
-from hotbed.train.log import MetricsLog
+from hotbed.telemetry.log import MetricsLog
 
 
 def test_lines_are_there_as_soon_as_written(tmp_path):

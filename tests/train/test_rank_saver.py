@@ -5,8 +5,8 @@ import torch
 import hotbed
 from hotbed import Table
 from hotbed.checkpoint import Policy, State
+from hotbed.checkpoint.layouts import newest_in
 from hotbed.checkpoint.manifest import read_manifest
-from hotbed.train.layouts import newest_in
 from hotbed.train.rank_saver import RankSaver
 
 

@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from hotbed.build import build
 from hotbed.checkpoint import write
 from hotbed.checkpoint.chain import find
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
-from hotbed.run_file import compose
+from hotbed.run.files import write_folder, write_tensors
+from hotbed.run.run_file import compose
+from hotbed.train.build import build
 from hotbed.train.checkpoint import load_checkpoint
-from hotbed.train.files import write_folder, write_tensors
 from hotbed.train.run import run
 from tests.train.small import SMALL, lines, model_bytes, saved_step, write_dataset
 from tests.train.test_run import Spy

@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
-from hotbed.build import build
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 from hotbed.optim import row_optimizer
-from hotbed.run_file import compose
-from hotbed.tables import EmbeddingTables, Table
+from hotbed.run.run_file import compose
+from hotbed.tables.module import EmbeddingTables, Table
+from hotbed.train.build import build
 from hotbed.train.checkpoint import Progress
 from hotbed.train.row_watch import FILE, RowWatch, Watched, parse_rows, read_lines
 from hotbed.types import Batch, Jagged

@@ -276,7 +276,7 @@ def test_a_disk_too_full_for_the_summary_does_not_hide_the_cause(start, tmp_path
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("hotbed.checkpoint.write.write_tensors", full)
-    monkeypatch.setattr("hotbed.train.files.write_file", full)
+    monkeypatch.setattr("hotbed.run.files.write_file", full)
     with pytest.raises(RunError, match=r"cannot write .*checkpoint"):
         run(built.training, built.subject)
 

@@ -6,9 +6,9 @@ import hotbed
 from hotbed.checkpoint import Saver, State
 from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE
+from hotbed.run.folder import CONTENT, alone, check_free, default_run, make_run, read_json
 from hotbed.train.checkpoint import Best, Progress, checkpoint_root
 from hotbed.train.loop import Training
-from hotbed.train.run_folder import CONTENT, alone, check_free, default_run, make_run, read_json
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from torch import nn
 
 from hotbed.models import MODELS
 from hotbed.optim import SGD
-from hotbed.tables import EmbeddingTables, Table
+from hotbed.tables.module import EmbeddingTables, Table
 from hotbed.train.step import Learner, repeatable
 from hotbed.types import Batch
 

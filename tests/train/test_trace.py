@@ -5,9 +5,9 @@ import time
 import pytest
 
 from hotbed.errors import ConfigError, RunError
-from hotbed.spans import Span, Spans, _Seat
+from hotbed.telemetry.spans import Span, Spans, _Seat
+from hotbed.telemetry.trace import MOST_STEPS, Stretch, TraceWriter, parse_steps
 from hotbed.train.run import run
-from hotbed.train.trace import MOST_STEPS, Stretch, TraceWriter, parse_steps
 from tests.train.traces import check_events, events_of, tracks_of
 
 SETS = ("data.batch_size=16", "train.epochs=1", "train.eval_every=10", "train.log_every=5", "train.checkpoint_every=7")

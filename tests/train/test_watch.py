@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hotbed.cache import CacheCounts
-from hotbed.clock import MODEL, OTHER, StepClock
 from hotbed.ids import IdCounts
 from hotbed.store.counts import TierCounts, Tiers, TierSizes
+from hotbed.telemetry.clock import MODEL, OTHER, StepClock
 from hotbed.train.watch import Watch, ids_of
 
 DONE = TierCounts(30, 10, 20, 30 * 64, 10 * 80, 50 * 80, 30 * 80, 2)

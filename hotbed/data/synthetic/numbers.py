@@ -21,8 +21,6 @@ import pyarrow.parquet as pq
 from numba import njit
 from numpy.typing import NDArray
 
-from hotbed.atomic import flush_tree, make_folder, write_file
-from hotbed.data.ahead import run_ahead
 from hotbed.data.formats.chunk import Faults, Integers
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.data.synthetic.generate import ClickLog, ClickRows
@@ -30,6 +28,8 @@ from hotbed.data.synthetic.kernels import MISSING_ID, MISSING_INTEGER
 from hotbed.data.synthetic.text import raw_ids
 from hotbed.data.values import read_dense
 from hotbed.data.vocabulary import Numbering
+from hotbed.host.ahead import run_ahead
+from hotbed.host.atomic import flush_tree, make_folder, write_file
 
 FACTS = "facts.json"  # there once all else is
 DRAWN = 1 << 17  # rows drawn at once

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.atomic import put, write_file
-from hotbed.data.ahead import run_ahead
 from hotbed.data.synthetic.generate import ClickLog
 from hotbed.data.synthetic.shape import Shape
 from hotbed.data.synthetic.shapes import SHAPES
 from hotbed.data.synthetic.text import header, render
 from hotbed.errors import ConfigError, DataError
+from hotbed.host.ahead import run_ahead
+from hotbed.host.atomic import put, write_file
 
 CHUNK = 1 << 16
 SAMPLE = 1000  # rows that tell how long lines are

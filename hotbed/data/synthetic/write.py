@@ -19,8 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from hotbed.atomic import flush_to_disk, make_folder, place
-from hotbed.data.ahead import run_ahead
 from hotbed.data.schema import FORMAT_VERSION, Schema, Split
 from hotbed.data.synthetic.generate import ClickLog, ClickRows
 from hotbed.data.synthetic.numbers import FACTS, Numbers, integer_logs, number_ids
@@ -29,6 +27,8 @@ from hotbed.data.synthetic.shapes import SHAPES
 from hotbed.data.values import standardise
 from hotbed.data.workspace import Workspace
 from hotbed.errors import ConfigError
+from hotbed.host.ahead import run_ahead
+from hotbed.host.atomic import flush_to_disk, make_folder, place
 
 TRAIN_ROWS, VALID_ROWS, TEST_ROWS = 2_000_000, 200_000, 200_000
 ROW_GROUP = 1 << 14  # 8 of them make a shuffling block of the loader

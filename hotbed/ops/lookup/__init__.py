@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotbed.host.threads import in_parallel, threads_for
 from hotbed.ops.backend import backend_of
 from hotbed.ops.lookup import reference
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.precision import BF16, FP16
-from hotbed.ops.threads import in_parallel, threads_for
 
 __all__ = ["lookup"]
 

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotbed.host.threads import in_parallel, num_threads
 from hotbed.ops.backend import backend_of
-from hotbed.ops.move import crew, reference
+from hotbed.ops.move import pool as crew
+from hotbed.ops.move import reference
 from hotbed.ops.move.first import FirstRows, FirstTable, arrays, first_rows
 from hotbed.ops.precision import KINDS
-from hotbed.ops.threads import in_parallel, num_threads
 
 __all__ = [
     "FirstRows",

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from hotbed.ops.init_rows.distributions import Init, kind_of, scale_of
 from hotbed.ops.records import Layout, Precision, layout_of
+from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import RowOptimizer
 from hotbed.optim.rules import Rule
-from hotbed.shard import WHOLE, Shard
 
 
 class FirstTable(NamedTuple):

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from hotbed.host.prefetch import prefetch
 from hotbed.ops.init_rows.distributions import CONSTANT, NORMAL
 from hotbed.ops.init_rows.numba import first_number, row_bits
 from hotbed.ops.precision import FP32
 from hotbed.ops.precision.numba import round_nearest, widen
-from hotbed.ops.prefetch import prefetch
 from hotbed.optim import rules
 from hotbed.optim.rules import Rule
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotbed.host.threads import in_parallel
 from hotbed.ops.backend import backend_of
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.records import layout_of
-from hotbed.ops.threads import in_parallel
 from hotbed.ops.update import TableRows, settings_of, update
 from hotbed.optim import SGD
 

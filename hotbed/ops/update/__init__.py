@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotbed.host.threads import in_parallel, threads_for
 from hotbed.ops.backend import backend_of
 from hotbed.ops.lookups import Lookups, Span, span_array
 from hotbed.ops.precision import KINDS
 from hotbed.ops.records import Layout
-from hotbed.ops.threads import in_parallel, threads_for
 from hotbed.ops.update import reference
 from hotbed.ops.update.settings import TableRows, UpdateSettings, settings_of
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from hotbed.host.prefetch import prefetch
 from hotbed.ops.init_rows.numba import row_bits
 from hotbed.ops.precision import FP32, numba
 from hotbed.ops.precision.numba import random_bits, round_stochastic, widen
-from hotbed.ops.prefetch import prefetch
 from hotbed.optim import rules
 from hotbed.optim.rules import Rule
 

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from hotbed.errors import StoreError
-from hotbed.memory import in_words
+from hotbed.host.memory import in_words
 from hotbed.store.ssd import kernels
 from hotbed.store.ssd.format import HEADER_BYTES, IndexedSegment, no_bits, open_segment, read_index
 from hotbed.store.ssd.frozen import link_or_copy

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.atomic import flush_to_disk
 from hotbed.errors import StoreError
+from hotbed.host.atomic import flush_to_disk
 from hotbed.store.ssd.format import INDEX_NAME, Index, IndexedSegment, open_segment, pack_index, read_index
 from hotbed.store.ssd.scan import SegmentFile, scan
 from hotbed.store.ssd.segments import Segment, Segments, cannot_write

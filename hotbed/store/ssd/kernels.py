@@ -18,8 +18,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from hotbed.ops.move.crew import copy
-from hotbed.ops.prefetch import prefetch
+from hotbed.host.prefetch import prefetch
+from hotbed.ops.move.pool import copy
 
 EXPECTED = 1 << 62
 _PLACE = EXPECTED - 1

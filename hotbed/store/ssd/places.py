@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.pages import zeros
+from hotbed.host.pages import zeros
 from hotbed.store.ssd.kernels import BLOCK, EXPECTED
 
 MAX_ROWS = 1 << 36

@@ -19,8 +19,8 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
-from hotbed.ops.move import crew
-from hotbed.ops.move.crew import add, copy, give_way, pause, read, store, swap, syscall
+from hotbed.ops.move import pool as crew
+from hotbed.ops.move.pool import add, copy, give_way, pause, read, store, swap, syscall
 from hotbed.store.ssd.format import HEADER_BYTES, MAX_RECORD_BYTES
 from hotbed.store.ssd.kernels import checksum, peek
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.errors import StoreError
-from hotbed.memory import in_words
+from hotbed.host.memory import in_words
 from hotbed.store.counts import TierCounts
 from hotbed.store.ssd import kernels
 from hotbed.store.ssd.adopt import adopt

@@ -1,0 +1,349 @@
+"""A lane: batches of one shape, known and planned by replaying two recordings.
+
+Knowing a batch is some twenty launches, planning a window some fifty; from Python each takes longer than the kernels run. So
+they are recorded once as CUDA graphs and replayed, and everything that changes from batch to batch stays on the device. The
+host reads what it wants from memory the kernels write to. Decisions are those of `Cache` to the row, and the two may take
+turns: what a lane has on the device is brought up to date when the cache was used in between.
+
+Everything runs on the stream that is current, which is the one that trains; a row of slots is written again only after
+`batches` further ones, so nothing there is overwritten while it is used.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed.cache.cache import Cache
+from hotbed.ops.index import (
+    EVICTIONS,
+    FREED,
+    HITS,
+    MISSED_LOOKUPS,
+    MISSES,
+    NEW_CELLS,
+    NUM_KEYS,
+    UNPLACED,
+    VICTIMS,
+    Lists,
+)
+from hotbed.ops.index.recorded import ARRIVALS, ARRIVED, PLANNED, WINDOWS, lane_arrive, lane_plan, new_buffers
+from hotbed.ops.keys.triton import BATCHES, KeyMaker
+from hotbed.ops.recording import recording
+from hotbed.ops.streams import mark
+
+_NUMBER = 8  # place of the tag in a row of counts on the host
+
+
+class Placed(NamedTuple):
+    """Where the look-ups of a planned batch go."""
+
+    slots: Tensor  # int32 [L]
+    sorted_keys: Tensor  # [L]
+    order: Tensor  # int32 [L]
+
+
+class LanePlan:
+    """One window, decided; numbers and lists are there when its event is reached."""
+
+    def __init__(self, lane: Lane, number: int, lists: Lists, event: Any) -> None:
+        self._lane = lane
+        self.number = number
+        self._all_lists = lists
+        self._event = event
+        self._counts: list[int] | None = None
+
+    def _read(self) -> list[int]:
+        if self._counts is None:
+            if self._event is not None:
+                self._event.synchronize()
+            row = self._lane.window_row(self.number)
+            assert row[_NUMBER] == self.number + 1, (
+                f"the counts of window {self.number} are those of {row[_NUMBER] - 1}"
+            )
+            self._counts = row
+        return self._counts
+
+    def wait(self) -> None:
+        """Until the device has decided it, and the host has its numbers."""
+        self._read()
+
+    @property
+    def is_read(self) -> bool:
+        """The host has its numbers, wherever they were."""
+        return self._counts is not None
+
+    @property
+    def num_hits(self) -> int:
+        return self._read()[HITS]
+
+    @property
+    def num_misses(self) -> int:
+        return self._read()[MISSES]
+
+    @property
+    def num_keys(self) -> int:
+        return self.num_hits + self.num_misses
+
+    @property
+    def num_victims(self) -> int:
+        return self._read()[VICTIMS]
+
+    @property
+    def num_evictions(self) -> int:
+        return self._read()[EVICTIONS]
+
+    @property
+    def num_missed_lookups(self) -> int:
+        return self._read()[MISSED_LOOKUPS]
+
+    @property
+    def num_freed(self) -> int:
+        return self._read()[FREED]
+
+    @property
+    def miss_keys(self) -> Tensor:
+        """int64 [M], on the host."""
+        return self._all_lists.host_miss_keys[self.number % WINDOWS, : self.num_misses]
+
+    @property
+    def victim_keys(self) -> Tensor:
+        """int64 [V], on the host."""
+        return self._all_lists.host_victim_keys[self.number % WINDOWS, : self.num_victims]
+
+    @property
+    def miss_slots(self) -> Tensor:
+        """int64 [M], on the device."""
+        return self._all_lists.miss_slots[self.number % WINDOWS, : self.num_misses]
+
+    @property
+    def miss_keys_on_device(self) -> Tensor:
+        """int64 [M]."""
+        return self._all_lists.miss_keys[self.number % WINDOWS, : self.num_misses]
+
+    @property
+    def device_lists(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(keys of misses, their slots, slots of victims), longer than meant."""
+        return self._lane.device_lists(self.number)
+
+    @property
+    def victim_slots(self) -> Tensor:
+        """int64 [V], on the device."""
+        return self._all_lists.victim_slots[self.number % WINDOWS, : self.num_victims]
+
+
+class Lane:
+    """Batches of L look-ups for one cache, at most `window` of them planned together."""
+
+    def __init__(self, cache: Cache, make_keys: KeyMaker, num_lookups: int, window: int, train: bool) -> None:
+        self.num_lookups = num_lookups
+        self._cache = cache
+        self._make_keys = make_keys
+        self._train = train
+        self._addresses = torch.zeros(BATCHES, dtype=torch.int64, pin_memory=cache.device.type == "cuda", device="cpu")
+        self._host_addresses = self._addresses.numpy()
+        self._device_addresses = torch.zeros(BATCHES, dtype=torch.int64, device=cache.device)
+        room = min(cache.num_slots, num_lookups * window)
+        self._buffers = new_buffers(num_lookups, 6 * window, room, make_keys.type, cache.device)
+        self._host_arrivals = self._buffers.host_arrival_counts.numpy()
+        self._host_windows = self._buffers.host_window_counts.numpy()
+        parts = (part[:, :num_lookups].unbind(0) for part in self._buffers[-3:])
+        self._rows = [Placed(*rows) for rows in zip(*parts)]
+        self._pool: Any = None  # recordings are replayed one at a time, so they share their memory
+        self._usual = 0  # cells a batch has taken lately
+        lists = self._buffers.lists
+        self._device_lists = list(zip(*(part.unbind(0) for part in lists[:3])))
+        self._num_windows = 0
+        self._left_behind: tuple[int, int, int] | None = None  # what the state on the device says
+        self._recordings: dict[Any, Any] = {}
+        self._version = -1  # of the cache, when the recordings were made
+        self._stamps = torch.zeros(
+            0, dtype=torch.int32, device=cache.device
+        )  # batch number + 1 of each cell's last arrival
+        self._uncounted: list[LanePlan] = []
+        self._pending: deque[int] = deque()  # arrivals whose cells are not counted
+
+    def arrive(self, ids: Tensor) -> int:
+        """A batch ahead, ids int64 [L], which stay where they are until it is planned; its number."""
+        self._make_room(1)
+        self._catch_up()
+        self._note(ids)
+        self._run(("arrive", self._cache.stride), lambda: self._arrive(1))
+        self._remember()
+        return self._cache.num_arrived - 1
+
+    def plan(self, count: int, arriving: Sequence[Tensor] = ()) -> tuple[LanePlan, list[Placed]]:
+        """The turn of the next `count` batches; then as many arrive, or none.
+
+        They arrive in the same recording if there is room for all, else one after the other, and each makes its own.
+        """
+        assert len(arriving) in (0, count)
+        together = arriving if arriving and self._make_room(count) else ()
+        found = self._plan_window(count, together)
+        if not together:
+            for ids in arriving:
+                self.arrive(ids)
+        return found
+
+    def _plan_window(self, count: int, arriving: Sequence[Tensor]) -> tuple[LanePlan, list[Placed]]:
+        self._catch_up()
+        first = self._cache.num_planned
+        self._cache.note_planned(count)
+        for ids in arriving:
+            self._note(ids)
+        self._run(("plan", count, bool(arriving), self._cache.stride), lambda: self._plan(count, bool(arriving)))
+        self._cache.clock += count
+        self._cache.note_window()
+        self._remember()
+        plan = LanePlan(self, self._num_windows, self._buffers.lists, mark(self._cache.device))
+        self._num_windows += 1
+        self._uncounted.append(plan)
+        return plan, [self._rows[(first + k) % len(self._rows)] for k in range(count)]
+
+    def _note(self, ids: Tensor) -> None:
+        number = self._cache.num_arrived
+        self._host_addresses[number % BATCHES] = ids.data_ptr()
+        self._cache.note_arrival()
+        self._pending.append(number)
+        self._cache.expect_cells(self.num_lookups)
+
+    def num_keys(self, number: int) -> int:
+        """Distinct keys of a batch ahead; waits for the device if it has not come so far."""
+        return self._arrival(number)[NUM_KEYS]
+
+    def window_row(self, number: int) -> list[int]:
+        """The counts of a window, as they are now."""
+        row: list[int] = self._host_windows[number % WINDOWS].tolist()
+        return row
+
+    @property
+    def host_lists(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(counts, keys of misses, keys of victims) by window, in memory the host can read."""
+        lists = self._buffers.lists
+        return self._buffers.host_window_counts, lists.host_miss_keys, lists.host_victim_keys
+
+    def device_lists(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a window: keys of misses, their slots, slots of victims; room for all there could be."""
+        return self._device_lists[number % WINDOWS]
+
+    @property
+    def num_windows(self) -> int:
+        """Planned so far."""
+        return self._num_windows
+
+    def serves(self, cache: Cache) -> bool:
+        """Whether it is this cache's lane."""
+        return self._cache is cache
+
+    def forget(self) -> None:
+        """The batches ahead are about to be dropped."""
+        self.settle()
+        self._cache.expect_cells(-self.num_lookups * len(self._pending))
+        self._pending.clear()
+        self._host_arrivals[:, _NUMBER] = 0
+        self._left_behind = None
+
+    def _arrival(self, number: int) -> list[int]:
+        row = self._host_arrivals[number % ARRIVALS]
+        if row[_NUMBER] != number + 1:
+            torch.cuda.synchronize(self._cache.device)
+            assert row[_NUMBER] == number + 1, f"batch {number} has arrived, its counts have not"
+        numbers: list[int] = row.tolist()
+        self._cache.check_placed(numbers[UNPLACED])
+        return numbers
+
+    def _make_room(self, count: int) -> bool:
+        """Grow the table before it is full; it is known late how many cells a batch took.
+
+        Windows are waited for one by one, the oldest first: the training thread stays ahead of the device if that is enough.
+        False if `count` batches have no room in a bounded table, where one after the other may have.
+        """
+        cache, most = self._cache, self.num_lookups * count
+        self._count()
+        while not cache.has_room(2 * self._usual * (len(self._pending) + count), most):  # ends: a window less every time
+            if cache.bounded and count > 1:
+                return False
+            if not self._uncounted:
+                self.settle()
+                if not cache.has_room(2 * self._usual * count, most):
+                    cache.reserve(2 * (cache.num_live + most))
+                break
+            self._uncounted[0].wait()
+            self._count()
+        return True
+
+    def settle(self) -> None:
+        """Count all cells that were taken and freed."""
+        if self._cache.device.type == "cuda" and (self._pending or self._uncounted):
+            torch.cuda.synchronize(self._cache.device)
+        self._count()
+        self._cache.settle()
+
+    def _count(self) -> None:
+        """Cells that were taken and freed, as far as it is known."""
+        cache, arrivals, windows = self._cache, self._host_arrivals, self._host_windows
+        while self._pending and arrivals[self._pending[0] % ARRIVALS, _NUMBER] == self._pending[0] + 1:
+            taken = int(arrivals[self._pending.popleft() % ARRIVALS, NEW_CELLS])
+            self._usual = max(taken, self._usual - self._usual // 8)
+            cache.expect_cells(-self.num_lookups)
+            cache.count_cells(taken)
+        while self._uncounted and (
+            self._uncounted[0].is_read
+            or windows[self._uncounted[0].number % WINDOWS, _NUMBER] == self._uncounted[0].number + 1
+        ):
+            cache.count_cells(-self._uncounted.pop(0).num_freed)
+
+    def _catch_up(self) -> None:
+        """The device knows what the cache did without it."""
+        cache = self._cache
+        if self._version != cache.version:
+            self._recordings.clear()
+            self._version = cache.version
+            self._stamps = torch.zeros(cache.parts()[0].key.shape[0], dtype=torch.int32, device=cache.device)
+        now = (cache.num_arrived, cache.num_planned, cache.clock)
+        if self._left_behind != now:
+            self._buffers.state.copy_(torch.tensor([*now, self._num_windows], device="cpu"))
+            self._stamps.zero_()  # batches may have been numbered anew
+            self._buffers.arrival_counts.zero_()  # the next row was cleared for another number; others have been read
+            self._buffers.window_counts.zero_()
+
+    def _remember(self) -> None:
+        self._left_behind = (self._cache.num_arrived, self._cache.num_planned, self._cache.clock)
+
+    def _run(self, name: Any, work: Callable[[], None]) -> None:
+        """The first time as it is, which compiles the kernels; then recorded, and replayed from then on."""
+        recorded = self._recordings.get(name)
+        if recorded is None:
+            work()
+            self._recordings[name] = "compiled"
+        elif self._cache.device.type != "cuda":
+            work()
+        else:
+            if recorded == "compiled":
+                with recording(self._pool) as graph:
+                    work()
+                self._recordings[name], self._pool = graph, graph.pool()
+            self._recordings[name].replay()
+
+    def _arrive(self, count: int) -> None:
+        cells, _ = self._cache.parts()
+        self._bring_addresses()
+        for _ in range(count):
+            keys = self._make_keys(self._device_addresses, self._buffers.state, ARRIVED, 0)
+            lane_arrive(cells, self._buffers, keys, self._cache.stride, self._stamps)
+
+    def _plan(self, count: int, arriving: bool) -> None:
+        cells, slots = self._cache.parts()
+        self._bring_addresses()
+        keys = [self._make_keys(self._device_addresses, self._buffers.state, PLANNED, k) for k in range(count)]
+        lane_plan(cells, slots, self._buffers, keys, self._cache.policy, self._cache.stride, self._train)
+        if arriving:
+            self._arrive(count)
+
+    def _bring_addresses(self) -> None:
+        """To the device: a thousand programs that each ask the host for one take 15 us longer."""
+        self._device_addresses.copy_(self._addresses, non_blocking=True)

@@ -1,0 +1,5 @@
+"""Dataset directories -> batches, decoded ahead of need."""
+
+from hotbed.data.loader.loader import Loader
+
+__all__ = ["Loader"]

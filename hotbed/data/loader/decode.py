@@ -1,0 +1,217 @@
+"""Parquet row groups in, rows of batches out.
+
+In: a block of row groups, and the place every row of theirs takes in it. Out: those rows in slabs, the memory of batches to
+come (slab.py). Pages are decoded straight into them (chunks.py, pages.py); what those do not understand, pyarrow decodes in the
+calling thread, and `scatter.py` moves its rows.
+
+Everything is checked as it passes: files that changed since they were opened, pages whose checksum is wrong, nulls, labels
+other than 0 and 1, numbers that are not finite and row numbers outside their table are a DataError that names file and row
+group.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numba import njit
+from numpy.typing import NDArray
+
+from hotbed.data.dataset import AGAIN, RowGroup, stamp_of
+from hotbed.data.loader.buffers import Buffers
+from hotbed.data.loader.chunks import read_pages
+from hotbed.data.loader.pages import scatter_pages
+from hotbed.data.loader.scatter import Kinds, Spots, describe, scatter
+from hotbed.data.schema import IdFeature, Schema
+from hotbed.errors import DataError
+from hotbed.types import Jagged
+
+_address_in = ctypes.pythonapi.PyCapsule_GetPointer
+_address_in.restype, _address_in.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+class Columns:
+    """What is read of a dataset: all of it, or the ids alone."""
+
+    def __init__(self, schema: Schema, *, only_ids: bool = False) -> None:
+        self.only_ids = only_ids
+        self.label = [] if only_ids else [schema.label]
+        self.dense = [] if only_ids else [column.name for column in schema.dense]
+        self.single = [feature.name for feature in schema.features if not feature.multi]
+        self.multi = {feature.name: _limit(feature) for feature in schema.features if feature.multi}
+        self.flat = [*self.label, *self.dense, *self.single]
+        limits = {feature.name: _limit(feature) for feature in schema.features}
+        self.last = np.asarray([limits.get(name, 0) - 1 for name in self.flat], dtype=np.int64).view(np.uint64)
+        self._order: dict[tuple[str, ...], NDArray[np.int64]] = {}
+
+    def order_in(self, found: Sequence[str]) -> NDArray[np.int64]:
+        """Where the flat columns are among those of a file."""
+        key = tuple(found)
+        if key not in self._order:
+            self._order[key] = np.asarray([key.index(name) for name in self.flat], dtype=np.int64)
+        return self._order[key]
+
+    def kinds(self, letters: NDArray[np.int64]) -> Kinds:
+        """What the flat columns hold, stored as `letters` say."""
+        return Kinds(letters, self.last, len(self.label), len(self.dense))
+
+
+class _Bags(NamedTuple):
+    """The bags of one feature in one row group."""
+
+    values: NDArray[Any]  # int32 or int64 [L]
+    offsets: NDArray[Any]  # int32 or int64 [r + 1]
+
+
+def decode(
+    columns: Columns, groups: Sequence[RowGroup], place: NDArray[np.int64], spots: Spots, buffers: Buffers
+) -> dict[str, Jagged]:
+    """Read `groups`; their i-th row becomes row place[i] of the block, whose wanted rows go to their spots.
+
+    Returns the bags of the block.
+    """
+    bags: dict[str, list[_Bags]] = {name: [] for name in columns.multi}
+    start = 0
+    for group in groups:
+        some = place[start : start + group.rows]
+        placed = _place_pages(group, columns, some, spots)
+        if not placed:
+            _place(_read(group, columns.flat), columns, some, spots, group)
+        if columns.multi:
+            lists = _read(group, [*columns.multi])
+            _refuse_nulls(lists, [*columns.multi], group)
+            for name, limit in columns.multi.items():
+                bags[name].append(_read_bags(lists.column(name), name, limit, group))
+        start += group.rows
+    return {name: _join_bags(parts, place, buffers) for name, parts in bags.items()}
+
+
+def _limit(feature: IdFeature) -> int:
+    """The rows that its numbers must lie in; 0 for 64-bit ids."""
+    return feature.rows if feature.mode in ("vocabulary", "direct") else 0
+
+
+def _place_pages(group: RowGroup, columns: Columns, place: NDArray[np.int64], spots: Spots) -> bool:
+    """Labels, numbers and single ids to their spots, straight from the file; False where Arrow must read them."""
+    read = read_pages(group, tuple(columns.flat))
+    return read is not None and scatter_pages(read.pages, columns.kinds(read.letters), place, spots) == 0
+
+
+def _read(group: RowGroup, names: list[str]) -> pa.RecordBatch:
+    try:
+        # Not mapped into memory: reading a mapped file that was cut short ends the process.
+        with pq.ParquetFile(group.file, pre_buffer=False, page_checksum_verification=True) as parquet:
+            table = parquet.read_row_group(group.number, columns=names, use_threads=False)
+        changed = group.stamp is not None and stamp_of(group.file) != group.stamp
+    except (pa.ArrowException, OSError, IndexError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{_where(group)} cannot be decoded ({reason}). {AGAIN}") from error
+    if table.num_rows != group.rows:
+        raise DataError(f"{_where(group)} holds {table.num_rows:,} rows; its footer said {group.rows:,}. {AGAIN}")
+    if changed:
+        raise DataError(
+            f"{_where(group)} was read from a file that has changed since the dataset was opened. "
+            "Leave a dataset alone while it is read, and start again."
+        )
+    batches = table.to_batches()
+    if len(batches) != 1:
+        batches = table.combine_chunks().to_batches()
+    return batches[0]
+
+
+def _place(rows: pa.RecordBatch, columns: Columns, place: NDArray[np.int64], spots: Spots, group: RowGroup) -> None:
+    """Labels, numbers and single ids to their spots."""
+    schema, array = rows.__arrow_c_array__()
+    found = describe(_address_in(schema, b"arrow_schema"), _address_in(array, b"arrow_array"))
+    if found[:, 1].any():
+        _refuse_nulls(rows, columns.flat, group)
+    flat = found[columns.order_in(rows.schema.names)]
+    kinds = columns.kinds(np.ascontiguousarray(flat[:, 0]))
+    wrong = scatter(np.ascontiguousarray(flat[:, 2]), kinds, place, spots)
+    if wrong >= 0:
+        _refuse(rows, columns.flat[wrong], columns, group)
+
+
+def _refuse_nulls(rows: pa.RecordBatch, names: list[str], group: RowGroup) -> None:
+    for name in names:
+        nulls = rows.column(name).null_count
+        if nulls:
+            raise DataError(f"{_where(group)}: column {name!r} has {nulls:,} nulls; a dataset has none. {AGAIN}")
+
+
+def _refuse(rows: pa.RecordBatch, name: str, columns: Columns, group: RowGroup) -> None:
+    """Say which value of the column is wrong."""
+    values = rows.column(name).to_numpy()
+    if name in columns.label:
+        row = int(np.argmax((values != 0) & (values != 1)))
+        raise DataError(f"{_where(group)}, row {row}: label is {values[row]}; it must be 0 or 1. {AGAIN}")
+    if name in columns.dense:
+        row = int(np.argmin(np.isfinite(values)))
+        raise DataError(f"{_where(group)}, row {row}: column {name!r} is {values[row]}; it must be finite. {AGAIN}")
+    limit = int(columns.last[columns.flat.index(name)]) + 1
+    row = int(np.argmax((values < 0) | (values >= limit)))
+    _refuse_id(group, name, f"row {row}", int(values[row]), limit)
+
+
+def _refuse_id(group: RowGroup, feature: str, row: str, value: int, limit: int) -> None:
+    raise DataError(
+        f"{_where(group)}, {row}: id {value} of feature {feature!r} lies outside its table of {limit:,} rows. {AGAIN}"
+    )
+
+
+def _read_bags(lists: pa.Array, name: str, limit: int, group: RowGroup) -> _Bags:
+    """The feature's bags; `limit` rows in its table, 0 for none."""
+    offsets = lists.offsets.to_numpy()
+    values = lists.values
+    if values.null_count:
+        raise DataError(
+            f"{_where(group)}: bags of {name!r} hold {values.null_count:,} nulls; they may have none. {AGAIN}"
+        )
+    numbers = values.to_numpy()[offsets[0] : offsets[-1]]
+    if limit and len(numbers) and (numbers.min() < 0 or numbers.max() >= limit):
+        wrong = numbers[(numbers < 0) | (numbers >= limit)][0]
+        _refuse_id(group, name, "in a bag", int(wrong), limit)
+    return _Bags(numbers, offsets - offsets[0])
+
+
+def _join_bags(parts: Sequence[_Bags], place: NDArray[np.int64], buffers: Buffers) -> Jagged:
+    offsets = buffers.empty((len(place) + 1,), torch.int64)
+    to = offsets.numpy()
+    to[0] = 0
+    start = 0
+    for part in parts:
+        end = start + len(part.offsets) - 1
+        to[1 + place[start:end]] = np.diff(part.offsets)
+        start = end
+    np.cumsum(to, out=to)
+    values = buffers.empty((int(to[-1]),), torch.int64)
+    start = 0
+    for part in parts:
+        end = start + len(part.offsets) - 1
+        _scatter_bags(part.values, part.offsets, place[start:end], to, values.numpy())
+        start = end
+    return Jagged(values, offsets)
+
+
+def _where(group: RowGroup) -> str:
+    return f"{group.file}, row group {group.number}"
+
+
+@njit(nogil=True, cache=True)
+def _scatter_bags(
+    values: NDArray[Any],
+    offsets: NDArray[Any],
+    spot: NDArray[np.int64],
+    out_offsets: NDArray[np.int64],
+    out: NDArray[np.int64],
+) -> None:
+    for row in range(len(spot)):
+        target = out_offsets[spot[row]]
+        for source in range(offsets[row], offsets[row + 1]):
+            out[target] = values[source]
+            target += 1

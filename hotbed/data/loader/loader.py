@@ -1,0 +1,224 @@
+"""A split of a dataset in, batches out, decoded ahead of need by background threads.
+
+The order of an epoch is a pure function of (seed, epoch). Without shuffling it is the order on disk. With shuffling, the row
+groups are permuted, then joined into blocks of at least SHUFFLE_ROWS rows, and the rows of each block are permuted: every
+row can meet every other one over the epochs, while only a few blocks are in memory. Batches are cut from that stream.
+
+A thread decodes a row group at once, straight into the memory of the batches its rows belong to (slab.py), so the number of
+threads changes nothing but the speed, and an epoch can resume at any batch after decoding at most one block for it. Memory:
+the batches of the blocks that threads + 1 row groups belong to (35 MB a block for 26 ids and 13 numbers a row), and a
+decoded row group per thread. Batches belong to whoever takes them; their memory is used again when it is dropped (buffers.py).
+
+A loader of one rank among several yields that rank's part of every batch (deal.py), which may be empty in the last one; blocks
+at the borders of its part are decoded by its neighbour too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from itertools import accumulate
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hotbed.data.dataset import Dataset, RowGroup
+from hotbed.data.draws import key_of, permutation
+from hotbed.data.loader.buffers import Buffers
+from hotbed.data.loader.decode import Columns, decode
+from hotbed.data.loader.partition import Dealt, Run, Share
+from hotbed.data.loader.slab import Place, Slab, places
+from hotbed.errors import ConfigError
+from hotbed.host.ahead import run_ahead
+from hotbed.telemetry.spans import recorded
+from hotbed.types import Batch
+
+SHUFFLE_ROWS = 1 << 17
+PLAIN_ROWS = 1 << 15
+
+
+class Block(NamedTuple):
+    """Row groups that are decoded and shuffled together."""
+
+    number: int  # its place in the epoch
+    first_row: int  # rows of the epoch before it
+    groups: tuple[RowGroup, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.groups)
+
+
+class Piece(NamedTuple):
+    """Some rows of a block."""
+
+    block: Block
+    begin: int
+    end: int
+
+
+ALL = Share()
+
+
+class Loader:
+    """Batches of one split, epoch by epoch.
+
+    `batch_size` and `num_rows` are those of all ranks together, `share` says which of them this loader reads for.
+    `pin_memory` puts batches in page-locked memory where a CUDA device is present, so that copies to it can overlap.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        split: str,
+        *,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        threads: int = 2,
+        pin_memory: bool = False,
+        shuffle_rows: int = SHUFFLE_ROWS,
+        share: Share = ALL,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("threads", threads), ("shuffle_rows", shuffle_rows)):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}; a loader needs at least 1.")
+        if batch_size < share.world:
+            raise ConfigError(
+                f"batch_size is {batch_size}, the samples of a batch of all {share.world} ranks; each needs at least 1."
+            )
+        self.batch_size = batch_size  # of all ranks together
+        self._share, self._part = share, share.size_of(batch_size)
+        self.dataset = dataset
+        self._schema = dataset.schema
+        self._groups = dataset.split(split)
+        self._shuffle = shuffle
+        self._seed = seed
+        self._threads = threads
+        self._buffers = Buffers(pin_memory=pin_memory and torch.cuda.is_available())  # used again in the next epoch
+        self._block_rows = shuffle_rows if shuffle else PLAIN_ROWS
+        self.num_rows = sum(group.rows for group in self._groups)
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return (self.num_rows + self.batch_size - 1) // self.batch_size
+
+    def size_of(self, batch: int) -> int:
+        """Samples of a batch, of all ranks together."""
+        return min(self.batch_size, self.num_rows - batch * self.batch_size)
+
+    def epoch(self, epoch: int, start_batch: int = 0, dealt: Dealt = ()) -> Generator[Batch, None, None]:
+        """The batches of an epoch from `start_batch` on; the last one may be smaller. Close it to stop early.
+
+        `dealt` is the history of an epoch that other numbers of ranks have begun.
+        """
+        return self._read(Columns(self._schema), epoch, start_batch, dealt)
+
+    def id_batches(self, epoch: int, start_batch: int = 0, dealt: Dealt = ()) -> Generator[Batch, None, None]:
+        """The same batches with their ids alone: no dense columns, labels NaN. Nothing else is decoded."""
+        return self._read(Columns(self._schema, only_ids=True), epoch, start_batch, dealt)
+
+    def _read(self, columns: Columns, epoch: int, start_batch: int, dealt: Dealt) -> Generator[Batch, None, None]:
+        if not 0 <= start_batch <= len(self):
+            raise ConfigError(f"start_batch is {start_batch}; the epoch has {len(self)} batches.")
+        history = dealt or [(0, self._share.world)]
+        runs = self._share.runs_from(self.num_rows, self.batch_size, history, start_batch)
+        pieces = [piece for run in runs for piece in _pieces(self._blocks(epoch), run)]
+        return self._cut(epoch, pieces, len(self) - start_batch, columns)
+
+    def _blocks(self, epoch: int) -> list[Block]:
+        """Row groups in the order of the epoch, joined until each block has enough rows."""
+        groups = self._groups
+        if self._shuffle:
+            groups = tuple(groups[i] for i in permutation(key_of(self._seed, epoch, 0), len(groups)))
+        blocks: list[Block] = []
+        joined: list[RowGroup] = []
+        first_row = rows = 0
+        for group in groups:
+            joined.append(group)
+            rows += group.rows
+            if rows >= self._block_rows or group is groups[-1]:
+                blocks.append(Block(len(blocks), first_row, tuple(joined)))
+                first_row, rows, joined = first_row + rows, 0, []
+        return blocks
+
+    def _cut(self, epoch: int, pieces: list[Piece], num_batches: int, columns: Columns) -> Generator[Batch, None, None]:
+        """So many batches out of the stream of pieces; where it ends early, they are empty."""
+        buffers = self._buffers
+
+        def read(job: _Job) -> _Job:
+            begin, target = job.piece.begin, job.target
+            place = job.order.get()[job.first : job.first + sum(group.rows for group in job.groups)]
+            target.add_bags(decode(columns, job.groups, place, target.spots(columns, begin), buffers), begin)
+            return job
+
+        jobs = self._jobs(epoch, pieces, columns, buffers)
+        with closing(run_ahead(recorded("decode", read), jobs, threads=self._threads, ahead=self._threads)) as stream:
+            for job in stream:
+                slabs = deque(job.target.finished() if job.is_last else ())
+                del job  # a batch that was handed out belongs to the caller alone
+                while slabs:
+                    for batch in slabs.popleft().batches(self._part):
+                        num_batches -= 1
+                        yield batch
+                        del batch
+            for _ in range(num_batches):
+                yield from Slab(columns, 0, buffers).batches(self._part)
+
+    def _jobs(self, epoch: int, pieces: list[Piece], columns: Columns, buffers: Buffers) -> Iterator[_Job]:
+        """A row group each, where there are no bags: their places depend on the whole block."""
+        counts = [piece.end - piece.begin for piece in pieces]
+        for piece, target in zip(pieces, places(columns, counts, self._part, buffers)):
+            block = piece.block
+            order = _Order(key_of(self._seed, epoch, 1 + block.number) if self._shuffle else None, block.rows)
+            if columns.multi:
+                yield _Job(piece, target, order, block.groups, 0, True)
+                continue
+            starts = [0, *accumulate(group.rows for group in block.groups)]
+            read = [
+                (start, group)
+                for start, group in zip(starts, block.groups)
+                if self._shuffle or (start < piece.end and start + group.rows > piece.begin)
+            ]
+            for number, (start, group) in enumerate(read, 1):
+                yield _Job(piece, target, order, (group,), start, number == len(read))
+
+
+class _Order:
+    """The place of every row of a block, made by the first thread that asks for it."""
+
+    def __init__(self, key: int | None, rows: int) -> None:
+        self._key, self._rows = key, rows
+        self._lock = Lock()
+        self._place: NDArray[np.int64] | None = None
+
+    def get(self) -> NDArray[np.int64]:
+        with self._lock:
+            if self._place is None:
+                self._place = np.arange(self._rows) if self._key is None else permutation(self._key, self._rows)
+            return self._place
+
+
+class _Job(NamedTuple):
+    """What a thread does at once."""
+
+    piece: Piece
+    target: Place  # of the piece
+    order: _Order  # of the block
+    groups: tuple[RowGroup, ...]
+    first: int  # row of the block
+    is_last: bool  # of the piece
+
+
+def _pieces(blocks: list[Block], run: Run) -> list[Piece]:
+    """The rows of a run, block by block."""
+    found = []
+    for block in blocks:
+        begin, end = max(run[0] - block.first_row, 0), min(run[1] - block.first_row, block.rows)
+        if begin < end:
+            found.append(Piece(block, begin, end))
+    return found

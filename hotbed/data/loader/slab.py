@@ -1,0 +1,124 @@
+"""Memory of batches to come: rows of a stream in, slabs that take them out.
+
+The stream of an epoch is cut into slabs of the same number of rows, the last apart; a slab is one batch, or several small
+ones. A block of row groups writes into the slabs that it meets, and two neighbours may share one: so no row is moved again to
+make a batch whole. Bags alone are joined, in a slab that several blocks fill, because their length is known last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from hotbed.data.loader.buffers import Buffers
+from hotbed.data.loader.decode import Columns
+from hotbed.data.loader.scatter import Spots
+from hotbed.types import Batch, Jagged
+
+SLAB_ROWS = 1 << 14  # at least, where batches are smaller
+
+
+class Slab:
+    """Some rows of the stream, as far as they are filled."""
+
+    def __init__(self, columns: Columns, rows: int, buffers: Buffers) -> None:
+        self.rows = rows
+        self._buffers = buffers
+        self._labels = (
+            torch.full((1,), torch.nan, dtype=torch.float32, device="cpu").expand(rows)
+            if columns.only_ids
+            else buffers.empty((rows,), torch.float32)
+        )
+        self._dense = buffers.empty((rows, len(columns.dense)), torch.float32)
+        self._ids = buffers.empty((rows, len(columns.single)), torch.int64)
+        self._bags: dict[str, list[tuple[int, Jagged]]] = {name: [] for name in columns.multi}  # first row, bags
+
+    @property
+    def addresses(self) -> list[int]:
+        return [self._labels.data_ptr(), self._dense.data_ptr(), self._ids.data_ptr()]
+
+    def add_bags(self, row: int, bags: dict[str, Jagged], begin: int, end: int) -> None:
+        """Rows begin .. end - 1 of a block go to `row`; blocks come in any order."""
+        for name, bag in bags.items():
+            self._bags[name].append((row, slice_bags(bag, begin, end, self._buffers)))
+
+    def batches(self, batch_rows: int) -> Iterator[Batch]:
+        """The rows, once all are filled, as batches of so many."""
+        bags = {}
+        for name, parts in self._bags.items():
+            bags[name] = self._joined([bag for _, bag in sorted(parts, key=lambda part: part[0])])
+        if self.rows <= batch_rows:
+            yield Batch(self._labels, self._dense, self._ids, bags)
+            return
+        for begin in range(0, self.rows, batch_rows):
+            end = min(begin + batch_rows, self.rows)
+            some = {name: slice_bags(bag, begin, end, self._buffers) for name, bag in bags.items()}
+            yield Batch(self._labels[begin:end], self._dense[begin:end], self._ids[begin:end], some)
+
+    def _joined(self, parts: list[Jagged]) -> Jagged:
+        if len(parts) == 1:
+            return parts[0]
+        values = self._buffers.empty((sum(len(part.values) for part in parts),), torch.int64)
+        offsets = self._buffers.empty((self.rows + 1,), torch.int64)
+        offsets[0] = value = row = 0
+        for part in parts:
+            offsets[row + 1 : row + len(part.offsets)] = part.offsets[1:] + value
+            values[value : value + len(part.values)] = part.values
+            row, value = row + len(part.offsets) - 1, value + len(part.values)
+        return Jagged(values, offsets)
+
+
+class Place(NamedTuple):
+    """Where the wanted rows of a block go."""
+
+    slabs: list[Slab]
+    slab_rows: int  # of all but the last of the stream
+    first: int  # the row of the first slab
+    num_rows: int
+
+    def spots(self, columns: Columns, begin: int) -> Spots:
+        """For a block whose row `begin` is the first wanted one."""
+        addresses = np.asarray([slab.addresses for slab in self.slabs], dtype=np.int64)
+        unwanted = np.empty(1 + len(columns.flat), dtype=np.int64)
+        return Spots(addresses, unwanted, self.slab_rows, self.first, begin, begin + self.num_rows)
+
+    def add_bags(self, bags: dict[str, Jagged], begin: int) -> None:
+        """Of a block whose row `begin` is the first wanted one."""
+        if not bags:
+            return
+        end = begin + self.num_rows
+        at = begin - self.first  # row of the block where the first slab begins
+        for slab in self.slabs:
+            first = max(at, begin)
+            slab.add_bags(first - at, bags, first, min(at + slab.rows, end))
+            at += self.slab_rows
+
+    def finished(self) -> list[Slab]:
+        """The slabs that end within these rows."""
+        end = self.first + self.num_rows
+        return [slab for number, slab in enumerate(self.slabs) if number * self.slab_rows + slab.rows <= end]
+
+
+def places(columns: Columns, counts: Sequence[int], batch_rows: int, buffers: Buffers) -> Iterator[Place]:
+    """Where so many rows each go, one after the other; memory is taken as it is asked for."""
+    slab_rows = batch_rows * max(1, SLAB_ROWS // batch_rows)
+    total = sum(counts)
+    slabs: list[Slab] = []
+    begin = 0
+    for count in counts:
+        first = begin // slab_rows * slab_rows
+        slabs = slabs[-1:] if begin > first else []
+        for start in range(first + slab_rows * len(slabs), begin + count, slab_rows):
+            slabs.append(Slab(columns, min(slab_rows, total - start), buffers))
+        yield Place(list(slabs), slab_rows, begin - first, count)
+        begin += count
+
+
+def slice_bags(bag: Jagged, begin: int, end: int, buffers: Buffers) -> Jagged:
+    """Those of rows begin .. end - 1; their values are not copied."""
+    low, high = int(bag.offsets[begin]), int(bag.offsets[end])
+    offsets = buffers.empty((end - begin + 1,), torch.int64)
+    return Jagged(bag.values[low:high], torch.sub(bag.offsets[begin : end + 1], low, out=offsets))

@@ -1,0 +1,1 @@
+"""Raw click logs -> a dataset directory."""

@@ -1,0 +1,97 @@
+"""Named arrays in one file: raw bytes back to back, then a description, so that any slice of any array is one read.
+
+The file appears whole or not at all (one rename), so one that exists is finished. Reading goes through private buffers and not
+through a memory map: pages of a map would count as memory of the process for as long as the file is open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.errors import DataError
+from hotbed.host.atomic import place
+
+_END = b"hotbed-a"
+_SMALL = 1 << 20
+
+
+def beside(path: Path) -> Path:
+    """Where a file is written before it takes its name; of its own, should a rank of a lost crew still write the same file."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A small file that appears whole or not at all, also after a power loss."""
+    temporary = beside(path)
+    temporary.write_text(text)
+    place(temporary, path)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Iterable[NDArray[Any]]], facts: Mapping[str, Any]) -> None:
+    """Every array is given in pieces of one type, in order; `facts` is JSON and comes back as it is."""
+    temporary = beside(path)
+    places: dict[str, tuple[str, int, int]] = {}
+    with temporary.open("wb", buffering=_SMALL) as file:
+        for name, pieces in arrays.items():
+            begin, kind, count = file.tell(), np.dtype(np.uint8), 0
+            for piece in pieces:
+                file.write(np.ascontiguousarray(piece).data)
+                kind, count = piece.dtype, count + len(piece)
+            places[name] = (kind.str, begin, count)
+        described = json.dumps({"places": places, "facts": facts}).encode()
+        file.write(described + len(described).to_bytes(8, "little") + _END)
+    place(temporary, path)
+
+
+class ArrayFile:
+    """`read` arrays of a file that `write_arrays` made, or slices of them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("rb", buffering=0)
+        size = os.fstat(self._file.fileno()).st_size
+        tail = os.pread(self._file.fileno(), 16, max(size - 16, 0))
+        if tail[8:] != _END:
+            self.close()
+            raise DataError(f"{path} is damaged. Delete {path.parent.parent} and run the command again.")
+        length = int.from_bytes(tail[:8], "little")
+        described = json.loads(os.pread(self._file.fileno(), length, size - 16 - length))
+        self._places: dict[str, tuple[str, int, int]] = described["places"]
+        self.facts: dict[str, Any] = described["facts"]
+
+    def size_of(self, name: str) -> int:
+        return self._places[name][2]
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> NDArray[Any]:
+        """Elements begin .. end of an array, in memory of their own."""
+        kind, place, count = self._places[name]
+        stop = count if end is None else end
+        out = np.empty(max(stop - begin, 0), dtype=np.dtype(kind))
+        view = memoryview(out.view(np.uint8))  # type: ignore[arg-type]
+        place += begin * out.itemsize
+        done = 0
+        while done < len(view):
+            read = os.preadv(self._file.fileno(), [view[done:]], place + done)
+            if read == 0:
+                raise DataError(
+                    f"{self._path} is cut short. Delete {self._path.parent.parent} and run the command again."
+                )
+            done += read
+        return out
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> ArrayFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,138 @@
+"""What the user names in, files with their splits out.
+
+`train=a.csv` names the split; a plain path leaves it to the split rule. A directory stands for the files in it, by name;
+one that Hugging Face `save_to_disk` wrote for its Arrow files, of all its splits. In Python, tables, data frames and Arrow
+datasets stand for themselves (tables.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hotbed.data.prepare.splits import check_split_name
+from hotbed.data.prepare.tables import is_table
+from hotbed.errors import ConfigError, FormatError
+
+Input = Any  # a path, a table, a data frame, an Arrow dataset, or (split, one of these)
+
+
+class Mark(NamedTuple):
+    """What tells whether a file is still the same."""
+
+    size: int
+    changed: int  # nanoseconds
+
+
+class Source(NamedTuple):
+    """One raw file or table; `split` is empty where the split rule decides."""
+
+    split: str
+    path: Path  # of a table, what it is called in messages
+    data: Any = None  # the table
+
+    def mark(self) -> Mark:
+        return file_mark(self.path) if self.data is None else Mark(0, 0)
+
+    def check_mark(self, mark: Mark) -> None:
+        if self.mark() != mark:
+            raise FormatError(f"{self.path} changed while it was read. Wait until it is complete, or copy it first.")
+
+
+def list_sources(inputs: Input | Sequence[Input]) -> list[Source]:
+    """Every file to read, in order."""
+    if isinstance(inputs, str | Path | tuple) or is_table(inputs):
+        inputs = [inputs]
+    if not inputs:
+        raise ConfigError(
+            "no raw files were given. Name files or directories: hotbed prepare train=a.csv test=b.csv ..."
+        )
+    sources: list[Source] = []
+    for given in inputs:
+        split, path = given if isinstance(given, tuple) else _name_split(given)
+        if split:
+            check_split_name(split)
+        if is_table(path):
+            sources.append(Source(split, Path(f"table {len(sources) + 1}"), path))
+        else:
+            sources += _expand(split, Path(path))
+    named = [bool(source.split) for source in sources]
+    if any(named) and not all(named):
+        plain = next(source.path for source in sources if not source.split)
+        raise ConfigError(f"{plain} has no split while other inputs do. Write split=path for all of them or for none.")
+    return sources
+
+
+def _name_split(given: Input) -> tuple[str, Input]:
+    if is_table(given):
+        return "", given
+    text = str(given)
+    split, equals, path = text.partition("=")
+    if isinstance(given, Path) or not equals or "/" in split or os.path.exists(text):
+        return "", given
+    check_split_name(split)
+    return split, path
+
+
+def _expand(split: str, path: Path) -> list[Source]:
+    """The files that a path stands for."""
+    try:
+        if not split and (path / "dataset_dict.json").is_file():
+            names = _hugging_face_splits(path)
+            return [Source(name, file) for name in names for file in _files(path / name)]
+        return [Source(split, file) for file in _files(path)]
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise FormatError(f"{str(path)!r} cannot be read: {error}.") from error
+
+
+def _files(path: Path) -> list[Path]:
+    if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
+        return _hugging_face_files(path)
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and file.name[0] not in "._")
+        if not files:
+            raise FormatError(f"{path} is a directory without files.")
+        return files
+    if not path.exists():
+        raise FormatError(f"{path} does not exist.")
+    if not path.is_file():
+        raise FormatError(f"{path} is not a plain file; hotbed reads its input more than once. Write it to a file.")
+    return [path]
+
+
+def _hugging_face_splits(directory: Path) -> list[str]:
+    """The splits of a DatasetDict on disk; the usual names become hotbed's."""
+    try:
+        names = json.loads((directory / "dataset_dict.json").read_text())["splits"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{directory / 'dataset_dict.json'} does not list splits ({error!r}).") from error
+    return [str(name) for name in names]
+
+
+def _hugging_face_files(directory: Path) -> list[Path]:
+    """The Arrow files of a Dataset on disk, in order."""
+    try:
+        state = json.loads((directory / "state.json").read_text())
+        files = [directory / one["filename"] for one in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{directory / 'state.json'} does not list data files ({error!r}).") from error
+    if state.get("_indices_data_files"):
+        raise FormatError(
+            f"{directory} holds a selection of rows (indices). Write it again in full: dataset.flatten_indices()."
+        )
+    absent = [str(file) for file in files if not file.is_file()]
+    if absent or not files:
+        raise FormatError(f"{directory / 'state.json'} lists {', '.join(absent) or 'no files'}, which cannot be read.")
+    return files
+
+
+def file_mark(path: Path) -> Mark:
+    """Size and time of the last change."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return Mark(found.st_size, found.st_mtime_ns)

@@ -1,0 +1,158 @@
+"""The id lists of all pieces in; per feature, its vocabulary, its counts file and its statistics out.
+
+Features are independent, so only the ids of a few are in memory at a time. A feature is counted exactly while its distinct
+ids fit into the memory given. Beyond, a sketch (stats/heavy_hitters.py) goes over the lists first and finds every id that
+can occur more than E times; a second reading counts those exactly, and the ids that do occur more than E times are kept. So
+a vocabulary is never a guess: it is what `min_count` of E + 1 would give, and every count in the file is exact.
+
+`feature-i.rows` holds, piece after piece, the row of every number of the piece, for pass 2.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from hotbed.data.prepare.arrays import ArrayFile, beside, write_whole
+from hotbed.data.prepare.stats import HeavyHitters, HyperLogLog
+from hotbed.data.schema import IdFeature, IdMode
+from hotbed.data.vocabulary import Numbering
+from hotbed.host.atomic import flush_to_disk, put
+
+BYTES_OF_ID = 72  # table, growth of the table, and sorting
+
+
+class IdRule(NamedTuple):
+    """What becomes of 64-bit ids."""
+
+    mode: IdMode
+    min_count: int = 1  # of a vocabulary
+    rows: int | None = None  # of the hashing trick
+
+
+class CountedPiece(NamedTuple):
+    """A piece and its rows in train."""
+
+    path: Path
+    rows: int
+    train: tuple[int, int]  # begin, end
+    whole: bool  # the counts in the file are those of these rows
+
+
+class _Vocabulary(NamedTuple):
+    """Ids of train and their exact counts; numbers are those of `table`."""
+
+    table: Numbering
+    counts: NDArray[np.int64]
+    distinct: int
+    error: int  # ids with counts up to this one are not all in the table
+    estimate: int
+    lookups: int
+
+
+def merge_feature(
+    number: int, feature: IdFeature, pieces: list[CountedPiece], rule: IdRule, memory: int, work: Path
+) -> IdFeature:
+    """Count a feature; writes counts/NAME.parquet and work/feature-i.rows, then work/feature-i.json."""
+    found = _count(number, feature, pieces, memory)
+    least = max(rule.min_count, found.error + 1)
+    kept = np.flatnonzero(found.counts >= least)
+    ids = found.table.ids
+    kept = kept[np.lexsort((ids[kept], -found.counts[kept]))]
+    listed = pa.table({"id": ids[kept], "count": found.counts[kept]})
+    path = work.parent / "counts" / f"{feature.name}.parquet"
+    temporary = beside(path)
+    pq.write_table(listed, temporary, compression="zstd")
+    put(temporary, path)
+    unlisted = found.lookups - int(found.counts[kept].sum())
+    done = replace(
+        feature,
+        rows=len(kept) + 1 if rule.mode == "vocabulary" else rule.rows or 0,
+        mode=rule.mode,
+        distinct=found.estimate if found.error else found.distinct,
+        counting="sketch" if found.error else "exact",
+        count_error=found.error,
+        distinct_estimate=found.estimate,
+        lookups=found.lookups,
+        unlisted_lookups=unlisted,
+    )
+    if rule.mode == "vocabulary":
+        row_of_number = np.zeros(len(ids) + 1, dtype=np.int32)  # the last is that of ids not in the table, -1
+        row_of_number[kept] = np.arange(1, len(kept) + 1, dtype=np.int32)
+        del kept, listed
+        with (work / f"feature-{number}.rows").open("wb", buffering=1 << 20) as file:
+            for piece in pieces:
+                with ArrayFile(piece.path) as arrays:
+                    file.write(row_of_number[found.table.find(arrays.read(f"ids.{number}"))].data)
+        flush_to_disk(work / f"feature-{number}.rows")
+        flush_to_disk(work)
+    write_whole(work / f"feature-{number}.json", json.dumps(asdict(done)))
+    return done
+
+
+def load_feature(number: int, work: Path) -> IdFeature | None:
+    """A feature that is merged already."""
+    path = work / f"feature-{number}.json"
+    return IdFeature(**json.loads(path.read_text())) if path.is_file() else None
+
+
+def _count(number: int, feature: IdFeature, pieces: list[CountedPiece], memory: int) -> _Vocabulary:
+    most_ids = max(memory // BYTES_OF_ID, 16)
+    distinct = HyperLogLog()
+    table: Numbering | None = Numbering()
+    sketch: HeavyHitters | None = None
+    lookups = 0
+    for ids, counts in _lists(number, feature, pieces):
+        distinct.add(ids)
+        lookups += int(counts.sum())
+        if table is not None:
+            table.add(ids, counts)
+            if len(table) > most_ids:
+                sketch = HeavyHitters(max(memory // 2, 512))
+                sketch.add(table.ids, table.counts)
+                table = None
+        elif sketch is not None:
+            sketch.add(ids, counts)
+    estimate = round(distinct.estimate())
+    if table is not None:
+        return _Vocabulary(table, table.counts, len(table), 0, estimate, lookups)
+    assert sketch is not None
+    error = sketch.error
+    candidates = sketch.items().ids
+    del sketch
+    table = Numbering()
+    table.add(candidates, np.zeros(len(candidates), dtype=np.int64))
+    del candidates
+    for ids, counts in _lists(number, feature, pieces):
+        known = table.find(ids) >= 0
+        table.add(ids[known], counts[known])
+    return _Vocabulary(table, table.counts, estimate, error, estimate, lookups)
+
+
+def _lists(
+    number: int, feature: IdFeature, pieces: list[CountedPiece]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """The ids of every piece that occur in train, and how often."""
+    for piece in pieces:
+        begin, end = piece.train
+        if begin == end:
+            continue
+        with ArrayFile(piece.path) as arrays:
+            ids = arrays.read(f"ids.{number}")
+            if piece.whole:
+                counts = arrays.read(f"counts.{number}")
+            else:
+                if feature.multi:
+                    offsets = arrays.read(f"offsets.{number}")
+                    begin, end = int(offsets[begin]), int(offsets[end])
+                counts = np.bincount(arrays.read(f"numbers.{number}", begin, end), minlength=len(ids))
+        seen = counts > 0
+        yield (ids, counts) if seen.all() else (ids[seen], counts[seen])

@@ -1,0 +1,192 @@
+"""Pass 1 of prepare: a reel of a raw file in, pieces of parsed rows (piece.py) and what there is to know about them out.
+
+Reels are read by several threads at once, each from the first byte to the last by one of them. What a reel gives depends on the
+reel alone. `file-i.reel-k.json` is written last: where it exists, the reel is done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hotbed.data.encoded import Encoded, encode
+from hotbed.data.formats import BadRow, Format, Reel
+from hotbed.data.prepare.arrays import beside, write_whole
+from hotbed.data.prepare.inputs import Mark, Source
+from hotbed.data.prepare.layout import Layout
+from hotbed.data.prepare.piece import PIECE_IDS, PieceBuilder, PieceFacts
+from hotbed.data.prepare.quarantine import SHOWN_BAD
+from hotbed.data.prepare.splits import TRAIN, SplitRule
+from hotbed.data.times import TimeColumn, show_time
+from hotbed.data.values import LabelReader
+from hotbed.errors import FormatError
+from hotbed.host.atomic import flush_to_disk, place
+
+
+class Progress(NamedTuple):
+    """How far prepare is: bytes while reading, features while counting, rows while writing."""
+
+    stage: str  # "reading", "counting" or "writing"
+    done: int
+    total: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides what a reel gives."""
+
+    layout: Layout
+    splits: tuple[str, ...]
+    rule: SplitRule | None
+    positive: str | None
+    time: TimeColumn | None
+
+    @property
+    def train(self) -> int:
+        return self.splits.index(TRAIN)
+
+
+class ReelTask(NamedTuple):
+    """One reel to read."""
+
+    file: int  # number of the source
+    number: int  # of the reel in its file
+    source: Source
+    mark: Mark
+    reel: Reel
+    reader: Format
+
+    @property
+    def name(self) -> str:
+        return f"file-{self.file:05d}.reel-{self.number:05d}"
+
+
+@dataclass
+class ReelFacts:
+    """What a reel says of itself."""
+
+    name: str
+    file: str
+    mark: Mark
+    first_line: int = 0  # of its first good row
+    good_rows: int = 0
+    bad_rows: int = 0
+    left_out: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    first_bad: list[BadRow] = field(default_factory=list)
+    negative: str | None = None  # the label found beside `positive`
+    pieces: list[PieceFacts] = field(default_factory=list)
+
+    def save(self, directory: Path) -> None:
+        write_whole(directory / f"{self.name}.json", json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, path: Path) -> ReelFacts:
+        raw: dict[str, Any] = json.loads(path.read_text())
+        raw["mark"] = Mark(*raw["mark"])
+        raw["first_bad"] = [BadRow(*row) for row in raw["first_bad"]]
+        raw["pieces"] = [PieceFacts(*piece) for piece in raw["pieces"]]
+        return cls(**raw)
+
+    def piece_path(self, directory: Path, number: int) -> Path:
+        return directory / f"{self.name}.piece-{number:03d}"
+
+
+def parse_reel(
+    task: ReelTask, recipe: Recipe, negative: str | None, directory: Path, progress: Callable[[int, int], None]
+) -> ReelFacts:
+    """Read a reel; `progress` is told of bytes and good rows as they come."""
+    facts = ReelFacts(task.name, str(task.source.path), task.mark)
+    label = LabelReader(
+        recipe.layout.label, positive=recipe.positive, negative=negative, signed=task.reader.name == "libsvm"
+    )
+    reasons: Counter[str] = Counter()
+    builder = PieceBuilder(recipe.layout, recipe.train)
+    bad_path = directory / f"{task.name}.bad"
+    temporary = beside(bad_path)
+    with temporary.open("w", encoding="utf-8") as bad_file:
+        for encoded in _encoded(task, recipe, label, progress):
+            for row in encoded.bad:
+                reasons[row.reason] += 1
+                bad_file.write(json.dumps(row._asdict()) + "\n")
+            facts.first_bad += encoded.bad[: SHOWN_BAD - len(facts.first_bad)]
+            rows = len(encoded.lines)
+            if rows == 0:
+                continue
+            facts.first_line = facts.first_line or int(encoded.lines[0])
+            facts.good_rows += rows
+            split = _split_of(task, recipe, encoded)
+            if not isinstance(split, int):
+                facts.left_out += int(np.count_nonzero(split >= len(recipe.splits)))
+            builder.add(encoded, split, len(recipe.splits))
+            if builder.num_ids >= PIECE_IDS:
+                facts.pieces.append(builder.finish(facts.piece_path(directory, len(facts.pieces))))
+                builder = PieceBuilder(recipe.layout, recipe.train)
+    if builder.rows:
+        facts.pieces.append(builder.finish(facts.piece_path(directory, len(facts.pieces))))
+    facts.negative = label.negative
+    facts.reasons, facts.bad_rows = dict(reasons), reasons.total()
+    if task.source.data is None:
+        task.source.check_mark(task.mark)
+    place(temporary, bad_path)
+    flush_to_disk(directory)  # the names of the pieces, before one that says that they are there
+    facts.save(directory)
+    return facts
+
+
+def _encoded(
+    task: ReelTask, recipe: Recipe, label: LabelReader, progress: Callable[[int, int], None]
+) -> Iterator[Encoded]:
+    """The chunks of a reel as labels, numbers and ids; errors name the file."""
+    path, layout = task.source.path, recipe.layout
+    latest = -(2**63)
+    bytes_read = 0
+    try:
+        for chunk in task.reader.chunks(path, task.reel):
+            if len(chunk.lines):
+                layout.check_columns(chunk)
+                encoded = encode(chunk, label, layout.dense, layout.features, recipe.time)
+                if encoded.times is not None and len(encoded.times):
+                    _check_order(encoded, latest, task)
+                    latest = int(encoded.times[-1])
+                yield encoded
+            else:
+                yield Encoded(np.zeros(0, np.float32), [], [], chunk.lines, chunk.bad)
+            progress(chunk.bytes_read - bytes_read, len(chunk.lines))
+            bytes_read = chunk.bytes_read
+    except FormatError as error:
+        if str(path) in str(error):
+            raise
+        raise FormatError(f"{path}: {error}") from error
+
+
+def _split_of(task: ReelTask, recipe: Recipe, encoded: Encoded) -> np.ndarray | int:
+    """The split of every row, of all rows, or -1 where it is known later."""
+    if recipe.rule is None:
+        return recipe.splits.index(task.source.split or TRAIN)
+    return recipe.rule.assign(task.file, encoded.lines) if recipe.rule.kind == "random" else -1
+
+
+def _check_order(encoded: Encoded, latest: int, task: ReelTask) -> None:
+    assert encoded.times is not None
+    before = np.concatenate([[latest], encoded.times[:-1]])
+    back = np.flatnonzero(encoded.times < before)
+    if len(back):
+        i = int(back[0])
+        raise out_of_order(str(task.source.path), int(encoded.lines[i]), int(encoded.times[i]), int(before[i]))
+
+
+def out_of_order(file: str, line: int, time: int, before: int) -> FormatError:
+    """The error for a row that is earlier than the row before it."""
+    return FormatError(
+        f"{file}, line {line}: its time, {show_time(time)}, is before that of the row before it, {show_time(before)}. "
+        "With --time rows must be in order of time, over all files in the order given. Sort them (hotbed does not: it "
+        "reads once, in bounded memory), or leave out --time."
+    )

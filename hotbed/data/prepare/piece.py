@@ -1,0 +1,144 @@
+"""Rows in, a temporary file of a few hundred thousand of them out, with what there is to know about it.
+
+A piece numbers the ids of each feature by itself, as they come, and keeps the list of them with their counts in train. So
+its tables are small enough for the processor's caches, pieces can be made anywhere and in any order, and what they know is
+merged afterwards, feature by feature (merge.py).
+
+In the file: `label`; `dense.i`; `numbers.i` (int32, into the piece's own list; `offsets.i` too for bags); `ids.i` and
+`counts.i`. Rows are sorted by split where that is known already; `stretches` tells where each begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.data.encoded import Encoded
+from hotbed.data.prepare.arrays import write_arrays
+from hotbed.data.prepare.layout import Layout
+from hotbed.data.prepare.moments import Moments
+from hotbed.data.times import DAY
+from hotbed.data.values import Bags
+from hotbed.data.vocabulary import Numbering
+
+PIECE_IDS = 6 << 20  # ids of all features; a piece ends with the chunk that reaches it. 240,000 rows of Criteo
+
+
+class PieceFacts(NamedTuple):
+    """What a piece says of itself."""
+
+    rows: int
+    stretches: list[tuple[int, int, int]]  # (split, begin, end); one of split -1 where the split is not known yet
+    positives: list[int]  # of each stretch
+    moments: list[tuple[int, float, float]]  # of each dense column, rows of train or of split -1
+    sizes: list[int]  # distinct ids of each feature
+    times: tuple[int, int] | None = None  # of the first and last row
+    days: Sequence[tuple[int, int]] = ()  # (day, its first row)
+
+
+class PieceBuilder:
+    """Collects the rows of one piece."""
+
+    def __init__(self, layout: Layout, train: int) -> None:
+        self._layout = layout
+        self._train = train
+        self._numberings = [Numbering() for _ in layout.features]
+        self._moments = [Moments() for _ in layout.dense]
+        self._parts: dict[int, list[list[NDArray[Any] | Bags]]] = {}  # split -> column -> pieces
+        self._positives: dict[int, int] = {}
+        self._times: list[NDArray[np.int64]] = []
+        self.num_ids = 0
+        self.rows = 0
+
+    def add(self, encoded: Encoded, split_of_row: NDArray[np.int64] | int, num_splits: int) -> None:
+        """Rows with a split from 0 (an array, or one number for all) or -1 for `not known yet`; others are left out."""
+        n = len(encoded.labels)
+        if isinstance(split_of_row, int):
+            rows_of_split: dict[int, NDArray[np.int64] | None] = {split_of_row: None}
+            counted = np.full(n, split_of_row in (-1, self._train))
+        else:
+            present = np.flatnonzero(np.bincount(split_of_row, minlength=num_splits)[:num_splits])
+            rows_of_split = {int(split): np.flatnonzero(split_of_row == split) for split in present}
+            counted = split_of_row == self._train
+            rows_of_split = {s: None if r is not None and len(r) == n else r for s, r in rows_of_split.items()}
+        numbers = [self._number(i, ids, counted) for i, ids in enumerate(encoded.ids)]
+        for values, moments in zip(encoded.dense, self._moments):
+            moments.add(values if counted.all() else values[counted])
+        columns: list[NDArray[Any] | Bags] = [encoded.labels, *encoded.dense, *numbers]
+        for split, rows in rows_of_split.items():
+            taken = [column if rows is None else _take(column, rows) for column in columns]
+            parts = self._parts.setdefault(split, [[] for _ in columns])
+            for part, of_rows in zip(parts, taken):
+                part.append(of_rows)
+            labels = taken[0]
+            assert isinstance(labels, np.ndarray)
+            self._positives[split] = self._positives.get(split, 0) + int(np.count_nonzero(labels))
+            self.rows += len(labels)
+        if encoded.times is not None:
+            self._times.append(encoded.times)
+
+    def _number(self, i: int, ids: NDArray[np.int64] | Bags, counted: NDArray[np.bool_]) -> NDArray[np.int32] | Bags:
+        if isinstance(ids, Bags):
+            self.num_ids += len(ids.ids)
+            return Bags(ids.offsets, self._numberings[i].add(ids.ids, np.repeat(counted, np.diff(ids.offsets))))
+        self.num_ids += len(ids)
+        return self._numberings[i].add(ids, counted)
+
+    def finish(self, path: Path) -> PieceFacts:
+        """Write the file."""
+        splits = sorted(self._parts)
+        arrays: dict[str, list[NDArray[Any]]] = {}
+        num_dense = len(self._layout.dense)
+        stretches, begin = [], 0
+        for split in splits:
+            rows = sum(len(labels) for labels in self._parts[split][0])
+            stretches.append((split, begin, begin + rows))
+            begin += rows
+        for column in range(1 + num_dense + len(self._layout.features)):
+            pieces = [piece for split in splits for piece in self._parts[split][column]]
+            name = "label" if column == 0 else f"dense.{column - 1}"
+            feature = column - 1 - num_dense
+            if feature >= 0:
+                name = f"numbers.{feature}"
+            arrays[name] = [piece.ids if isinstance(piece, Bags) else piece for piece in pieces]
+            if any(isinstance(piece, Bags) for piece in pieces):
+                lengths = [np.diff(piece.offsets) for piece in pieces if isinstance(piece, Bags)]
+                arrays[f"offsets.{feature}"] = [np.concatenate([[0], np.cumsum(np.concatenate(lengths))])]
+        for i, numbering in enumerate(self._numberings):
+            arrays[f"ids.{i}"], arrays[f"counts.{i}"] = [numbering.ids], [numbering.counts]
+        times, days = _days_of(self._times)
+        facts = PieceFacts(
+            rows=begin,
+            stretches=stretches,
+            positives=[self._positives[split] for split in splits],
+            moments=[moments.state for moments in self._moments],
+            sizes=[len(numbering) for numbering in self._numberings],
+            times=times,
+            days=days,
+        )
+        write_arrays(path, arrays, {})
+        return facts
+
+
+def _take(column: NDArray[Any] | Bags, rows: NDArray[np.int64]) -> NDArray[Any] | Bags:
+    if not isinstance(column, Bags):
+        taken: NDArray[Any] = column[rows]
+        return taken
+    lengths = np.diff(column.offsets)
+    keep = np.zeros(len(lengths), dtype=np.bool_)
+    keep[rows] = True
+    offsets = np.concatenate([[0], np.cumsum(lengths[rows])])
+    return Bags(offsets, column.ids[np.repeat(keep, lengths)])
+
+
+def _days_of(pieces: list[NDArray[np.int64]]) -> tuple[tuple[int, int] | None, list[tuple[int, int]]]:
+    """Time of the first and last row, and where each day begins; rows are in order of time."""
+    times = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+    if len(times) == 0:
+        return None, []
+    days, firsts = np.unique(times // DAY, return_index=True)
+    return (int(times[0]), int(times[-1])), list(zip(days.tolist(), firsts.tolist()))

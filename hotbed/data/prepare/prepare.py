@@ -1,0 +1,305 @@
+"""Raw click logs in, a dataset directory out (see schema.py), in two passes with bounded memory.
+
+    read     every reel of every file becomes pieces of parsed rows, on as many threads as memory allows (parse.py, piece.py)
+    settle   splits that depend on all rows are drawn (settle.py)
+    count    feature by feature, the id lists of all pieces become a vocabulary (merge.py)
+    write    the rows become Parquet parts (write.py)
+
+Every step leaves its results in the workspace as whole files, so a job that is killed goes on where it stopped (job.py),
+and ranks share the steps (crew.py). The temporary files take about as much room as the raw text. The output depends on the
+input alone, never on timing, workers or ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from hotbed.data.formats import Format, guess_format, open_format
+from hotbed.data.prepare.inputs import Input, Source, list_sources
+from hotbed.data.prepare.job import describe_job, take_over
+from hotbed.data.prepare.joined import joined_columns
+from hotbed.data.prepare.label_hint import label_hint
+from hotbed.data.prepare.layout import Layout, Wishes, choose_layout
+from hotbed.data.prepare.merge import IdRule
+from hotbed.data.prepare.parse import Progress, Recipe
+from hotbed.data.prepare.quarantine import MaxBad, Quarantine
+from hotbed.data.prepare.ranks import Crew
+from hotbed.data.prepare.settle import Settled, settle
+from hotbed.data.prepare.splits import TRAIN, SplitRule
+from hotbed.data.prepare.stages import Job, commit, count_features, negative_label, no_rows, read_files, write_parts
+from hotbed.data.prepare.tables import TableFormat
+from hotbed.data.prepare.write import Finish
+from hotbed.data.schema import IdMode, Schema, Split
+from hotbed.data.times import TimeColumn
+from hotbed.data.values import LabelReader
+from hotbed.data.workspace import Workspace, unwritable
+from hotbed.errors import ConfigError, FormatError
+from hotbed.host.memory import in_words, parse_bytes
+
+IDS_MODES: tuple[IdMode, ...] = ("vocabulary", "hash", "raw")
+MEMORY = "2GiB"
+_LEAST_MEMORY = 1 << 30
+_MEMORY_OF_PROCESS = 384 << 20  # Python, numpy, pyarrow and compiled kernels
+_MEMORY_OF_WORKER = 448 << 20  # the most that a reel of any text takes; Criteo's take a third of it
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    """What prepare did."""
+
+    path: Path
+    schema: Schema
+    bad_rows: dict[str, int]  # reason -> rows, most frequent first
+    left_out: int  # good rows read that belong to no split
+    raw_bytes: int
+    seconds: float
+    joined: dict[str, str] = field(
+        default_factory=dict
+    )  # columns whose values look like several ids, and the separator
+
+
+def prepare(
+    inputs: Input | Sequence[Input],
+    out: str | Path,
+    *,
+    format: str | None = None,
+    label: str | None = None,
+    positive: str | None = None,
+    dense: Sequence[str] = (),
+    ids: Sequence[str] = (),
+    multi: Mapping[str, str] | None = None,
+    drop: Sequence[str] = (),
+    integers: str = "log",
+    split: str | Mapping[str, float | int] | None = None,
+    time_column: str | None = None,
+    min_count: int = 1,
+    ids_mode: str = "vocabulary",
+    hash_rows: int | None = None,
+    max_bad: str | int = "1%",
+    delimiter: str | None = None,
+    memory: str | int = MEMORY,
+    workers: int | None = None,
+    overwrite: bool = False,
+    crew: Crew | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> PrepareReport:
+    """Turn raw files or tables into a dataset directory; `hotbed prepare --help` explains the arguments.
+
+    `inputs` is one of, or a sequence of: a path, a pyarrow Table, RecordBatch or Dataset, a pandas DataFrame, or a pair
+    (split, one of these). `say` is told in words what becomes of unfinished work that an earlier call left.
+    """
+    started = time.perf_counter()
+    ids_rule = _id_rule(ids_mode, hash_rows, min_count)
+    clock = None if time_column is None else TimeColumn.parse(time_column)
+    wishes = Wishes(
+        label, tuple(dense), tuple(ids), dict(multi or {}), tuple(drop), integers, clock.name if clock else None
+    )
+    rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
+    if rule is not None and rule.kind == "days" and clock is None:
+        raise ConfigError("--split days:... needs a time column: --time COLUMN.")
+    limit = MaxBad.parse(max_bad)
+    num_bytes = _memory(memory)
+    sources = list_sources(inputs)
+    splits = _split_names(sources, rule)
+    crew = crew or Crew()
+    readers = _readers(sources, format, delimiter, wishes)
+    settings = {
+        **{"format": [reader.name for reader in readers[:1]], "wishes": repr(wishes), "positive": positive},
+        **{
+            "split": repr(split),
+            "time": time_column,
+            "ids": list(ids_rule),
+            "delimiter": delimiter,
+            "memory": num_bytes,
+        },
+    }
+    marks = [source.mark() for source in sources]
+    first = _first_look(sources, readers, wishes, limit, positive)
+    layout = first.layout
+    with _workspace(Path(out), overwrite, crew) as work, crew:
+        raw_bytes = in_words(sum(mark.size for mark in marks))
+        work.needs = f" prepare needs about as much as the raw text (files of {raw_bytes}), and the dataset beside it."
+        if crew.rank == 0:
+            told = take_over(work, describe_job(settings, sources, layout), sources, marks)
+            if told:
+                say(told)
+        crew.begin(work.path)
+        job = Job(
+            sources=sources,
+            marks=marks,
+            readers=readers,
+            recipe=Recipe(layout, splits, rule, positive, clock),
+            ids=ids_rule,
+            limit=limit,
+            label_hint=first.label_hint,
+            memory=num_bytes,
+            workers=_workers(workers, num_bytes),
+            crew=crew,
+            report=progress or (lambda _: None),
+            path=work.path,
+        )
+        reels, quarantine = read_files(job, work)
+        settled = settle(reels, job.recipe, job.work)
+        _check_positive(settled, positive, first.label_hint)
+        features = count_features(job, settled)
+        finish = Finish(
+            layout.label, tuple(m.fit(spec) for m, spec in zip(settled.moments, layout.dense)), tuple(features)
+        )
+        parts = write_parts(job, settled, finish)
+        crew.leave("writing")
+        schema = Schema(
+            label=layout.label,
+            dense=finish.dense,
+            features=finish.features,
+            splits={
+                name: Split(
+                    tuple(part.file for part in parts[name]),
+                    tuple(part.rows for part in parts[name]),
+                    settled.positives[name],
+                )
+                for name in splits
+            },
+            raw_format=readers[0].name,
+            notes={
+                "raw": {"delimiter": delimiter, "positive": positive, "negative": negative_label(reels)},
+                "sources": [
+                    f"{source.split}={source.path.name}" if source.split else source.path.name for source in sources
+                ],
+                "bad_rows": dict(quarantine.reasons.most_common()),
+                "left_out": settled.left_out,
+                "min_count": min_count,
+                **({"time": settled.time} if settled.time else {}),
+            },
+        )
+        if crew.rank == 0:
+            commit(job, work, reels, schema)
+    return PrepareReport(
+        path=Path(out),
+        schema=schema,
+        bad_rows=dict(quarantine.reasons.most_common()),
+        left_out=settled.left_out,
+        raw_bytes=job.raw_bytes,
+        seconds=time.perf_counter() - started,
+        joined=first.joined,
+    )
+
+
+@contextmanager
+def _workspace(out: Path, overwrite: bool, crew: Crew) -> Iterator[Workspace]:
+    """Rank 0 owns the workspace; the others work in it."""
+    work = Workspace(out, overwrite, resumable=True)
+    if crew.rank > 0:
+        try:
+            yield work
+        except OSError as error:
+            raise unwritable(out, error, work.path, work.needs, f" by rank {crew.rank}") from error
+        return
+    work.keep = crew.world > 1
+    with work:
+        yield work
+
+
+def _readers(sources: list[Source], name: str | None, delimiter: str | None, wishes: Wishes) -> list[Format]:
+    """One reader for all files, one for each table."""
+
+    def wanted(column: str) -> bool:
+        return column not in wishes.drop
+
+    files = [source.path for source in sources if source.data is None]
+    shared: Format | None = None
+    if files:
+        shared = open_format(
+            name or guess_format(files[0]),
+            delimiter=delimiter,
+            wanted=wanted,
+            hashed=not (wishes.dense or wishes.multi),
+            time=wishes.time,
+        )
+    elif name not in (None, "parquet"):
+        raise ConfigError(f"format {name!r} is for files; a table needs none.")
+    return [
+        shared if shared is not None and source.data is None else TableFormat(source.data, wanted, wishes.time)
+        for source in sources
+    ]
+
+
+class _FirstLook(NamedTuple):
+    """What the first rows that can be read say."""
+
+    layout: Layout
+    joined: dict[str, str]  # columns that look like several ids in one, and the separator
+    label_hint: str  # what to say when labels cannot be read
+
+
+def _first_look(
+    sources: list[Source], readers: list[Format], wishes: Wishes, limit: MaxBad, positive: str | None
+) -> _FirstLook:
+    quarantine = Quarantine(limit)
+    for source, reader in zip(sources, readers):
+        for chunk in reader.chunks(source.path):
+            if len(chunk.lines):
+                layout = choose_layout(chunk, wishes, reader.typed)
+                label = LabelReader(layout.label, positive=positive, signed=reader.name == "libsvm")
+                return _FirstLook(layout, joined_columns(chunk, layout), label_hint(chunk, label))
+            quarantine.add(chunk.bad, 0)
+    quarantine.check()
+    raise no_rows(sources)
+
+
+def _check_positive(settled: Settled, positive: str | None, hint: str) -> None:
+    """A FormatError if --positive names a value that no row has."""
+    if positive is not None and hint and not any(settled.positives.values()):
+        raise FormatError(f"not one row is positive. {hint}")
+
+
+def _memory(memory: str | int) -> int:
+    num_bytes = parse_bytes(memory, "--memory")
+    if num_bytes < _LEAST_MEMORY:
+        raise ConfigError(
+            f"--memory {in_words(num_bytes)} is too little; prepare needs {in_words(_LEAST_MEMORY)} at least."
+        )
+    return num_bytes
+
+
+def _workers(workers: int | None, memory: int) -> int:
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers} is below 1.")
+    return max(1, min(workers or len(os.sched_getaffinity(0)), (memory - _MEMORY_OF_PROCESS) // _MEMORY_OF_WORKER))
+
+
+def _id_rule(ids_mode: str, hash_rows: int | None, min_count: int) -> IdRule:
+    mode = next((one for one in IDS_MODES if one == ids_mode), None)
+    if mode is None:
+        raise ConfigError(f"ids-mode {ids_mode!r} is not one of {', '.join(IDS_MODES)}.")
+    if mode == "hash" and (hash_rows is None or hash_rows < 1):
+        raise ConfigError(
+            f"--ids-mode hash needs --hash-rows N, the rows of each table, at least 1; given: {hash_rows}."
+        )
+    if mode != "hash" and hash_rows is not None:
+        why = "a vocabulary counts its own rows" if mode == "vocabulary" else "raw ids get rows in training"
+        raise ConfigError(f"--hash-rows {hash_rows} belongs to --ids-mode hash; {why}.")
+    if min_count < 1:
+        raise ConfigError(f"--min-count {min_count} is below 1, the count of an id that was seen.")
+    if mode == "raw" and min_count > 1:
+        raise ConfigError(
+            f"--min-count {min_count} belongs to a vocabulary. Of raw ids, `hotbed train --dynamic --admit 'after "
+            f"{min_count}'` gives rows to those that were seen as often."
+        )
+    return IdRule(mode, min_count if mode == "vocabulary" else 1, hash_rows)
+
+
+def _split_names(sources: Sequence[Source], rule: SplitRule | None) -> tuple[str, ...]:
+    named = tuple(dict.fromkeys(source.split for source in sources if source.split))
+    if named and rule is not None:
+        raise ConfigError("inputs named split=path already have their split; leave out --split.")
+    names = named or (rule.names if rule else (TRAIN,))
+    if TRAIN not in names:
+        raise ConfigError(f"no split is called train (given: {', '.join(names)}). Ids are counted on train.")
+    return names

@@ -1,0 +1,218 @@
+"""The steps of prepare, each from whole files in the workspace to whole files: read, count, write, commit.
+
+A step first looks for what is there already, does the share of this rank, and meets the other ranks.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hotbed.data.formats import Format
+from hotbed.data.prepare.inputs import Mark, Source
+from hotbed.data.prepare.job import load_reels
+from hotbed.data.prepare.merge import BYTES_OF_ID, IdRule, load_feature, merge_feature
+from hotbed.data.prepare.parse import Progress, Recipe, ReelFacts, ReelTask, parse_reel
+from hotbed.data.prepare.quarantine import MaxBad, Quarantine
+from hotbed.data.prepare.ranks import Crew
+from hotbed.data.prepare.settle import Settled, used_reels
+from hotbed.data.prepare.write import Finish, Part, cut_parts, write_part
+from hotbed.data.schema import IdFeature, Schema
+from hotbed.data.workspace import Workspace
+from hotbed.errors import FormatError
+from hotbed.host.ahead import run_ahead
+from hotbed.host.atomic import flush_to_disk, make_folder
+
+_WORTH_KEEPING = 64 << 20  # bytes read; an error leaves such work for the next try
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of prepare, after its settings were checked."""
+
+    sources: list[Source]
+    marks: list[Mark]
+    readers: list[Format]
+    recipe: Recipe
+    ids: IdRule
+    limit: MaxBad
+    label_hint: str  # what to say when labels cannot be read
+    memory: int
+    workers: int
+    crew: Crew
+    report: Callable[[Progress], None]
+    path: Path  # the workspace
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def work(self) -> Path:
+        return self.path / "work"
+
+    @property
+    def raw_bytes(self) -> int:
+        return sum(mark.size for mark in self.marks)
+
+
+def no_rows(sources: list[Source]) -> FormatError:
+    return FormatError(f"{', '.join(str(source.path) for source in sources[:3])}: not one good row was found.")
+
+
+def read_files(job: Job, work: Workspace) -> tuple[list[ReelFacts], Quarantine]:
+    """Pass 1; reels of all ranks, in order."""
+    _read_reels(job, work, None)
+    job.crew.meet("reading")
+    if job.recipe.positive is not None:
+        negative = negative_label(load_reels(job.work))
+        job.crew.meet("reading labels")
+        _read_reels(job, work, negative)
+        job.crew.meet("reading again")
+    reels = used_reels(load_reels(job.work), job.recipe)
+    for source, mark in zip(job.sources, job.marks):
+        source.check_mark(mark)
+    quarantine = Quarantine(job.limit, job.label_hint)
+    for reel in reels:
+        quarantine.count(reel.reasons, reel.first_bad, reel.good_rows)
+    quarantine.check()
+    if quarantine.good_rows == 0:
+        raise no_rows(job.sources)
+    return reels, quarantine
+
+
+def negative_label(reels: Sequence[ReelFacts]) -> str | None:
+    """The first label found that is not the positive one."""
+    return next((reel.negative for reel in reels if reel.negative is not None), None)
+
+
+def _read_reels(job: Job, work: Workspace, negative: str | None) -> None:
+    """Read what is not there yet; with `negative`, also what took another label for the negative one."""
+    done = [0, 0]  # bytes, rows
+
+    def step(num_bytes: int, rows: int) -> None:
+        with job.lock:
+            done[0] += num_bytes
+            done[1] += rows
+            job.report(Progress("reading", min(done[0], job.raw_bytes), job.raw_bytes, done[1]))
+
+    def read(task: ReelTask) -> ReelFacts:
+        path = job.work / f"{task.name}.json"
+        if path.is_file():
+            facts = ReelFacts.load(path)
+            if negative is None or facts.negative in (None, negative):
+                step(task.reel.num_bytes, facts.good_rows)
+                return facts
+        return parse_reel(task, job.recipe, negative, job.work, step)
+
+    quarantine = Quarantine(job.limit, job.label_hint)
+    rule = job.recipe.rule
+    for facts in run_ahead(read, _reel_tasks(job), threads=job.workers, ahead=job.workers):
+        quarantine.count(facts.reasons, facts.first_bad, facts.good_rows)
+        work.keep = work.keep or done[0] >= _WORTH_KEEPING
+        if rule is not None and rule.full(quarantine.good_rows):
+            break
+
+
+def _reel_tasks(job: Job) -> Iterator[ReelTask]:
+    """The reels of the files that this rank takes; rows that are counted off in order are read by one rank."""
+    ordered = job.recipe.rule is not None and job.recipe.rule.kind == "count"
+    for file, (source, mark, reader) in enumerate(zip(job.sources, job.marks, job.readers)):
+        if job.crew.rank == 0 if ordered else job.crew.takes(file):
+            for number, reel in enumerate(reader.reels(source.path)):
+                yield ReelTask(file, number, source, mark, reel, reader)
+
+
+def count_features(job: Job, settled: Settled) -> list[IdFeature]:
+    """Merge what pieces know of every feature."""
+    features = job.recipe.layout.features
+    gate = _Gate(job.memory // 2)
+    done = [0]
+
+    def count(number: int) -> None:
+        if load_feature(number, job.work) is None:
+            ids = sum(sizes[number] for sizes in settled.sizes)
+            with gate.take(ids * BYTES_OF_ID):
+                merge_feature(number, features[number], settled.pieces, job.ids, job.memory // 2, job.work)
+        with job.lock:
+            done[0] += 1
+            job.report(Progress("counting", done[0], len(features), 0))
+
+    mine = [number for number in range(len(features)) if job.crew.takes(number)]
+    for _ in run_ahead(count, mine, threads=job.workers, ahead=job.workers):
+        pass
+    job.crew.meet("counting")
+    merged = [load_feature(number, job.work) for number in range(len(features))]
+    return [feature for feature in merged if feature is not None]
+
+
+class _Gate:
+    """Lets tasks through while their memory together stays within a total; a larger one goes alone."""
+
+    def __init__(self, total: int) -> None:
+        self._total = self._free = total
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, amount: int) -> Iterator[None]:
+        amount = min(amount, self._total)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= amount)
+            self._free -= amount
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += amount
+                self._changed.notify_all()
+
+
+def write_parts(job: Job, settled: Settled, finish: Finish) -> dict[str, list[Part]]:
+    """Pass 2; the parts of every split. A piece is deleted when all parts made of it are there.
+
+    Not where splits are drawn over all rows: a job that goes on reads the pieces at their borders again.
+    """
+    places = settled.places(job.work)
+    parts = {name: cut_parts(name, settled.spans[name]) for name in job.recipe.splits}
+    total = sum(part.rows for of_split in parts.values() for part in of_split)
+    uses = [0] * len(settled.pieces)
+    every = [part for of_split in parts.values() for part in of_split]
+    for part in every:
+        make_folder((job.path / part.file).parent)
+        for number in {span.piece for span in part.spans}:
+            uses[number] += 1
+
+    flush_to_disk(job.work)  # what was counted from pieces is there for good before one of them goes
+
+    def write(part: Part) -> Part:
+        if not (job.path / part.file).is_file():
+            write_part(part, places, finish, job.path)
+        return part
+
+    mine = [part for number, part in enumerate(every) if job.crew.takes(number)]
+    settled_early = job.recipe.rule is None or job.recipe.rule.kind == "random"
+    rows = 0
+    for part in run_ahead(write, mine, threads=job.workers, ahead=job.workers):
+        rows += part.rows
+        job.report(Progress("writing", rows, total, rows))
+        for number in {span.piece for span in part.spans}:
+            uses[number] -= 1
+            if uses[number] == 0 and settled_early:  # never in a crew of several: each sees its own parts done only
+                settled.pieces[number].path.unlink(missing_ok=True)
+    return parts
+
+
+def commit(job: Job, work: Workspace, reels: Sequence[ReelFacts], schema: Schema) -> None:
+    with (job.path / "quarantine.jsonl").open("wb") as file:
+        for reel in reels:
+            with (job.work / f"{reel.name}.bad").open("rb") as bad:
+                shutil.copyfileobj(bad, file)
+    schema.save(job.path)
+    for left in job.path.rglob("*.tmp"):  # by a rank of a lost crew
+        left.unlink(missing_ok=True)
+    (job.path / "job.json").unlink()  # a job killed from here on begins anew: nobody takes over half of its files
+    flush_to_disk(job.path)
+    shutil.rmtree(job.work)
+    shutil.rmtree(job.path / "ranks", ignore_errors=True)
+    work.commit()

@@ -1,0 +1,169 @@
+"""Pass 2 of prepare: parsed rows and the rows of their ids in, the Parquet files of a dataset out.
+
+Numbers of ids become rows of the vocabulary (row 0: unknown, then most frequent first, ties by id) or, with the hashing
+trick and for dynamic ids, the 64-bit ids again. Parts of about a million rows are written side by side, each in row groups
+of 65,536 rows, and each appears whole or not at all.
+
+Columns of few values are stored as dictionaries, others plainly, and none is packed: a row of Criteo takes 67 bytes and
+0.11 us to decode; packed with zstd 41 bytes and 0.2 us, with lz4 55 bytes and 0.12 us (which older readers lack). Columns say
+that they hold no nulls, which saves 0.04 us, and pages carry checksums, which cost 0.005 us: nothing else would notice a
+flipped bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from hotbed.data.prepare.arrays import ArrayFile, beside
+from hotbed.data.schema import DenseColumn, IdFeature
+from hotbed.data.values import standardise
+from hotbed.host.atomic import put
+
+GROUP_ROWS = 1 << 16
+PART_ROWS = 1 << 20
+WRITING = {"compression": "none", "write_page_checksum": True}
+_FEW = 1 << 15  # distinct ids; above, a dictionary costs more than it saves
+
+
+class Span(NamedTuple):
+    """Rows begin .. end of a piece."""
+
+    piece: int
+    begin: int
+    end: int
+
+
+class Part(NamedTuple):
+    """One Parquet file: the rows of these spans, in order."""
+
+    file: str
+    spans: tuple[Span, ...]
+    rows: int
+
+
+class Pieces(NamedTuple):
+    """Where pieces lie, and where the numbers of each begin in the rows of every feature."""
+
+    paths: list[Path]
+    starts: NDArray[np.int64]  # [P, F]
+    ends: NDArray[np.int64]  # [P, F]
+    work: Path
+
+
+class Finish(NamedTuple):
+    """How temporary columns become final ones."""
+
+    label: str
+    dense: tuple[DenseColumn, ...]
+    features: tuple[IdFeature, ...]
+
+    @property
+    def schema(self) -> pa.Schema:
+        kinds = dict.fromkeys([self.label, *(spec.name for spec in self.dense)], pa.float32())
+        for feature in self.features:
+            kind = pa.int32() if feature.mode == "vocabulary" else pa.int64()
+            kinds[feature.name] = pa.list_(kind) if feature.multi else kind
+        return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
+
+    @property
+    def few_values(self) -> list[str]:
+        """Columns that Parquet stores better as a dictionary."""
+        small = [feature.name for feature in self.features if feature.distinct <= _FEW]
+        return [self.label, *(spec.name for spec in self.dense), *small]
+
+
+def cut_parts(split: str, spans: Sequence[Span]) -> list[Part]:
+    """The parts of a split whose rows are `spans`."""
+    parts: list[Part] = []
+    waiting: list[Span] = []
+    rows = 0
+    for span in spans:
+        begin = span.begin
+        while begin < span.end:
+            end = min(span.end, begin + PART_ROWS - rows)
+            waiting.append(Span(span.piece, begin, end))
+            rows += end - begin
+            begin = end
+            if rows == PART_ROWS:
+                parts.append(Part(f"{split}/part-{len(parts):05d}.parquet", tuple(waiting), rows))
+                waiting, rows = [], 0
+    if rows:
+        parts.append(Part(f"{split}/part-{len(parts):05d}.parquet", tuple(waiting), rows))
+    return parts
+
+
+def write_part(part: Part, pieces: Pieces, finish: Finish, directory: Path) -> int:
+    """Write one file; the rows in it."""
+    path = directory / part.file
+    temporary = beside(path)
+    schema = finish.schema
+    options = {**WRITING, "use_dictionary": finish.few_values}
+    with ExitStack() as stack, pq.ParquetWriter(temporary, schema, **options) as writer:
+        open_pieces = {
+            number: _OpenPiece(stack, number, pieces, finish) for number in dict.fromkeys(s.piece for s in part.spans)
+        }
+        for spans in _groups(part.spans):
+            columns = [open_pieces[span.piece].columns(span.begin, span.end) for span in spans]
+            arrays = [_join([of_span[i] for of_span in columns]) for i in range(len(schema))]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=GROUP_ROWS)
+    put(temporary, path)  # pieces may go once it is there
+    return part.rows
+
+
+def _groups(spans: Sequence[Span]) -> list[list[Span]]:
+    """The same rows, GROUP_ROWS at a time."""
+    groups: list[list[Span]] = [[]]
+    rows = 0
+    for span in spans:
+        begin = span.begin
+        while begin < span.end:
+            if rows == GROUP_ROWS:
+                groups.append([])
+                rows = 0
+            end = min(span.end, begin + GROUP_ROWS - rows)
+            groups[-1].append(Span(span.piece, begin, end))
+            rows += end - begin
+            begin = end
+    return groups
+
+
+class _OpenPiece:
+    """Final columns of any rows of a piece."""
+
+    def __init__(self, stack: ExitStack, number: int, pieces: Pieces, finish: Finish) -> None:
+        self._arrays = stack.enter_context(ArrayFile(pieces.paths[number]))
+        self._finish = finish
+        self._values: list[NDArray[Any]] = []  # per feature: row (int32) or id (int64) of every number
+        for i, feature in enumerate(finish.features):
+            if feature.mode == "vocabulary":
+                start, end = int(pieces.starts[number, i]), int(pieces.ends[number, i])
+                path = pieces.work / f"feature-{i}.rows"
+                self._values.append(np.fromfile(path, np.int32, end - start, offset=4 * start))
+            else:
+                self._values.append(self._arrays.read(f"ids.{i}"))
+
+    def columns(self, begin: int, end: int) -> list[pa.Array]:
+        arrays = [pa.array(self._arrays.read("label", begin, end))]
+        for i, spec in enumerate(self._finish.dense):
+            arrays.append(pa.array(standardise(self._arrays.read(f"dense.{i}", begin, end), spec)))
+        for i, feature in enumerate(self._finish.features):
+            if feature.multi:
+                offsets = self._arrays.read(f"offsets.{i}", begin, end + 1)
+                numbers = self._arrays.read(f"numbers.{i}", int(offsets[0]), int(offsets[-1]))
+                starts = (offsets - offsets[0]).astype(np.int32)
+                arrays.append(pa.ListArray.from_arrays(pa.array(starts), pa.array(self._values[i][numbers])))
+            else:
+                arrays.append(pa.array(self._values[i][self._arrays.read(f"numbers.{i}", begin, end)]))
+        return arrays
+
+
+def _join(arrays: list[pa.Array]) -> pa.Array:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)

@@ -1,0 +1,205 @@
+"""One row of a run in, all there is to say of it out; and the rows of a table that were used or evicted most."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hotbed.cache import look_far
+from hotbed.errors import ConfigError
+from hotbed.forecast.explain.history import History, Uses, census_of, history_of
+from hotbed.forecast.explain.meaning import meanings
+from hotbed.forecast.explain.next_use import NextUse, next_use_of, uses_of
+from hotbed.forecast.explain.passes import doubts
+from hotbed.forecast.explain.place import CACHE, Norms, Place, Score, key_of, norms_of, place_of, score_of
+from hotbed.forecast.explain.request import Asked, feature_of, row_asked
+from hotbed.forecast.explain.run import Opened, open_run
+from hotbed.forecast.trace import Trace
+from hotbed.train.row_watch import FILE, read_lines
+
+BY = ("uses", "evictions")
+
+
+class Gradient(NamedTuple):
+    """The last one that a row got, as `hotbed train --watch-rows` noted it."""
+
+    step: int
+    norm: float
+    updates: int  # that were noted
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All there is to say of one row."""
+
+    run: str
+    step: int  # of the checkpoint
+    finished: bool
+    asked: Asked
+    place: Place
+    norms: Norms | None
+    uses: Uses
+    history: History | None  # None: not known for this run, see notes
+    score: Score | None
+    next_use: NextUse
+    gradient: Gradient | None  # None: the row was not watched
+    notes: list[str] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """For JSON."""
+        history = self.history
+        return {
+            "run": self.run,
+            "step": self.step,
+            "finished": self.finished,
+            **self.asked._asdict(),
+            "place": self.place._asdict(),
+            "norms": None if self.norms is None else self.norms._asdict(),
+            "uses": dataclasses.asdict(self.uses),
+            "history": None
+            if history is None
+            else {
+                "admissions": history.admissions,
+                "evictions": history.evictions,
+                "moves": [move._asdict() for move in history.moves],
+                "agreement": history.agreement,
+            },
+            "score": None if self.score is None else dataclasses.asdict(self.score),
+            "next_use": self.next_use._asdict(),
+            "gradient": None if self.gradient is None else self.gradient._asdict(),
+            "notes": self.notes,
+        }
+
+
+class TopRow(NamedTuple):
+    """A row among those used or evicted most."""
+
+    id: int
+    lookups: int
+    admissions: int
+    evictions: int
+    meaning: str = ""  # of the id in the raw log, in words, where the dataset tells
+
+
+def explain(run: Path, table: str, *, id: int | None = None, value: str | None = None) -> Explanation:
+    """One row of a run, as of its newest checkpoint; of `id` and `value`, one is given."""
+    opened = open_run(run)
+    asked = row_asked(opened, table, id, value)
+    asked = asked._replace(meaning=meanings(opened.dataset, feature_of(opened, table), [asked.id])[0])
+    norms = norms_of(opened, asked)
+    key = key_of(opened, asked, norms)
+    place = place_of(opened, asked, key, norms)
+    notes = [asked.note] if asked.note else []
+    why = _no_history(opened)
+    history = score = None
+    if why or key is None:
+        uses = uses_of(opened, asked)
+        notes += [why] if why else []
+    else:
+        history = history_of(opened, key)
+        uses = history.uses
+        notes += _doubts(opened, history)
+        if place.where == CACHE:
+            upcoming, stride = _upcoming(opened, history)
+            score = score_of(opened, asked, key, upcoming, history.evictions_per_window, stride)
+    finished = opened.step >= opened.last_step
+    if not finished:
+        notes.append(
+            f"the run stands at step {opened.step:,} of {opened.last_step:,}: this is what its last checkpoint says"
+        )
+    if asked.row is None and opened.config.tables.expire:
+        notes.append(f"ids of this table lose their row by tables.expire: {opened.config.tables.expire}")
+    next_use, gradient = next_use_of(opened, asked, uses), _gradient(opened, asked)
+    return Explanation(
+        str(run), opened.step, finished, asked, place, norms, uses, history, score, next_use, gradient, notes
+    )
+
+
+def top_rows(run: Path, table: str, count: int, by: str = "uses") -> tuple[list[TopRow], list[str]]:
+    """The rows of a table that were looked up most, or left the cache most often; and what is doubtful about it."""
+    if by not in BY:
+        raise ConfigError(f"--by {by}: rows are listed by {' or '.join(BY)}.")
+    if count < 1:
+        raise ConfigError(f"--top {count}: at least 1 row is listed.")
+    opened = open_run(run)
+    feature = feature_of(opened, table)
+    why = _no_history(opened)
+    if why:
+        raise ConfigError(f"--top needs the history of a table, and {why}")
+    if by == "evictions" and opened.cache_of(table) is None:
+        raise ConfigError(f"--by evictions: {run} has no cache, so no row was ever evicted. List them by uses.")
+    census = census_of(opened)
+    base, rows = opened.base_of(table), opened.tables[table].rows or 0
+    part = slice(base, base + rows)
+    ranked = census.lookups[part] if by == "uses" else census.evictions[part]
+    order = np.argsort(-ranked, kind="stable")[:count]
+    listed = [int(row) for row in order if ranked[row] > 0]
+    found = [
+        TopRow(
+            row,
+            int(census.lookups[base + row]),
+            int(census.admissions[base + row]),
+            int(census.evictions[base + row]),
+            meaning,
+        )
+        for row, meaning in zip(listed, meanings(opened.dataset, feature, listed))
+    ]
+    return found, _agreement_notes(opened, census.agreement)
+
+
+def _gradient(opened: Opened, asked: Asked) -> Gradient | None:
+    lines = [
+        line
+        for line in read_lines(opened.run / FILE)
+        if (line["table"], line["id"]) == (asked.table, asked.id) and line["step"] <= opened.step
+    ]
+    return Gradient(lines[-1]["step"], lines[-1]["gradient_norm"], len(lines)) if lines else None
+
+
+def _no_history(opened: Opened) -> str:
+    """Why the run cannot be replayed, if so."""
+    if opened.world > 1:
+        return f"the run was trained by {opened.world} ranks; what caches did is told of runs of one process"
+    if any(shape.rows is None for shape in opened.tables.values()):
+        return (
+            "the run has dynamic ids, whose rows depend on what was admitted; what caches did is told of preset tables"
+        )
+    return ""
+
+
+def _doubts(opened: Opened, history: History) -> list[str]:
+    if history.agreement is None:
+        return ["the run has no cache: every row is on the device, and none comes or leaves"]
+    return _agreement_notes(opened, history.agreement)
+
+
+def _agreement_notes(opened: Opened, agreement: float | None) -> list[str]:
+    if agreement is None or agreement == 1.0:
+        return []
+    why = "; ".join(doubts(opened)) or "a run that was stopped and resumed plans some windows otherwise"
+    return [
+        f"the history is near, not exact: {100 * agreement:.1f} % of the rows in the replayed cache are the checkpoint's "
+        f"({why})"
+    ]
+
+
+def _upcoming(opened: Opened, history: History) -> tuple[Trace | None, int]:
+    """The batches that would be planned next, as far as the cache looks ahead; and batches that share a step."""
+    held = opened.cache_of(next(iter(opened.tables)))
+    if held is None or opened.step >= opened.last_step:
+        return None, 1
+    planned = max(history.planned, opened.batch) if opened.batch else 0
+    trace = opened.trace(opened.epoch, planned)
+    if planned >= trace.num_batches:
+        return None, 1
+    num_keys = int(trace.offsets[planned + 1] - trace.offsets[planned])
+    ahead = opened.ahead
+    stride, known = look_far(num_keys, int(held["device"][0]), ahead.look_ahead, ahead.bounded)
+    end = min(planned + known, trace.num_batches)
+    offsets = trace.offsets[planned : end + 1]
+    first, last = int(offsets[0]), int(offsets[-1])
+    return Trace(trace.keys[first:last], trace.counts[first:last], offsets - first, trace.num_rows), stride

@@ -1,0 +1,318 @@
+"""One run's settings and data in; its tiers, traffic, stages and speed out, and what does not fit, with the way out.
+
+Exact: bytes of rows and what finds them, and counts of batches that were simulated. Estimated: batches beyond those, the ssd
+below memory, everything that a clock says, what a network of ranks would take.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+
+from hotbed.cache import look_far, window_length
+from hotbed.data.dataset import Dataset
+from hotbed.errors import BudgetError, ConfigError, StoreError
+from hotbed.forecast import memory
+from hotbed.forecast.calibrate import CALIBRATED_AHEAD, Calibration, calibrate, is_cached, known_calibration
+from hotbed.forecast.links import Wires, wires_of
+from hotbed.forecast.memory import Part, Shape
+from hotbed.forecast.plan_time import plan_seconds
+from hotbed.forecast.request import Asked
+from hotbed.forecast.speed import Job, Speed, speed_of
+from hotbed.forecast.ssd import ssd_problems, ssd_speed
+from hotbed.forecast.traffic import Traffic, together, watch, with_memory
+from hotbed.run.config import RunConfig
+from hotbed.sizing.budget import SSD_BYTES_PER_KEY, Budgets, Room, rooms_of
+from hotbed.sizing.fit import Counted, model_problems, table_problems, too_small
+from hotbed.store import tiered
+from hotbed.train.build import model_of, pick_device
+
+
+class Outlook(NamedTuple):
+    """What a run will take."""
+
+    setting: dict[str, Any]
+    parts: list[Part]
+    traffic: Traffic | None  # None: every row is on the device
+    record: int  # bytes
+    wires: Wires | None  # with several ranks
+    speed: Speed | None  # None: not measured
+    calibration: Calibration | None
+    problems: list[str]
+    notes: list[str]
+
+    def bytes_of(self, tier: str) -> float:
+        return sum(part.num_bytes for part in self.parts if part.tier == tier)
+
+    @property
+    def bytes_in(self) -> float:
+        """To the device, of a step."""
+        return self.traffic.copied * self.record if self.traffic else 0.0
+
+    @property
+    def bytes_out(self) -> float:
+        return self.traffic.written_back * self.record if self.traffic else 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """For JSON."""
+        traffic = self.traffic
+        return {
+            "setting": self.setting,
+            "fits": not self.problems,
+            "problems": self.problems,
+            "bytes": [part._asdict() for part in self.parts],
+            "device_bytes": self.bytes_of("device"),
+            "memory_bytes": self.bytes_of("memory"),
+            "ssd_bytes": self.bytes_of("ssd"),
+            "traffic": None if traffic is None else traffic._asdict(),
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "ssd_read": traffic.from_ssd * self.record if traffic else 0.0,
+            "ssd_written": traffic.to_ssd * self.record if traffic else 0.0,
+            "network": None if self.wires is None else self.wires._asdict(),
+            "speed": None if self.speed is None else self.speed._asdict(),
+            "samples_per_s": None if self.speed is None else self.speed.samples_per_s,
+            "bottleneck": None if self.speed is None else self.speed.bottleneck,
+            "notes": self.notes,
+        }
+
+
+def look_out(asked: Asked) -> Outlook:
+    """Forecast one run. What does not fit is told in `problems`, with as much as is known all the same."""
+    config, dataset = asked.config, asked.dataset
+    _check_rows(config, dataset)
+    device = pick_device(config.train.device)
+    problems: list[str] = []
+    rooms: list[Room] = []
+    try:
+        rooms = _rooms(asked, device)
+    except (BudgetError, ConfigError) as error:
+        problems.append(str(error))
+    with torch.device("meta"):
+        model = model_of(config, dataset.schema)
+    room = _together(rooms)
+    if room is not None:
+        problems += table_problems(asked.sketch.storage, asked.sketch.amounts, device, asked.sketch.most_used)
+    problems += model_problems(model, device)
+    traffic, notes = None, []
+    num_slots = room.num_slots if room is not None else None
+    if num_slots is not None and room is not None:
+        small = _too_small(asked, rooms)
+        problems += small
+        if not small:
+            traffic = together([_traffic(asked, number, one) for number, one in enumerate(rooms)])
+            notes += _notes(traffic, asked)
+    shape = _shape(asked, is_needed=num_slots is not None)
+    parts = _parts(asked, room, traffic, shape, memory.model_bytes(model), device.type == "cuda")
+    problems += ssd_problems(asked.sketch, room, asked.config.tables.ssd)
+    wires = wires_of(dataset, shape, asked.sketch, asked.world, model) if asked.world > 1 else None
+    known = None if problems else _calibration(asked)
+    speed = None
+    if known is not None:
+        job = _job(asked, traffic, num_slots, shape, wires, device.type == "cuda")
+        if config.tables.ssd and traffic is not None:
+            try:
+                job = job._replace(ssd_speed=ssd_speed(config.tables.ssd, asked.sketch.amounts.record))
+            except StoreError as error:
+                notes.append(f"speed: without the ssd, since {error}")
+        speed = speed_of(known, traffic, job)
+        parts += _measured_parts(known, shape, memory.model_bytes(model))
+    setting = {
+        "data": config.data.path, "model": config.model.name, "dim": config.model.dim,
+        "batch_size": config.data.batch_size, "optimizer": config.tables.optimizer, "policy": config.tables.policy,
+        "device": str(device), "world": asked.world, "rows": asked.sketch.amounts.rows * asked.world,
+        "slots": num_slots, "record_bytes": asked.sketch.amounts.record, "hbm": config.tables.hbm,
+        "cache": config.tables.cache, "memory": config.tables.memory, "ssd": config.tables.ssd,
+    }  # fmt: skip
+    return Outlook(
+        setting, parts, traffic, asked.sketch.amounts.record, wires, speed, known, list(dict.fromkeys(problems)), notes
+    )
+
+
+def _check_rows(config: RunConfig, dataset: Dataset) -> None:
+    train = dataset.schema.splits.get("train")
+    if train is None or not train.rows:
+        raise ConfigError(
+            f"{config.data.path} has no rows to train on; its splits are {list(dataset.schema.splits)}. "
+            "`hotbed prepare` makes a train split."
+        )
+    if not dataset.schema.features:
+        raise ConfigError(f"{config.data.path} has no id features: there are no tables to plan for.")
+
+
+def _rooms(asked: Asked, device: torch.device) -> list[Room]:
+    """Of every group of tables."""
+    storage, amounts = asked.sketch.storage, asked.sketch.amounts
+    budgets = Budgets(storage.cache, storage.hbm, storage.memory, storage.ssd)
+    return rooms_of(budgets, amounts.groups, device.type)
+
+
+def _together(rooms: list[Room]) -> Room | None:
+    """What all groups get; None where nothing is known."""
+    if not rooms:
+        return None
+    slots, held = [room.num_slots for room in rooms], [room.place.memory_slots or 0 for room in rooms]
+    place = rooms[0].place._replace(memory_slots=sum(held))
+    return rooms[0]._replace(num_slots=None if None in slots else sum(one or 0 for one in slots), place=place)
+
+
+def _too_small(asked: Asked, rooms: list[Room]) -> list[str]:
+    """Caches that do not hold a batch."""
+    counted = Counted("train", asked.config.data.batch_size, asked.replay.trace.num_batches, asked.num_batches)
+    return [
+        str(
+            too_small(
+                counted, seen.replay.trace.most_keys, room.num_slots, asked.sketch.amounts, on_ssd=_is_cache(room)
+            )
+        )
+        for seen, room in zip(asked.seen, rooms)
+        if room.num_slots is not None and seen.replay.trace.most_keys > room.num_slots
+    ]
+
+
+def _is_cache(room: Room) -> bool:
+    """Whether memory over an ssd is the cache."""
+    return room.place.folder is not None and not room.place.memory_slots
+
+
+def _traffic(asked: Asked, number: int, room: Room) -> Traffic:
+    """Of one group."""
+    course, seen, num_slots = asked.course, asked.seen[number], room.num_slots or 0
+    traffic = watch(seen, num_slots, course)
+    if room.place.folder is None:
+        return traffic
+    held = num_slots + (room.place.memory_slots or 0)
+    below = watch(seen, held, course._replace(policy="lru"))
+    if not room.place.memory_slots:  # memory is the cache
+        return with_memory(traffic, traffic)
+    return with_memory(traffic, below)
+
+
+def _notes(traffic: Traffic, asked: Asked) -> list[str]:
+    epoch = asked.num_batches
+    notes = []
+    if traffic.num_simulated < min(epoch, traffic.num_batches):
+        notes.append(
+            f"hit rates: the first {traffic.num_simulated:,} of {epoch:,} batches of an epoch were simulated; the others are "
+            f"told from the counts of all ids, as if they came in any order: right to {100 * traffic.within:.1f} points"
+        )
+    if len(asked.groups) > 1:
+        notes.append(
+            "hit rates: tables of dynamic ids have a cache of their own; each is simulated as if it were alone"
+        )
+    elif traffic.num_batches > epoch and traffic.num_simulated == epoch:
+        notes.append("hit rates: later epochs are a second pass over the same batches, with a warm cache")
+    return notes
+
+
+def _shape(asked: Asked, is_needed: bool) -> Shape:
+    config, schema = asked.config, asked.dataset.schema
+    width = next(iter(asked.sketch.tables.values())).dim
+    samples = -(-config.data.batch_size // asked.world)
+    lookups, keys = float(samples * len(schema.features)), 0.0
+    if is_needed:
+        trace = asked.replay.trace
+        count = max(trace.num_batches, 1)
+        lookups, keys = trace.num_lookups / count, trace.keys.shape[0] / count
+    return Shape(samples, len(schema.features), len(schema.dense), lookups, keys, width)
+
+
+def _parts(
+    asked: Asked, room: Room | None, traffic: Traffic | None, shape: Shape, dense: int, cuda: bool
+) -> list[Part]:
+    amounts, ahead = asked.sketch.amounts, asked.ahead
+    parts = []
+    if room is None or room.num_slots is None:
+        parts.append(Part("device", "rows", amounts.whole, True))
+        far = memory.READ_AHEAD
+    else:
+        slots = room.num_slots
+        cells = memory.lane_cells(slots, shape, ahead) if cuda or traffic is None else float(traffic.num_cells)
+        index = memory.index_bytes(slots, cells, cuda)
+        parts += [Part("device", "rows in the cache", slots * amounts.record, True)]
+        parts += [Part("device", "index of the cache", index, ahead.bounded and not cuda)]
+        far = memory.batches_ahead(slots, shape, ahead)
+        parts += _below(asked, room)
+    where = "device" if cuda else "memory"
+    far = min(far, asked.num_batches)  # not beyond the epoch
+    parts.append(Part(where, "batches ahead", far * memory.batch_bytes(shape), False))
+    parts.append(Part("device", "vectors and gradients", memory.vector_bytes(shape), False))
+    parts.append(Part("device", "model and its optimizer", dense, True))
+    return parts
+
+
+def _below(asked: Asked, room: Room) -> list[Part]:
+    """Tiers under the cache, once every row that occurs was used."""
+    amounts = asked.sketch.amounts
+    used = min(amounts.rows, asked.sketch.most_used)
+    if room.place.folder is None:
+        return [Part("memory", "rows below the cache", used * amounts.record + amounts.rows, True)]
+    held = room.place.memory_slots or 0
+    parts = [Part("memory", "rows over the ssd", held * (amounts.record + tiered.BYTES_PER_SLOT), True)] if held else []
+    parts.append(
+        Part("memory", "index of the ssd", amounts.rows * (tiered.BYTES_PER_KEY if held else SSD_BYTES_PER_KEY), True)
+    )
+    parts.append(Part("ssd", "rows", used * (amounts.record + 16), False))
+    return parts
+
+
+def _measured_parts(known: Calibration, shape: Shape, dense: int) -> list[Part]:
+    """CUDA: what kernels and the model take beside the parts that are known, which were there when it was measured."""
+    if not known.peak_bytes:
+        return []
+    there = CALIBRATED_AHEAD * memory.batch_bytes(shape) + memory.vector_bytes(shape) + dense
+    return [Part("device", memory.WORKSPACE, max(0.0, known.peak_bytes - there), False)]
+
+
+def _calibration(asked: Asked) -> Calibration | None:
+    """Of a rank, which has its part of the batch."""
+    if asked.calibrate == "no":
+        return None
+    data = asked.config.data
+    part = dataclasses.replace(data, batch_size=-(-data.batch_size // asked.world))
+    config = dataclasses.replace(asked.config, data=part)
+    if asked.calibrate == "known":
+        return known_calibration(config, asked.dataset, asked.sketch)
+    return calibrate(
+        config, asked.dataset, asked.sketch, again=asked.calibrate == "again", short=asked.calibrate == "short"
+    )
+
+
+def _job(
+    asked: Asked, traffic: Traffic | None, num_slots: int | None, shape: Shape, wires: Wires | None, cuda: bool
+) -> Job:
+    config = asked.config
+    epoch = asked.num_batches
+    steps = epoch * config.train.epochs
+    steps = min(steps, config.train.max_steps) if config.train.max_steps else steps
+    far = 4
+    if num_slots is not None and is_cached(asked.sketch):
+        ahead = asked.ahead
+        far = look_far(int(shape.keys), num_slots, ahead.look_ahead, ahead.bounded)[1]
+    planning = 0.0
+    if traffic is not None and num_slots is not None and not cuda:
+        planning = _planning(asked, traffic, num_slots)
+    return Job(
+        samples=config.data.batch_size,
+        num_steps=steps,
+        record=asked.sketch.amounts.record,
+        num_slots=num_slots,
+        batches_ahead=far,
+        cuda=cuda,
+        num_epochs=-(-steps // epoch),
+        planning=planning,
+        network=0.0 if wires is None else wires.seconds,
+    )
+
+
+def _planning(asked: Asked, traffic: Traffic, num_slots: int) -> float:
+    """Measured at this size, with a batch of the run."""
+    trace, tables = asked.replay.trace, asked.config.tables
+    last = max(0, trace.num_batches - 2)
+    counts = trace.counts[trace.offsets[last] : trace.offsets[last + 1]]
+    num_keys = int(counts.shape[0])
+    window = window_length([num_keys] * 30, num_slots, tables.window or None)
+    share = min(1.0, traffic.misses * window / max(traffic.keys * window, 1))
+    return plan_seconds(num_slots, traffic.num_cells, counts, share, window, tables.policy)

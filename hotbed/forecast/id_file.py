@@ -1,0 +1,116 @@
+"""A file of ids in, a trace out: what any other system logged, replayed without a dataset directory.
+
+.npy       integers [N], one look-up each, or [N, F], a sample a line with one id of F features
+.parquet   every integer column is a feature; lists are bags
+
+Features have tables of their own; ids are any 64-bit integers, negative ones are padding. Rows are the distinct ids, so a
+share of the rows is a share of those that occur. The whole file is in memory while it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from hotbed.errors import ConfigError, SchemaError
+from hotbed.forecast.trace import Trace, trace_of
+
+Ints = NDArray[np.int64]
+SUFFIXES = (".npy", ".parquet")
+
+
+class Column(NamedTuple):
+    """The ids of one feature."""
+
+    name: str
+    values: Ints  # [V], one after the other
+    offsets: Ints  # [N + 1]; sample n has values[offsets[n]:offsets[n + 1]]
+
+
+class IdTrace(NamedTuple):
+    """A trace, and where each feature's keys end."""
+
+    trace: Trace
+    features: list[str]
+    ends: list[int]  # keys of feature f are below ends[f]
+
+
+def read_ids(path: Path, batch_size: int, max_batches: int | None = None) -> IdTrace:
+    """Batches of so many samples, in the order of the file."""
+    columns = _npy(path) if path.suffix == ".npy" else _parquet(path)
+    num_samples = columns[0].offsets.shape[0] - 1 if columns else 0
+    if not num_samples:
+        raise SchemaError(f"{path} holds no ids, so there is nothing to look up.")
+    numbered, ends = [], []
+    base = 0
+    for column in columns:
+        wanted = column.values >= 0
+        distinct, place = np.unique(column.values[wanted], return_inverse=True)
+        keys = np.full(column.values.shape[0], -1, dtype=np.int64)
+        keys[wanted] = base + place
+        base += int(distinct.shape[0])
+        numbered.append(column._replace(values=keys))
+        ends.append(base)
+    num_batches = -(-num_samples // batch_size)
+
+    def lookups() -> Iterator[Ints]:
+        for number in range(min(num_batches, max_batches or num_batches)):
+            first, end = number * batch_size, min((number + 1) * batch_size, num_samples)
+            yield np.concatenate([one.values[one.offsets[first] : one.offsets[end]] for one in numbered])
+
+    return IdTrace(trace_of(lookups(), max(base, 1)), [column.name for column in columns], ends)
+
+
+def _npy(path: Path) -> list[Column]:
+    try:
+        ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise SchemaError(f"{path} is no readable .npy file ({str(error).partition(chr(10))[0]}).") from error
+    if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
+        raise SchemaError(f"{path} must hold integers [N] or [N, F]; it holds {ids.dtype} {list(ids.shape)}.")
+    matrix = ids if ids.ndim == 2 else ids[:, None]
+    offsets = np.arange(matrix.shape[0] + 1, dtype=np.int64)
+    return [Column(f"f{f}", matrix[:, f].astype(np.int64), offsets) for f in range(matrix.shape[1])]
+
+
+def _parquet(path: Path) -> list[Column]:
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise SchemaError(f"{path} is no readable Parquet file ({str(error).partition(chr(10))[0]}).") from error
+    columns = []
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        column = column.chunk(0) if isinstance(column, pa.ChunkedArray) and column.num_chunks else column
+        kind = column.type
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        if pa.types.is_integer(kind.value_type if is_list else kind) and table.num_rows:
+            columns.append(_column(name, column, is_list))
+    if table.num_rows and not columns:
+        found = ", ".join(f"{field.name} ({field.type})" for field in list(table.schema)[:20])
+        raise SchemaError(f"{path} has no integer column to take ids from; it has {found}.")
+    return columns
+
+
+def _column(name: str, column: pa.Array, is_list: bool) -> Column:
+    if not is_list:
+        values = column.fill_null(-1).cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
+        return Column(name, values, np.arange(len(column) + 1, dtype=np.int64))
+    lengths = np.nan_to_num(column.value_lengths().to_numpy(zero_copy_only=False)).astype(np.int64)
+    values = column.flatten().fill_null(-1).cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
+    return Column(name, values, np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def check_suffix(path: Path) -> None:
+    """A ConfigError for a file that holds no ids this module reads."""
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"{path} is a file, and no file of ids: give a .npy or .parquet file, or a dataset directory "
+            "(`hotbed prepare RAW... --out DIR` writes one)."
+        )

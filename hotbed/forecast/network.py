@@ -1,0 +1,252 @@
+"""Id frequencies in, bytes on the wires out: what one rank sends in one step, before any rank is started.
+
+Distinct ids of a batch follow from counts alone: an id is in the batch or not, whatever the others do. Bytes follow from
+distinct ids by the formulas of docs/scaling.md, which are those of the collectives in hotbed/parallel. All figures are
+expectations of the mean rank. The trade-off: samples are taken as shuffled. A log in the order of time has bursts, and so
+fewer distinct ids in a batch than are forecast here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, lgamma
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.data.dataset import Dataset
+from hotbed.data.frequency import count_rows
+from hotbed.errors import ConfigError
+
+Floats = NDArray[np.float64]
+Pooled = Literal["auto", "always", "never"]
+_COUNT = 8  # bytes of a number of rows
+_PLAIN_ID = 8  # bytes of an id that travels as it is
+_PLACE = 4  # bytes of a row's place in the union
+_EXACT_RANKS, _STEP = 4096, 1.005  # Zipf: ids up to here one by one, then in lots whose borders grow by this factor
+
+
+class Frequencies(NamedTuple):
+    """How often the ids of one feature are looked up: `numbers[i]` ids take `shares[i]` of the look-ups each."""
+
+    shares: Floats  # [C]
+    numbers: Floats  # [C]
+    total: int | None = None  # look-ups of an epoch, which gives out each once; None: drawn anew for ever
+    per_sample: float = 1.0  # look-ups
+
+    def distinct(self, num_samples: float) -> float:
+        """Expected distinct ids of so many samples."""
+        lookups = num_samples * self.per_sample
+        if self.total is None:
+            absent = np.exp(lookups * np.log1p(-np.minimum(self.shares, 1 - 1e-16)))
+        else:
+            counts = np.minimum(np.rint(self.shares * self.total).astype(np.int64), self.total)
+            absent = np.array([_absent(int(count), self.total, min(lookups, self.total)) for count in counts])
+        return float(((1.0 - absent) * self.numbers).sum())
+
+    def parts(self, world: int) -> float:
+        """Expected ranks that own some of the ids of one bag; all bags are taken to have the mean number of distinct ids.
+
+        Neighbouring rows have different owners, so each has its share of the rows, and as many as `world` rows are apart.
+        """
+        rows, distinct = float(self.numbers.sum()), self.distinct(1)
+        return distinct if rows <= world else world * (1.0 - _absent(rows / world, rows, distinct))
+
+
+def counted(counts: NDArray[np.int64], per_sample: float = 1.0) -> Frequencies:
+    """From how often each id occurs in an epoch."""
+    total = int(counts.sum())
+    values, numbers = np.unique(counts[counts > 0], return_counts=True)
+    return Frequencies(values / max(total, 1), numbers.astype(np.float64), total, per_sample)
+
+
+def zipf(num_rows: int, exponent: float) -> Frequencies:
+    """Of the made-up ids of `hotbed bench`: the r-th of `num_rows` is drawn as often as r to r + 1 under x ** -exponent."""
+    if num_rows < 1 or exponent <= 0 or exponent == 1:
+        raise ConfigError(f"zipf needs rows >= 1 and an exponent > 0 other than 1; given: {num_rows}, {exponent}")
+    if num_rows == 1:
+        return Frequencies(np.ones(1), np.ones(1))
+    borders = np.arange(1, min(num_rows, _EXACT_RANKS) + 1, dtype=np.float64)
+    if num_rows > _EXACT_RANKS:
+        lots = int(np.ceil(np.log(num_rows / _EXACT_RANKS) / np.log(_STEP)))
+        borders = np.append(borders, np.unique(np.rint(np.geomspace(_EXACT_RANKS, num_rows, lots + 1)))[1:])
+    below = (borders ** (1 - exponent) - 1) / (num_rows ** (1 - exponent) - 1)
+    numbers = np.diff(borders)
+    return Frequencies(np.diff(below) / numbers, numbers)
+
+
+def read_frequencies(dataset: Dataset) -> list[Frequencies]:
+    """Of every id feature, from the counts files of the train split."""
+    num_samples = dataset.schema.splits["train"].rows
+    found = []
+    for feature in dataset.schema.features:
+        _, counts = count_rows(feature, dataset.counts(feature.name))
+        unlisted = (
+            0 if feature.multi else max(0, num_samples - int(counts.sum()))
+        )  # ids left out of the vocabulary share a row
+        counts = np.append(counts, unlisted)
+        found.append(counted(counts, float(counts.sum()) / max(num_samples, 1)))
+    return found
+
+
+class Cluster(NamedTuple):
+    """Ranks as hotbed.parallel.mesh lays them out."""
+
+    nodes: int
+    local: int  # ranks of a node
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.local
+
+
+class Asked(NamedTuple):
+    """Of all ranks, the own one too."""
+
+    keys: float
+    vectors: float  # rows, or pooled parts of bags
+
+
+class Group(NamedTuple):
+    """Tables of one record width."""
+
+    features: Sequence[Frequencies]
+    dim: int
+    key_bytes: int = 4  # 8 where there are 2**31 keys or more
+    value_bytes: int = 4  # 2 with 16-bit traffic
+
+    def distinct(self, num_samples: float) -> float:
+        """Expected distinct keys of so many samples."""
+        return sum(feature.distinct(num_samples) for feature in self.features)
+
+    def asked(self, world: int, batch: float, pooled: Pooled) -> Asked:
+        """Of each feature distinct rows, or parts of its bags, whichever moves fewer bytes."""
+        found = []
+        for feature in self.features:
+            distinct = feature.distinct(batch)
+            rows = Asked(distinct, distinct)
+            parts = Asked(batch * feature.per_sample, batch * feature.parts(world))
+            saves = pooled == "auto" and self.bytes_of(parts) < self.bytes_of(rows)
+            is_bags = feature.per_sample != 1
+            found.append(parts if is_bags and (saves or pooled == "always") else rows)
+        return Asked(sum(one.keys for one in found), sum(one.vectors for one in found))
+
+    def bytes_of(self, asked: Asked) -> float:
+        """Keys there, vectors back, gradients there."""
+        return asked.keys * self.key_bytes + 2 * asked.vectors * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Of the weights of a row, a pooled part, or its gradient, on a wire."""
+        return self.dim * self.value_bytes
+
+
+class Sent(NamedTuple):
+    """Bytes that one rank hands to others."""
+
+    in_node: float = 0.0
+    across: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.in_node + self.across
+
+
+class Exchanges(NamedTuple):
+    """Bytes that one rank sends in one step, by what they are."""
+
+    settling: Sent  # keys, and the numbers that say how much comes
+    rows: Sent
+    gradients: Sent
+
+    @property
+    def total(self) -> Sent:
+        return together(*self)
+
+
+def together(*parts: Sent) -> Sent:
+    """The sum of parts."""
+    return Sent(sum(part.in_node for part in parts), sum(part.across for part in parts))
+
+
+def sharded(cluster: Cluster, groups: Sequence[Group], batch: float, *, pooled: Pooled = "auto") -> Exchanges:
+    """Keys go to their owners; rows, or pooled parts of bags, come back; their gradients return.
+
+    Of rows every distinct key of a rank's batch goes once, of parts every look-up; `pooled` is that of ShardedTables.
+    """
+    settling, rows = [_numbers_of_routes(cluster, len(groups))], []
+    for group in groups:
+        asked = group.asked(cluster.size, batch, pooled)
+        settling.append(all_to_all(cluster, asked.keys * group.key_bytes))
+        rows.append(all_to_all(cluster, asked.vectors * group.row_bytes))
+    return Exchanges(together(*settling), together(*rows), together(*rows))
+
+
+def replicated(cluster: Cluster, groups: Sequence[Group], batch: float, *, new: float = 1.0) -> Exchanges:
+    """Every row of the global batch is at every rank; sums of gradients go to its owner, and its new weights to everyone.
+
+    `new` is the part of the global batch's rows that have no replica yet.
+    """
+    settling, rows, gradients = [_numbers_of_routes(cluster, len(groups))], [], []
+    settling.append(all_gather(cluster, _COUNT * len(groups)))
+    for group in groups:
+        asked = group.distinct(batch)
+        owned = group.distinct(batch * cluster.size) / cluster.size  # of the union
+        settling += [
+            all_to_all(cluster, asked * (group.key_bytes + _PLACE)),
+            all_gather(cluster, owned * group.key_bytes),
+        ]
+        rows.append(all_gather(cluster, new * owned * group.row_bytes))
+        gradients.append(all_to_all(cluster, asked * group.row_bytes))
+        gradients.append(all_gather(cluster, owned * group.row_bytes))
+    return Exchanges(together(*settling), together(*rows), together(*gradients))
+
+
+def plain(cluster: Cluster, groups: Sequence[Group], batch: float, *, pooled: bool = False) -> Exchanges:
+    """An all-to-all of every look-up, nothing removed: ids of 8 bytes go, rows come, gradients go.
+
+    With `pooled`, tables have whole owners, and one vector per sample and feature takes the place of its rows.
+    """
+    keys = rows = 0.0
+    for group in groups:
+        lookups = batch * sum(feature.per_sample for feature in group.features)
+        keys += lookups * _PLAIN_ID
+        rows += (batch * len(group.features) if pooled else lookups) * group.row_bytes
+    return Exchanges(all_to_all(cluster, keys), all_to_all(cluster, rows), all_to_all(cluster, rows))
+
+
+def dense(cluster: Cluster, num_weights: int, k: int = 1, parts: int = 1) -> Sent:
+    """Dense weights, a step's part of a merge every k steps; `parts` is 3 where both moments are merged, 2 for one."""
+    return Sent(*(value / k for value in all_reduce(cluster, 4.0 * num_weights * parts)))
+
+
+def all_to_all(cluster: Cluster, num_bytes: float) -> Sent:
+    """Bytes for all ranks in equal parts, one of them the rank itself; two hops where the mesh has two axes."""
+    return Sent(num_bytes * _others(cluster.local), num_bytes * _others(cluster.nodes))
+
+
+def all_gather(cluster: Cluster, num_bytes: float) -> Sent:
+    """Bytes of each rank to all others: across nodes between peers first, then in the node."""
+    return Sent((cluster.local - 1) * cluster.nodes * num_bytes, (cluster.nodes - 1) * num_bytes)
+
+
+def all_reduce(cluster: Cluster, num_bytes: float) -> Sent:
+    """Reduce-scatter in the node, a ring across nodes with a part each, all-gather in the node."""
+    return Sent(2 * num_bytes * _others(cluster.local), 2 * num_bytes / cluster.local * _others(cluster.nodes))
+
+
+def _others(size: int) -> float:
+    return (size - 1) / size
+
+
+def _numbers_of_routes(cluster: Cluster, num_groups: int) -> Sent:
+    """Each rank tells each other how many keys and vectors of each group it asks for, and whether it goes on."""
+    return all_to_all(cluster, _COUNT * (2 * num_groups + 1) * cluster.size)
+
+
+def _absent(count: float, total: float, drawn: float) -> float:
+    """The chance that none of `count` among `total` look-ups is among those drawn, each of which is drawn once."""
+    left = total - drawn
+    log = lgamma(left + 1) - lgamma(left - count + 1) if count <= left else -inf
+    return float(np.exp(log + lgamma(total - count + 1) - lgamma(total + 1)))

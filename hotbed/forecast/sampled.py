@@ -1,0 +1,194 @@
+"""How often every row is used in an epoch in, a small epoch with a share of the rows out: what a cache does later on.
+
+`prepare` counted the ids of train, so it is known how often each row will be used; where in the epoch is drawn by chance, as
+shuffling does. A share of the rows, taken by chance, over all batches, through a cache with the same share of the slots, hits
+as often as all of them do (SHARDS, in space and not in time): the cache fills, and rows become known, as in the whole epoch,
+for a small part of its look-ups. What is lost is order: ids that come in stretches hit more often than this says.
+
+Shapes: N batches of an epoch, E epochs, K rows taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hotbed.cache import CacheCounts
+from hotbed.data.dataset import Dataset
+from hotbed.data.frequency import count_rows
+from hotbed.data.schema import IdFeature
+from hotbed.forecast.index_cells import Cells
+from hotbed.forecast.replay import Ahead, CacheReplay, Replay
+from hotbed.forecast.trace import Trace, rows_of
+from hotbed.ops.shard import Shard
+
+_SEED = 1
+_LEAST_SLOTS = 256  # below, the size of an index is mostly rounding
+_MOST_USES = 8  # of a row in a mean batch; with more it is in every batch just so, and would take memory
+
+
+class Uses(NamedTuple):
+    """Of one feature's table, over an epoch of train."""
+
+    rows: NDArray[np.int64]
+    times: NDArray[np.int64]
+    other_rows: int = 0  # that were too many to count, by the schema's estimate
+    other_times: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.rows.shape[0]) + self.other_rows
+
+
+class Wanted(NamedTuple):
+    """Which small epoch."""
+
+    num_batches: int  # of an epoch
+    epochs: int  # that are drawn
+    same_order: bool  # in all of them
+    most_lookups: int  # in all of them
+    world: int = 1  # ranks, of which one is looked at
+    features: tuple[int, ...] | None = None  # numbers of those that are looked at; None: all
+
+    def has(self, feature: int) -> bool:
+        return self.features is None or feature in self.features
+
+
+class Stand(NamedTuple):
+    """What a small cache has done so far."""
+
+    counts: CacheCounts  # of the small epoch
+    misses: float  # of all rows
+    error: float  # standard error of these, from taking a share of the rows
+    cells_per_slot: float  # of the index, on a CPU; 0: the cache is too small to tell
+
+
+class Thinned(NamedTuple):
+    """A small epoch, and how small."""
+
+    replay: Replay
+    keys: NDArray[np.int64]  # [K], ascending: the key of every number
+    share: float  # of a rank's rows that are in it
+
+    def run(
+        self, num_slots: int, policy: str, ahead: Ahead, hot: NDArray[np.int64] | None, stops: list[int]
+    ) -> list[Stand]:
+        """Through a cache of a rank, once; what the small cache had done when so many batches were planned, for each stop."""
+        kept = np.zeros(0, np.int64) if hot is None else np.flatnonzero(np.isin(self.keys, hot, assume_unique=True))
+        slots = self.slots(num_slots)
+        cache = CacheReplay(self.replay, slots, policy, kept)
+        cache.cells = Cells(slots, self.keys.shape[0])
+        warmed, found = int(cache.counts.misses), list[Stand]()
+        for planned in cache.windows(ahead):
+            while len(found) < len(stops) and planned >= stops[len(found)]:
+                error = math.sqrt(float(np.square(cache.missed_rows).sum()) * (1 - self.share)) / self.share
+                misses = (cache.counts.misses - warmed) / self.share
+                cells = cache.cells.num_cells / slots if slots >= _LEAST_SLOTS else 0.0
+                found.append(Stand(cache.counts, misses, error, cells))
+            if len(found) == len(stops):
+                break
+        return found
+
+    def slots(self, num_slots: int) -> int:
+        """Of the small cache that stands for one of so many."""
+        return max(round(num_slots * self.share), self.replay.trace.most_keys, 1)
+
+
+def uses_of(dataset: Dataset) -> Iterator[Uses]:
+    """Feature by feature; rows that are used at all."""
+    num_samples = dataset.schema.splits["train"].rows
+    for feature in dataset.schema.features:
+        rows, times = count_rows(feature, dataset.counts(feature.name))
+        unknown = feature.unlisted_lookups or (0 if feature.multi else max(num_samples - int(times.sum()), 0))
+        if feature.counting == "sketch" and feature.mode in ("hash", "raw"):
+            yield Uses(rows, times, max(_estimate(feature, rows) - int(rows.shape[0]), 0), unknown)
+        elif unknown and feature.mode == "vocabulary":
+            yield Uses(np.concatenate([[0], rows]), np.concatenate([[unknown], times]))
+        else:
+            yield Uses(rows, times)
+
+
+def thin(dataset: Dataset, wanted: Wanted) -> Thinned:
+    """A small epoch, or a few, one after the other, of a rank's rows."""
+    some = (uses for number, uses in enumerate(uses_of(dataset)) if wanted.has(number))
+    num_lookups = sum(int(uses.times.sum()) + uses.other_times for uses in some) * wanted.epochs
+    share = min(1.0, wanted.most_lookups * wanted.world / max(num_lookups, 1))
+    rng = np.random.default_rng(_SEED)
+    keys, times = _taken(dataset, share, wanted, rng)
+    places = np.repeat(np.arange(keys.shape[0]), times)
+    batches = rng.integers(0, wanted.num_batches, places.shape[0])
+    parts = []
+    for epoch in range(wanted.epochs):
+        if epoch and not wanted.same_order:
+            batches = rng.integers(0, wanted.num_batches, places.shape[0])
+        parts.append((batches + epoch * wanted.num_batches) * keys.shape[0] + places)
+    entries, counts = np.unique(np.concatenate(parts), return_counts=True)
+    ends = np.arange(wanted.epochs * wanted.num_batches + 1) * keys.shape[0]
+    trace = Trace(
+        entries % max(keys.shape[0], 1), counts.astype(np.int32), np.searchsorted(entries, ends), keys.shape[0]
+    )
+    return Thinned(Replay(trace, every_row=True), keys, share)
+
+
+class Moved(NamedTuple):
+    """Of all rows of a rank, between two batches."""
+
+    again: float  # misses of rows that were there once
+    made: float
+    written_back: float
+    missed_lookups: float
+
+
+def moved_between(before: CacheCounts, after: CacheCounts, share: float) -> Moved:
+    """From counts of a small epoch."""
+    done = after.minus(before)
+    figures = (done.misses - done.created, done.created, done.written_back, done.missed_lookups)
+    return Moved(*(figure / share for figure in figures))
+
+
+def _taken(
+    dataset: Dataset, share: float, wanted: Wanted, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(keys [K], uses of each [K]) of a rank; rows that were too many to count have keys above all others.
+
+    Of the rows of a table in the order of their uses every so-manieth is taken, so that no chance has much to do with how
+    often those taken are used: a third of the error of a draw (criteo-like, caches of 0.5 %).
+    """
+    keys, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    num_rows = rows_of(dataset)
+    base, above = 0, sum(num_rows)
+    others, shard = [], Shard(0, wanted.world)
+    for number, (uses, rows) in enumerate(zip(uses_of(dataset), num_rows)):
+        if not wanted.has(number):
+            base += rows
+            continue
+        order = np.argsort(-uses.times, kind="stable")
+        if shard.world > 1:
+            owners = shard.owner_of(torch.from_numpy(base + uses.rows[order])).numpy()
+            order = order[owners == shard.rank]
+        steps = np.floor(np.arange(order.shape[0] + 1) * share + rng.random())
+        taken = np.sort(order[np.diff(steps) > 0])
+        keys.append(base + uses.rows[taken])
+        times.append(np.minimum(uses.times[taken], _MOST_USES * wanted.num_batches))
+        count = round(uses.other_rows * share / shard.world)
+        if count:
+            mean = uses.other_times / uses.other_rows
+            others.append(np.floor(mean + rng.random(count)).astype(np.int64))
+        base += rows
+    keys.append(above + np.arange(sum(part.shape[0] for part in others)))
+    return np.concatenate(keys), np.concatenate([*times, *others])
+
+
+def _estimate(feature: IdFeature, rows: NDArray[np.int64]) -> int:
+    estimate = max(feature.distinct, int(rows.shape[0]))
+    return _occupied(feature.rows, estimate) if feature.mode == "hash" else estimate
+
+
+def _occupied(num_rows: int, num_ids: int) -> int:
+    """Rows of a table that so many ids fall on, each by chance."""
+    return round(-num_rows * math.expm1(num_ids * math.log1p(-1 / max(num_rows, 2))))

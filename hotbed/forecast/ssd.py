@@ -1,0 +1,80 @@
+"""An ssd's folder and budget in; how fast records are read from it, and whether all rows would fit, out."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+
+import numpy as np
+
+from hotbed.errors import StoreError
+from hotbed.host.memory import in_words
+from hotbed.sizing.budget import Room, parse_ssd
+from hotbed.train.build import Sketch
+
+_BYTES = 32 << 20
+_SECONDS = 0.1
+_RECORD_EXTRA = 16  # bytes that a record takes on the ssd beside its content
+_SPARE = 1 + 1 / 256  # one segment is kept for rewriting
+
+
+def ssd_problems(found: Sketch, room: Room | None, ssd: str) -> list[str]:
+    """Nothing, or that the rows do not fit."""
+    if room is None or not ssd or room.place.folder is None:
+        return []
+    _, budget = parse_ssd(ssd)
+    rows = min(found.amounts.rows, found.most_used)
+    needed = rows * (found.amounts.record + _RECORD_EXTRA) * _SPARE
+    if needed <= budget:
+        return []
+    return [
+        f"the rows do not fit on the ssd: {rows:,} rows of {found.amounts.record} bytes take {in_words(needed)} once all are "
+        f"used, and tables.ssd gives {in_words(budget)}. Give {in_words(needed * 1.05)} or more, a smaller model.dim, or "
+        "tables.precision=bf16"
+    ]
+
+
+def ssd_speed(ssd: str, record: int) -> float:
+    """Bytes/s of records read at random places of a file in the folder, a tenth of a second of it, from the device itself.
+
+    The file is written out and its pages are given up, so that reads do not come from memory; each place is read once. Reads
+    follow each other, and a run has several under way at a time: it is rather faster than this on a device that can.
+    """
+    folder, _ = parse_ssd(ssd)
+    place = folder
+    while not place.is_dir() and place != place.parent:
+        place = place.parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix="hotbed-plan-") as file:
+            for _ in range(_BYTES >> 20):
+                file.write(os.urandom(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+            _forget_pages(file.fileno())
+            return _read_at_random(file.fileno(), record)
+    except OSError as error:
+        raise StoreError(
+            f"the speed of the ssd could not be measured in {place}: {error}. It takes {in_words(_BYTES)} there for a moment; "
+            "make room or give another folder (--ssd FOLDER:BYTES)"
+        ) from error
+
+
+def _forget_pages(file: int) -> None:
+    """Reads come from the device from here on, and no more of it than is asked for."""
+    if not hasattr(os, "posix_fadvise"):
+        raise OSError("this system cannot be asked to read from the device and not from memory")
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+
+
+def _read_at_random(file: int, record: int) -> float:
+    """Pages of 4 KiB are read whole, so no two places share one."""
+    apart = -(-record // 4096) * 4096
+    places = (np.random.default_rng(0).permutation(_BYTES // apart) * apart).tolist()
+    done, began = 0, time.perf_counter()
+    for at in places:
+        done += len(os.pread(file, record, at))
+        if time.perf_counter() - began > _SECONDS:
+            break
+    return done / (time.perf_counter() - began)

@@ -1,0 +1,113 @@
+"""Bytes of a step and the speed of wires in, seconds of a step out: a projection to clusters nobody has measured here.
+
+Every collective takes a start, a little for each partner, and its bytes over the speed that one rank reaches. What a step
+waits for follows the exact order of training: a row cannot be sent before the last step's gradients have reached it, so
+rows and gradients stand between the steps and hide behind nothing. Keys are settled ahead and dense sums travel beside the
+computation. `floor` is the step if everything travelled beside it: no order of events can be faster on these wires.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log2
+from typing import NamedTuple
+
+from hotbed.forecast.network import Cluster, Exchanges, Sent
+
+REACHED = 0.8  # of the speed on the label
+BESIDE = 0.5  # of the computation: what keys and dense sums may take without being noticed
+PASSES = 6  # over rows and gradients in device memory, to pack and unpack what travels
+
+
+class Wire(NamedTuple):
+    """One rank's way to others, when all ranks send."""
+
+    speed: float  # bytes per second, one way
+    start: float  # seconds before a collective moves anything
+    message: float  # seconds for each partner
+
+
+class Fabric(NamedTuple):
+    """Both kinds of wire."""
+
+    in_node: Wire
+    across: Wire
+
+
+NVLINK = Wire(REACHED * 450e9, 15e-6, 1e-6)  # NVLink 4: 900 GB/s a GPU, both ways together
+
+
+def network(gigabits: float, ranks: int = 1) -> Wire:
+    """A network card of so many Gb/s that serves so many ranks."""
+    return Wire(REACHED * gigabits * 1e9 / 8 / ranks, 20e-6, 2e-6)
+
+
+class Work(NamedTuple):
+    """What one rank does in a step besides sending."""
+
+    compute: float  # seconds of a whole training step whose rows are all its own
+    deal: float  # seconds to find the distinct keys of its batch
+    copy_speed: float  # of device memory: bytes read and written per second
+
+
+class StepTime(NamedTuple):
+    """Seconds of one step."""
+
+    compute: float  # with finding distinct keys, packing and unpacking
+    exposed: float  # exchanges that nothing hides
+    beside: float  # exchanges that travel beside the computation
+
+    @property
+    def step(self) -> float:
+        """With as much hidden as exact training allows."""
+        return self.compute + self.exposed + max(0.0, self.beside - BESIDE * self.compute)
+
+    @property
+    def floor(self) -> float:
+        """With everything hidden."""
+        return max(self.compute, self.exposed + self.beside)
+
+
+def sharded_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, dense: Sent) -> StepTime:
+    """Of a step whose rows come from their owners."""
+    if cluster.size == 1:
+        return StepTime(work.compute, 0.0, 0.0)
+    packed = PASSES * max(sent.rows.in_node, sent.rows.across)
+    rows = _hops(cluster, fabric, sent.rows)
+    gradients = _hops(cluster, fabric, sent.gradients)
+    settling = _hops(cluster, fabric, Sent()) + _hops(cluster, fabric, sent.settling)
+    compute = work.compute + work.deal + packed / work.copy_speed
+    return StepTime(compute, rows + gradients, settling + sum_time(cluster, fabric, dense))
+
+
+def replicated_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, dense: Sent) -> StepTime:
+    """Of a step whose rows are everywhere: new rows are gathered, gradients exchanged, new weights gathered."""
+    if cluster.size == 1:
+        return StepTime(work.compute, 0.0, 0.0)
+    packed = PASSES * max(sent.gradients.in_node, sent.gradients.across)
+    rows = _hops(cluster, fabric, sent.rows)
+    gradients = _hops(cluster, fabric, sent.gradients) + _hops(cluster, fabric, Sent())
+    settling = _hops(cluster, fabric, Sent()) + _hops(cluster, fabric, sent.settling)
+    settling += 3 * _hops(cluster, fabric, Sent())  # places, sizes and keys of the union
+    compute = work.compute + work.deal + packed / work.copy_speed
+    return StepTime(compute, rows + gradients, settling + sum_time(cluster, fabric, dense))
+
+
+def sum_time(cluster: Cluster, fabric: Fabric, sent: Sent) -> float:
+    """Of an all-reduce: rings for the bytes, trees for the waiting."""
+    seconds = 0.0
+    for size, wire, num_bytes in _axes(cluster, fabric, sent):
+        seconds += 2 * (wire.start + ceil(log2(size)) * wire.message) + num_bytes / wire.speed
+    return seconds
+
+
+def _hops(cluster: Cluster, fabric: Fabric, sent: Sent) -> float:
+    """One collective on each axis, one after the other."""
+    return sum(
+        wire.start + (size - 1) * wire.message + num_bytes / wire.speed
+        for size, wire, num_bytes in _axes(cluster, fabric, sent)
+    )
+
+
+def _axes(cluster: Cluster, fabric: Fabric, sent: Sent) -> list[tuple[int, Wire, float]]:
+    axes = [(cluster.local, fabric.in_node, sent.in_node), (cluster.nodes, fabric.across, sent.across)]
+    return [axis for axis in axes if axis[0] > 1]

@@ -1,0 +1,241 @@
+"""The run's own batches in, hits and rows moved of a mean step out.
+
+All batches of an epoch are simulated where they are few enough, and then counts are those of the run to the row; later epochs
+are a second pass over the same batches with the cache as the first left it. Of more, the first ones are, and the rest is told
+from a small epoch (thinned.py): rows missed again, written back, and later epochs. Rows that will be made are the data set's
+distinct ids, since each is made once. Evaluations between epochs use the cache too, and are left out.
+
+With several ranks one of them is simulated: the keys it owns, of the batches of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hotbed.cache import CacheCounts, look_far, window_length
+from hotbed.data.dataset import Dataset
+from hotbed.forecast.replay import Ahead, Replay, Replayed
+from hotbed.forecast.sampled import Moved, Thinned, moved_between, uses_of
+from hotbed.forecast.source import Given
+from hotbed.forecast.trace import Trace
+from hotbed.ops.shard import Shard
+
+_SUMS = ("keys", "misses", "created", "written_back", "lookups", "from_ssd", "to_ssd", "num_cells")
+_BATCHES_DIFFER = 0.015  # of the distinct keys of a batch: those of later batches may be more or fewer
+
+
+class Traffic(NamedTuple):
+    """Of a mean step of a whole run, on one rank."""
+
+    num_batches: int  # of the run
+    num_simulated: int  # of its first epoch
+    keys: float  # distinct, window by window
+    misses: float
+    created: float  # of them, rows never seen before
+    written_back: float
+    lookups: float
+    hit_rate: float  # over distinct keys
+    lookup_hit_rate: float
+    from_ssd: float = 0.0  # rows
+    to_ssd: float = 0.0
+    num_cells: int = 0  # of the index, on a CPU, after the batches simulated
+    memory_hit_rate: float | None = None  # over rows asked below the device; None without an ssd
+    within: float = 0.0  # the hit rate is right to so much; 0: as right as what was simulated
+
+    @property
+    def copied(self) -> float:
+        """Rows that come from below."""
+        return max(self.misses - self.created, 0.0)
+
+
+class Course(NamedTuple):
+    """What a run makes of the batches."""
+
+    num_batches: int  # of an epoch
+    epochs: int
+    max_steps: int  # 0: no limit
+    policy: str
+    ahead: Ahead
+
+
+def owned(trace: Trace, shard: Shard) -> Trace:
+    """The part of a trace that one rank owns."""
+    if shard.world == 1:
+        return trace
+    keys = torch.from_numpy(trace.keys)
+    return _part(trace, (shard.owner_of(keys) == shard.rank).numpy())
+
+
+def of_features(trace: Trace, ends: list[int], features: tuple[int, ...]) -> Trace:
+    """The part of a trace that some features look up; keys of feature f are below ends[f]."""
+    return _part(trace, np.isin(np.searchsorted(np.array(ends), trace.keys, side="right"), features))
+
+
+def _part(trace: Trace, mine: NDArray[np.bool_]) -> Trace:
+    ends = np.concatenate([[0], np.cumsum(mine)])
+    return Trace(trace.keys[mine], trace.counts[mine], ends[trace.offsets], trace.num_rows)
+
+
+def hot_of(given: Given, shard: Shard, num_slots: int) -> NDArray[np.int64]:
+    """Keys that the static cache of one rank keeps."""
+    keys = given.hot(num_slots * shard.world)
+    mine = (shard.owner_of(torch.from_numpy(keys)) == shard.rank).numpy()
+    found: NDArray[np.int64] = keys[mine][:num_slots]
+    return found
+
+
+class Seen(NamedTuple):
+    """What is known of the batches."""
+
+    replay: Replay  # the first of them, as far as they were read
+    hot: Callable[[int], NDArray[np.int64]]  # number of slots -> keys that a static cache keeps
+    num_distinct: int  # rows that the train split uses
+    thinned: Callable[[], Thinned]  # asked where they were not read to the end of an epoch
+
+
+def watch(seen: Seen, num_slots: int, course: Course) -> Traffic:
+    """The cache of the run."""
+    steps = course.num_batches * course.epochs
+    steps = min(steps, course.max_steps) if course.max_steps else steps
+    hot = seen.hot(num_slots) if course.policy == "static" else None
+    num_simulated = min(seen.replay.trace.num_batches, steps)
+    first = seen.replay.run(num_slots, course.policy, course.ahead, hot=hot, stop=num_simulated, with_cells=True)
+    figures = _figures(_without_warming(first.counts, hot))
+    one_epoch = min(course.num_batches, steps)
+    within, num_cells = 0.0, first.num_cells
+    if num_simulated < one_epoch:
+        ends = _Ends(num_simulated, one_epoch, steps)
+        told = _tell_rest(seen, num_slots, course, hot, ends, first)
+        total, within = _carried(figures, told, ends)
+        if (
+            first.counts.misses < num_slots and not course.ahead.bounded
+        ):  # it is not full yet, and the index grows with it
+            num_cells = max(num_cells, round(told.cells_per_slot * num_slots))
+    else:
+        total = figures
+        if steps > one_epoch:
+            later = seen.replay.run(num_slots, course.policy, course.ahead, hot=hot, epochs=2).counts
+            total = [a + (steps - one_epoch) / num_simulated * b for a, b in zip(total, _figures(later))]
+    keys, misses, created, written, lookups, missed = total
+    return Traffic(
+        num_batches=steps,
+        num_simulated=num_simulated,
+        keys=keys / steps,
+        misses=misses / steps,
+        created=created / steps,
+        written_back=written / steps,
+        lookups=lookups / steps,
+        hit_rate=1 - misses / max(keys, 1),
+        lookup_hit_rate=1 - missed / max(lookups, 1),
+        num_cells=num_cells,
+        within=within,
+    )
+
+
+def with_memory(traffic: Traffic, below: Traffic) -> Traffic:
+    """The same over an ssd: `below` is a cache that holds what device and memory hold together."""
+    from_ssd = min(below.copied, traffic.copied)
+    rate = 1 - from_ssd / traffic.copied if traffic.copied else 1.0
+    return traffic._replace(from_ssd=from_ssd, to_ssd=below.written_back, memory_hit_rate=rate)
+
+
+def together(parts: list[Traffic]) -> Traffic:
+    """Several caches as one."""
+    first, *others = parts
+    if not others:
+        return first
+    total = {name: sum(getattr(part, name) for part in parts) for name in _SUMS}
+    missed = sum((1 - part.lookup_hit_rate) * part.lookups for part in parts)
+    copied = max(total["misses"] - total["created"], 0.0)
+    return first._replace(
+        **total,
+        hit_rate=1 - total["misses"] / max(total["keys"], 1e-9),
+        lookup_hit_rate=1 - missed / max(total["lookups"], 1e-9),
+        memory_hit_rate=None if first.memory_hit_rate is None else 1 - total["from_ssd"] / max(copied, 1e-9),
+        within=max(part.within for part in parts),
+    )
+
+
+def distinct_rows(dataset: Dataset, features: tuple[int, ...] | None = None) -> int:
+    """Rows that the train split uses, of some features; where ids were too many to count, by the schema's estimate."""
+    every = enumerate(uses_of(dataset))
+    return sum(uses.num_rows for number, uses in every if features is None or number in features)
+
+
+def _without_warming(counts: CacheCounts, hot: NDArray[np.int64] | None) -> CacheCounts:
+    """Rows that a static cache brings in before the first batch are not of training."""
+    if hot is None:
+        return counts
+    size = hot.shape[0]
+    warming = CacheCounts(windows=1, batches=1, keys=size, misses=size, created=size, lookups=size, missed_lookups=size)
+    return counts.minus(warming)
+
+
+def _figures(counts: CacheCounts) -> list[float]:
+    return [
+        counts.keys, counts.misses, counts.created, counts.written_back, counts.lookups, counts.missed_lookups
+    ]  # fmt: skip
+
+
+class _Ends(NamedTuple):
+    """Batches: simulated of the first epoch, trained of it, trained in all."""
+
+    simulated: int
+    epoch: int
+    run: int
+
+
+class _Told(NamedTuple):
+    """What a small epoch says of all rows."""
+
+    prefix_misses: float  # in the batches that were simulated, for comparison
+    rest: Moved  # in the rest of the first epoch
+    later: Moved  # in an epoch after it; nothing where there is none
+    error: float  # of the misses
+    cells_per_slot: float
+
+
+def _tell_rest(
+    seen: Seen, num_slots: int, course: Course, hot: NDArray[np.int64] | None, ends: _Ends, first: Replayed
+) -> _Told:
+    small, ahead = seen.thinned(), _as_far(seen.replay.trace, num_slots, course.ahead)
+    stops = [ends.simulated, ends.epoch] + ([2 * ends.epoch] if ends.run > ends.epoch else [])
+    prefix, epoch, *more = small.run(num_slots, course.policy, ahead, hot, stops)
+    later = more[0] if more else epoch
+    rest = moved_between(prefix.counts, epoch.counts, small.share)
+    if ends.epoch == course.num_batches:  # every row of train was made by then
+        rest = rest._replace(made=float(max(seen.num_distinct - first.counts.created, 0)))
+    return _Told(
+        prefix_misses=prefix.misses,
+        rest=rest,
+        later=moved_between(epoch.counts, later.counts, small.share),
+        error=epoch.error,
+        cells_per_slot=epoch.cells_per_slot,
+    )
+
+
+def _as_far(trace: Trace, num_slots: int, ahead: Ahead) -> Ahead:
+    """Looking ahead as far as the cache of the run does, which the few rows of a small batch would not tell as well."""
+    num_keys = np.diff(trace.offsets)
+    far = look_far(int(num_keys[0]), num_slots, ahead.look_ahead, ahead.bounded)[1]
+    return Ahead(window_length([int(num_keys.mean())] * far, num_slots, ahead.window), far)
+
+
+def _carried(figures: list[float], told: _Told, ends: _Ends) -> tuple[list[float], float]:
+    """(sums over the run, what its hit rate is right to), from those of the batches simulated and a small epoch."""
+    keys, misses, created, written, lookups, missed = figures
+    scale, epochs_more = ends.epoch / ends.simulated, (ends.run - ends.epoch) / ends.epoch
+    rest, later = told.rest, told.later
+    off = abs(told.prefix_misses - misses) / max(keys, 1)
+    more = [rest.again + rest.made, rest.made, rest.written_back, rest.missed_lookups]
+    moved = [a + b for a, b in zip([misses, created, written, missed], more)]
+    again = [later.again, 0.0, later.written_back, later.missed_lookups]
+    misses, created, written, missed = (a + epochs_more * b for a, b in zip(moved, again))
+    every = scale * (1 + epochs_more)
+    within = off + 2 * told.error / max(keys * scale, 1) + _BATCHES_DIFFER * misses / max(keys * every, 1)
+    return [keys * every, misses, created, written, lookups * every, missed], within

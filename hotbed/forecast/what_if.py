@@ -1,0 +1,139 @@
+"""One run in, the same with other budgets, batch sizes, dims, optimizers or ranks out; and what of it to take.
+
+A line of a table is a whole outlook: simulated, and where a speed is asked for, measured. The recommendation is no cache where
+whole tables take no more than half of what the device has left, and else the smallest cache that hardly slows the run down, of
+those that fit all budgets given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+from hotbed.errors import ConfigError
+from hotbed.forecast.curves import sizes_between
+from hotbed.forecast.forecast import Outlook, look_out
+from hotbed.forecast.request import Asked
+from hotbed.forecast.traffic import watch
+from hotbed.host.memory import available_memory, in_words, parse_bytes, typed
+from hotbed.run.config import ROW_RATES, RunConfig, raise_problems
+from hotbed.run.run_file import compose
+from hotbed.train.build import pick_device
+
+PATHS = {
+    "hbm": "tables.hbm",
+    "cache": "tables.cache",
+    "memory": "tables.memory",
+    "ssd": "tables.ssd",
+    "batch_size": "data.batch_size",
+    "dim": "model.dim",
+    "optimizer": "tables.optimizer",
+    "policy": "tables.policy",
+    "world": "",
+}
+_ENOUGH = 0.01  # of the distinct rows of a step that a larger cache would not miss
+
+
+class Change(NamedTuple):
+    """One setting with other values, as a user wrote them."""
+
+    name: str
+    values: list[str]
+
+
+def parse_change(text: str) -> Change:
+    """'hbm=1GiB,2GiB' -> what to vary."""
+    name, equals, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    listed = [value.strip() for value in values.split(",") if value.strip()]
+    if not equals or name not in PATHS or not listed:
+        raise ConfigError(
+            f"--what-if takes NAME=VALUE,VALUE with NAME one of {', '.join(PATHS)}, such as hbm=1GiB,2GiB; not {text!r}"
+        )
+    return Change(name, listed)
+
+
+def vary(asked: Asked, change: Change) -> list[tuple[str, Outlook]]:
+    """The outlook for each value."""
+    found = []
+    for value in change.values:
+        found.append((value, look_out(_with(asked, change.name, value))))
+    return found
+
+
+def _with(asked: Asked, name: str, value: str) -> Asked:
+    if name == "world":
+        if not value.isdigit() or not int(value):
+            raise ConfigError(f"--what-if world={value}: must be a whole number from 1")
+        return dataclasses.replace(asked, world=int(value))
+    sets = [f"{PATHS[name]}={value}"]
+    if name == "hbm":
+        sets.append("tables.cache=0.0")
+    elif name == "cache":
+        sets.append("tables.hbm=")
+    elif name == "optimizer":
+        sets.append(f"tables.lr={ROW_RATES.get(value, 0.1)}")
+    elif name == "batch_size":
+        sets.append(f"data.eval_batch_size={value}")
+    config, problems = compose(None, flat_of(asked.config), sets)
+    raise_problems(problems)
+    return dataclasses.replace(asked, config=config)
+
+
+class Advice(NamedTuple):
+    """A setting that fits."""
+
+    num_slots: int
+    option: str  # as it is typed: of bytes where bytes were given, whose index looks less far ahead, else a share
+    misses: float  # rows of a step
+    why: str
+    whole: str = ""  # why there should be no cache at all; "" where there should
+
+
+def advise(asked: Asked, outlook: Outlook) -> Advice | None:
+    """The smallest cache within the budget that misses hardly more than the largest; None without one cache.
+
+    Misses are compared, and not hit rates, which are over windows: those are longer in larger caches.
+    """
+    if outlook.traffic is None or outlook.setting["slots"] is None or len(asked.groups) > 1:
+        return None
+    amounts = asked.sketch.amounts
+    most = int(outlook.setting["slots"])
+    fewest = outlook.traffic.misses
+    for size in sizes_between(asked.replay.trace.most_keys, most, 6):
+        misses = watch(asked.seen[0], size, asked.course).misses
+        if misses <= fewest + _ENOUGH * outlook.traffic.keys or size >= most:
+            share = math.ceil(1e4 * size / max(amounts.rows, 1)) / 1e4
+            option = f"--hbm {typed(amounts.cached(size))}" if asked.ahead.bounded else f"--cache {share:g}"
+            why = f"{size:,} slots miss {misses:,.0f} rows a step"
+            why += f", and the {most:,} that the budget holds {fewest:,.0f}" if size < most else ""
+            return Advice(size, option, misses, why, _no_cache(asked))
+    return None
+
+
+def _no_cache(asked: Asked) -> str:
+    """Why a run needs none."""
+    device, whole = pick_device(asked.config.train.device), asked.sketch.amounts.whole
+    free = available_memory(device)
+    if free is None or whole > free / 2 or asked.sketch.amounts.has_dynamic:
+        return ""
+    return f"all rows take {in_words(whole)}, and {device} has {in_words(free)} left: nothing is faster"
+
+
+def flat_of(config: RunConfig) -> dict[str, Any]:
+    """{"section.name": value}."""
+    sections = dataclasses.asdict(config).items()
+    return {f"{section}.{name}": value for section, values in sections for name, value in values.items()}
+
+
+def check_amounts(given: dict[str, str | None]) -> None:
+    """All budgets that are no amounts, at once."""
+    problems = []
+    for name, value in given.items():
+        if value:
+            try:
+                parse_bytes(value.rpartition(":")[2] if name == "ssd" else value, f"--{name}")
+            except ConfigError as error:
+                problems.append(str(error))
+    raise_problems(problems)

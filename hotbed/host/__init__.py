@@ -1,0 +1,1 @@
+"""What the machine gives: memory and pages, threads, compiled-code caches, durable files, interrupts."""

@@ -1,0 +1,64 @@
+"""Arrays far larger than what is used of them: address space now, memory page by page when it is first written.
+
+An index whose arrays never move grows without copying them. Linux gives the address space for nothing. Pages of 2 MiB make
+finding random ids twice as fast (a page of 4 KiB costs a walk through the page tables for nearly every id), but each is taken
+whole: they are for arrays that fill up from the front, and for pieces of several MiB (`renew`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from hotbed.errors import BudgetError
+from hotbed.host.memory import in_words
+
+HUGE_PAGE = 1 << 21
+_NO_RESERVE = 0x4000  # Linux: address space beyond the memory there is; Python 3.12 has no name for it
+_HAS_ADVICE = sys.platform == "linux"
+
+
+class Pages:
+    """An array of zeros that takes no memory until it is written."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: DTypeLike, *, huge: bool = True) -> None:
+        count = int(np.prod(shape, dtype=np.int64))
+        size = max(count * np.dtype(dtype).itemsize, mmap.PAGESIZE)
+        try:
+            if sys.platform == "linux":  # private: shared memory, the default, gets no huge pages
+                self._pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+            else:
+                self._pages = mmap.mmap(-1, size)
+        except (OSError, ValueError, OverflowError) as error:
+            raise BudgetError(
+                f"an array of {' x '.join(f'{n:,}' for n in shape)} needs {in_words(size)} of address space, which this "
+                f"machine refuses ({error}). Use fewer rows (hashing=True), a smaller dim, or a machine with more memory."
+            ) from error
+        self.array: NDArray[Any] = np.frombuffer(self._pages, dtype=dtype, count=count).reshape(shape)
+        if huge:
+            self._advise("MADV_HUGEPAGE", 0, size)
+
+    def renew(self, start: int, size: int) -> None:
+        """Give the memory of these bytes back, to have them in huge pages when they are next written."""
+        self._advise("MADV_DONTNEED", start, size)
+        self._advise("MADV_HUGEPAGE", start, size)
+
+    def _advise(self, advice: str, start: int, size: int) -> None:
+        if _HAS_ADVICE and hasattr(mmap, advice):
+            with suppress(OSError):  # a kernel without huge pages costs speed, not correctness
+                self._pages.madvise(getattr(mmap, advice), start, size)
+
+
+def zeros(shape: tuple[int, ...], dtype: DTypeLike, *, huge: bool = True) -> NDArray[Any]:
+    """Pages, as the array they are."""
+    return Pages(shape, dtype, huge=huge).array
+
+
+def in_pages(size: int, page: int = mmap.PAGESIZE) -> int:
+    """Bytes in whole pages."""
+    return -(-size // page) * page

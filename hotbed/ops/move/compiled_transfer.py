@@ -1,0 +1,394 @@
+"""The porter: one thread of compiled code that moves the rows of window after window and never asks for Python's lock.
+
+For every window it waits for the lists that the device writes, reads the rows that exist from the store into pinned memory
+and sends them to the device; and when the training thread says that a window's victims are packed, brings them to the host
+and writes them to the store. It calls the CUDA driver itself. A thread in Python did the same in 0.7 ms a window and held the
+training thread up for as long.
+
+    device   lists of window n            -> porter: rows of n read, sent          -> `staged`
+    training exchange of window n, packed -> porter: victims of n fetched, written -> `written`
+
+A row that leaves with one window and is needed by the next is read late: after it was written. At most three windows are
+between `staged` and `written`; each has its own buffers, which the training thread makes larger when asked to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import cache
+from typing import Any, NamedTuple
+
+import llvmlite.binding
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba.extending import intrinsic
+from torch import Tensor
+
+from hotbed.errors import HotbedError
+from hotbed.host.threads import num_threads
+from hotbed.ops.move import pool as crew
+from hotbed.ops.move.states import EXPECTED, WRITTEN
+from hotbed.ops.streams import after, mark
+
+SLOTS = 3
+_LISTS, _MISSES, _VICTIMS, _TAG = 16, 3, 4, 8  # rows of counts: their length, and places in them
+# words of the porter
+_STOP, _NEED, _NEED_SLOT, _ERROR, _NUM_WRITTEN, _CONTEXT, _IN, _OUT = range(8)
+_RECORDS, _BYTES, _STATE, _JOB, _WINDOWS, _FIRST = range(8, 14)
+_SLOT_WORDS, _SLOT0 = 16, 16
+# words of a slot
+_CAP, _ROWS, _SOURCE, _DEVICE_ROWS, _DEVICE_SOURCE, _OUT_ROWS, _PACKED = range(7)
+_STAGED, _EXCHANGED, _EVENT, _FOUND, _LATE, _IN_EVENT, _OUT_EVENT, _FETCHING = range(7, 15)
+_LOOKS = 2000  # before a nap
+_MOST_WORKERS = 9
+_NAP_US, _NAPS = 30, 10_000  # microseconds at a time, and how often before it is asked whether the porter lives
+_DIED = -1  # as an error: not the driver's, but an exception in the porter's own code
+
+copy_in: Any = types.ExternalFunction("hotbed_copy_in", types.int32(*(types.int64,) * 4))
+copy_out: Any = types.ExternalFunction("hotbed_copy_out", types.int32(*(types.int64,) * 4))
+reached: Any = types.ExternalFunction("hotbed_reached", types.int32(types.int64))
+record: Any = types.ExternalFunction("hotbed_record", types.int32(types.int64, types.int64))
+go_after: Any = types.ExternalFunction("hotbed_go_after", types.int32(types.int64, types.int64, types.int32))
+use: Any = types.ExternalFunction("hotbed_use", types.int32(types.int64))
+nap: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
+
+
+@cache
+def _symbols(on_cuda: bool) -> None:
+    """Give the names above their meaning: the CUDA driver's, or the C library's for tests without a device."""
+    if on_cuda:
+        library = ctypes.CDLL("libcuda.so.1")
+        names = [
+            "cuMemcpyHtoDAsync_v2",
+            "cuMemcpyDtoHAsync_v2",
+            "cuEventQuery",
+            "cuEventRecord",
+            "cuStreamWaitEvent",
+            "cuCtxSetCurrent",
+        ]
+    else:
+        library = ctypes.CDLL(None)
+        names = ["hotbed_memcpy", "hotbed_memcpy", *["fflush"] * 4]  # fflush(0) does nothing and returns 0
+    ours = ("copy_in", "copy_out", "reached", "record", "go_after", "use")
+    for our, name in zip(ours, names):
+        function = _copies if name == "hotbed_memcpy" else getattr(library, name)
+        llvmlite.binding.add_symbol(f"hotbed_{our}", ctypes.cast(function, ctypes.c_void_p).value)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+def _copies(to: int, source: int, num_bytes: int, stream: int) -> int:
+    ctypes.memmove(to, source, num_bytes)
+    return 0
+
+
+def _pointer(typing_context: Any, number: Any) -> Any:
+    """An integer as a pointer."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), generate
+
+
+pointer: Any = intrinsic(_pointer)
+
+
+@njit(nogil=True, cache=True)
+def _job(words: Any, op: Any, rows: Any, keys: Any, packed: Any, num_bytes: Any) -> None:
+    if keys.size:
+        crew._run(words[_JOB], crew._FUTEX, op, rows, keys.ctypes.data, packed, keys.size, num_bytes)
+
+
+@njit(nogil=True, cache=True)
+def _expect(words: Any, victims: Any) -> None:
+    expected = np.full(victims.size, EXPECTED, np.uint8)
+    _job(words, crew.SCATTER, words[_STATE], victims, expected.ctypes.data, 1)
+
+
+@njit(nogil=True, cache=True)
+def _has_room(words: Any, s: Any, num_rows: Any) -> bool:
+    """Whether the buffers of slot s hold so many rows; asks for larger ones if not, once.
+
+    Who answers makes them known and then takes the question back: so the question is looked at first. A question that is
+    asked again after it was answered would have the buffers replaced while rows are in them.
+    """
+    base = words.ctypes.data
+    asked = crew.read(base + 8 * _NEED)
+    if num_rows <= crew.read(base + 8 * (_SLOT0 + s * _SLOT_WORDS + _CAP)):
+        return True
+    if asked == 0:
+        crew.store(base + 8 * _NEED_SLOT, s)
+        crew.store(base + 8 * _NEED, num_rows)
+    return False
+
+
+@njit(nogil=True, cache=True)
+def _read_rows(words: Any, slot: Any, misses: Any, victims: Any, late_keys: Any) -> Any:
+    """(rows found, rows that are late): both have their places in `source`, the found ones are on their way."""
+    count, num_bytes = misses.size, words[_BYTES]
+    seen = np.empty(count, np.uint8)
+    _expect(words, victims)
+    _job(words, crew.GATHER, words[_STATE], misses, seen.ctypes.data, 1)
+    source = carray(pointer(words[slot + _SOURCE]), (count,), np.int32)
+    found = np.empty(count, np.int64)
+    num_found = num_late = 0
+    for i in range(count):
+        source[i] = -1
+        if seen[i] & 1:
+            source[i] = num_found
+            found[num_found] = misses[i]
+            num_found += 1
+    for i in range(count):
+        if seen[i] == EXPECTED:
+            source[i] = num_found + num_late
+            late_keys[num_late] = misses[i]
+            num_late += 1
+    rows = words[slot + _ROWS]
+    _job(words, crew.GATHER, words[_RECORDS], found[:num_found], rows, num_bytes)
+    error = copy_in(words[slot + _DEVICE_SOURCE], words[slot + _SOURCE], count * 4, words[_IN])
+    if num_found:
+        error |= copy_in(words[slot + _DEVICE_ROWS], rows, num_found * num_bytes, words[_IN])
+    return num_found, num_late, error | record(words[slot + _IN_EVENT], words[_IN])
+
+
+@njit(nogil=True, cache=True)
+def _read_late(words: Any, slot: Any, num_found: Any, keys: Any) -> Any:
+    num_bytes = words[_BYTES]
+    rows = words[slot + _ROWS] + num_found * num_bytes
+    _job(words, crew.GATHER, words[_RECORDS], keys, rows, num_bytes)
+    error = copy_in(words[slot + _DEVICE_ROWS] + num_found * num_bytes, rows, keys.size * num_bytes, words[_IN])
+    return error | record(words[slot + _IN_EVENT], words[_IN])
+
+
+@njit(nogil=True, cache=True)
+def _fetch_victims(words: Any, slot: Any, num_victims: Any) -> Any:
+    error = go_after(words[_OUT], words[slot + _EVENT], 0)
+    if num_victims:
+        error |= copy_out(words[slot + _OUT_ROWS], words[slot + _PACKED], num_victims * words[_BYTES], words[_OUT])
+    return error | record(words[slot + _OUT_EVENT], words[_OUT])
+
+
+@njit(nogil=True, cache=True)
+def _write_victims(words: Any, slot: Any, victims: Any) -> None:
+    _job(words, crew.SCATTER, words[_RECORDS], victims, words[slot + _OUT_ROWS], words[_BYTES])
+    written = np.full(victims.size, WRITTEN, np.uint8)
+    _job(words, crew.SCATTER, words[_STATE], victims, written.ctypes.data, 1)
+
+
+@njit(nogil=True, cache=True)
+def _serve(words: Any, counts: Any, miss_keys: Any, victim_keys: Any, late_keys: Any) -> None:
+    """The life of a porter. Words that others write are read as memory, not as registers."""
+    base = words.ctypes.data
+    error = use(words[_CONTEXT])
+    reading = writing = words[_FIRST]
+    looks = 0
+    while crew.read(base + 8 * _STOP) == 0 and error == 0:  # ends: when the porter is stopped, or a call fails
+        idle = True
+        row = reading % words[_WINDOWS]
+        if reading - writing < SLOTS and crew.read(counts.ctypes.data + 8 * (row * _LISTS + _TAG)) == reading + 1:
+            slot = _SLOT0 + (reading % SLOTS) * _SLOT_WORDS
+            num_misses, num_victims = counts[row, _MISSES], counts[row, _VICTIMS]
+            if _has_room(words, reading % SLOTS, max(num_misses, num_victims)):
+                found, num_late, error = _read_rows(
+                    words, slot, miss_keys[row, :num_misses], victim_keys[row, :num_victims], late_keys[reading % SLOTS]
+                )
+                words[slot + _FOUND], words[slot + _LATE] = found, num_late
+                reading += 1
+                if num_late == 0:
+                    crew.store(base + 8 * (slot + _STAGED), reading)
+                idle = False
+        slot = _SLOT0 + (writing % SLOTS) * _SLOT_WORDS
+        row = writing % words[_WINDOWS]
+        if writing < reading and words[slot + _FETCHING] == 0:
+            if crew.read(base + 8 * (slot + _EXCHANGED)) == writing + 1:
+                error |= _fetch_victims(words, slot, counts[row, _VICTIMS])
+                words[slot + _FETCHING] = 1
+                idle = False
+        elif writing < reading and reached(words[slot + _OUT_EVENT]) == 0:
+            _write_victims(words, slot, victim_keys[row, : counts[row, _VICTIMS]])
+            if reading > writing + 2:  # rows that came back in between, and leave again with a window that is read
+                again = (writing + 2) % words[_WINDOWS]
+                _expect(words, victim_keys[again, : counts[again, _VICTIMS]])
+            words[slot + _FETCHING] = 0
+            writing += 1
+            crew.store(base + 8 * _NUM_WRITTEN, writing)
+            slot = _SLOT0 + (writing % SLOTS) * _SLOT_WORDS
+            if writing < reading and words[slot + _LATE] > 0:  # all that the next window waited for is written
+                num_late = words[slot + _LATE]
+                error |= _read_late(words, slot, words[slot + _FOUND], late_keys[writing % SLOTS, :num_late])
+                crew.store(base + 8 * (slot + _STAGED), writing + 1)
+            idle = False
+        looks = looks + 1 if idle else 0
+        crew.pause()
+        if looks > _LOOKS:
+            nap(np.uint32(_NAP_US))
+    crew.store(base + 8 * _ERROR, error)
+
+
+@njit(nogil=True, cache=True)
+def _watch(words: Any, place: Any, value: Any) -> int:
+    """0 when words[place] is `value` or more; 1 when the porter needs room; 2 when it has failed; 3 if none for a second."""
+    base = words.ctypes.data
+    looks = 0
+    while crew.read(base + 8 * place) < value:  # ends: looks are counted
+        if crew.read(base + 8 * _NEED) > 0:
+            return 1
+        if crew.read(base + 8 * _ERROR) != 0:
+            return 2
+        looks += 1
+        crew.pause()
+        if looks > _LOOKS:
+            nap(np.uint32(_NAP_US))
+        if looks > _LOOKS + _NAPS:
+            return 3
+    return 0
+
+
+class Slot(NamedTuple):
+    """The buffers of one window, each of `cap` rows."""
+
+    rows: Tensor  # pinned [cap, W]
+    source: Tensor  # pinned int32 [cap]
+    device_rows: Tensor  # [cap, W]
+    device_source: Tensor  # int32 [cap]
+    out_rows: Tensor  # pinned [cap, W]
+    packed: Tensor  # [cap, W]
+
+
+class Porter:
+    """Moves rows between a store (records [R, W], state uint8 [R]) and the slots of one group."""
+
+    def __init__(self, records: Tensor, state: Any, lists: tuple[Tensor, Tensor, Tensor], device: torch.device) -> None:
+        self._device = device
+        self._records = records
+        self._width = records.shape[1]
+        self._arrays = [part.numpy() for part in lists]  # counts, keys of misses, keys of victims, by window
+        self._state = state  # uint8 [R]
+        self._words = np.zeros(_SLOT0 + SLOTS * _SLOT_WORDS, dtype=np.int64)
+        self._late = np.empty((SLOTS, lists[1].shape[1]), dtype=np.int64)
+        self._slots = [self._new_slot(0) for _ in range(SLOTS)]
+        self._crew: crew.Crew | None = None
+        self._kept: list[Any] = []  # events that may still be waited for
+        self._events: list[list[Any]] = []
+        self._thread: threading.Thread | None = None
+        self._exception: BaseException | None = None  # which ended the thread
+        self._num_exchanged = 0
+        _symbols(device.type == "cuda")
+
+    def start(self, first: int) -> None:
+        """From window `first` on."""
+        words = self._words
+        words[:] = 0
+        self._num_exchanged = words[_FIRST] = words[_NUM_WRITTEN] = first
+        words[_RECORDS], words[_BYTES], words[_STATE] = (
+            self._records.data_ptr(),
+            self._width * 4,
+            self._state.ctypes.data,
+        )
+        self._crew = crew.Crew(max(1, min(_MOST_WORKERS, num_threads() * 5 // 8 - 1)))
+        words[_JOB], words[_WINDOWS] = self._crew.ready(), self._arrays[0].shape[0]
+        if self._device.type == "cuda":
+            self._streams = [torch.cuda.Stream(self._device) for _ in range(2)]
+            words[_IN], words[_OUT] = (stream.cuda_stream for stream in self._streams)
+            context = ctypes.c_void_p()
+            ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
+            words[_CONTEXT] = context.value or 0
+            self._events = [[mark(self._device), mark(self._device)] for _ in range(SLOTS)]
+            for s, (inward, outward) in enumerate(self._events):
+                place = _SLOT0 + s * _SLOT_WORDS
+                words[place + _IN_EVENT], words[place + _OUT_EVENT] = inward.cuda_event, outward.cuda_event
+        for s in range(SLOTS):
+            self._tell(s)
+        self._exception = None
+        self._thread = threading.Thread(target=self._live, name="hotbed-porter", daemon=True)
+        self._thread.start()
+
+    def _live(self) -> None:
+        try:
+            _serve(self._words, *self._arrays, self._late)  # type: ignore[call-arg]
+        except BaseException as error:  # handed to whoever waits
+            self._exception = error
+            self._words[_ERROR] = _DIED
+
+    def stop(self) -> None:
+        """After `drain`, or when it has failed."""
+        self._words[_STOP] = 1
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+
+    def staged(self, number: int) -> tuple[Slot, int]:
+        """(buffers, rows that came from the store) of a window; the current stream waits for them."""
+        s = number % SLOTS
+        self._wait(_SLOT0 + s * _SLOT_WORDS + _STAGED, number + 1)
+        if self._device.type == "cuda":
+            after(self._device, self._events[s][0])
+        words = self._words[_SLOT0 + s * _SLOT_WORDS :]
+        return self._slots[s], int(words[_FOUND] + words[_LATE])
+
+    def is_staged(self, number: int) -> bool:
+        """Whether `staged` would not wait, nor the current stream."""
+        s = number % SLOTS
+        if self._words[_SLOT0 + s * _SLOT_WORDS + _STAGED] < number + 1:
+            return False
+        return self._device.type != "cuda" or bool(self._events[s][0].query())
+
+    def exchanged(self, number: int, event: Any) -> None:
+        """The victims of a window are packed when `event` is reached."""
+        place = _SLOT0 + (number % SLOTS) * _SLOT_WORDS
+        self._kept.append(event)
+        del self._kept[: -4 * SLOTS]
+        self._words[place + _EVENT] = 0 if event is None else event.cuda_event
+        self._words[place + _EXCHANGED] = number + 1
+        self._num_exchanged = number + 1
+
+    def drain(self) -> None:
+        """Wait until all victims are in the store."""
+        self._wait(_NUM_WRITTEN, self._num_exchanged)
+
+    def _wait(self, place: int, value: int) -> None:
+        while status := _watch(self._words, place, value):
+            if status == 1:
+                self._make_room()
+            elif status == 2 or self._thread is None or not self._thread.is_alive():
+                reason = f"the CUDA driver says error {self._words[_ERROR]}"
+                if self._words[_ERROR] in (0, _DIED):
+                    reason = "the thread that moves them has ended"
+                raise HotbedError(
+                    f"rows could not be moved between host and device: {reason}. "
+                    "Rows may be lost; load the last checkpoint."
+                ) from self._exception
+
+    def _make_room(self) -> None:
+        """Larger buffers, as asked for. Called again after an interrupt, it must not replace those the porter knows of."""
+        need, s = int(self._words[_NEED]), int(self._words[_NEED_SLOT])
+        if self._words[_SLOT0 + s * _SLOT_WORDS + _CAP] < need:
+            self._slots[s] = self._new_slot(need + need // 4)  # nothing is under way in it: its last window is written
+            if self._device.type == "cuda":
+                self._streams[0].wait_event(
+                    mark(self._device)
+                )  # the memory is new to the host, and may be in use still
+            self._tell(s)
+        self._words[_NEED] = 0
+
+    def _new_slot(self, cap: int) -> Slot:
+        width, device, pinned = self._width, self._device, self._device.type == "cuda"
+        return Slot(
+            torch.empty(cap, width, pin_memory=pinned, dtype=torch.float32, device="cpu"),
+            torch.empty(cap, dtype=torch.int32, pin_memory=pinned, device="cpu"),
+            torch.empty(cap, width, device=device, dtype=torch.float32),
+            torch.empty(cap, dtype=torch.int32, device=device),
+            torch.empty(cap, width, pin_memory=pinned, dtype=torch.float32, device="cpu"),
+            torch.empty(cap, width, device=device, dtype=torch.float32),
+        )
+
+    def _tell(self, s: int) -> None:
+        place, slot = _SLOT0 + s * _SLOT_WORDS, self._slots[s]
+        self._words[place + _ROWS : place + _PACKED + 1] = [tensor.data_ptr() for tensor in slot]
+        self._words[place + _CAP] = slot.source.shape[0]

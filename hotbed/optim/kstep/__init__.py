@@ -1,0 +1,1 @@
+"""k-step Adam for dense weights."""

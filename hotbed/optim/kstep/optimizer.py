@@ -1,0 +1,236 @@
+"""k-step Adam for dense weights: every rank makes local steps, all ranks merge their weights every k steps.
+
+Gradients in, merged weights out. Traffic falls as 1 / k; the price is that between merges the ranks hold different weights,
+an approximation that docs/kstep.md writes down as formulas and measures. k = 1 is synchronous training: gradients are averaged
+before each step. Without a process group it is the plain inner optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hotbed.errors import ConfigError
+from hotbed.optim.kstep.flat import FlatWeights
+from hotbed.optim.kstep.inner import INNER, Stretch
+from hotbed.optim.kstep.merge import MERGE_RULES, Counts, Decay, Local, Merger, MergeRule
+from hotbed.optim.kstep.ranks import AllRanks, Over, Ranks
+
+COUNTS, ARRIVING = "kstep_counts", "kstep_arriving"  # in the state of the first parameter
+
+
+class KStepAdam(Optimizer):
+    """Local steps of Adam, AdamW or SGD, merged over all ranks every `k` steps and by `merge()`.
+
+    Call `merge()` at the end of an epoch and before every evaluation and checkpoint: after it all ranks hold the same bits.
+    All ranks build it, step and merge together; they start from the weights of rank 0. A rank that has no samples
+    left takes part with `step(weight=0)`. Parameters become views of one flat tensor.
+
+    Args:
+        params: parameters, or param groups with their own lr, betas, eps, weight_decay, momentum.
+        lr: learning rate.
+        k: steps between merges; 1 averages gradients before every step instead.
+        merge: what is merged besides the weights: nothing ("params"), both moments ("moments"), or the second moment
+            alone, whose largest mean so far is a floor under every rank's own ("shared_v").
+        inner: the local rule.
+        mesh: a `hotbed.parallel.mesh.Mesh`, which spares the wires between nodes; without one all ranks are equals.
+        across_only: average gradients inside each node every step, and merge across nodes every k.
+        overlap: let a merge travel beside the next `delay` steps instead of waiting for it.
+        scale_lr: between merges, multiply the steps of Adam and AdamW by the square root of the number of ranks (of nodes
+            with across_only). Local gradients are noisier than their mean, so local Adam takes smaller steps; with it
+            an lr that suits synchronous training stays right. Off by default, as in published code.
+        delay: steps between the start of a merge and its use, at most k; k // 4 and at least 1 when None.
+        betas: of Adam.
+        eps: of Adam.
+        weight_decay: added to the gradient; "adamw" shrinks the weights instead.
+        momentum: of "sgd".
+        buffers: what a merge also averages: running statistics. Integers among them are left alone.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        k: int = 16,
+        merge: MergeRule = "params",
+        inner: Literal["adam", "adamw", "sgd"] = "adam",
+        mesh: Ranks | None = None,
+        across_only: bool = False,
+        scale_lr: bool = False,
+        overlap: bool = True,
+        delay: int | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        buffers: Iterable[Tensor] = (),
+    ) -> None:
+        delay = max(1, k // 4) if delay is None else delay
+        _check_settings(k, merge, inner, delay)
+        if across_only and mesh is None:
+            raise ConfigError("across_only=True needs to know the nodes; give mesh=Mesh.from_environment()")
+        self._flat: FlatWeights | None = None
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, "momentum": momentum})
+        self.k, self.inner = k, inner
+        ranks = mesh.apart() if mesh is not None else AllRanks()
+        self._averaging = ranks if k == 1 and ranks.size > 1 else None  # gradients, every step
+        self._over: Over = "all"
+        if mesh is not None and across_only and k > 1:
+            self._averaging, self._over = mesh.apart(), "node"  # beside merges, so in groups of its own
+        self._flat = flat = FlatWeights(self.param_groups, [one for one in buffers if one.is_floating_point()])
+        self._gradients = torch.zeros_like(flat.values[: flat.num_weights])
+        self._local = self._make_local(flat, shared=merge == "shared_v" and k > 1 and ranks.size > 1)
+        # Averaged gradients keep all but the running statistics equal.
+        merged = self._local if k > 1 else Local(flat.values[flat.num_weights :], *(self._gradients[:0],) * 3)
+        self._merger = Merger(
+            merged, ranks, merge if k > 1 else "params", k if k > 1 else 0, delay if overlap and k > 1 else 0
+        )
+        num_apart = 1 if k == 1 else ranks.size // (mesh.local if mesh is not None and across_only else 1)
+        self._scale = num_apart**0.5 if scale_lr else 1.0
+        ranks.broadcast_(flat.values)
+
+    def _make_local(self, flat: FlatWeights, shared: bool) -> Local:
+        weights = flat.values[: flat.num_weights]
+        has_m = self.inner != "sgd" or any(group["momentum"] for group in self.param_groups)
+        wanted = (has_m, self.inner != "sgd", shared)
+        local = Local(flat.values, *(torch.zeros_like(weights) if one else weights[:0] for one in wanted))
+        names = (
+            "momentum_buffer" if self.inner == "sgd" else "exp_avg",
+            "exp_avg_sq",
+            "max_exp_avg_sq",
+        )  # as torch has them
+        for name, moment in zip(names, local[1:]):
+            if moment.numel():
+                for parameter, view in zip(flat.parameters, flat.views(moment)):
+                    self.state[parameter][name] = view
+        return local
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
+        """One local step, and what is due of a merge. `weight` is this rank's part in means, e.g. its number of samples."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if weight < 0:
+            raise ConfigError(f"a step's weight is a number of samples or the like, at least 0; given: {weight}")
+        flat = self._weights()
+        flat.collect_gradients(self._gradients)
+        step = self._merger.begin_step(weight)
+        if self._averaging is not None:
+            self._average_gradients(weight, self._averaging)
+        moves = weight > 0 or self._averaging is not None
+        for group, place in flat.runs(with_gradient=self._averaging is None) if moves else ():
+            x, m, v, _ = (one[place] for one in self._local)
+            floor = self._merger.floor(place, group["betas"][1])
+            INNER[self.inner](Stretch(x, self._gradients[place], m, v, floor, self._scale), group, step)
+        self._merger.end_step(self._decays, moved=moves)
+        return loss
+
+    def merge(self, *, moments: bool = False) -> None:
+        """Wait for what is on its way, then merge: all ranks hold the same weights. Nothing happens right after a merge.
+
+        With `moments` the moments are averaged too, whatever the rule: the state of any rank is then the state of all,
+        for a checkpoint that another number of ranks may load.
+        """
+        with torch.no_grad():
+            self._weights()
+            self._merger.merge(self._decays, moments=moments and self.k > 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's moments under the names of torch.optim, counts, and a mean on its way, which is waited for.
+
+        Tensors and plain values only. Weights are the model's to save. Every rank has its own; after
+        `merge(moments=True)` they are equal.
+        """
+        self._weights()
+        packed = super().state_dict()
+        numbers = [number for group in packed["param_groups"] for number in group["params"]]
+        step = torch.tensor(float(self._merger.counts.step), dtype=torch.float32, device="cpu")
+        packed["state"] = {number: {"step": step, **packed["state"].get(number, {})} for number in numbers}
+        packed["state"][numbers[0]][COUNTS] = self._merger.counts.as_tensor()
+        arriving = self._merger.arriving()
+        if arriving is not None:
+            packed["state"][numbers[0]][ARRIVING] = arriving
+        return packed
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on bit for bit from a `state_dict` of this rank, or start from one of torch.optim's Adam, AdamW or SGD."""
+        flat = self._weights()
+        saved = state_dict["state"]
+        _check_saved(state_dict, self.param_groups)
+        for group, other in zip(self.param_groups, state_dict["param_groups"]):
+            group.update({name: value for name, value in other.items() if name in self.defaults})
+        for number, parameter in enumerate(flat.parameters):
+            for name, view in self.state.get(parameter, {}).items():
+                given = saved.get(number, {}).get(name)
+                view.zero_() if given is None else view.copy_(given)
+        first = saved.get(0, {})
+        counts = Counts.from_tensor(first[COUNTS]) if COUNTS in first else Counts(step=int(first.get("step", 0)))
+        self._merger.restore(counts, first[ARRIVING].to(flat.values, copy=True) if ARRIVING in first else None)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused once built: all weights lie in one flat tensor."""
+        if self._flat is not None:
+            raise ConfigError("parameters cannot be added to a k-step optimizer; build a new one with all of them")
+        super().add_param_group(param_group)
+
+    def _weights(self) -> FlatWeights:
+        assert self._flat is not None
+        self._flat.check()
+        return self._flat
+
+    def _average_gradients(self, weight: float, ranks: Ranks) -> None:
+        wire = torch.cat([self._gradients, self._gradients.new_ones(1)]).mul_(weight)
+        ranks.sum_(wire, self._over)
+        # Nothing waits for the device: where no rank has weight the gradients are zero, and stay so.
+        torch.div(wire[:-1], wire[-1].clamp_min(torch.finfo(wire.dtype).tiny), out=self._gradients)
+
+    def _decays(self) -> list[Decay]:
+        sgd = self.inner == "sgd"
+        places = self._weights().groups
+        return [
+            Decay(place, group["momentum"] if sgd else group["betas"][0], group["betas"][1]) for group, place in places
+        ]
+
+
+def _check_settings(k: int, merge: str, inner: str, delay: int) -> None:
+    problems = []
+    if k < 1:
+        problems.append(f"k is the number of steps between merges, at least 1; given: {k}")
+    if merge not in MERGE_RULES:
+        problems.append(f"merge is one of {', '.join(MERGE_RULES)}; given: {merge!r}")
+    if inner not in INNER:
+        problems.append(f"inner is one of {', '.join(INNER)}; given: {inner!r}")
+    if inner == "sgd" and merge == "shared_v":
+        problems.append('merge="shared_v" shares a second moment, and inner="sgd" has none; use "params" or "moments"')
+    if not 1 <= delay <= max(1, k):
+        problems.append(
+            f"delay is at least 1 and at most k ({k}), so that a merge is used before the next; given: {delay}"
+        )
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def _check_saved(saved: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+    given, here = ([len(group["params"]) for group in one] for one in (saved["param_groups"], groups))
+    if given != here:
+        raise ConfigError(
+            f"the state has groups of {given} parameters, this optimizer of {here}; build it as the saved one"
+        )
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    for number, state in saved["state"].items():
+        for name, value in state.items():
+            moment = name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer") and value is not None
+            if moment and value.shape != parameters[number].shape:
+                raise ConfigError(
+                    f"{name} of parameter {number} has the shape {tuple(value.shape)}, the parameter "
+                    f"{tuple(parameters[number].shape)}; load the state of the same model"
+                )

@@ -1,0 +1,116 @@
+"""Moving rows: a thread that reads them from the store and writes them back, strictly in the order it is told.
+
+A row that leaves with one window and is needed by the next is read late: after it was written. That is rare, because a
+policy that looks ahead does not let such a row go.
+
+The training thread may be interrupted anywhere in here: it only ever puts into a queue, counts, and waits for latches.
+"""
+
+from __future__ import annotations
+
+import queue
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from hotbed.host.handover import Latch, Runner
+from hotbed.ops.streams import mark, side_stream
+from hotbed.tables.group.cached import CachedGroup, Fetch
+from hotbed.telemetry.spans import span
+
+_PATIENCE = 5.0  # seconds
+Fetches = list[tuple[CachedGroup, Fetch]]
+
+
+class Move:
+    """The rows of one window."""
+
+    def __init__(self, number: int, fetches: Fetches) -> None:
+        self.number = number
+        self.fetches = fetches
+        self.staged = Latch()  # all rows are on their way to the device
+        self.mark: Any = None  # the mark at which they have arrived
+
+
+class Mover:
+    """One thread; `read` and `write` return at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tasks: queue.SimpleQueue[tuple[str, Move] | Latch | None] = queue.SimpleQueue()
+        self._late: list[Move] = []
+        self._outward: Any = None
+        self._thread = Runner(self._work, "hotbed-mover")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def read(self, move: Move) -> None:
+        """Bring the window's rows to the device."""
+        self._tasks.put(("read", move))
+
+    def write(self, move: Move) -> None:
+        """Write the window's victims to the store; their copies to the host are under way."""
+        self._tasks.put(("write", move))
+
+    @property
+    def error(self) -> BaseException | None:
+        """What went wrong; nothing is done any more."""
+        return self._thread.error
+
+    def wait(self, move: Move) -> None:
+        """Until its rows are on their way to the device; raises what went wrong."""
+        self._wait(move.staged)
+
+    def drain(self) -> None:
+        """Wait until everything asked for is done; raises what went wrong."""
+        done = Latch()
+        self._tasks.put(done)
+        self._wait(done)
+
+    def _wait(self, latch: Latch) -> None:
+        latch.wait(self._thread.is_alive)
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        self._tasks.put(None)
+        self._thread.join()
+
+    def abandon(self) -> None:
+        """The process ends: finish what was asked for, within reason."""
+        self._tasks.put(None)
+        self._thread.join(_PATIENCE)
+
+    def _work(self) -> None:
+        self._outward = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        side_stream(self._device)
+        while (task := self._tasks.get()) is not None:
+            if isinstance(task, Latch):
+                task.set()
+                continue
+            kind, move = task
+            with span(f"{kind} rows of window {move.number}"):
+                (self._read if kind == "read" else self._write)(move)
+
+    def _read(self, move: Move) -> None:
+        for group, fetch in move.fetches:
+            group.read(fetch)
+        self._late.append(move)
+        if not any(fetch.num_late for _, fetch in move.fetches):
+            self._stage(move)
+
+    def _write(self, move: Move) -> None:
+        with torch.cuda.stream(self._outward) if self._outward is not None else nullcontext():
+            for group, fetch in move.fetches:
+                group.write(fetch)
+        for each in [late for late in self._late if late.number <= move.number + 1]:  # all they waited for is written
+            self._stage(each)
+
+    def _stage(self, move: Move) -> None:
+        for group, fetch in move.fetches:
+            group.read_late(fetch)
+        move.mark = mark(self._device)
+        self._late.remove(move)
+        move.staged.set()

@@ -1,0 +1,165 @@
+"""The folder of one run: a fresh name, a fresh start, what is in it.
+
+config.json  data.json  metrics.jsonl  summary.json  model/  checkpoints/  best/  report.html  tensorboard/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from hotbed.errors import RunError
+from hotbed.host.atomic import flush_to_disk, make_folder
+from hotbed.run.files import writing
+
+CONTENT = (
+    "config.json",
+    "data.json",
+    "metrics.jsonl",
+    "summary.json",
+    "report.html",
+    "warm_start.json",
+    "forecast.json",
+    "misses.json",
+    "watched.jsonl",
+    "model",
+    "checkpoints",
+    "checkpoint",
+    "best",
+    "tensorboard",
+)
+BEGINNING = "config.json.tmp"  # all that a run leaves that was killed before it wrote anything whole
+_BEFORE_STEPS = {  # written, or opened, before anything is trained; and the account of a run that failed then
+    "config.json",
+    "data.json",
+    "forecast.json",
+    "misses.json",
+    "warm_start.json",
+    "metrics.jsonl",
+    "watched.jsonl",
+    "summary.json",
+    "report.html",
+    "tensorboard",
+}
+
+
+def default_run(model: str, dataset: str, parent: Path = Path("runs")) -> Path:
+    """runs/<model>-<dataset>-<n> with the first n that is free."""
+    name = re.sub(r"[^\w.-]+", "-", Path(dataset).name).strip("-") or "data"
+    number = 1
+    while (parent / f"{model}-{name}-{number}").exists():
+        number += 1
+    return parent / f"{model}-{name}-{number}"
+
+
+def check_free(folder: Path, overwrite: bool = False) -> None:
+    """A RunError unless a new run may begin here; only a folder that holds a run is ever overwritten."""
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file; a run needs a folder. Choose another with --out.")
+    if not folder.is_dir() or all(path.name == BEGINNING for path in folder.iterdir()):
+        return
+    if not (folder / "config.json").is_file():
+        raise RunError(f"{folder} is not empty and holds no run. Choose another folder with --out.")
+    if not overwrite and not is_unbegun(folder):
+        raise RunError(
+            f"{folder} already holds a run. --overwrite starts it anew, --resume {folder} goes on with it if it has a "
+            "checkpoint, --out DIR puts the new one elsewhere."
+        )
+
+
+def make_run(folder: Path, overwrite: bool = False) -> None:
+    """An empty folder for a new run. Of an old run in it only what runs write is removed, config.json last.
+
+    So whoever is killed on the way leaves a folder that still holds a run, which --overwrite takes.
+    """
+    check_free(folder, overwrite)
+    with writing(folder):
+        _remove_content(folder)
+        make_folder(folder)
+
+
+def _remove_content(folder: Path) -> None:
+    for name in reversed(CONTENT):
+        if name == CONTENT[0] and folder.is_dir():
+            flush_to_disk(folder)  # so that it is the last to go after a power loss, too
+        for path in (folder / f"{name}{ending}" for ending in ("", ".new", ".old", ".tmp")):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def is_unbegun(folder: Path) -> bool:
+    """Whether a run was started here and died before it left a line, a checkpoint or a model: nothing is lost with it."""
+    try:
+        sizes = {path.name.removesuffix(".tmp"): path.stat().st_size for path in folder.iterdir()}
+        if not {"config.json", "data.json"} <= sizes.keys() <= _BEFORE_STEPS:  # config.json alone may be the user's
+            return False
+        if sizes.get("metrics.jsonl", 0) or sizes.get("watched.jsonl", 0):
+            return False
+        return "summary.json" not in sizes or read_json(folder / "summary.json").get("steps") == 0
+    except (OSError, RunError):
+        return False
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in the folder, which is made if it is not there, and goes if no step is made."""
+    with writing(folder):
+        made = not folder.exists()
+        make_folder(folder)
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(
+                f"another process is training in {folder}. Wait for it, or choose another folder with --out."
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        if made:
+            with suppress(OSError):  # there is something in it
+                if is_unbegun(folder):
+                    _remove_content(folder)
+                folder.rmdir()
+        os.close(handle)
+
+
+def is_training(folder: Path) -> bool:
+    """Whether a process holds the lock of a run folder."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return not (folder / "summary.json").exists()
+    finally:
+        os.close(handle)
+    return False
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a run folder."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"{path.parent} is not a run: {path.name} cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}.") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is damaged: it must hold a mapping.")
+    return found

@@ -1,0 +1,93 @@
+"""Run files and `--set path=value` texts in, one RunConfig and the list of all mistakes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hotbed.errors import ConfigError
+from hotbed.run.config import FIELDS, SECTIONS, TYPES, RunConfig, flatten, from_flat, shown, unknown
+
+
+def compose(
+    run_file: Path | None = None, overrides: Mapping[str, Any] | None = None, sets: Iterable[str] = ()
+) -> tuple[RunConfig, list[str]]:
+    """Defaults, run file, overrides {"section.name": value}, `path=value` texts; later ones win. And all mistakes."""
+    flat: dict[str, Any] = {}
+    problems: list[str] = []
+    if run_file is not None:
+        problems += flatten(read_run_file(run_file), flat)
+    flat.update(overrides or {})
+    for text in sets:
+        problems += _set(text, flat)
+    config, wrong = from_flat(flat)
+    return config, problems + wrong
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """The nested mapping of a .yaml, .yml, .toml or .json file."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder, not a run file. To train on a dataset: `hotbed train --data {path}`.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the run file {path}: {error}") from error
+    try:
+        tree = _parse(path, text)
+    except ValueError as error:
+        raise ConfigError(f"the run file {path} cannot be parsed: {error}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"the run file {path} must hold a mapping with {', '.join(SECTIONS)}, not {shown(tree)}.")
+    return tree
+
+
+def _parse(path: Path, text: str) -> Any:
+    if path.suffix == ".json":
+        return json.loads(text)
+    if path.suffix == ".toml":
+        import tomllib
+
+        return tomllib.loads(text)
+    if path.suffix in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(str(error)) from error
+    raise ConfigError(f"the run file {path} must end in .yaml, .yml, .toml or .json, not {path.suffix or 'nothing'!r}.")
+
+
+def _set(text: str, flat: dict[str, Any]) -> list[str]:
+    """Apply one `path=value`; `model.options.dropout=0.2` reaches into a mapping."""
+    path, equals, value_text = (part.strip() for part in text.partition("="))
+    if not equals:
+        return [f"--set {text}: must have the form path=value, e.g. --set model.dim=32"]
+    head, _, option = path.partition(".options.")
+    if option and f"{head}.options" in FIELDS:
+        options = flat.get(f"{head}.options", {})
+        flat[f"{head}.options"] = {**(options if isinstance(options, dict) else {}), option: parse_value(value_text)}
+        return []
+    if path not in FIELDS:
+        return [unknown(path, FIELDS)]
+    value = parse_value(value_text)
+    # 2024 may be the name of a directory: text stays as typed unless it was quoted
+    flat[path] = value_text if TYPES[path] is str and not isinstance(value, str) else value
+    return []
+
+
+def parse_value(text: str) -> Any:
+    """JSON where it is JSON (1e-3, true, [400, 400]), else a YAML scalar or list ([relu, prelu]), else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        import yaml
+
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError:
+            return text

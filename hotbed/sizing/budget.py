@@ -1,0 +1,305 @@
+"""Budgets: a share of the rows or bytes of device memory for the cache, bytes of host memory, a folder and bytes of an ssd.
+
+In comes what a user asked for and what the groups of tables need; out goes what each group gets. Bytes hold the rows and all
+that finds them. Groups share a budget in proportion to the bytes of their rows.
+
+Tables of dynamic ids have no number of rows. Beside them the others take what all their rows need, but no more than half of
+a budget; the rest is for dynamic ids, in proportion to the bytes of a record. Where their rows are on an ssd, up to half of
+their memory is for the index of ids, which says how many there can be, and what is left holds rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hotbed.cache import BYTES_PER_SLOT, share_of, with_some_to_spare
+from hotbed.errors import BudgetError, ConfigError
+from hotbed.host.memory import in_words, parse_bytes, percent_hint, typed
+from hotbed.ids import MAX_ROWS
+from hotbed.store import tiered
+from hotbed.store.place import Place
+from hotbed.tables.group.dynamic import BYTES_PER_ID, IdRoom
+
+Rows = tuple[int, int]  # number of rows, bytes of a record
+Size = tuple[int | None, int]  # likewise; None for dynamic ids
+SSD_BYTES_PER_KEY = 9  # of the ssd's index and bitmaps, where no memory tier is over it
+_LEAST_SSD = 4 << 20  # of a group: three segments, and the copy that compaction makes
+_MOST_ADDRESSES = 1 << 44  # bytes set aside for rows of dynamic ids, which take memory only once they are used
+
+
+class Budgets(NamedTuple):
+    """As given by the user; None is not given."""
+
+    cache: float | None = None
+    hbm: str | int | None = None
+    memory: str | int | None = None
+    ssd: str | None = None
+
+    @property
+    def bounds_index(self) -> bool:
+        """Whether bytes say how large the cache is: `hbm`, or `memory` over an ssd without a cache on a device."""
+        return self.hbm is not None or (self.ssd is not None and self.cache is None)
+
+
+class Room(NamedTuple):
+    """What one group gets."""
+
+    num_slots: int | None  # on the device; None: every row
+    place: Place  # of the rows below
+    ids: IdRoom | None = None  # of dynamic ids
+    bounded: bool = False  # the cache with its index has BYTES_PER_SLOT beside every record, and no more
+
+
+def rooms_of(budgets: Budgets, groups: Sequence[Size], device_type: str) -> list[Room]:
+    """The room of every group; all that contradicts itself or does not fit is an error that says what would."""
+    preset = [(rows, record) for rows, record in groups if rows is not None]
+    if len(preset) < len(groups):
+        rooms = _rooms_with_dynamic(budgets, groups, device_type)
+    else:
+        rooms = _preset_rooms(budgets, preset, device_type)
+    return [room._replace(bounded=budgets.bounds_index and room.num_slots is not None) for room in rooms]
+
+
+def _preset_rooms(budgets: Budgets, groups: Sequence[Rows], device_type: str) -> list[Room]:
+    share = cache_share(budgets.cache, budgets.hbm, groups)
+    if budgets.ssd is None:
+        if share is not None:
+            check_host(budgets.memory, groups)
+        elif budgets.memory is not None:
+            raise ConfigError("memory= is for the rows behind a cache; give cache= or hbm= too, or ssd=")
+        return [Room(_slots(share, rows, budgets), Place()) for rows, _ in groups]
+    folder, ssd_bytes = parse_ssd(budgets.ssd)
+    memory = _memory_over_ssd(budgets)
+    if share is None and device_type != "cpu":
+        raise ConfigError(f"ssd={budgets.ssd!r} on {device_type} needs a cache there; give cache= or hbm= too")
+    whole = sum(rows * record for rows, record in groups)
+    on_ssd = _ssd_parts(ssd_bytes, [rows * record for rows, record in groups])
+    rooms = []
+    for number, (rows, record) in enumerate(groups):
+        part = rows * record / whole
+        place = Place(folder / f"group-{number}", on_ssd[number])
+        if share is None:
+            fit = _rows_in(memory, part, rows, SSD_BYTES_PER_KEY, record + BYTES_PER_SLOT)
+            rooms.append(Room(fit, place))
+        else:
+            fit = _rows_in(memory, part, rows, tiered.BYTES_PER_KEY, record + tiered.BYTES_PER_SLOT)
+            rooms.append(Room(_slots(share, rows, budgets), place._replace(memory_slots=fit)))
+    return rooms
+
+
+def _rooms_with_dynamic(budgets: Budgets, groups: Sequence[Size], device_type: str) -> list[Room]:
+    if budgets.cache is not None:
+        raise ConfigError(
+            f"cache={budgets.cache!r} is a share of the rows, and tables with rows=None have no number of rows; give hbm=, "
+            "the bytes of the cache on the device (on a CPU too), such as hbm='1GiB'"
+        )
+    if budgets.hbm is None and (budgets.ssd is None or device_type != "cpu"):
+        raise ConfigError(
+            "tables with rows=None are looked up in a cache: give hbm=, its bytes on the device (on a CPU too), such as "
+            "hbm='1GiB'"
+        )
+    if budgets.ssd is None:
+        rooms = _memory_rooms(budgets, groups)
+    else:
+        rooms = _ssd_rooms(budgets, groups)
+    if budgets.hbm is not None:
+        slots = _slots_in(parse_bytes(budgets.hbm, "hbm"), groups)
+        rooms = [room._replace(num_slots=count) for room, count in zip(rooms, slots)]
+    return rooms
+
+
+def _memory_rooms(budgets: Budgets, groups: Sequence[Size]) -> list[Room]:
+    """Rows in memory; how many slots is open."""
+    check_host(budgets.memory, [(rows, record) for rows, record in groups if rows is not None])
+    memory = None if budgets.memory is None else parse_bytes(budgets.memory, "memory")
+    left = None if memory is None else memory - sum(rows * (record + 1) for rows, record in groups if rows is not None)
+    records = sum(record for rows, record in groups if rows is None)
+    rooms = []
+    for rows, record in groups:
+        if rows is not None:
+            rooms.append(Room(None, Place()))
+            continue
+        most = min(MAX_ROWS, _MOST_ADDRESSES // record)
+        if left is None:
+            rooms.append(Room(None, Place(grows=True), IdRoom(most)))
+            continue
+        part = left * record // records
+        fit = part // (record + 1 + BYTES_PER_ID)
+        if fit < 1:
+            raise BudgetError(
+                f"memory={budgets.memory!r} holds no row of dynamic ids beside the other tables. Give more memory, or "
+                "ssd='FOLDER:BYTES'."
+            )
+        rooms.append(Room(None, Place(grows=True), IdRoom(min(most, fit), part, record + 1)))
+    return rooms
+
+
+def _ssd_rooms(budgets: Budgets, groups: Sequence[Size]) -> list[Room]:
+    """Rows on an ssd, under memory; without a cache on a device, memory is the cache."""
+    folder, ssd_bytes = parse_ssd(str(budgets.ssd))
+    memory = _memory_over_ssd(budgets)
+    is_cache = budgets.hbm is None
+    per_key, per_slot = SSD_BYTES_PER_KEY, BYTES_PER_SLOT
+    if not is_cache:
+        per_key, per_slot = tiered.BYTES_PER_KEY, tiered.BYTES_PER_SLOT
+    ssd_parts = _ssd_parts(ssd_bytes, _split(ssd_bytes, groups, 3, 0))  # 3: stale rows too
+    parts = zip(ssd_parts, _split(memory, groups, 1, per_key + per_slot))
+    rooms = []
+    for number, ((rows, record), (on_ssd, in_memory)) in enumerate(zip(groups, parts)):
+        place = Place(folder / f"group-{number}", on_ssd, grows=rows is None)
+        ids = None
+        if rows is not None:
+            fit = _rows_in(memory, in_memory / memory, rows, per_key, record + per_slot)
+        else:
+            per_id = BYTES_PER_ID + per_key
+            most = max(1, min(MAX_ROWS, place.ssd_bytes // record, in_memory // 2 // per_id))
+            ids = IdRoom(most, most * per_id, per_key)
+            fit = (in_memory - most * per_id) // (record + per_slot)
+            if fit < 1:
+                raise BudgetError(
+                    f"memory={budgets.memory!r} holds no row of dynamic ids beside their index. Give more memory."
+                )
+        slots, place = (fit, place) if is_cache else (None, place._replace(memory_slots=fit))
+        rooms.append(Room(slots, place, ids))
+    return rooms
+
+
+def _slots_in(hbm: int, groups: Sequence[Size]) -> list[int]:
+    """Slots of every group."""
+    parts = zip(groups, _split(hbm, groups, 1, BYTES_PER_SLOT))
+    slots = [part // (record + BYTES_PER_SLOT) for (_, record), part in parts]
+    if min(slots) < 1:
+        raise ConfigError(f"hbm={in_words(hbm)!r} does not hold one row of every dim with all that finds it")
+    return slots
+
+
+def _split(budget: int, groups: Sequence[Size], copies: int, extra: int) -> list[int]:
+    """Bytes for every group, where some have dynamic ids: see above. Rows need `copies` of their record, and `extra`."""
+    needs = [(rows or 0) * (copies * record + extra) for rows, record in groups]
+    share = min(1.0, budget / 2 / sum(needs)) if any(needs) else 0.0
+    left = budget - sum(int(need * share) for need in needs)
+    records = sum(record for rows, record in groups if rows is None)
+    return [
+        left * record // records if rows is None else int(need * share) for (rows, record), need in zip(groups, needs)
+    ]
+
+
+def _ssd_parts(budget: int, shares: Sequence[int]) -> list[int]:
+    """Bytes of an ssd for every group: the least that works, and of what is left in proportion to its share."""
+    left = budget - _LEAST_SSD * len(shares)
+    if left < 0:
+        least = in_words(_LEAST_SSD)
+        of_all = f", {in_words(_LEAST_SSD * len(shares))} for {len(shares)} dims" if len(shares) > 1 else ""
+        raise BudgetError(
+            f"ssd= is {in_words(budget)}; the files of every dim take {least} at least{of_all}. Give that or more "
+            f"(--ssd FOLDER:{typed(_LEAST_SSD * len(shares))})."
+        )
+    return [_LEAST_SSD + left * share // max(1, sum(shares)) for share in shares]
+
+
+def _memory_over_ssd(budgets: Budgets) -> int:
+    if budgets.memory is None:
+        raise ConfigError(f"ssd={budgets.ssd!r} holds what memory does not; give memory= too, such as memory='16GiB'")
+    return parse_bytes(budgets.memory, "memory")
+
+
+def cache_share(cache: float | None, hbm: str | int | None, groups: Sequence[Rows]) -> float | None:
+    """The share of every group's rows that is on the device; None without a cache."""
+    if cache is not None and hbm is not None:
+        raise ConfigError(f"cache={cache!r} and hbm={hbm!r} both say how large the cache is; leave one of them out")
+    if hbm is not None:
+        budget = parse_bytes(hbm, "hbm")
+        every_row = sum(rows * (record + BYTES_PER_SLOT) for rows, record in groups)
+        if budget < sum(record + BYTES_PER_SLOT for _, record in groups):
+            raise ConfigError(f"hbm={hbm!r} does not hold one row of every dim with all that finds it")
+        return min(1.0, budget / every_row)
+    if cache is not None and (isinstance(cache, bool) or not isinstance(cache, (int, float)) or not 0 < cache <= 1):
+        raise ConfigError(
+            f"cache is the share of rows on the device, above 0 and at most 1, not {cache!r}{percent_hint(cache)}"
+        )
+    return cache
+
+
+class Enough(NamedTuple):
+    """A cache that will do, as options say it."""
+
+    num_slots: int
+    share: str | None  # of --cache; None: rows have no number
+    option: str  # hbm, or memory where that is the cache
+    amount: str  # of it
+
+    def __str__(self) -> str:
+        """As a command line takes it."""
+        share = f"--cache {self.share} or " if self.share is not None else ""
+        return f"{share}--{self.option} {self.amount}"
+
+
+def enough_for(
+    needed: int, rows: int | None, record: int, *, on_ssd: bool = False, num_groups: int = 1, to_spare: bool = True
+) -> Enough:
+    """For batches of which one needs so many rows of a group; `rows` is None for dynamic ids.
+
+    `to_spare`: with room for batches that need a little more, else the least. Where some ids are dynamic and others not, each
+    kind has half of the bytes at least. `on_ssd`: there is no memory between the cache and the ssd.
+    """
+    num_slots = with_some_to_spare(needed) if to_spare else needed
+    if rows is None:
+        num_bytes = num_slots * (record + BYTES_PER_SLOT) * num_groups
+        return Enough(num_slots, None, *(("memory", typed(2 * num_bytes)) if on_ssd else ("hbm", typed(num_bytes))))
+    num_slots = min(num_slots, rows)
+    num_bytes = num_slots * (record + BYTES_PER_SLOT)
+    if on_ssd:
+        return Enough(num_slots, None, "memory", typed(num_bytes + rows * SSD_BYTES_PER_KEY))
+    return Enough(num_slots, share_of(num_slots, rows), "hbm", typed(num_bytes))
+
+
+def check_host(memory: str | int | None, groups: Sequence[Rows]) -> None:
+    """Raise when the rows behind the cache do not fit their budget once all are used."""
+    if memory is None:
+        return
+    budget, needed = parse_bytes(memory, "memory"), sum(rows * (record + 1) for rows, record in groups)
+    if needed > budget:
+        raise BudgetError(
+            f"the rows behind the cache need {in_words(needed)} of host memory once all are used, and memory is "
+            f"{in_words(budget)}. Give memory={typed(needed)!r} (--memory {typed(needed)}) or more, ssd='FOLDER:BYTES' (--ssd) "
+            "for what does not fit, fewer rows (hashing=True), a smaller dim, or precision='bf16'."
+        )
+
+
+def parse_ssd(ssd: str) -> tuple[Path, int]:
+    """'FOLDER:BYTES' -> (folder, bytes)."""
+    folder, colon, amount = str(ssd).rpartition(":")
+    if not colon or not folder:
+        raise ConfigError(f"ssd: must be a folder and bytes, such as '/fast/rows:500GiB', not {ssd!r}")
+    return Path(folder), parse_bytes(amount, "ssd")
+
+
+def least_over_ssd(groups: Sequence[Size], num_ids: int, held: int) -> int:
+    """Bytes of memory between a cache and an ssd: the index of all rows, or of `num_ids` dynamic ids, and `held` rows.
+
+    Groups are of one record, so that each has its part of the budget.
+    """
+    per_id = tiered.BYTES_PER_KEY + BYTES_PER_ID
+    index = [2 * num_ids * per_id if rows is None else rows * tiered.BYTES_PER_KEY for rows, _ in groups]
+    return len(groups) * (max(index) + held * (groups[0][1] + tiered.BYTES_PER_SLOT))
+
+
+def _slots(share: float | None, rows: int, budgets: Budgets) -> int | None:
+    """A budget is not exceeded by rounding."""
+    if share is None:
+        return None
+    return max(1, int(share * rows) if budgets.hbm is not None else round(share * rows))
+
+
+def _rows_in(memory: int, part: float, rows: int, per_key: int, per_row: int) -> int:
+    """How many rows fit into a part of memory, beside the index of all."""
+    fit = int((memory * part - rows * per_key) // per_row)
+    if fit < 1:
+        needed = (rows * per_key + per_row) / part
+        raise BudgetError(
+            f"memory={in_words(memory)} does not hold the index of {rows:,} rows on the ssd, {per_key} bytes each once used. "
+            f"Give memory={typed(needed)!r} (--memory {typed(needed)}) or more, or fewer rows (hashing=True)."
+        )
+    return min(rows, fit)

@@ -1,0 +1,198 @@
+"""What tables and a model will take, in bytes, against what the machine has left: told before anything is allocated.
+
+Whole tables take all their records on the device. Behind a cache the device takes the cache's share or budget, and host
+memory the records that can ever be used: no more than there are samples, for a feature with one id per sample. A batch must
+fit into the cache at once. Dynamic ids have no number of rows; whoever asks says how many there will be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from hotbed.cache import BYTES_PER_SLOT
+from hotbed.errors import BudgetError
+from hotbed.host.memory import available_memory, in_words, parse_bytes
+from hotbed.ops.records import Precision, layout_of
+from hotbed.optim import RowOptimizer
+from hotbed.sizing.budget import Budgets, Size, cache_share, enough_for, rooms_of
+from hotbed.tables.module import Table
+from hotbed.tables.spec import sizes_of
+from hotbed.types import Batch
+
+_CPU = torch.device("cpu")
+
+
+class Storage(NamedTuple):
+    """How rows are kept: all on the device, or a share of them, or what fits in bytes such as "2GiB"."""
+
+    cache: float | None = None
+    hbm: str | None = None
+    memory: str | None = None
+    precision: Precision = "fp32"
+    ssd: str | None = None
+
+
+class Amounts(NamedTuple):
+    """What tables take, in rows and bytes; their records are of one width."""
+
+    rows: int  # with those that dynamic ids will have
+    record: int  # bytes of one record
+    groups: tuple[Size, ...]
+
+    @property
+    def has_dynamic(self) -> bool:
+        return any(rows is None for rows, _ in self.groups)
+
+    @property
+    def whole(self) -> int:
+        return self.rows * self.record
+
+    def cached(self, num_rows: int) -> int:
+        """Bytes of a cache of so many rows, with all that finds them; batches on their way take memory beside it."""
+        return num_rows * (self.record + BYTES_PER_SLOT)
+
+
+def amounts_of(
+    tables: Mapping[str, Table],
+    optimizer: RowOptimizer,
+    precision: Precision = "fp32",
+    known: Mapping[str, int] | None = None,
+) -> Amounts:
+    """Of tables of one dim; `known` is the number of ids that a table of dynamic ids will have."""
+    (dim,) = {table.dim for table in tables.values()}
+    rows = sum((known or {}).get(name, 0) if table.rows is None else table.rows for name, table in tables.items())
+    groups = tuple(sizes_of(dict(tables), optimizer, precision))
+    return Amounts(rows, layout_of(dim, optimizer, precision).width * 4, groups)
+
+
+def storage_of(storage: Storage, amounts: Amounts, batch_rows: int) -> Storage:
+    """The same in bytes where ids are dynamic: a share is one of the ids there will be, nothing given is room for all.
+
+    `batch_rows`: rows that a batch may need beside them, of ids that no training has seen.
+    """
+    if not amounts.has_dynamic or storage.hbm is not None or (storage.ssd is not None and storage.cache is None):
+        return storage
+    if storage.cache is not None:
+        rows = math.ceil(storage.cache * amounts.rows)
+    else:
+        preset = sum(rows or 0 for rows, _ in amounts.groups)
+        rows = max(amounts.rows + batch_rows, 2 * preset)  # tables beside dynamic ones get half of a budget at most
+    return storage._replace(cache=None, hbm=str(amounts.cached(max(rows, len(amounts.groups)))))
+
+
+def table_problems(storage: Storage, amounts: Amounts, device: torch.device, most_used: int | None = None) -> list[str]:
+    """Nothing, or what does not fit, with the ways out; `most_used` bounds the rows that are ever used."""
+    share = cache_share(storage.cache, storage.hbm, [(max(amounts.rows, 1), amounts.record)])
+    free, host = available_memory(device), available_memory(_CPU)
+    if storage.ssd is not None and storage.memory is not None:
+        return _tier_problems(storage, amounts, device)
+    if share is None:
+        if free is None or amounts.whole <= free:
+            return []
+        what = f"{amounts.rows:,} rows with their optimizer state take {in_words(amounts.whole)}"
+        return [f"the tables do not fit: {what}, and {device} has {in_words(free)} left. {_ways_out(device)}"]
+    problems = []
+    on_device = amounts.cached(math.ceil(share * amounts.rows))
+    if free is not None and on_device > free:
+        problems.append(
+            f"the cache does not fit: it takes {in_words(on_device)}, and {device} has {in_words(free)} left. Lower "
+            "--cache or --hbm (tables.cache, tables.hbm)"
+        )
+    below = min(amounts.rows, most_used or amounts.rows) * amounts.record + amounts.rows  # a byte says: was it written?
+    what = f"the rows behind the cache do not fit: up to {in_words(below)} will be used"
+    if host is not None and below + (on_device if device.type == "cpu" else 0) > host:
+        problems.append(f"{what}, and the host has {in_words(host)} left. {_ways_out(_CPU)}")
+    return problems
+
+
+def _tier_problems(storage: Storage, amounts: Amounts, device: torch.device) -> list[str]:
+    """Of memory over an ssd."""
+    budgets = Budgets(storage.cache, storage.hbm, storage.memory, storage.ssd)
+    rooms = rooms_of(budgets, amounts.groups, device.type)
+    assert all(room.num_slots is not None for room in rooms), "an ssd is behind a cache"
+    assert storage.memory is not None, "an ssd is below memory"
+    memory = parse_bytes(storage.memory, "memory")
+    needed = {device: amounts.cached(sum(room.num_slots or 0 for room in rooms))}
+    needed[_CPU] = memory if rooms[0].place.memory_slots == 0 else memory + needed.get(_CPU, 0)
+    problems = []
+    for place, amount in needed.items():
+        free = available_memory(place)
+        if free is not None and amount > free:
+            what = "Lower --memory" if place == _CPU else "Lower --cache or --hbm"
+            problems.append(
+                f"rows in {place} memory may take {in_words(amount)}, and it has {in_words(free)} left. {what}"
+            )
+    return problems
+
+
+def _ways_out(device: torch.device) -> str:
+    ways = (
+        "Lower model.dim, take a row optimizer with less state (rowwise_adagrad, sgd), or make the vocabulary smaller with "
+        "`hotbed prepare --min-count`"
+    )
+    if device.type == "cuda":
+        return f"Keep a share of the rows there and the rest in host memory (--cache 0.015, or --hbm 2GiB). {ways}"
+    return ways
+
+
+def rows_of_batch(tables: Mapping[str, Table], batch: Batch) -> dict[str, int]:
+    """The distinct rows of each table that one batch needs; every table is read by the feature of its name."""
+    single = [name for name in tables if name not in batch.bags]
+    ids = {name: batch.ids[:, column] for column, name in enumerate(single)}
+    ids |= {name: bag.values for name, bag in batch.bags.items()}
+    return {
+        name: torch.unique(ids[name] % table.rows if table.hashing and table.rows else ids[name]).numel()
+        for name, table in tables.items()
+    }
+
+
+class Counted(NamedTuple):
+    """Batches whose rows were counted."""
+
+    split: str
+    batch_size: int
+    num_counted: int
+    num_batches: int  # of an epoch
+
+    @property
+    def setting(self) -> str:
+        return "data.batch_size" if self.split == "train" else "data.eval_batch_size"
+
+    def __str__(self) -> str:
+        some, every = min(self.num_counted, self.num_batches), self.num_batches
+        which = f"all {every:,}" if some == every else f"the first {some:,} of {every:,}"
+        what = f"the largest of {which} batches" if every > 1 else "the one batch"
+        return f"{what} of {self.split} ({self.batch_size:,} samples each)"
+
+
+def too_small(counted: Counted, needed: int, num_slots: int, amounts: Amounts, *, on_ssd: bool = False) -> BudgetError:
+    """The error for a cache that cannot hold a batch, with those that can; `on_ssd`: memory is the cache."""
+    rows = None if amounts.has_dynamic else amounts.rows
+    enough, least = (
+        enough_for(needed, rows, amounts.record, on_ssd=on_ssd, num_groups=len(amounts.groups), to_spare=to_spare)
+        for to_spare in (True, False)
+    )
+    spare = f", which leaves some to spare ({least} holds the batches counted)" if least != enough else ""
+    return BudgetError(
+        f"the cache is too small: {counted} needs {needed:,} rows at once, and the cache holds {num_slots:,}. Take {enough} "
+        f"or more{spare}, or smaller batches (--set {counted.setting}=N).",
+        enough.num_slots,
+    )
+
+
+def model_problems(model: nn.Module, device: torch.device) -> list[str]:
+    """Nothing, or that the dense weights do not fit; the model may be a shape without memory."""
+    free = available_memory(device)
+    weights = sum(one.numel() for one in model.parameters())
+    needed = weights * 4 * 4  # float32, with the gradient and the two states of Adam
+    if free is None or needed <= free:
+        return []
+    return [
+        f"the model does not fit: its {weights:,} dense weights with gradient and optimizer state take {in_words(needed)}, "
+        f"and {device} has {in_words(free)} left. Lower model.dim or the widths in model.options"
+    ]

@@ -1,0 +1,192 @@
+"""The border to autograd: a look-up is a node of its graph, and when its gradient comes the rows are updated.
+
+Forward: the look-ups of one group in, vectors out. Backward: the gradient of the vectors in; the row optimizer runs at once,
+and no gradient of the rows goes any further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hotbed.errors import ConfigError, HotbedError
+from hotbed.ops.lookups import Lookups
+from hotbed.ops.records import Layout
+from hotbed.optim.schedules import Schedule
+from hotbed.tables.group.group import UpdateStep
+from hotbed.tables.torch_hooks import current_pass, eager, scaled_pass
+from hotbed.tables.transaction import Changes
+from hotbed.telemetry.clock import UPDATE, StepClock
+
+
+class Front(Protocol):
+    """What answers the look-ups of one group: the group itself, or whoever asks other ranks."""
+
+    layout: Layout
+
+    def lookup(self, lookups: Lookups) -> Tensor:
+        """Pooled vectors [O, D]."""
+
+    def rows_of(self, lookups: Lookups) -> Tensor:
+        """The weights [L, D] they read."""
+
+    def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
+        """One step of the row optimizer."""
+
+
+class Updated(Protocol):
+    """EmbeddingTables, as far as this needs them."""
+
+    num_updates: int
+    lr_factor: float
+    schedule: Schedule
+    clock: StepClock
+    changes: Changes
+    fronts: list[Front]
+    independent: bool
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks have a part in every batch."""
+
+    def placed(self, group: Front, lookups: Lookups, learns: bool) -> Lookups:
+        """Look-ups whose rows are in their slots."""
+
+
+class Step:
+    """One forward call. Its groups are updated together or not at all, under one number."""
+
+    def __init__(self, tables: Updated) -> None:
+        self.tables = tables
+        self._taken: tuple[float, int] | None = None
+        # by backward pass, those that wait for its end, with their gradients
+        self._calls: dict[int, list[tuple[Call, Tensor]]] = {}
+        self._overflowed = False  # in one group at least: then all stay
+        self._around = current_pass()  # a checkpointed model is called again inside a backward pass
+
+    def unscaled(self, grad: Tensor) -> Tensor | None:
+        """The gradient without the factor of a GradScaler; None where it has overflowed, and rows must stay."""
+        scaled = scaled_pass(current_pass(), self._around)
+        if scaled is None:
+            return grad
+        if self.tables.is_shared:
+            raise HotbedError(
+                "a GradScaler scales the loss, and rows spread over ranks cannot skip a step together when it overflows; "
+                "train without it: torch.autocast with dtype=torch.bfloat16 needs none"
+            )
+        unscaled = scaled.unscaled(grad)
+        self._overflowed |= unscaled is None
+        return unscaled
+
+    def taken(self) -> tuple[float, int]:
+        """(learning rate, number) of this call's update, which counts from now on: part of a change."""
+        if self._taken is None:
+            tables = self.tables
+            number = tables.num_updates
+            self._taken = tables.schedule.at(number) * tables.lr_factor, number
+            tables.__dict__["num_updates"] = number + 1  # nn.Module takes 10 us to set an attribute
+        return self._taken
+
+    def update(self, call: Call, grad: Tensor) -> None:
+        """Of one group: now, or with the others when all gradients are there, so that a backward that fails updates none."""
+        tables = self.tables
+        if tables.is_shared:  # ranks exchange gradients group by group
+            if len(tables.fronts) > 1 and not tables.changes.half_stepped:
+                tables.changes.half_stepped = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            call.group.update(call.lookups, call.tables, grad, self)
+            return
+        if not tables.independent:
+            _refuse_ranks()
+        if len(tables.fronts) == 1:
+            call.lookups = tables.placed(call.group, call.lookups, call.learns)
+            with tables.changes.changing("an update of rows"):
+                call.group.update(call.lookups, call.tables, grad, self)
+            return
+        number = current_pass()
+        calls = self._calls.setdefault(number, [])  # an earlier pass that failed left its own, which nobody updates
+        if not calls:
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._update_all(self._calls.pop(number)))
+        calls.append((call, grad))
+
+    def _end(self) -> None:
+        """All groups of shared tables are updated."""
+        self.tables.changes.half_stepped = False
+
+    def _update_all(self, calls: list[tuple[Call, Tensor]]) -> None:
+        tables = self.tables
+        if self._overflowed:
+            return
+        with tables.changes.lock:
+            before = tables.clock.enter(UPDATE)
+            for _ in range(2):  # bringing in the rows of one group may move those of the others, but once
+                for call, _ in calls:
+                    call.lookups = tables.placed(call.group, call.lookups, call.learns)
+            with tables.changes.changing("an update of rows"):
+                for call, grad in calls:
+                    call.group.update(call.lookups, call.tables, grad, self)
+            tables.clock.enter(before)
+
+
+def _refuse_ranks() -> None:
+    """Raise where this process is one of several ranks: each would move rows of its own, and nobody would notice."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ConfigError(
+            f"these tables are about to train on rank {dist.get_rank()} of {dist.get_world_size()}, and their rows would drift "
+            "away from those of other ranks: DistributedDataParallel keeps parameters alike, and rows are not parameters. Use "
+            "hotbed.ShardedTables with the same arguments (docs/distributed.md); or, if this rank trains a model of its own, "
+            "say so: EmbeddingTables(..., independent=True). Rows that stay as they are need neither: "
+            "tables.requires_grad_(False)"
+        )
+
+
+@dataclass
+class Call:
+    """What backward has to remember of one group in one forward call."""
+
+    group: Front
+    lookups: Lookups
+    tables: tuple[str, ...]
+    step: Step
+    learns: bool  # in eval mode rows stay, and only the weights of a bag get a gradient
+    done: bool = False
+
+
+class LookUp(torch.autograd.Function):
+    """Vectors of one group; backward runs the row optimizer."""
+
+    @staticmethod
+    def forward(ctx: Any, trigger: Tensor, scale: Tensor | None, call: Call) -> Tensor:
+        call.lookups = call.lookups._replace(scale=None if scale is None else scale.detach())
+        ctx.call = call
+        return call.group.lookup(call.lookups)
+
+    @staticmethod
+    @once_differentiable
+    @eager
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, None]:
+        call: Call = ctx.call
+        if call.done:
+            raise HotbedError(
+                "backward ran twice through one look-up, which would update the rows twice; "
+                "call the tables again instead of keeping the graph"
+            )
+        call.done = True
+        tables, grad_scale = call.step.tables, None
+        with tables.changes.lock:
+            before = tables.clock.enter(UPDATE)
+            if ctx.needs_input_grad[1]:
+                call.lookups = tables.placed(call.group, call.lookups, call.learns)  # they may have been moved
+                out_rows = call.lookups.out_row_of_lookup()
+                grad_LD = grad if out_rows is None else grad[out_rows]
+                grad_scale = (grad_LD * call.group.rows_of(call.lookups)).sum(1)
+            taken = call.step.unscaled(grad) if call.learns else None
+            if taken is not None:
+                call.step.update(call, taken)
+            tables.clock.enter(before)
+        return None, grad_scale, None

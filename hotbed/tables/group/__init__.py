@@ -1,0 +1,1 @@
+"""Tables of one record width, stored and looked up together."""

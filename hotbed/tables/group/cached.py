@@ -1,0 +1,363 @@
+"""A group behind a cache: the device holds some rows in slots, host memory the rest, and every row is there when needed.
+
+Before a batch is looked up its rows are brought in and the rows that make place for them are written back, each with its
+optimizer state. The ops see slots instead of keys and nothing else changes, so results are those of a TableGroup to the bit.
+
+The steps of one window, as small methods: `arrive`, `begin`, `finish`, then of the Fetch it gives `read`, `exchange`, `write`.
+`placed` is the plain way, one after the other for a batch that is needed now; the pipeline calls the same steps ahead of
+time, `read` and `write` from a thread of its own. One of the two at a time: see Turns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, Decision, make_policy
+from hotbed.cache.holdings import hot_keys
+from hotbed.errors import BudgetError, ConfigError
+from hotbed.ops.lookups import Lookups, Span, Ticket
+from hotbed.ops.move import pack, unpack
+from hotbed.ops.records import Precision
+from hotbed.ops.shard import WHOLE, Shard
+from hotbed.ops.streams import after, mark
+from hotbed.optim import RowOptimizer
+from hotbed.sizing.budget import Room, enough_for
+from hotbed.store import MemoryStore, SsdStore
+from hotbed.tables.group.group import Member
+from hotbed.tables.group.staging import Staging
+from hotbed.tables.group.stored import CHUNK, StoredGroup
+
+if TYPE_CHECKING:  # lanes are Triton's, which need not be there
+    from hotbed.cache.recorded_planner import Lane, LanePlan
+    from hotbed.ops.keys.triton import KeyMaker
+    from hotbed.ops.move.compiled_transfer import Porter
+
+
+class Ahead(NamedTuple):
+    """A batch that has arrived."""
+
+    lookups: Lookups
+    arrival: Arrival
+
+
+class Fetch:
+    """The rows of one window on their way, in and out."""
+
+    def __init__(self, plan: CachePlan | LanePlan, num_batches: int, num_lookups: int) -> None:
+        self.plan = plan
+        self.num_batches = num_batches
+        self.num_lookups = num_lookups
+        self.late: Tensor | None = None  # positions of misses that leave with an earlier window and are not written yet
+        self.source: Tensor | None = None
+        self.staged: Tensor | None = None
+        self.leaving: Tensor | None = None  # victims, packed on the device
+        self.packed: Any = None  # the mark at which they are
+
+    @property
+    def num_late(self) -> int:
+        return 0 if self.late is None else int(self.late.shape[0])
+
+
+class CachedGroup(StoredGroup):
+    """Records of several tables, some of them on the device."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        dim: int,
+        optimizer: RowOptimizer,
+        device: torch.device,
+        room: Room,
+        policy: str,
+        precision: Precision = "fp32",
+        shard: Shard = WHOLE,
+    ) -> None:
+        super().__init__(members, dim, optimizer, device, room, precision, shard)
+        self._policy = make_policy(policy)
+        self._bounded = room.bounded
+        self.cache = self._new_cache(device)
+        self._staging = Staging(self.layout.width, device)
+        self._counts = CacheCounts()
+        self._counting = threading.Lock()
+        self._ticket: Ticket | None = None  # of the batch placed last
+
+    @property
+    def counts(self) -> CacheCounts:
+        """What the cache did so far."""
+        return self._counts
+
+    def take_back(self) -> None:
+        """Forget what ids taught that were not trained. Nothing may be on its way; part of a change."""
+        if self.ids is not None:
+            self._forget_rows(torch.from_numpy(self.ids.roll_back()))
+
+    def forget_released(self) -> None:
+        """Forget the rows of expired ids that others may take from now on. Nothing may be on its way; part of a change."""
+        if self.ids is not None and self.ids.has_released:
+            self._forget_rows(torch.from_numpy(self.ids.take_released()))
+
+    def arrive(self, lookups: Lookups, *, at_once: bool = False) -> Ahead:
+        """Make a batch known; `lookups` name keys. Sorting them here serves the index and the update."""
+        keys = lookups.slots
+        lookups = self.ordered(lookups._replace(keys=keys))
+        sorted_keys = keys if lookups.sorted_keys is None else lookups.sorted_keys
+        arrive = self.cache.arrive_at_once if at_once else self.cache.arrive
+        return Ahead(lookups, arrive(sorted_keys, lookups.order))
+
+    def begin(self, window: Sequence[Ahead], learns: bool) -> Decision:
+        """Look for the rows of the next batches."""
+        try:
+            return self.cache.begin([ahead.arrival for ahead in window], learns)
+        except BudgetError as error:
+            raise self._explain(error) from None
+
+    def finish(self, window: Sequence[Ahead], decision: Decision, ticket: Ticket) -> tuple[Fetch, list[Lookups]]:
+        """Decide what comes and goes; the look-ups with their slots, which hold as long as the ticket does."""
+        plan = self.cache.finish(decision)
+        placed = [a.lookups._replace(slots=self.cache.slots_of(a.arrival, plan), ticket=ticket) for a in window]
+        self.cache.numbers.publish()
+        return Fetch(plan, len(window), sum(ahead.arrival.num_lookups for ahead in window)), placed
+
+    def read(self, fetch: Fetch) -> None:
+        """Host: rows that exist below go to the staging area and on to the device (on the current stream)."""
+        plan = fetch.plan
+        rows, source = self._staging.inward(plan.num_misses)
+        self.store.expect(plan.victim_keys)
+        if self.ids is None:
+            num_found, fetch.late = self.store.fetch(plan.miss_keys, rows, source)
+            num_rows = num_found
+        else:  # what a row starts from is not in its key: rows are created here
+            num_found, num_rows, fetch.late = self.ids.fetch(self.store, plan.miss_keys, rows, source)
+        num_late = fetch.num_late
+        fetch.staged = torch.empty(
+            num_rows + num_late, self.layout.width, device=self.records.device, dtype=torch.float32
+        )
+        fetch.staged[:num_rows].copy_(rows[:num_rows], non_blocking=True)
+        fetch.source = torch.empty_like(source, device=self.records.device).copy_(source, non_blocking=True)
+        self._staging.sent()
+        self._count(
+            CacheCounts(
+                windows=1,
+                batches=fetch.num_batches,
+                keys=plan.num_keys,
+                hits=plan.num_hits,
+                misses=plan.num_misses,
+                lookups=fetch.num_lookups,
+                created=plan.num_misses - num_found - num_late,
+                evictions=plan.num_evictions,
+                written_back=plan.num_victims,
+                missed_lookups=plan.num_missed_lookups,
+                bytes_in=(num_rows + num_late) * self.layout.width * 4,
+                bytes_out=plan.num_victims * self.layout.width * 4,
+            )
+        )
+
+    def read_late(self, fetch: Fetch) -> None:
+        """Host: rows that left with an earlier window and have been written by now (on the current stream)."""
+        if fetch.late is None or fetch.source is None or fetch.staged is None or not fetch.late.shape[0]:
+            return
+        late, device = fetch.late, self.records.device
+        rows = torch.empty(
+            late.shape[0], self.layout.width, pin_memory=device.type == "cuda", dtype=torch.float32, device="cpu"
+        )
+        self.store.read(fetch.plan.miss_keys[late], rows)
+        first = fetch.staged.shape[0] - late.shape[0]
+        fetch.staged[first:] = rows.to(device, non_blocking=True)
+        places = torch.arange(first, fetch.staged.shape[0], dtype=torch.int32, device="cpu")
+        fetch.source[late.to(device)] = places.to(device)
+        fetch.late = None
+
+    def exchange(self, fetch: Fetch) -> None:
+        """Device: victims leave their slots, misses take them, rows never written before are created (current stream)."""
+        plan = fetch.plan
+        if plan.num_victims:
+            fetch.leaving = self._packed(plan.victim_slots)
+            fetch.packed = mark(self.records.device)
+        if plan.num_misses and fetch.staged is not None and fetch.source is not None:
+            unpack(self.records, plan.miss_slots, fetch.source, fetch.staged, plan.miss_keys_on_device, self._first)
+
+    def write(self, fetch: Fetch) -> None:
+        """Host: victims reach the store (copied on the current stream)."""
+        if fetch.leaving is not None:
+            if fetch.packed is not None:
+                after(self.records.device, fetch.packed)
+            self.store.write(fetch.plan.victim_keys, self._staging.outward(fetch.leaving))
+
+    def new_lane(
+        self, spans: tuple[Span, ...], tables: tuple[str, ...], window: int, learns: bool
+    ) -> tuple[Lane, KeyMaker]:
+        """A lane for batches of these spans, on CUDA; and what makes its keys."""
+        from hotbed.cache.recorded_planner import Lane
+        from hotbed.ops.keys.triton import KeyMaker
+
+        keys = KeyMaker(spans, self._way_of(tables).addresses, self.records.device)
+        return Lane(self.cache, keys, sum(span.length for span in spans), window, learns), keys
+
+    def new_porter(self, lane: Lane) -> Porter:
+        """Who moves the rows of a lane's windows."""
+        from hotbed.ops.move.compiled_transfer import Porter
+
+        assert isinstance(self.store, MemoryStore), "a porter moves rows of an array"
+        return Porter(*self.store.parts(), lane.host_lists, self.records.device)
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether rows may be moved by a porter, which needs them in an array and creates them from their keys."""
+        return isinstance(self.store, MemoryStore) and self.ids is None and self.shard.world == 1
+
+    def exchange_with(self, porter: Porter, number: int, plan: LanePlan, num_batches: int, num_lookups: int) -> None:
+        """Device: as `exchange`, for a window whose rows the porter moves."""
+        slot, num_rows = porter.staged(number)
+        num_victims, num_misses = plan.num_victims, plan.num_misses
+        miss_keys, miss_slots, victim_slots = plan.device_lists
+        if self.records.device.type == "cuda":
+            from hotbed.ops.move import triton
+
+            triton.pack(self.records, victim_slots, slot.packed, num_victims)
+            triton.unpack(
+                self.records, miss_slots, slot.device_source, slot.device_rows, miss_keys, self._first, num_misses
+            )
+        else:
+            pack(self.records, victim_slots[:num_victims], slot.packed[:num_victims])
+            parts = (miss_slots[:num_misses], slot.device_source[:num_misses], slot.device_rows, miss_keys[:num_misses])
+            unpack(self.records, *parts, self._first)
+        assert isinstance(self.store, MemoryStore), "a porter moves rows of an array"
+        if self.store.is_held:
+            self.store.keep(plan.victim_keys)
+        porter.exchanged(number, mark(self.records.device))
+        num_bytes = self.layout.width * 4
+        self._count(
+            CacheCounts(
+                windows=1,
+                batches=num_batches,
+                keys=plan.num_keys,
+                hits=plan.num_hits,
+                misses=num_misses,
+                created=num_misses - num_rows,
+                evictions=plan.num_evictions,
+                written_back=num_victims,
+                lookups=num_lookups,
+                missed_lookups=plan.num_missed_lookups,
+                bytes_in=num_rows * num_bytes,
+                bytes_out=num_victims * num_bytes,
+            )
+        )
+
+    def placed(self, lookups: Lookups, learns: bool = True) -> Lookups:
+        """Bring the rows in and name their slots, now: part of a change. A call whose rows were moved is placed again."""
+        if lookups.ticket is not None and lookups.ticket.holds(learns):
+            return lookups
+        if lookups.check is not None:
+            lookups.check()
+        if self.ids is not None and lookups.sense is not None:
+            self.ids.refuse_old(lookups.sense)
+            self.forget_released()
+        self.let_go()
+        if lookups.renew is not None:
+            lookups = lookups.renew()
+        elif lookups.keys is not None:
+            lookups = lookups._replace(slots=lookups.keys)
+        window = [self.arrive(lookups, at_once=True)]
+        self._ticket = Ticket(learns)
+        try:
+            decision = self.begin(window, learns)
+        except BudgetError:
+            self.cache.drop_sync()
+            raise
+        fetch, (placed,) = self.finish(window, decision, self._ticket)
+        self.read(fetch)
+        self.exchange(fetch)
+        self.write(fetch)
+        return placed
+
+    def let_go(self) -> None:
+        """The batch placed last no longer holds its rows."""
+        if self._ticket is not None:
+            self._ticket.valid = False
+
+    def flush(self) -> None:
+        """Write every row that has changed back; the rows stay. A batch that is still to be updated marks its own again."""
+        with self.changes.changing("writing rows back"):
+            self.let_go()
+            keys, slots = self.cache.dirty()
+            for start in range(0, keys.shape[0], CHUNK):
+                part = slice(start, start + CHUNK)
+                self.store.write(keys[part].cpu(), self._packed(slots[part]).cpu())
+            self.cache.mark_clean()
+
+    def warm(self, keys: Tensor) -> None:
+        """Let the policy keep these keys (distinct, ascending; at most as many as there are slots) and bring them in.
+
+        A cache that keeps them already stays as it is: it was loaded from a checkpoint.
+        """
+        if torch.equal(hot_keys(self.cache).cpu(), keys.cpu()):
+            return
+        with self.changes.changing("bringing hot rows in"):
+            self.cache.keep(keys)
+            spans, device = (), self.records.device
+            self.placed(Lookups(keys.to(device), spans, 0), learns=False)
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> None:
+        if fn(self.records[:0]).dtype != torch.float32:
+            raise ConfigError("rows behind a cache are float32; leave out cache= to train in another type")
+        self.flush()
+        with self.changes.changing("moving the cache to another device"):
+            self.records = fn(self.records)
+            self._staging = Staging(self.layout.width, self.records.device)
+            self._forget()
+
+    def refuse_batch(self, num_keys: int) -> None:
+        """Raise: one batch needs more rows than there are slots."""
+        try:
+            self.cache.refuse(num_keys, 1)
+        except BudgetError as error:
+            raise self._explain(error) from None
+
+    def stalled(self, seconds: float) -> None:
+        """Training waited this long for a window."""
+        self._count(CacheCounts(stall_seconds=seconds))
+
+    def _forget_rows(self, keys: Tensor) -> None:
+        if keys.shape[0]:
+            self.let_go()
+            self.cache.forget(keys.to(self.records.device))
+            self.store.forget(keys)
+
+    def _slots_of(self, member: Member) -> tuple[int, int]:
+        return 0, self.records.shape[0]
+
+    def _packed(self, slots: Tensor) -> Tensor:
+        out = torch.empty(slots.shape[0], self.layout.width, device=self.records.device, dtype=torch.float32)
+        pack(self.records, slots, out)
+        return out
+
+    def _count(self, more: CacheCounts) -> None:
+        with self._counting:
+            self._counts = self._counts.plus(more)
+
+    def _explain(self, error: BudgetError) -> BudgetError:
+        rows, record = self.num_rows if self.ids is None else None, self.layout.width * 4
+        enough, least = (
+            enough_for(error.num_slots, rows, record, on_ssd=isinstance(self.store, SsdStore), to_spare=to_spare)
+            for to_spare in (True, False)
+        )
+        spare = f", which leaves some to spare ({least} holds this batch)" if least != enough else ""
+        share = f"cache={enough.share} (--cache {enough.share}) or " if enough.share else ""
+        return BudgetError(
+            f"{error} For tables of dim {self.layout.dim} that is {share}{enough.option}={enough.amount!r} "
+            f"(--{enough.option} {enough.amount}){spare}.",
+            error.num_slots,
+        )
+
+    def _forget(self) -> None:
+        self.let_go()
+        self.cache = self._new_cache(self.records.device)
+
+    def _new_cache(self, device: torch.device) -> Cache:
+        name = f"the cache of {', '.join(self.members)}"
+        return Cache(self.num_slots, self._policy, device, bounded=self._bounded, name=name)

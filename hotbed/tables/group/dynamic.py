@@ -1,0 +1,304 @@
+"""Dynamic ids of one group of tables: ids of a batch in, keys out; and what the row of a key starts from.
+
+Ids become keys on the host, in the order of training batches, which a feed translates ahead of training. A batch counts as
+trained when the tables are called with it. Whatever comes in between (another batch, evaluation, a checkpoint) sees the state
+as trained: the batches ahead are set aside for a moment (`as_trained`), or taken back and translated again (`roll_back`). So
+rows are those of a loop that looks nowhere ahead, to the bit.
+
+Outside training an id that has no row reads its first value and is not remembered: for as long as its batch lives it is a
+guest, under a key that is no row of the store and is never used again.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotbed.errors import BudgetError, HotbedError, StoreError
+from hotbed.host.memory import in_words
+from hotbed.ids import UNKNOWN, IdCounts, TableRules, Translator
+from hotbed.ids.index import Ints, Tables
+from hotbed.ops.init_rows import stream_of
+from hotbed.ops.lookups import Span
+from hotbed.ops.move import FirstRows, FirstTable, first_records
+from hotbed.store import Store
+from hotbed.tables.group.group import Member
+
+GUEST = 1 << 33  # keys from here on are guests
+QUARANTINE = 384  # training batches for which the row of an expired id rests; no feed is that far ahead
+FAR_AHEAD = 330  # batches translated and not trained: more than a feed needs, so somebody keeps them
+BYTES_PER_ID = 35  # of the index, with last use and score
+BASE_BYTES = 12 << 20  # what an empty index takes, in whole pages; not counted
+_CHECK_EVERY = 16  # training batches between two looks at the bytes in use
+
+
+class IdRoom(NamedTuple):
+    """What the ids of one group may take."""
+
+    rows: int
+    memory: int | None = None  # bytes of the index and of what rows take beside it; None: as much as there is
+    per_row: int = 0  # bytes of that
+
+
+class Guests:
+    """Distinct ids without a row; id n has the key start + n."""
+
+    def __init__(self, start: int, tables: Tables, ids: Ints) -> None:
+        self.start, self.tables, self.ids = start, tables, ids
+
+
+class Sense(NamedTuple):
+    """What the keys of one batch mean, and until when."""
+
+    learns: bool
+    number: int  # of the training batch; outside training, of the one trained last
+    epoch: int  # batches of another one, if not trained, were taken back
+    guests: Guests | None = None  # kept as long as the batch is
+
+
+class DynamicIds:
+    """Of one group."""
+
+    def __init__(
+        self, members: Sequence[Member], first_of: Callable[[FirstTable], FirstRows], room: IdRoom, seed: int = 0
+    ) -> None:
+        self.names = [member.name for member in members]
+        self.room = room
+        self._members, self._first_of = members, first_of
+        self._guests: list[weakref.ref[Guests]] = []
+        self._next_guest = GUEST
+        self._guests_turn = threading.Lock()
+        self._epoch = 0
+        self.initialise(seed)
+
+    def initialise(self, seed: int) -> None:
+        """No id is known."""
+        self._seed = seed
+        rules = [member.rules or TableRules() for member in self._members]
+        self.translator = Translator(rules, seed=seed, capacity=self.room.rows, quarantine=QUARANTINE)
+        self.num_ahead = 0  # batches translated and not trained
+        self._released: list[Ints] = []
+        self._was_asked = False  # as trained, since the last training batch
+        self._epoch += 1
+        streams = [stream_of(seed, name) for name in self.names]
+        parts = list(zip(streams, (member.init for member in self._members)))
+        # kernels take an id for that of padding, which has no row here; two of them, so that every id is served by one
+        self._first, self._first_of_minus_one = (
+            [self._first_of(FirstTable(0, stream, init, no_id)) for stream, init in parts] for no_id in (-1, -2)
+        )
+
+    @property
+    def num_trained(self) -> int:
+        """Training batches that the tables were called with."""
+        return self.translator.batch - self.num_ahead
+
+    def keys(self, ids: Tensor, spans: Sequence[Span], tables: Sequence[str], learns: bool) -> tuple[Tensor, Sense]:
+        """Keys [L] of ids [L], on their device, one table name for each span. `learns`: the next training batch."""
+        rows, sense = self.keys_of(self.numbers_of(spans, tables, ids.shape[0]), ids.cpu().numpy(), learns)
+        return torch.from_numpy(rows).to(ids.device), sense
+
+    def keys_of(self, numbers: Tables, host: Ints, learns: bool) -> tuple[Ints, Sense]:
+        """As `keys`, with the number of each id's table."""
+        if learns:
+            rows = self._learn(numbers, host)
+            sense = Sense(True, self.translator.batch, self._epoch)
+        else:
+            with self.as_trained():
+                rows = self.translator.translate(numbers, host, learns=False).keys
+            sense = Sense(False, self.num_trained, self._epoch, self._receive(numbers, host, rows))
+        return rows, sense
+
+    def fits(self, sense: Sense, learns: bool) -> bool:
+        """Whether a call now would give these very keys."""
+        return sense.epoch == self._epoch and sense.learns == learns and sense.number == self.num_trained + learns
+
+    def refuse_old(self, sense: Sense) -> None:
+        """Raise when rows of the batch may belong to other ids by now."""
+        later = self.translator.batch - sense.number
+        if later > QUARANTINE:
+            raise HotbedError(
+                f"a batch of dynamic ids was looked up {later} training batches ago, and its rows may have expired since; "
+                f"call backward within {QUARANTINE} batches"
+            )
+
+    def count(self) -> None:
+        """The tables are called with the next batch that was translated: it counts as trained."""
+        self.num_ahead -= 1
+        assert self.num_ahead >= 0, "a batch is trained that was not translated"
+        self.translator.trained(self.num_trained)
+        self._was_asked = False
+
+    def roll_back(self) -> Ints:
+        """Take back what is not trained; the keys that have no owner now, whose records must be forgotten."""
+        lost = self.translator.roll_back(self.num_trained)
+        self._epoch += self.num_ahead > 0
+        self.num_ahead = 0
+        self._released.clear()
+        return lost
+
+    @contextmanager
+    def as_trained(self) -> Iterator[None]:
+        """Inside, the state is that after the batch trained last."""
+        with self.translator.rewound(self.num_trained):
+            yield
+
+    def asks_again(self) -> bool:
+        """Whether translating batches again is cheaper by now than setting them aside; takes note of the question."""
+        again, self._was_asked = self._was_asked and self.num_ahead > 0, True
+        return again
+
+    @property
+    def has_released(self) -> bool:
+        """Whether records must be forgotten before the next batch arrives."""
+        return bool(self._released)
+
+    def take_released(self) -> Ints:
+        """The keys of those records."""
+        released, self._released = self._released, []
+        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *released]))
+
+    def counts(self) -> dict[str, IdCounts]:
+        """By table, as trained."""
+        trained = self.num_trained
+        return {name: self.translator.counts(number, trained) for number, name in enumerate(self.names)}
+
+    def rows_of(self, table: str) -> tuple[Ints, Ints]:
+        """(ids ascending, their keys) of a table, as trained."""
+        number = self.names.index(table)
+        found_ids, found_keys = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        with self.as_trained():
+            shared = self.translator.shared_key(number)
+            for keys in self.translator.live_keys():
+                tables, ids = self.translator.id_of(keys)
+                own = (tables == number) & (keys != shared)
+                found_ids.append(ids[own])
+                found_keys.append(keys[own])
+        ids, keys = np.concatenate(found_ids), np.concatenate(found_keys)
+        order = np.argsort(ids)
+        return ids[order], keys[order]
+
+    def first(self, keys: Tensor) -> Tensor:
+        """The records [U, W] that the rows of keys [U] start from; in any thread."""
+        numbers = keys.numpy()
+        tables, ids = np.empty(numbers.shape[0], dtype=np.uint16), np.empty(numbers.shape[0], dtype=np.int64)
+        strangers = numbers >= GUEST
+        tables[~strangers], ids[~strangers] = self.translator.id_of(numbers[~strangers])
+        if strangers.any():
+            tables[strangers], ids[strangers] = self._owners_of_guests(numbers[strangers])
+        return self._first_records(tables, ids)
+
+    def first_of_ids(self, table: str, ids: Tensor) -> Tensor:
+        """The records that the rows of these ids start from, whether they have one or not."""
+        numbers = np.full(ids.shape[0], self.names.index(table), dtype=np.uint16)
+        return self._first_records(numbers, ids.numpy())
+
+    def fetch(self, store: Store, keys: Tensor, rows: Tensor, source: Tensor) -> tuple[int, int, Tensor]:
+        """As Store.fetch, with first values for what is not there: (rows found, rows in all, positions of late ones)."""
+        known = torch.from_numpy(np.flatnonzero(keys.numpy() < GUEST))
+        if known.shape[0] == keys.shape[0]:
+            num_found, late = store.fetch(keys, rows, source)
+        else:
+            places = torch.empty(known.shape[0], dtype=torch.int32, device="cpu")
+            num_found, late = store.fetch(keys[known], rows, places)
+            source.fill_(-1)
+            source[known] = places
+            late = known[late]
+        new = source < 0
+        new[late] = False
+        created = new.nonzero().squeeze(1)
+        num_rows = num_found + created.shape[0]
+        if created.shape[0]:
+            rows[num_found:num_rows] = self.first(keys[created])
+            source[created] = torch.arange(num_found, num_rows, dtype=torch.int32, device="cpu")
+        return num_found, num_rows, late
+
+    def _learn(self, numbers: Tables, ids: Ints) -> Ints:
+        room, translator = self.room, self.translator
+        if room.memory is not None and translator.batch % _CHECK_EVERY == 0:
+            used = translator.num_bytes + translator.end * room.per_row
+            if used > room.memory + BASE_BYTES:
+                raise self._no_room(f"their index and rows take {in_words(used)} of {in_words(room.memory)}")
+        try:
+            rows, released = translator.translate(numbers, ids, learns=True)
+        except StoreError as error:
+            if room.memory is None:
+                raise
+            resting = translator.num_resting
+            most = f"{in_words(room.memory)} are for {room.rows:,}, and for the counts of as many that wait for one"
+            if resting:
+                most += f"; {resting:,} rows rest, as all do for {QUARANTINE} batches after their ids expired"
+            raise self._no_room(most) from error
+        self.num_ahead += 1
+        if released.shape[0]:
+            self._released.append(released)
+        return rows
+
+    def _no_room(self, reached: str) -> BudgetError:
+        return BudgetError(
+            f"the ids of tables {', '.join(self.names)} have reached their part of memory=: {len(self.translator):,} ids have "
+            f"rows, and {reached}. Nothing is lost. Give more memory=, or ssd='FOLDER:BYTES' for the rows; let fewer ids have "
+            "rows (admit=hotbed.Admit(after=2, sketch='64MiB'), which counts them in little memory), or let unused ones go "
+            "(expire=hotbed.Expire(unused_steps=100_000))."
+        )
+
+    def numbers_of(self, spans: Sequence[Span], tables: Sequence[str], length: int) -> Tables:
+        """The table of each look-up."""
+        out = np.empty(length, dtype=np.uint16)
+        for span, table in zip(spans, tables):
+            if span.length:
+                out[span.start : span.start + (span.length - 1) * span.stride + 1 : span.stride] = self.names.index(
+                    table
+                )
+        return out
+
+    def _receive(self, tables: Tables, ids: Ints, rows: Ints) -> Guests | None:
+        """Put keys of guests in the place of UNKNOWN."""
+        unknown = np.flatnonzero(rows == UNKNOWN)
+        if not unknown.shape[0]:
+            return None
+        tables, ids = tables[unknown], ids[unknown]
+        order = np.lexsort((ids, tables))
+        is_new: NDArray[np.bool_] = np.ones(order.shape[0], dtype=np.bool_)
+        tables, ids = tables[order], ids[order]
+        is_new[1:] = (tables[1:] != tables[:-1]) | (ids[1:] != ids[:-1])
+        guests = Guests(self._next_guest, tables[is_new], ids[is_new])
+        rows[unknown[order]] = guests.start + np.cumsum(is_new) - 1
+        self._next_guest += guests.ids.shape[0]
+        with self._guests_turn:
+            self._guests = [ref for ref in self._guests if ref() is not None] + [weakref.ref(guests)]
+        return guests
+
+    def _owners_of_guests(self, keys: Ints) -> tuple[Tables, Ints]:
+        with self._guests_turn:
+            alive = [guests for ref in self._guests if (guests := ref()) is not None]
+        which = np.searchsorted(np.array([guests.start for guests in alive], dtype=np.int64), keys, side="right") - 1
+        tables, ids = np.empty(keys.shape[0], dtype=np.uint16), np.empty(keys.shape[0], dtype=np.int64)
+        for number in np.unique(which):
+            mine = which == number
+            places = keys[mine] - alive[number].start
+            assert number >= 0, "a guest has left before its batch"
+            assert places.max() < alive[number].ids.shape[0], "a guest has left before its batch"
+            tables[mine], ids[mine] = alive[number].tables[places], alive[number].ids[places]
+        return tables, ids
+
+    def _first_records(self, tables: Tables, ids: Ints) -> Tensor:
+        records = torch.empty(ids.shape[0], self._first[0].layout.width, dtype=torch.float32, device="cpu")
+        by_table = np.argsort(tables, kind="stable")
+        ends = np.cumsum(np.bincount(tables, minlength=len(self._first)))
+        for number in np.flatnonzero(np.diff(ends, prepend=0)):
+            mine = by_table[ends[number - 1] if number else 0 : ends[number]]
+            part = torch.from_numpy(ids[mine])
+            first = first_records(part, self._first[number])
+            minus_one = part == -1
+            if bool(minus_one.any()):
+                first[minus_one] = first_records(part[minus_one], self._first_of_minus_one[number])
+            records[torch.from_numpy(mine)] = first
+        return records

@@ -1,0 +1,543 @@
+"""EmbeddingTables: the nn.Module, and the border to autograd.
+
+Forward: ids -> pooled vectors. Backward: the gradient of the vectors is summed per row and the row optimizer runs at once,
+in place. No gradient tensor of the size of a table exists, and the rows are no `parameters()`: the dense optimizer of the
+model does not see them. Rows change only in train mode (`tables.train()`), under enabled gradients, and unless
+`requires_grad_(False)` froze them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.cache import DEFAULT_POLICY, CacheCounts
+from hotbed.checkpoint.lineage import forget
+from hotbed.checkpoint.types import RowPart
+from hotbed.errors import ConfigError, HotbedError, ShapeError
+from hotbed.host.memory import parse_bytes
+from hotbed.ids import IdCounts
+from hotbed.ops.lookups import Lookups
+from hotbed.ops.records import PRECISIONS, Precision
+from hotbed.ops.shard import WHOLE, Shard
+from hotbed.ops.streams import mark
+from hotbed.optim import Adagrad, RowOptimizer
+from hotbed.optim.schedules import as_schedule
+from hotbed.sizing.budget import Budgets, rooms_of
+from hotbed.store.counts import Tiers
+from hotbed.tables.autograd import Call, Front, LookUp, Step
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.group.group import TableGroup
+from hotbed.tables.group.tiers import tiers_of
+from hotbed.tables.inputs import Feature, Given, GroupInputs, as_given, flatten
+from hotbed.tables.keyed import KeyedJagged
+from hotbed.tables.ownership import Planned, Routed, Turns
+from hotbed.tables.recorded import Recorded
+from hotbed.tables.snapshot.snapshot import TablesSink, TablesSnapshot
+from hotbed.tables.spec import Output, Table, features_of, groups_of, output_of, sizes_of
+from hotbed.tables.torch_hooks import eager, listen, refuse_average, refuse_tracing
+from hotbed.tables.transaction import REFUSALS, exclusive
+from hotbed.telemetry.clock import StepClock
+from hotbed.types import Jagged
+
+__all__ = ["EmbeddingTables", "Table"]
+
+
+class EmbeddingTables(nn.Module):
+    """Named embedding tables with fused row optimizers.
+
+        tables = hotbed.EmbeddingTables(
+            {"user": hotbed.Table(rows=1_000_000, dim=16), "ad": hotbed.Table(rows=50_000, dim=16)},
+            optimizer=hotbed.optim.Adagrad(lr=0.05),
+        )
+        vectors = tables(ids)                # ids int64 [B, 2] -> [B, 2, 16]
+        loss(model(vectors)).backward()      # the rows are updated here
+
+    `output`: "stack" gives [B, F, D] and needs equal dims and pooled features, "concat" gives [B, sum of dims], "dict" gives
+    {feature: [B, D]} (for pooling "none" the vectors of all values: [L, D] for a Jagged, [B, T, D] for a matrix [B, T]).
+    "auto" is stack where possible, else dict.
+
+    `cache=0.015` keeps that share of the rows on the device and the rest in host memory, with the same results to the bit;
+    `hbm="2GiB"` says the same in bytes, index included, and `memory="64GiB"` is the most that the rest may take. With
+    `ssd="/fast/rows:500GiB"` rows that memory does not hold are in files there (on a CPU `memory` and `ssd` are enough).
+    `policy` says which rows stay. `for batch in hotbed.prefetch(loader, tables)` brings rows in ahead of time; without it
+    every batch waits for its own.
+
+    `precision="bf16"` or "fp16" keeps the weights in 16 bits, the optimizer state in float32; vectors are float32. Updated
+    weights are rounded up or down at random, so that small steps count on average: an approximation (docs/numerics.md).
+
+    One of several ranks (torch.distributed) refuses to train such tables, because rows of ranks would drift apart:
+    `hotbed.ShardedTables` spreads them over the ranks. `independent=True` is for ranks that each train a model of their own.
+    """
+
+    @torch.inference_mode(False)  # rows outlive it
+    def __init__(
+        self,
+        tables: Mapping[str, Table],
+        optimizer: RowOptimizer | None = None,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        output: Output = "auto",
+        cache: float | None = None,
+        hbm: str | int | None = None,
+        memory: str | int | None = None,
+        ssd: str | None = None,
+        policy: str = DEFAULT_POLICY,
+        precision: Precision = "fp32",
+        independent: bool = False,
+        shard: Shard = WHOLE,
+    ) -> None:
+        super().__init__()
+        listen()
+        self._optimizer = optimizer if optimizer is not None else Adagrad()
+        self.is_frozen = self._is_eval = False  # by requires_grad_(False); by tables.eval() itself
+        self.tables = dict(tables)
+        self.features = features_of(self.tables)
+        self.output = output_of(output, self.tables, self.features)
+        self.lr_factor = 1.0  # multiplies the row learning rate; for schedules driven from outside
+        self.num_updates = 0
+        self.independent = independent
+        if precision not in PRECISIONS:
+            raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
+        sizes = sizes_of(self.tables, self.optimizer, precision, shard)
+        place = torch.empty(0, device=device, dtype=torch.float32).device
+        rooms = rooms_of(Budgets(cache, hbm, memory, ssd), sizes, place.type)
+        self._memory_budget = 0 if memory is None else parse_bytes(memory, "memory")
+        self.groups = groups_of(self.tables, self.optimizer, place, rooms, policy, precision, shard)
+        for group in self.groups:
+            group.initialise(seed)
+        cached = {g: group for g, group in enumerate(self.groups) if isinstance(group, CachedGroup)}
+        self._ids = {g: group.ids for g, group in cached.items() if group.ids is not None}  # by number of the group
+        self.group_inputs = [
+            GroupInputs(group, [feature for feature in self.features if feature.table in group.members])
+            for group in self.groups
+        ]
+        self.fronts: list[Front] = [*self.groups]  # what answers look-ups
+        self._begin()
+        self.schedule = as_schedule(self.optimizer.lr)
+        # autograd calls backward only for functions of something that requires a gradient
+        self._trigger = torch.zeros(0, requires_grad=True, dtype=torch.float32, device="cpu")
+
+    def _begin(self) -> None:
+        """What belongs to this process and this object alone: a copy has its own."""
+        self.turns = Turns()
+        self.changes = self.turns.changes
+        for group in self.groups:
+            group.changes = self.changes
+        self._recorded = None if any(isinstance(group, CachedGroup) for group in self.groups) else Recorded(self)
+        self._unchecked: list[Callable[[], None]] = []  # questions whose answer is still on its way from the device
+        self.clock = StepClock(partial(mark, self.device, timed=True) if self.device.type == "cuda" else None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy.deepcopy and pickle, which take rows that are all in one tensor and no others."""
+        refuse_average()
+        if self.is_shared or any(isinstance(group, CachedGroup) for group in self.groups):
+            raise HotbedError(
+                f"tables {'spread over ranks' if self.is_shared else 'behind a cache'} cannot be copied or pickled: their rows "
+                "are in slots, host memory and files. Make tables with the same arguments where you need them (in a spawned "
+                "process: inside it), and bring the rows with hotbed.checkpoint.save and load, or with state_dict()"
+            )
+        self._claim()
+        ours = ("turns", "_recorded", "_unchecked", "clock")
+        return {name: value for name, value in self.__dict__.items() if name not in ours}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        listen()
+        self._begin()
+
+    @property
+    def optimizer(self) -> RowOptimizer:
+        """What moves the rows; chosen when the tables are made."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, other: RowOptimizer) -> None:
+        raise ConfigError(
+            f"the optimizer of tables cannot be replaced: each row carries the state of {self._optimizer}. Make tables with "
+            f"optimizer={other} and bring the rows over with load_weight; to change the learning rate set tables.lr_factor"
+        )
+
+    @property
+    def learns(self) -> bool:
+        """Whether backward moves rows: in train mode, unless `requires_grad_(False)` froze them."""
+        return self.training and not self.is_frozen
+
+    def freeze_rows(self, frozen: bool) -> None:
+        """What `requires_grad_(False)` does, of the tables or of a module that holds them."""
+        self.is_frozen = frozen
+
+    def eval(self) -> EmbeddingTables:
+        """Rows stay as they are, until `tables.train()`."""
+        self._is_eval = True
+        super().eval()
+        return self
+
+    def train(self, mode: bool = True) -> EmbeddingTables:
+        """Rows move in backward, or not."""
+        if mode and self._is_eval:
+            if sys._getframe(1).f_code is nn.Module.train.__code__:  # of a module that holds the tables
+                raise HotbedError(
+                    "train() of a model would let rows learn that tables.eval() has stopped. To keep them as they are, call "
+                    "tables.requires_grad_(False) instead of tables.eval(); to train them, tables.train() before model.train()"
+                )
+            self._is_eval = False
+        super().train(mode)
+        return self
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks have a part in every batch."""
+        return False
+
+    def lend_mesh(self) -> Any:
+        """Of shared tables: what the batches of one more feed are settled over; all ranks ask in the same order."""
+        raise NotImplementedError
+
+    def take_back_mesh(self, mesh: Any) -> None:
+        """The feed has ended."""
+        raise NotImplementedError
+
+    def routed(self, batches: Iterable[tuple[Any, Any, Any]], mesh: Any) -> Iterator[Routed]:
+        """Of shared tables: (batch, ids, bags) of this rank, settled with the other ranks ahead of time."""
+        raise NotImplementedError
+
+    def asked(self, routes: list[Any], learns: bool) -> list[Lookups]:
+        """Of shared tables: what all ranks want of this one, by group."""
+        raise NotImplementedError
+
+    @eager
+    @exclusive
+    def forward(
+        self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None = None
+    ) -> Tensor | dict[str, Tensor]:
+        """Look up a batch.
+
+        Args:
+            ids: int64 [B, F] with one column for each feature (in declared order) that is not in `bags`; or a mapping from
+                every feature to a tensor [B], a tensor [B, T] (bags of T values) or a Jagged; or a TorchRec
+                KeyedJaggedTensor whose keys are the features.
+            bags: the multi-valued features, beside an id matrix.
+        """
+        refuse_tracing()
+        planned = self.turns.find(ids, bags)
+        if planned is None and self._recorded is not None:
+            planned = self._recorded.find(ids, bags)
+        learning = torch.is_grad_enabled() and self.learns
+        given = planned.given if planned is not None else as_given(self.features, ids, bags, self.device)
+        self._check_ids()
+        step = Step(self)
+        vectors: dict[str, Tensor] = {}
+        all_lookups = self._prepared(given, planned, learning)
+        for group, inputs, lookups in zip(self.fronts, self.group_inputs, all_lookups):
+            if lookups.ticket is None and lookups.check is not None:
+                self._unchecked.append(lookups.check)
+            weighted = lookups.scale is not None and lookups.scale.requires_grad
+            if learning or (weighted and torch.is_grad_enabled()):
+                call = Call(group, lookups, inputs.tables, step, learning)
+                out: Tensor = LookUp.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
+            else:
+                scale = None if lookups.scale is None else lookups.scale.detach()
+                out = group.lookup(lookups._replace(scale=scale))
+            if self.output != "dict" and len(self.groups) == 1:  # a view: autograd has nothing to put together
+                shape = (len(inputs.features), group.layout.dim)
+                return out.view(given.size, *(shape if self.output == "stack" else (shape[0] * shape[1],)))
+            vectors |= _by_feature(out, inputs.features, given)
+        if self.output == "concat":
+            return torch.cat([vectors[feature.name] for feature in self.features], dim=1)
+        if self.output == "stack":
+            return torch.stack([vectors[feature.name] for feature in self.features], dim=1)
+        return {feature.name: vectors[feature.name] for feature in self.features}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are looked up."""
+        return self.groups[0].records.device
+
+    def counters(self) -> CacheCounts:
+        """What the caches have done since they were made; all zero without one. Waits for nothing."""
+        counts = CacheCounts()
+        for group in self.groups:
+            if isinstance(group, CachedGroup):
+                counts = counts.plus(group.counts)
+        return counts
+
+    def tiers(self) -> Tiers | None:
+        """What memory and ssd did since this process opened them, and what they hold; None without an ssd."""
+        return tiers_of(self.groups, self._memory_budget)
+
+    @exclusive
+    def flush(self) -> None:
+        """Write every changed row of the caches back to host memory."""
+        self._claim()
+        for group in self.groups:
+            if isinstance(group, CachedGroup):
+                group.flush()
+
+    @exclusive
+    def warm(self, keys: Tensor) -> None:
+        """Let the static policy of every cache keep these rows, and bring them in: keys of its group, distinct, ascending."""
+        self._claim()
+        for group in self.groups:
+            if isinstance(group, CachedGroup):
+                group.warm(keys)
+
+    @exclusive
+    def snapshot(self, touched: bool = False) -> TablesSnapshot:
+        """The rows between two steps, for a checkpoint: all ever written, or those touched since the last commit."""
+        return TablesSnapshot(self, touched)
+
+    def restore(self) -> TablesSink:
+        """A sink for saved rows."""
+        return TablesSink(self)
+
+    @exclusive
+    def weight(self, table: str) -> Tensor:
+        """The weights [rows, dim] of a table: a view, so writing to it changes the rows; behind a cache, a copy.
+
+        From then on checkpoints compare the rows of this table: docs/checkpoints.md, "Full and incremental".
+        """
+        self._claim()
+        return self._group_of(table).lend(table)["weight"]
+
+    def weight_pieces(self, table: str) -> Iterator[Tensor]:
+        """Copies of the weights of a table, some rows at a time, in order (of dynamic ids: as `ids`): for large tables.
+
+        Each piece is read when it is asked for, as the rows are then.
+        """
+        with self.changes.lock:
+            self._claim()
+            pieces = self._group_of(table).weight_pieces(table)
+        while True:
+            with self.changes.lock:
+                self._claim()
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
+
+    @exclusive
+    def load_weight(self, table: str, weight: Tensor) -> None:
+        """Replace the weights [rows, dim] of a table; the optimizer state stays."""
+        group = self._group_of(table)
+        group.refuse_load(table)
+        wanted = [self.tables[table].rows, self.tables[table].dim]
+        if list(weight.shape) != wanted:
+            raise ShapeError(f"the weights of table {table!r} are {wanted}, not {list(weight.shape)}")
+        with self.changes.loading(self._claim, [table], whole=False):
+            group.load(table, {"weight": weight})
+
+    @exclusive
+    def states(self, table: str) -> dict[str, Tensor]:
+        """The optimizer state of a table by name, [rows, dim] or [rows, 1]: views."""
+        self._claim()
+        columns = self._group_of(table).lend(table)
+        return {name: column for name, column in columns.items() if name != "weight"}
+
+    @exclusive
+    def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
+        """(ids [N] ascending, their `weight` [N, dim] and optimizer states [N, dim] or [N, 1]) of a table, on the host.
+
+        Of dynamic ids, those that have a row; of a table with a number of rows, all.
+        """
+        self._claim()
+        return self._group_of(table).rows(table)
+
+    @exclusive
+    def ids(self, table: str) -> Tensor:
+        """The ids [N] of a table that have a row, ascending, on the host."""
+        self._claim()
+        return self._group_of(table).ids_of(table)
+
+    @exclusive
+    def load_rows(self, parts: Iterable[RowPart]) -> None:
+        """Replace the rows of all tables with dynamic ids: `weight` by id; optimizer state begins anew."""
+        forget(self)
+        TablesSink(self).replace(parts)
+
+    @exclusive
+    def shared_row(self, table: str) -> dict[str, Tensor] | None:
+        """The columns [1, dim] or [1, 1] of the row that ids of a table share until they are admitted, or None."""
+        self._claim()
+        group = self._group_of(table)
+        return group.shared_row(table) if isinstance(group, CachedGroup) else None
+
+    def id_counts(self) -> dict[str, IdCounts]:
+        """What became of the ids of every table with dynamic ids, in training: seen, admitted, rejected, expired."""
+        return {name: counts for ids in self._ids.values() for name, counts in ids.counts().items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all records, optimizer state included."""
+        return sum(group.records.nbytes for group in self.groups)
+
+    def extra_repr(self) -> str:
+        rows = sum(table.rows or 0 for table in self.tables.values())
+        return f"{len(self.tables)} tables, {rows:,} rows, {self.num_bytes / 2**20:,.1f} MiB, {self.optimizer}"
+
+    def _still_holds(self, planned: Planned, learns: bool) -> bool:
+        """Whether dynamic ids would become the same keys in a call now."""
+        return all(ids.fits(planned.lookups[g].sense, learns) for g, ids in self._ids.items())
+
+    def _prepared(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
+        """The look-ups of every group, their rows in place. For dynamic ids a call that learns is the next training batch."""
+        self.changes.check()
+        if planned is not None and self._still_holds(planned, learns):
+            lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, planned.lookups)]
+        elif not self._ids:
+            wished = self._wished(given, self._settle(given, planned), learns)
+            lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, wished)]
+        else:
+            again = [ids.asks_again() for ids in self._ids.values()]
+            self.turns.claim(drop=learns or any(again))
+            lookups = self._learned(given, self._settle(given, planned), learns)
+        if learns:
+            for ids in self._ids.values():
+                ids.count()
+        return lookups
+
+    def _learned(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
+        """As `_prepared`, for dynamic ids: they are translated and their rows brought in, or nothing is learned."""
+        with self.changes.changing("looking a batch up"):
+            if learns:
+                self._take_back()  # of a call that was interrupted
+            try:
+                wished = self._wished(given, settled, learns)
+                return [group.placed(each, learns) for group, each in zip(self.groups, wished)]
+            except REFUSALS:
+                if learns:
+                    self._take_back()
+                raise
+
+    def _take_back(self) -> None:
+        for group in self.groups:
+            group.take_back()
+
+    def _settle(self, given: Given, planned: Planned | None) -> Any:
+        """Of shared tables: what the ranks settle about a call without a plan, or with one that does not hold any more."""
+        return None
+
+    def _wished(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
+        """What a call wants of every group, where no plan holds."""
+        return [flatten(group, one, given, learns) for group, one in zip(self.groups, self.group_inputs)]
+
+    def placed(self, group: Front, lookups: Lookups, learns: bool) -> Lookups:
+        """Look-ups whose rows are in their slots; where no feed saw to that, now."""
+        if lookups.ticket is not None and lookups.ticket.holds(learns):
+            return lookups
+        if not isinstance(group, CachedGroup):
+            return lookups if lookups.renew is None else lookups.renew()
+        self.turns.claim()
+        with self.changes.changing("bringing rows in"):
+            return group.placed(lookups, learns)
+
+    def _check_ids(self) -> None:
+        """Raise for a bad id of the batch before; its rows were not updated."""
+        if self._unchecked:
+            checks = self._unchecked.copy()
+            self._unchecked.clear()
+            for check in checks:
+                check()
+
+    def _claim(self) -> None:
+        """Before anything reads or writes all rows."""
+        self._check_ids()
+        if self._recorded is not None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self._recorded.check()
+        self.turns.claim()
+
+    def _group_of(self, table: str) -> TableGroup:
+        for group in self.groups:
+            if table in group.members:
+                return group
+        raise ConfigError(f"no table {table!r}; there are {', '.join(self.tables)}")
+
+    @exclusive
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingTables:
+        """`.to(device)` moves the records; rows are float32 (or float64), so `.half()` and the like are refused."""
+        self._claim()
+        for group in self.groups:
+            dtype = fn(group.records[:0]).dtype
+            if dtype not in (torch.float32, torch.float64):
+                raise ConfigError(
+                    f"embedding rows are kept in float32 and cannot become {dtype}; convert the dense model alone "
+                    "and use torch.autocast for its products"
+                )
+            group.move(fn)
+        if self._recorded is not None:
+            self._recorded.forget()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    @exclusive
+    def _named_columns(self, *, lent: bool) -> dict[str, Tensor]:
+        """Every view that a state_dict holds, `<table>.weight` and `<table>.<state>`; `lent`: for somebody who may write."""
+        self._claim()
+        columns: dict[str, Tensor] = {}
+        for group in self.groups:
+            for table in group.members:
+                found = group.lend(table) if lent else group.columns(table)
+                columns |= {f"{table}.{name}": column for name, column in found.items()}
+        return columns
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        destination |= {prefix + name: column for name, column in self._named_columns(lent=True).items()}
+        destination[prefix + "num_updates"] = torch.tensor(self.num_updates, device="cpu")
+        destination[prefix + "lr_factor"] = torch.tensor(self.lr_factor, dtype=torch.float64, device="cpu")
+
+    @exclusive
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Tensor],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        with self.changes.loading(self._claim, (), whole=True):
+            columns = self._named_columns(lent=False)
+        fitting: dict[str, dict[str, Tensor]] = {}
+        for name, column in columns.items():
+            saved = state_dict.get(prefix + name)
+            if saved is None:
+                missing_keys.append(prefix + name)
+            elif saved.shape != column.shape:
+                error_msgs.append(f"{prefix + name} is {list(saved.shape)}, but the table has {list(column.shape)}")
+            else:
+                table, _, part = name.rpartition(".")
+                fitting.setdefault(table, {})[part] = saved
+        counters = {"num_updates", "lr_factor"}
+        missing_keys += [prefix + name for name in counters if prefix + name not in state_dict]
+        is_whole = sum(len(parts) for parts in fitting.values()) == len(columns)
+        with self.changes.loading(self._claim, fitting, whole=is_whole):
+            for table, saved_columns in fitting.items():
+                self._group_of(table).load(table, saved_columns)
+            self.num_updates = int(state_dict.get(prefix + "num_updates", self.num_updates))
+            self.lr_factor = float(state_dict.get(prefix + "lr_factor", self.lr_factor))
+        if strict:
+            known = {prefix + name for name in (*columns, *counters)}
+            unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
+
+
+def _by_feature(out: Tensor, features: Sequence[Feature], given: Given) -> dict[str, Tensor]:
+    """Cut one group's output rows into features."""
+    pooled = [feature.name for feature in features if feature.pooling != "none"]
+    sequences = [feature.name for feature in features if feature.pooling == "none"]
+    counts = [int(given.bags[name].values.shape[0]) if name in given.bags else given.size for name in sequences]
+    # One node of the graph for all features: slices would each add a gradient as large as `out`, 4 times the step's time.
+    block, *parts = out.split([given.size * len(pooled), *counts]) if sequences else (out,)  # type: ignore[no-untyped-call]
+    vectors = dict(zip(pooled, block.view(given.size, len(pooled), out.shape[1]).unbind(1)))
+    for name, part in zip(sequences, parts):
+        shape = given.shapes.get(name)
+        vectors[name] = part if shape is None else part.view(*shape, out.shape[1])
+    return vectors

@@ -1,0 +1,131 @@
+"""Who may move rows, and the one rule for moving them.
+
+Plain lookups, saving and loading claim the tables: a feed that works ahead stops at a safe place, takes back its promises,
+and resumes when it is next asked for a batch. One thread at a time: every call of the tables holds `changes.lock`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from hotbed.ops.lookups import Lookups
+from hotbed.tables.inputs import Given
+from hotbed.tables.keyed import is_keyed, tensors_of
+from hotbed.tables.transaction import Changes
+
+
+class Feeding(Protocol):
+    """What a feed must be able to do for others."""
+
+    def pause(self, *, drop: bool) -> None:
+        """Stop working ahead; with `drop` also forget what is known of batches ahead."""
+
+    def finish(self) -> None:
+        """The end; may be called again when it was interrupted."""
+
+
+Contents = list[tuple[Tensor, int]]
+
+
+def contents_of(value: Any) -> Contents:
+    """The tensors inside ids or bags, and how often each has been written to."""
+    if isinstance(value, Tensor):
+        return [(value, 0 if value.is_inference() else value._version)]
+    if is_keyed(value):
+        return [each for part in tensors_of(value) for each in contents_of(part)]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else ()
+    return [each for part in parts for each in contents_of(part)]
+
+
+class Planned(NamedTuple):
+    """A batch whose rows are in place, recognised by the objects the tables are called with."""
+
+    ids: Any
+    bags: Mapping[str, Any] | None
+    given: Given
+    lookups: list[Lookups]  # one for each group
+    contents: Contents | None = None  # of ids and bags, when their rows were looked for
+
+
+class Routed:
+    """A batch, and what its ranks have settled about it."""
+
+    def __init__(self, batch: Any, given: Given, routes: list[Any]) -> None:
+        self.batch = batch
+        self.given = given
+        self.routes = routes  # one for each group
+
+
+class Turns:
+    """Of one EmbeddingTables; whoever calls it holds `changes.lock`."""
+
+    def __init__(self) -> None:
+        self.changes = Changes()
+        self.feed: Feeding | None = None
+        self.left: deque[Feeding] = deque()  # feeds that are being closed
+        self.lanes: dict[Any, Any] = {}  # recordings that the next feed can use again
+        self._planned: dict[int, Planned] = {}
+
+    def claim(self, *, drop: bool = False) -> None:
+        """The training thread's own turn; `drop`: what is known of batches ahead no longer holds."""
+        self._close_left()
+        if self.feed is not None:
+            self.feed.pause(drop=drop)
+        self.changes.check()
+
+    def take(self, feed: Feeding) -> None:
+        """A feed's turn, until another is asked for a batch."""
+        self._close_left()
+        self.changes.check()
+        if self.feed is not None and self.feed is not feed:
+            self.feed.pause(drop=True)
+        self.feed = feed
+
+    def leave(self, feed: Feeding) -> None:
+        """A feed has ended."""
+        if self.feed is feed:
+            self.feed = None
+
+    def deliver(self, planned: Planned) -> None:
+        """From now on the tables may be called with this batch."""
+        self._planned[id(planned.ids)] = planned
+
+    def withdraw(self, planned: Planned) -> None:
+        """The batch has been trained."""
+        if self._planned.get(id(planned.ids)) is planned:  # another feed may have delivered the same object
+            del self._planned[id(planned.ids)]
+
+    def find(self, ids: Any, bags: Mapping[str, Any] | None) -> Planned | None:
+        """The plan of a batch that was delivered."""
+        planned = self._planned.get(id(ids))
+        if planned is None or planned.ids is not ids:
+            return None
+        theirs, ours = bags or {}, planned.bags or {}
+        same = theirs is ours or (theirs.keys() == ours.keys() and all(theirs[name] is ours[name] for name in ours))
+        return planned if same and _is_unchanged(planned) else None
+
+    def forget(self, feed: Feeding) -> None:
+        """A feed is closed."""
+        self.left = deque(one for one in self.left if one is not feed)
+
+    def _close_left(self) -> None:
+        for feed in list(self.left):
+            feed.finish()
+
+    @property
+    def broken(self) -> BaseException | None:
+        """What broke a change off, if anything did."""
+        return self.changes.broken
+
+
+def _is_unchanged(planned: Planned) -> bool:
+    """Whether its ids are still those whose rows are in place."""
+    if planned.contents is None:
+        return True
+    now = contents_of((planned.ids, planned.bags))
+    pairs = zip(now, planned.contents)
+    return len(now) == len(planned.contents) and all(a is b and m == n for (a, m), (b, n) in pairs)

@@ -1,0 +1,1 @@
+"""Rows as of one moment, for checkpoints, and back."""

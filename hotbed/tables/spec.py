@@ -1,0 +1,156 @@
+"""Tables as a user declares them: checked, and made into features, an output form and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from hotbed.errors import ConfigError
+from hotbed.ids import Admit, Expire, TableRules
+from hotbed.ops.init_rows import Init, Normal
+from hotbed.ops.records import Precision, layout_of
+from hotbed.ops.shard import WHOLE, Shard
+from hotbed.optim import RowOptimizer
+from hotbed.sizing.budget import Room, Size
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.group.group import Member, TableGroup
+from hotbed.tables.inputs import Feature
+
+Pooling = Literal["sum", "mean", "none"]
+Output = Literal["auto", "stack", "dict", "concat"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One embedding table: `rows` vectors of `dim` numbers, read by one feature of the same name or by `features`.
+
+    rows=None: any 64-bit id, each with a row of its own from its first training batch on; `admit` and `expire` say which ids
+    get one, and for how long (docs/dynamic-ids.md).
+    """
+
+    rows: int | None
+    dim: int
+    pooling: Pooling = "sum"  # "none": every value keeps its own vector, for sequences
+    features: tuple[str, ...] | None = None
+    hashing: bool = False  # ids modulo rows; else an id outside 0..rows-1 is an error
+    padding_id: int | None = None  # this id contributes nothing and is never updated
+    init: Init = Normal(0.01)  # noqa: RUF009  frozen
+    admit: Admit | None = None  # None: every id, at once
+    expire: Expire | None = None  # None: never
+
+
+def features_of(tables: dict[str, Table]) -> list[Feature]:
+    """The features in declared order; all mistakes in the tables at once."""
+    wrong: list[str] = []
+    features: list[Feature] = []
+    owners: dict[str, str] = {}
+    if not tables:
+        wrong.append("no tables were given")
+    for name, table in tables.items():
+        wrong += _wrong_ids(name, table)
+        for field in ("rows", "dim"):
+            value = getattr(table, field)
+            if field == "rows" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                wrong.append(f"table {name!r}: {field} must be a whole number from 1, not {value!r}")
+        if table.pooling not in ("sum", "mean", "none"):
+            wrong.append(f"table {name!r}: pooling must be 'sum', 'mean' or 'none', not {table.pooling!r}")
+        if isinstance(table.features, str) or table.features == ():
+            wrong.append(f"table {name!r}: features must be a tuple of names, not {table.features!r}")
+        for feature in table.features or (name,):
+            if feature in owners:
+                wrong.append(f"feature {feature!r} reads two tables, {owners[feature]!r} and {name!r}")
+            owners[feature] = name
+            features.append(Feature(feature, name, table.pooling))
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    return features
+
+
+def _wrong_ids(name: str, table: Table) -> list[str]:
+    """What is said of dynamic ids, or of others, and cannot be."""
+    wrong = []
+    for field, kind in (("admit", Admit), ("expire", Expire)):
+        rule = getattr(table, field)
+        if rule is None:
+            continue
+        if not isinstance(rule, kind):
+            wrong.append(f"table {name!r}: {field} must be a hotbed.{kind.__name__}, not {rule!r}")
+        if table.rows is not None:
+            wrong.append(f"table {name!r}: {field}= is for dynamic ids; give rows=None, or leave it out")
+    if table.rows is None and table.hashing:
+        wrong.append(f"table {name!r}: hashing takes ids modulo rows, and rows is None; leave one of them out")
+    padding = table.padding_id
+    if padding is not None and (not isinstance(padding, int) or not -(2**63) <= padding < 2**63):
+        wrong.append(f"table {name!r}: padding_id must be a 64-bit id, not {padding!r}")
+    return wrong
+
+
+def output_of(output: Output, tables: dict[str, Table], features: list[Feature]) -> Output:
+    dims = {table.dim for table in tables.values()}
+    sequences = [feature.name for feature in features if feature.pooling == "none"]
+    if output == "auto":
+        return "stack" if len(dims) == 1 and not sequences else "dict"
+    if output not in ("stack", "dict", "concat"):
+        raise ConfigError(f"output must be 'auto', 'stack', 'dict' or 'concat', not {output!r}")
+    if output == "stack" and len(dims) > 1:
+        raise ConfigError(f"output 'stack' needs equal dims; the tables have {sorted(dims)}. Use 'concat' or 'dict'.")
+    if output != "dict" and sequences:
+        raise ConfigError(f"output {output!r} cannot hold sequence features ({', '.join(sequences)}). Use 'dict'.")
+    return output
+
+
+def _kinds(tables: dict[str, Table]) -> dict[tuple[int, bool], dict[str, Table]]:
+    """The tables of every group, by (dim, whether ids are dynamic)."""
+    kinds: dict[tuple[int, bool], dict[str, Table]] = {}
+    for name, table in tables.items():
+        kinds.setdefault((table.dim, table.rows is None), {})[name] = table
+    return kinds
+
+
+def sizes_of(
+    tables: dict[str, Table], optimizer: RowOptimizer, precision: Precision, shard: Shard = WHOLE
+) -> list[Size]:
+    """(rows here, bytes of a record) of every group; None for dynamic ids."""
+    return [
+        (
+            None if dynamic else shard.num_local(sum(table.rows or 0 for table in members.values())),
+            layout_of(dim, optimizer, precision).width * 4,
+        )
+        for (dim, dynamic), members in _kinds(tables).items()
+    ]
+
+
+def groups_of(
+    tables: dict[str, Table],
+    optimizer: RowOptimizer,
+    device: torch.device,
+    rooms: Sequence[Room],
+    policy: str,
+    precision: Precision,
+    shard: Shard,
+) -> list[TableGroup]:
+    """Tables of one dim share a group (the optimizer is the same for all, so the record width is too).
+
+    Those of dynamic ids have groups of their own.
+    """
+    if any(room.num_slots is not None for room in rooms) and optimizer.decay_scope == "table":
+        raise ConfigError(
+            "decay_scope='table' visits every row at every step, which a cache cannot hold; use 'touched'"
+        )
+    groups: list[TableGroup] = []
+    for room, ((dim, dynamic), named) in zip(rooms, _kinds(tables).items()):
+        members, base = [], 0
+        for name, table in named.items():
+            rules = TableRules(table.admit, table.expire, table.padding_id) if dynamic else None
+            members.append(Member(name, table.rows or 0, base, table.init, table.hashing, table.padding_id, rules))
+            base += table.rows or 0
+        if room.num_slots is None:
+            groups.append(TableGroup(members, dim, optimizer, device, precision=precision, shard=shard))
+        else:
+            groups.append(CachedGroup(members, dim, optimizer, device, room, policy, precision, shard))
+    return groups

@@ -1,0 +1,385 @@
+"""Config in, objects out; the only reader of config.
+
+What can be known before anything is built is checked before anything is built: options of the model and of the row
+optimizer, the device, splits, and whether the tables fit in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.data.dataset import Dataset
+from hotbed.data.frequency import hot_keys
+from hotbed.data.loader.loader import Loader
+from hotbed.data.loader.partition import Share
+from hotbed.data.schema import Schema
+from hotbed.errors import ConfigError
+from hotbed.ids.rule_text import parse_admit, parse_expire
+from hotbed.models import MODELS, build_model, check_model
+from hotbed.ops.init_rows import parse_init
+from hotbed.ops.records import Precision
+from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
+from hotbed.parallel.world import ALONE, World
+from hotbed.run.config import RunConfig, TrainConfig, check, raise_problems
+from hotbed.sizing.fit import (
+    Amounts,
+    Counted,
+    Storage,
+    amounts_of,
+    model_problems,
+    rows_of_batch,
+    storage_of,
+    table_problems,
+    too_small,
+)
+from hotbed.store import SsdStore
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.module import EmbeddingTables, Table
+from hotbed.tables.spec import Pooling
+from hotbed.telemetry.observer import Observer, Observers
+from hotbed.train.build_ranks import (
+    compare,
+    draw_apart,
+    local_rank,
+    merged_optimizer,
+    own_folder,
+    own_ids,
+    own_rows,
+    rank_problems,
+    tables_of,
+)
+from hotbed.train.id_features import id_problems, ids_of_train, is_dynamic, rows_of_unseen
+from hotbed.train.loop import Course, Loaders, Pace, Training
+from hotbed.train.run import Subject, cache_sizes
+from hotbed.train.step import Learner
+
+__all__ = [
+    "Built",
+    "Sketch",
+    "build",
+    "card_of",
+    "changed_settings",
+    "compare",
+    "dense_optimizer",
+    "model_of",
+    "option_problems",
+    "pick_device",
+    "sketch",
+]
+_BATCHES_TRIED = 8  # of each split
+_LOOKUPS_TRIED = 2_000_000  # of each split, where the cache holds little more than a batch
+_OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
+
+
+class Built(NamedTuple):
+    """A run that is ready to start."""
+
+    training: Training
+    subject: Subject
+
+
+def option_problems(config: RunConfig) -> list[str]:
+    """What the model and the row optimizer do not understand of their options."""
+    problems = []
+    for path, attempt in (
+        ("model", lambda: check_model(config.model.name, config.model.options)),
+        ("tables", lambda: _row_optimizer(config)),
+        ("tables.init", lambda: parse_init(config.tables.init)),
+        ("tables.admit", lambda: parse_admit(config.tables.admit)),
+        ("tables.expire", lambda: parse_expire(config.tables.expire)),
+        ("train.device", lambda: pick_device(config.train.device)),
+    ):
+        try:
+            attempt()
+        except ConfigError as error:
+            problems.append(f"{path}: {error}")
+    return problems
+
+
+def build(
+    config: RunConfig, dataset: Dataset, run: Path, observers: Iterable[Observer] = (), world: World = ALONE
+) -> Built:
+    """Everything a run needs, from its config and its dataset; on every rank of `world`, with the same of both."""
+    raise_problems(check(config) or option_problems(config))
+    raise_problems(_data_problems(config, dataset.schema) + rank_problems(config, world))
+    device = pick_device(config.train.device)
+    learner = _learner(config, dataset, device, world)
+    loaders = _loaders(config, dataset, device, Share(world.rank, world.size))
+    _check_batches_fit(learner, loaders)
+    train = config.train
+    pace = Pace(
+        train.epochs,
+        train.max_steps,
+        train.log_every,
+        train.eval_every,
+        train.checkpoint_every,
+        train.checkpoint_full_every,
+        train.keep_checkpoints,
+    )
+    steps = train.epochs * len(loaders.train)
+    course = Course(
+        _schedule(train, min(steps, train.max_steps or steps)), train.plateau_factor, train.patience, train.keep_best
+    )
+    training = Training(run, learner, loaders, pace, course, Observers(observers))
+    card = card_of(config, dataset.schema)
+    return Built(training, Subject(config.model.name, config.data.path, dataset, card))
+
+
+def card_of(config: RunConfig, schema: Schema) -> dict[str, Any]:
+    """model.json: what is needed to build the model again and to score with it."""
+    return {
+        "model": {
+            "name": config.model.name,
+            "num_features": len(schema.features),
+            "dim": config.model.dim,
+            "num_dense": len(schema.dense),
+            "options": config.model.options,
+        },
+        "tables": {name: _table_card(table, config) for name, table in _tables(config, schema).items()},
+        "dataset": config.data.path,
+    }
+
+
+def _table_card(table: Table, config: RunConfig) -> dict[str, Any]:
+    """What scoring has to know of a table; of dynamic ids, what those without a row read."""
+    card: dict[str, Any] = {
+        "rows": table.rows,
+        "dim": table.dim,
+        "pooling": table.pooling,
+        "hashing": table.hashing,
+    }
+    if table.rows is None:
+        tables = config.tables
+        card |= {"init": tables.init, "seed": config.train.seed, "precision": tables.precision}
+        card["shared"] = table.admit is not None
+    return card
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a name; auto is CUDA when there is one, and of several the one that torchrun gives this process."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:  # cuda:999, a number that torch cannot hold
+        raise ConfigError(f"there is no device {name}. Use cpu, cuda or cuda:N.") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        device = device if ":" in name else torch.device("cuda", local_rank())
+        if device.index >= count:
+            have = f"{count} CUDA device{'s' * (count != 1)}" if count else "no CUDA device"
+            raise ConfigError(
+                f"the device {device} was asked for, but torch {torch.__version__} finds {have}. Use cpu."
+            )
+    return device
+
+
+class Sketch(NamedTuple):
+    """What a run will have, before anything is allocated."""
+
+    tables: dict[str, Table]
+    optimizer: RowOptimizer
+    storage: Storage
+    amounts: Amounts  # of a rank
+    most_used: int  # rows that are ever used
+
+
+def sketch(config: RunConfig, dataset: Dataset, world: World = ALONE) -> Sketch:
+    """Tables, the optimizer of their rows, and what they take on a rank."""
+    schema = dataset.schema
+    optimizer = _row_optimizer(config)
+    tables = _tables(config, schema)
+    given = config.tables
+    precision = cast(Precision, given.precision)
+    ssd = own_folder(given.ssd, world) or None
+    storage = Storage(given.cache or None, given.hbm or None, given.memory or None, precision, ssd)
+    amounts = amounts_of(own_rows(tables, world), optimizer, precision, own_ids(ids_of_train(schema), world))
+    storage = storage_of(storage, amounts, rows_of_unseen(schema, config.data.eval_batch_size))
+    return Sketch(tables, optimizer, storage, amounts, _most_used(schema, tables))
+
+
+def model_of(config: RunConfig, schema: Schema) -> nn.Module:
+    """The model, its first weights drawn from torch's generator."""
+    return build_model(
+        config.model.name,
+        num_features=len(schema.features),
+        dim=config.model.dim,
+        num_dense=len(schema.dense),
+        options=config.model.options,
+    )
+
+
+def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: World) -> Learner:
+    given, schema = config.tables, dataset.schema
+    tables, optimizer, storage, amounts, most_used = sketch(config, dataset, world)
+    raise_problems(table_problems(storage, amounts, device, most_used))
+    with torch.device("meta"):  # shapes without memory
+        raise_problems(model_problems(model_of(config, schema), device))
+    torch.manual_seed(config.train.seed)
+    model = model_of(config, schema).to(device)
+    rows = tables_of(config, world)(
+        tables,
+        optimizer,
+        seed=config.train.seed,
+        device=device,
+        cache=storage.cache,
+        hbm=storage.hbm,
+        memory=storage.memory,
+        ssd=storage.ssd,
+        policy=given.policy,
+        precision=storage.precision,
+    )
+    dense = dense_optimizer(config, model) if world.size == 1 else merged_optimizer(config, model)
+    draw_apart(config.train.seed, world)
+    ahead = given.window or None, given.look_ahead or None
+    return Learner(rows, model, dense, config.dense.lr, device, *ahead, _hot_keys(config, dataset, rows), world)
+
+
+def _hot_keys(config: RunConfig, dataset: Dataset, rows: EmbeddingTables) -> Tensor | None:
+    """What the static policy is told; all tables of a run have one width, so one group holds them in schema order."""
+    sizes = cache_sizes(rows)
+    if sizes is None or config.tables.policy != "static":
+        return None
+    shard = rows.groups[0].shard
+    keys = torch.from_numpy(hot_keys(dataset, sizes["slots"] * shard.world))
+    return shard.local_of(keys[shard.owner_of(keys) == shard.rank])[: sizes["slots"]]
+
+
+def _tables(config: RunConfig, schema: Schema) -> dict[str, Table]:
+    """One table per id feature, as wide as the model reads."""
+    given = config.tables
+    width = MODELS[config.model.name].vector_width(config.model.dim)
+    tables = {}
+    for feature in schema.features:
+        pooling: Pooling = "mean" if feature.multi and given.pooling == "mean" else "sum"
+        table = Table(feature.rows, width, pooling, hashing=feature.mode == "hash", init=parse_init(given.init))
+        if is_dynamic(given.dynamic, feature.name):
+            admit, expire = parse_admit(given.admit), parse_expire(given.expire)
+            table = dataclasses.replace(table, rows=None, hashing=False, admit=admit, expire=expire)
+        tables[feature.name] = table
+    return tables
+
+
+def _most_used(schema: Schema, tables: dict[str, Table]) -> int:
+    """Rows that a run can ever use: a feature with one id per sample uses no more of them than there are samples."""
+    samples = sum(split.rows for split in schema.splits.values())
+    rows = {
+        feature.name: tables[feature.name].rows or ids_of_train(schema)[feature.name] for feature in schema.features
+    }
+    return sum(rows[one.name] if one.multi else min(rows[one.name], samples) for one in schema.features)
+
+
+def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
+    """A BudgetError when a batch of some split needs more rows at once than the cache has slots.
+
+    The first batches are counted, and as many as are quickly read where the cache holds less than twice what they need.
+    """
+    if cache_sizes(learner.tables) is None or learner.world.size > 1:  # what ranks ask of one is known when they train
+        return
+    splits = {"train": loaders.train, **loaders.held_out}
+    rows, worst = learner.tables, Counter[tuple[str, int]]()  # rows that a batch of a split needs of a group
+    num_read = {split: _count_rows(rows, split, loader, worst) for split, loader in splits.items()}
+    for (split, number), needed in worst.most_common():
+        group = rows.groups[number]
+        if isinstance(group, CachedGroup) and needed > group.num_slots:
+            counted = Counted(split, splits[split].batch_size, num_read[split], len(splits[split]))
+            amounts = amounts_of(rows.tables, rows.optimizer, group.layout.precision)
+            raise too_small(counted, needed, group.num_slots, amounts, on_ssd=isinstance(group.store, SsdStore))
+
+
+def _count_rows(rows: EmbeddingTables, split: str, loader: Loader, worst: Counter[tuple[str, int]]) -> int:
+    """Note the most rows that a batch of a split needs of each group; the number of batches read."""
+    num_read = num_lookups = 0
+    with closing(loader.epoch(0)) as batches:
+        for batch in batches:
+            by_table = rows_of_batch(rows.tables, batch)
+            num_read += 1
+            num_lookups += batch.ids.numel() + sum(bag.values.numel() for bag in batch.bags.values())
+            is_tight = False
+            for number, group in enumerate(rows.groups):
+                needed = sum(by_table[name] for name in group.members)
+                worst[split, number] = max(worst[split, number], needed)
+                is_tight |= isinstance(group, CachedGroup) and group.num_slots < 2 * worst[split, number]
+            if num_read >= _BATCHES_TRIED and (num_lookups >= _LOOKUPS_TRIED or not is_tight):
+                break
+    return num_read
+
+
+def _row_optimizer(config: RunConfig) -> RowOptimizer:
+    tables = config.tables
+    common = ("lr", "l2", "weight_decay", "decay_scope", "clip_norm")
+    doubled = sorted(set(common) & set(tables.options))
+    if doubled:
+        raise ConfigError(f"options must not repeat {', '.join(doubled)}; set tables.{doubled[0]} instead")
+    return row_optimizer(tables.optimizer, **{name: getattr(tables, name) for name in common}, **tables.options)
+
+
+def dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
+    """Of the dense weights of a single process; None where there are none."""
+    parameters = list(model.parameters())
+    if not parameters:
+        return None
+    dense = config.dense
+    fused = {"fused": True} if dense.optimizer == "adam" else {}  # 0.13 instead of 0.36 ms a step for 143k weights
+    kind = _OPTIMIZERS[dense.optimizer]
+    optimizer: torch.optim.Optimizer = kind(parameters, lr=dense.lr, weight_decay=dense.weight_decay, **fused)
+    return optimizer
+
+
+def _loaders(config: RunConfig, dataset: Dataset, device: torch.device, share: Share) -> Loaders:
+    data, splits, pin = config.data, dataset.schema.splits, device.type == "cuda"
+    train = Loader(
+        dataset,
+        "train",
+        batch_size=data.batch_size,
+        shuffle=data.shuffle,
+        seed=config.train.seed,
+        threads=data.threads,
+        pin_memory=pin,
+        share=share,
+    )
+    held_out: dict[str, Loader] = {}
+    for name in ("valid", "test"):
+        if name in splits and splits[name].rows:
+            size = data.eval_batch_size
+            held_out[name] = Loader(dataset, name, batch_size=size, threads=data.threads, pin_memory=pin, share=share)
+    return Loaders(train, held_out)
+
+
+def _schedule(train: TrainConfig, total_steps: int) -> Schedule:
+    """The factor on both learning rates."""
+    if train.schedule == "warmup":
+        return Warmup(1.0, train.warmup_steps)
+    if train.schedule == "cosine":
+        return Cosine(1.0, total_steps, train.warmup_steps)
+    if train.schedule == "decay":
+        return Decay(1.0, train.decay_every, train.decay_factor)
+    return Fixed(1.0)
+
+
+def _data_problems(config: RunConfig, schema: Schema) -> list[str]:
+    problems = []
+    train, valid = schema.splits.get("train"), schema.splits.get("valid")
+    if train is None or not train.rows:
+        problems.append(f"data.path: {config.data.path} has no rows to train on; its splits are {list(schema.splits)}")
+    if valid is None or not valid.rows:
+        for name, off in (("patience", 0), ("plateau_factor", 1.0)):
+            if getattr(config.train, name) != off:
+                problems.append(f"train.{name}: needs a valid split, which {config.data.path} does not have")
+    return problems + id_problems(config.tables.dynamic, config.data.path, schema)
+
+
+def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:
+    """The paths of the settings that differ."""
+    one, other = dataclasses.asdict(before), dataclasses.asdict(after)
+    return [
+        f"{section}.{name}" for section in one for name in one[section] if one[section][name] != other[section][name]
+    ]

@@ -1,0 +1,145 @@
+"""What ranks of one run have that a single process has not: config and a world in, their shares and optimizers out.
+
+With build.py the only reader of config. Ranks must be given the same config and dataset; `compare` says where they were not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import platform
+from collections.abc import Mapping
+from functools import partial
+from importlib.metadata import version
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import hotbed
+from hotbed.data.draws import key_of
+from hotbed.errors import ConfigError
+from hotbed.optim import KStepAdam
+from hotbed.optim.kstep.merge import MergeRule
+from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.modes import Mode
+from hotbed.parallel.sharded import ShardedTables, Traffic
+from hotbed.parallel.world import World
+from hotbed.run.config import RunConfig
+from hotbed.sizing.budget import parse_ssd
+from hotbed.tables.module import EmbeddingTables, Table
+
+_PACKAGES = ("torch", "numpy", "numba", "pyarrow")
+
+
+def local_rank() -> int:
+    """Which of the devices of this machine is this process's."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
+
+
+def rank_problems(config: RunConfig, world: World) -> list[str]:
+    """What one process can do and several cannot."""
+    problems: list[str] = []
+    if world.size == 1:
+        return problems
+    for name, size in (("batch_size", config.data.batch_size), ("eval_batch_size", config.data.eval_batch_size)):
+        if size < world.size:
+            problems.append(
+                f"data.{name}: must be at least {world.size}, a sample for each rank, not {size}; it is of all ranks together"
+            )
+    if config.dense.optimizer == "adagrad":
+        problems.append(f"dense.optimizer: must be adam or sgd with {world.size} ranks, not 'adagrad'")
+    if config.parallel.local_ranks and world.size % config.parallel.local_ranks:
+        problems.append(
+            f"parallel.local_ranks: must divide the {world.size} ranks, not {config.parallel.local_ranks}; 0: as torchrun says"
+        )
+    if config.parallel.mode == "replicated" and config.tables.decay_scope == "table":
+        problems.append(
+            "parallel.mode: must be sharded or auto with tables.decay_scope=table, not 'replicated'; replicas are of the rows "
+            "that batches use, and every row decays at every step"
+        )
+    if config.dense.optimizer == "sgd" and config.parallel.merge == "shared_v":
+        problems.append("parallel.merge: must be params or moments with dense.optimizer=sgd, not 'shared_v'")
+    return problems
+
+
+def compare(config: RunConfig, fingerprint: str, world: World) -> None:
+    """A ConfigError on all ranks where one was given something else than rank 0."""
+    sections = dataclasses.asdict(config)
+    mine: dict[str, Any] = {f"{section}.{name}": one for section in sections for name, one in sections[section].items()}
+    mine["the dataset's fingerprint"] = fingerprint
+    mine["hotbed"], mine["python"] = hotbed.__version__, platform.python_version()
+    mine |= {package: version(package) for package in _PACKAGES}
+    world.stage("comparing settings")
+    given = world.gather(mine)
+    wrong = []
+    for name, value in given[0].items():
+        others = {rank: other[name] for rank, other in enumerate(given) if other[name] != value}
+        if others:
+            said = ", ".join(f"{other!r} on rank {rank}" for rank, other in others.items())
+            wrong.append(f"{name}: {value!r} on rank 0, {said}")
+    if wrong:
+        raise ConfigError("\n  - ".join(["all ranks must be given the same, and they differ in:", *wrong]))
+
+
+def tables_of(config: RunConfig, world: World) -> Any:
+    """The kind of tables."""
+    if world.size == 1:
+        return EmbeddingTables
+    mode, traffic = cast(Mode, config.parallel.mode), cast(Traffic, config.parallel.traffic)
+    return partial(ShardedTables, gradients="sum", mesh=_mesh(config), mode=mode, traffic=traffic)
+
+
+def own_rows(tables: Mapping[str, Table], world: World) -> dict[str, Table]:
+    """Tables with a rank's share of the rows, for a forecast of memory."""
+    return {
+        name: table if table.rows is None else dataclasses.replace(table, rows=-(-table.rows // world.size))
+        for name, table in tables.items()
+    }
+
+
+def own_ids(known: Mapping[str, int], world: World) -> dict[str, int]:
+    """Ids of every table that a rank will have of so many; by a hash, so it may be some more than its share."""
+    if world.size == 1:
+        return dict(known)
+    shares = {name: count / world.size for name, count in known.items()}
+    return {name: math.ceil(share + 4 * math.sqrt(share)) for name, share in shares.items()}
+
+
+def own_folder(ssd: str, world: World) -> str:
+    """A folder for each rank: `/fast:500GiB` becomes `/fast/rank-1:500GiB`."""
+    if not ssd or world.size == 1:
+        return ssd
+    folder, _ = parse_ssd(ssd)
+    return f"{folder / f'rank-{world.rank}'}:{ssd.rpartition(':')[2]}"
+
+
+def merged_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
+    """The optimizer of the dense weights, which ranks have in common."""
+    parameters = list(model.parameters())
+    if not parameters:
+        return None
+    dense, parallel = config.dense, config.parallel
+    return KStepAdam(
+        parameters,
+        lr=dense.lr,
+        k=parallel.k_step,
+        merge=cast(MergeRule, parallel.merge),
+        inner="sgd" if dense.optimizer == "sgd" else "adam",
+        mesh=_mesh(config),
+        weight_decay=dense.weight_decay,
+        buffers=list(model.buffers()),
+    )
+
+
+def _mesh(config: RunConfig) -> Mesh:
+    local = config.parallel.local_ranks
+    return Mesh(dist.get_world_size() // local, local) if local else Mesh.from_environment()
+
+
+def draw_apart(seed: int, world: World) -> None:
+    """Every rank draws other random numbers in training, such as those of dropout."""
+    if world.size > 1:
+        torch.manual_seed(key_of(seed, world.rank) >> 1)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from hotbed.parallel.sharded import ShardedTables
     from hotbed.pipeline import prefetch
     from hotbed.scorer import load
-    from hotbed.tables.module import EmbeddingTables, Table
+    from hotbed.tables.module import EmbeddingTables
+    from hotbed.tables.spec import Table
     from hotbed.types import Batch, Jagged
 
 __version__ = "0.1.0"

@@ -19,7 +19,8 @@ from hotbed.errors import ConfigError, ShapeError
 from hotbed.ops.init_rows import Normal
 from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.tables.inputs import as_tensor
-from hotbed.tables.module import EmbeddingTables, Table
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.spec import Table
 from hotbed.types import Jagged
 
 _NAME = "table"

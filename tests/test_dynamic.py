@@ -12,9 +12,9 @@ from hotbed.cache import BYTES_PER_SLOT, Cache, make_policy
 from hotbed.errors import BudgetError, ConfigError, HotbedError
 from hotbed.ids import Translator
 from hotbed.ops.records import layout_of
-from hotbed.sizing.budget import Budgets, rooms_of
+from hotbed.sizing.budget import BYTES_PER_ID, Budgets, rooms_of
 from hotbed.store import MemoryStore
-from hotbed.tables.group.dynamic import BYTES_PER_ID, GUEST
+from hotbed.tables.group.dynamic import GUEST
 
 LOW, HIGH = -(2**63), 2**63 - 1
 

@@ -13,8 +13,8 @@ from benchmarks.peers.job import Clock, Job
 from hotbed.data.dataset import Dataset
 from hotbed.run.config import DataConfig, DenseConfig, ModelConfig, RunConfig, TablesConfig, TrainConfig
 from hotbed.telemetry.log import Record
+from hotbed.telemetry.progress import Progress
 from hotbed.train.build import build
-from hotbed.train.checkpoint import Progress
 from hotbed.train.step import repeatable
 
 

@@ -21,10 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from hotbed.checkpoint.files import writing
 from hotbed.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from hotbed.errors import RunError
-from hotbed.host.atomic import flush_to_disk, make_folder, remove_folder
+from hotbed.host.atomic import flush_to_disk, make_folder, remove_folder, writing
 
 NEW, DOOMED = ".new", ".gone"
 LONGEST_WAIT = 60.0  # seconds for another writer, such as `hotbed checkpoint prune`

@@ -11,7 +11,6 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import RunError
+from hotbed.host.atomic import writing
 
 _PIECE = 32 << 20  # bytes
 _DTYPES = {
@@ -44,17 +44,6 @@ class InPieces(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     pieces: Callable[[], Iterator[Tensor]]  # rows, in order
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses into a RunError that names the path."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror or error}. Free some space or choose another folder with --out."
-        ) from error
 
 
 def in_file_order(tensors: Mapping[str, Tensor | InPieces]) -> list[str]:

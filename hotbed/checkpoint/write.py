@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from hotbed.checkpoint.chain import NEW, Entry, clean, locked, new_name
-from hotbed.checkpoint.files import checksum, write_tensors, writing
+from hotbed.checkpoint.files import checksum, write_tensors
 from hotbed.checkpoint.manifest import MANIFEST, Manifest
 from hotbed.checkpoint.row_file import Column, FileMark, RowFile, Scratch, bounded, columns_of
 from hotbed.checkpoint.types import RowPart, Snapshot
 from hotbed.errors import RunError
-from hotbed.host.atomic import flush_to_disk
+from hotbed.host.atomic import flush_to_disk, writing
 
 FILE_BYTES = 128 << 20  # of a file of rows, about
 REST = "rest"  # the tables' own small tensors

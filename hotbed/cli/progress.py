@@ -14,7 +14,7 @@ from hotbed.cli.results import in_digits
 
 if TYPE_CHECKING:
     from hotbed.telemetry.log import Record
-    from hotbed.train.checkpoint import Progress as Position
+    from hotbed.telemetry.progress import Progress as Position
 
 
 def facts(record: Record) -> str:

@@ -18,10 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.checkpoint.files import InPieces, write_tensors, writing
+from hotbed.checkpoint.files import InPieces, write_tensors
 from hotbed.export.format import NUMBERS, Precision, RowFormat, Tensors
 from hotbed.export.heat import Heat
 from hotbed.export.numbers import Floats, Stored, stored
+from hotbed.host.atomic import writing
 
 Ints = NDArray[np.int64]
 Report = Callable[[int], None]  # rows written since the last call

@@ -31,7 +31,8 @@ from hotbed.ops.records import Precision, layout_of
 from hotbed.optim import SGD
 from hotbed.run.config import RunConfig, read_tree
 from hotbed.run.dataset import find_data
-from hotbed.tables.module import EmbeddingTables, Table
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.spec import Table
 from hotbed.train.build import card_of
 from hotbed.train.model_folder import FORMAT_VERSION, no_model, read_card, save_weights
 from hotbed.train.step import Learner

@@ -28,9 +28,10 @@ from hotbed.export.onnx_model import OPSET, check_packages, input_shapes, write_
 from hotbed.export.readme import readme
 from hotbed.export.rows import ModelRows, as_float32, write_rows
 from hotbed.export.source import Source, has_feature, open_source
+from hotbed.host.atomic import writing
 from hotbed.host.memory import parse_bytes
 from hotbed.models import Model, build_model
-from hotbed.run.files import read_tensors, write_folder, writing
+from hotbed.run.files import read_tensors, write_folder
 
 Report = Callable[[str, int, int | None], None]  # name, rows done, rows in all
 

@@ -40,7 +40,8 @@ from hotbed.host.atomic import place
 from hotbed.run.config import RunConfig
 from hotbed.sizing.fit import rows_of_batch
 from hotbed.tables.group.cached import CachedGroup
-from hotbed.tables.module import EmbeddingTables, Table
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.spec import Table
 from hotbed.train.build import Sketch, dense_optimizer, model_of, pick_device
 from hotbed.train.interval import Interval
 from hotbed.train.step import Learner, repeatable

@@ -17,8 +17,10 @@ import ctypes
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from hotbed.errors import RunError
 
 _AT_CWD, _EXCHANGE = -100, 2
 _renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux has it
@@ -115,3 +117,14 @@ def remove_folder(folder: Path, doomed: Path) -> None:
     os.replace(folder, doomed)
     flush_to_disk(folder.parent)
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into a RunError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}. Free some space or choose another folder with --out."
+        ) from error

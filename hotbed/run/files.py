@@ -11,12 +11,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from hotbed.checkpoint.files import checksum, read_tensors, write_tensors, writing
+from hotbed.checkpoint.files import checksum, read_tensors, write_tensors
 from hotbed.errors import RunError
-from hotbed.host.atomic import flush_to_disk, make_folder, put_folder, tree_of, write_file
+from hotbed.host.atomic import flush_to_disk, make_folder, put_folder, tree_of, write_file, writing
 from hotbed.host.atomic import recover_folder as recover
 
-__all__ = ["check_folder", "read_tensors", "recover_folder", "write_folder", "write_tensors", "write_text", "writing"]
+__all__ = ["check_folder", "read_tensors", "recover_folder", "write_folder", "write_tensors", "write_text"]
 MANIFEST = "manifest.json"
 
 

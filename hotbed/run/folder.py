@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.errors import RunError
-from hotbed.host.atomic import flush_to_disk, make_folder
-from hotbed.run.files import writing
+from hotbed.host.atomic import flush_to_disk, make_folder, writing
 
 CONTENT = (
     "config.json",

@@ -20,10 +20,11 @@ from hotbed.host.memory import in_words, parse_bytes, percent_hint, typed
 from hotbed.ids import MAX_ROWS
 from hotbed.store import tiered
 from hotbed.store.place import Place
-from hotbed.tables.group.dynamic import BYTES_PER_ID, IdRoom
 
 Rows = tuple[int, int]  # number of rows, bytes of a record
 Size = tuple[int | None, int]  # likewise; None for dynamic ids
+BYTES_PER_ID = 35  # of the index of dynamic ids, with last use and score
+BASE_BYTES = 12 << 20  # what an empty index of ids takes, in whole pages; not counted
 SSD_BYTES_PER_KEY = 9  # of the ssd's index and bitmaps, where no memory tier is over it
 _LEAST_SSD = 4 << 20  # of a group: three segments, and the copy that compaction makes
 _MOST_ADDRESSES = 1 << 44  # bytes set aside for rows of dynamic ids, which take memory only once they are used
@@ -41,6 +42,14 @@ class Budgets(NamedTuple):
     def bounds_index(self) -> bool:
         """Whether bytes say how large the cache is: `hbm`, or `memory` over an ssd without a cache on a device."""
         return self.hbm is not None or (self.ssd is not None and self.cache is None)
+
+
+class IdRoom(NamedTuple):
+    """What the ids of one group may take."""
+
+    rows: int
+    memory: int | None = None  # bytes of the index and of what rows take beside it; None: as much as there is
+    per_row: int = 0  # bytes of that
 
 
 class Room(NamedTuple):

@@ -20,8 +20,7 @@ from hotbed.host.memory import available_memory, in_words, parse_bytes
 from hotbed.ops.records import Precision, layout_of
 from hotbed.optim import RowOptimizer
 from hotbed.sizing.budget import Budgets, Size, cache_share, enough_for, rooms_of
-from hotbed.tables.module import Table
-from hotbed.tables.spec import sizes_of
+from hotbed.sizing.groups import TableSize, sizes_of
 from hotbed.types import Batch
 
 _CPU = torch.device("cpu")
@@ -58,7 +57,7 @@ class Amounts(NamedTuple):
 
 
 def amounts_of(
-    tables: Mapping[str, Table],
+    tables: Mapping[str, TableSize],
     optimizer: RowOptimizer,
     precision: Precision = "fp32",
     known: Mapping[str, int] | None = None,
@@ -66,7 +65,7 @@ def amounts_of(
     """Of tables of one dim; `known` is the number of ids that a table of dynamic ids will have."""
     (dim,) = {table.dim for table in tables.values()}
     rows = sum((known or {}).get(name, 0) if table.rows is None else table.rows for name, table in tables.items())
-    groups = tuple(sizes_of(dict(tables), optimizer, precision))
+    groups = tuple(sizes_of(tables, optimizer, precision))
     return Amounts(rows, layout_of(dim, optimizer, precision).width * 4, groups)
 
 
@@ -140,7 +139,7 @@ def _ways_out(device: torch.device) -> str:
     return ways
 
 
-def rows_of_batch(tables: Mapping[str, Table], batch: Batch) -> dict[str, int]:
+def rows_of_batch(tables: Mapping[str, TableSize], batch: Batch) -> dict[str, int]:
     """The distinct rows of each table that one batch needs; every table is read by the feature of its name."""
     single = [name for name in tables if name not in batch.bags]
     ids = {name: batch.ids[:, column] for column, name in enumerate(single)}

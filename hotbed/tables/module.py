@@ -29,6 +29,7 @@ from hotbed.ops.streams import mark
 from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_schedule
 from hotbed.sizing.budget import Budgets, rooms_of
+from hotbed.sizing.groups import sizes_of
 from hotbed.store.counts import Tiers
 from hotbed.tables.autograd import Call, Front, LookUp, Step
 from hotbed.tables.group.cached import CachedGroup
@@ -39,7 +40,7 @@ from hotbed.tables.keyed import KeyedJagged
 from hotbed.tables.ownership import Planned, Routed, Turns
 from hotbed.tables.recorded import Recorded
 from hotbed.tables.snapshot.snapshot import TablesSink, TablesSnapshot
-from hotbed.tables.spec import Output, Table, features_of, groups_of, output_of, sizes_of
+from hotbed.tables.spec import Output, Table, features_of, groups_of, output_of
 from hotbed.tables.torch_hooks import eager, listen, refuse_average, refuse_tracing
 from hotbed.tables.transaction import REFUSALS, exclusive
 from hotbed.telemetry.clock import StepClock

@@ -11,10 +11,11 @@ import torch
 from hotbed.errors import ConfigError
 from hotbed.ids import Admit, Expire, TableRules
 from hotbed.ops.init_rows import Init, Normal
-from hotbed.ops.records import Precision, layout_of
-from hotbed.ops.shard import WHOLE, Shard
+from hotbed.ops.records import Precision
+from hotbed.ops.shard import Shard
 from hotbed.optim import RowOptimizer
-from hotbed.sizing.budget import Room, Size
+from hotbed.sizing.budget import Room
+from hotbed.sizing.groups import members_by_group
 from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.group.group import Member, TableGroup
 from hotbed.tables.inputs import Feature
@@ -104,27 +105,6 @@ def output_of(output: Output, tables: dict[str, Table], features: list[Feature])
     return output
 
 
-def _kinds(tables: dict[str, Table]) -> dict[tuple[int, bool], dict[str, Table]]:
-    """The tables of every group, by (dim, whether ids are dynamic)."""
-    kinds: dict[tuple[int, bool], dict[str, Table]] = {}
-    for name, table in tables.items():
-        kinds.setdefault((table.dim, table.rows is None), {})[name] = table
-    return kinds
-
-
-def sizes_of(
-    tables: dict[str, Table], optimizer: RowOptimizer, precision: Precision, shard: Shard = WHOLE
-) -> list[Size]:
-    """(rows here, bytes of a record) of every group; None for dynamic ids."""
-    return [
-        (
-            None if dynamic else shard.num_local(sum(table.rows or 0 for table in members.values())),
-            layout_of(dim, optimizer, precision).width * 4,
-        )
-        for (dim, dynamic), members in _kinds(tables).items()
-    ]
-
-
 def groups_of(
     tables: dict[str, Table],
     optimizer: RowOptimizer,
@@ -143,7 +123,7 @@ def groups_of(
             "decay_scope='table' visits every row at every step, which a cache cannot hold; use 'touched'"
         )
     groups: list[TableGroup] = []
-    for room, ((dim, dynamic), named) in zip(rooms, _kinds(tables).items()):
+    for room, ((dim, dynamic), named) in zip(rooms, members_by_group(tables).items()):
         members, base = [], 0
         for name, table in named.items():
             rules = TableRules(table.admit, table.expire, table.padding_id) if dynamic else None

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.errors import RunError
-from hotbed.host.atomic import flush_to_disk
-from hotbed.run.files import writing
+from hotbed.host.atomic import flush_to_disk, writing
 
 Record = dict[str, Any]
 

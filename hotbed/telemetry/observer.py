@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from hotbed.telemetry.log import Record
-from hotbed.train.checkpoint import Progress
+from hotbed.telemetry.progress import Progress
 
 
 class Observer(Protocol):

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from hotbed.errors import RunError
 from hotbed.telemetry.log import Record
+from hotbed.telemetry.progress import Progress
 from hotbed.telemetry.scalars import Number, numbers_of
-from hotbed.train.checkpoint import Progress
 
 CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 PATIENCE = 5.0  # seconds for a client to say what it wants

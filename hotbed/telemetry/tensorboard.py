@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotbed.telemetry.log import Record
+from hotbed.telemetry.progress import Progress
 from hotbed.telemetry.scalars import numbers_of
-from hotbed.train.checkpoint import Progress
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

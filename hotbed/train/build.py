@@ -42,8 +42,8 @@ from hotbed.sizing.fit import (
 )
 from hotbed.store import SsdStore
 from hotbed.tables.group.cached import CachedGroup
-from hotbed.tables.module import EmbeddingTables, Table
-from hotbed.tables.spec import Pooling
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.spec import Pooling, Table
 from hotbed.telemetry.observer import Observer, Observers
 from hotbed.train.build_ranks import (
     compare,

@@ -29,7 +29,8 @@ from hotbed.parallel.sharded import ShardedTables, Traffic
 from hotbed.parallel.world import World
 from hotbed.run.config import RunConfig
 from hotbed.sizing.budget import parse_ssd
-from hotbed.tables.module import EmbeddingTables, Table
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.spec import Table
 
 _PACKAGES = ("torch", "numpy", "numba", "pyarrow")
 

@@ -10,7 +10,6 @@ import base64
 import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.read import tensors_of
 from hotbed.errors import RunError
 from hotbed.parallel.world import World
+from hotbed.telemetry.progress import Best, Progress
 from hotbed.train.interval import Interval
 from hotbed.train.old_checkpoint import load_old_checkpoint, old_folder
 from hotbed.train.rank_load import load_all
@@ -31,45 +31,6 @@ from hotbed.train.ranks import join_states
 from hotbed.train.step import Learner
 
 INTERVAL = "interval"
-
-
-@dataclass(frozen=True)
-class Best:
-    """The evaluation with the highest valid AUC so far."""
-
-    auc: float
-    epoch: int  # counted from 1
-    step: int
-    samples: int
-
-
-@dataclass
-class Progress:
-    """Where a run stands, between two steps."""
-
-    epoch: int = 0  # epochs done
-    batch: int = 0  # batches of the open epoch done
-    step: int = 0
-    samples: int = 0
-    evaluated_step: int = 0  # step of the last evaluation during training
-    stale: int = 0  # evaluations since the best one
-    plateau: float = 1.0  # product of the plateau factors so far
-    best: Best | None = None
-    train_seconds: float = 0.0
-    seconds: float = 0.0
-    log_position: int = 0
-    train_rows: int = 0  # of the dataset; a resumed run must find as many
-    data: str = ""  # fingerprint of the dataset; a resumed run must find the same
-    dealt: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # (first batch, ranks) of the open epoch; none: one process
-
-    def deal_to(self, world: int) -> None:
-        """So many ranks go on from here."""
-        if self.batch == 0:
-            self.dealt = [] if world == 1 else [(0, world)]
-        elif (self.dealt or [(0, 1)])[-1][1] != world:
-            self.dealt = [*(self.dealt or [(0, 1)]), (self.batch, world)]
 
 
 def checkpoint_root(run: Path) -> Path:

@@ -27,15 +27,8 @@ from hotbed.optim import Schedule
 from hotbed.run.files import check_folder, write_folder
 from hotbed.telemetry.log import MetricsLog, NoLog, Record
 from hotbed.telemetry.observer import Observer
-from hotbed.train.checkpoint import (
-    Best,
-    Progress,
-    best_steps,
-    checkpoint_root,
-    has_checkpoint,
-    load_checkpoint,
-    state_of,
-)
+from hotbed.telemetry.progress import Best, Progress
+from hotbed.train.checkpoint import best_steps, checkpoint_root, has_checkpoint, load_checkpoint, state_of
 from hotbed.train.evaluate import Evaluation, evaluate
 from hotbed.train.first_use import load_kernels, load_reader
 from hotbed.train.interval import Interval

@@ -18,8 +18,7 @@ from torch import Tensor
 from hotbed.data.encode import RawReader
 from hotbed.data.loader.loader import Loader
 from hotbed.errors import RunError
-from hotbed.host.atomic import put
-from hotbed.run.files import writing
+from hotbed.host.atomic import put, writing
 from hotbed.types import Batch
 
 FORMATS = (".parquet", ".csv")

@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import ConfigError
-from hotbed.run.files import write_text, writing
-from hotbed.tables.module import EmbeddingTables, Table
+from hotbed.host.atomic import writing
+from hotbed.run.files import write_text
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.spec import Table
 from hotbed.telemetry.log import Record
-from hotbed.train.checkpoint import Progress
+from hotbed.telemetry.progress import Progress
 from hotbed.types import Batch
 
 FILE = "watched.jsonl"

@@ -21,7 +21,8 @@ from hotbed.ops.records import Precision
 from hotbed.optim import SGD
 from hotbed.run.config import raise_problems
 from hotbed.sizing.fit import Storage, amounts_of, storage_of, table_problems
-from hotbed.tables.module import EmbeddingTables, Table
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.spec import Table
 from hotbed.train.build import pick_device
 from hotbed.train.id_features import rows_of_unseen
 from hotbed.train.model_folder import count_ids, load_weights, read_card

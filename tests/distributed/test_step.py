@@ -9,7 +9,8 @@ from hotbed.models import MODELS
 from hotbed.optim import SGD, KStepAdam
 from hotbed.parallel.sharded import ShardedTables
 from hotbed.parallel.world import World
-from hotbed.tables.module import EmbeddingTables, Table
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.spec import Table
 from hotbed.train.step import Learner
 from hotbed.types import Batch
 from tests.distributed.ranks import run_ranks

@@ -7,9 +7,9 @@ import urllib.request
 import pytest
 
 from hotbed.errors import RunError
+from hotbed.telemetry.progress import Progress
 from hotbed.telemetry.prometheus import CONTENT, MetricsServer, Sample, exposition, sample_of
 from hotbed.telemetry.scalars import Number, numbers_of
-from hotbed.train.checkpoint import Progress
 from tests.exposition import samples_of
 
 TRAIN = {

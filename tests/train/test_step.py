@@ -6,7 +6,8 @@ from torch import nn
 
 from hotbed.models import MODELS
 from hotbed.optim import SGD
-from hotbed.tables.module import EmbeddingTables, Table
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.spec import Table
 from hotbed.train.step import Learner, repeatable
 from hotbed.types import Batch
 

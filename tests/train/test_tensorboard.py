@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hotbed.telemetry.observer import Observers
+from hotbed.telemetry.progress import Progress
 from hotbed.telemetry.tensorboard import open_writer
-from hotbed.train.checkpoint import Progress
 from hotbed.train.run import run
 
 TRAIN = {

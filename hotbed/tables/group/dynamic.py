@@ -29,23 +29,14 @@ from hotbed.ids.index import Ints, Tables
 from hotbed.ops.init_rows import stream_of
 from hotbed.ops.lookups import Span
 from hotbed.ops.move import FirstRows, FirstTable, first_records
+from hotbed.sizing.budget import BASE_BYTES, IdRoom
 from hotbed.store import Store
 from hotbed.tables.group.group import Member
 
 GUEST = 1 << 33  # keys from here on are guests
 QUARANTINE = 384  # training batches for which the row of an expired id rests; no feed is that far ahead
 FAR_AHEAD = 330  # batches translated and not trained: more than a feed needs, so somebody keeps them
-BYTES_PER_ID = 35  # of the index, with last use and score
-BASE_BYTES = 12 << 20  # what an empty index takes, in whole pages; not counted
 _CHECK_EVERY = 16  # training batches between two looks at the bytes in use
-
-
-class IdRoom(NamedTuple):
-    """What the ids of one group may take."""
-
-    rows: int
-    memory: int | None = None  # bytes of the index and of what rows take beside it; None: as much as there is
-    per_row: int = 0  # bytes of that
 
 
 class Guests:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hotbed.sizing.budget import SSD_BYTES_PER_KEY
+from hotbed.sizing.budget import BASE_BYTES, SSD_BYTES_PER_KEY
 from hotbed.store import SsdStore, TieredStore, tiered
 from hotbed.store.counts import TierCounts, Tiers, TierSizes
 from hotbed.tables.group.cached import CachedGroup
-from hotbed.tables.group.dynamic import BASE_BYTES
 from hotbed.tables.group.group import TableGroup
 
 

@@ -22,19 +22,8 @@ AREAS = (
     "ids",
     "parallel",
     "train",
-    "",
-)  # of hotbed; "" are files of its root
-ROOT_FILES = (
-    "group",
     "tables",
-    "turns",
-    "snapshot*",
-    "cached_group",
-    "stored_group",
-    "dynamic",
-    "staging",
-    "newcomers",
-)
+)  # of hotbed
 _COMPARED = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not", "is not": "is", "in": "not in",
     "not in": "in",
@@ -93,7 +82,7 @@ def files_of(root: Path, area: str) -> list[Path]:
     """The sources of an area, less what tests compare and check with."""
     package = root / "hotbed"
     left_out = ("reference.py", "integrity.py", "first_use.py", "__init__.py")  # first_use: loads early, no more
-    found = (package / area).rglob("*.py") if area else (f for name in ROOT_FILES for f in package.glob(f"{name}.py"))
+    found = (package / area).rglob("*.py")
     return sorted(file for file in found if file.name not in left_out)
 
 

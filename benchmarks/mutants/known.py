@@ -42,7 +42,7 @@ KNOWN = (
     Known(
         "flush loses a row of every full chunk",
         "hotbed/tables/group/cached.py", "part = slice(start, start + CHUNK)", "part = slice(start, start + CHUNK - 1)",
-        "tests/test_snapshot.py::test_every_changed_row_of_every_chunk_is_written_back",
+        "tests/tables/test_snapshot.py::test_every_changed_row_of_every_chunk_is_written_back",
     ),
     Known(
         "patience is not reset by a new best",
@@ -75,12 +75,12 @@ KNOWN = (
     Known(
         "first uses of warm rows are not reported in a replay",
         "hotbed/forecast/replay.py", "            self._tell_first_uses()\n", "            pass\n",
-        "tests/plan/test_simulate.py::test_hot_rows_in_training",
+        "tests/forecast/test_simulate.py::test_hot_rows_in_training",
     ),
     Known(
         "the byte of state of a row is not counted",
         "hotbed/sizing/budget.py", '"memory"), sum(rows * (record + 1)', '"memory"), sum(rows * record',
-        "tests/test_budget.py::test_host_memory_counts_the_byte_that_says_whether_a_row_was_written",
+        "tests/sizing/test_budget.py::test_host_memory_counts_the_byte_that_says_whether_a_row_was_written",
     ),
     Known(
         "a window that fills its room exactly is cut",
@@ -102,7 +102,7 @@ KNOWN = (
         "the best weights of now are removed",
         "hotbed/train/loop.py", "for step in best_steps(self.run)} | {self._best_folder().name}",
         "for step in best_steps(self.run)}",
-        "tests/train/test_run_folder.py::test_best_weights_stay_as_long_as_a_checkpoint_counts_on_them",
+        "tests/run/test_folder.py::test_best_weights_stay_as_long_as_a_checkpoint_counts_on_them",
     ),
 )  # fmt: skip
 

@@ -19,8 +19,8 @@ from benchmarks.mutants.trees import Tree
 
 _NEAR = {"parallel": "distributed"}  # folder of hotbed: of tests, where they differ
 _OTHERS = (  # what is not about the changed areas
-    "bench", "cli", "crash", "data", "examples", "export", "gpu", "models", "report", "scorer", "serve", "test_config.py",
-    "test_docs.py", "test_figures.py", "test_imports.py", "test_kernel_cache.py", "test_notebooks.py", "test_site.py",
+    "bench", "cli", "crash", "data", "examples", "export", "gpu", "models", "report", "scorer", "serve", "run",
+    "test_docs.py", "test_figures.py", "test_imports.py", "host", "test_notebooks.py", "test_site.py",
 )  # fmt: skip
 _MOST_SECONDS = 900.0  # of one file
 

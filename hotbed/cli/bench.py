@@ -99,7 +99,7 @@ def bench_command(
         from hotbed.bench.setting import Setting
         from hotbed.bench.systems import choose_systems
         from hotbed.bench.workload import scaled_rows
-        from hotbed.train.build import pick_device
+        from hotbed.host.devices import pick_device
     on = pick_device(device)
     usual = _ON_CPU if on.type == "cpu" else _ON_GPU
     asked = (

@@ -73,7 +73,7 @@ def _subject(place: Path) -> Subject:
     """A run with its model, or one of its checkpoints, the newest of a folder of them."""
     from hotbed.checkpoint.layouts import entries_of, run_of
     from hotbed.errors import RunError
-    from hotbed.train.model_folder import read_card
+    from hotbed.run.model_card import read_card
 
     if place.is_dir() and not (place / "config.json").is_file() and not (place / "model").is_dir():
         with suppress(RunError):  # no checkpoint

@@ -14,7 +14,7 @@ from hotbed.cli.settings import share
 from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hotbed.train.predict import Scores
+    from hotbed.run.predictions import Scores
 
 
 def predict_command(
@@ -65,7 +65,7 @@ def predict_command(
         with waiting("loading the model"):
             from hotbed.data.encode import RawReader
             from hotbed.data.loader.loader import Loader
-            from hotbed.train.predict import predict, raw_batches, split_batches
+            from hotbed.run.predictions import predict, raw_batches, split_batches
             from hotbed.train.scoring import check_same_ids
 
             model = open_model(run, memory, device, Wanted(cache, hbm, batch_size))

@@ -8,7 +8,7 @@ Rows stay on the disk: what is opened is mapped.
 
 from __future__ import annotations
 
-from hotbed.export.format import Export, ExportedTable, is_export, read_export
 from hotbed.export.write import Exported, Wanted, export
+from hotbed.run.export_format import Export, ExportedTable, is_export, read_export
 
 __all__ = ["Export", "Exported", "ExportedTable", "Wanted", "export", "is_export", "read_export"]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hotbed.data.dataset import Counts
 from hotbed.data.schema import IdFeature
-from hotbed.export.format import Order
+from hotbed.run.export_format import Order
 
 Ints = NDArray[np.int64]
 

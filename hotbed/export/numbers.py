@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import RunError
-from hotbed.export.format import Precision
+from hotbed.run.export_format import Precision
 
 Floats = NDArray[np.float32]
 _MOST = 127

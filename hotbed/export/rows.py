@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.checkpoint.files import InPieces, write_tensors
-from hotbed.export.format import NUMBERS, Precision, RowFormat, Tensors
 from hotbed.export.heat import Heat
 from hotbed.export.numbers import Floats, Stored, stored
 from hotbed.host.atomic import writing
+from hotbed.run.export_format import NUMBERS, Precision, RowFormat, Tensors
 
 Ints = NDArray[np.int64]
 Report = Callable[[int], None]  # rows written since the last call

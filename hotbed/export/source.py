@@ -22,7 +22,6 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import is_embedded, resolve
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import ConfigError, DataError, RunError
-from hotbed.export.format import is_export
 from hotbed.host.memory import available_memory, parse_bytes
 from hotbed.ids import Admit
 from hotbed.models import build_model
@@ -31,10 +30,11 @@ from hotbed.ops.records import Precision, layout_of
 from hotbed.optim import SGD
 from hotbed.run.config import RunConfig, read_tree
 from hotbed.run.dataset import find_data
+from hotbed.run.export_format import is_export
+from hotbed.run.model_card import FORMAT_VERSION, card_of, no_model, read_card
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
-from hotbed.train.build import card_of
-from hotbed.train.model_folder import FORMAT_VERSION, no_model, read_card, save_weights
+from hotbed.train.model_folder import save_weights
 from hotbed.train.step import Learner
 
 _LOOKED_UP = "8MiB"  # of rows at once, where ids are dynamic

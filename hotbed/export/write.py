@@ -13,7 +13,15 @@ from hotbed.data.dataset import Counts, read_counts
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import ConfigError, RunError
 from hotbed.export import score
-from hotbed.export.format import (
+from hotbed.export.heat import Heat, heat_of_ids, heat_of_rows
+from hotbed.export.onnx_model import OPSET, check_packages, input_shapes, write_onnx
+from hotbed.export.readme import readme
+from hotbed.export.rows import ModelRows, as_float32, write_rows
+from hotbed.export.source import Source, has_feature, open_source
+from hotbed.host.atomic import writing
+from hotbed.host.memory import parse_bytes
+from hotbed.models import Model, build_model
+from hotbed.run.export_format import (
     EXPORT,
     FORMAT_VERSION,
     PRECISIONS,
@@ -23,14 +31,6 @@ from hotbed.export.format import (
     Tensors,
     is_export,
 )
-from hotbed.export.heat import Heat, heat_of_ids, heat_of_rows
-from hotbed.export.onnx_model import OPSET, check_packages, input_shapes, write_onnx
-from hotbed.export.readme import readme
-from hotbed.export.rows import ModelRows, as_float32, write_rows
-from hotbed.export.source import Source, has_feature, open_source
-from hotbed.host.atomic import writing
-from hotbed.host.memory import parse_bytes
-from hotbed.models import Model, build_model
 from hotbed.run.files import read_tensors, write_folder
 
 Report = Callable[[str, int, int | None], None]  # name, rows done, rows in all

@@ -37,12 +37,13 @@ from hotbed.data.loader.loader import Loader
 from hotbed.forecast.memory import READ_AHEAD
 from hotbed.forecast.plan_time import plan_seconds
 from hotbed.host.atomic import place
+from hotbed.host.devices import pick_device
 from hotbed.run.config import RunConfig
 from hotbed.sizing.fit import rows_of_batch
 from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
-from hotbed.train.build import Sketch, dense_optimizer, model_of, pick_device
+from hotbed.train.build import Sketch, dense_optimizer, model_of
 from hotbed.train.interval import Interval
 from hotbed.train.step import Learner, repeatable
 from hotbed.types import Batch

@@ -23,11 +23,12 @@ from hotbed.forecast.request import Asked
 from hotbed.forecast.speed import Job, Speed, speed_of
 from hotbed.forecast.ssd import ssd_problems, ssd_speed
 from hotbed.forecast.traffic import Traffic, together, watch, with_memory
+from hotbed.host.devices import pick_device
 from hotbed.run.config import RunConfig
 from hotbed.sizing.budget import SSD_BYTES_PER_KEY, Budgets, Room, rooms_of
 from hotbed.sizing.fit import Counted, model_problems, table_problems, too_small
 from hotbed.store import tiered
-from hotbed.train.build import model_of, pick_device
+from hotbed.train.build import model_of
 
 
 class Outlook(NamedTuple):

@@ -1,7 +1,7 @@
 """A trace in, what a cache does with it out, window by window: the cache that trains, told from the whole trace.
 
 Rows are numbered without gaps once, and every entry is told when its row is used next; any number of caches is then run over
-that. Decisions are those of hotbed/cache to the row (tests/plan/test_simulate.py trains beside it): the policies are the same
+that. Decisions are those of hotbed/cache to the row (tests/forecast/test_simulate.py compares): the policies are the same
 functions, and slots with equal scores leave in the order of their keys. What the cache learns from bits of batches ahead is
 read here from the trace: 11 to 175 million look-ups a second on one core instead of 3 to 20.
 

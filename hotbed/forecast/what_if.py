@@ -16,10 +16,10 @@ from hotbed.forecast.curves import sizes_between
 from hotbed.forecast.forecast import Outlook, look_out
 from hotbed.forecast.request import Asked
 from hotbed.forecast.traffic import watch
+from hotbed.host.devices import pick_device
 from hotbed.host.memory import available_memory, in_words, parse_bytes, typed
 from hotbed.run.config import ROW_RATES, RunConfig, raise_problems
 from hotbed.run.run_file import compose
-from hotbed.train.build import pick_device
 
 PATHS = {
     "hbm": "tables.hbm",

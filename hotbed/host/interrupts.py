@@ -1,7 +1,7 @@
 """Ctrl-C that waits: while rows are moved, SIGINT is noted, and its handler runs when they are in place.
 
 Python runs signal handlers in the main thread alone; in any other there is nothing to hold. A second Ctrl-C is not held, so
-that a wait that never ends can be left (the tables then refuse every further call, see turns.py).
+that a wait that never ends can be left (the tables then refuse every further call, see tables/ownership.py).
 """
 
 from __future__ import annotations

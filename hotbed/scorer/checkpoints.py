@@ -18,10 +18,10 @@ from hotbed.errors import DataError, RunError
 from hotbed.ops.shard import Shard
 from hotbed.run.config import read_tree
 from hotbed.run.dataset import find_data
+from hotbed.run.model_card import card_of
 from hotbed.scorer.row_groups import weights_of
 from hotbed.scorer.source import Source, TableSource
 from hotbed.tables.snapshot.snapshot import thawed
-from hotbed.train.build import card_of
 
 
 def open_checkpoint(place: Path) -> Source:

@@ -15,7 +15,7 @@ import torch
 
 from hotbed.checkpoint.types import RowPart
 from hotbed.errors import RunError
-from hotbed.export.format import EXPORT, Export, ExportedTable, read_export
+from hotbed.run.export_format import EXPORT, Export, ExportedTable, read_export
 from hotbed.run.files import read_tensors
 from hotbed.scorer.kernels import BF16_FILE, FP16_FILE, FP32_FILE, INT8_FILE
 from hotbed.scorer.rows import RowFile

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.checkpoint.chain import Entry
+from hotbed.host.devices import pick_device
 from hotbed.host.memory import parse_bytes
+from hotbed.run.predictions import Scores
 from hotbed.scorer.changes import try_changes
 from hotbed.scorer.checkpoints import source_of
 from hotbed.scorer.live import Budget, Live, Scored
 from hotbed.scorer.rows import RowCounts
 from hotbed.scorer.source import Source, open_source
-from hotbed.train.build import pick_device
-from hotbed.train.predict import Scores
 from hotbed.types import Batch
 
 DEFAULT_MEMORY = "100MB"

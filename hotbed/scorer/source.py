@@ -23,12 +23,12 @@ from hotbed.checkpoint.layouts import newest_in
 from hotbed.checkpoint.types import RowPart
 from hotbed.data.schema import Schema
 from hotbed.errors import RunError
-from hotbed.export.format import Tensors, is_export
+from hotbed.run.export_format import Tensors, is_export
 from hotbed.run.files import MANIFEST, read_tensors
 from hotbed.run.folder import read_json
+from hotbed.run.model_card import no_model, read_card
 from hotbed.scorer.kernels import BF16_FILE, FP16_FILE, FP32_FILE
 from hotbed.scorer.rows import RowFile
-from hotbed.train.model_folder import no_model, read_card
 
 _KINDS = {"F32": FP32_FILE, "F16": FP16_FILE, "BF16": BF16_FILE}
 

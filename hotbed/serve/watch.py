@@ -18,7 +18,7 @@ from hotbed.checkpoint.layouts import newest_in
 from hotbed.checkpoint.manifest import MANIFEST, read_manifest
 from hotbed.checkpoint.write import be_nice
 from hotbed.errors import HotbedError
-from hotbed.export.format import is_export
+from hotbed.run.export_format import is_export
 from hotbed.scorer import Scorer
 from hotbed.scorer.checkpoints import source_of
 from hotbed.scorer.source import Source, open_model, open_source

@@ -22,13 +22,16 @@ from hotbed.data.loader.loader import Loader
 from hotbed.data.loader.partition import Share
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
+from hotbed.host.devices import pick_device
 from hotbed.ids.rule_text import parse_admit, parse_expire
-from hotbed.models import MODELS, build_model, check_model
+from hotbed.models import build_model, check_model
 from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
 from hotbed.parallel.world import ALONE, World
 from hotbed.run.config import RunConfig, TrainConfig, check, raise_problems
+from hotbed.run.id_features import id_problems, ids_of_train, rows_of_unseen
+from hotbed.run.model_card import card_of, table_specs
 from hotbed.sizing.fit import (
     Amounts,
     Counted,
@@ -43,12 +46,11 @@ from hotbed.sizing.fit import (
 from hotbed.store import SsdStore
 from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.module import EmbeddingTables
-from hotbed.tables.spec import Pooling, Table
+from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Observer, Observers
 from hotbed.train.build_ranks import (
     compare,
     draw_apart,
-    local_rank,
     merged_optimizer,
     own_folder,
     own_ids,
@@ -56,7 +58,6 @@ from hotbed.train.build_ranks import (
     rank_problems,
     tables_of,
 )
-from hotbed.train.id_features import id_problems, ids_of_train, is_dynamic, rows_of_unseen
 from hotbed.train.loop import Course, Loaders, Pace, Training
 from hotbed.train.run import Subject, cache_sizes
 from hotbed.train.step import Learner
@@ -65,13 +66,11 @@ __all__ = [
     "Built",
     "Sketch",
     "build",
-    "card_of",
     "changed_settings",
     "compare",
     "dense_optimizer",
     "model_of",
     "option_problems",
-    "pick_device",
     "sketch",
 ]
 _BATCHES_TRIED = 8  # of each split
@@ -133,55 +132,6 @@ def build(
     return Built(training, Subject(config.model.name, config.data.path, dataset, card))
 
 
-def card_of(config: RunConfig, schema: Schema) -> dict[str, Any]:
-    """model.json: what is needed to build the model again and to score with it."""
-    return {
-        "model": {
-            "name": config.model.name,
-            "num_features": len(schema.features),
-            "dim": config.model.dim,
-            "num_dense": len(schema.dense),
-            "options": config.model.options,
-        },
-        "tables": {name: _table_card(table, config) for name, table in _tables(config, schema).items()},
-        "dataset": config.data.path,
-    }
-
-
-def _table_card(table: Table, config: RunConfig) -> dict[str, Any]:
-    """What scoring has to know of a table; of dynamic ids, what those without a row read."""
-    card: dict[str, Any] = {
-        "rows": table.rows,
-        "dim": table.dim,
-        "pooling": table.pooling,
-        "hashing": table.hashing,
-    }
-    if table.rows is None:
-        tables = config.tables
-        card |= {"init": tables.init, "seed": config.train.seed, "precision": tables.precision}
-        card["shared"] = table.admit is not None
-    return card
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of a name; auto is CUDA when there is one, and of several the one that torchrun gives this process."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:  # cuda:999, a number that torch cannot hold
-        raise ConfigError(f"there is no device {name}. Use cpu, cuda or cuda:N.") from None
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        device = device if ":" in name else torch.device("cuda", local_rank())
-        if device.index >= count:
-            have = f"{count} CUDA device{'s' * (count != 1)}" if count else "no CUDA device"
-            raise ConfigError(
-                f"the device {device} was asked for, but torch {torch.__version__} finds {have}. Use cpu."
-            )
-    return device
-
-
 class Sketch(NamedTuple):
     """What a run will have, before anything is allocated."""
 
@@ -196,7 +146,7 @@ def sketch(config: RunConfig, dataset: Dataset, world: World = ALONE) -> Sketch:
     """Tables, the optimizer of their rows, and what they take on a rank."""
     schema = dataset.schema
     optimizer = _row_optimizer(config)
-    tables = _tables(config, schema)
+    tables = table_specs(config, schema)
     given = config.tables
     precision = cast(Precision, given.precision)
     ssd = own_folder(given.ssd, world) or None
@@ -251,21 +201,6 @@ def _hot_keys(config: RunConfig, dataset: Dataset, rows: EmbeddingTables) -> Ten
     shard = rows.groups[0].shard
     keys = torch.from_numpy(hot_keys(dataset, sizes["slots"] * shard.world))
     return shard.local_of(keys[shard.owner_of(keys) == shard.rank])[: sizes["slots"]]
-
-
-def _tables(config: RunConfig, schema: Schema) -> dict[str, Table]:
-    """One table per id feature, as wide as the model reads."""
-    given = config.tables
-    width = MODELS[config.model.name].vector_width(config.model.dim)
-    tables = {}
-    for feature in schema.features:
-        pooling: Pooling = "mean" if feature.multi and given.pooling == "mean" else "sum"
-        table = Table(feature.rows, width, pooling, hashing=feature.mode == "hash", init=parse_init(given.init))
-        if is_dynamic(given.dynamic, feature.name):
-            admit, expire = parse_admit(given.admit), parse_expire(given.expire)
-            table = dataclasses.replace(table, rows=None, hashing=False, admit=admit, expire=expire)
-        tables[feature.name] = table
-    return tables
 
 
 def _most_used(schema: Schema, tables: dict[str, Table]) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import platform
 from collections.abc import Mapping
 from functools import partial
@@ -33,11 +32,6 @@ from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
 
 _PACKAGES = ("torch", "numpy", "numba", "pyarrow")
-
-
-def local_rank() -> int:
-    """Which of the devices of this machine is this process's."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
 
 
 def rank_problems(config: RunConfig, world: World) -> list[str]:

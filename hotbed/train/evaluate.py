@@ -17,8 +17,8 @@ from torch import Tensor
 from hotbed.data.loader.loader import Loader
 from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE, World
+from hotbed.run.predictions import Scores
 from hotbed.train.metrics import Metrics, measure
-from hotbed.train.predict import Scores
 
 
 class Evaluation(NamedTuple):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -21,22 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from hotbed.checkpoint.files import InPieces, in_file_order
-from hotbed.checkpoint.layouts import newest_in
 from hotbed.checkpoint.types import RowPart
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE, World
-from hotbed.run.files import check_folder, read_tensors, recover_folder, write_folder, write_tensors
-from hotbed.run.folder import is_training
+from hotbed.run.files import read_tensors, write_folder, write_tensors
+from hotbed.run.model_card import FORMAT_VERSION
 from hotbed.tables.module import EmbeddingTables
 from hotbed.train.spread import load_whole, pieces_of, whole_ids
 from hotbed.train.step import Learner
 
-FORMAT_VERSION = 2  # 1: no dynamic ids
 _CHUNK = 1 << 18
 
 
@@ -77,43 +73,6 @@ def save_model(folder: Path, learner: Learner, dataset: Dataset, card: dict[str,
     write_folder(folder, fill)
 
 
-def read_card(folder: Path) -> dict[str, Any]:
-    """model.json of a whole and undamaged model folder."""
-    recover_folder(folder)
-    if not folder.is_dir():
-        if not folder.parent.exists():
-            raise RunError(f"there is no {folder.parent}; give the folder of a run, such as runs/demo.")
-        raise no_model(folder.parent)
-    check_folder(folder)
-    try:
-        card: dict[str, Any] = json.loads((folder / "model.json").read_text())
-        if card["format_version"] > FORMAT_VERSION:
-            raise RunError(f"{folder} has format version {card['format_version']}; this hotbed reads {FORMAT_VERSION}.")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error
-    return card
-
-
-def no_model(run: Path) -> RunError:
-    """What to say of a folder that has no model, or not yet, and what can be done meanwhile."""
-    here = shlex.quote(str(run))
-    saved = newest_in(run / "checkpoints") is not None
-    meanwhile = (
-        f" Meanwhile `hotbed evaluate {here}/checkpoints`, predict, serve and export take its newest checkpoint."
-        if saved
-        else ""
-    )
-    if is_training(run):
-        return RunError(
-            f"{run} is still training, and writes its model when it ends; `hotbed top {here}` shows how far it is.{meanwhile}"
-        )
-    if saved:
-        return RunError(
-            f"{run} holds no trained model. A run writes one when it ends; `hotbed train --resume {here}` ends it.{meanwhile}"
-        )
-    return RunError(f"{run} holds no trained model and no checkpoint; give the folder of a run, such as runs/demo.")
-
-
 def save_weights(folder: Path, learner: Learner, world: World = ALONE) -> None:
     """What scoring needs of a learner; other ranks send their part meanwhile."""
     write_tensors(folder / "dense.safetensors", learner.model.state_dict())
@@ -145,15 +104,6 @@ def load_weights(folder: Path, model: nn.Module, tables: EmbeddingTables) -> Non
             tables.load_rows(part for name in dynamic for part in _parts(name, weights))
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise RunError(f"the weights of {folder} do not fit the model: {error}") from error
-
-
-def count_ids(folder: Path, tables: list[str]) -> dict[str, int]:
-    """How many ids have a row, of each of these tables; nothing else is read."""
-    try:
-        with safe_open(folder / "tables.safetensors", framework="pt") as tensors:
-            return {name: int(tensors.get_slice(f"{name}.id").get_shape()[0]) for name in tables}
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error
 
 
 def _parts(table: str, weights: dict[str, Tensor]) -> Iterator[RowPart]:

@@ -14,18 +14,19 @@ import pyarrow.parquet as pq
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import SchemaError
+from hotbed.host.devices import pick_device
 from hotbed.ids import Admit
 from hotbed.models import build_model
 from hotbed.ops.init_rows import Constant, parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import SGD
 from hotbed.run.config import raise_problems
+from hotbed.run.id_features import rows_of_unseen
+from hotbed.run.model_card import count_ids, read_card
 from hotbed.sizing.fit import Storage, amounts_of, storage_of, table_problems
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
-from hotbed.train.build import pick_device
-from hotbed.train.id_features import rows_of_unseen
-from hotbed.train.model_folder import count_ids, load_weights, read_card
+from hotbed.train.model_folder import load_weights
 from hotbed.train.step import Learner
 
 

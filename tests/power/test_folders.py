@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hotbed.export import Wanted, export
-from hotbed.export.format import read_export
 from hotbed.host import atomic
+from hotbed.run.export_format import read_export
 from hotbed.run.files import check_folder, recover_folder, write_folder, write_tensors, write_text
 from hotbed.run.folder import CONTENT, check_free, make_run
 from tests.export.conftest import clicks, train  # noqa: F401

@@ -11,8 +11,8 @@ from hotbed.checkpoint.verify import problems_of
 from hotbed.cli import main
 from hotbed.run.files import check_folder
 from hotbed.run.folder import read_json
+from hotbed.run.model_card import read_card
 from hotbed.train.checkpoint import checkpoint_root
-from hotbed.train.model_folder import read_card
 from tests.power.record import Recorder
 from tests.power.replay import replay
 from tests.train.small import SMALL, model_bytes, write_dataset

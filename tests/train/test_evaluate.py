@@ -3,9 +3,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotbed.errors import RunError
+from hotbed.run.predictions import predict, split_batches
 from hotbed.train.evaluate import evaluate
 from hotbed.train.metrics import measure
-from hotbed.train.predict import predict, split_batches
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from hotbed.errors import RunError
-from hotbed.train.model_folder import load_weights, read_card, save_model, weights_of
+from hotbed.run.model_card import read_card
+from hotbed.train.model_folder import load_weights, save_model, weights_of
 
 
 @pytest.fixture

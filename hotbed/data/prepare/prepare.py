@@ -6,7 +6,7 @@
     write    the rows become Parquet parts (write.py)
 
 Every step leaves its results in the workspace as whole files, so a job that is killed goes on where it stopped (job.py),
-and ranks share the steps (crew.py). The temporary files take about as much room as the raw text. The output depends on the
+and ranks share the steps (ranks.py). The temporary files take about as much room as the raw text. The output depends on the
 input alone, never on timing, workers or ranks.
 """
 

@@ -2,10 +2,10 @@
 
 Threads of one process sleep in a futex inside compiled code. A caller opens a job, takes chunks of it itself, and wakes two
 workers, each of which wakes two more: a job that comes from the page cache is done before many are awake, one that waits for
-the disk has them all in `pread` at once. Unlike the threads that copy memory (ops/move/crew.py) they never watch for work:
+the disk has them all in `pread` at once. Unlike the threads that copy memory (ops/move/pool.py) they never watch for work:
 there are more of them than cores. Where the system has no futex the caller reads alone.
 
-A job is a block of 64-bit words; see ops/move/crew.py for how a chunk is taken.
+A job is a block of 64-bit words; see ops/move/pool.py for how a chunk is taken.
 """
 
 from __future__ import annotations

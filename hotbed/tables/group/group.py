@@ -84,7 +84,7 @@ class TableGroup:
         self.records = empty_records(num_slots or self.num_rows, self.layout, torch.float32, device)
         self._seed = 0
         self.changes = Changes()  # the tables put their own in its place
-        # where all rows are here, for checkpoints (snapshot_rows.py):
+        # where all rows are here, for checkpoints (snapshot/rows.py):
         self.touched: Tensor | None = None  # uint8 [R]: rows that have changed; None: no checkpoint has asked yet
         self.digests: dict[tuple[int, int], Tensor] = {}  # (first row, end) -> int64: records as they were saved last
         self.held_by: object | None = None  # the snapshot that is open

@@ -12,12 +12,13 @@ from hotbed import cache, pipeline
 from hotbed.data.dataset import Dataset
 from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import BudgetError, ConfigError, SchemaError
+from hotbed.host.devices import pick_device
 from hotbed.ops import records
 from hotbed.optim import ROW_OPTIMIZERS
 from hotbed.run import config
 from hotbed.run.config import DENSE_RATES, FIELDS, MOST_AHEAD, MOST_WINDOW, POLICIES, ROW_RATES, RunConfig, TablesConfig
 from hotbed.run.run_file import compose
-from hotbed.train.build import build, changed_settings, option_problems, pick_device
+from hotbed.train.build import build, changed_settings, option_problems
 from hotbed.train.run import run
 from hotbed.train.scoring import check_same_ids, load_learner
 from tests.train.small import SMALL, write_dataset

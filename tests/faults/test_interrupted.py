@@ -14,8 +14,8 @@ from hotbed import Table, optim
 from hotbed.errors import HotbedError
 
 PACKAGE = Path(hotbed.__file__).parent
-SAVING = ["snapshot.py", "snapshot_cache.py", "snapshot_ids.py", "snapshot_rows.py", "checkpoint", "store"]
-LOADING = [*SAVING, "newcomers.py", "tables.py", "group.py", "stored_group.py", "ids/state.py"]
+SAVING = ["tables/snapshot", "checkpoint", "store"]
+LOADING = [*SAVING, "tables/module.py", "tables/group/group.py", "tables/group/stored.py", "ids/state.py"]
 KINDS = ["plain", "cached", "tiered", "dynamic", "dynamic tiered"]
 
 

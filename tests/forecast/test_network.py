@@ -32,7 +32,7 @@ from hotbed.ops.shard import Shard
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.sharded import ShardedTables
 from tests.distributed.ranks import run_ranks
-from tests.plan.test_frequency import make
+from tests.forecast.test_frequency import make
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "wire.csv"
 ROWS, BATCH, STEPS, BAG = (5000, 300, 4), 512, 3, 3

@@ -11,7 +11,7 @@ import pytest
 from hotbed.host import kernel_cache
 from hotbed.host.kernel_cache import VARIABLE, find_kernel_cache
 
-PACKAGE = Path(kernel_cache.__file__).parent
+PACKAGE = Path(kernel_cache.__file__).parent.parent
 
 
 @pytest.fixture

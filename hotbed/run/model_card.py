@@ -1,0 +1,119 @@
+"""RUN/model/model.json: what is needed to build a model again and to score with it.
+
+Settings and a schema -> the tables of a run and its card; a model folder -> its card, checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from hotbed.checkpoint.layouts import newest_in
+from hotbed.data.schema import Schema
+from hotbed.errors import RunError
+from hotbed.ids.rule_text import parse_admit, parse_expire
+from hotbed.models import MODELS
+from hotbed.ops.init_rows import parse_init
+from hotbed.run.config import RunConfig
+from hotbed.run.files import check_folder, recover_folder
+from hotbed.run.folder import is_training
+from hotbed.run.id_features import is_dynamic
+from hotbed.tables.spec import Pooling, Table
+
+FORMAT_VERSION = 2  # 1: no dynamic ids
+
+
+def table_specs(config: RunConfig, schema: Schema) -> dict[str, Table]:
+    """One table per id feature, as wide as the model reads."""
+    given = config.tables
+    width = MODELS[config.model.name].vector_width(config.model.dim)
+    tables = {}
+    for feature in schema.features:
+        pooling: Pooling = "mean" if feature.multi and given.pooling == "mean" else "sum"
+        table = Table(feature.rows, width, pooling, hashing=feature.mode == "hash", init=parse_init(given.init))
+        if is_dynamic(given.dynamic, feature.name):
+            admit, expire = parse_admit(given.admit), parse_expire(given.expire)
+            table = dataclasses.replace(table, rows=None, hashing=False, admit=admit, expire=expire)
+        tables[feature.name] = table
+    return tables
+
+
+def card_of(config: RunConfig, schema: Schema) -> dict[str, Any]:
+    """model.json: what is needed to build the model again and to score with it."""
+    return {
+        "model": {
+            "name": config.model.name,
+            "num_features": len(schema.features),
+            "dim": config.model.dim,
+            "num_dense": len(schema.dense),
+            "options": config.model.options,
+        },
+        "tables": {name: _table_card(table, config) for name, table in table_specs(config, schema).items()},
+        "dataset": config.data.path,
+    }
+
+
+def _table_card(table: Table, config: RunConfig) -> dict[str, Any]:
+    """What scoring has to know of a table; of dynamic ids, what those without a row read."""
+    card: dict[str, Any] = {
+        "rows": table.rows,
+        "dim": table.dim,
+        "pooling": table.pooling,
+        "hashing": table.hashing,
+    }
+    if table.rows is None:
+        tables = config.tables
+        card |= {"init": tables.init, "seed": config.train.seed, "precision": tables.precision}
+        card["shared"] = table.admit is not None
+    return card
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """model.json of a whole and undamaged model folder."""
+    recover_folder(folder)
+    if not folder.is_dir():
+        if not folder.parent.exists():
+            raise RunError(f"there is no {folder.parent}; give the folder of a run, such as runs/demo.")
+        raise no_model(folder.parent)
+    check_folder(folder)
+    try:
+        card: dict[str, Any] = json.loads((folder / "model.json").read_text())
+        if card["format_version"] > FORMAT_VERSION:
+            raise RunError(f"{folder} has format version {card['format_version']}; this hotbed reads {FORMAT_VERSION}.")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error
+    return card
+
+
+def no_model(run: Path) -> RunError:
+    """What to say of a folder that has no model, or not yet, and what can be done meanwhile."""
+    here = shlex.quote(str(run))
+    saved = newest_in(run / "checkpoints") is not None
+    meanwhile = (
+        f" Meanwhile `hotbed evaluate {here}/checkpoints`, predict, serve and export take its newest checkpoint."
+        if saved
+        else ""
+    )
+    if is_training(run):
+        return RunError(
+            f"{run} is still training, and writes its model when it ends; `hotbed top {here}` shows how far it is.{meanwhile}"
+        )
+    if saved:
+        return RunError(
+            f"{run} holds no trained model. A run writes one when it ends; `hotbed train --resume {here}` ends it.{meanwhile}"
+        )
+    return RunError(f"{run} holds no trained model and no checkpoint; give the folder of a run, such as runs/demo.")
+
+
+def count_ids(folder: Path, tables: list[str]) -> dict[str, int]:
+    """How many ids have a row, of each of these tables; nothing else is read."""
+    try:
+        with safe_open(folder / "tables.safetensors", framework="pt") as tensors:
+            return {name: int(tensors.get_slice(f"{name}.id").get_shape()[0]) for name in tables}
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error

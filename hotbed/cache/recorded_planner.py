@@ -264,7 +264,7 @@ class Lane:
         """
         cache, most = self._cache, self.num_lookups * count
         self._count()
-        while not cache.has_room(2 * self._usual * (len(self._pending) + count), most):  # ends: a window less every time
+        while not cache.has_room(2 * self._usual * (len(self._pending) + count), most):  # ends: fewer windows each time
             if cache.bounded and count > 1:
                 return False
             if not self._uncounted:

@@ -225,7 +225,7 @@ def test_a_lane_finds_room_by_waiting_for_its_oldest_window_and_not_for_the_devi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Counts come with events, as from a device that is behind; two batches that are not counted make room doubtful."""
-    from hotbed.cache.lane import Lane
+    from hotbed.cache.recorded_planner import Lane
     from hotbed.ops.keys.triton import KeyMaker
 
     feeder = Feeder(8, "oracle", "triton")

@@ -251,7 +251,7 @@ def test_a_lane_finds_room_by_waiting_for_its_oldest_window_and_not_for_the_devi
             for seen, now in zip((lane._host_arrivals, lane._host_windows), there):
                 seen[:] = now
 
-    monkeypatch.setattr("hotbed.cache.lane.mark", Late)
+    monkeypatch.setattr("hotbed.cache.recorded_planner.mark", Late)
     monkeypatch.setattr(lane, "settle", lambda: pytest.fail("all that is under way was waited for"))
     for n in range(2, 6):
         lane.plan(1, [ids[n]])

@@ -3,12 +3,12 @@ import torch
 
 from hotbed.ops.lookup import lookup, reference
 from tests.ops.cases import random_bags, random_matrix
+from tests.pairs import pairs
 
 
-@pytest.mark.parametrize("dim", [1, 3, 16, 63])
-@pytest.mark.parametrize("batch", [0, 1, 7, 500])
-@pytest.mark.parametrize("make", [random_matrix, random_bags])
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("dim", "batch", "make", "threads"), pairs([1, 3, 16, 63], [0, 1, 7, 500], [random_matrix, random_bags], [1, 2, 3])
+)
 def test_compiled_equals_reference(dim, batch, make, threads, monkeypatch):
     monkeypatch.setattr("hotbed.host.threads.ALONE", 0)
     generator = torch.Generator().manual_seed(dim * 1000 + batch)

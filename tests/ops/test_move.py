@@ -15,6 +15,7 @@ from hotbed.ops.move import reference
 from hotbed.ops.records import PRECISIONS
 from hotbed.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
 from hotbed.tables.group.group import Member, TableGroup
+from tests.pairs import pairs
 
 OPTIMIZERS = [
     SGD(),
@@ -68,10 +69,13 @@ def test_first_records_are_those_of_the_group(optimizer, dim):
     assert torch.equal(bits(move.first_records(keys, first)), bits(group.records[keys]))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("dim", "num_misses"), [(1, 1), (7, 0), (5, 200), (33, 3000), (1000, 20)])
-def test_compiled_unpack_equals_reference(optimizer, dim, num_misses, precision):
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "size"),
+    pairs(OPTIMIZERS, PRECISIONS, [(1, 1), (7, 0), (5, 200), (33, 3000), (1000, 20)]),
+    ids=str,
+)
+def test_compiled_unpack_equals_reference(optimizer, precision, size):
+    dim, num_misses = size
     first = describe(optimizer, dim, precision=precision)
     expected, *moves = case(first.layout.width, num_misses, torch.Generator().manual_seed(dim))
     actual = expected.clone()

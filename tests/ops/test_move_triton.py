@@ -13,15 +13,22 @@ from hotbed.ops.move import reference
 from hotbed.ops.records import PRECISIONS
 from tests.ops.test_init_rows import INITS
 from tests.ops.test_move import OPTIMIZERS, bits, case, describe
+from tests.pairs import pairs
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize("init", INITS, ids=str)
-@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (63, 5), (300, 17), (3, 1000)])
-@pytest.mark.parametrize("stream", [1, 42, stream_of(3, "ad"), stream_of(3, "user")])
+@pytest.mark.parametrize(
+    ("init", "shape", "stream"),
+    pairs(
+        INITS,
+        [(0, 3), (1, 1), (63, 5), (300, 17), (3, 1000)],
+        [1, 42, stream_of(3, "ad"), stream_of(3, "user")],
+    ),
+    ids=str,
+)
 def test_init_rows(init, shape, stream):
     from hotbed.ops.init_rows import triton
 
@@ -32,12 +39,15 @@ def test_init_rows(init, shape, stream):
     assert torch.equal(bits(actual), bits(expected))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("dim", "num_misses"), [(1, 1), (7, 0), (5, 200), (33, 100), (1000, 9)])
-def test_unpack(optimizer, dim, num_misses, precision):
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "size"),
+    pairs(OPTIMIZERS, PRECISIONS, [(1, 1), (7, 0), (5, 200), (33, 100), (1000, 9)]),
+    ids=str,
+)
+def test_unpack(optimizer, precision, size):
     from hotbed.ops.move import triton
 
+    dim, num_misses = size
     first = describe(optimizer, dim, precision=precision)
     expected, *moves = case(first.layout.width, num_misses, torch.Generator().manual_seed(dim))
     actual = expected.to(DEVICE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -30,11 +31,23 @@ LONG = (
 os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / f"numba-{kernel_digest(ROOT / 'hotbed')}"))
 save_one_at_a_time()
 
+# Batches of the tests are so small that threads only wait for each other: 2 to 3 s of processor time with one, 7 with two.
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
+
 if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
 hypothesis.settings.register_profile("hotbed", deadline=None, print_blob=True, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("hotbed")
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """For tests of what is done by several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -30,10 +30,9 @@ def test_it_has_no_outputs(notebook):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(notebook, tmp_path, monkeypatch):
+def test_it_runs(notebook, tmp_path):
     for package in ("nbclient", "nbformat", "ipykernel"):
         pytest.importorskip(package)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-c", RUN, str(notebook), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

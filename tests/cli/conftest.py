@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 
 from hotbed.cli import main
 
@@ -36,12 +35,3 @@ def hotbed(capsys, monkeypatch, cache, tmp_path):
         return Result(0 if code is None else int(code), captured.out, captured.err)
 
     return call
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """The matrices are so small that threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

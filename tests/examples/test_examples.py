@@ -23,14 +23,6 @@ def clicks(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("examples") / "clicks", {"train": 2048, "valid": 400, "test": 400})
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_plain_pytorch_goes_on_where_it_stopped(clicks, tmp_path, capsys):
     main = example("plain_pytorch").main
     common = ["--data", str(clicks), "--batch-size", "16"]

@@ -63,10 +63,7 @@ def dynamic(clicks, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """The matrices are so small that threads only wait for each other."""
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-    torch.set_num_threads(1)
+def _leave_torch_alone():
+    state = torch.get_rng_state()
     yield
-    torch.set_num_threads(threads)
     torch.set_rng_state(state)

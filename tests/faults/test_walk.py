@@ -35,15 +35,6 @@ def short_looks(monkeypatch):
     monkeypatch.setattr(reader, "_LOOK_AGAIN", 0.005)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Batches are far too small for two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def tables_of(kind, folder, slots=24):
     """Tables with `slots` slots a group; the memory over an ssd holds a third as many rows."""
     dynamic, tier = kind.startswith("dynamic"), kind.split()[-1]

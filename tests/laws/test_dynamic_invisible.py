@@ -32,11 +32,8 @@ EVERY_ROW = 4000
 @pytest.fixture(autouse=True)
 def rows_rest_for_a_short_while():
     """So that rows of expired ids are used again within a test; longer than these feeds look ahead."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # batches are far too small for two
     with mock.patch("hotbed.tables.group.dynamic.QUARANTINE", 30):
         yield
-    torch.set_num_threads(threads)
 
 
 def make(tables, optimizer, tier="memory", slots=EVERY_ROW, folder=None, **options):

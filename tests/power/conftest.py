@@ -2,7 +2,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.power.replay import TALLIES
 
@@ -20,15 +19,6 @@ def room():
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         yield Path(folder) / "room"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The tensors are so small that threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def pytest_terminal_summary(terminalreporter):

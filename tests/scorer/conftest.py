@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from hotbed.data.dataset import Dataset
 from hotbed.data.prepare.prepare import prepare
@@ -32,14 +31,6 @@ def start(folder: Path, dataset: Dataset, *sets: str):
     assert problems == []
     (folder / "config.json").write_text(config.to_json())
     return build(config, dataset, folder)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -18,11 +18,8 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def _leave_torch_alone():
-    """One thread: the matrices are so small that threads only wait for each other."""
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-    torch.set_num_threads(1)
+    state = torch.get_rng_state()
     yield
-    torch.set_num_threads(threads)
     torch.set_rng_state(state)
 
 

@@ -25,12 +25,12 @@ from hotbed.errors import RunError
 from hotbed.parallel.world import World
 from hotbed.telemetry.progress import Best, Progress
 from hotbed.train.interval import Interval
-from hotbed.train.old_checkpoint import load_old_checkpoint, old_folder
 from hotbed.train.rank_load import load_all
 from hotbed.train.ranks import join_states
 from hotbed.train.step import Learner
 
 INTERVAL = "interval"
+OLD = "checkpoint"  # the folder of format version 1, which wrote one checkpoint per run
 
 
 def checkpoint_root(run: Path) -> Path:
@@ -38,7 +38,8 @@ def checkpoint_root(run: Path) -> Path:
 
 
 def has_checkpoint(run: Path) -> bool:
-    return newest_in(checkpoint_root(run)) is not None or old_folder(run).is_dir()
+    """Whether there is one, even of a format that is no longer read: such a run is refused, not started over."""
+    return newest_in(checkpoint_root(run)) is not None or (run / OLD).is_dir()
 
 
 def state_of(run: Path, learner: Learner, progress: Progress, interval: Interval) -> State:
@@ -54,15 +55,15 @@ def state_of(run: Path, learner: Learner, progress: Progress, interval: Interval
 
 def load_checkpoint(
     run: Path, learner: Learner, say: Callable[[str], None] = lambda _: None
-) -> tuple[Progress, Interval, Saved | None]:
+) -> tuple[Progress, Interval, Saved]:
     """Put the learner and the random generators where the run's newest checkpoint left them."""
     world = learner.world
     newest: Saved | None = newest_in(checkpoint_root(run)) if world.is_first else None
     found: Saved | None = world.from_first((newest,))[0]
     world.stage("loading a checkpoint", alone=True)
     if found is None:
-        document, interval = _load_old(run, learner, world)
-    elif found.world == world.size:
+        raise RunError(_why_none(run))
+    if found.world == world.size:
         document, interval = _load_own(found, learner, world, say)
     else:
         document, interval = _load_others(found, learner, world, say)
@@ -71,7 +72,7 @@ def load_checkpoint(
         best, dealt = saved.pop("best"), [(first, ranks) for first, ranks in saved.pop("dealt", [])]
         progress = Progress(**saved, best=best and Best(**best), dealt=dealt)
         _set_generators(document["generators"], learner.device)
-        if found is not None and found.world != world.size:
+        if found.world != world.size:
             _draw_anew(world.rank)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise RunError(f"the checkpoint of {run} does not fit this run ({type(error).__name__}: {error}).") from error
@@ -93,16 +94,13 @@ def best_steps(run: Path) -> set[int]:
     return steps
 
 
-def _load_old(run: Path, learner: Learner, world: World) -> tuple[dict[str, Any], Interval]:
-    """A checkpoint as one file, as earlier versions wrote it."""
-    if not old_folder(run).exists():
-        hint = ""
-        if worlds := worlds_in(checkpoint_root(run)):
-            hint = f" Of the {worlds[-1]} ranks that wrote there no step is common to all."
-        raise RunError(f"{run} has no checkpoint to resume from.{hint} Start it again with --overwrite.")
-    if world.size > 1:
-        raise RunError(f"{run} was saved by an older version; resume it in one process first.")
-    return load_old_checkpoint(run, learner)
+def _why_none(run: Path) -> str:
+    hint = ""
+    if (run / OLD).is_dir():
+        hint = f" {run / OLD} has format version 1, which is no longer read."
+    elif worlds := worlds_in(checkpoint_root(run)):
+        hint = f" Of the {worlds[-1]} ranks that wrote there no step is common to all."
+    return f"{run} has no checkpoint to resume from.{hint} Start it again with --overwrite."
 
 
 def _load_own(

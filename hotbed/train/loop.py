@@ -33,7 +33,6 @@ from hotbed.train.evaluate import Evaluation, evaluate
 from hotbed.train.first_use import load_kernels, load_reader
 from hotbed.train.interval import Interval
 from hotbed.train.model_folder import load_weights, save_weights, send_weights
-from hotbed.train.old_checkpoint import old_folder
 from hotbed.train.rank_saver import RankSaver
 from hotbed.train.ranks import first_bad, summary_of
 from hotbed.train.step import Learner
@@ -117,8 +116,7 @@ class Training:
         with self._watch.aside():
             loaded = load_checkpoint(self.run, self.learner, self.observer.say)
             self.progress, self._interval, saved = loaded
-        if saved is not None:
-            self._saver.go_back_to(saved)
+        self._saver.go_back_to(saved)
         rows = self.loaders.train.num_rows
         if self.progress.train_rows != rows:
             raise RunError(
@@ -248,7 +246,6 @@ class Training:
         for folder in (self.run / "best").glob("*"):
             if folder.name not in named:
                 shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(old_folder(self.run), ignore_errors=True)
 
     def evaluate_split(self, split: str, stop: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the weights as they are and write the line, unless it is there already; None when stopped."""

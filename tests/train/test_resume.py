@@ -14,7 +14,6 @@ from hotbed.checkpoint import write
 from hotbed.checkpoint.chain import find
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
-from hotbed.run.files import write_folder, write_tensors
 from hotbed.run.run_file import compose
 from hotbed.train.build import build
 from hotbed.train.checkpoint import load_checkpoint
@@ -255,31 +254,11 @@ def test_loading_restores_the_generator(dataset, stopped):
     assert torch.equal(first, torch.rand(3))
 
 
-def as_old_format(folder, learner):
-    """What format version 1 would have written here."""
-    document = find(folder).manifest.document
-    newest = find(folder).folder
-
-    def fill(new):
-        write_tensors(new / "tables.safetensors", learner.tables.state_dict())
-        for name in ("dense", "dense_optimizer", "interval"):
-            shutil.copyfile(newest / f"{name}.safetensors", new / f"{name}.safetensors")
-        state = {"format_version": 1, "progress": document["progress"], "generators": document["generators"]}
-        (new / "state.json").write_text(json.dumps(state))
-
-    write_folder(folder / "checkpoint", fill)
-    shutil.rmtree(folder / "checkpoints")
-
-
-def test_a_checkpoint_of_the_old_format_still_resumes(dataset, whole, tmp_path):
-    built = _start(dataset, tmp_path, observers=[Spy(at=20, act=interrupt)])
-    run(built.training, built.subject)
-    as_old_format(tmp_path, built.training.learner)
-    go_on(dataset, tmp_path)
-    assert lines(tmp_path) == lines(whole)
-    assert model_bytes(tmp_path) == model_bytes(whole)
-    assert not (tmp_path / "checkpoint").exists()
-    assert find(tmp_path).manifest.kind == "full"
+def test_a_checkpoint_of_format_version_1_is_refused_with_the_way_out(dataset, stopped):
+    shutil.rmtree(stopped / "checkpoints")
+    (stopped / "checkpoint").mkdir()
+    with pytest.raises(RunError, match=r"format version 1, which is no longer read\. Start it again with --overwrite"):
+        _start(dataset, stopped).training.resume()
 
 
 def test_a_full_disk_while_training_is_told_and_the_run_goes_on(dataset, whole, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@
     slots_of(arrival)                where its look-ups go
 
 In: keys. Out: a CachePlan: the misses to bring in and the victims to write back first. The cache moves no rows and knows no
-store; what it decides depends on the keys alone, never on timing or on the device, so a simulator runs this very code.
+store; what it decides depends on the keys alone, never on timing or on the device, so forecast/replay.py can predict it.
 A plan says how slots are once the windows before it have been trained: whoever moves the rows does so between two windows.
 
 `begin` and `finish` are apart because the number of misses must come from the device first; who can wait calls `plan`.

@@ -2,8 +2,9 @@
 
 In: nested mappings (a run file, see run_file.py) or dataclasses made in Python. Out: a frozen RunConfig, or one
 ConfigError that lists every mistake with its path, the value given and what is allowed. The JSON form is exact both
-ways. Only build.py reads a RunConfig; components take plain arguments. What the `options` of a model or an optimizer
-may hold is known to the model and the optimizer, so build.py checks those.
+ways. The rooms that deal with whole runs read a RunConfig (train, forecast, scorer, export, report, cli); the rooms below
+take plain arguments, and cannot import this one. What the `options` of a model or an optimizer may hold is known to the model
+and the optimizer, so train/build.py checks those.
 """
 
 from __future__ import annotations

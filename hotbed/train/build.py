@@ -1,4 +1,4 @@
-"""Config in, objects out; the only reader of config.
+"""Config in, objects out: what a run trains with is made here and nowhere else.
 
 What can be known before anything is built is checked before anything is built: options of the model and of the row
 optimizer, the device, splits, and whether the tables fit in memory.

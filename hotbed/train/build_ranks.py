@@ -1,6 +1,6 @@
 """What ranks of one run have that a single process has not: config and a world in, their shares and optimizers out.
 
-With build.py the only reader of config. Ranks must be given the same config and dataset; `compare` says where they were not.
+Ranks must be given the same config and dataset; `compare` says where they were not.
 """
 
 from __future__ import annotations

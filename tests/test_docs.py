@@ -100,3 +100,24 @@ def test_commands_exist(page):
         for word in words:
             if word.startswith("--"):
                 assert word.split("=")[0] in known, f"{word} in {line}"
+
+
+def test_the_picture_of_the_architecture_names_files_that_exist():
+    """Bar of the page: from the picture alone a reader finds the file of each step."""
+    picture = (ROOT / "docs" / "life-of-a-batch.svg").read_text()
+    named = [name for text in re.findall(r'class="file"[^>]*>([^<]+)<', picture) for name in text.split(", ")]
+    assert len(named) > 15
+    assert not [name for name in named if not (ROOT / "hotbed" / name).exists()]
+
+
+def test_the_architecture_page_has_every_room_and_floor():
+    from tests.test_imports import FLOORS
+
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = [set(re.findall(r"`(\w+)`", row)) for row in re.findall(r"^\| \d+ \| (`.+) \|$", page, re.MULTILINE)]
+    assert rows[::-1] == FLOORS
+    tree = page.split("hotbed/\n", 1)[1].split("```")[0]
+    rooms = {room for floor in FLOORS for room in floor} - {"__main__"}
+    assert rooms == set(
+        re.findall(r"(?<=[ \n])(\w+)(?:/|\.py)", re.sub(r" {4,}\w+/.*| {3,}\S.*$", "", tree, flags=re.MULTILINE))
+    )

@@ -71,7 +71,7 @@ class Step:
 
     def unscaled(self, grad: Tensor) -> Tensor | None:
         """The gradient without the factor of a GradScaler; None where it has overflowed, and rows must stay."""
-        scaled = scaled_pass(current_pass(), self._around)
+        scaled = scaled_pass(self._around)
         if scaled is None:
             return grad
         if self.tables.is_shared:

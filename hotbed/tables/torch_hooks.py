@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.amp.grad_scaler import GradScaler
 
 from hotbed.errors import HotbedError
@@ -27,16 +28,18 @@ _PASSES = 64  # backward passes whose scale is remembered; no more are ever unde
 
 
 def eager(fn: Callable[_P, _T]) -> Callable[_P, _T]:
-    """As torch.compiler.disable, which would load the compiler (1.3 s) for everybody: here only where it is loaded already."""
+    """As torch.compiler.disable, which would load the compiler (1.3 s) for everybody and takes 1 us a call.
+
+    Here only where a compiled function calls: what it calls in turn would be compiled, too.
+    """
     disabled: list[Callable[_P, _T]] = []
 
     @wraps(fn)
     def called(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        if disabled:
-            return disabled[0](*args, **kwargs)
-        if "torch._dynamo" not in sys.modules:
+        if get_eval_frame_callback() is None:
             return fn(*args, **kwargs)
-        disabled.append(torch.compiler.disable(fn))  # type: ignore[no-untyped-call]
+        if not disabled:
+            disabled.append(torch.compiler.disable(fn))  # type: ignore[no-untyped-call]
         return disabled[0](*args, **kwargs)
 
     called._torchdynamo_disable = True  # type: ignore[attr-defined]  # a compiled caller does not look inside
@@ -97,9 +100,9 @@ def current_pass() -> int:
     return number
 
 
-def scaled_pass(*numbers: int) -> Scaled | None:
-    """What is known of the first of these backward passes whose loss was scaled."""
-    return next((_scaled[number] for number in numbers if number in _scaled), None) if _scaled else None
+def scaled_pass(around: int) -> Scaled | None:
+    """What is known of the backward pass that is under way, or else of that around it, if its loss was scaled."""
+    return _scaled.get(current_pass()) or _scaled.get(around) if _scaled else None
 
 
 def listen() -> None:

@@ -7,6 +7,7 @@ that a wait that never ends can be left (the tables then refuse every further ca
 from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]  # `signal` makes enums of its results: 3 us a call
+import os
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -19,11 +20,20 @@ class _Held:
     handler: Callable[[int, FrameType | None], Any] = signal.default_int_handler  # whose turn comes later
     open = False
     noted = False
+    main = threading.main_thread().ident  # kept: to ask takes 0.1 us
+
+
+def _note_main() -> None:
+    """A fork goes on in the thread that forked."""
+    _Held.main = threading.main_thread().ident
+
+
+os.register_at_fork(after_in_child=_note_main)
 
 
 def hold() -> bool:
     """Note the next SIGINT instead of handling it; whether that was possible."""
-    if threading.get_ident() != threading.main_thread().ident:
+    if threading.get_ident() != _Held.main:
         return False
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):

@@ -107,6 +107,10 @@ class Changes:
 
     def check(self) -> None:
         """Raise if a change was not finished, or a load."""
+        if self.open is not None or self.broken is not None or self.half_stepped or self.half_loaded:
+            self._refuse()
+
+    def _refuse(self) -> None:
         if self.half_loaded and not self._loads:
             names = list(self.half_loaded)
             some = f"{', '.join(names[:5])}{' and others' if len(names) > 5 else ''}"

@@ -3,6 +3,8 @@
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -135,6 +137,24 @@ def test_other_threads_hold_nothing():
     thread.start()
     thread.join()
     assert found == [False]
+
+
+def test_ctrl_c_is_held_back_in_a_fork_which_goes_on_in_the_thread_that_forked():
+    code = """if True:
+        import os, threading
+        from hotbed.host import interrupts
+        codes = []
+        def fork():
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if interrupts.hold() else 1)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+        assert codes == [0], codes
+        """
+    subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", code], check=True)
 
 
 def two_groups():

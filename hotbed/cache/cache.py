@@ -196,7 +196,10 @@ class Cache:
         """The next batches ahead are planned; the bits that nobody ahead has any more."""
         past = range(self.num_planned // self.stride, (self.num_planned + num_batches) // self.stride)
         self.num_planned += num_batches
-        return sum(1 << (step % AHEAD_BITS) for step in past)
+        bits = 0
+        for step in past:
+            bits |= 1 << (step % AHEAD_BITS)
+        return bits
 
     @property
     def turn(self) -> int:

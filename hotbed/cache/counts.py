@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import NamedTuple
 
 
@@ -24,11 +25,11 @@ class CacheCounts(NamedTuple):
 
     def plus(self, other: CacheCounts) -> CacheCounts:
         """Field by field."""
-        return CacheCounts(*(a + b for a, b in zip(self, other)))  # type: ignore[arg-type]
+        return CacheCounts(*map(operator.add, self, other))
 
     def minus(self, other: CacheCounts) -> CacheCounts:
         """What happened since `other`."""
-        return CacheCounts(*(a - b for a, b in zip(self, other)))  # type: ignore[arg-type]
+        return CacheCounts(*map(operator.sub, self, other))
 
     @property
     def hit_rate(self) -> float:

@@ -73,6 +73,11 @@ class LanePlan:
         self._read()
 
     @property
+    def counts(self) -> list[int]:
+        """All numbers, by their names in hotbed.ops.index."""
+        return self._read()
+
+    @property
     def is_read(self) -> bool:
         """The host has its numbers, wherever they were."""
         return self._counts is not None
@@ -172,6 +177,7 @@ class Lane:
         self._make_room(1)
         self._catch_up()
         self._note(ids)
+        self._cache.expect_cells(self.num_lookups)
         self._run(("arrive", self._cache.stride), lambda: self._arrive(1))
         self._remember()
         return self._cache.num_arrived - 1
@@ -195,6 +201,7 @@ class Lane:
         self._cache.note_planned(count)
         for ids in arriving:
             self._note(ids)
+        self._cache.expect_cells(self.num_lookups * len(arriving))
         self._run(("plan", count, bool(arriving), self._cache.stride), lambda: self._plan(count, bool(arriving)))
         self._cache.clock += count
         self._cache.note_window()
@@ -209,7 +216,6 @@ class Lane:
         self._host_addresses[number % BATCHES] = ids.data_ptr()
         self._cache.note_arrival()
         self._pending.append(number)
-        self._cache.expect_cells(self.num_lookups)
 
     def num_keys(self, number: int) -> int:
         """Distinct keys of a batch ahead; waits for the device if it has not come so far."""
@@ -253,7 +259,8 @@ class Lane:
             torch.cuda.synchronize(self._cache.device)
             assert row[_NUMBER] == number + 1, f"batch {number} has arrived, its counts have not"
         numbers: list[int] = row.tolist()
-        self._cache.check_placed(numbers[UNPLACED])
+        if numbers[UNPLACED]:
+            self._cache.check_placed(numbers[UNPLACED])
         return numbers
 
     def _make_room(self, count: int) -> bool:
@@ -286,11 +293,15 @@ class Lane:
     def _count(self) -> None:
         """Cells that were taken and freed, as far as it is known."""
         cache, arrivals, windows = self._cache, self._host_arrivals, self._host_windows
+        num_batches = num_cells = 0
         while self._pending and arrivals[self._pending[0] % ARRIVALS, _NUMBER] == self._pending[0] + 1:
             taken = int(arrivals[self._pending.popleft() % ARRIVALS, NEW_CELLS])
             self._usual = max(taken, self._usual - self._usual // 8)
-            cache.expect_cells(-self.num_lookups)
-            cache.count_cells(taken)
+            num_batches += 1
+            num_cells += taken
+        if num_batches:
+            cache.expect_cells(-self.num_lookups * num_batches)
+            cache.count_cells(num_cells)
         while self._uncounted and (
             self._uncounted[0].is_read
             or windows[self._uncounted[0].number % WINDOWS, _NUMBER] == self._uncounted[0].number + 1

@@ -73,6 +73,8 @@ class ShardedTables(EmbeddingTables):
     the bit, and so do dynamic ids, weighted bags and the other modes. "always" is for measuring.
     """
 
+    is_shared = True
+
     def __init__(
         self,
         tables: Mapping[str, Table],
@@ -107,11 +109,6 @@ class ShardedTables(EmbeddingTables):
         self._num_calls, self._trains = 0, False
         self._told = False  # the others know what became of the call, or will
         self._idle: list[Mesh] = []  # that feeds have settled their batches over
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other ranks have a part in every batch."""
-        return True
 
     @eager
     def forward(

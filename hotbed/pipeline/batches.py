@@ -33,7 +33,7 @@ def ids_of(batch: Any, features: Sequence[str]) -> Ids:
     elif isinstance(batch, Mapping) and "ids" in batch and "ids" not in features:
         ids, bags = batch["ids"], batch.get("bags") or None
     if (isinstance(ids, (Tensor, Mapping)) or is_keyed(ids)) and isinstance(bags, (Mapping, type(None))):
-        return Ids(ids, bags, contents_of((ids, bags)))
+        return Ids(ids, bags, contents_of(ids, bags))
     inside = "" if ids is batch else f" that has {_kinds(ids, bags)} for ids"
     raise ShapeError(
         f"prefetch cannot find the ids in a batch of type {type(batch).__name__}{inside}. "

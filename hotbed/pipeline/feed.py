@@ -24,7 +24,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,13 +36,12 @@ from hotbed.pipeline.batches import Ids, ids_of, to_device
 from hotbed.pipeline.reader import MOST_SHARED, Reader
 from hotbed.pipeline.recorded_planners import Lanes, LaneWindow, lanes_for
 from hotbed.pipeline.transfer_thread import Move, Mover
-from hotbed.pipeline.windows import Begun, Waiting, Window
+from hotbed.pipeline.windows import Begun, Trial, Waiting, Window
 from hotbed.tables.group.cached import Ahead, CachedGroup, Fetch
 from hotbed.tables.group.dynamic import FAR_AHEAD
 from hotbed.tables.inputs import Given, as_given, flatten
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import Planned, Routed
-from hotbed.tables.transaction import REFUSALS, exclusive
 from hotbed.telemetry.clock import COPY, PLAN, READER, WAIT
 
 _DECIDED = 2  # windows whose rows are fetched ahead
@@ -99,21 +97,25 @@ class Feed:
 
     def next(self) -> tuple[Any, ...]:
         """(the next batch,), or () at the end."""
-        before = self._clock.enter(PLAN)
-        while (found := self._next()) is None:
-            self._clock.enter(READER)
+        clock, lock = self._clock, self.changes.lock
+        before = clock.enter(PLAN)
+        with lock:
+            found = self._next()
+        while found is None:
+            clock.enter(READER)
             self._reader.wait()
-            self._clock.enter(PLAN)
-        self._clock.enter(before)
+            clock.enter(PLAN)
+            with lock:
+                found = self._next()
+        clock.enter(before)
         return found
 
-    @exclusive
     def _next(self) -> tuple[Any, ...] | None:
-        """As `next`; None when the loader has to give more first, which takes as long as it takes."""
-        if self._mover.error is not None:
-            raise self._break()
+        """As `next`; None when the loader has to give more first, which takes as long as it takes. Holds the lock."""
         window = self._current
         if window is None or not window.batches:
+            if self._mover.error is not None:
+                raise self._break()
             self._leave()
             window = self._enter()
             if window is None:
@@ -290,7 +292,7 @@ class Feed:
     def _enter(self) -> Window | None:
         """The next window, its rows in their slots."""
         self._tables.turns.take(self)
-        if any(ids.num_ahead > FAR_AHEAD for ids in self._ids):
+        if self._ids and any(ids.num_ahead > FAR_AHEAD for ids in self._ids):
             self.pause(drop=True)  # batches that were handed out are kept and not trained
         if self._paused and not self._decided:
             self._resume()
@@ -318,10 +320,11 @@ class Feed:
         """Victims leave, misses come; on the current stream, after all that was asked of the windows before."""
         if window.exchanged:
             return
-        part, move = self._clock.enter(WAIT), window.move
+        move = window.move
+        part = self._clock.enter(WAIT if isinstance(move, Move) else COPY)
         if isinstance(move, Move):
             self._mover.wait(move)
-        self._clock.enter(COPY)
+            self._clock.enter(COPY)
         with self.changes.changing("an exchange of rows"):
             window.exchanged = True
             if isinstance(move, Move):
@@ -388,7 +391,7 @@ class Feed:
                     self._waiting.append(waiting)
                     del self._unknown[0]
             else:
-                with self._refusing(self._unknown):
+                with Trial(self._unknown):
                     given, lookups = self._lookups_of(batch, named)
                 self._make_way()
                 with self.changes.changing("making a batch known"):
@@ -397,15 +400,6 @@ class Feed:
                     del self._unknown[0]
             if self._look_ahead == 1:
                 self._see_how_far(waiting)
-
-    @contextmanager
-    def _refusing(self, batches: deque[Any], place: int = 0) -> Iterator[None]:
-        """A batch that is refused inside is out of the way: whoever goes on with the loader does not get it again."""
-        try:
-            yield
-        except REFUSALS:
-            del batches[place]
-            raise
 
     @property
     def _is_full(self) -> bool:
@@ -443,7 +437,7 @@ class Feed:
             if found is None:
                 return None
             self._unknown.append(found)
-        with self._refusing(self._unknown):
+        with Trial(self._unknown):
             return self._named_of(*self._unknown[0])
 
     def _named_of(self, batch: Any, point: Any) -> tuple[Any, Ids, list[Tensor]]:
@@ -458,8 +452,9 @@ class Feed:
         return batch, named, [] if self._lanes is None else self._lanes.flat(named) or []
 
     def _from_reader(self, *, wanted: bool = False) -> tuple[Any, Any] | None:
-        if self._reader.num_ready:
-            self._clock.asked(self._reader.num_ready)
+        num_ready = self._reader.num_ready
+        if num_ready:
+            self._clock.asked(num_ready)
         return self._reader.get(wait=False, wanted=wanted)
 
     def _see_how_far(self, waiting: Waiting) -> None:
@@ -496,14 +491,14 @@ class Feed:
         for group, num_keys in zip(self._cached, zip(*(self._num_keys(waiting) for waiting in most))):
             length = min(length, window_length(num_keys, group.num_slots, self._given_window))
             if num_keys[0] > group.num_slots:
-                with self._refusing(self._waiting):
+                with Trial(self._waiting):
                     group.refuse_batch(num_keys[0])
         return most[:length]
 
     def _begin(self) -> None:
         chosen = self._next_batches()
         for place, waiting in enumerate(chosen):
-            with self._refusing(self._waiting, place):
+            with Trial(self._waiting, place):
                 for lookups in waiting.lookups:
                     if lookups.check is not None:
                         lookups.check()
@@ -538,9 +533,10 @@ class Feed:
     def _decide_in_lanes(self) -> None:
         assert self._lanes is not None
         batches = self._next_batches()
-        windows = [window for window in (self._current, *self._decided) if window is not None]
-        planned = [each for w in windows for each in (*w.delivered, *(planned for _, planned in w.batches))]
-        self._lanes.check([*planned, *(waiting.named for waiting in batches)])
+        if self._lanes.found_bad:
+            windows = [window for window in (self._current, *self._decided) if window is not None]
+            planned = [each for w in windows for each in (*w.delivered, *(planned for _, planned in w.batches))]
+            self._lanes.check([*planned, *(waiting.named for waiting in batches)])
         ticket = Ticket(self._learns)
         new = self._as_many_new(len(batches))
         with self.changes.changing("planning a window"):
@@ -561,8 +557,13 @@ class Feed:
             if found is None:
                 return []
             self._unknown.append(found)
-        new = [self._named_of(*self._unknown[i]) for i in range(count)]
-        return new if all(flat for _, _, flat in new) else []
+        new = []
+        for i in range(count):
+            batch, named, flat = self._named_of(*self._unknown[i])
+            if not flat:
+                return []
+            new.append((batch, named, flat))
+        return new
 
     def _line_up(
         self, batches: list[Waiting], move: Move | list[LaneWindow], placed: list[list[Lookups]], ticket: Ticket

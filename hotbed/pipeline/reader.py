@@ -109,7 +109,8 @@ class Reader:
             if not wait:
                 return None
             self._arrived.acquire(timeout=_LOOK_AGAIN)
-        self._warn()  # the training thread waited for the draw
+        if self._drew_late:
+            self._warn()  # the training thread waited for the draw
         self.ended = False
         found = self._found[0]
         if len(self._found) == self._low + 1:

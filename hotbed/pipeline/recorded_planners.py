@@ -116,13 +116,13 @@ class Lanes:
             ahead = look_ahead * lane.num_keys(group.cache.num_arrived - 1)
             group.cache.reserve(int(1.6 * (group.num_slots + _CELLS_PER_KEY * ahead)))
 
-    def check(self, batches: Iterable[Ids | Planned]) -> None:
-        """Raise for a bad id among these batches, if a kernel has seen one in any that has arrived.
+    @property
+    def found_bad(self) -> bool:
+        """Whether a kernel has seen a bad id in any batch that has arrived. Those whose counts are on the host are known."""
+        return any(maker.found_bad for maker in self._makers)
 
-        Their counts must be on the host: what was seen of their ids came before. Until it is their turn, bad ones wait.
-        """
-        if not any(maker.found_bad for maker in self._makers):
-            return
+    def check(self, batches: Iterable[Ids | Planned]) -> None:
+        """Raise for a bad id among these batches. Until it is their turn, bad ones wait."""
         for named in batches:
             for lookups in self._flatten(named):
                 if lookups.check is not None:

@@ -15,6 +15,7 @@ from hotbed.pipeline.transfer_thread import Move
 from hotbed.tables.group.cached import Ahead
 from hotbed.tables.inputs import Given
 from hotbed.tables.ownership import Planned
+from hotbed.tables.transaction import REFUSALS
 
 
 class Waiting(NamedTuple):
@@ -27,6 +28,22 @@ class Waiting(NamedTuple):
     aheads: list[Ahead]  # by group; none in a lane
     flat: list[Tensor]  # ids by group, in a lane
     number: int  # in the lane
+
+
+class Trial:
+    """A batch that is refused inside is out of the way: whoever goes on with the loader does not get it again."""
+
+    __slots__ = ("_batches", "_place")
+
+    def __init__(self, batches: deque[Any], place: int = 0) -> None:
+        self._batches, self._place = batches, place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, REFUSALS):
+            del self._batches[self._place]
 
 
 class Begun(NamedTuple):

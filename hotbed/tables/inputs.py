@@ -102,6 +102,7 @@ class GroupInputs:
         self.order = sorted(range(len(features)), key=lambda j: place[features[j].table])  # tables together
         self.tables = tuple(features[j].table for j in self.order)
         self.all_pooled = all(feature.pooling != "none" for feature in features)
+        self.names = frozenset(feature.name for feature in features)
         self._matrix_spans: dict[int, tuple[Span, ...]] = {}
 
     def matrix_spans(self, size: int) -> tuple[Span, ...]:
@@ -120,7 +121,7 @@ def flatten(group: TableGroup, inputs: GroupInputs, given: Given, learns: bool =
     Output rows: sample-major for the pooled features, [B, F'] flattened, then the values of each sequence feature.
     `learns`: dynamic ids take it for the next training batch.
     """
-    if inputs.all_pooled and all(feature.name in given.columns for feature in inputs.features):
+    if inputs.all_pooled and inputs.names <= given.columns.keys():
         return _flatten_matrix(group, inputs, given, learns)
     return _flatten_bags(group, inputs, given, learns)
 

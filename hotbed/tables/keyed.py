@@ -43,7 +43,9 @@ class KeyedJagged(Protocol):
 
 def is_keyed(value: Any) -> TypeGuard[KeyedJagged]:
     """Whether a value has the methods of a KeyedJaggedTensor."""
-    return not isinstance(value, (Tensor, Mapping, tuple)) and all(callable(getattr(value, m, None)) for m in _METHODS)
+    if value is None or isinstance(value, (Tensor, Mapping, tuple)):
+        return False
+    return all(callable(getattr(value, m, None)) for m in _METHODS)
 
 
 def bags_of(keyed: KeyedJagged) -> dict[str, Jagged]:

@@ -76,6 +76,8 @@ class EmbeddingTables(nn.Module):
     `hotbed.ShardedTables` spreads them over the ranks. `independent=True` is for ranks that each train a model of their own.
     """
 
+    is_shared = False  # whether other ranks have a part in every batch
+
     @torch.inference_mode(False)  # rows outlive it
     def __init__(
         self,
@@ -192,11 +194,6 @@ class EmbeddingTables(nn.Module):
         super().train(mode)
         return self
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether other ranks have a part in every batch."""
-        return False
-
     def lend_mesh(self) -> Any:
         """Of shared tables: what the batches of one more feed are settled over; all ranks ask in the same order."""
         raise NotImplementedError
@@ -214,7 +211,6 @@ class EmbeddingTables(nn.Module):
         raise NotImplementedError
 
     @eager
-    @exclusive
     def forward(
         self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None = None
     ) -> Tensor | dict[str, Tensor]:
@@ -227,34 +223,35 @@ class EmbeddingTables(nn.Module):
             bags: the multi-valued features, beside an id matrix.
         """
         refuse_tracing()
-        planned = self.turns.find(ids, bags)
-        if planned is None and self._recorded is not None:
-            planned = self._recorded.find(ids, bags)
-        learning = torch.is_grad_enabled() and self.learns
-        given = planned.given if planned is not None else as_given(self.features, ids, bags, self.device)
-        self._check_ids()
-        step = Step(self)
-        vectors: dict[str, Tensor] = {}
-        all_lookups = self._prepared(given, planned, learning)
-        for group, inputs, lookups in zip(self.fronts, self.group_inputs, all_lookups):
-            if lookups.ticket is None and lookups.check is not None:
-                self._unchecked.append(lookups.check)
-            weighted = lookups.scale is not None and lookups.scale.requires_grad
-            if learning or (weighted and torch.is_grad_enabled()):
-                call = Call(group, lookups, inputs.tables, step, learning)
-                out: Tensor = LookUp.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
-            else:
-                scale = None if lookups.scale is None else lookups.scale.detach()
-                out = group.lookup(lookups._replace(scale=scale))
-            if self.output != "dict" and len(self.groups) == 1:  # a view: autograd has nothing to put together
-                shape = (len(inputs.features), group.layout.dim)
-                return out.view(given.size, *(shape if self.output == "stack" else (shape[0] * shape[1],)))
-            vectors |= _by_feature(out, inputs.features, given)
-        if self.output == "concat":
-            return torch.cat([vectors[feature.name] for feature in self.features], dim=1)
-        if self.output == "stack":
-            return torch.stack([vectors[feature.name] for feature in self.features], dim=1)
-        return {feature.name: vectors[feature.name] for feature in self.features}
+        with self.changes.lock:
+            planned = self.turns.find(ids, bags)
+            if planned is None and self._recorded is not None:
+                planned = self._recorded.find(ids, bags)
+            learning = torch.is_grad_enabled() and self.learns
+            given = planned.given if planned is not None else as_given(self.features, ids, bags, self.device)
+            self._check_ids()
+            step = Step(self)
+            vectors: dict[str, Tensor] = {}
+            all_lookups = self._prepared(given, planned, learning)
+            for group, inputs, lookups in zip(self.fronts, self.group_inputs, all_lookups):
+                if lookups.ticket is None and lookups.check is not None:
+                    self._unchecked.append(lookups.check)
+                weighted = lookups.scale is not None and lookups.scale.requires_grad
+                if learning or (weighted and torch.is_grad_enabled()):
+                    call = Call(group, lookups, inputs.tables, step, learning)
+                    out: Tensor = LookUp.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
+                else:
+                    scale = None if lookups.scale is None else lookups.scale.detach()
+                    out = group.lookup(lookups._replace(scale=scale))
+                if self.output != "dict" and len(self.groups) == 1:  # a view: autograd has nothing to put together
+                    shape = (len(inputs.features), group.layout.dim)
+                    return out.view(given.size, *(shape if self.output == "stack" else (shape[0] * shape[1],)))
+                vectors |= _by_feature(out, inputs.features, given)
+            if self.output == "concat":
+                return torch.cat([vectors[feature.name] for feature in self.features], dim=1)
+            if self.output == "stack":
+                return torch.stack([vectors[feature.name] for feature in self.features], dim=1)
+            return {feature.name: vectors[feature.name] for feature in self.features}
 
     @property
     def device(self) -> torch.device:
@@ -389,7 +386,7 @@ class EmbeddingTables(nn.Module):
     def _prepared(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
         """The look-ups of every group, their rows in place. For dynamic ids a call that learns is the next training batch."""
         self.changes.check()
-        if planned is not None and self._still_holds(planned, learns):
+        if planned is not None and (not self._ids or self._still_holds(planned, learns)):
             lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, planned.lookups)]
         elif not self._ids:
             wished = self._wished(given, self._settle(given, planned), learns)

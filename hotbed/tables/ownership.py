@@ -31,14 +31,19 @@ class Feeding(Protocol):
 Contents = list[tuple[Tensor, int]]
 
 
-def contents_of(value: Any) -> Contents:
-    """The tensors inside ids or bags, and how often each has been written to."""
-    if isinstance(value, Tensor):
-        return [(value, 0 if value.is_inference() else value._version)]
-    if is_keyed(value):
-        return [each for part in tensors_of(value) for each in contents_of(part)]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else ()
-    return [each for part in parts for each in contents_of(part)]
+def contents_of(ids: Any, bags: Any = None) -> Contents:
+    """The tensors inside ids and bags, and how often each has been written to."""
+    found = [] if bags is None else contents_of(bags)
+    if isinstance(ids, Tensor):
+        found.append((ids, 0 if ids.is_inference() else ids._version))
+        return found
+    if is_keyed(ids):
+        parts: Any = tensors_of(ids)
+    else:
+        parts = ids.values() if isinstance(ids, Mapping) else ids if isinstance(ids, tuple) else ()
+    for part in parts:
+        found += contents_of(part)
+    return found
 
 
 class Planned(NamedTuple):
@@ -104,9 +109,11 @@ class Turns:
         planned = self._planned.get(id(ids))
         if planned is None or planned.ids is not ids:
             return None
-        theirs, ours = bags or {}, planned.bags or {}
-        same = theirs is ours or (theirs.keys() == ours.keys() and all(theirs[name] is ours[name] for name in ours))
-        return planned if same and _is_unchanged(planned) else None
+        if bags or planned.bags:
+            theirs, ours = bags or {}, planned.bags or {}
+            if theirs.keys() != ours.keys() or not all(theirs[name] is ours[name] for name in ours):
+                return None
+        return planned if _is_unchanged(planned) else None
 
     def forget(self, feed: Feeding) -> None:
         """A feed is closed."""
@@ -126,6 +133,10 @@ def _is_unchanged(planned: Planned) -> bool:
     """Whether its ids are still those whose rows are in place."""
     if planned.contents is None:
         return True
-    now = contents_of((planned.ids, planned.bags))
-    pairs = zip(now, planned.contents)
-    return len(now) == len(planned.contents) and all(a is b and m == n for (a, m), (b, n) in pairs)
+    now = contents_of(planned.ids, planned.bags)
+    if len(now) != len(planned.contents):
+        return False
+    for (tensor, version), (before, version_before) in zip(now, planned.contents):
+        if tensor is not before or version != version_before:
+            return False
+    return True

@@ -20,6 +20,7 @@ from torch import Tensor
 from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, Decision, make_policy
 from hotbed.cache.holdings import hot_keys
 from hotbed.errors import BudgetError, ConfigError
+from hotbed.ops.index import EVICTIONS, HITS, MISSED_LOOKUPS, MISSES, VICTIMS
 from hotbed.ops.lookups import Lookups, Span, Ticket
 from hotbed.ops.move import pack, unpack
 from hotbed.ops.records import Precision
@@ -213,7 +214,8 @@ class CachedGroup(StoredGroup):
     def exchange_with(self, porter: Porter, number: int, plan: LanePlan, num_batches: int, num_lookups: int) -> None:
         """Device: as `exchange`, for a window whose rows the porter moves."""
         slot, num_rows = porter.staged(number)
-        num_victims, num_misses = plan.num_victims, plan.num_misses
+        counts = plan.counts
+        num_hits, num_misses, num_victims = counts[HITS], counts[MISSES], counts[VICTIMS]
         miss_keys, miss_slots, victim_slots = plan.device_lists
         if self.records.device.type == "cuda":
             from hotbed.ops.move import triton
@@ -235,14 +237,14 @@ class CachedGroup(StoredGroup):
             CacheCounts(
                 windows=1,
                 batches=num_batches,
-                keys=plan.num_keys,
-                hits=plan.num_hits,
+                keys=num_hits + num_misses,
+                hits=num_hits,
                 misses=num_misses,
                 created=num_misses - num_rows,
-                evictions=plan.num_evictions,
+                evictions=counts[EVICTIONS],
                 written_back=num_victims,
                 lookups=num_lookups,
-                missed_lookups=plan.num_missed_lookups,
+                missed_lookups=counts[MISSED_LOOKUPS],
                 bytes_in=num_rows * num_bytes,
                 bytes_out=num_victims * num_bytes,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -24,9 +24,14 @@ Pooling = Literal["sum", "mean", "none"]
 Output = Literal["auto", "stack", "dict", "concat"]
 
 
-@dataclass(frozen=True)
+_ABSENT: Any = ...  # not given; None is a value of `rows`
+
+
+@dataclass(frozen=True, init=False)
 class Table:
     """One embedding table: `rows` vectors of `dim` numbers, read by one feature of the same name or by `features`.
+
+    The names of torch and TorchRec work too: Table(num_embeddings=1000, embedding_dim=16) is Table(rows=1000, dim=16).
 
     rows=None: any 64-bit id, each with a row of its own from its first training batch on; `admit` and `expire` say which ids
     get one, and for how long (docs/dynamic-ids.md).
@@ -41,6 +46,60 @@ class Table:
     init: Init = Normal(0.01)  # noqa: RUF009  frozen
     admit: Admit | None = None  # None: every id, at once
     expire: Expire | None = None  # None: never
+
+    def __init__(
+        self,
+        rows: int | None = _ABSENT,
+        dim: int = _ABSENT,
+        pooling: Pooling = "sum",
+        features: tuple[str, ...] | None = None,
+        hashing: bool = False,
+        padding_id: int | None = None,
+        init: Init = init,
+        admit: Admit | None = None,
+        expire: Expire | None = None,
+        *,
+        num_embeddings: int | None = _ABSENT,
+        embedding_dim: int = _ABSENT,
+    ) -> None:
+        values = {
+            "rows": _one_of("rows", rows, "num_embeddings", num_embeddings),
+            "dim": _one_of("dim", dim, "embedding_dim", embedding_dim),
+            "pooling": pooling,
+            "features": features,
+            "hashing": hashing,
+            "padding_id": padding_id,
+            "init": init,
+            "admit": admit,
+            "expire": expire,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)  # frozen
+
+    @property
+    def num_embeddings(self) -> int | None:
+        """`rows`, by torch's name."""
+        return self.rows
+
+    @property
+    def embedding_dim(self) -> int:
+        """`dim`, by torch's name."""
+        return self.dim
+
+
+def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:
+    """The value of a setting that has two names and was given by one of them."""
+    if value is _ABSENT and other is _ABSENT:
+        raise ConfigError(
+            f"a table needs {name}= (or {other_name}=, the same setting by torch's name) and none was given; "
+            "for example Table(rows=1000, dim=16)"
+        )
+    if value is not _ABSENT and other is not _ABSENT:
+        raise ConfigError(
+            f"{name}={value!r} and {other_name}={other!r} were both given, and they are two names of one setting; "
+            "give only one of them"
+        )
+    return other if value is _ABSENT else value
 
 
 def features_of(tables: dict[str, Table]) -> list[Feature]:

@@ -96,7 +96,7 @@ def test_a_synthetic_dataset(disk, room, monkeypatch):
     with Recorder(disk) as recorder:
         make(disk / "out")
         recorder.mark("new")
-    job = Job(make, None, digest(disk / "out"), every=2)
+    job = Job(make, None, digest(disk / "out"), every=6)
     replay("synthetic dataset", recorder, room, job.found, lambda said: {"new"} if said else {"none", "new"})
 
 

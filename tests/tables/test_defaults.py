@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hotbed
+from tests.pairs import pairs
 
 PACKAGE = Path(hotbed.__file__).parent
 TAKES_DEVICE = {
@@ -80,9 +81,7 @@ def trained(kept, folder, ahead, batches):
     return [again.rows(name)[1]["weight"].clone() for name in again.tables]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("kept", KEPT)
-@pytest.mark.parametrize("default", DEFAULTS)
+@pytest.mark.parametrize(("default", "kept", "ahead"), pairs(DEFAULTS, KEPT, [False, True]))
 def test_defaults_change_no_row(default, kept, ahead, tmp_path):
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(ROWS, (300, 2), generator=generator) for _ in range(6)]

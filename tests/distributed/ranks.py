@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 TIMEOUT = 120.0  # seconds
+GRACE = 1.0  # seconds that the other ranks have to fail too
 _context = multiprocessing.get_context("forkserver")
 
 
@@ -77,13 +78,15 @@ def _start(place: Place, function: Callable[..., Any], args: tuple[Any, ...]) ->
 def _results(ranks: list[tuple[Any, Connection]], places: list[Place]) -> list[Any]:
     deadline = time.monotonic() + places[0].timeout + 1.0  # a rank that hangs shows its stacks first
     results: dict[int, Any] = {}
+    failures: list[tuple[float, int, str]] = []
     waiting = {answers: rank for rank, (_, answers) in enumerate(ranks)}
     while waiting:
         ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+        if not ready and failures:
+            break
         if not ready:
             stacks = "\n".join(f"rank {rank}:\n{_text(places[rank].stacks)}" for rank in sorted(waiting.values()))
             raise AssertionError(f"ranks {sorted(waiting.values())} hung for {places[0].timeout} s\n{stacks}")
-        failures = []
         for answers in ready:
             rank = waiting.pop(answers)
             try:
@@ -93,9 +96,11 @@ def _results(ranks: list[tuple[Any, Connection]], places: list[Place]) -> list[A
                 when, failure = 0.0, f"it ended with exit code {ranks[rank][0].exitcode}"
             if failure:
                 failures.append((when, rank, failure))
-        if failures:  # the first of them: the others may have failed because of it
-            _, rank, failure = min(failures)
-            raise AssertionError(f"rank {rank} of {len(ranks)} failed:\n{failure}")
+        if failures:  # one that was killed may be noticed after those that failed because of it
+            deadline = min(deadline, time.monotonic() + GRACE)
+    if failures:  # the first of them
+        _, rank, failure = min(failures)
+        raise AssertionError(f"rank {rank} of {len(ranks)} failed:\n{failure}")
     return [results[rank] for rank in range(len(ranks))]
 
 

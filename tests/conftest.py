@@ -19,13 +19,18 @@ ROOT = Path(__file__).resolve().parent.parent
 LONG = (
     "faults/test_walk.py",
     "laws/test_cache_invisible.py",
+    "laws/test_dynamic_invisible.py",
     "pipeline/test_feed.py",
-    "power/test_data.py",
-    "crash/test_kills.py",
-    "interop/test_compile.py",
-    "distributed/test_kstep.py",
+    "pipeline/test_recorded_planners.py",
+    "distributed/test_replicated.py",
+    "distributed/test_sharded.py",
     "distributed/test_train.py",
+    "crash/test_kills.py",
+    "power/test_data.py",
+    "golden/test_golden.py",
+    "interop/test_compile.py",
     "test_notebooks.py",
+    "test_docs.py",
 )
 
 os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / f"numba-{kernel_digest(ROOT / 'hotbed')}"))

@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+from tests.conftest import LONG
+
 TESTS = Path(__file__).parent
 FILES = {path: ast.parse(path.read_text()) for path in sorted(TESTS.rglob("*.py"))}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -54,3 +56,7 @@ def test_the_check_sees_a_test_that_asserts_nothing():
         "def test_a():\n    check(1)\n\ndef test_b():\n    idle(1)\n\ndef test_c():\n    assert idle(1)\n"
     )
     assert without_assertion(tree, helpers_of([tree])) == ["test_b"]
+
+
+def test_the_files_that_begin_first_are_there():
+    assert [name for name in LONG if not (TESTS / name).is_file()] == []

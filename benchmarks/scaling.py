@@ -47,7 +47,7 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    Way("every look-up (plain)", lambda cluster, group: plain(cluster, [group], BATCH)),
+    Way("every lookup (plain)", lambda cluster, group: plain(cluster, [group], BATCH)),
     Way("sharded", lambda cluster, group: sharded(cluster, [group], BATCH)),
     Way("sharded, bf16 rows", lambda cluster, group: sharded(cluster, [group], BATCH), 2),
     Way("sharded, bf16 rows, dense k = 16", lambda cluster, group: sharded(cluster, [group], BATCH), 2, 16),
@@ -100,7 +100,7 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def measured_table() -> str:
-    head = ["trace", "order", "mesh", "batch a rank", "dim", "traffic", "look-ups", "distinct", "kB sent"]
+    head = ["trace", "order", "mesh", "batch a rank", "dim", "traffic", "lookups", "distinct", "kB sent"]
     head += ["forecast / counted", "plain kB", "of plain", "of pooled"]
     lines = []
     for row in rows_of("wire.csv"):

@@ -1,15 +1,15 @@
-"""Tables inside a Lightning module: rows behind a cache, read ahead, saved beside Lightning's own checkpoint.
+"""Tables inside a Lightning module: rows behind a cache, prefetched, saved next to Lightning's own checkpoint.
 
     pip install lightning
     python examples/lightning_module.py
-    python examples/lightning_module.py --epochs 4      # goes on from the checkpoint
+    python examples/lightning_module.py --epochs 4      # resumes from the checkpoint
 
-Lightning drives the dense weights; the rows are updated in `backward` and are no parameters. Three things to know:
+Lightning drives the dense weights; the rows are updated in `backward` and are not parameters. Three things to know:
 - the tables are kept out of the module's `state_dict`, which would copy every row into Lightning's file; `on_save_checkpoint`
   saves them with hotbed.checkpoint instead, incrementally, and `on_load_checkpoint` loads the step that fits;
 - `Fed` puts hotbed.prefetch between the loader and Lightning. It has a length, so Lightning does not fetch a batch too early;
-- `transfer_batch_to_device` hands batches on as they are: prefetch has brought them to the device, and tables know a batch
-  whose rows are in place by the very object it is.
+- `transfer_batch_to_device` hands batches on as they are: prefetch has moved them to the device, and tables recognise a
+  prepared batch by object identity.
 """
 
 from __future__ import annotations

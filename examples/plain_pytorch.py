@@ -1,7 +1,7 @@
 """A training loop of your own in plain PyTorch: rows behind a cache, read ahead, saved after every epoch and resumed.
 
     python examples/plain_pytorch.py                    # the embedded Adult census log, two epochs, on this machine's CPU
-    python examples/plain_pytorch.py --epochs 4         # goes on from the checkpoint of the last epoch
+    python examples/plain_pytorch.py --epochs 4         # resumes from the checkpoint of the last epoch
     python examples/plain_pytorch.py --device cuda --compile
 
 hotbed has a part in five lines (marked below); everything else is torch's. --compile compiles the dense model.

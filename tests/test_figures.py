@@ -22,7 +22,7 @@ PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.csv"))
 CHILDREN = ("benchmarks.serve.load", "benchmarks.peers.run_")  # started by their parents alone
 
-_RATES = r"(?:million )?(?:samples|rows|requests|look-ups|records|reads|ids)(?:/s| a second)"
+_RATES = r"(?:million )?(?:samples|rows|requests|lookups|records|reads|ids)(?:/s| a second)"
 _UNITS = rf"ms|us|ns|s|x|%|[kMG]B|[KMGT]iB|[kMGT]B/s|bytes|seconds?|minutes?|hours?|times|points?|cores|{_RATES}"
 _FIGURE = re.compile(rf"(?<![\w.])\d[\d,.]*\s?(?:{_UNITS})(?![\w/])|(?<![\w.])0\.\d{{3,}}\b")
 _TABLE = re.compile(r"^\|(?P<head>[^\n]*)\|\n\|[ :|-]+\|\n\|[^\n]*\d", re.MULTILINE)

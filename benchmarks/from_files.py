@@ -35,10 +35,9 @@ from torch import Tensor
 from benchmarks.gpu_bars import ANCHOR
 from benchmarks.results_file import append_rows
 from hotbed.bench.check import check
-from hotbed.bench.setting import Setting
 from hotbed.bench.systems import KINDS, missing
 from hotbed.bench.timing import Behind, batches_needed, time_steps
-from hotbed.bench.workload import Workload, make_workload, scaled_rows
+from hotbed.bench.workload import Setting, Workload, make_workload, scaled_rows
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
 from hotbed.data.prepare.write import GROUP_ROWS, PART_ROWS, WRITING

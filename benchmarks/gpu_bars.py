@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 import torch
 
-from hotbed.bench.environment import environment
-from hotbed.bench.results import CsvFile, Result, columns
+from hotbed.bench.results import CsvFile, Result, columns, environment
 from hotbed.bench.run import Skip, run
-from hotbed.bench.setting import Setting
+from hotbed.bench.workload import Setting
 
 SYSTEMS = ("fbgemm-hbm", "fbgemm-lru-managed", "hotbed-hbm", "hotbed-cached")
 ANCHOR = Setting(

@@ -17,9 +17,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hotbed.bench.setting import EPS, LR, Setting
 from hotbed.bench.systems import EXACT_TWIN, KINDS, System
-from hotbed.bench.workload import Workload, make_workload
+from hotbed.bench.workload import EPS, LR, Setting, Workload, make_workload
 
 _ROWS = (3, 50, 3_000, 400)
 _BATCH, _STEPS = 256, 12

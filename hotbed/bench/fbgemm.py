@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.bench.setting import EPS, LR, Setting
-from hotbed.bench.workload import Workload
+from hotbed.bench.workload import EPS, LR, Setting, Workload
 from hotbed.errors import ConfigError
 
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import csv
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from hotbed.bench.setting import Setting
+import torch
+
+import hotbed
 from hotbed.bench.timing import COUNTED, Timing
+from hotbed.bench.workload import Setting
 from hotbed.cache import DEFAULT_POLICY
 from hotbed.errors import ConfigError
 
@@ -118,3 +126,56 @@ class CsvFile:
                 csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
         except OSError as error:
             raise ConfigError(f"cannot write {self._path}: {error.strerror}; name another file with --csv") from None
+
+
+def environment(device: torch.device) -> dict[str, object]:
+    """Where a number comes from."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "cores": os.cpu_count(),
+        "hotbed": hotbed.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "fbgemm": _fbgemm_version(),
+        "triton": _version("triton"),
+        "numba": _version("numba"),
+        "python": platform.python_version(),
+        "commit": commit(Path(hotbed.__file__).parent.parent),
+    }
+
+
+def commit(folder: Path) -> str:
+    """The commit of a source folder, with `-dirty` where files differ from it; unknown outside its own checkout."""
+    try:
+        top = _git(folder, "rev-parse", "--show-toplevel")
+        if Path(top) != folder.resolve():
+            return "unknown"
+        return _git(folder, "describe", "--always", "--dirty", "--exclude", "*")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _fbgemm_version() -> str:
+    loaded = sys.modules.get("fbgemm_gpu")  # copied folders of it have no package metadata
+    return str(getattr(loaded, "__version__", "")) if loaded is not None else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

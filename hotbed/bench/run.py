@@ -8,6 +8,8 @@ systems all memory is given back.
 from __future__ import annotations
 
 import gc
+import statistics
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -16,13 +18,13 @@ from typing import NamedTuple
 import torch
 
 from hotbed.bench.check import check
-from hotbed.bench.limits import copy_speed, step_bytes
 from hotbed.bench.results import Result
-from hotbed.bench.setting import Setting
 from hotbed.bench.systems import BASELINES, KINDS, first_line, missing, no_room
 from hotbed.bench.timing import Behind, batches_needed, time_steps
-from hotbed.bench.workload import Workload, make_workload
+from hotbed.bench.workload import Setting, Workload, make_workload
 from hotbed.errors import BudgetError, ConfigError
+
+_TRIALS, _COPIES = 5, 10  # ten copies at a time, so that launching them does not show
 
 
 class Skip(NamedTuple):
@@ -113,3 +115,35 @@ def _release() -> None:
         empty_host_cache = getattr(torch._C, "_host_emptyCache", None)
         if empty_host_cache is not None:
             empty_host_cache()
+
+
+def step_bytes(setting: Setting, distinct: float) -> float:
+    """The fewest bytes of one embedding step through the device's memory.
+
+    Vectors written and their gradients read once; ids read twice; each distinct row read for the look-up, then read and
+    written with its optimizer state for the update.
+    """
+    vectors = 2 * 4 * setting.batch * setting.width
+    ids = 2 * 8 * setting.batch * len(setting.rows)
+    return vectors + ids + distinct * (4 * setting.dim + 2 * setting.record_bytes)
+
+
+def copy_speed(device: torch.device) -> float:
+    """Bytes per second of a large copy within the device's memory, read and written bytes both counted."""
+    size = 1 << (30 if device.type == "cuda" else 27)
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(_TRIALS):
+        _finish(device)
+        start = time.perf_counter()
+        for _ in range(_COPIES):
+            target.copy_(source)
+        _finish(device)
+        times.append((time.perf_counter() - start) / _COPIES)
+    return 2 * size / statistics.median(times)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

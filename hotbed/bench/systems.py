@@ -1,4 +1,4 @@
-"""The systems by name: what each is, where it runs, what it needs, and how it is built from a setting."""
+"""The systems by name: what each is, where it runs, what it needs, and how it is built from a setting; hotbed's and torch's own."""
 
 from __future__ import annotations
 
@@ -6,20 +6,112 @@ import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import hotbed
 from hotbed.bench.fbgemm import FbgemmSystem
-from hotbed.bench.hotbed_systems import CachedSystem, HotbedSystem, PrefetchedSystem
-from hotbed.bench.setting import Setting
-from hotbed.bench.torch_bags import TorchSystem
-from hotbed.bench.workload import Workload
+from hotbed.bench.workload import EPS, LR, Setting, Workload
 from hotbed.cache import CacheCounts
 from hotbed.errors import ConfigError
 from hotbed.host.memory import available_memory, in_words
+from hotbed.optim import RowOptimizer, row_optimizer
+from hotbed.store import MemoryStore
+from hotbed.tables.group.cached import CachedGroup
+
+
+class HotbedSystem:
+    """EmbeddingTables without a cache."""
+
+    def __init__(self, setting: Setting, **cache: Any) -> None:
+        self.rule = setting.optimizer
+        tables = {f"C{i}": hotbed.Table(n, setting.dim) for i, n in enumerate(setting.rows)}
+        self.tables = hotbed.EmbeddingTables(tables, _optimizer(setting), device=setting.device, **cache)
+
+    def vectors(self, workload: Workload) -> Iterator[Tensor]:
+        for ids in workload.matrices:
+            yield self.tables(ids)
+
+    def weights(self) -> list[Tensor]:
+        return [self.tables.weight(name).detach().clone().cpu() for name in self.tables.tables]
+
+    def counts(self) -> CacheCounts | None:
+        return None
+
+
+class CachedSystem(HotbedSystem):
+    """A share of the rows on the device, every batch waiting for its own copies."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting, cache=setting.cache, **({"policy": setting.policy} if setting.policy else {}))
+        self._ahead = {"window": setting.window, "look_ahead": setting.look_ahead}
+        if setting.warm_store:
+            for group in self.tables.groups:
+                cast(MemoryStore, cast(CachedGroup, group).store).write_first_values()
+
+    def counts(self) -> CacheCounts:
+        return self.tables.counters()
+
+
+class PrefetchedSystem(CachedSystem):
+    """The same with copies under way while earlier batches train."""
+
+    def vectors(self, workload: Workload) -> Iterator[Tensor]:
+        ahead: Any = hotbed.prefetch(workload.matrices, self.tables, **self._ahead)
+        with closing(ahead) as batches:
+            for ids in batches:
+                yield self.tables(ids)
+
+
+def _optimizer(setting: Setting) -> RowOptimizer:
+    eps = {} if setting.optimizer == "sgd" else {"eps": EPS}
+    return row_optimizer(setting.optimizer, lr=LR, **eps)
+
+
+class TorchSystem:
+    """Every row on the device. torch has no row-wise Adagrad; its sparse SGD, which does less, stands in."""
+
+    def __init__(self, setting: Setting) -> None:
+        # as is the default; said aloud, torch does not warn of it
+        torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
+        self._bags = nn.ModuleList(_bag(n, setting) for n in setting.rows)
+        self._offsets = torch.arange(setting.batch, device=setting.device)
+        parameters = list(self._bags.parameters())
+        self._optimizer: torch.optim.Optimizer
+        if setting.optimizer == "adam":
+            self.rule = "adam_by_table"
+            self._optimizer = torch.optim.SparseAdam(parameters, lr=LR, eps=EPS)
+        elif setting.optimizer == "adagrad":
+            self.rule = "adagrad"
+            self._optimizer = torch.optim.Adagrad(parameters, lr=LR, eps=EPS)
+        else:
+            self.rule = "sgd"
+            self._optimizer = torch.optim.SGD(parameters, lr=LR)
+
+    def vectors(self, workload: Workload) -> Iterator[Tensor]:
+        for flat in workload.flat:
+            columns = flat.view(len(self._bags), -1)
+            out = torch.cat([bag(ids, self._offsets) for bag, ids in zip(self._bags, columns)], dim=1)
+            self._optimizer.zero_grad(set_to_none=True)
+            yield out
+            del out
+            self._optimizer.step()
+
+    def weights(self) -> list[Tensor]:
+        return [parameter.detach().clone().cpu() for parameter in self._bags.parameters()]
+
+    def counts(self) -> None:
+        return None
+
+
+def _bag(rows: int, setting: Setting) -> nn.EmbeddingBag:
+    first = torch.empty(rows, setting.dim, device=setting.device).uniform_(-0.01, 0.01)
+    return nn.EmbeddingBag(rows, setting.dim, mode="sum", sparse=True, _weight=first)
+
 
 Holds = Literal["device", "host", "managed"]
 

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hotbed.bench.setting import GROUP, Setting
 from hotbed.bench.systems import System
-from hotbed.bench.workload import Workload
+from hotbed.bench.workload import GROUP, Setting, Workload
 from hotbed.cache import CacheCounts
 
 COUNTED = (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hotbed.bench.results import Result
     from hotbed.bench.run import Skip
-    from hotbed.bench.setting import Setting
+    from hotbed.bench.workload import Setting
 
 _WIDE = 170  # columns of a table that goes to a file
 
@@ -96,9 +96,8 @@ def bench_command(
     from hotbed.run.config import raise_problems
 
     with err().status("loading torch"):
-        from hotbed.bench.setting import Setting
         from hotbed.bench.systems import choose_systems
-        from hotbed.bench.workload import scaled_rows
+        from hotbed.bench.workload import Setting, scaled_rows
         from hotbed.host.devices import pick_device
     on = pick_device(device)
     usual = _ON_CPU if on.type == "cpu" else _ON_GPU
@@ -138,7 +137,7 @@ def _words(text: str) -> list[str]:
 
 
 def _wrong_lists(dims: list[str], optimizers: list[str], denses: list[str]) -> Iterator[str]:
-    from hotbed.bench.setting import OPTIMIZERS
+    from hotbed.bench.workload import OPTIMIZERS
 
     for option, words, least in (("--dim", dims, 1), ("--dense", denses, 0)):
         bad = [word for word in words if not word.isdecimal() or int(word) < least]
@@ -170,8 +169,7 @@ def _wrong_values(setting: Setting, rows_scale: float) -> Iterator[str]:
 
 def _report(settings: list[Setting], systems: list[str], csv: Path | None) -> bool:
     """Run, print and write; whether a system was wrong or broke."""
-    from hotbed.bench.environment import environment
-    from hotbed.bench.results import CsvFile, columns
+    from hotbed.bench.results import CsvFile, columns, environment
     from hotbed.bench.run import Skip, run
 
     device = settings[0].device

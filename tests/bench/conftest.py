@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hotbed.bench.setting import Setting
+from hotbed.bench.workload import Setting
 
 
 @pytest.fixture

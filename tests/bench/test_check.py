@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hotbed.bench import check as gate
-from hotbed.bench.setting import OPTIMIZERS
 from hotbed.bench.systems import EXACT_TWIN, KINDS, Kind, missing
+from hotbed.bench.workload import OPTIMIZERS
 from tests.bench.fakes import FakeSystem
 
 

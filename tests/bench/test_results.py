@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hotbed.bench import limits
-from hotbed.bench.environment import commit, environment
-from hotbed.bench.limits import copy_speed, step_bytes
-from hotbed.bench.results import CsvFile, Result, columns
+from hotbed.bench import run
+from hotbed.bench.results import CsvFile, Result, columns, commit, environment
+from hotbed.bench.run import copy_speed, step_bytes
 from hotbed.bench.timing import Timing
 from hotbed.bench.workload import KAGGLE_ROWS
 from hotbed.errors import ConfigError
@@ -93,5 +92,5 @@ def test_the_fewest_bytes_of_the_anchor_step(setting):
 
 
 def test_the_copy_limit_is_measured(setting, monkeypatch):
-    monkeypatch.setattr(limits, "_TRIALS", 1)
+    monkeypatch.setattr(run, "_TRIALS", 1)
     assert 1e8 < copy_speed(setting.device) < 1e13

@@ -1,4 +1,4 @@
-"""The systems by name: what each is, where it runs, what it needs, and how it is built from a setting; hotbed's and torch's own."""
+"""The systems by name: what each is, where it runs, what it needs, and how it is built. hotbed's and torch's are here."""
 
 from __future__ import annotations
 

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hotbed.checkpoint.chain import Entry, find
+from hotbed.checkpoint.chain import Entry, find, forget, remember
 from hotbed.checkpoint.dense import DENSE, OPTIMIZER, dense_tensors, load_optimizer
-from hotbed.checkpoint.lineage import forget, remember
 from hotbed.checkpoint.read import load_rows, tensors_of
 from hotbed.checkpoint.saver import Policy, Saver
 from hotbed.checkpoint.types import Frozen, RowPart, Rows, Sink, Snapshot, TableShape

@@ -15,8 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from hotbed.checkpoint.chain import Entry, chain_of, locked, remove, unneeded
-from hotbed.checkpoint.lineage import advance, history_of, last_of
+from hotbed.checkpoint.chain import Entry, advance, chain_of, history_of, last_of, locked, remove, unneeded
 from hotbed.checkpoint.types import Rows, Snapshot
 from hotbed.checkpoint.write import Manner, State, be_nice, write_checkpoint
 from hotbed.errors import RunError, StoreError

@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hotbed.checkpoint.chain import Entry, chain_of, find
+from hotbed.checkpoint.chain import Entry, chain_of, find, forget
 from hotbed.checkpoint.dense import DENSE, mean_of
-from hotbed.checkpoint.lineage import forget
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, gone_of, rows_of, tensors_of
 from hotbed.checkpoint.types import RowPart, Rows, Sink, TableShape

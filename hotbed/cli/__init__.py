@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 COMMANDS = {
     "train": Entry("hotbed.cli.train", "train_command", "Train a model; without arguments, on the embedded click log."),
     "evaluate": Entry("hotbed.cli.evaluate", "evaluate_command", "Measure a trained model on a split of a dataset."),
-    "predict": Entry("hotbed.cli.predict", "predict_command", "Score a dataset or raw files with a trained model."),
+    "predict": Entry("hotbed.cli.evaluate", "predict_command", "Score a dataset or raw files with a trained model."),
     "serve": Entry("hotbed.cli.serve", "serve_command", "Score over HTTP, with the newest checkpoint of a run."),
     "prepare": Entry("hotbed.cli.prepare", "prepare_command", "Turn raw logs into a dataset directory."),
     "data": Entry("hotbed.cli.data", "data_app", "Describe a dataset, or fetch a public one."),

@@ -92,7 +92,7 @@ def verify_command(run: Annotated[Path, _RUN]) -> None:
 
     hotbed checkpoint verify runs/demo
     """
-    from hotbed.checkpoint.verify import problems_of
+    from hotbed.checkpoint.read import problems_of
     from hotbed.errors import RunError
 
     folders = _folders(run)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from hotbed.cli.compiling import told_of_compiling
-from hotbed.cli.console import out, waiting
-from hotbed.cli.dataset import open_dataset
-from hotbed.cli.predict import Wanted, open_model
-from hotbed.cli.results import result_table
-from hotbed.cli.settings import share
+from hotbed.cli.console import err, out, result_table, told_of_compiling, waiting
+from hotbed.cli.settings import open_dataset, share
+from hotbed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hotbed.run.predictions import Scores
 
 
 def evaluate_command(
@@ -83,3 +83,102 @@ def _subject(place: Path) -> Subject:
                 return Subject(name, config["data"]["path"], run_of(entry.folder))
     card = read_card(place / "model")
     return Subject(card["model"]["name"], card["dataset"], place)
+
+
+def predict_command(
+    run: Path = typer.Argument(..., metavar="MODEL", help="A run, a checkpoint or an export."),
+    inputs: list[str] = typer.Argument(..., metavar="INPUT...", help="Raw files, or one dataset."),
+    scores: Path = typer.Option(..., "--out", help="Scores as .parquet or .csv."),
+    split: str = typer.Option("test", help="Which split, when INPUT is a dataset."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+    batch_size: int = typer.Option(4096, min=1, help="Samples at once; no effect on the result."),
+    cache: float | None = typer.Option(
+        None,
+        parser=share,
+        metavar="SHARE",
+        help="Share of the rows on the device, e.g. 0.015; the rest in host memory.",
+    ),
+    hbm: str | None = typer.Option(None, help="The same as bytes of device memory, e.g. 2GiB."),
+    memory: str | None = typer.Option(
+        None, help="Rows stay in their files, and memory holds at most this much of them, e.g. 100MB."
+    ),
+    max_bad: str = typer.Option("1%", help="Stop when more raw rows than this cannot be read: a number or a share."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace a file of scores that is there."),
+) -> None:
+    """Score samples: one row each with its label, where there is one, and the predicted probability.
+
+    Raw files are read as `hotbed prepare` read the training data, and Parquet and Arrow also where that was text. Ids never
+    seen in training count as unknown. Rows that cannot be read are left out; `file` and `line` name those that were scored.
+
+    [bold]For example:[/bold]
+
+    hotbed predict runs/demo criteo-like --split test --out scores.parquet
+
+    hotbed predict runs/mine new-day.tsv --out scores.csv
+
+    hotbed predict runs/mine/checkpoints new-day.tsv --memory 100MB --out scores.csv
+    """
+    from hotbed.data.embedded import is_embedded
+
+    if any(scores.exists() and Path(one).exists() and scores.samefile(one) for one in inputs):
+        raise ConfigError(f"--out {scores} is one of the inputs and would be lost. Choose another file.")
+    if scores.exists() and not overwrite:
+        raise ConfigError(f"--out {scores} is already there. --overwrite replaces it, --out FILE writes elsewhere.")
+    missing = [one for one in inputs if not Path(one).exists() and not is_embedded(one)]
+    if missing:
+        raise ConfigError(
+            f"there is no {', '.join(missing)}. Give raw files such as the training data was, or a dataset."
+        )
+    with told_of_compiling():
+        with waiting("loading the model"):
+            from hotbed.data.encode import RawReader
+            from hotbed.data.loader.loader import Loader
+            from hotbed.run.predictions import predict, raw_batches, split_batches
+            from hotbed.train.scoring import check_same_ids
+
+            model = open_model(run, memory, device, Wanted(cache, hbm, batch_size))
+            reader = None
+            if len(inputs) == 1 and not Path(inputs[0]).is_file():
+                dataset = open_dataset(inputs[0])
+                check_same_ids(model.folder, dataset)
+                batches = split_batches(Loader(dataset, split, batch_size=batch_size))
+            else:
+                reader = RawReader(model.folder, inputs, batch_size=batch_size, max_bad=max_bad, rows_of=model.rows_of)
+                batches = raw_batches(reader)
+        with waiting("scoring"):
+            count = predict(model.learner, batches, scores)
+    by = f", by the model {model.version}" if model.version else ""
+    out().print(f"{count:,} scores in {scores}{by}", soft_wrap=True)
+    if reader is not None and reader.quarantine.bad_rows:
+        err().print(f"{reader.quarantine.bad_rows:,} rows could not be read and have no score")
+
+
+class Wanted(NamedTuple):
+    """How a model is held that is loaded whole."""
+
+    cache: float | None
+    hbm: str | None
+    batch_size: int
+
+
+class Opened(NamedTuple):
+    """A model that scores."""
+
+    learner: Scores
+    folder: Path  # says what its columns mean
+    rows_of: Any = None  # who holds its vocabularies, if anybody does
+    version: str = ""  # empty: the model that the run ended with
+
+
+def open_model(place: Path, memory: str | None, device: str, wanted: Wanted) -> Opened:
+    """The model of a run is loaded whole, unless `memory` is given; everything else is scored from its files."""
+    from hotbed.scorer import DEFAULT_MEMORY, load
+    from hotbed.train.scoring import load_learner
+
+    if memory is not None and (wanted.cache is not None or wanted.hbm is not None):
+        raise ConfigError("--memory leaves rows in their files; --cache and --hbm load all of them. Give one kind.")
+    is_run = (place / "model").is_dir() or not place.is_dir() or (place / "model.old").is_dir()
+    if memory is None and (is_run or wanted.cache is not None or wanted.hbm is not None):
+        return Opened(load_learner(place / "model", device, *wanted), place / "model")
+    scorer = load(place, memory or DEFAULT_MEMORY, device)
+    return Opened(scorer.as_learner(), scorer.source.columns, scorer.live.encoder.rows_of, scorer.version)

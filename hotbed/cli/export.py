@@ -7,8 +7,7 @@ from typing import Any
 
 import typer
 
-from hotbed.cli.bar import progress_bar
-from hotbed.cli.console import err, out
+from hotbed.cli.console import err, out, progress_bar
 
 
 def export_command(

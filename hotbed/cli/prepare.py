@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotbed.cli.compiling import compiled_text, told_of_compiling
-from hotbed.cli.console import aside, err, fail, live, out
+from hotbed.cli.console import aside, compiled_text, err, fail, live, out, told_of_compiling
 from hotbed.errors import ConfigError, HotbedError
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import typer
 
-from hotbed.cli.compiling import told_of_compiling
-from hotbed.cli.console import waiting
+from hotbed.cli.console import told_of_compiling, waiting
 from hotbed.errors import ConfigError
 
 

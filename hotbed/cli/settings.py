@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hotbed.cli.console import waiting
+from hotbed.cli.console import err, waiting
+from hotbed.run.config import DataConfig
 
 if TYPE_CHECKING:
+    from hotbed.data.dataset import Dataset
     from hotbed.run.config import RunConfig
 
+DEFAULT_DATA = DataConfig().path  # that `hotbed train` takes
 # Changing these on --resume would make another run of it, not the same one longer.
 _RESUME_MAY_CHANGE = {
     "data.path",  # what is there must be the same
@@ -99,3 +103,31 @@ def resumed_config(folder: Path, given: dict[str, Any], sets: list[str], refused
             f"`hotbed train {folder / 'config.json'} --set ...`."
         )
     return after
+
+
+def open_dataset(name: str) -> Dataset:
+    """Resolve a name; the bar appears with the first rows that are made."""
+    from hotbed.data.embedded import resolve
+
+    bar = Progress(
+        TextColumn(f"building {name}, once"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rows"),
+        TimeRemainingColumn(),
+        console=err(),
+        transient=True,
+        disable=not err().is_terminal,
+    )
+
+    def show(done: int, total: int) -> None:
+        if not bar.tasks:
+            bar.start()
+            bar.add_task("", total=total)
+        bar.update(bar.tasks[0].id, completed=done)
+
+    try:
+        return resolve(name, progress=show)
+    finally:
+        if bar.tasks:
+            bar.stop()

@@ -13,9 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hotbed.cli.console import err, out
-from hotbed.cli.dataset import DEFAULT_DATA, open_dataset
 from hotbed.cli.plot import curve_text
-from hotbed.cli.simulate_sets import from_sets
+from hotbed.cli.settings import DEFAULT_DATA, open_dataset
 from hotbed.host.memory import percent_hint
 from hotbed.run.config import raise_problems
 
@@ -26,6 +25,15 @@ if TYPE_CHECKING:
     from hotbed.forecast.source import Given
     from hotbed.forecast.trace import Trace
 
+_SETTINGS = {
+    "data.batch_size": "batch_size",
+    "data.shuffle": "shuffle",
+    "train.seed": "seed",
+    "tables.cache": "cache",
+    "tables.policy": "policy",
+    "tables.window": "window",
+    "tables.look_ahead": "look_ahead",
+}  # of `hotbed train`: the option here
 _POLICIES = ("oracle", "lfu", "lru", "static")
 
 
@@ -305,3 +313,26 @@ def _table(trace: Trace, outcomes: list[_Outcome]) -> Table:
             f"{counts.misses / outcome.optimum:.3f}" if outcome.optimum else "-",
         )
     return table
+
+
+def from_sets(sets: list[str]) -> dict[str, Any]:
+    """{option: value} of settings in the words of `hotbed train`; those that no simulation asks for are mistakes."""
+    if not sets:
+        return {}
+    from hotbed.run.run_file import compose
+
+    config, problems = compose(None, {}, sets)
+    paths = [text.partition("=")[0].strip() for text in sets]
+    if not problems:
+        problems = [
+            f"--set {path}: changes nothing in a simulation; those that do are {', '.join(_SETTINGS)}"
+            for path in paths
+            if path not in _SETTINGS
+        ]
+    raise_problems(problems)
+    found = {}
+    for path in paths:
+        section, name = path.split(".")
+        value = getattr(getattr(config, section), name)
+        found[_SETTINGS[path]] = str(value) if path == "tables.cache" else value
+    return {name: value or None if name in ("window", "look_ahead") else value for name, value in found.items()}

@@ -7,14 +7,15 @@ import logging
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotbed.cli.console import err, out, waiting
-from hotbed.cli.results import result_table
-from hotbed.cli.storage import id_table, tiers_text
+from rich.table import Table
+
+from hotbed.cli.console import err, out, result_table, waiting
+from hotbed.host.memory import in_words
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from hotbed.train.build import Built
     from hotbed.train.loop import Training
 
+MOST_TABLES = 12
+COLUMNS = ("seen", "admitted", "rejected", "expired", "rows")
 _FEW_STEPS = 40
 _SMALL_BATCH = 256
 
@@ -101,7 +104,7 @@ def as_typed() -> str:
 
 def foretell(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> None:
     """What the run will take, on the screen and in its folder: a few seconds, and nothing is measured."""
-    from hotbed.cli.plan_text import outlook_text
+    from hotbed.cli.plan import outlook_text
     from hotbed.forecast.comparison import quick_outlook, write_forecast, write_misses
     from hotbed.forecast.request import Asked
 
@@ -206,3 +209,40 @@ def as_run_file(config: RunConfig) -> str:
         value = getattr(getattr(config, section), name)
         lines.append(f"  {name}: {json.dumps(value)}".ljust(36) + f"  # {one.metadata['about']}")
     return "\n".join(lines) + "\n"
+
+
+def tiers_text(tiers: Mapping[str, Any]) -> str:
+    """The `tiers` of a summary in words."""
+    asked, rate = tiers["from_memory"] + tiers["from_ssd"], tiers["memory_hit_rate"]
+    found = f"{100 * rate:.1f} % of {asked:,} rows asked below the device were there; " if rate is not None else ""
+    return (
+        f"memory: {found}{in_words(tiers['memory_bytes'])} of {in_words(tiers['memory_budget'])} taken\n"
+        f"ssd: {tiers['from_ssd']:,} rows ({in_words(tiers['bytes_read'])}) read, {tiers['to_ssd']:,} written; in all "
+        f"{in_words(tiers['wear'])} written by this process, with {_times(tiers['compactions'])}; "
+        f"{in_words(tiers['ssd_bytes'])} of {in_words(tiers['ssd_cap'])} taken, {100 * tiers['live_share']:.0f} % live"
+    )
+
+
+def id_table(ids: Mapping[str, Mapping[str, int]]) -> Table:
+    """The `ids` of a summary: one row per table, most rows first, and their sum."""
+    table = Table(title="dynamic ids", title_justify="left")
+    table.add_column("")
+    for name in COLUMNS:
+        table.add_column(name, justify="right")
+    order = sorted(ids, key=lambda name: -ids[name]["rows"])
+    for name in order[:MOST_TABLES]:
+        table.add_row(name, *(f"{ids[name][column]:,}" for column in COLUMNS))
+    if len(order) > MOST_TABLES:
+        rest = order[MOST_TABLES:]
+        table.add_row(f"{len(rest)} more", *_sums(ids, rest))
+    if len(order) > 1:
+        table.add_row("all", *_sums(ids, order), style="bold")
+    return table
+
+
+def _sums(ids: Mapping[str, Mapping[str, int]], names: list[str]) -> list[str]:
+    return [f"{sum(ids[name][column] for name in names):,}" for column in COLUMNS]
+
+
+def _times(compactions: int) -> str:
+    return "1 compaction" if compactions == 1 else f"{compactions:,} compactions"

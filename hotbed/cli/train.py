@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from hotbed.cli.compiling import compiled_text, told_of_compiling
-from hotbed.cli.console import err, out, waiting
-from hotbed.cli.dataset import open_dataset
-from hotbed.cli.progress import Warnings, watcher
+from hotbed.cli.console import compiled_text, err, out, told_of_compiling, waiting
+from hotbed.cli.progress import Warnings, Watching, opened, watcher
 from hotbed.cli.ranks import Ranks, Start, joined
-from hotbed.cli.settings import cache_flags, read_config, resumed_config, share
+from hotbed.cli.settings import cache_flags, open_dataset, read_config, resumed_config, share
 from hotbed.cli.told import (
     as_run_file,
     foretell,
@@ -27,7 +25,6 @@ from hotbed.cli.told import (
     told_of_ways,
     warn_of_few_steps,
 )
-from hotbed.cli.watching import Watching, opened
 
 if TYPE_CHECKING:
     from hotbed.data.dataset import Dataset

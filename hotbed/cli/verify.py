@@ -18,9 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table as Grid
 
 from hotbed.cli.console import err, out
-from hotbed.cli.dataset import open_dataset
 from hotbed.cli.ranks import joined
-from hotbed.cli.settings import cache_flags, read_config
+from hotbed.cli.settings import cache_flags, open_dataset, read_config
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

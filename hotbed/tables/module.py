@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.cache import DEFAULT_POLICY, CacheCounts
-from hotbed.checkpoint.lineage import forget
+from hotbed.checkpoint.chain import forget
 from hotbed.checkpoint.types import RowPart
 from hotbed.errors import ConfigError, HotbedError, ShapeError
 from hotbed.host.memory import parse_bytes

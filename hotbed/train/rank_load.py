@@ -13,9 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hotbed.checkpoint.chain import Entry, chain_of
+from hotbed.checkpoint.chain import Entry, chain_of, forget
 from hotbed.checkpoint.dense import DENSE, OPTIMIZER, load_optimizer, mean_of
-from hotbed.checkpoint.lineage import forget
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, gone_of, refuse_misfits, rows_of, tensors_of
 from hotbed.checkpoint.types import RowPart, Sink

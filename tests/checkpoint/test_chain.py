@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hotbed.checkpoint import Policy, Saver
-from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in, unneeded
-from hotbed.checkpoint.lineage import remember
+from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in, remember, unneeded
 from hotbed.checkpoint.manifest import read_manifest
-from hotbed.checkpoint.read import load_rows
-from hotbed.checkpoint.verify import problems_of
+from hotbed.checkpoint.read import load_rows, problems_of
 from hotbed.errors import RunError
 from tests.checkpoint.fakes import DictTables, state
 

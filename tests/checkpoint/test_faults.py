@@ -16,9 +16,8 @@ import torch
 from hotbed.checkpoint import Policy, Saver, chain, write
 from hotbed.checkpoint.chain import find, folders_in
 from hotbed.checkpoint.manifest import read_manifest
-from hotbed.checkpoint.read import load_rows
+from hotbed.checkpoint.read import load_rows, problems_of
 from hotbed.checkpoint.row_file import RowFile
-from hotbed.checkpoint.verify import problems_of
 from hotbed.errors import RunError
 from tests.checkpoint.fakes import DictTables, state
 

@@ -8,8 +8,7 @@ import torch
 
 from hotbed.checkpoint import Policy, RowPart, Saver, TableShape
 from hotbed.checkpoint.chain import find, folders_in
-from hotbed.checkpoint.read import load_rows
-from hotbed.checkpoint.verify import problems_of
+from hotbed.checkpoint.read import load_rows, problems_of
 from hotbed.errors import HotbedError
 from hotbed.store.ssd import SsdStore, frozen
 from tests.checkpoint.fakes import state

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-from hotbed.cli.compiling import BEGINS, compiled_text
+from hotbed.cli.console import BEGINS, compiled_text
 from hotbed.cli.told import as_typed, next_commands
 from hotbed.errors import RunError
 

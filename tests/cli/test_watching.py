@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from hotbed.cli import main
-from hotbed.cli.watching import Watching, opened
+from hotbed.cli.progress import Watching, opened
 
 
 def failed(capsys, *arguments):

@@ -3,12 +3,10 @@
 from contextlib import suppress
 
 from hotbed.checkpoint import Policy, Saver
-from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in, locked, remove, unneeded
+from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in, forget, locked, remove, unneeded
 from hotbed.checkpoint.layouts import newest_in, ranks_in, remove_others, root_of, worlds_in
-from hotbed.checkpoint.lineage import forget
 from hotbed.checkpoint.manifest import read_manifest
-from hotbed.checkpoint.read import load_rows
-from hotbed.checkpoint.verify import problems_of
+from hotbed.checkpoint.read import load_rows, problems_of
 from hotbed.host import atomic
 from tests.checkpoint.fakes import DictTables, state
 from tests.power.record import Recorder

@@ -7,7 +7,7 @@ import pytest
 
 from hotbed.checkpoint import saver
 from hotbed.checkpoint.layouts import newest_in
-from hotbed.checkpoint.verify import problems_of
+from hotbed.checkpoint.read import problems_of
 from hotbed.cli import main
 from hotbed.run.files import check_folder
 from hotbed.run.folder import read_json

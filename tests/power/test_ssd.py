@@ -11,8 +11,7 @@ import torch
 
 from hotbed.checkpoint import Policy, Saver
 from hotbed.checkpoint.chain import find, folders_in
-from hotbed.checkpoint.read import load_rows
-from hotbed.checkpoint.verify import problems_of
+from hotbed.checkpoint.read import load_rows, problems_of
 from hotbed.store.ssd import SsdStore
 from hotbed.store.ssd.format import HEADER_BYTES, record_bytes
 from tests.checkpoint.fakes import state

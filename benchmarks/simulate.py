@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.results_file import append_rows
 from benchmarks.traces import zipf_trace
+from hotbed.data.dataset import hot_keys
 from hotbed.data.embedded import resolve
-from hotbed.data.frequency import hot_keys
 from hotbed.forecast.optimum import optimum
 from hotbed.forecast.replay import Replay
 from hotbed.forecast.simulate import simulate

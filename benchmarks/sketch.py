@@ -16,9 +16,9 @@ import numpy as np
 from numba import njit
 
 from benchmarks.results_file import append_rows
-from hotbed.data.hash_kernels import mix
-from hotbed.data.prepare.stats import HeavyHitters, HyperLogLog
-from hotbed.data.prepare.stats.hyperloglog import STANDARD_ERROR
+from hotbed.data.hash import mix
+from hotbed.data.prepare.heavy_hitters import HeavyHitters
+from hotbed.data.prepare.hyperloglog import STANDARD_ERROR, HyperLogLog
 from hotbed.host.memory import parse_bytes
 
 FREQUENT = 1000

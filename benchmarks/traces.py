@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.workload import KAGGLE_ROWS, batches
-from hotbed.data.dataset import Dataset
-from hotbed.data.frequency import HOT_SHARE, hot_keys
+from hotbed.data.dataset import HOT_SHARE, Dataset, hot_keys
 from hotbed.data.prepare.prepare import prepare
 from hotbed.forecast.trace import Trace, read_trace, trace_of
 

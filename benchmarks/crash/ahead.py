@@ -9,7 +9,7 @@ MODULES = (
     "hotbed.train.build",
     "hotbed.cli.checkpoint",
     "hotbed.cli.train",
-    "hotbed.data.describe",
+    "hotbed.data.dataset",
     "hotbed.report",
     "hotbed.train.run",
     "hotbed.train.warm_start",

@@ -31,7 +31,7 @@ def describe_command(
     as_json: Annotated[bool, typer.Option("--json", help="All figures as JSON, with the whole skew curves.")] = False,
 ) -> None:
     """Show rows, positives, distinct ids and how unevenly look-ups fall on them."""
-    from hotbed.data.describe import describe
+    from hotbed.data.dataset import describe
     from hotbed.data.embedded import resolve
 
     with progress_bar("building the dataset, once", "rows") as progress:

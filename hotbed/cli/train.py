@@ -171,7 +171,7 @@ class Manner(NamedTuple):
 
 
 def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner, compiled: Compiled) -> None:
-    from hotbed.data.describe import describe
+    from hotbed.data.dataset import describe
     from hotbed.run.dataset import find_data_or_say
     from hotbed.run.files import write_text
     from hotbed.run.folder import alone, default_run, make_run, read_json

@@ -16,11 +16,74 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numba import njit
 
 from hotbed.data.formats.chunk import Text
-from hotbed.data.hash_kernels import MISSING_ID, hash_spans, mix
 
-__all__ = ["MISSING_ID", "expected_collisions", "expected_sharing", "hash_string", "hash_text", "mix"]
+MISSING_ID = -(2**63)
+
+_SEED = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_MISSING_BITS = np.uint64(2**63)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def mix(x: np.uint64) -> np.uint64:
+    """A bijection of 64-bit words that spreads every input bit over all output bits."""
+    x = (x ^ (x >> np.uint64(30))) * _FIRST
+    x = (x ^ (x >> np.uint64(27))) * _SECOND
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def load_word(data: np.ndarray, at: int) -> np.uint64:
+    """Eight bytes, little endian; LLVM makes one load of it."""
+    word = np.uint64(data[at])
+    word |= np.uint64(data[at + 1]) << np.uint64(8)
+    word |= np.uint64(data[at + 2]) << np.uint64(16)
+    word |= np.uint64(data[at + 3]) << np.uint64(24)
+    word |= np.uint64(data[at + 4]) << np.uint64(32)
+    word |= np.uint64(data[at + 5]) << np.uint64(40)
+    word |= np.uint64(data[at + 6]) << np.uint64(48)
+    word |= np.uint64(data[at + 7]) << np.uint64(56)
+    return word
+
+
+@njit(nogil=True, cache=True, inline="always")
+def hash_word(word: np.uint64) -> np.int64:
+    """The id of eight bytes."""
+    return _signed(mix(mix(_SEED ^ word) ^ np.uint64(8)))
+
+
+@njit(nogil=True, cache=True)
+def hash_span(data: np.ndarray, start: int, end: int) -> np.int64:
+    """The id of data[start:end]."""
+    state = _SEED
+    position = start
+    while position + 8 <= end:
+        state = mix(state ^ load_word(data, position))
+        position += 8
+    if position < end:
+        word = np.uint64(0)
+        for byte in range(end - position):
+            word |= np.uint64(data[position + byte]) << np.uint64(8 * byte)
+        state = mix(state ^ word)
+    return _signed(mix(state ^ np.uint64(end - start)))
+
+
+@njit(nogil=True, cache=True)
+def hash_spans(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The ids of many spans, int64 [n]; MISSING_ID for empty ones."""
+    out = np.empty(len(starts), dtype=np.int64)
+    for i in range(len(starts)):
+        out[i] = hash_span(data, starts[i], ends[i]) if ends[i] > starts[i] else MISSING_ID
+    return out
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _signed(bits: np.uint64) -> np.int64:
+    return np.int64(_SEED if bits == _MISSING_BITS else bits)
 
 
 def hash_text(text: Text) -> np.ndarray:

@@ -15,8 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.data.dataset import Dataset
-from hotbed.data.frequency import count_rows
+from hotbed.data.dataset import Dataset, count_rows
 from hotbed.errors import ConfigError
 
 Floats = NDArray[np.float64]

@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotbed.cache import CacheCounts
-from hotbed.data.dataset import Dataset
-from hotbed.data.frequency import count_rows
+from hotbed.data.dataset import Dataset, count_rows
 from hotbed.data.schema import IdFeature
 from hotbed.forecast.index_cells import Cells
 from hotbed.forecast.replay import Ahead, CacheReplay, Replay

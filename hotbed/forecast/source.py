@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.data.dataset import Dataset
-from hotbed.data.frequency import HOT_SHARE, hot_keys
+from hotbed.data.dataset import HOT_SHARE, Dataset, hot_keys
 from hotbed.forecast.id_file import read_ids
 from hotbed.forecast.trace import Trace, read_trace, rows_of
 

@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hotbed.data.hash_kernels import mix
+from hotbed.data.hash import mix
 from hotbed.errors import StoreError
 from hotbed.scorer.kernels import WAYS, set_of
 from hotbed.scorer.scratch import scratch_file, write_all

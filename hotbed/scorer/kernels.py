@@ -21,7 +21,7 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
-from hotbed.data.hash_kernels import mix
+from hotbed.data.hash import mix
 from hotbed.errors import StoreError
 from hotbed.host.prefetch import prefetch
 from hotbed.ops.precision import BF16, FP16

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hotbed.data.encoded import raw_column
 from hotbed.data.formats.chunk import Column, Faults
 from hotbed.data.formats.parquet import read_columns
-from hotbed.data.hash_kernels import MISSING_ID, hash_span
+from hotbed.data.hash import MISSING_ID, hash_span
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.data.values import LARGEST, Bags, read_dense, read_ids, standardise
 from hotbed.errors import FormatError

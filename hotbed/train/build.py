@@ -16,10 +16,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.dataset import Dataset
-from hotbed.data.frequency import hot_keys
-from hotbed.data.loader.loader import Loader
-from hotbed.data.loader.partition import Share
+from hotbed.data.dataset import Dataset, hot_keys
+from hotbed.data.loader.loader import Loader, Share
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
 from hotbed.host.devices import pick_device

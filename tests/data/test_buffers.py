@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader.buffers import Buffers
+from hotbed.data.loader.decode import Buffers
 from hotbed.data.loader.loader import Loader
 from tests.data.small import ROWS, make_dataset
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbed.data.loader.partition import Share
+from hotbed.data.loader.loader import Share
 
 
 def sizes_by_batch(num_rows, batch_size, dealt, num_batches):

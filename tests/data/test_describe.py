@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbed.data.dataset import Dataset
-from hotbed.data.describe import describe, skew
+from hotbed.data.dataset import Dataset, describe, skew
 from hotbed.data.prepare.prepare import prepare
 from tests.data.small import ROWS, make_dataset
 

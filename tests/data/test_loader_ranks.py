@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader.loader import Loader
-from hotbed.data.loader.partition import Share
+from hotbed.data.loader.loader import Loader, Share
 from hotbed.errors import ConfigError
 from tests.data.small import make_dataset
 

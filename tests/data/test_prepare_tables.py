@@ -43,7 +43,7 @@ def test_a_table(tmp_path, expected, monkeypatch):
     assert rows_of(tmp_path / "out") == expected
     assert report.schema.notes["sources"] == ["table 1"]
     assert report.schema.raw_format == "parquet"
-    monkeypatch.setattr("hotbed.data.prepare.tables._REEL_ROWS", 300)
+    monkeypatch.setattr("hotbed.data.prepare.inputs._REEL_ROWS", 300)
     hotbed.prepare([TABLE], tmp_path / "reels", split="train=0.7,test=0.3")
     assert rows_of(tmp_path / "reels")["counts/city.parquet"] == expected["counts/city.parquet"]
 

@@ -10,7 +10,7 @@ MODULES = (
     "hotbed.train.build",
     "hotbed.checkpoint",
     "hotbed.cli.train",
-    "hotbed.data.describe",
+    "hotbed.data.dataset",
     "hotbed.optim",
     "hotbed.parallel",
     "hotbed.report",

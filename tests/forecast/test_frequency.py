@@ -5,8 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hotbed.data.dataset import Dataset
-from hotbed.data.frequency import hot_keys
+from hotbed.data.dataset import Dataset, hot_keys
 from hotbed.data.schema import IdFeature, Schema, Split
 
 

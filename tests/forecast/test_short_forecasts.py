@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hotbed.data.dataset import Dataset
-from hotbed.data.frequency import hot_keys
+from hotbed.data.dataset import Dataset, hot_keys
 from hotbed.data.synthetic.shapes import SHAPES
 from hotbed.data.synthetic.write import write_dataset
 from hotbed.forecast.replay import Ahead, Replay

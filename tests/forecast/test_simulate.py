@@ -9,8 +9,7 @@ import torch
 import hotbed
 from hotbed import EmbeddingTables, Table
 from hotbed.cache import BYTES_PER_SLOT, POLICIES, CacheCounts
-from hotbed.data.dataset import Dataset
-from hotbed.data.frequency import hot_keys
+from hotbed.data.dataset import Dataset, hot_keys
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.forecast.optimum import optimum
 from hotbed.forecast.replay import Ahead, Replay

@@ -7,18 +7,28 @@ row can meet every other one over the epochs, while only a few blocks are in mem
 A thread decodes a row group at once, straight into the memory of the batches its rows belong to (slab.py), so the number of
 threads changes nothing but the speed, and an epoch can resume at any batch after decoding at most one block for it. Memory:
 the batches of the blocks that threads + 1 row groups belong to (35 MB a block for 26 ids and 13 numbers a row), and a
-decoded row group per thread. Batches belong to whoever takes them; their memory is used again when it is dropped (buffers.py).
+decoded row group per thread. Batches belong to whoever takes them; their memory is used again when it is dropped (decode.py).
 
 A loader of one rank among several yields that rank's part of every batch (deal.py), which may be empty in the last one; blocks
 at the borders of its part are decoded by its neighbour too.
+
+The rows of an epoch dealt to ranks: batch size, number of ranks and their history in, runs of rows of every rank out.
+
+An epoch is a line of N rows in the order of the loader. Rank r of W takes B_r samples of every batch of B, where B_r is
+B // W and one more on the first B % W ranks, and owns one stretch of the line, from N * (B_0 + ... + B_{r-1}) // B on. So
+stretches are as long as they must be for all ranks to end together: every batch but the last is full on every rank, the last
+may be short or empty on some, and there are ceil(N / B) batches whatever W is.
+
+When a run goes on with another number of ranks inside an epoch, what each rank had left is joined in the order of the ranks and
+dealt again. No row is dropped or comes twice, and batches keep their numbers.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from threading import Lock
 from typing import NamedTuple
 
@@ -28,9 +38,7 @@ from numpy.typing import NDArray
 
 from hotbed.data.dataset import Dataset, RowGroup
 from hotbed.data.draws import key_of, permutation
-from hotbed.data.loader.buffers import Buffers
-from hotbed.data.loader.decode import Columns, decode
-from hotbed.data.loader.partition import Dealt, Run, Share
+from hotbed.data.loader.decode import Buffers, Columns, decode
 from hotbed.data.loader.slab import Place, Slab, places
 from hotbed.errors import ConfigError
 from hotbed.host.ahead import run_ahead
@@ -39,6 +47,48 @@ from hotbed.types import Batch
 
 SHUFFLE_ROWS = 1 << 17
 PLAIN_ROWS = 1 << 15
+Run = tuple[int, int]  # first row of the epoch, and the one after the last
+Dealt = Sequence[tuple[int, int]]  # (first batch, ranks) since the epoch began
+
+
+class Share(NamedTuple):
+    """One rank among `world`."""
+
+    rank: int = 0
+    world: int = 1
+
+    def size_of(self, batch_size: int) -> int:
+        """Its samples of a full batch."""
+        return batch_size // self.world + (self.rank < batch_size % self.world)
+
+    def runs_from(self, num_rows: int, batch_size: int, dealt: Dealt, batch: int) -> list[Run]:
+        """Its rows of an epoch from a batch on; `dealt` ends with the ranks there are now."""
+        first, world = dealt[-1]
+        assert world == self.world, f"dealt to {world} ranks, but there are {self.world}"
+        left: list[Run] = [(0, num_rows)]
+        for (begin, ranks), (end, _) in pairwise(dealt):
+            shares = [Share(rank, ranks) for rank in range(ranks)]
+            left = [run for share in shares for run in share._rest(left, batch_size, end - begin)]
+        return self._rest(left, batch_size, batch - first)
+
+    def _rest(self, runs: list[Run], batch_size: int, num_batches: int) -> list[Run]:
+        """What it has of these rows after so many batches."""
+        total = sum(stop - start for start, stop in runs)
+        before = sum(Share(rank, self.world).size_of(batch_size) for rank in range(self.rank))
+        mine = self.size_of(batch_size)
+        begin, end = (total * part // batch_size for part in (before, before + mine))
+        return _cut(runs, min(begin + num_batches * mine, end), end)
+
+
+def _cut(runs: list[Run], begin: int, end: int) -> list[Run]:
+    """Rows begin .. end - 1 of the runs, one after the other."""
+    starts = [0, *accumulate(stop - start for start, stop in runs)]
+    found = []
+    for (start, stop), place in zip(runs, starts):
+        first, last = start + max(begin - place, 0), min(stop, start + end - place)
+        if first < last:
+            found.append((first, last))
+    return found
 
 
 class Block(NamedTuple):

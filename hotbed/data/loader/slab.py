@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hotbed.data.loader.buffers import Buffers
-from hotbed.data.loader.decode import Columns
+from hotbed.data.loader.decode import Buffers, Columns
 from hotbed.data.loader.scatter import Spots
 from hotbed.types import Batch, Jagged
 

@@ -4,10 +4,16 @@ A column the user does not name is sorted by what it holds: integers and floats 
 ids, lists are bags. A text column (CSV) holds numbers if nine tenths of its values are numbers; a stray word in it is
 then a bad row. Integer numbers follow `integers`: "log" (a number, log-scaled), "bucket" (an id feature of log buckets,
 named COLUMN_bucket) or "both". `*` in `ids` or `dense` stands for every column not named elsewhere.
+
+`joined_columns` finds columns of text whose values look like several ids in one, and what stands between them.
+`news|art`, `art|food` and `news|food` are three ids to a model that is not told of the bar, and it learns nothing of `art`. The
+sign: many values have the separator, and few parts make up many of them. It is a hint for the user, never a decision: an
+address or a name of a browser may look the same.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +22,20 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from hotbed.data.encoded import BUCKET_SUFFIX, raw_column
-from hotbed.data.formats import Chunk, Column, Floats, Hashed, Instants, Integers, Lists
+from hotbed.data.formats import Chunk, Column, Floats, Hashed, Instants, Integers, Lists, Text
+from hotbed.data.formats.chunk import shorten
 from hotbed.data.formats.numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.schema import DenseColumn, IdFeature
+from hotbed.data.values import LabelReader, value_text
 from hotbed.errors import ConfigError, FormatError
 
+_LABELS, _SHOWN = 10_000, 5  # labels that are looked at, and named: those that come later are not
+_MEAN_ONE = ("1", "yes", "y", "true", "t", "click", "clicked", "pos", "positive", "on", "+1", "1.0")
+_SEPARATORS = "|;,^~"
+_ROWS = 2000  # that are looked at
+_SHARE = 0.3  # of the values have the separator, at least
+_FEWEST = 5  # different ones of them
+_MAKE_UP = 2  # values for each part, at least
 Kind = Literal["integer", "float", "string", "list"]
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y")
 INTEGER_MODES = ("log", "bucket", "both")
@@ -180,3 +195,62 @@ def _check_names(label: str, dense: Sequence[DenseColumn], features: Sequence[Id
             raise ConfigError(f"column {feature.name!r} cannot be the name of a file. Rename it or --drop it.")
     if len(names) == 1:
         raise ConfigError("no column is left to learn from. Name some with --ids or --dense, or drop fewer.")
+
+
+def joined_columns(chunk: Chunk, layout: Layout) -> dict[str, str]:
+    """Column -> separator, of features that would read each value as one id."""
+    found = {}
+    for feature in layout.features:
+        column = chunk.columns.get(feature.name)
+        if feature.multi or feature.source != "string" or not isinstance(column, Text):
+            continue
+        values = [column.string(i) for i in range(min(len(column.starts), _ROWS))]
+        separator = _separator([value for value in values if value])
+        if separator:
+            found[feature.name] = separator
+    return found
+
+
+def _separator(values: list[str]) -> str:
+    for one in _SEPARATORS:
+        joined = [value for value in values if one in value]
+        parts = {part.strip() for value in joined for part in value.split(one)}
+        if len(joined) < _SHARE * len(values) or len(set(joined)) < max(_FEWEST, _MAKE_UP * len(parts)):
+            continue
+        return one
+    return ""
+
+
+def label_hint(chunk: Chunk, label: LabelReader) -> str:
+    """Which values the label has and which option to paste; empty where all of them can be read."""
+    column = chunk.columns[label.name]
+    if isinstance(column, Lists | Hashed | Instants):
+        return ""
+    texts = (value_text(column, row) for row in range(min(_LABELS, len(chunk.lines))))
+    seen = Counter(text for text in texts if text)
+    if label.positive in seen or (seen and label.positive is None and all(label.reads(text) for text in seen)):
+        return ""
+    shown = ", ".join(repr(shorten(text)) for text in list(seen)[:_SHOWN]) + (", ..." if len(seen) > _SHOWN else "")
+    rows = min(_LABELS, len(chunk.lines))
+    given = f"None of the first {rows:,} labels is {label.positive!r} (--positive). " if label.positive else ""
+    if not seen:
+        return f"{given}Column {label.name} is empty. --label names another one."
+    found = f"{given}Values of {label.name}: {shown}."
+    if len(seen) != 2 and not _like(seen, label.positive):
+        return f"{found} A label has two values; --label names another column, --positive VALUE the value that means 1."
+    word = _like(seen, label.positive) or _likely(seen)
+    return f"{found} --positive {shlex.quote(word)} says that {word!r} means 1."
+
+
+def _like(seen: Counter[str], positive: str | None) -> str | None:
+    """The value that differs from `positive` in case alone."""
+    return next((text for text in seen if positive is not None and text.lower() == positive.strip().lower()), None)
+
+
+def _likely(seen: Counter[str]) -> str:
+    """A word that commonly means 1, or else the rarer one."""
+    for word in _MEAN_ONE:
+        for text in seen:
+            if text.lower() == word:
+                return text
+    return min(seen, key=lambda text: seen[text])

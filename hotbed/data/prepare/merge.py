@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hotbed.data.prepare.arrays import ArrayFile, beside, write_whole
-from hotbed.data.prepare.stats import HeavyHitters, HyperLogLog
+from hotbed.data.prepare.heavy_hitters import HeavyHitters
+from hotbed.data.prepare.hyperloglog import HyperLogLog
 from hotbed.data.schema import IdFeature, IdMode
 from hotbed.data.vocabulary import Numbering
 from hotbed.host.atomic import flush_to_disk, put

@@ -5,7 +5,7 @@
     count    feature by feature, the id lists of all pieces become a vocabulary (merge.py)
     write    the rows become Parquet parts (write.py)
 
-Every step leaves its results in the workspace as whole files, so a job that is killed goes on where it stopped (job.py),
+Every step leaves its results in the workspace as whole files, so a job that is killed goes on where it stopped (stages.py),
 and ranks share the steps (ranks.py). The temporary files take about as much room as the raw text. The output depends on the
 input alone, never on timing, workers or ranks.
 """
@@ -21,19 +21,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hotbed.data.formats import Format, guess_format, open_format
-from hotbed.data.prepare.inputs import Input, Source, list_sources
-from hotbed.data.prepare.job import describe_job, take_over
-from hotbed.data.prepare.joined import joined_columns
-from hotbed.data.prepare.label_hint import label_hint
-from hotbed.data.prepare.layout import Layout, Wishes, choose_layout
+from hotbed.data.prepare.inputs import Input, Source, TableFormat, list_sources
+from hotbed.data.prepare.layout import Layout, Wishes, choose_layout, joined_columns, label_hint
 from hotbed.data.prepare.merge import IdRule
 from hotbed.data.prepare.parse import Progress, Recipe
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
 from hotbed.data.prepare.ranks import Crew
 from hotbed.data.prepare.settle import Settled, settle
 from hotbed.data.prepare.splits import TRAIN, SplitRule
-from hotbed.data.prepare.stages import Job, commit, count_features, negative_label, no_rows, read_files, write_parts
-from hotbed.data.prepare.tables import TableFormat
+from hotbed.data.prepare.stages import (
+    Job,
+    commit,
+    count_features,
+    describe_job,
+    negative_label,
+    no_rows,
+    read_files,
+    take_over,
+    write_parts,
+)
 from hotbed.data.prepare.write import Finish
 from hotbed.data.schema import IdMode, Schema, Split
 from hotbed.data.times import TimeColumn

@@ -15,9 +15,8 @@ import numpy as np
 
 from hotbed.data.prepare.arrays import ArrayFile
 from hotbed.data.prepare.merge import CountedPiece
-from hotbed.data.prepare.moments import Moments
 from hotbed.data.prepare.parse import Recipe, ReelFacts, out_of_order
-from hotbed.data.prepare.piece import PieceFacts
+from hotbed.data.prepare.piece import Moments, PieceFacts
 from hotbed.data.prepare.splits import Stretch
 from hotbed.data.prepare.write import Pieces, Span
 from hotbed.data.times import DAY, show_time

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numba import njit
 
-from hotbed.data.hash_kernels import mix
+from hotbed.data.hash import mix
 from hotbed.errors import ConfigError, FormatError
 
 TRAIN = "train"

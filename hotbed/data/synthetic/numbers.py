@@ -25,7 +25,7 @@ from hotbed.data.formats.chunk import Faults, Integers
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.data.synthetic.generate import ClickLog, ClickRows
 from hotbed.data.synthetic.kernels import MISSING_ID, MISSING_INTEGER
-from hotbed.data.synthetic.text import raw_ids
+from hotbed.data.synthetic.text_files import raw_ids
 from hotbed.data.values import read_dense
 from hotbed.data.vocabulary import Numbering
 from hotbed.host.ahead import run_ahead

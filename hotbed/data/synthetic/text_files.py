@@ -2,6 +2,10 @@
 
 In: a log and a range of rows. Out: files that appear whole or not at all, drawn and rendered by several threads, a chunk of
 16 MB each. A folder remembers what it is made of; a job that was killed goes on after the last day it finished.
+
+`render`: rows of a click log in, bytes rendered by Numba out, as Criteo's text (tab-separated: label, integers, ids as 8 hex
+digits, empty where missing) or as Avazu's (CSV with a header: row number, label, hour as YYMMDDHH, ids as 8 hex digits). An
+id's name is a bijection of its number within the column, so two ids of a column never share a name.
 """
 
 from __future__ import annotations
@@ -12,16 +16,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
-from hotbed.data.synthetic.generate import ClickLog
+from hotbed.data.formats.chunk import Text
+from hotbed.data.hash import MISSING_ID as MISSING_HASH
+from hotbed.data.hash import hash_text
+from hotbed.data.synthetic.generate import ClickLog, ClickRows
+from hotbed.data.synthetic.kernels import MISSING_ID, MISSING_INTEGER
 from hotbed.data.synthetic.shape import Shape
 from hotbed.data.synthetic.shapes import SHAPES
-from hotbed.data.synthetic.text import header, render
 from hotbed.errors import ConfigError, DataError
 from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import put, write_file
 
+NAME = 8  # bytes of an id's name
+FIRST_HOUR = 14102100  # 2014-10-21, midnight
+_DIGITS = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), dtype=np.uint8).reshape(256, 2)
 CHUNK = 1 << 16
 SAMPLE = 1000  # rows that tell how long lines are
 SETTINGS = ".made-of.json"
@@ -132,3 +143,126 @@ def _settle(folder: Path, log: ClickLog, num_rows: int) -> None:
             write_file(note, json.dumps(known))
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(f"{folder} cannot hold the text: {error}.") from error
+
+
+def header(shape: Shape) -> bytes:
+    """What stands above the rows."""
+    return (
+        b"" if shape.text == "criteo" else ",".join(["id", shape.label, *(c.name for c in shape.ids)]).encode() + b"\n"
+    )
+
+
+def render(shape: Shape, rows: ClickRows, first: int) -> NDArray[np.uint8]:
+    """The rows as text, one line each; `first` is the number of the first one."""
+    num_rows, clock = len(rows.labels), np.asarray([column.clock for column in shape.ids])
+    if shape.text == "criteo":
+        longest = 2 + 12 * len(shape.integers) + (NAME + 1) * len(shape.ids)  # integers have up to 11 characters
+        out = np.empty(num_rows * longest, dtype=np.uint8)
+        return out[: _render_criteo(rows.labels, rows.integers, rows.ids, out)]
+    out = np.empty(num_rows * (20 + 3 + (NAME + 1) * len(shape.ids)), dtype=np.uint8)
+    return out[: _render_avazu(rows.labels, rows.ids, clock, first, out)]
+
+
+def raw_ids(shape: Shape, column: int, ids: NDArray[np.int32]) -> NDArray[np.int64]:
+    """The 64-bit ids that the reader of the text would give to these ids of a column; int64 [n]."""
+    names = np.empty((len(ids), NAME), dtype=np.uint8)
+    _names(column, shape.ids[column].clock, ids, names)
+    starts = np.arange(0, NAME * len(ids), NAME, dtype=np.int64)
+    hashes = hash_text(Text(names.reshape(-1), starts, starts + NAME))
+    return np.asarray(np.where(ids == MISSING_ID, MISSING_HASH, hashes))
+
+
+@njit(nogil=True, inline="always")
+def _name(column: int, id_: np.int64 | int) -> np.uint32:
+    """A bijection of 32-bit numbers for every column: odd multiplications and shifts."""
+    mask = np.uint64(0xFFFFFFFF)
+    word = (np.uint64(id_) + np.uint64(0x9E3779B9) * np.uint64(column + 1)) & mask
+    word = ((word ^ (word >> np.uint64(16))) * np.uint64(0x7FEB352D)) & mask
+    word = ((word ^ (word >> np.uint64(15))) * np.uint64(0x846CA68B)) & mask
+    return np.uint32(word ^ (word >> np.uint64(16)))
+
+
+@njit(nogil=True, inline="always")
+def _put_name(column: int, id_: np.int64 | int, out: NDArray[np.uint8], at: int) -> None:
+    name = _name(column, id_)
+    for place in range(4):
+        byte = (name >> np.uint32(24 - 8 * place)) & np.uint32(255)
+        out[at + 2 * place] = _DIGITS[byte, 0]
+        out[at + 2 * place + 1] = _DIGITS[byte, 1]
+
+
+@njit(nogil=True, inline="always")
+def _put_hour(hour: np.int64 | int, out: NDArray[np.uint8], at: int) -> None:
+    _put_integer(FIRST_HOUR + 100 * (hour // 24) + hour % 24, out, at)
+
+
+@njit(nogil=True, cache=True)
+def _names(column: int, clock: bool, ids: NDArray[np.int32], out: NDArray[np.uint8]) -> None:
+    for i in range(len(ids)):
+        if clock:
+            _put_hour(np.int64(ids[i]), out[i], 0)
+        else:
+            _put_name(column, np.int64(ids[i]), out[i], 0)
+
+
+@njit(nogil=True, inline="always")
+def _put_integer(value: np.int64 | int, out: NDArray[np.uint8], at: int) -> int:
+    """Write the decimal digits; returns the place behind them."""
+    if value < 0:
+        out[at] = 45
+        at += 1
+        value = -value
+    power = 1
+    while power <= value // 10:
+        power *= 10
+    while power > 0:
+        out[at] = 48 + value // power % 10
+        at += 1
+        power //= 10
+    return at
+
+
+@njit(nogil=True, cache=True)
+def _render_criteo(
+    labels: NDArray[np.float32], integers: NDArray[np.int32], ids: NDArray[np.int32], out: NDArray[np.uint8]
+) -> int:
+    at = 0
+    for row in range(len(labels)):
+        out[at] = 49 if labels[row] > 0.5 else 48
+        at += 1
+        for column in range(integers.shape[0]):
+            out[at] = 9
+            at += 1
+            if integers[column, row] != MISSING_INTEGER:
+                at = _put_integer(np.int64(integers[column, row]), out, at)
+        for column in range(ids.shape[0]):
+            out[at] = 9
+            at += 1
+            if ids[column, row] != MISSING_ID:
+                _put_name(column, np.int64(ids[column, row]), out, at)
+                at += NAME
+        out[at] = 10
+        at += 1
+    return at
+
+
+@njit(nogil=True, cache=True)
+def _render_avazu(
+    labels: NDArray[np.float32], ids: NDArray[np.int32], clock: NDArray[np.bool_], first: int, out: NDArray[np.uint8]
+) -> int:
+    at = 0
+    for row in range(len(labels)):
+        at = _put_integer(np.int64(first + row), out, at)
+        out[at] = 44
+        out[at + 1] = 49 if labels[row] > 0.5 else 48
+        at += 2
+        for column in range(ids.shape[0]):
+            out[at] = 44
+            if clock[column]:
+                _put_hour(np.int64(ids[column, row]), out, at + 1)
+            else:
+                _put_name(column, np.int64(ids[column, row]), out, at + 1)
+            at += NAME + 1
+        out[at] = 10
+        at += 1
+    return at

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.data.frequency import hot_keys
+from hotbed.data.dataset import hot_keys
 from hotbed.forecast.explain.passes import Pass, passes_of
 from hotbed.forecast.explain.run import Opened
 from hotbed.forecast.replay import CacheReplay, Replay

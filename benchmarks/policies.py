@@ -15,7 +15,7 @@ from benchmarks.traces import CASES, ZIPF_CASES, Case, hot_of, prepared, real_tr
 from hotbed.cache import DEFAULT_POLICY, POLICIES
 from hotbed.data.dataset import Dataset
 from hotbed.forecast.optimum import optimum
-from hotbed.forecast.simulate import simulate
+from hotbed.forecast.replay import simulate
 from hotbed.forecast.trace import Trace
 
 ORDER = sorted(POLICIES, key=lambda name: (name != DEFAULT_POLICY, name))

@@ -21,8 +21,8 @@ from hotbed.run.config import raise_problems
 if TYPE_CHECKING:
     from hotbed.cache import CacheCounts
     from hotbed.forecast.curves import Curves
+    from hotbed.forecast.id_file import Given
     from hotbed.forecast.replay import Ahead, Replay
-    from hotbed.forecast.source import Given
     from hotbed.forecast.trace import Trace
 
 _SETTINGS = {
@@ -224,8 +224,7 @@ class _Source:
     seed: int
 
     def read(self, progress: Callable[[int, int], None]) -> Given:
-        from hotbed.forecast.id_file import check_suffix
-        from hotbed.forecast.source import from_dataset, from_file
+        from hotbed.forecast.id_file import check_suffix, from_dataset, from_file
 
         path = Path(self.name)
         if path.is_file():
@@ -258,7 +257,7 @@ class _Asked:
 
     def run(self, sizes: dict[float, int], progress: Callable[[int], None]) -> list[_Outcome]:
         from hotbed.forecast.optimum import optimum
-        from hotbed.forecast.simulate import simulate
+        from hotbed.forecast.replay import simulate
 
         outcomes: list[_Outcome] = []
         for share, num_slots in sizes.items():

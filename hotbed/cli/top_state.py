@@ -1,4 +1,4 @@
-"""How a run stands, from the log in its folder or from its metrics endpoint: the newest numbers by name (train/numbers.py).
+"""How a run stands, from the log in its folder or from its metrics endpoint: the newest numbers by name (telemetry/scalars.py).
 
 A folder is read as it grows, a few bytes at each look; a log that a resumed run has cut is read anew.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from hotbed.errors import RunError
-from hotbed.report.values import number
+from hotbed.report.formats import number
 from hotbed.run.folder import is_training
 from hotbed.telemetry.scalars import numbers_of
 

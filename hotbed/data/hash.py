@@ -14,11 +14,13 @@ A missing value is a value: it has the reserved id `MISSING_ID`, which no string
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
 
-from hotbed.data.formats.chunk import Text
+if TYPE_CHECKING:
+    from hotbed.data.formats.chunk import Text
 
 MISSING_ID = -(2**63)
 
@@ -109,4 +111,4 @@ def expected_sharing(num_ids: int, num_rows: int) -> float:
 def hash_string(value: str | bytes) -> int:
     """The id of one string."""
     data = np.frombuffer(value.encode() if isinstance(value, str) else value, dtype=np.uint8).copy()
-    return int(hash_text(Text(data, np.array([0], dtype=np.int64), np.array([len(data)], dtype=np.int64)))[0])
+    return int(hash_spans(data, np.array([0], dtype=np.int64), np.array([len(data)], dtype=np.int64))[0])

@@ -2,6 +2,19 @@
 
 The model's tables stay on the disk and are mapped, so neither a table nor its export is ever whole in memory; of an order or
 of dynamic ids 8 bytes a row are.
+
+`Stored`: rows as float32 in, rows in the precision of an export out, each row by itself.
+
+fp32    as they are
+fp16    rounded to nearest: off by |w| / 2048 at most, or by 3e-8 where |w| < 6.2e-5; above 65,504 an error
+int8    scale = max |w| / 127 of the row, weight = round(w / scale): off by scale / 2 = max |w| / 254 of the row at most,
+        give or take a rounding of float32; rows without a number above 1.5e-36 become 0
+
+`Heat`: how often ids were seen in training in, the order of a table's rows in an export out: hottest first.
+
+A vocabulary is numbered by frequency, so its rows are in order as they are: row 0, which all unknown ids share, then the most
+frequent id. Rows of other tables are ordered by the counts of the dataset, where it is at hand; else by id. An order takes 8
+bytes a row of memory, and about 30 while it is made.
 """
 
 from __future__ import annotations
@@ -19,11 +32,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.checkpoint.files import InPieces, write_tensors
-from hotbed.export.heat import Heat
-from hotbed.export.numbers import Floats, Stored, stored
+from hotbed.data.dataset import Counts
+from hotbed.data.schema import IdFeature
+from hotbed.errors import RunError
 from hotbed.host.atomic import writing
-from hotbed.run.export_format import NUMBERS, Precision, RowFormat, Tensors
+from hotbed.run.export_format import NUMBERS, Order, Precision, RowFormat, Tensors
 
+Floats = NDArray[np.float32]
+_MOST = 127
+_LEAST = np.float32(np.finfo(np.float32).tiny * _MOST)  # below, a scale has not all of its bits
 Ints = NDArray[np.int64]
 Report = Callable[[int], None]  # rows written since the last call
 _PIECE = 16 << 20  # bytes of float32
@@ -142,3 +159,70 @@ def _write_parquet(path: Path, rows: ModelRows, precision: Precision, report: Re
             arrays += [] if scale is None else [pa.array(scale)]
             writer.write_table(pa.table(arrays, schema=schema))
             report(len(ids))
+
+
+class Stored(NamedTuple):
+    """Rows as an export holds them."""
+
+    weight: NDArray[Any]  # [n, D]
+    scale: Floats | None  # [n], of int8
+
+
+def stored(rows: Floats, precision: Precision, table: str, ids: NDArray[np.int64]) -> Stored:
+    """The rows [n, D] of these ids [n]; a RunError names the first that the precision cannot hold."""
+    size = np.abs(rows).max(axis=1, initial=0.0)
+    if not np.isfinite(size).all():
+        at = int(np.flatnonzero(~np.isfinite(size))[0])
+        raise RunError(
+            f"table {table!r}: the row of id {ids[at]} holds {rows[at][~np.isfinite(rows[at])][0]}, which is no number to "
+            "score with; the model has diverged in training. Export an earlier checkpoint."
+        )
+    if precision == "fp32":
+        return Stored(rows, None)
+    if precision == "fp16":
+        half = rows.astype(np.float16) if size.max(initial=0.0) < 65520 else None  # from there on it rounds to infinity
+        if half is None:
+            at = int(np.argmax(size))
+            raise RunError(
+                f"table {table!r}: the row of id {ids[at]} holds a number of size {size[at]:g}, and fp16 ends at 65504. "
+                "Export with --precision fp32, or int8, which has a scale for every row."
+            )
+        return Stored(half, None)
+    scale = np.where(size < _LEAST, np.float32(0.0), size / np.float32(_MOST)).astype(np.float32)
+    divisor = np.where(scale == 0, np.float32(np.inf), scale)
+    return Stored(np.rint(rows / divisor[:, None]).clip(-_MOST, _MOST).astype(np.int8), scale)
+
+
+class Heat(NamedTuple):
+    """The order of one table's rows."""
+
+    order: Order
+    positions: Ints | None  # [R]: where in the model the next row of the export is; None: the same place
+
+
+def heat_of_rows(feature: IdFeature, rows: int, hashing: bool, counts: Counts | None) -> Heat:
+    """Of a table with row numbers."""
+    if feature.mode == "vocabulary":
+        return Heat("frequency", None)
+    if counts is None:
+        return Heat("id", None)
+    row_of = counts.ids % rows if hashing else counts.ids
+    inside = (row_of >= 0) & (row_of < rows)
+    seen = np.bincount(row_of[inside], weights=counts.counts[inside], minlength=rows)
+    return Heat("frequency", np.argsort(np.negative(seen, out=seen), kind="stable"))
+
+
+def heat_of_ids(feature: IdFeature, ids: Ints, counts: Counts | None) -> Heat:
+    """Of a table of dynamic ids [R], ascending."""
+    if counts is None:
+        return Heat("id", None)
+    if feature.mode == "vocabulary":  # ids are row numbers of the dataset
+        by_id = np.concatenate([[feature.unlisted_lookups], counts.counts])
+        inside = (ids >= 0) & (ids < len(by_id))
+        seen = np.where(inside, by_id[np.where(inside, ids, 0)], 0)
+    else:
+        order = np.argsort(counts.ids)
+        known = counts.ids[order]
+        at = np.minimum(np.searchsorted(known, ids), max(len(known) - 1, 0))
+        seen = np.where(known[at] == ids, counts.counts[order][at], 0) if len(known) else np.zeros(len(ids))
+    return Heat("frequency", np.argsort(-seen, kind="stable"))

@@ -1,4 +1,4 @@
-"""A run or a checkpoint in, an export folder out, whole or not at all (format.py says what is in it)."""
+"""A run or a checkpoint in, an export folder out, whole or not at all (run/export_format.py says what is in it)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from hotbed.data.dataset import Counts, read_counts
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import ConfigError, RunError
 from hotbed.export import score
-from hotbed.export.heat import Heat, heat_of_ids, heat_of_rows
 from hotbed.export.onnx_model import OPSET, check_packages, input_shapes, write_onnx
 from hotbed.export.readme import readme
-from hotbed.export.rows import ModelRows, as_float32, write_rows
+from hotbed.export.rows import Heat, ModelRows, as_float32, heat_of_ids, heat_of_rows, write_rows
 from hotbed.export.source import Source, has_feature, open_source
 from hotbed.host.atomic import writing
 from hotbed.host.memory import parse_bytes

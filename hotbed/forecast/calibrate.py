@@ -34,8 +34,8 @@ import torch
 from hotbed.cache import CacheCounts
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
+from hotbed.forecast.measure import plan_seconds
 from hotbed.forecast.memory import READ_AHEAD
-from hotbed.forecast.plan_time import plan_seconds
 from hotbed.host.atomic import place
 from hotbed.host.devices import pick_device
 from hotbed.run.config import RunConfig
@@ -70,7 +70,7 @@ class Calibration:
     step: float  # seconds, every row in the cache; on a CPU without planning
     step_cores: float  # core seconds
     row: float  # seconds that a missed row adds (CUDA: takes, beside the step)
-    slot: float  # CUDA: seconds that a slot adds; a CPU's planning is measured apart (planning.py)
+    slot: float  # CUDA: seconds that a slot adds; a CPU's planning is measured apart (measure.py)
     copy_speed: float  # bytes/s between host and device; 0 on a CPU
     peak_bytes: float  # CUDA: of a run, without rows and index
 

@@ -20,9 +20,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from hotbed.forecast.id_file import Given
 from hotbed.forecast.optimum import optimum
 from hotbed.forecast.replay import AUTOMATIC, Ahead, Replay
-from hotbed.forecast.source import Given
 from hotbed.forecast.trace import Trace
 
 Ints = NDArray[np.int64]

@@ -16,12 +16,11 @@ from hotbed.data.dataset import Dataset
 from hotbed.errors import BudgetError, ConfigError, StoreError
 from hotbed.forecast import memory
 from hotbed.forecast.calibrate import CALIBRATED_AHEAD, Calibration, calibrate, is_cached, known_calibration
-from hotbed.forecast.links import Wires, wires_of
+from hotbed.forecast.measure import plan_seconds, ssd_problems, ssd_speed
 from hotbed.forecast.memory import Part, Shape
-from hotbed.forecast.plan_time import plan_seconds
 from hotbed.forecast.request import Asked
 from hotbed.forecast.speed import Job, Speed, speed_of
-from hotbed.forecast.ssd import ssd_problems, ssd_speed
+from hotbed.forecast.step_time import Wires, wires_of
 from hotbed.forecast.traffic import Traffic, together, watch, with_memory
 from hotbed.host.devices import pick_device
 from hotbed.run.config import RunConfig

@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 
 
 def lane_cells(num_slots: int, shape: Shape, ahead: Ahead) -> float:
-    """Of the index on CUDA, where room for the keys ahead is made at once; on a CPU it is simulated (plan/cells.py)."""
+    """Of the index on CUDA, where room for the keys ahead is made at once; on a CPU it is simulated (replay_kernels.py)."""
     if ahead.bounded:
         return bounded_cells(num_slots, "cuda")
     _, far = look_far(int(shape.keys), num_slots, ahead.look_ahead)

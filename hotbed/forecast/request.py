@@ -8,9 +8,9 @@ from typing import Any
 
 from hotbed.cache import MOST_AHEAD
 from hotbed.data.dataset import Dataset
+from hotbed.forecast.id_file import Given, from_dataset
 from hotbed.forecast.replay import Ahead, Replay
 from hotbed.forecast.sampled import Thinned, Wanted, thin
-from hotbed.forecast.source import Given, from_dataset
 from hotbed.forecast.traffic import Course, Seen, distinct_rows, hot_of, of_features, owned
 from hotbed.ops.shard import Shard
 from hotbed.parallel.world import World

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from hotbed.cache import CacheCounts
 from hotbed.data.dataset import Dataset, count_rows
 from hotbed.data.schema import IdFeature
-from hotbed.forecast.index_cells import Cells
 from hotbed.forecast.replay import Ahead, CacheReplay, Replay
+from hotbed.forecast.replay_kernels import Cells
 from hotbed.forecast.trace import Trace, rows_of
 from hotbed.ops.shard import Shard
 

@@ -2,7 +2,7 @@
 
 All batches of an epoch are simulated where they are few enough, and then counts are those of the run to the row; later epochs
 are a second pass over the same batches with the cache as the first left it. Of more, the first ones are, and the rest is told
-from a small epoch (thinned.py): rows missed again, written back, and later epochs. Rows that will be made are the data set's
+from a small epoch (sampled.py): rows missed again, written back, and later epochs. Rows that will be made are the data set's
 distinct ids, since each is made once. Evaluations between epochs use the cache too, and are left out.
 
 With several ranks one of them is simulated: the keys it owns, of the batches of all.
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from hotbed.cache import CacheCounts, look_far, window_length
 from hotbed.data.dataset import Dataset
+from hotbed.forecast.id_file import Given
 from hotbed.forecast.replay import Ahead, Replay, Replayed
 from hotbed.forecast.sampled import Moved, Thinned, moved_between, uses_of
-from hotbed.forecast.source import Given
 from hotbed.forecast.trace import Trace
 from hotbed.ops.shard import Shard
 

@@ -6,15 +6,18 @@ that style.css sets for light and dark. A figure costs about 12 bytes per drawn 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from hotbed.report import axes, formats
-from hotbed.report.axes import Axis
-from hotbed.report.markup import data_script, fold, table, text
-from hotbed.report.series import MAX_POINTS, sample, thin, usable
+from hotbed.report import formats
+from hotbed.report.formats import data_script, fold, table, text
+from hotbed.report.points import MAX_POINTS, sample, thin, usable
 
+Unit = Literal["number", "share"]
+STEPS = (1, 2, 2.5, 5, 10)
+TINY = 1e-100  # closer than this, values are one value
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 66, 544, 28, 252
 DOTTED_BELOW = 40  # points; fewer are marked one by one
@@ -119,9 +122,9 @@ def _axes(chart: Chart, drawn: Drawn) -> tuple[Axis, Axis, str]:
     xs = [x for _, points in drawn for x, _ in points] + [mark.value for mark in chart.x_marks]
     share = chart.x_format == "share"
     if chart.log_x:
-        x_axis = axes.logarithmic(xs, (LEFT, RIGHT), unit="share" if share else "number")
+        x_axis = logarithmic(xs, (LEFT, RIGHT), unit="share" if share else "number")
     else:
-        x_axis = axes.linear(xs, (LEFT, RIGHT), unit="share" if share else "number", zero=True, snug=not share)
+        x_axis = linear(xs, (LEFT, RIGHT), unit="share" if share else "number", zero=True, snug=not share)
     framed = [mark.value for mark in chart.y_marks] + (xs if chart.diagonal else [])
     noise: list[float] = []
     for series, points in drawn:
@@ -131,8 +134,8 @@ def _axes(chart: Chart, drawn: Drawn) -> tuple[Axis, Axis, str]:
         noise += [ys[0], ys[-1]] if above else []
         framed += ys[cut : len(ys) - above]
         framed += [end for (_, y), half in zip(points, series.spread) for end in _bar_ends(y, half)]
-    unit: axes.Unit = "share" if chart.y_format == "share" else "number"
-    y_axis = axes.linear(framed, (BOTTOM, TOP), unit=unit, zero=chart.zero)
+    unit: Unit = "share" if chart.y_format == "share" else "number"
+    y_axis = linear(framed, (BOTTOM, TOP), unit=unit, zero=chart.zero)
     if not noise or (y_axis.low <= min(noise) and max(noise) <= y_axis.high):
         return x_axis, y_axis, ""
     ends = [FORMATS[chart.y_format](end) for end in (min(noise), max(noise))]
@@ -251,3 +254,97 @@ def _px(pixels: float) -> str:
 def _short(value: float) -> float:
     """Counts as they are, other numbers to six digits."""
     return int(value) if value == round(value) and abs(value) < 1e15 else float(f"{value:.6g}")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range of values laid over a range of pixels."""
+
+    low: float
+    high: float
+    first: float  # pixel of low
+    last: float  # pixel of high
+    ticks: tuple[float, ...]
+    labels: tuple[str, ...]
+    log: bool = False
+
+    def place(self, value: float) -> float:
+        """The pixel of a value."""
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(max(value, self.low))
+        return self.first + (value - low) / (high - low) * (self.last - self.first)
+
+
+def linear(
+    values: Iterable[float],
+    pixels: tuple[float, float],
+    *,
+    unit: Unit = "number",
+    zero: bool = False,
+    snug: bool = False,
+    ticks: int = 5,
+) -> Axis:
+    """An axis with round ticks. `zero` starts it there; `snug` ends it at the last value and not at the next tick."""
+    known = [*values, *([0.0] if zero else [])] or [0.0, 1.0]
+    low, high = min(known), max(known)
+    largest = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * largest, TINY):
+        spread = 0.1 * largest if largest > TINY else 1.0
+        low, high = (low, high + spread) if zero and low >= 0 else (low - spread, high + spread)
+    step = _round_step((high - low) / ticks)
+    if not snug:
+        whole = unit == "share" and high <= 1
+        low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+        high = min(high, 1.0) if whole else high
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    places = tuple(k * step for k in range(first, last + 1))
+    return Axis(low, high, *pixels, places, _labels(places, step, unit))
+
+
+def logarithmic(values: Iterable[float], pixels: tuple[float, float], *, unit: Unit = "number") -> Axis:
+    """An axis with ticks at powers of ten, about five; it begins at one and ends at the largest value."""
+    known = [value for value in values if value > 0] or [0.1, 1.0]
+    high = max(known)
+    low = 10.0 ** math.floor(math.log10(min(*known, high / 10)) + 1e-9)
+    lowest, highest = round(math.log10(low)), math.floor(math.log10(high) + 1e-9)
+    apart = 1 + (highest - lowest) // 5
+    places = tuple(10.0**power for power in range(highest, lowest - 1, -apart))[::-1]
+    return Axis(low, high, *pixels, places, tuple(_plain(place, unit) for place in places), log=True)
+
+
+def _plain(value: float, unit: Unit) -> str:
+    if unit == "number":
+        return _trim(value)
+    return f"{100 * value:.10f}".rstrip("0").rstrip(".") + formats.SPACE + "%"
+
+
+def _round_step(rough: float) -> float:
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    return next(step * magnitude for step in STEPS if step * magnitude >= rough * (1 - 1e-9))
+
+
+def _labels(places: tuple[float, ...], step: float, unit: Unit) -> tuple[str, ...]:
+    if unit == "share":
+        digits = _digits(step * 100)
+        return tuple(f"{place * 100:.{digits}f}{formats.SPACE}%" for place in places)
+    largest = max((abs(place) for place in places), default=0.0)
+    if largest >= 1e15 or largest < 1e-4:
+        return tuple(_trim(place) for place in places)
+    scale, suffix = next(
+        ((scale, formats.SPACE + name) for scale, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+         if largest >= scale * (10 if name == "k" else 1)),
+        (1.0, ""),
+    )  # fmt: skip
+    digits = _digits(step / scale)
+    return tuple(f"{place / scale:,.{digits}f}{suffix}" if place else "0" for place in places)
+
+
+def _digits(step: float) -> int:
+    """Decimals that tell ticks apart: 0.05 -> 2, 0.25 -> 2, 2.5 -> 1, 5 -> 0."""
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    return digits if abs(step * 10**digits - round(step * 10**digits)) < 1e-6 else digits + 1
+
+
+def _trim(value: float) -> str:
+    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")

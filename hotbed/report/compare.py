@@ -13,14 +13,25 @@ from typing import NamedTuple
 from hotbed.report.charts import figure
 from hotbed.report.compare_charts import LIST_ITEM, comparison_charts
 from hotbed.report.curves import headline_split
-from hotbed.report.forecast import NAMES, shown, told_and_true
-from hotbed.report.formats import MISSING, compact, count, decimal, duration, percent, significant, size
-from hotbed.report.markup import contents, section, table, text
-from hotbed.report.memory import given
+from hotbed.report.formats import (
+    MISSING,
+    compact,
+    contents,
+    count,
+    decimal,
+    duration,
+    percent,
+    section,
+    significant,
+    size,
+    table,
+    text,
+)
+from hotbed.report.memory import NAMES, given, shown, told_and_true
 from hotbed.report.page import whole
+from hotbed.report.points import usable
 from hotbed.report.read import Run
 from hotbed.report.sections import flatten, setting_text
-from hotbed.report.series import usable
 from hotbed.report.times import MILLI, WORDS, mean_parts, settled
 
 MOST_RUNS = 12

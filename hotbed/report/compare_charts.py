@@ -7,8 +7,8 @@ from typing import Protocol
 
 from hotbed.report.charts import Chart, Series, Style
 from hotbed.report.curves import SEEN, SMOOTH_FROM
+from hotbed.report.points import smooth, usable
 from hotbed.report.read import Run, TrainPoint
-from hotbed.report.series import smooth, usable
 
 LIST_ITEM = (
     '<li class="c{color}"><svg viewBox="0 0 24 10" aria-hidden="true"><path class="curve" d="M1 5H23"/></svg>'

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from hotbed.report.charts import Chart, Mark, Series
 from hotbed.report.formats import decimal
+from hotbed.report.points import smooth, usable
 from hotbed.report.read import EvalPoint, Run, Skew, TrainPoint
-from hotbed.report.series import smooth, usable
 
 SMOOTH_FROM = 20  # points; fewer need no smoothing
 MAX_DIVISIONS = 12  # ends of epochs

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import html
+import json
 import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from hotbed.host.memory import in_words
 
+SECTION = re.compile(r'<section id="([\w-]+)"[^>]*><h2[^>]*>(.*?)</h2>')
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+NAN = float("nan")
 MISSING = "–"
 SPACE = "\u202f"  # narrow and never broken across lines
 
@@ -74,3 +82,84 @@ def _odd(value: float) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     return f"{value:.3g}"
+
+
+def number(value: object) -> float:
+    """The value as a float; nan when it is none, too large, or a truth value."""
+    if type(value) is float:
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return NAN
+    try:
+        return float(value)
+    except OverflowError:
+        return NAN
+
+
+def name_of(value: object) -> str:
+    """A name, or the name inside a section such as {"name": "dlrm", ...}."""
+    if isinstance(value, Mapping):
+        value = value.get("name")
+    return value if isinstance(value, str) else ""
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def listing(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def first_known(*values: float) -> float:
+    """The first that is a finite number, else nan."""
+    return next((value for value in values if math.isfinite(value)), NAN)
+
+
+def median(values: list[float]) -> float:
+    known = sorted(value for value in values if math.isfinite(value))
+    return known[len(known) // 2] if known else NAN
+
+
+def text(value: object, limit: int = 300) -> str:
+    """Escaped for element content and attributes, cut at `limit` characters, without characters HTML forbids."""
+    plain = CONTROL.sub("\ufffd", str(value))
+    return html.escape(plain if len(plain) <= limit else plain[: limit - 1] + "…")
+
+
+def data_script(value: Any) -> str:
+    """JSON inside a script element; no "<" survives, so nothing in it can close the element."""
+    packed = json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json">{packed}</script>'
+
+
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> str:
+    """A table in a box that scrolls by itself. The first cell of a row names it; cells are HTML already."""
+    columns = "".join(f'<th scope="col">{name}</th>' for name in head)
+    lines = "".join(
+        f'<tr><th scope="row">{cells[0]}</th>{"".join(f"<td>{cell}</td>" for cell in cells[1:])}</tr>' for cells in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><table class="{kind}">'
+        f"<caption>{caption}</caption><thead><tr>{columns}</tr></thead><tbody>{lines}</tbody></table></div>"
+    )
+
+
+def fold(summary: str, content: str) -> str:
+    """Content that opens on demand, also without JavaScript."""
+    return f"<details><summary>{summary}</summary>{content}</details>"
+
+
+def contents(sections: Iterable[str]) -> str:
+    """Links to sections, as `section` made them."""
+    found = [SECTION.match(one) for one in sections]
+    items = "".join(f'<li><a href="#{one[1]}">{one[2]}</a></li>' for one in found if one)
+    return f'<nav class="contents" aria-label="Sections"><ul>{items}</ul></nav>'
+
+
+def section(identifier: str, heading: str, *parts: str) -> str:
+    """A part of the page with its heading."""
+    return (
+        f'<section id="{identifier}" aria-labelledby="{identifier}-heading">'
+        f'<h2 id="{identifier}-heading">{heading}</h2>{"".join(parts)}</section>'
+    )

@@ -10,11 +10,9 @@ from itertools import pairwise
 
 from hotbed.report.charts import Chart, Series, figure
 from hotbed.report.curves import SEEN, epoch_ends
-from hotbed.report.formats import count, percent
-from hotbed.report.markup import fold, section, table, text
-from hotbed.report.points import IdPoint
+from hotbed.report.formats import count, fold, percent, section, table, text
+from hotbed.report.points import IdPoint, usable
 from hotbed.report.read import Run
-from hotbed.report.series import usable
 
 MOST_TABLES = 1000
 OPEN_TABLES = 12

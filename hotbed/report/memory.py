@@ -9,15 +9,24 @@ from contextlib import suppress
 from typing import Any
 
 from hotbed.errors import ConfigError
-from hotbed.host.memory import parse_bytes
+from hotbed.host.memory import in_words, parse_bytes
 from hotbed.report.charts import Chart, Mark, Series, figure
 from hotbed.report.curves import SEEN, epoch_ends
-from hotbed.report.formats import MISSING, size
-from hotbed.report.markup import section, table
+from hotbed.report.formats import MISSING, mapping, number, percent, section, size, table
+from hotbed.report.points import usable
 from hotbed.report.read import Run
-from hotbed.report.series import usable
 from hotbed.report.tiers import unit_of
-from hotbed.report.values import mapping, number
+
+NAMES = {
+    "hit_rate": "distinct rows of a batch that the cache had",
+    "lookup_hit_rate": "look-ups that hit",
+    "bytes_in": "to the device, of a step",
+    "bytes_out": "back, of a step",
+    "cache_bytes": "the cache with its index",
+    "peak_device_bytes": "device memory at its highest",
+    "samples_per_s": "samples/s",
+}
+SHARES = ("hit_rate", "lookup_hit_rate")
 
 
 def memory(run: Run) -> str:
@@ -101,3 +110,47 @@ def cache_bytes(told: Mapping[str, Any]) -> float:
         number(one.get("num_bytes")) for one in listed if one.get("name") in ("rows in the cache", "index of the cache")
     ]
     return sum(found) if found else math.nan
+
+
+def forecast(run: Run) -> str:
+    """A table of both."""
+    told, true = told_and_true(run)
+    if not told:
+        return ""
+    rows = []
+    for name, about in NAMES.items():
+        said, happened = told.get(name, math.nan), true.get(name, math.nan)
+        if usable(said) or usable(happened):
+            rows.append([about, shown(name, said), shown(name, happened), _off(name, said, happened)])
+    about = "<p>The forecast was made before the run started, by simulating its first batches.</p>"
+    listed = table("Both", ["", "forecast", "truth", "off by"], rows)
+    return section("forecast", "What the plan forecast, and what happened", about, listed)
+
+
+def told_and_true(run: Run) -> tuple[dict[str, float], dict[str, float]]:
+    """The figures of NAMES that were forecast, and those that happened; both empty without a forecast."""
+    found = forecast_of(run)
+    told, truth = mapping(found.get("forecast")), mapping(found.get("truth"))
+    if not told:
+        return {}, {}
+    values = {**told, **mapping(told.get("traffic")), "peak_device_bytes": told.get("device_bytes")}
+    values["cache_bytes"] = cache_bytes(told)
+    both = [{name: number(one.get(name)) for name in NAMES} for one in (values, truth)]
+    return both[0], both[1]
+
+
+def shown(name: str, value: float) -> str:
+    """A figure of NAMES in words."""
+    if not usable(value):
+        return MISSING
+    if name in SHARES:
+        return percent(value, 2)
+    return in_words(value) if "bytes" in name else f"{value:,.0f}"
+
+
+def _off(name: str, said: float, happened: float) -> str:
+    if not usable(said) or not usable(happened):
+        return MISSING
+    if name in SHARES:
+        return f"{100 * (happened - said):+.2f} points"
+    return f"{100 * (happened / said - 1):+.1f} %" if said > 0 else MISSING

@@ -6,10 +6,9 @@ from importlib.resources import files
 
 from hotbed.report import sections
 from hotbed.report.cache import cache
-from hotbed.report.forecast import forecast
+from hotbed.report.formats import contents, text
 from hotbed.report.ids import ids
-from hotbed.report.markup import contents, text
-from hotbed.report.memory import memory
+from hotbed.report.memory import forecast, memory
 from hotbed.report.read import Run
 from hotbed.report.tiers import tiers
 from hotbed.report.times import times

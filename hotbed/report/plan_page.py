@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hotbed.errors import RunError
-from hotbed.forecast.curves import Curves
+from hotbed.forecast.curves import Curve, Curves
 from hotbed.host.memory import in_words
-from hotbed.report.curve_charts import curve_figures
-from hotbed.report.formats import percent
-from hotbed.report.markup import section, table, text
+from hotbed.report.charts import Chart, Mark, Series, figure
+from hotbed.report.formats import percent, section, table, text
 from hotbed.report.page import whole
+
+_MOST_TABLES = 6  # one colour each
 
 
 def write_curves(path: Path, name: str, curves: Curves, num_slots: int | None = None, before: str = "") -> None:
@@ -64,3 +65,46 @@ def _numbers(curves: Curves) -> str:
     ]
     head = ["table", "rows that occur", *(f"{100 * share:g} %" for share in shares)]
     return table("Misses of every table with a cache of its own, by the share of its rows", head, rows) if rows else ""
+
+
+def curve_figures(curves: Sequence[Curve], tables: Sequence[Curve], num_rows: int, num_slots: int | None = None) -> str:
+    """The figures; x is the share of the rows that a cache holds."""
+    marks = (Mark(num_slots / num_rows, "the cache asked for"),) if num_slots else ()
+    figures = [figure(_chart("curve-all", "Misses over cache size", _ABOUT_ALL, curves, num_rows, marks))]
+    if tables:
+        shown = sorted(tables, key=lambda one: -one.num_rows)[:_MOST_TABLES]
+        about = f"Each table with a cache of its own under LRU, the {len(shown)} with most rows of {len(tables)}."
+        figures.append(figure(_chart("curve-tables", "Tables alone", about, shown, None, ())))
+    return f'<div class="figures">{"".join(figures)}</div>'
+
+
+_ABOUT_ALL = (
+    "Distinct rows of batches that a cache of this size does not hold. LRU without look-ahead is counted at every size in one "
+    "pass; the others are simulated at the points drawn, with the look-ahead of training."
+)
+
+
+def _chart(
+    identifier: str, title: str, about: str, curves: Sequence[Curve], num_rows: int | None, marks: tuple[Mark, ...]
+) -> Chart:
+    series = tuple(
+        Series(
+            curve.name,
+            [(float(size) / (num_rows or curve.num_rows), float(y)) for size, y in zip(curve.sizes, curve.misses)],
+            1 + number % 6,
+        )
+        for number, curve in enumerate(curves)
+    )
+    return Chart(
+        identifier,
+        title,
+        about,
+        "share of the rows in the cache",
+        "misses",
+        series,
+        x_format="share",
+        y_format="share",
+        x_marks=marks,
+        zero=True,
+        log_x=True,
+    )

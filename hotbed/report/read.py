@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hotbed.errors import RunError
+from hotbed.report.formats import NAN, first_known, listing, mapping, median, name_of, number
 from hotbed.report.points import (
     CachePoint,
     IdPoint,
@@ -27,7 +28,6 @@ from hotbed.report.points import (
     tier_point,
     times_point,
 )
-from hotbed.report.values import NAN, first_known, listing, mapping, median, name_of, number
 
 
 class TrainPoint(NamedTuple):

@@ -10,10 +10,9 @@ from typing import Any
 
 from hotbed.report.charts import figure
 from hotbed.report.curves import calibration_chart, headline_split, learning_charts, skew_chart
-from hotbed.report.formats import MISSING, compact, count, decimal, duration, percent
-from hotbed.report.markup import fold, section, table, text
+from hotbed.report.formats import MISSING, compact, count, decimal, duration, fold, percent, section, table, text
+from hotbed.report.points import usable
 from hotbed.report.read import Run, Score, Skew
-from hotbed.report.series import usable
 from hotbed.run.config import DENSE_RATES, FIELDS, ROW_RATES
 
 CACHE_SHARE = 0.015  # of the rows; what the published GPU caches hold, and what data/describe measures

@@ -12,11 +12,9 @@ from operator import attrgetter
 
 from hotbed.report.charts import Chart, Mark, Series, figure
 from hotbed.report.curves import SEEN, epoch_ends
-from hotbed.report.formats import count, percent, size
-from hotbed.report.markup import section
-from hotbed.report.points import TierPoint
+from hotbed.report.formats import count, percent, section, size
+from hotbed.report.points import TierPoint, usable
 from hotbed.report.read import Run, TrainPoint
-from hotbed.report.series import usable
 
 UNITS = (("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30), ("TiB", 2.0**40))
 LITTLE_LIVE = 0.5  # of the records; below it compaction is behind

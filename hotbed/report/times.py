@@ -12,11 +12,9 @@ from collections.abc import Callable
 
 from hotbed.report.charts import Chart, Series, figure
 from hotbed.report.curves import SEEN, epoch_ends
-from hotbed.report.formats import MISSING, milliseconds, percent
-from hotbed.report.markup import section, table
-from hotbed.report.points import Parts, TimesPoint
+from hotbed.report.formats import MISSING, milliseconds, percent, section, table
+from hotbed.report.points import Parts, TimesPoint, usable
 from hotbed.report.read import Run
-from hotbed.report.series import usable
 
 WORDS = {
     "reader": ("reader", "waiting for the next batch to be read"),

@@ -321,7 +321,7 @@ def _cache_contradictions(tables: TablesConfig) -> list[str]:
 
 
 def _id_contradictions(tables: TablesConfig) -> list[str]:
-    """Of dynamic ids; what the rules themselves may say is known to hotbed.ids, so build.py checks it."""
+    """Of dynamic ids; what the rules themselves may say is known to hotbed.ids, so train/build.py checks it."""
     problems = []
     if not tables.dynamic:
         for name in ("admit", "expire"):

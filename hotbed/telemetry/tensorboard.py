@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl as TensorBoard scalars in RUN/tensorboard, when TensorBoard is installed; numbers.py names them.
+"""The lines of metrics.jsonl as TensorBoard scalars in RUN/tensorboard, when TensorBoard is installed; scalars.py names them.
 
 TensorBoard takes a third of a second to import, so it is imported when training begins. It changes nothing in the run.
 """

@@ -10,7 +10,7 @@ import pytest
 
 from hotbed.data.dataset import Dataset
 from hotbed.data.prepare.prepare import prepare
-from hotbed.forecast.simulate import simulate
+from hotbed.forecast.replay import simulate
 from hotbed.forecast.trace import read_trace
 from hotbed.host.memory import in_words
 from tests.data.small import make_dataset

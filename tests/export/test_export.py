@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
 from hotbed.export import onnx_model, read_export, rows
-from hotbed.export.numbers import stored
+from hotbed.export.rows import stored
 from hotbed.export.write import Wanted, export
 from hotbed.run.files import write_folder
 from tests.data.small import make_dataset

@@ -5,8 +5,7 @@ import pytest
 
 from hotbed.forecast.curves import lru_curve, policy_points, sizes_between, table_curves
 from hotbed.forecast.optimum import optimum
-from hotbed.forecast.replay import Ahead, Replay
-from hotbed.forecast.simulate import simulate
+from hotbed.forecast.replay import Ahead, Replay, simulate
 from hotbed.forecast.trace import trace_of
 
 

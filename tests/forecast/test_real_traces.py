@@ -5,7 +5,7 @@ import pytest
 from benchmarks.policies import bar
 from benchmarks.traces import CASES, Case, prepared, real_trace, zipf_trace
 from hotbed.forecast.optimum import optimum
-from hotbed.forecast.simulate import simulate
+from hotbed.forecast.replay import simulate
 
 
 @pytest.fixture(scope="module")

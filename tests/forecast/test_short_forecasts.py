@@ -8,9 +8,9 @@ import pytest
 from hotbed.data.dataset import Dataset, hot_keys
 from hotbed.data.synthetic.shapes import SHAPES
 from hotbed.data.synthetic.write import write_dataset
+from hotbed.forecast.id_file import from_dataset
 from hotbed.forecast.replay import Ahead, Replay
 from hotbed.forecast.sampled import Wanted, thin, uses_of
-from hotbed.forecast.source import from_dataset
 from hotbed.forecast.trace import rows_of
 from hotbed.forecast.traffic import Course, Seen, distinct_rows, hot_of, owned, watch
 from hotbed.ops.shard import Shard

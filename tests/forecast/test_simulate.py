@@ -12,8 +12,7 @@ from hotbed.cache import BYTES_PER_SLOT, POLICIES, CacheCounts
 from hotbed.data.dataset import Dataset, hot_keys
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.forecast.optimum import optimum
-from hotbed.forecast.replay import Ahead, Replay
-from hotbed.forecast.simulate import simulate
+from hotbed.forecast.replay import Ahead, Replay, simulate
 from hotbed.forecast.trace import read_trace, trace_of
 from hotbed.ops.records import layout_of
 from hotbed.train.run import run

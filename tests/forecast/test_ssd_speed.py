@@ -5,7 +5,7 @@ import os
 import pytest
 
 from hotbed.errors import StoreError
-from hotbed.forecast.ssd import ssd_speed
+from hotbed.forecast.measure import ssd_speed
 
 
 def test_reads_come_from_the_device(tmp_path, monkeypatch):

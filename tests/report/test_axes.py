@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbed.report.axes import linear, logarithmic
+from hotbed.report.charts import linear, logarithmic
 
 FINITE = st.floats(-1e29, 1e29)
 

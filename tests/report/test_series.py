@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbed.report.series import sample, smooth, thin, usable
+from hotbed.report.points import sample, smooth, thin, usable
 
 VALUES = st.lists(st.floats(-100, 100) | st.just(math.nan), max_size=200)
 

@@ -8,8 +8,8 @@ import pytest
 from hotbed.cli.top import rows_of
 from hotbed.cli.top_state import Folder
 from hotbed.report import write_comparison, write_report
+from hotbed.report.cache import miss_chart, operating_point
 from hotbed.report.memory import memory, memory_chart
-from hotbed.report.misses import miss_chart, operating_point
 from hotbed.report.read import read_run
 from hotbed.report.times import mean_parts, time_charts, times
 from tests.report.conftest import cache_of, memory_of, times_of, train_line

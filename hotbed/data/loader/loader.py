@@ -9,7 +9,7 @@ threads changes nothing but the speed, and an epoch can resume at any batch afte
 the batches of the blocks that threads + 1 row groups belong to (35 MB a block for 26 ids and 13 numbers a row), and a
 decoded row group per thread. Batches belong to whoever takes them; their memory is used again when it is dropped (decode.py).
 
-A loader of one rank among several yields that rank's part of every batch (deal.py), which may be empty in the last one; blocks
+A loader of one rank among several yields that rank's part of every batch (`Share`), which may be empty in the last one; blocks
 at the borders of its part are decoded by its neighbour too.
 
 The rows of an epoch dealt to ranks: batch size, number of ranks and their history in, runs of rows of every rank out.

@@ -1,7 +1,7 @@
 """The id lists of all pieces in; per feature, its vocabulary, its counts file and its statistics out.
 
 Features are independent, so only the ids of a few are in memory at a time. A feature is counted exactly while its distinct
-ids fit into the memory given. Beyond, a sketch (stats/heavy_hitters.py) goes over the lists first and finds every id that
+ids fit into the memory given. Beyond, a sketch (heavy_hitters.py) goes over the lists first and finds every id that
 can occur more than E times; a second reading counts those exactly, and the ids that do occur more than E times are kept. So
 a vocabulary is never a guess: it is what `min_count` of E + 1 would give, and every count in the file is exact.
 

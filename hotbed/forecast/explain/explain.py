@@ -1,8 +1,15 @@
-"""One row of a run in, all there is to say of it out; and the rows of a table that were used or evicted most."""
+"""One row of a run in, all there is to say of it out; and the rows of a table that were used or evicted most.
+
+`meanings`: a feature and ids of its table in, out what they stand for in the raw log, as far as the dataset tells.
+
+A vocabulary lists 64-bit ids. Of whole numbers they are the values themselves, of log buckets they name a range; of texts they
+are hashes, from which no text can be told.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,17 +17,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hotbed.cache import look_far
+from hotbed.data.dataset import Dataset
+from hotbed.data.hash import MISSING_ID
+from hotbed.data.schema import IdFeature
+from hotbed.data.values import BUCKET_STARTS
 from hotbed.errors import ConfigError
-from hotbed.forecast.explain.history import History, Uses, census_of, history_of
-from hotbed.forecast.explain.meaning import meanings
-from hotbed.forecast.explain.next_use import NextUse, next_use_of, uses_of
-from hotbed.forecast.explain.passes import doubts
+from hotbed.forecast.explain.history import History, NextUse, Uses, census_of, doubts, history_of, next_use_of, uses_of
 from hotbed.forecast.explain.place import CACHE, Norms, Place, Score, key_of, norms_of, place_of, score_of
-from hotbed.forecast.explain.request import Asked, feature_of, row_asked
-from hotbed.forecast.explain.run import Opened, open_run
+from hotbed.forecast.explain.run import Asked, Opened, feature_of, open_run, row_asked
 from hotbed.forecast.trace import Trace
 from hotbed.train.row_watch import FILE, read_lines
 
+_STARTS = (0, 1, 2, *(int(one) for one in BUCKET_STARTS))
 BY = ("uses", "evictions")
 
 
@@ -203,3 +211,33 @@ def _upcoming(opened: Opened, history: History) -> tuple[Trace | None, int]:
     offsets = trace.offsets[planned : end + 1]
     first, last = int(offsets[0]), int(offsets[-1])
     return Trace(trace.keys[first:last], trace.counts[first:last], offsets - first, trace.num_rows), stride
+
+
+def meanings(dataset: Dataset, feature: IdFeature, ids: Sequence[int]) -> list[str]:
+    """In words; "" where nothing is known."""
+    if feature.mode == "hash":
+        return [""] * len(ids)  # many values share a row
+    if feature.mode != "vocabulary":
+        return [_of_id(feature, one) for one in ids]
+    listed = dataset.counts(feature.name).ids
+    known = {0: "values that train does not have"}
+    known |= {one: _of_id(feature, int(listed[one - 1])) for one in ids if 0 < one <= len(listed)}
+    return [known.get(one, "") for one in ids]
+
+
+def _of_id(feature: IdFeature, raw: int) -> str:
+    if raw == MISSING_ID:
+        return "missing values"
+    if feature.source == "integer":
+        return f"value {raw}"
+    return _range(raw) if feature.source == "bucket" else ""
+
+
+def _range(bucket: int) -> str:
+    size = abs(bucket)
+    if not size:
+        return "values between -1 and 1"
+    if size + 1 >= len(_STARTS):
+        return ""
+    low, high = _STARTS[size : size + 2]
+    return f"values from {low:,} to below {high:,}" if bucket > 0 else f"values from -{low:,} to above -{high:,}"

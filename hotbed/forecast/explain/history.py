@@ -1,15 +1,24 @@
 """The batches of a run through its cache again, without rows: when a row came in, left, and was used.
 
-The simulator decides as training did, to the row (plan/replay.py), so nothing is recorded while training. Whether that holds
-for this run is checked at the end: the rows in the replayed cache are held against those that the checkpoint says were in the
-cache. A run that was resumed, or evaluated within epochs, may differ; then the share of rows that agree is told.
+The simulator decides as training did, to the row (forecast/replay.py), so nothing is recorded while training. Whether that
+holds for this run is checked at the end: the rows in the replayed cache are held against those that the checkpoint says were
+in the cache. A run that was resumed, or evaluated within epochs, may differ; then the share of rows that agree is told.
 
 Memory: the distinct keys of one epoch, 20 bytes each, and 14 bytes for every row of the tables.
+
+`NextUse`: the reader's order in; the uses of an id so far, and its next use, out: exact up to the last epoch, by rate after it.
+
+Batches are read again with their ids alone. Those of all ranks together are what one process would read.
+
+`Pass`: settings and data in, the batches of the run up to its checkpoint out: epochs, and the evaluations between them.
+
+Every pass is read from the data files in the order in which it was trained, ids alone. One pass is in memory at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,10 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.data.dataset import hot_keys
-from hotbed.forecast.explain.passes import Pass, passes_of
-from hotbed.forecast.explain.run import Opened
+from hotbed.data.loader.loader import Loader
+from hotbed.forecast.explain.run import Asked, Opened, feature_of
 from hotbed.forecast.replay import CacheReplay, Replay
-from hotbed.forecast.trace import Trace
+from hotbed.forecast.trace import Trace, read_trace
+from hotbed.types import Batch
 
 _MOST_WINDOWS_AHEAD = 8  # of the checkpoint's step, that may have been planned by then
 
@@ -204,3 +214,97 @@ def _count_uses(uses: Uses, one: Pass, key: int) -> None:
         uses.batches += int(entries.shape[0])
         uses.first_step = int(steps[0]) if uses.first_step is None else uses.first_step
         uses.last_step = int(steps[-1])
+
+
+class NextUse(NamedTuple):
+    """When a row is looked up next."""
+
+    step: int | None  # exact; None: in no batch that is left
+    every: float | None  # steps between two uses so far; None: it was never used
+
+
+def uses_of(opened: Opened, asked: Asked) -> Uses:
+    """Up to the checkpoint."""
+    uses = Uses()
+    for step, lookups in _lookups(opened, asked, 0, opened.step):
+        if lookups:
+            uses.lookups += lookups
+            uses.batches += 1
+            uses.first_step = step if uses.first_step is None else uses.first_step
+            uses.last_step = step
+    return uses
+
+
+def next_use_of(opened: Opened, asked: Asked, uses: Uses) -> NextUse:
+    """Reads the batches that are left until the row comes."""
+    every = opened.step / uses.batches if uses.batches else None
+    coming = _lookups(opened, asked, opened.step, opened.last_step)
+    with closing(coming):
+        return NextUse(next((step for step, lookups in coming if lookups), None), every)
+
+
+def _lookups(opened: Opened, asked: Asked, done: int, end: int) -> Generator[tuple[int, int], None, None]:
+    """(step, look-ups of the row) for the steps after `done`, up to `end`."""
+    data, feature = opened.config.data, feature_of(opened, asked.table)
+    loader = Loader(
+        opened.dataset, "train", batch_size=data.batch_size, shuffle=data.shuffle, seed=opened.config.train.seed
+    )
+    singles = [one.name for one in opened.dataset.schema.features if not one.multi]
+
+    def count(batch: Batch) -> int:
+        values = batch.bags[asked.table].values if feature.multi else batch.ids[:, singles.index(asked.table)]
+        hashed = feature.mode == "hash" and asked.row is not None
+        return int(((values.remainder(feature.rows) if hashed else values) == asked.id).sum())
+
+    step = done
+    while step < end:
+        epoch, first = divmod(step, opened.num_batches)
+        with closing(loader.id_batches(epoch, first)) as batches:
+            for batch in batches:
+                step += 1
+                yield step, count(batch)
+                if step == end:
+                    return
+
+
+class Pass(NamedTuple):
+    """Batches that were read in one go."""
+
+    trace: Trace
+    learns: bool  # an epoch of training; else an evaluation
+    first_step: int  # of its first batch; of an evaluation, the step before it
+    stop: int | None = None  # batches that were trained; None: all
+
+    @property
+    def num_trained(self) -> int:
+        return self.trace.num_batches if self.stop is None else self.stop
+
+
+def passes_of(opened: Opened) -> Iterator[Pass]:
+    """In the order of the run, up to its checkpoint."""
+    every, num_batches = opened.config.train.eval_every, opened.num_batches
+    held_out = opened.dataset.schema.splits.get("valid")
+    evaluates = held_out is not None and held_out.rows > 0
+    for epoch in range(opened.epoch):
+        yield Pass(opened.trace(epoch), True, 1 + epoch * num_batches)
+        step = (epoch + 1) * num_batches
+        due = step % every == 0 if every else True
+        if evaluates and due and step <= opened.evaluated_step:
+            yield Pass(_evaluation(opened), False, step)
+    if opened.batch:
+        first = 1 + opened.epoch * num_batches
+        yield Pass(opened.trace(opened.epoch, opened.batch), True, first, opened.batch)
+
+
+def doubts(opened: Opened) -> list[str]:
+    """What the passes leave out, and may have changed the cache."""
+    found = []
+    if opened.config.train.eval_every and opened.dataset.schema.splits.get("valid"):
+        found.append("evaluations within an epoch (train.eval_every) are left out")
+    if opened.config.train.checkpoint_every:
+        found.append("batches that were ready when a checkpoint was taken (train.checkpoint_every) were planned twice")
+    return found
+
+
+def _evaluation(opened: Opened) -> Trace:
+    return read_trace(opened.dataset, batch_size=opened.config.data.eval_batch_size, split="valid")

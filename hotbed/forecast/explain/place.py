@@ -8,6 +8,7 @@ Shapes: N rows in the cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,11 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.cache.policies import make_policy
-from hotbed.forecast.explain.request import Asked
-from hotbed.forecast.explain.run import Opened
-from hotbed.forecast.explain.saved import saved_row
+from hotbed.checkpoint.chain import Entry, chain_of
+from hotbed.checkpoint.read import check_sizes, rows_of
+from hotbed.forecast.explain.run import Asked, Opened
 from hotbed.forecast.trace import Trace
 from hotbed.ops.shard import Shard
+from hotbed.scorer.checkpoints import parts_of
 
 CACHE, MEMORY, SSD, DEVICE, NEVER, GONE = "cache", "memory", "ssd", "device", "never trained", "no row"
 
@@ -141,3 +143,19 @@ def _next_uses(keys: NDArray[np.int64], upcoming: Trace | None, stride: int) -> 
 
 def _norm(values: Tensor) -> float:
     return float(values.double().norm())
+
+
+def saved_row(entries: Sequence[Entry], table: str, id_: int) -> dict[str, Tensor]:
+    """Weight, optimizer states and further numbers; nothing where the row was never written, or is no more."""
+    found: dict[str, Tensor] = {}
+    for rank, entry in enumerate(entries):
+        chain = chain_of(entry)
+        check_sizes(chain)
+        for part in parts_of(chain, Shard(rank, len(entries)), rows_of):
+            if part.table == table:
+                at = (part.ids == id_).nonzero()
+                if at.shape[0]:
+                    row = int(at[-1])
+                    columns = {name: one[row].clone() for name, one in part.columns.items()}
+                    found = found | columns if columns else {}
+    return found if "weight" in found else {}

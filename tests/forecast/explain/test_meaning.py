@@ -8,7 +8,7 @@ import pytest
 
 from hotbed.cli import main
 from hotbed.data.dataset import Dataset
-from hotbed.forecast.explain.meaning import meanings
+from hotbed.forecast.explain.explain import meanings
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,10 @@ import hotbed
 from benchmarks.results_file import append_rows
 from benchmarks.wire import WORLD, Case, samples_of
 from hotbed.optim import Adagrad
-from hotbed.parallel.auto import costs_of
+from hotbed.parallel.auto import Speed, Speeds, costs_of
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.replicated import Tally
 from hotbed.parallel.sharded import ShardedTables
-from hotbed.parallel.speeds import Speed, Speeds
 
 REAL = [Case("criteo", "time", 256, 40), Case("criteo", "time", 1024, 12), Case("frappe", "time", 1024, 24)]
 MADE = [Case("zipf small", "drawn", 512, 24), Case("zipf small", "drawn", 512, 24, nodes=2)]

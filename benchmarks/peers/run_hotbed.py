@@ -13,7 +13,7 @@ from benchmarks.peers.job import Clock, Job
 from hotbed.data.dataset import Dataset
 from hotbed.run.config import DataConfig, DenseConfig, ModelConfig, RunConfig, TablesConfig, TrainConfig
 from hotbed.telemetry.log import Record
-from hotbed.telemetry.progress import Progress
+from hotbed.telemetry.observer import Progress
 from hotbed.train.build import build
 from hotbed.train.step import repeatable
 

@@ -33,8 +33,7 @@ from hotbed.ops.index import (
 )
 from hotbed.ops.index.recorded import ARRIVALS, ARRIVED, PLANNED, WINDOWS, lane_arrive, lane_plan, new_buffers
 from hotbed.ops.keys.triton import BATCHES, KeyMaker
-from hotbed.ops.recording import recording
-from hotbed.ops.streams import mark
+from hotbed.ops.streams import mark, recording
 
 _NUMBER = 8  # place of the tag in a row of counts on the host
 

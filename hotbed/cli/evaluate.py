@@ -43,8 +43,8 @@ def evaluate_command(
     with told_of_compiling():
         with waiting("loading the model"):
             from hotbed.data.loader.loader import Loader
-            from hotbed.run.dataset import find_data_or_say
-            from hotbed.train.evaluate import evaluate
+            from hotbed.run.folder import find_data_or_say
+            from hotbed.train.metrics import evaluate
             from hotbed.train.scoring import check_same_ids
 
             subject = _subject(run)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hotbed.telemetry.clock import StepClock
     from hotbed.telemetry.log import Record
     from hotbed.telemetry.observer import Observer
-    from hotbed.telemetry.progress import Progress as Position
+    from hotbed.telemetry.observer import Progress as Position
     from hotbed.telemetry.prometheus import MetricsServer
     from hotbed.telemetry.trace import TraceWriter
 

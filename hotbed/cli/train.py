@@ -172,9 +172,8 @@ class Manner(NamedTuple):
 
 def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner, compiled: Compiled) -> None:
     from hotbed.data.dataset import describe
-    from hotbed.run.dataset import find_data_or_say
     from hotbed.run.files import write_text
-    from hotbed.run.folder import alone, default_run, make_run, read_json
+    from hotbed.run.folder import alone, default_run, find_data_or_say, make_run, read_json
     from hotbed.train.build import build, compare
     from hotbed.train.disk_room import check_room
     from hotbed.train.warm_start import source_of, start_from

@@ -16,14 +16,11 @@ from hotbed.errors import ConfigError
 from hotbed.models.autoint import AutoInt
 from hotbed.models.base import Model
 from hotbed.models.dcnv2 import DCNv2
-from hotbed.models.deepfm import DeepFM
 from hotbed.models.dlrm import DLRM
-from hotbed.models.dnn import DNN
+from hotbed.models.dnn import DNN, WideDeep
 from hotbed.models.finalmlp import FinalMLP
-from hotbed.models.fm import FM
-from hotbed.models.lr import LR
+from hotbed.models.fm import FM, LR, DeepFM
 from hotbed.models.options import check_options, model_options
-from hotbed.models.wide_deep import WideDeep
 
 __all__ = ["MODELS", "Model", "ModelCard", "build_model", "check_model", "model_card"]
 

@@ -1,11 +1,11 @@
-"""The plain deep network: all vectors side by side, then an MLP."""
+"""The plain deep network, all vectors side by side and then an MLP; and Wide & Deep, with a linear model beside it."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from hotbed.models.base import Model
-from hotbed.models.layers import MLP, join
+from hotbed.models.layers import MLP, LinearTerm, join, split_first_order
 from hotbed.models.options import Activation, Rate, Widths
 
 
@@ -40,3 +40,38 @@ class DNN(Model):
 
     def logits(self, vectors: Tensor, dense: Tensor) -> Tensor:
         return self.mlp(join(vectors, dense)).squeeze(1)
+
+
+class WideDeep(Model):
+    """A linear term and an MLP, trained together.
+
+    logit = b + sum_f w_f + <u, dense> + MLP([v_1, ..., v_F, dense]). The wide half here is the first-order weight of
+    every id; crossed columns, if wanted, are features of the data.
+
+    Reference: Cheng et al., Wide & Deep Learning for Recommender Systems, DLRS 2016, arXiv 1606.07792
+    Parameters: 1 + N + mlp(F * D + N, hidden, 1)
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        dim: int,
+        num_dense: int,
+        *,
+        hidden: Widths = (128, 64),
+        dropout: Rate = 0.0,
+        batch_norm: bool = False,
+        activation: Activation = "relu",
+    ) -> None:
+        super().__init__(num_features, dim, num_dense)
+        width = num_features * dim + num_dense
+        self.linear = LinearTerm(num_dense)
+        self.mlp = MLP(width, hidden, 1, dropout=dropout, batch_norm=batch_norm, activation=activation)
+
+    @staticmethod
+    def vector_width(dim: int) -> int:
+        return dim + 1
+
+    def logits(self, vectors: Tensor, dense: Tensor) -> Tensor:
+        embeddings, weights = split_first_order(vectors)
+        return self.linear(weights, dense) + self.mlp(join(embeddings, dense)).squeeze(1)

@@ -25,9 +25,9 @@ from hotbed.cache.policies import LFU
 from hotbed.ops.lookup import lookup
 from hotbed.ops.lookup.reference import result_type, rows_of
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.parallel.gather import gather
+from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.unions import Union, Want
+from hotbed.parallel.routes import Union, Want
 from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.group.group import TableGroup, UpdateStep
 

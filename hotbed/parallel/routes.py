@@ -6,23 +6,45 @@ that come back. Vectors and gradients then travel along the route as often as ne
 
 All ranks make the routes of the same batches in the same order. A rank that cannot (a bad id, say) tells the others, and all
 of them stop.
+
+`Union`: the rows of one batch that any rank wants: each once, in the same order on every rank, with their owners side by side.
+
+In: a route, which tells an owner what it is asked for. The owner strikes out what several ranks ask for, tells everyone its
+list, and tells those who ask where in the list their rows stand. Out: the union, the same on all ranks, and the place in it
+of each own look-up. Like routes, unions are made ahead of time, by all ranks in the same order.
+
+`wanted_of`: what a rank wants of the owners: the keys of its look-ups, or, where ids are dynamic, the ids themselves.
+
+Keys of dynamic ids are their owner's business, and it has to know how often each id comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hotbed.errors import RankError
-from hotbed.ops.lookups import Lookups
+from hotbed.ops.keys import FirstBad
+from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.partition import Dealt, deal
 from hotbed.ops.shard import Shard
 from hotbed.parallel.asks import Ask, Wanted, ask_of
-from hotbed.parallel.collect import Passage, carry, carry_back, passages
+from hotbed.parallel.collect import Passage, carry, carry_back, gather, gather_numbers, passages
 from hotbed.parallel.mesh import Mesh
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.group.dynamic import DynamicIds, Sense
+from hotbed.tables.group.group import TableGroup
+from hotbed.tables.inputs import Given, GroupInputs
 
+# Of one group: no union; one whose rows have no names beyond this batch (dynamic ids); one whose rows may be kept.
+Want = Literal["none", "once", "kept"]
+_SMALL = 1 << 31  # keys below travel in 32 bits
+_NOT_WANTED = -1
 _FAILED, _ENDED, _LEFT = 1, 2, 3  # what a rank says that has no batch to settle
 
 
@@ -110,3 +132,124 @@ def _check(mesh: Mesh, said: list[int], mine: str = "", *, ends: bool = False) -
         if ends:
             what = "this rank has no more batches, but others have"
         raise RankError(f"{what}. Every rank needs equally many; one without samples may yield an empty batch.")
+
+
+class Union:
+    """U rows of one group, by owner."""
+
+    def __init__(self, sizes: Sequence[int], standing: Tensor, places: Tensor, keys: Tensor | None) -> None:
+        self.sizes = list(sizes)  # [W] rows of each owner
+        self.starts = [0, *accumulate(self.sizes)]  # [W + 1]
+        self.standing = standing  # int64 [U of this rank]: where each own row stands among the keys it is asked for
+        self.places = places  # int64 [L]: the row of each own look-up; -1 is padding
+        self.keys = keys  # int64 [U], distinct: the key on its owner x W + the owner; on CUDA ascending
+        self.order: Tensor | None = None  # int64 [U], on CUDA: the places of the keys
+        if keys is not None and keys.device.type == "cuda":
+            self.keys, self.order = torch.sort(keys)
+        self.turn = -1  # of the replicas, when they gave out `slots`
+        self.slots = places[:0]  # int64 [U + 1]: where the rows are; the last is -1
+
+    @property
+    def num_rows(self) -> int:
+        """U."""
+        return self.starts[-1]
+
+
+def with_unions(mesh: Mesh, routes: Sequence[Route], num_keys: Sequence[int], wants: Sequence[Want]) -> list[Route]:
+    """The routes of one batch, with unions where all ranks want them; a collective over `mesh`.
+
+    `num_keys` are those that a rank may have in each group.
+    """
+    own = [None if want == "none" else _distinct(route) for route, want in zip(routes, wants)]
+    mine = [_NOT_WANTED if one is None else one.counts[0] for one in own]
+    sizes_GW = gather_numbers(mesh, mine, routes[0].keys.device).t().tolist()
+    found = []
+    for g, (route, one, sizes) in enumerate(zip(routes, own, sizes_GW)):
+        if one is not None and min(sizes) > _NOT_WANTED:
+            keys = _keys(mesh, one.keys, sizes, num_keys[g] < _SMALL) if wants[g] == "kept" else None
+            found.append(route._replace(union=_union(mesh, route, one, sizes, keys)))
+        else:
+            found.append(route)
+    return found
+
+
+def _distinct(route: Route) -> Dealt:
+    """What this rank is asked for, each once."""
+    return deal(route.keys, None, lambda keys, _: torch.zeros_like(keys), 1, route.tables)
+
+
+def _keys(mesh: Mesh, keys: Tensor, sizes: list[int], small: bool) -> Tensor:
+    """A name [U] for every row of the union."""
+    lists = gather(mesh, keys.to(torch.int32) if small else keys, sizes).to(torch.int64)
+    return lists * mesh.size + _repeated(torch.arange(mesh.size, device="cpu"), sizes, keys.device)
+
+
+def _union(mesh: Mesh, route: Route, own: Dealt, sizes: list[int], keys: Tensor | None) -> Union:
+    device = route.keys.device
+    told = carry_back(mesh, own.places.to(torch.int32), route.passage).to(torch.int64)
+    starts = torch.tensor([0, *accumulate(sizes)][:-1], device="cpu")
+    rows = told + _repeated(starts, route.passage.send, device)
+    places = torch.cat([rows, rows.new_full((1,), -1)])[route.own.slots]  # that of padding is the last
+    standing = torch.empty_like(own.keys)
+    standing[own.places] = torch.arange(own.places.shape[0], device=device)  # any of them will do: they are one row
+    return Union(sizes, standing, places, keys)
+
+
+def _repeated(values: Tensor, times: Sequence[int], device: torch.device) -> Tensor:
+    return torch.repeat_interleave(values, torch.tensor(times, device="cpu")).to(device)
+
+
+def wanted_of(group: TableGroup, flattened: Callable[[Any], Lookups]) -> Wanted:
+    """Of one group; `flattened` gives the look-ups of a batch for what makes keys of ids."""
+    if isinstance(group, CachedGroup) and group.ids is not None:
+        lookups = flattened(_RawIds(group, group.ids))
+        ids, tables = lookups.sense
+        return Wanted(lookups, ids, group.shard.owner_of_any, tables)
+    lookups = flattened(group)
+    if lookups.check is not None:
+        lookups.check()
+    return Wanted(lookups, lookups.slots.to(torch.int64), group.shard.owner_of_any, num_local=group.num_rows)
+
+
+def tables_in_parts(inputs: GroupInputs, given: Given) -> tuple[int, ...] | None:
+    """The table of every span, or -1 where owners cannot pool: features with weights, sequences, tables without bags."""
+    features = [inputs.features[j] for j in inputs.order]
+    tables = dict.fromkeys(feature.table for feature in features if feature.name in given.bags)
+    for feature in features:
+        bag = given.bags.get(feature.name)
+        if feature.pooling == "none" or (bag is not None and bag.weights is not None):
+            tables.pop(feature.table, None)
+    number_of_table = {table: number for number, table in enumerate(tables)}
+    return tuple(number_of_table.get(feature.table, -1) for feature in features) if tables else None
+
+
+def keys_of_ids(ids: DynamicIds, route: Route, learns: bool) -> tuple[Tensor, Sense]:
+    """The keys of dynamic ids that all ranks ask for, each once for every rank; they count as often as they come."""
+    assert route.tables is not None
+    assert route.times is not None
+    times = route.times.cpu().numpy()
+    tables = np.repeat(route.tables.cpu().numpy().astype(np.uint16), times)
+    keys, sense = ids.keys_of(tables, np.repeat(route.keys.cpu().numpy(), times), learns)
+    first = np.cumsum(times) - times
+    return torch.from_numpy(keys[first]).to(route.keys.device), sense
+
+
+class _RawIds:
+    """Stands in for a group: its keys are no keys yet, the sense is (ids, numbers of their tables)."""
+
+    def __init__(self, group: CachedGroup, ids: DynamicIds) -> None:
+        self.records = group.records
+        self._members = group.members
+        self._ids = ids
+
+    def keys(
+        self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
+    ) -> tuple[Tensor, FirstBad, Any]:
+        """Positions, and -1 for padding."""
+        numbers = torch.from_numpy(self._ids.numbers_of(spans, tables, ids.shape[0]).astype(np.int32)).to(ids.device)
+        places = torch.arange(ids.shape[0], device=ids.device)
+        for number, name in enumerate(self._ids.names):
+            padding = self._members[name].padding_id
+            if padding is not None:
+                places[(numbers == number) & (ids == padding)] = -1
+        return places, FirstBad(None), (ids, numbers)

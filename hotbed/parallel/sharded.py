@@ -31,11 +31,19 @@ from hotbed.parallel.asks import Bags, Wanted
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.modes import Mode, check_mode, way_of
 from hotbed.parallel.order import Order
-from hotbed.parallel.routes import RanksLeft, Route, end_routes, make_routes, refuse_routes
-from hotbed.parallel.shared_rows import SharedRows
-from hotbed.parallel.summed import Summed, averaged
-from hotbed.parallel.unions import Want, with_unions
-from hotbed.parallel.wanted import keys_of_ids, tables_in_parts, wanted_of
+from hotbed.parallel.routes import (
+    RanksLeft,
+    Route,
+    Want,
+    end_routes,
+    keys_of_ids,
+    make_routes,
+    refuse_routes,
+    tables_in_parts,
+    wanted_of,
+    with_unions,
+)
+from hotbed.parallel.shared_rows import SharedRows, Summed, averaged
 from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.group.group import TableGroup, UpdateStep
 from hotbed.tables.inputs import Given, as_given, flatten

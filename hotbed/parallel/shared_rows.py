@@ -4,9 +4,16 @@ Who owns an id counts and admits it, and answers from its replica as long as it 
 its replica, the sums of all ranks go round in one small gather, and every rank adds them in the order of the ranks and runs the
 same update: so replicas are equal to the bit, and no look-up asks twice. Replicas arrive with every training batch, whoever
 needs them, because another rank may.
+
+`Summed`: gradients that an owner has received from all ranks in, what it updates its rows with out.
+
+As a rule each rank's sum stands for itself and the update adds them. Where a row optimizer divides by how often a row occurs
+(`scale_by_count`), ranks tell how often their batch has it: sums are then added and divided here, and every row comes once.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +21,9 @@ from torch import Tensor
 
 from hotbed.ops.lookups import Lookups, Span
 from hotbed.ops.sums import sum_by_row
-from hotbed.parallel.gather import gather
+from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.routes import Route
-from hotbed.parallel.summed import Summed
 from hotbed.tables.group.dynamic import DynamicIds
 
 
@@ -66,3 +72,26 @@ class SharedRows:
         for part in parts[1:]:
             sums = sums + part
         return sums, ranks[..., width:].contiguous().view(torch.int64).sum(0).view(size)
+
+
+class Summed(NamedTuple):
+    """Gradients [n, D] of look-ups of one span, and how often a batch has the row of each."""
+
+    lookups: Lookups
+    grad: Tensor
+    times: Tensor  # int64 [n]
+
+
+def averaged(summed: Summed) -> Summed:
+    """The sum of every row, added in order, by how often all batches have it; every row once."""
+    lookups, grad, times = summed
+    slots, places = torch.unique(lookups.slots, return_inverse=True)
+    count, size = grad.shape[0], int(slots.shape[0])
+    sums = sum_by_row(grad, Lookups(places, (Span("rows", 0, count, 1),), count), size, ("rows",))
+    totals = torch.zeros(size, dtype=torch.int64, device=grad.device).index_add_(0, places, times)
+    keys = None
+    if lookups.keys is not None:
+        keys = lookups.keys.new_empty(size)
+        keys[places] = lookups.keys  # any of them will do: they are one row's
+    grad = sums / totals.clamp(min=1).to(grad.dtype).unsqueeze(1)
+    return Summed(Lookups(slots, (Span("rows", 0, size, 1),), size, keys=keys), grad, totals)

@@ -22,9 +22,9 @@ from hotbed.checkpoint.chain import Entry
 from hotbed.checkpoint.types import RowPart
 from hotbed.errors import StoreError
 from hotbed.scorer import kernels, write_kernels
+from hotbed.scorer.checkpoints import weights_of
 from hotbed.scorer.kernels import EMPTY, Overlay
 from hotbed.scorer.live import Budget, Live, Version, model_of
-from hotbed.scorer.row_groups import weights_of
 from hotbed.scorer.scratch import scratch_file, write_all
 from hotbed.scorer.source import Source
 

@@ -1,8 +1,8 @@
 """Raw columns in, a Batch out, by the schema of a model: values become the numbers and rows they were in training.
 
 Columns come as a mapping from names to lists, arrays or Arrow arrays, as a pandas DataFrame, or as a list of rows. Everything
-goes through encoded.py, as for `hotbed prepare` and `hotbed predict`; a value that cannot be read is an error here, because
-every sample gets a score.
+goes through data/encoded.py, as for `hotbed prepare` and `hotbed predict`; a value that cannot be read is an error here,
+because every sample gets a score.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from hotbed.host.memory import in_words
 from hotbed.host.pages import zeros
 from hotbed.scorer import kernels, write_kernels
 from hotbed.scorer.kernels import EMPTY, NUM_COUNTS, WAYS, Cache, Files, Overlay, Work
-from hotbed.scorer.mapped import MappedFile, map_file
-from hotbed.scorer.scratch import lengthen, scratch_file
+from hotbed.scorer.scratch import MappedFile, lengthen, map_file, scratch_file
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -18,8 +18,7 @@ from hotbed.cache import BYTES_PER_SLOT, share_of, with_some_to_spare
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.host.memory import in_words, parse_bytes, percent_hint, typed
 from hotbed.ids import MAX_ROWS
-from hotbed.store import tiered
-from hotbed.store.place import Place
+from hotbed.store import Place, tiered
 
 Rows = tuple[int, int]  # number of rows, bytes of a record
 Size = tuple[int | None, int]  # likewise; None for dynamic ids

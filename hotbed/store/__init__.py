@@ -8,16 +8,19 @@ held.py     rows of one moment for a checkpoint, while training goes on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from hotbed.ops.index import Scoring
+from hotbed.ops.records import Layout
 from hotbed.store.memory import MemoryStore
 from hotbed.store.ssd import SsdStore
 from hotbed.store.tiered import TieredStore
 
-__all__ = ["MemoryStore", "SsdStore", "Store", "TieredStore"]
+__all__ = ["MemoryStore", "Place", "SsdStore", "Store", "TieredStore"]
 
 
 class Store(Protocol):
@@ -53,3 +56,21 @@ class Store(Protocol):
     @property
     def num_bytes(self) -> int:
         """Of host memory, once everything is used."""
+
+
+class Place(NamedTuple):
+    """The room of one group below the device. Without an ssd, memory takes every row."""
+
+    folder: Path | None = None  # on the ssd, the group's own
+    ssd_bytes: int = 0
+    memory_slots: int = 0  # rows in memory over the ssd; 0: none, what is not on the device is on the ssd
+    grows: bool = False  # the rows are those of dynamic ids: far fewer than there could be
+
+    def open(self, num_rows: int, layout: Layout, first: Callable[[Tensor], Tensor], scoring: Scoring) -> Store:
+        """A store for that many rows."""
+        if self.folder is None:
+            return MemoryStore(num_rows, layout, first, grows=self.grows)
+        ssd = SsdStore(self.folder, num_rows, layout.width, first, max_bytes=self.ssd_bytes)
+        if not self.memory_slots:
+            return ssd
+        return TieredStore(ssd, num_rows, layout.width, self.memory_slots, scoring, first)

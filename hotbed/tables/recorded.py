@@ -19,8 +19,7 @@ from torch import Tensor
 from hotbed.errors import HotbedError
 from hotbed.ops.backend import backend_of
 from hotbed.ops.lookups import Lookups, Ticket
-from hotbed.ops.recording import recording
-from hotbed.ops.streams import mark
+from hotbed.ops.streams import mark, recording
 from hotbed.tables.inputs import Given, as_given, flatten
 from hotbed.tables.ownership import Planned
 

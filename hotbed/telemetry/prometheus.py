@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from hotbed.errors import RunError
 from hotbed.telemetry.log import Record
-from hotbed.telemetry.progress import Progress
+from hotbed.telemetry.observer import Progress
 from hotbed.telemetry.scalars import Number, numbers_of
 
 CONTENT = "text/plain; version=0.0.4; charset=utf-8"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotbed.telemetry.log import Record
-from hotbed.telemetry.progress import Progress
+from hotbed.telemetry.observer import Progress
 from hotbed.telemetry.scalars import numbers_of
 
 if TYPE_CHECKING:

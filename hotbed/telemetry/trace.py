@@ -12,7 +12,7 @@ from hotbed.host.atomic import write_file
 from hotbed.telemetry import spans
 from hotbed.telemetry.clock import StepClock
 from hotbed.telemetry.log import Record
-from hotbed.telemetry.progress import Progress
+from hotbed.telemetry.observer import Progress
 
 SKIPPED, USUAL, MOST_STEPS = 10, 50, 2000  # steps
 

@@ -21,15 +21,14 @@ from hotbed.data.loader.loader import Loader, Share
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
 from hotbed.host.devices import pick_device
-from hotbed.ids.rule_text import parse_admit, parse_expire
+from hotbed.ids.rules import parse_admit, parse_expire
 from hotbed.models import build_model, check_model
 from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
 from hotbed.parallel.world import ALONE, World
 from hotbed.run.config import RunConfig, TrainConfig, check, raise_problems
-from hotbed.run.id_features import id_problems, ids_of_train, rows_of_unseen
-from hotbed.run.model_card import card_of, table_specs
+from hotbed.run.model_card import card_of, id_problems, ids_of_train, rows_of_unseen, table_specs
 from hotbed.sizing.fit import (
     Amounts,
     Counted,

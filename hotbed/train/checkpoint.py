@@ -23,10 +23,9 @@ from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.read import tensors_of
 from hotbed.errors import RunError
 from hotbed.parallel.world import World
-from hotbed.telemetry.progress import Best, Progress
+from hotbed.telemetry.observer import Best, Progress
 from hotbed.train.interval import Interval
-from hotbed.train.rank_load import load_all
-from hotbed.train.ranks import join_states
+from hotbed.train.ranks import join_states, load_all
 from hotbed.train.step import Learner
 
 INTERVAL = "interval"

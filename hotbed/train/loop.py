@@ -26,15 +26,13 @@ from hotbed.host.compiling import compile_seconds
 from hotbed.optim import Schedule
 from hotbed.run.files import check_folder, write_folder
 from hotbed.telemetry.log import MetricsLog, NoLog, Record
-from hotbed.telemetry.observer import Observer
-from hotbed.telemetry.progress import Best, Progress
+from hotbed.telemetry.observer import Best, Observer, Progress
 from hotbed.train.checkpoint import best_steps, checkpoint_root, has_checkpoint, load_checkpoint, state_of
-from hotbed.train.evaluate import Evaluation, evaluate
 from hotbed.train.first_use import load_kernels, load_reader
 from hotbed.train.interval import Interval
+from hotbed.train.metrics import Evaluation, evaluate
 from hotbed.train.model_folder import load_weights, save_weights, send_weights
-from hotbed.train.rank_saver import RankSaver
-from hotbed.train.ranks import first_bad, summary_of
+from hotbed.train.ranks import RankSaver, first_bad, summary_of
 from hotbed.train.step import Learner
 from hotbed.train.watch import Ids, Watch, ids_of
 from hotbed.types import Batch

@@ -24,7 +24,7 @@ from hotbed.run.files import write_text
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
 from hotbed.telemetry.log import Record
-from hotbed.telemetry.progress import Progress
+from hotbed.telemetry.observer import Progress
 from hotbed.types import Batch
 
 FILE = "watched.jsonl"

@@ -11,10 +11,13 @@ from __future__ import annotations
 import json
 import math
 import platform
+import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,15 +30,14 @@ from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.module import EmbeddingTables
 from hotbed.train.disk_room import is_refused_by_disk, what_is_left
-from hotbed.train.evaluate import Evaluation
 from hotbed.train.loop import INTERRUPTED, Training
-from hotbed.train.metrics import calibration_curve
+from hotbed.train.metrics import Evaluation, calibration_curve
 from hotbed.train.model_folder import save_model
 from hotbed.train.ranks import AgreedStop
-from hotbed.train.signals import StopSignals
 from hotbed.train.step import repeatable
 from hotbed.train.watch import Ids, ids_of
 
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 Summary = dict[str, Any]
 
 
@@ -222,3 +224,36 @@ def _device_name(device: torch.device) -> str:
 def _versions() -> dict[str, str]:
     packages = {package: version(package) for package in ("torch", "numpy", "numba")}
     return {"python": platform.python_version(), "hotbed": hotbed.__version__, **packages}
+
+
+class StopSignals:
+    """While entered, the first SIGINT or SIGTERM is remembered in `received`; outside the main thread nothing changes."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._receive) for number in EXIT_CODES}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __call__(self) -> bool:
+        """True when someone asked to stop."""
+        return self.received is not None
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a process that ended by this signal; 0 when there was none."""
+        return EXIT_CODES[self.received] if self.received is not None else 0
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)

@@ -21,8 +21,7 @@ from hotbed.ops.init_rows import Constant, parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import SGD
 from hotbed.run.config import raise_problems
-from hotbed.run.id_features import rows_of_unseen
-from hotbed.run.model_card import count_ids, read_card
+from hotbed.run.model_card import count_ids, read_card, rows_of_unseen
 from hotbed.sizing.fit import Storage, amounts_of, storage_of, table_problems
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table

@@ -26,8 +26,8 @@ from hotbed.data.embedded import resolve
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import DataError, RunError
-from hotbed.run.dataset import find_data
 from hotbed.run.files import write_text
+from hotbed.run.folder import find_data
 from hotbed.train.step import Learner
 
 

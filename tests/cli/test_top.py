@@ -14,7 +14,7 @@ from hotbed.cli import main, top
 from hotbed.cli.top import curve, frame, rows_of
 from hotbed.cli.top_state import FINISHED, RUNNING, STOPPED, Endpoint, Folder
 from hotbed.run.folder import is_training
-from hotbed.telemetry.progress import Progress
+from hotbed.telemetry.observer import Progress
 from hotbed.telemetry.prometheus import MetricsServer
 
 CONFIG = {"model": {"name": "dlrm"}, "data": {"path": "clicks", "batch_size": 100}, "train": {"epochs": 2}}

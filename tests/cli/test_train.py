@@ -389,7 +389,7 @@ def test_progress_on_a_terminal():
     from rich.console import Console
 
     from hotbed.cli.progress import LiveBar, PlainLines, watcher
-    from hotbed.telemetry.progress import Progress
+    from hotbed.telemetry.observer import Progress
 
     text = StringIO()
     console = Console(file=text, force_terminal=True, width=120)
@@ -424,7 +424,7 @@ def test_plain_lines_are_sparse():
     from rich.console import Console
 
     from hotbed.cli.progress import PlainLines
-    from hotbed.telemetry.progress import Progress
+    from hotbed.telemetry.observer import Progress
 
     text = StringIO()
     lines = PlainLines(Console(file=text, width=200), every_seconds=1e9)

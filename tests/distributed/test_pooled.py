@@ -13,10 +13,10 @@ from hotbed import Jagged, Table, optim
 from hotbed.ops.parts import count_ways, split
 from hotbed.parallel import auto, routes
 from hotbed.parallel.asks import ask_of
+from hotbed.parallel.auto import Speed, Speeds
 from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.routes import tables_in_parts
 from hotbed.parallel.sharded import ShardedTables
-from hotbed.parallel.speeds import Speed, Speeds
-from hotbed.parallel.wanted import tables_in_parts
 from hotbed.tables.inputs import as_given
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_sharded import OPTIMIZERS, part_of

@@ -10,12 +10,11 @@ import torch.distributed as dist
 from hotbed import EmbeddingTables, Jagged, Table, optim
 from hotbed.errors import ConfigError
 from hotbed.parallel import auto
-from hotbed.parallel.auto import costs_of
-from hotbed.parallel.gather import gather
+from hotbed.parallel.auto import Speed, Speeds, costs_of, measured
+from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.replicated import ReplicatedFront, Tally
 from hotbed.parallel.sharded import ShardedTables
-from hotbed.parallel.speeds import Speed, Speeds, measured
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_sharded import DYNAMIC, OPTIMIZERS, alone, assert_as_one, in_ranks, train_dynamic
 

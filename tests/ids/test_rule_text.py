@@ -2,7 +2,7 @@ import pytest
 
 from hotbed.errors import ConfigError
 from hotbed.ids import Admit, Expire
-from hotbed.ids.rule_text import parse_admit, parse_expire
+from hotbed.ids.rules import parse_admit, parse_expire
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hotbed.models.factorized import _plain, factorized
+from hotbed.models.fm import _plain, factorized
 
 
 @pytest.mark.parametrize(("B", "F", "D"), [(1, 1, 1), (3, 2, 5), (4, 7, 16), (0, 3, 2)])

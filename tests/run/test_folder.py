@@ -7,7 +7,7 @@ from hotbed.checkpoint import Saver, State
 from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE
 from hotbed.run.folder import CONTENT, alone, check_free, default_run, make_run, read_json
-from hotbed.telemetry.progress import Best, Progress
+from hotbed.telemetry.observer import Best, Progress
 from hotbed.train.checkpoint import checkpoint_root
 from hotbed.train.loop import Training
 

@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from hotbed.errors import RunError
-from hotbed.telemetry.progress import Progress
+from hotbed.telemetry.observer import Progress
 from hotbed.telemetry.prometheus import CONTENT, MetricsServer, Sample, exposition, sample_of
 from hotbed.telemetry.scalars import Number, numbers_of
 from tests.exposition import samples_of

@@ -8,8 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from hotbed.telemetry.observer import Observers
-from hotbed.telemetry.progress import Progress
+from hotbed.telemetry.observer import Observers, Progress
 from hotbed.telemetry.tensorboard import open_writer
 from hotbed.train.run import run
 

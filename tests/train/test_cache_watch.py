@@ -3,7 +3,7 @@
 import pytest
 
 from hotbed.cache import CacheCounts
-from hotbed.train.cache_watch import CacheWatch
+from hotbed.train.watch import CacheWatch
 
 
 class Tables:

@@ -4,8 +4,7 @@ import pytest
 
 from hotbed.errors import RunError
 from hotbed.run.predictions import predict, split_batches
-from hotbed.train.evaluate import evaluate
-from hotbed.train.metrics import measure
+from hotbed.train.metrics import evaluate, measure
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotbed.train.evaluate import evaluate
+from hotbed.train.metrics import evaluate
 from hotbed.train.run import run
 from hotbed.train.scoring import load_learner
 from tests.train.small import lines, model_bytes

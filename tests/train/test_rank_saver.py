@@ -7,7 +7,7 @@ from hotbed import Table
 from hotbed.checkpoint import Policy, State
 from hotbed.checkpoint.layouts import newest_in
 from hotbed.checkpoint.manifest import read_manifest
-from hotbed.train.rank_saver import RankSaver
+from hotbed.train.ranks import RankSaver
 
 
 class World:

@@ -13,7 +13,7 @@ from hotbed.optim import row_optimizer
 from hotbed.run.run_file import compose
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
-from hotbed.telemetry.progress import Progress
+from hotbed.telemetry.observer import Progress
 from hotbed.train.build import build
 from hotbed.train.row_watch import FILE, RowWatch, Watched, parse_rows, read_lines
 from hotbed.types import Batch, Jagged

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from hotbed.train.signals import StopSignals
+from hotbed.train.run import StopSignals
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

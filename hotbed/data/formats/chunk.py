@@ -42,7 +42,7 @@ class Floats(NamedTuple):
 
 
 class Hashed(NamedTuple):
-    """n strings of which only their 64-bit ids are left (hash.py)."""
+    """n strings of which only their 64-bit ids are left (data/hash.py)."""
 
     ids: np.ndarray  # int64 [n]
 

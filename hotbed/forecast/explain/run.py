@@ -31,7 +31,7 @@ from hotbed.errors import ConfigError, IdError, RunError
 from hotbed.forecast.replay import Ahead
 from hotbed.forecast.trace import Trace, read_trace
 from hotbed.run.config import RunConfig, read_tree
-from hotbed.run.dataset import find_data
+from hotbed.run.folder import find_data
 from hotbed.sizing.budget import Budgets
 
 

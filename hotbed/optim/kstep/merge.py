@@ -3,20 +3,92 @@
 In: the flat weights and moments of this rank, told of every step. Out: the same tensors, merged in place. A merge is exact and
 waited for, or it travels beside the next steps: what was sent is then replaced by the mean a fixed number of steps later, as
 x += mean - sent, so that the result depends on step numbers alone and never on how fast the wire was.
+
+A `Flight` is a weighted mean over ranks on its way: flat tensors of this rank in, the mean of all ranks out, by one collective.
+
+Every rank sends w x, w, and its step number and the square of it. The sums give the mean, sum(w x) / sum(w), and show on every
+rank alike whether all ranks sent the same step: their step numbers are equal exactly if W sum(s^2) = sum(s)^2.
+
+`Ranks` are those who take part in a merge, as k-step optimizers see it: a few sums of one tensor over ranks.
+
+`hotbed.parallel.mesh.Mesh` is such a thing and knows nodes; `AllRanks` is what is used without one: all ranks of the process
+group as equals, one flat all-reduce, or this process alone where there is no process group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from hotbed.optim.kstep.flight import Cargo, Flight
-from hotbed.optim.kstep.ranks import Ranks
+from hotbed.errors import RankError
 
+Over = Literal["all", "node"]
+
+
+class Waiting(Protocol):
+    """A sum under way."""
+
+    def wait(self) -> object:
+        """Return when the sum is in its tensor, or raise what went wrong."""
+
+
+class Ranks(Protocol):
+    """All ranks make the same calls in the same order."""
+
+    size: int
+    local: int  # ranks per node
+
+    def apart(self) -> Ranks:
+        """The same ranks with process groups of their own: sums under way must not meet other collectives."""
+
+    def sum_(self, tensor: Tensor, over: Over = "all") -> None:
+        """The sum over all ranks or over this rank's node, in place, the same bits on each."""
+
+    def start_sum(self, tensor: Tensor, over: Over = "all") -> Waiting:
+        """The same beside what follows; the tensor is left alone until it has arrived."""
+
+    def broadcast_(self, tensor: Tensor) -> None:
+        """The values of rank 0, everywhere."""
+
+
+class AllRanks:
+    """Every rank of the process group, on one node as far as anyone knows."""
+
+    def __init__(self) -> None:
+        together = dist.is_available() and dist.is_initialized()
+        self.size = self.local = dist.get_world_size() if together else 1
+        self._group = dist.new_group() if self.size > 1 else None
+
+    def apart(self) -> AllRanks:
+        return AllRanks()
+
+    def sum_(self, tensor: Tensor, over: Over = "all") -> None:
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self._group)
+
+    def start_sum(self, tensor: Tensor, over: Over = "all") -> Waiting:
+        if self.size == 1:
+            return _Here()
+        started: Waiting = dist.all_reduce(tensor, group=self._group, async_op=True)
+        return started
+
+    def broadcast_(self, tensor: Tensor) -> None:
+        if self.size > 1:
+            dist.broadcast(tensor, src=0, group=self._group)
+
+
+class _Here:
+    def wait(self) -> None:
+        return
+
+
+_NUM_EXTRA = 3
+_STEP_CYCLE = 61  # step numbers travel modulo this: their squares stay exact in float32, also over thousands of ranks
 MergeRule = Literal["params", "moments", "shared_v"]
 MERGE_RULES: tuple[MergeRule, ...] = ("params", "moments", "shared_v")
 
@@ -167,3 +239,36 @@ class Merger:
     def _share(self, mean_v: Tensor, step: int) -> None:
         torch.maximum(self.local.shared, mean_v, out=self.local.shared)
         self.counts.shared_at = step
+
+
+class Cargo(NamedTuple):
+    """What one rank puts into a mean."""
+
+    parts: Sequence[Tensor]  # flat
+    weight: float
+    step: int
+
+
+class Flight:
+    """Started when built; it runs beside what follows when `overlap`, and is over otherwise."""
+
+    def __init__(self, cargo: Cargo, ranks: Ranks, *, overlap: bool) -> None:
+        self._size, self._step = ranks.size, cargo.step
+        number = cargo.step % _STEP_CYCLE
+        self._wire = torch.cat([*cargo.parts, cargo.parts[0].new_tensor([cargo.weight, number, number * number])])
+        self._wire[:-_NUM_EXTRA].mul_(cargo.weight)
+        self._waiting = ranks.start_sum(self._wire) if overlap else None
+        if not overlap:
+            ranks.sum_(self._wire)
+
+    def mean(self) -> Tensor | None:
+        """The mean of all parts, one after the other; None when no rank had any weight. To be asked for once."""
+        if self._waiting is not None:
+            self._waiting.wait()
+        weight, numbers, squares = self._wire[-_NUM_EXTRA:].tolist()
+        if self._size * squares != numbers * numbers:
+            raise RankError(
+                f"ranks meet in a merge after different numbers of steps (this one after {self._step}): all ranks need the "
+                "same k, and call step() and merge() equally often; a rank without samples calls step(weight=0)"
+            )
+        return self._wire[:-_NUM_EXTRA].div_(weight) if weight > 0 else None

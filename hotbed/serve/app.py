@@ -24,6 +24,7 @@ from hotbed.serve.metrics import Metrics
 from hotbed.serve.openapi import document, example_of, features_of
 from hotbed.serve.pool import Answer, Job, Pool
 from hotbed.serve.watch import Watch
+from hotbed.telemetry.prometheus import CONTENT
 
 _STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -95,7 +96,7 @@ class Service:
         return PlainTextResponse("closing\n", 503) if self.closing else PlainTextResponse("ready\n")
 
     async def _show_metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self._metrics.text(self._scorer), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self._metrics.text(self._scorer), media_type=CONTENT)
 
     async def _reload(self, request: Request) -> Response:
         if not is_loopback(request.client.host if request.client else ""):

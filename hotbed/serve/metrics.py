@@ -6,11 +6,14 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable
 
 from hotbed.host.memory import resident_memory
 from hotbed.scorer import Scorer
+from hotbed.telemetry.prometheus import Sample, exposition, histogram
 
 _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds
+_STALE = "1 while the newest model is refused and an older one scores."
 
 
 class Metrics:
@@ -61,48 +64,34 @@ class Metrics:
         """The exposition format."""
         counts, version = scorer.counts(), scorer.version
         with self._lock:
-            lines = _family("requests_total", "counter", "Requests answered, by status.")
-            lines += [f'hotbed_serve_requests_total{{status="{one}"}} {n}' for one, n in sorted(self._answers.items())]
-            lines += self._histogram()
-            for name, kind, about, value in (
-                ("candidates_total", "counter", "Candidates scored.", self._candidates),
-                ("batches_total", "counter", "Batches scored.", self._batches),
-                ("batched_requests_total", "counter", "Requests in those batches.", self._batched),
-                ("in_flight", "gauge", "Requests being answered now.", self.in_flight),
-                ("failed_updates_total", "counter", "Newer models that were refused.", self._failed_updates),
-                ("model_loaded_timestamp_seconds", "gauge", "When the model that scores came.", self._updated),
-                (
-                    "stale",
-                    "gauge",
-                    "1 while the newest model is refused and an older one scores.",
-                    int(bool(self.last_error)),
-                ),
-                ("rows_bytes", "gauge", "Memory held for rows and for finding them.", scorer.num_bytes),
-                ("resident_bytes", "gauge", "Memory of the process.", resident_memory() or 0),
-            ):
-                lines += [*_family(name, kind, about), f"hotbed_serve_{name} {value}"]
-            lines += _family("updates_total", "counter", "Newer models taken over, by the way they came.")
-            lines += [f'hotbed_serve_updates_total{{way="{way}"}} {n}' for way, n in sorted(self._updates.items())]
-        lines += _family("row_lookups_total", "counter", "Rows looked up since the model was read whole, by place.")
-        lines += [f'hotbed_serve_row_lookups_total{{place="{place}"}} {n}' for place, n in counts._asdict().items()]
-        lines += [
-            *_family("model_info", "gauge", "The model that scores."),
-            f'hotbed_serve_model_info{{model="{version}"}} 1',
-        ]
-        return "\n".join(lines) + "\n"
-
-    def _histogram(self) -> list[str]:
-        lines = _family("request_seconds", "histogram", "Seconds from the first byte of a request to its answer.")
-        total = 0
-        for bound, count in zip((*map(str, _BOUNDS), "+Inf"), self._buckets):
-            total += count
-            lines.append(f'hotbed_serve_request_seconds_bucket{{le="{bound}"}} {total}')
-        return [
-            *lines,
-            f"hotbed_serve_request_seconds_sum {self._seconds}",
-            f"hotbed_serve_request_seconds_count {total}",
-        ]
+            samples = _by(
+                "requests_total", "counter", "Requests answered, by status.", "status", sorted(self._answers.items())
+            )
+            about = "Seconds from the first byte of a request to its answer."
+            samples += histogram("hotbed_serve_request_seconds", about, _BOUNDS, self._buckets, self._seconds)
+            samples += [
+                _one("candidates_total", "counter", "Candidates scored.", self._candidates),
+                _one("batches_total", "counter", "Batches scored.", self._batches),
+                _one("batched_requests_total", "counter", "Requests in those batches.", self._batched),
+                _one("in_flight", "gauge", "Requests being answered now.", self.in_flight),
+                _one("failed_updates_total", "counter", "Newer models that were refused.", self._failed_updates),
+                _one("model_loaded_timestamp_seconds", "gauge", "When the model that scores came.", self._updated),
+                _one("stale", "gauge", _STALE, int(bool(self.last_error))),
+                _one("rows_bytes", "gauge", "Memory held for rows and for finding them.", scorer.num_bytes),
+                _one("resident_bytes", "gauge", "Memory of the process.", resident_memory() or 0),
+            ]
+            about = "Newer models taken over, by the way they came."
+            samples += _by("updates_total", "counter", about, "way", sorted(self._updates.items()))
+        about = "Rows looked up since the model was read whole, by place."
+        samples += _by("row_lookups_total", "counter", about, "place", counts._asdict().items())
+        samples += _by("model_info", "gauge", "The model that scores.", "model", [(version, 1)])
+        return exposition(samples)
 
 
-def _family(name: str, kind: str, about: str) -> list[str]:
-    return [f"# HELP hotbed_serve_{name} {about}", f"# TYPE hotbed_serve_{name} {kind}"]
+def _one(name: str, kind: str, about: str, value: float) -> Sample:
+    return Sample(f"hotbed_serve_{name}", kind, about, value)
+
+
+def _by(name: str, kind: str, about: str, label: str, values: Iterable[tuple[object, int]]) -> list[Sample]:
+    """A sample for every value of a label."""
+    return [Sample(f"hotbed_serve_{name}", kind, about, n, (label, str(one))) for one, n in values]

@@ -14,8 +14,9 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from hotbed.errors import RunError
@@ -47,10 +48,11 @@ class Sample(NamedTuple):
     """One line of an answer."""
 
     name: str
-    kind: str  # gauge or counter
+    kind: str  # gauge, counter or histogram
     about: str
     value: float
     label: tuple[str, str] | None = None
+    part: str = ""  # of a histogram: _bucket, _sum, _count
 
 
 def exposition(samples: Iterable[Sample]) -> str:
@@ -64,8 +66,17 @@ def exposition(samples: Iterable[Sample]) -> str:
         lines += [f"# HELP {name} {about}", f"# TYPE {name} {same[0].kind}"]
         for one in same:
             label = f'{{{one.label[0]}="{_escaped(one.label[1])}"}}' if one.label else ""
-            lines.append(f"{name}{label} {one.value!r}")
+            lines.append(f"{name}{one.part}{label} {one.value!r}")
     return "\n".join(lines) + "\n"
+
+
+def histogram(name: str, about: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> list[Sample]:
+    """Events by what they took: `counts[i]` up to `bounds[i]` and the last of them beyond all; `total` is of all events."""
+    sums = list(accumulate(counts))
+    labels = [*map(str, bounds), "+Inf"]
+    buckets = [Sample(name, "histogram", about, n, ("le", bound), "_bucket") for bound, n in zip(labels, sums)]
+    ends = (("_sum", total), ("_count", sums[-1]))
+    return [*buckets, *(Sample(name, "histogram", about, value, part=part) for part, value in ends)]
 
 
 def sample_of(number: Number) -> Sample:

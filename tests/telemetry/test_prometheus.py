@@ -8,7 +8,7 @@ import pytest
 
 from hotbed.errors import RunError
 from hotbed.telemetry.observer import Progress
-from hotbed.telemetry.prometheus import CONTENT, MetricsServer, Sample, exposition, sample_of
+from hotbed.telemetry.prometheus import CONTENT, MetricsServer, Sample, exposition, histogram, sample_of
 from hotbed.telemetry.scalars import Number, numbers_of
 from tests.exposition import samples_of
 
@@ -51,6 +51,14 @@ def test_every_number_of_a_line_is_there(server):
     }  # fmt: skip
     server.record({**TRAIN, "loss": 0.25})
     assert samples_of(answer(server.url)[1])["hotbed_train_loss"] == 0.25
+
+
+def test_a_histogram_counts_up_to_each_bound():
+    found = samples_of(exposition(histogram("hotbed_seconds", "of an answer", (0.5, 2.0), (3, 0, 1), 9.5)))
+    assert found == {
+        'hotbed_seconds_bucket{le="0.5"}': 3, 'hotbed_seconds_bucket{le="2.0"}': 3, 'hotbed_seconds_bucket{le="+Inf"}': 4,
+        "hotbed_seconds_sum": 9.5, "hotbed_seconds_count": 4,
+    }  # fmt: skip
 
 
 def test_names_are_those_of_tensorboard():

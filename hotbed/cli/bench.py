@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from hotbed.cli.console import err, out
+from hotbed.cli.options import Device
 from hotbed.host.memory import percent_hint
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def bench_command(
         help="Write every row to hotbed's store first: no first-time rows, the steady state of a long run.",
     ),
     rows_scale: float | None = _option("rows_scale", "Table sizes as a share of Criteo-Kaggle's 33.76 M rows."),
-    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+    device: Device = "auto",
     csv: Path | None = typer.Option(None, help="Append one row per result to this file, each as soon as it is known."),
 ) -> None:
     """Time hotbed's training step beside FBGEMM's and torch's on the same ids.

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotbed.cli.console import err, out, progress_bar
+from hotbed.cli.options import MaybeDatasetOut, OverwriteDataset
 from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -156,9 +157,7 @@ def make_command(
         int | None, typer.Option(help="Rows of the train split; valid and test get a tenth each. Left out: 2,000,000.")
     ] = None,
     days: Annotated[int | None, typer.Option(help="Let the rows span so many days, with a file for each day.")] = None,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="The dataset directory to write.")
-    ] = None,
+    out_dir: MaybeDatasetOut = None,
     text: Annotated[
         Path | None,
         typer.Option(
@@ -166,7 +165,7 @@ def make_command(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Another seed, another log.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")] = False,
+    overwrite: OverwriteDataset = False,
 ) -> None:
     """Make a click log up: as a dataset directory, as raw text, or both.
 

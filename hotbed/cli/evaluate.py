@@ -1,4 +1,4 @@
-"""`hotbed evaluate`: a trained model on a split of a dataset."""
+"""`hotbed evaluate`: a trained model on a split of a dataset; `hotbed predict`: its score of every sample."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from hotbed.cli.console import err, out, result_table, told_of_compiling, waiting
-from hotbed.cli.settings import open_dataset, share
+from hotbed.cli.options import CacheBytes, CacheShare, Device, ScoreBatchSize, ScoredModel
+from hotbed.cli.settings import open_dataset
 from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,15 +21,10 @@ def evaluate_command(
     run: Path = typer.Argument(..., help="Run folder with a trained model, or a checkpoint."),
     data: str | None = typer.Option(None, help="Dataset; that of the run if not given."),
     split: str = typer.Option("test", help="train, valid or test."),
-    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
-    batch_size: int = typer.Option(4096, min=1, help="Samples at once; no effect on the result."),
-    cache: float | None = typer.Option(
-        None,
-        parser=share,
-        metavar="SHARE",
-        help="Share of the rows on the device, e.g. 0.015; the rest in host memory.",
-    ),
-    hbm: str | None = typer.Option(None, help="The same as bytes of device memory, e.g. 2GiB."),
+    device: Device = "auto",
+    batch_size: ScoreBatchSize = 4096,
+    cache: CacheShare = None,
+    hbm: CacheBytes = None,
 ) -> None:
     """Measure a trained model: AUC, log loss, normalized entropy, calibration; exact, over every sample.
 
@@ -86,19 +82,14 @@ def _subject(place: Path) -> Subject:
 
 
 def predict_command(
-    run: Path = typer.Argument(..., metavar="MODEL", help="A run, a checkpoint or an export."),
+    run: ScoredModel,
     inputs: list[str] = typer.Argument(..., metavar="INPUT...", help="Raw files, or one dataset."),
     scores: Path = typer.Option(..., "--out", help="Scores as .parquet or .csv."),
     split: str = typer.Option("test", help="Which split, when INPUT is a dataset."),
-    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
-    batch_size: int = typer.Option(4096, min=1, help="Samples at once; no effect on the result."),
-    cache: float | None = typer.Option(
-        None,
-        parser=share,
-        metavar="SHARE",
-        help="Share of the rows on the device, e.g. 0.015; the rest in host memory.",
-    ),
-    hbm: str | None = typer.Option(None, help="The same as bytes of device memory, e.g. 2GiB."),
+    device: Device = "auto",
+    batch_size: ScoreBatchSize = 4096,
+    cache: CacheShare = None,
+    hbm: CacheBytes = None,
     memory: str | None = typer.Option(
         None, help="Rows stay in their files, and memory holds at most this much of them, e.g. 100MB."
     ),

@@ -10,8 +10,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from hotbed.cli.console import err, out
+from hotbed.cli.options import CachePolicy, HostMemory, ModelName, share
 from hotbed.cli.plot import curve_text
-from hotbed.cli.settings import DEFAULT_DATA, open_dataset, share
+from hotbed.cli.settings import DEFAULT_DATA, open_dataset
 from hotbed.host.memory import in_words
 
 if TYPE_CHECKING:
@@ -30,13 +31,13 @@ def plan_command(
     cache: float | None = typer.Option(
         None, parser=share, metavar="SHARE", help="The same as a share of the rows, e.g. 0.015."
     ),
-    memory: str | None = typer.Option(None, help="Most host memory for rows behind the cache, e.g. 64GiB."),
+    memory: HostMemory = None,
     ssd: str | None = typer.Option(None, help="Folder and bytes for rows that memory does not hold, DIR:1TiB."),
-    model: str | None = typer.Option(None, help="Model name; `hotbed models` lists them."),
+    model: ModelName = None,
     batch_size: int | None = typer.Option(None, min=1, help="Samples of a step, of all ranks together."),
     dim: int | None = typer.Option(None, min=1, help="Width of an embedding vector."),
     optimizer: str | None = typer.Option(None, help="Row optimizer: sgd, adagrad, rowwise_adagrad, adam, ftrl."),
-    policy: str | None = typer.Option(None, help="Which rows stay in the cache: oracle, lfu, lru or static."),
+    policy: CachePolicy = None,
     world: int = typer.Option(1, min=1, help="Ranks that train together; rows are spread over them."),
     device: str | None = typer.Option(None, help="auto, cpu, cuda or cuda:N: where the speed is measured."),
     sets: list[str] = typer.Option([], "--set", help="path=value, as for `hotbed train`; may be given many times."),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hotbed.cli.console import aside, compiled_text, err, fail, live, out, told_of_compiling
+from hotbed.cli.options import DatasetOut, OverwriteDataset
 from hotbed.errors import ConfigError, HotbedError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def prepare_command(
             "split (train=a.csv test=b.csv).",
         ),
     ],
-    out_dir: Annotated[Path, typer.Option("--out", metavar="DIR", help="The dataset directory to write.")],
+    out_dir: DatasetOut,
     format: Annotated[
         str | None,
         typer.Option(help="criteo, csv, parquet (also Arrow) or libsvm. Left out: guessed from the first file."),
@@ -116,7 +117,7 @@ def prepare_command(
         int | None,
         typer.Option(metavar="N", help="Threads at work. Left out: the cores, if --memory has room for them."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")] = False,
+    overwrite: OverwriteDataset = False,
 ) -> None:
     """Turn raw logs into a dataset directory that `hotbed train` reads.
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import typer
 
 from hotbed.cli.console import told_of_compiling, waiting
+from hotbed.cli.options import ScoredModel
 from hotbed.errors import ConfigError
 
 
 def serve_command(
-    model: Path = typer.Argument(..., metavar="MODEL", help="A run, a checkpoint or an export."),
+    model: ScoredModel,
     host: str = typer.Option("127.0.0.1", help="Address to listen on; any other than loopback is open to the network."),
     port: int = typer.Option(8000, min=0, max=65535, help="0 takes any that is free."),
     memory: str = typer.Option(

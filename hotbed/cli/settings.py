@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hotbed.cli.console import err, waiting
@@ -48,19 +47,6 @@ _RESUME_MAY_CHANGE = {
     "parallel.local_ranks",
     "parallel.timeout",
 }
-
-
-def share(text: str) -> float:
-    """The number of an option that takes a share; one in percent is told what to write."""
-    try:
-        return float(text)
-    except ValueError:
-        pass
-    try:
-        hint = f"; {text} is {float(text.removesuffix('%')) / 100:g}" if text.endswith("%") else ""
-    except ValueError:
-        hint = ""
-    raise typer.BadParameter(f"a share is a number above 0 and at most 1, not {text!r}{hint}")
 
 
 def cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str | None]:

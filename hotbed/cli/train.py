@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from hotbed.cli.console import compiled_text, err, out, told_of_compiling, waiting
+from hotbed.cli.options import CacheBytes, CachePolicy, CacheShare, HostMemory, ModelName, RunDevice, TrainData
 from hotbed.cli.progress import Warnings, Watching, opened, watcher
 from hotbed.cli.ranks import Ranks, Start, joined
-from hotbed.cli.settings import cache_flags, open_dataset, read_config, resumed_config, share
+from hotbed.cli.settings import cache_flags, open_dataset, read_config, resumed_config
 from hotbed.cli.told import (
     as_run_file,
     foretell,
@@ -38,23 +39,18 @@ if TYPE_CHECKING:
 
 def train_command(
     run_file: Path | None = typer.Argument(None, help="Settings as .yaml, .toml or .json; a run's config.json too."),
-    data: str | None = typer.Option(None, help="Dataset folder, or: criteo-like, criteo-like:ROWS, adult."),
-    model: str | None = typer.Option(None, help="Model name; `hotbed models` lists them."),
+    data: TrainData = None,
+    model: ModelName = None,
     folder: Path | None = typer.Option(None, "--out", help="Run folder; runs/MODEL-DATA-N if not given."),
-    device: str | None = typer.Option(None, help="auto, cpu, cuda or cuda:N."),
+    device: RunDevice = None,
     epochs: int | None = typer.Option(None, help="Passes over the train split."),
-    cache: float | None = typer.Option(
-        None,
-        parser=share,
-        metavar="SHARE",
-        help="Share of the rows on the device, e.g. 0.015; the rest in host memory.",
-    ),
-    hbm: str | None = typer.Option(None, help="The same as bytes of device memory, e.g. 2GiB."),
-    memory: str | None = typer.Option(None, help="Most host memory for rows behind the cache, e.g. 64GiB."),
+    cache: CacheShare = None,
+    hbm: CacheBytes = None,
+    memory: HostMemory = None,
     ssd: str | None = typer.Option(
         None, help="Folder and bytes for rows that memory does not hold, e.g. /fast:500GiB."
     ),
-    policy: str | None = typer.Option(None, help="Which rows stay in the cache: oracle, lfu, lru or static."),
+    policy: CachePolicy = None,
     dynamic: bool | None = typer.Option(
         None,
         "--dynamic",

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table as Grid
 
 from hotbed.cli.console import err, out
+from hotbed.cli.options import ModelName, RunDevice, TrainData
 from hotbed.cli.ranks import joined
 from hotbed.cli.settings import cache_flags, open_dataset, read_config
 
@@ -38,9 +39,9 @@ def verify_command(
     run_file: Annotated[
         Path | None, typer.Argument(help="Settings as of `hotbed train`; a run's config.json too.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Dataset folder, or: criteo-like, criteo-like:ROWS, adult.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model name; `hotbed models` lists them.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    data: TrainData = None,
+    model: ModelName = None,
+    device: RunDevice = None,
     cache: Annotated[
         float | None, typer.Option(help="Share of the rows on the device. Left out: the smallest that holds a batch.")
     ] = None,

@@ -2,15 +2,15 @@
 
     reader (thread)     loader -> batches on the device
     training thread     batch n + look_ahead is made known; window n + 2 is planned; window n trains
-    mover (thread)      window n + 1, n + 2: rows read from the store; window n: victims written to it
+    transfer (thread)   window n + 1, n + 2: rows read from the store; window n: victims written to it
 
 Between two windows, on the training stream, the victims of the next leave their slots and its misses take them: two short
 kernels over rows that are already on the device. So planning a window need keep no rows but its own, and the rows that are
 in flight cost the policy nothing.
 
 Planning runs on the training thread and stream, a little at every batch: it only starts kernels, and a second thread that did
-so would spend its time passing Python's lock to and fro. It never waits for the device. On CUDA, batches that are id matrices
-of one size go through a lane (recorded launches); all others are planned launch by launch.
+so would spend its time passing Python's lock to and fro. It never waits for the device. How a batch is planned and how its rows
+are moved is its planner's business (planner.py): recorded for id matrices of one size on CUDA, launch by launch for all others.
 
 The plain way (`CachedGroup.placed`) runs the same steps one after the other.
 
@@ -27,17 +27,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
 from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.ops.streams import after, mark
-from hotbed.pipeline.batches import Ids, ids_of, to_device
+from hotbed.pipeline.batches import ids_of, to_device
+from hotbed.pipeline.eager import EagerPlanner
+from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow, Planner, Trial, Window
 from hotbed.pipeline.reader import MOST_SHARED, Reader
-from hotbed.pipeline.recorded_planners import Lanes, LaneWindow, lanes_for
-from hotbed.pipeline.transfer_thread import Move, Mover
-from hotbed.pipeline.windows import Begun, Trial, Waiting, Window
-from hotbed.tables.group.cached import Ahead, CachedGroup, Fetch
+from hotbed.pipeline.recorded import RecordedPlanner, recorded_for
+from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.group.dynamic import FAR_AHEAD
 from hotbed.tables.inputs import Given, as_given, flatten
 from hotbed.tables.module import EmbeddingTables
@@ -70,24 +69,25 @@ class Feed:
         self._strides: list[int] = []
         self._mesh = tables.lend_mesh() if tables.is_shared else None  # of ranks that settle their batches together
         self._reader = Reader(loader, self._device, None if self._mesh is None else self._settled)
-        self._mover = Mover(self._device)
-        self._waiting: deque[Waiting] = deque()
-        self._begun: Begun | None = None
+        self._eager = EagerPlanner(self._cached, self._device, self._lookups_of)
+        self._recorded: RecordedPlanner | None = None  # once a batch came that can have one
+        self._planner: Planner = self._eager  # of the window planned last
+        self._waiting: deque[KnownBatch] = deque()
+        self._open: OpenWindow | None = None
         self._decided: deque[Window] = deque()
         self._current: Window | None = None
-        self._lanes: Lanes | None = None
-        self._num_windows = 0
         self._unknown: deque[tuple[Any, Any]] = deque()  # read, and not known to the caches
         self.offered: tuple[Any, ...] = ()  # the batch that `next` gave, until whoever asked has handed it out
         self._untrained: list[Any] | None = None  # batches in hand when the feed was left
-        self._started = self._paused = self._rearrive = self._in_lane = self._lanes_tried = False
+        self._started = self._paused = self._rearrive = self._chose_planners = False
         self._retired: deque[tuple[Any, Any]] = deque()  # device memory that the training stream may still read
         self._waits: deque[tuple[Any, Any]] = deque()  # marks around the waits of the training stream
 
     def start(self) -> None:
         self._owner = threading.current_thread()
         self._learns = self._tables.learns and torch.is_grad_enabled()
-        self._mover.start()
+        self._eager.learns = self._learns
+        self._eager.start()
         with self.changes.lock:
             self._tables.turns.take(self)
             for group in self._cached:
@@ -114,8 +114,8 @@ class Feed:
         """As `next`; None when the loader has to give more first, which takes as long as it takes. Holds the lock."""
         window = self._current
         if window is None or not window.batches:
-            if self._mover.error is not None:
-                raise self._break()
+            if self._eager.error is not None:
+                raise self._break(self._eager.error)
             self._leave()
             window = self._enter()
             if window is None:
@@ -144,16 +144,15 @@ class Feed:
         with self.changes.lock:
             if self._untrained is None:
                 self._untrained = self._in_hand()
-            if self._mover.error is not None:
-                self._break()
+            if self._eager.error is not None:
+                self._break(self._eager.error)
             self._leave()
             if self._tables.turns.feed is self and not self.changes.is_broken:
                 self.pause(drop=True)
             self._tables.turns.leave(self)
         self._reader.close(self._untrained)
-        self._mover.close()
-        if self._lanes is not None:
-            self._lanes.stop()
+        for planner in self._planners:
+            planner.stop()
         if self._mesh is not None and self._reader.has_ended:
             mesh, self._mesh = self._mesh, None
             self._tables.take_back_mesh(mesh)
@@ -163,22 +162,21 @@ class Feed:
         """Batches that were read and not handed out, in order."""
         windows = [window for window in (self._current, *self._decided) if window is not None]
         batches = [*self.offered, *(batch for window in windows for batch, _ in window.batches)]
-        if self._begun is not None:
-            batches += [waiting.batch for waiting in self._begun.batches]
+        if self._open is not None:
+            batches += [waiting.batch for waiting in self._open.batches]
         return [*batches, *(waiting.batch for waiting in self._waiting), *(batch for batch, _ in self._unknown)]
 
     def abandon(self) -> None:
         """The process ends: rows that are not saved are lost anyway."""
         self._reader.abandon()
-        self._mover.abandon()
-        if self._lanes is not None:
-            self._lanes.stop()
+        for planner in self._planners:
+            planner.abandon()
 
     def pause(self, *, drop: bool) -> None:
         """Carry out what was decided, so that slots are as the index says, and promise nothing any more."""
         self._paused = True
-        if self._begun is not None:
-            self._decide()
+        if self._open is not None:
+            self._decide(take_along=False)
         for window in (self._current, *self._decided):
             if window is not None:
                 self._exchange(window)
@@ -186,8 +184,8 @@ class Feed:
         self._drain()
         if drop:
             with self.changes.changing("dropping the batches ahead"):
-                if self._lanes is not None:
-                    self._lanes.forget()
+                for planner in self._planners:
+                    planner.forget()
                 for group in self._cached:
                     group.cache.drop_ahead()
                 self._rearrive = True
@@ -227,9 +225,8 @@ class Feed:
     def _drain(self) -> None:
         """Wait until every row that left is in its store."""
         try:
-            self._mover.drain()
-            if self._lanes is not None:
-                self._lanes.drain()
+            for planner in self._planners:
+                planner.drain()
         except Exception as error:
             self.changes.broken = error
             raise
@@ -243,7 +240,7 @@ class Feed:
             elif self._rearrive:
                 for cache, stride in zip(self._caches, self._strides):
                     cache.stride = stride  # another feed may have looked less far
-                self._waiting = deque([self._known_again(waiting) for waiting in self._waiting])
+                self._waiting = deque([waiting.planner.arrive(waiting) for waiting in self._waiting])
             self._paused = self._rearrive = False
 
     def _begin_anew(self) -> None:
@@ -252,20 +249,17 @@ class Feed:
         self._unknown.extendleft((waiting.batch, None) for waiting in reversed(self._waiting))
         self._waiting.clear()
         self._look_ahead = 1
-        if self._lanes is not None:
-            self._lanes.stop()
-        self._lanes = None
-        self._lanes_tried = self._in_lane = False
+        if self._recorded is not None:
+            self._recorded.stop()
+        self._recorded, self._planner = None, self._eager
+        self._chose_planners = False
 
-    def _known_again(self, waiting: Waiting) -> Waiting:
-        if waiting.flat and self._lanes is not None:
-            return waiting._replace(number=self._lanes.arrive(waiting.flat))
-        return waiting._replace(aheads=self._arrive(waiting.lookups))
+    @property
+    def _planners(self) -> list[Planner]:
+        return [self._eager] if self._recorded is None else [self._eager, self._recorded]
 
-    def _break(self) -> BaseException:
+    def _break(self, error: BaseException) -> BaseException:
         """A copy failed: rows on their way may be lost."""
-        error = self._mover.error
-        assert error is not None
         self.changes.broken = error
         return error
 
@@ -284,7 +278,7 @@ class Feed:
 
     def _retire(self, window: Window) -> None:
         """Keep the memory of a window until the device is past it."""
-        if self._device.type == "cuda" and (self._reader.moves or isinstance(window.move, Move)):
+        if self._device.type == "cuda" and (self._reader.moves or window.transfer.holds_memory):
             self._retired.append((mark(self._device), window))
             while self._retired and self._retired[0][0].query():
                 self._retired.popleft()
@@ -300,7 +294,7 @@ class Feed:
             if not self._plan(wanted=True):
                 return None
         window = self._decided[0]
-        waits = self._started and not window.exchanged and not self._is_staged(window)
+        waits = self._started and not window.exchanged and not window.transfer.is_staged
         began, before = time.perf_counter(), mark(self._device, timed=True) if waits else None
         self._exchange(window, before)
         if waits and before is None:
@@ -309,31 +303,20 @@ class Feed:
         self._current = self._decided.popleft()
         return window
 
-    def _is_staged(self, window: Window) -> bool:
-        """Whether its rows are there."""
-        move = window.move
-        if isinstance(move, Move):
-            return move.staged.is_set() and (move.mark is None or bool(move.mark.query()))
-        return self._lanes is not None and self._lanes.are_staged(move)
-
     def _exchange(self, window: Window, before: Any = None) -> None:
         """Victims leave, misses come; on the current stream, after all that was asked of the windows before."""
         if window.exchanged:
             return
-        move = window.move
-        part = self._clock.enter(WAIT if isinstance(move, Move) else COPY)
-        if isinstance(move, Move):
-            self._mover.wait(move)
+        transfer = window.transfer
+        if transfer.waits:
+            part = self._clock.enter(WAIT)
+            transfer.wait()
             self._clock.enter(COPY)
+        else:
+            part = self._clock.enter(COPY)
         with self.changes.changing("an exchange of rows"):
             window.exchanged = True
-            if isinstance(move, Move):
-                after(self._device, move.mark)
-                for group, fetch in move.fetches:
-                    group.exchange(fetch)
-                self._mover.write(move)
-            elif self._lanes is not None:
-                self._lanes.exchange(move)
+            transfer.exchange()
         self._clock.enter(part)
         if before is not None:
             self._waits.append((before, mark(self._device, timed=True)))
@@ -343,33 +326,32 @@ class Feed:
 
         Which batches a decision knows of depends on their order alone: none arrives between its beginning and its end.
         """
-        if self._begun is not None and (
-            wanted or (len(self._decided) < _DECIDED and all(d.row.ready() for d in self._begun.decisions))
-        ):
+        if self._open is not None and (wanted or self._can_decide(self._open)):
             self._decide()
-        if self._begun is None:
+        if self._open is None:
             self._know()
             if self._paused:
                 if self._current is not None or self._decided:
                     return bool(self._decided)
                 self._resume()
             if len(self._waiting) >= self._look_ahead or (self._waiting and (self._has_ended or self._is_full)):
-                in_lane = bool(self._waiting[0].flat)
-                if in_lane != self._in_lane:
+                planner = self._waiting[0].planner
+                if planner is not self._planner:
                     if self._decided or not wanted:
                         return bool(self._decided)
                     self._drain()  # rows are moved by another thread from here on
-                    self._in_lane = in_lane
-                if in_lane:
-                    if len(self._decided) < _DECIDED:
-                        self._decide_in_lanes()
-                else:
-                    self._begin()
-                    for group in self._cached:
-                        group.cache.numbers.publish()
-        if wanted and not self._decided and self._begun is not None:
+                    self._planner = planner
+                if planner.may_begin(len(self._decided)):
+                    self._open = self._begin(planner)
+                    if self._can_decide(self._open):
+                        self._decide()
+        if wanted and not self._decided and self._open is not None:
             self._decide()
         return bool(self._decided)
+
+    def _can_decide(self, window: OpenWindow) -> bool:
+        """Whether there is room for one more window, and nobody would wait."""
+        return len(self._decided) < _DECIDED and window.planner.is_ready(window)
 
     @property
     def _has_ended(self) -> bool:
@@ -383,31 +365,25 @@ class Feed:
             found = self._read(wanted=all_trained)
             if found is None:
                 return
-            batch, named, flat = found
-            if flat and self._lanes is not None:
-                given = self._lanes.given(named)
-                with self.changes.changing("making a batch known"):
-                    waiting = Waiting(batch, named, given, [], [], flat, self._lanes.arrive(flat))
-                    self._waiting.append(waiting)
-                    del self._unknown[0]
-            else:
-                with Trial(self._unknown):
-                    given, lookups = self._lookups_of(batch, named)
+            with Trial(self._unknown):
+                batch = found.planner.prepare(found)
+            if self._ids:
                 self._make_way()
-                with self.changes.changing("making a batch known"):
-                    waiting = Waiting(batch, named, given, lookups, self._arrive(lookups), [], 0)
-                    self._waiting.append(waiting)
-                    del self._unknown[0]
+            with self.changes.changing("making a batch known"):
+                batch = found.planner.arrive(batch)
+                self._waiting.append(batch)
+                del self._unknown[0]
             if self._look_ahead == 1:
-                self._see_how_far(waiting)
+                self._see_how_far(batch)
 
     @property
     def _is_full(self) -> bool:
         """Whether an index has no room for a batch more, which comes when batches have more rows than the first had."""
         return any(cache.is_full for cache in self._caches)
 
-    def _lookups_of(self, batch: Any, named: Ids) -> tuple[Given, list[Lookups]]:
+    def _lookups_of(self, candidate: Candidate) -> tuple[Given, list[Lookups]]:
         """What a batch, or all ranks, want of the tables here."""
+        batch, named = candidate.batch, candidate.named
         if isinstance(batch, Routed):
             with self.changes.changing("translating ids"):
                 return batch.given, self._tables.asked(batch.routes, self._learns)
@@ -427,8 +403,8 @@ class Feed:
             named = ids_of(moved, self._names)
             yield moved, named.ids, named.bags
 
-    def _read(self, *, wanted: bool = False) -> tuple[Any, Ids, list[Tensor]] | None:
-        """The next batch of the loader, if it is there: (batch, its ids, those ids by group if it fits the lanes).
+    def _read(self, *, wanted: bool = False) -> Candidate | None:
+        """The next batch of the loader, if it is there.
 
         `wanted`: all batches before it are trained. It is the first of those not known until it is taken from there.
         """
@@ -438,18 +414,22 @@ class Feed:
                 return None
             self._unknown.append(found)
         with Trial(self._unknown):
-            return self._named_of(*self._unknown[0])
+            return self._candidate(*self._unknown[0])
 
-    def _named_of(self, batch: Any, point: Any) -> tuple[Any, Ids, list[Tensor]]:
-        """(a batch that was read, its ids, those ids by group if it fits the lanes)."""
+    def _candidate(self, batch: Any, point: Any) -> Candidate:
+        """A batch that was read, its ids, and who will plan it. The first one says whether there is a choice."""
         after(self._device, point)
         named = ids_of(batch.batch if isinstance(batch, Routed) else batch, self._names)
-        if self._lanes is None and not self._lanes_tried:
-            self._lanes_tried = True
-            self._lanes = lanes_for(self._tables, named, self._given_window or MOST_BATCHES, self._learns)
-            if self._lanes is not None:
-                self._lanes.start()
-        return batch, named, [] if self._lanes is None else self._lanes.flat(named) or []
+        if not self._chose_planners:
+            self._chose_planners = True
+            self._recorded = recorded_for(self._tables, named, self._given_window or MOST_BATCHES, self._learns)
+            if self._recorded is not None:
+                self._recorded.start()
+        if self._recorded is not None:
+            flat = self._recorded.flat(named)
+            if flat is not None:
+                return Candidate(batch, named, self._recorded, flat)
+        return Candidate(batch, named, self._eager, None)
 
     def _from_reader(self, *, wanted: bool = False) -> tuple[Any, Any] | None:
         num_ready = self._reader.num_ready
@@ -457,120 +437,93 @@ class Feed:
             self._clock.asked(num_ready)
         return self._reader.get(wait=False, wanted=wanted)
 
-    def _see_how_far(self, waiting: Waiting) -> None:
+    def _see_how_far(self, batch: KnownBatch) -> None:
         """The first batch tells how many to look ahead."""
         found = [
             group.cache.look_ahead(num_keys, self._given_look_ahead)
-            for group, num_keys in zip(self._cached, self._num_keys(waiting))
+            for group, num_keys in zip(self._cached, batch.planner.num_keys(batch))
         ]
         self._look_ahead = min(*found, self._most_ahead)
         if self._tables.is_shared:
             self._look_ahead = min(self._look_ahead, MOST_SHARED)
         self._strides = [cache.stride for cache in self._caches]
-        if self._lanes is not None:
-            self._lanes.reserve(self._look_ahead)
+        batch.planner.reserve(self._look_ahead)
 
-    def _num_keys(self, waiting: Waiting) -> list[int]:
-        """Distinct keys of a batch, by group."""
-        if waiting.flat and self._lanes is not None:
-            return self._lanes.num_keys(waiting.number)
-        return [ahead.arrival.num_keys for ahead in waiting.aheads]
-
-    def _arrive(self, lookups: list[Lookups]) -> list[Ahead]:
-        return [group.arrive(each) for group, each in zip(self._cached, lookups)]
-
-    def _next_batches(self) -> list[Waiting]:
-        """Those of the next window: alike, and no more than every group can hold. They wait until they are planned."""
-        in_lane = bool(self._waiting[0].flat)
-        most: list[Waiting] = []
+    def _next_batches(self, planner: Planner) -> list[KnownBatch]:
+        """Those of the next window: of one planner, and no more than every group can hold. They wait until they are planned."""
+        most: list[KnownBatch] = []
         for waiting in self._waiting:
-            if len(most) == (self._given_window or MOST_BATCHES) or bool(waiting.flat) != in_lane:
+            if len(most) == (self._given_window or MOST_BATCHES) or waiting.planner is not planner:
                 break
             most.append(waiting)
         length = len(most)
-        for group, num_keys in zip(self._cached, zip(*(self._num_keys(waiting) for waiting in most))):
+        for group, num_keys in zip(self._cached, zip(*(planner.num_keys(waiting) for waiting in most))):
             length = min(length, window_length(num_keys, group.num_slots, self._given_window))
             if num_keys[0] > group.num_slots:
                 with Trial(self._waiting):
                     group.refuse_batch(num_keys[0])
         return most[:length]
 
-    def _begin(self) -> None:
-        chosen = self._next_batches()
-        for place, waiting in enumerate(chosen):
-            with Trial(self._waiting, place):
-                for lookups in waiting.lookups:
-                    if lookups.check is not None:
-                        lookups.check()
+    def _begin(self, planner: Planner) -> OpenWindow:
+        """The next window, its rows looked for."""
+        batches = self._next_batches(planner)
+        if planner.may_have_bad_ids:
+            self._check(planner, batches)
         with self.changes.changing("planning a window"):
-            parts = enumerate(self._cached)
-            decisions = [group.begin([w.aheads[c] for w in chosen], self._learns) for c, group in parts]
-            self._begun = Begun(chosen, decisions)
-            self._no_longer_wait(len(chosen))
+            window = planner.begin(batches)
+            self._open = window
+            for _ in batches:
+                self._waiting.popleft()
+        return window
 
-    def _no_longer_wait(self, count: int) -> None:
-        for _ in range(count):
-            self._waiting.popleft()
-
-    def _decide(self) -> None:
-        """Choose slots for the window that was begun, and send for its rows."""
-        assert self._begun is not None
-        batches, decisions = self._begun
-        ticket = Ticket(self._learns)
-        fetches: list[tuple[CachedGroup, Fetch]] = []
-        placed: list[list[Lookups]] = []
-        with self.changes.changing("planning a window"):
-            self._begun = None
-            for g, (group, decision) in enumerate(zip(self._cached, decisions)):
-                fetch, lookups = group.finish([w.aheads[g] for w in batches], decision, ticket)
-                fetches.append((group, fetch))
-                placed.append(lookups)
-            move = Move(self._num_windows, fetches)
-            self._num_windows += 1
-            self._line_up(batches, move, placed, ticket)
-            self._mover.read(move)
-
-    def _decide_in_lanes(self) -> None:
-        assert self._lanes is not None
-        batches = self._next_batches()
-        if self._lanes.found_bad:
+    def _check(self, planner: Planner, batches: list[KnownBatch]) -> None:
+        """Raise for a bad id; also for one in an earlier batch, where it was seen late."""
+        if planner.finds_late:
             windows = [window for window in (self._current, *self._decided) if window is not None]
-            planned = [each for w in windows for each in (*w.delivered, *(planned for _, planned in w.batches))]
-            self._lanes.check([*planned, *(waiting.named for waiting in batches)])
-        ticket = Ticket(self._learns)
-        new = self._as_many_new(len(batches))
-        with self.changes.changing("planning a window"):
-            number = self._lanes.num_arrived
-            parts, placed = self._lanes.plan([w.named for w in batches], [flat for _, _, flat in new], ticket)
-            self._no_longer_wait(len(batches))
-            for i, (batch, named, flat) in enumerate(new):
-                del self._unknown[0]
-                self._waiting.append(Waiting(batch, named, self._lanes.given(named), [], [], flat, number + i))
-            self._line_up(batches, parts, placed, ticket)
+            for window in windows:
+                for planned in (*window.delivered, *(planned for _, planned in window.batches)):
+                    planner.check(planned)
+        for place, batch in enumerate(batches):
+            with Trial(self._waiting, place):
+                planner.check(batch)
 
-    def _as_many_new(self, count: int) -> list[tuple[Any, Ids, list[Tensor]]]:
-        """The next batches of the loader, if they are there and fit the lanes: all or none. They are not known until later."""
-        if len(self._waiting) > self._look_ahead:
+    def _decide(self, *, take_along: bool = True) -> None:
+        """Choose slots for the window that was begun, and send for its rows."""
+        window = self._open
+        assert window is not None
+        planner = window.planner
+        arriving = self._as_many_new(planner, len(window.batches)) if take_along and planner.takes_along else []
+        ticket = Ticket(self._learns)
+        with self.changes.changing("planning a window"):
+            self._open = None
+            planned = planner.finish(window, ticket, arriving)
+            for _ in arriving:
+                del self._unknown[0]
+            self._waiting.extend(planned.arrived)
+            self._line_up(window.batches, planned, ticket)
+
+    def _as_many_new(self, planner: Planner, count: int) -> list[Candidate]:
+        """The next batches of the loader, if they are there and the planner's: all or none. They are not known until later."""
+        if len(self._waiting) + count > self._look_ahead:
             return []
         while len(self._unknown) < count:
             found = self._from_reader()
             if found is None:
                 return []
             self._unknown.append(found)
-        new = []
+        new: list[Candidate] = []
         for i in range(count):
-            batch, named, flat = self._named_of(*self._unknown[i])
-            if not flat:
+            candidate = self._candidate(*self._unknown[i])
+            if candidate.planner is not planner:
                 return []
-            new.append((batch, named, flat))
+            new.append(candidate)
         return new
 
-    def _line_up(
-        self, batches: list[Waiting], move: Move | list[LaneWindow], placed: list[list[Lookups]], ticket: Ticket
-    ) -> None:
-        window = Window(move, ticket)
-        for i, w in enumerate(batches):
-            lookups = [each[i] for each in placed]
-            planned = Planned(w.named.ids, w.named.bags, w.given, lookups, w.named.contents)
-            window.batches.append((w.batch, planned))
+    def _line_up(self, batches: list[KnownBatch], planned: PlannedWindow, ticket: Ticket) -> None:
+        window = Window(planned.transfer, ticket)
+        for i, each in enumerate(batches):
+            lookups = [placed[i] for placed in planned.placed]
+            window.batches.append(
+                (each.batch, Planned(each.named.ids, each.named.bags, each.given, lookups, each.named.contents))
+            )
         self._decided.append(window)

@@ -72,7 +72,7 @@ class Turns:
         self.changes = Changes()
         self.feed: Feeding | None = None
         self.left: deque[Feeding] = deque()  # feeds that are being closed
-        self.lanes: dict[Any, Any] = {}  # recordings that the next feed can use again
+        self.planners: dict[Any, Any] = {}  # recordings that the next feed can use again
         self._planned: dict[int, Planned] = {}
 
     def claim(self, *, drop: bool = False) -> None:

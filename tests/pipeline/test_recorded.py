@@ -19,7 +19,7 @@ def lanes_on_cpu(monkeypatch):
         pytest.skip("tests/gpu covers this on the device")
     from hotbed.ops.index import triton
 
-    monkeypatch.setattr("hotbed.pipeline.recorded_planners.backend_of", lambda tensor: "triton")
+    monkeypatch.setattr("hotbed.pipeline.recorded.backend_of", lambda tensor: "triton")
     monkeypatch.setattr("hotbed.cache.cache.ops_for", lambda tensor: triton)
     sort = hotbed.tables.group.group.TableGroup.ordered
 
@@ -30,12 +30,12 @@ def lanes_on_cpu(monkeypatch):
     monkeypatch.setattr(hotbed.tables.group.group.TableGroup, "ordered", ordered)
     place = triton.place
     monkeypatch.setattr(triton, "place", lambda *arguments: place(*arguments).to(torch.int64))
-    original = hotbed.pipeline.recorded_planners.Lanes._lookups
+    original = hotbed.pipeline.recorded.RecordedPlanner._lookups
 
     def lookups(lanes, g, row, named, ticket):  # the compiled look-up on the CPU takes 64-bit slots
         return original(lanes, g, row._replace(slots=row.slots.to(torch.int64)), named, ticket)
 
-    monkeypatch.setattr(hotbed.pipeline.recorded_planners.Lanes, "_lookups", lookups)
+    monkeypatch.setattr(hotbed.pipeline.recorded.RecordedPlanner, "_lookups", lookups)
 
 
 def batches(count, size, seed=0):
@@ -224,7 +224,7 @@ def test_few_lanes_are_kept():
     for size in (1, 2, 3, 4, 5, 6, 3):
         for ids in hotbed.prefetch([torch.arange(size).reshape(-1, 1)], tables, window=1):
             tables(ids).sum().backward()
-    assert [key[0][0] for key in tables.turns.lanes] == [4, 5, 6, 3]
+    assert [key[0][0] for key in tables.turns.planners] == [4, 5, 6, 3]
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")

@@ -1,0 +1,127 @@
+"""Planning launch by launch, for every kind of batch; rows are moved by a thread (transfer_thread.py).
+
+The CPU's way and the reference, and CUDA's way for batches that no recording fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hotbed.ops.lookups import Lookups, Ticket
+from hotbed.ops.streams import after
+from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow
+from hotbed.pipeline.transfer_thread import Move, Mover
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.inputs import Given
+from hotbed.tables.ownership import Planned
+
+
+class ThreadedTransfer:
+    """Rows that a Mover moves."""
+
+    waits = holds_memory = True
+
+    def __init__(self, mover: Mover, move: Move, device: torch.device) -> None:
+        self._mover = mover
+        self._move = move
+        self._device = device
+
+    @property
+    def is_staged(self) -> bool:
+        move = self._move
+        return move.staged.is_set() and (move.mark is None or bool(move.mark.query()))
+
+    def wait(self) -> None:
+        self._mover.wait(self._move)
+
+    def exchange(self) -> None:
+        after(self._device, self._move.mark)
+        for group, fetch in self._move.fetches:
+            group.exchange(fetch)
+        self._mover.write(self._move)
+
+
+class EagerPlanner:
+    """`lookups_of`: what a batch wants of the tables, its keys checked and translated, by group."""
+
+    takes_along = finds_late = False
+    may_have_bad_ids = True  # the device may still be checking them
+
+    def __init__(
+        self,
+        groups: Sequence[CachedGroup],
+        device: torch.device,
+        lookups_of: Callable[[Candidate], tuple[Given, list[Lookups]]],
+    ) -> None:
+        self._groups = groups
+        self._device = device
+        self.learns = True  # whether rows will be updated
+        self._lookups_of = lookups_of
+        self._mover = Mover(device)
+        self._num_windows = 0
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the transfers; nothing is moved any more."""
+        return self._mover.error
+
+    def start(self) -> None:
+        self._mover.start()
+
+    def stop(self) -> None:
+        self._mover.close()
+
+    def abandon(self) -> None:
+        self._mover.abandon()
+
+    def prepare(self, candidate: Candidate) -> KnownBatch:
+        given, lookups = self._lookups_of(candidate)
+        return KnownBatch(candidate.batch, candidate.named, given, self, lookups, None)
+
+    def arrive(self, batch: KnownBatch) -> KnownBatch:
+        return batch._replace(place=[group.arrive(each) for group, each in zip(self._groups, batch.ids)])
+
+    def num_keys(self, batch: KnownBatch) -> list[int]:
+        return [ahead.arrival.num_keys for ahead in batch.place]
+
+    def reserve(self, look_ahead: int) -> None:
+        """The index grows as batches arrive."""
+
+    def check(self, batch: KnownBatch | Planned) -> None:
+        for lookups in batch.ids if isinstance(batch, KnownBatch) else batch.lookups:
+            if lookups.check is not None:
+                lookups.check()
+
+    def may_begin(self, num_ahead: int) -> bool:
+        return True  # the device looks for the rows meanwhile
+
+    def begin(self, batches: list[KnownBatch]) -> OpenWindow:
+        decisions = [
+            group.begin([batch.place[g] for batch in batches], self.learns) for g, group in enumerate(self._groups)
+        ]
+        for group in self._groups:
+            group.cache.numbers.publish()
+        return OpenWindow(batches, self, decisions)
+
+    def is_ready(self, window: OpenWindow) -> bool:
+        return all(decision.row.ready() for decision in window.decisions)
+
+    def finish(self, window: OpenWindow, ticket: Ticket, arriving: Sequence[Candidate]) -> PlannedWindow:
+        assert not arriving, "batches are made known one by one"
+        fetches, placed = [], []
+        for g, (group, decision) in enumerate(zip(self._groups, window.decisions)):
+            fetch, lookups = group.finish([batch.place[g] for batch in window.batches], decision, ticket)
+            fetches.append((group, fetch))
+            placed.append(lookups)
+        move = Move(self._num_windows, fetches)
+        self._num_windows += 1
+        self._mover.read(move)
+        return PlannedWindow(ThreadedTransfer(self._mover, move, self._device), placed, [])
+
+    def drain(self) -> None:
+        self._mover.drain()
+
+    def forget(self) -> None:
+        """What is known is the cache's."""

@@ -1,0 +1,213 @@
+"""Planning by replaying recordings (cache/recorded_planner.py), one for each group, and moving rows by compiled code.
+
+For id matrices of one shape on CUDA, over rows in host memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed.ops.backend import backend_of
+from hotbed.ops.lookups import Lookups, Ticket
+from hotbed.pipeline.batches import Ids
+from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow
+from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.inputs import Given, as_given, flatten
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.ownership import Planned
+
+if TYPE_CHECKING:
+    from hotbed.cache.recorded_planner import LanePlan
+    from hotbed.ops.move.compiled_transfer import Porter
+
+_MOST_KEPT = 4  # shapes of batches whose planner the next feed finds again; each takes device memory
+_MOST_PLANNED = 2  # windows at a time; each has buffers of its own
+_CELLS_PER_KEY = 0.6  # of the batches ahead, keys that are no other's and in no slot: a first guess
+
+
+def recorded_for(tables: EmbeddingTables, named: Ids, window: int, learns: bool) -> RecordedPlanner | None:
+    """A planner for batches like this one, or None: it needs CUDA, a cache over memory, and one id a feature."""
+    ids = named.ids
+    alike = (
+        isinstance(ids, Tensor) and not named.bags and ids.ndim == 2 and ids.shape[0] > 0 and ids.dtype == torch.int64
+    )
+    if not alike or backend_of(ids) != "triton" or ids.device != tables.device or ids.shape[1] != len(tables.features):
+        return None
+    if not all(isinstance(group, CachedGroup) and group.has_lanes for group in tables.groups):
+        return None
+    if any(feature.pooling == "none" for feature in tables.features):
+        return None
+    return _kept(tables, tuple(ids.shape), window, learns)
+
+
+def _kept(tables: EmbeddingTables, shape: tuple[int, ...], window: int, learns: bool) -> RecordedPlanner:
+    """The planner of an earlier feed, with its recordings, or a new one; those used last are kept."""
+    kept, key = tables.turns.planners, (shape, window, learns)
+    if key in kept and kept[key].busy:
+        return RecordedPlanner(tables, shape, window, learns)  # another feed will go on with that one
+    planner: RecordedPlanner | None = kept.pop(key, None)
+    if planner is None or not planner.serves(tables):
+        planner = RecordedPlanner(tables, shape, window, learns)
+    kept[key] = planner
+    for old in list(kept)[:-_MOST_KEPT]:
+        if not kept[old].busy:
+            del kept[old]
+    return planner
+
+
+class GroupWindow(NamedTuple):
+    """A planned window of one group."""
+
+    number: int
+    plan: LanePlan
+    num_batches: int
+    num_lookups: int
+
+
+class RecordedTransfer:
+    """Rows that a Porter of each group moves."""
+
+    waits = False  # the exchange is put on the stream behind the rows
+    holds_memory = False  # staging buffers are kept from feed to feed
+
+    def __init__(
+        self, groups: Sequence[CachedGroup], porters: Sequence[Porter], windows: Sequence[GroupWindow]
+    ) -> None:
+        self._groups, self._porters, self._windows = groups, porters, windows
+
+    @property
+    def is_staged(self) -> bool:
+        return all(porter.is_staged(window.number) for porter, window in zip(self._porters, self._windows))
+
+    def wait(self) -> None:
+        """`exchange` does."""
+
+    def exchange(self) -> None:
+        for group, porter, window in zip(self._groups, self._porters, self._windows):
+            group.exchange_with(porter, *window)
+
+
+class RecordedPlanner:
+    """For id matrices of one shape [B, F]."""
+
+    takes_along = finds_late = True
+
+    def __init__(self, tables: EmbeddingTables, shape: tuple[int, ...], window: int, learns: bool) -> None:
+        self._tables = weakref.proxy(tables)  # whose ownership record keeps this
+        self._shape = shape
+        self._names = [feature.name for feature in tables.features]
+        self._columns_of = {name: column for column, name in enumerate(self._names)}
+        self._groups = [group for group in tables.groups if isinstance(group, CachedGroup)]
+        self._spans = [inputs.matrix_spans(shape[0]) for inputs in tables.group_inputs]
+        self._columns: list[list[int] | None] = []
+        self._lanes, self._makers, self._porters = [], [], []
+        self.busy = False  # between start and stop
+        for group, inputs, spans in zip(self._groups, tables.group_inputs, self._spans):
+            columns = [self._names.index(feature.name) for feature in inputs.features]
+            self._columns.append(None if columns == list(range(len(self._names))) else columns)
+            lane, maker = group.new_lane(spans, inputs.tables, window, learns)
+            self._lanes.append(lane)
+            self._makers.append(maker)
+            self._porters.append(group.new_porter(lane))
+
+    def serves(self, tables: EmbeddingTables) -> bool:
+        """Whether it still belongs to the tables' caches: loading rows makes new ones."""
+        return all(lane.serves(group.cache) for lane, group in zip(self._lanes, self._groups))
+
+    def flat(self, named: Ids) -> list[Tensor] | None:
+        """The ids of each group, one after the other; None for a batch that does not fit."""
+        ids = named.ids
+        if not isinstance(ids, Tensor) or ids.shape != self._shape or ids.dtype != torch.int64 or named.bags:
+            return None
+        return [(ids if columns is None else ids[:, columns]).reshape(-1) for columns in self._columns]
+
+    def start(self) -> None:
+        self.busy = True
+        for maker in self._makers:
+            maker.clear()  # a bad id ended the feed before
+        for porter, lane in zip(self._porters, self._lanes):
+            porter.start(lane.num_windows)
+
+    def stop(self) -> None:
+        self.busy = False
+        for porter in self._porters:
+            porter.stop()
+
+    abandon = stop
+
+    def prepare(self, candidate: Candidate) -> KnownBatch:
+        given = Given(self._shape[0], candidate.named.ids, self._columns_of, {}, {})
+        return KnownBatch(candidate.batch, candidate.named, given, self, candidate.ids, None)
+
+    def arrive(self, batch: KnownBatch) -> KnownBatch:
+        numbers = [lane.arrive(ids) for lane, ids in zip(self._lanes, batch.ids)]
+        return batch._replace(place=numbers[0])
+
+    def num_keys(self, batch: KnownBatch) -> list[int]:
+        return [lane.num_keys(batch.place) for lane in self._lanes]
+
+    def reserve(self, look_ahead: int) -> None:
+        for group, lane in zip(self._groups, self._lanes):
+            if group.cache.bounded:
+                continue  # it has its room
+            ahead = look_ahead * lane.num_keys(group.cache.num_arrived - 1)
+            group.cache.reserve(int(1.6 * (group.num_slots + _CELLS_PER_KEY * ahead)))
+
+    @property
+    def may_have_bad_ids(self) -> bool:
+        """Whether a kernel has seen one in any batch that has arrived. Those whose counts are on the host are known."""
+        return any(maker.found_bad for maker in self._makers)
+
+    def check(self, batch: KnownBatch | Planned) -> None:
+        named = batch.named if isinstance(batch, KnownBatch) else batch
+        for lookups in self._flatten(named):
+            if lookups.check is not None:
+                lookups.check()
+
+    def may_begin(self, num_ahead: int) -> bool:
+        return num_ahead < _MOST_PLANNED
+
+    def begin(self, batches: list[KnownBatch]) -> OpenWindow:
+        return OpenWindow(batches, self, [])  # all of it is one replay, in `finish`
+
+    def is_ready(self, window: OpenWindow) -> bool:
+        return True
+
+    def finish(self, window: OpenWindow, ticket: Ticket, arriving: Sequence[Candidate]) -> PlannedWindow:
+        batches, number = window.batches, self._groups[0].cache.num_arrived
+        windows, placed = [], []
+        for g, lane in enumerate(self._lanes):
+            plan, rows = lane.plan(len(batches), [candidate.ids[g] for candidate in arriving])
+            windows.append(GroupWindow(plan.number, plan, len(batches), len(batches) * lane.num_lookups))
+            placed.append([self._lookups(g, row, batch.named, ticket) for row, batch in zip(rows, batches)])
+        arrived = [self.prepare(candidate)._replace(place=number + i) for i, candidate in enumerate(arriving)]
+        return PlannedWindow(RecordedTransfer(self._groups, self._porters, windows), placed, arrived)
+
+    def drain(self) -> None:
+        for porter in self._porters:
+            porter.drain()
+
+    def forget(self) -> None:
+        for lane in self._lanes:
+            lane.forget()
+
+    def _lookups(self, g: int, row: Any, named: Ids, ticket: Ticket) -> Lookups:
+        return Lookups(
+            slots=row.slots,
+            spans=self._spans[g],
+            num_out=self._lanes[g].num_lookups,
+            sorted_keys=row.sorted_keys,
+            order=row.order,
+            ticket=ticket,
+            renew=lambda: self._flatten(named)[g],
+        )
+
+    def _flatten(self, named: Ids | Planned) -> list[Lookups]:
+        given = as_given(self._tables.features, named.ids, named.bags, self._tables.device)
+        groups = zip(self._tables.groups, self._tables.group_inputs)
+        return [flatten(group, inputs, given) for group, inputs in groups]

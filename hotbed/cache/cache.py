@@ -31,7 +31,6 @@ from hotbed.ops.index import (
     EMPTY,
     FREE,
     FREED,
-    HITS,
     HOT_BIT,
     MISSES,
     SYNC_BIT,
@@ -210,7 +209,7 @@ class Cache:
         """Choose slots and take note; windows are finished in the order in which they were begun."""
         row = decision.row
         numbers = row.read()
-        num_hits, num_misses = numbers[HITS], numbers[MISSES]
+        num_misses = numbers[MISSES]
         lists = self._lists(num_misses)
         if num_misses:
             order = self._ops.rank(
@@ -221,7 +220,7 @@ class Cache:
                 row.counts,
             )  # fmt: skip
         row.again()
-        plan = CachePlan(num_hits, num_misses, lists, row)
+        plan = CachePlan(num_misses, lists, row)
         self._uncounted.append(plan)
         self.note_window()
         return plan

@@ -7,13 +7,27 @@ Shapes: L look-ups of a batch, U distinct keys of it, M misses of a window, V vi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
+from hotbed.cache.counts import CacheCounts
 from hotbed.cache.numbers import Row
-from hotbed.ops.index import EVICTIONS, FREED, MISSED_LOOKUPS, NEW_CELLS, NUM_KEYS, UNPLACED, VICTIMS, Arrived, Lists
+from hotbed.ops.index import (
+    EVICTIONS,
+    FREED,
+    HITS,
+    MISSED_LOOKUPS,
+    MISSES,
+    NEW_CELLS,
+    NUM_KEYS,
+    UNPLACED,
+    VICTIMS,
+    Arrived,
+    Lists,
+)
 
 
 class Arrival:
@@ -65,58 +79,111 @@ class Decision(NamedTuple):
     train: bool
 
 
-class CachePlan:
-    """One window, decided. Numbers and keys are read on the host; they wait for the device if they must."""
+class WindowPlan(ABC):
+    """One window, decided. Numbers and keys are read on the host; they wait for the device if they must.
 
-    def __init__(self, num_hits: int, num_misses: int, lists: Lists, row: Row) -> None:
-        self.num_hits = num_hits
-        self.num_misses = num_misses
-        self.lists = lists
-        self.row = row
+    `lists` are at least as long as there are misses; `counts` are what the kernels counted, by the names of ops/index.
+    """
+
+    @abstractmethod
+    def _lists(self) -> Lists: ...
+
+    @abstractmethod
+    def _counts(self) -> list[int]:
+        """Waits for the device."""
 
     @property
-    def num_keys(self) -> int:
-        return self.num_hits + self.num_misses
+    def counts(self) -> list[int]:
+        """All numbers, by their names in hotbed.ops.index."""
+        return self._counts()
+
+    @property
+    def num_hits(self) -> int:
+        return self._counts()[HITS]
+
+    @property
+    def num_misses(self) -> int:
+        """M."""
+        return self._counts()[MISSES]
 
     @property
     def num_victims(self) -> int:
         """V: rows to write back."""
-        return self.row.read()[VICTIMS]
+        return self._counts()[VICTIMS]
 
     @property
     def num_evictions(self) -> int:
-        return self.row.read()[EVICTIONS]
+        return self._counts()[EVICTIONS]
 
     @property
     def num_missed_lookups(self) -> int:
-        return self.row.read()[MISSED_LOOKUPS]
+        return self._counts()[MISSED_LOOKUPS]
 
     @property
     def num_freed(self) -> int:
-        return self.row.read()[FREED]
+        return self._counts()[FREED]
 
     @property
     def miss_keys(self) -> Tensor:
         """int64 [M], on the host."""
-        self.row.read()
-        return self.lists.host_miss_keys[: self.num_misses]
+        return self._lists().host_miss_keys[: self._counts()[MISSES]]
 
     @property
     def victim_keys(self) -> Tensor:
         """int64 [V], on the host: rows to write back before their slots are filled."""
-        return self.lists.host_victim_keys[: self.num_victims]
+        return self._lists().host_victim_keys[: self._counts()[VICTIMS]]
 
     @property
     def miss_slots(self) -> Tensor:
         """int64 [M], on the device."""
-        return self.lists.miss_slots
+        return self._lists().miss_slots[: self.num_misses]
 
     @property
     def miss_keys_on_device(self) -> Tensor:
         """int64 [M]."""
-        return self.lists.miss_keys
+        return self._lists().miss_keys[: self.num_misses]
 
     @property
     def victim_slots(self) -> Tensor:
         """int64 [V], on the device."""
-        return self.lists.victim_slots[: self.num_victims]
+        return self._lists().victim_slots[: self.num_victims]
+
+    def cache_counts(
+        self, num_batches: int, num_lookups: int, *, num_moved: int, num_created: int, record_bytes: int
+    ) -> CacheCounts:
+        """What this window adds to the counts of a cache; `num_moved` rows came in."""
+        counts = self._counts()
+        hits, misses, victims = counts[HITS], counts[MISSES], counts[VICTIMS]
+        return CacheCounts(
+            windows=1,
+            batches=num_batches,
+            keys=hits + misses,
+            hits=hits,
+            misses=misses,
+            created=num_created,
+            evictions=counts[EVICTIONS],
+            written_back=victims,
+            lookups=num_lookups,
+            missed_lookups=counts[MISSED_LOOKUPS],
+            bytes_in=num_moved * record_bytes,
+            bytes_out=victims * record_bytes,
+        )
+
+
+class CachePlan(WindowPlan):
+    """Planned launch by launch: how many rows are missing was known before they were given slots."""
+
+    def __init__(self, num_misses: int, lists: Lists, row: Row) -> None:
+        self._num_misses = num_misses
+        self._own_lists = lists
+        self.row = row
+
+    def _lists(self) -> Lists:
+        return self._own_lists
+
+    def _counts(self) -> list[int]:
+        return self.row.read()
+
+    @property
+    def num_misses(self) -> int:
+        return self._num_misses

@@ -12,28 +12,24 @@ Everything runs on the stream that is current, which is the one that trains; a r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hotbed.cache.cache import Cache
+from hotbed.cache.plans import WindowPlan
 from hotbed.ops.index import (
-    EVICTIONS,
-    FREED,
-    HITS,
-    MISSED_LOOKUPS,
-    MISSES,
     NEW_CELLS,
     NUM_KEYS,
     UNPLACED,
-    VICTIMS,
     Lists,
 )
 from hotbed.ops.index.recorded import ARRIVALS, ARRIVED, PLANNED, WINDOWS, lane_arrive, lane_plan, new_buffers
 from hotbed.ops.keys.triton import BATCHES, KeyMaker
-from hotbed.ops.streams import mark, recording
+from hotbed.ops.recording import Recordings
+from hotbed.ops.streams import mark
 
 _NUMBER = 8  # place of the tag in a row of counts on the host
 
@@ -46,7 +42,7 @@ class Placed(NamedTuple):
     order: Tensor  # int32 [L]
 
 
-class LanePlan:
+class LanePlan(WindowPlan):
     """One window, decided; numbers and lists are there when its event is reached."""
 
     def __init__(self, lane: Lane, number: int, lists: Lists, event: Any) -> None:
@@ -54,90 +50,35 @@ class LanePlan:
         self.number = number
         self._all_lists = lists
         self._event = event
-        self._counts: list[int] | None = None
+        self._row: list[int] | None = None
 
-    def _read(self) -> list[int]:
-        if self._counts is None:
+    def _lists(self) -> Lists:
+        return Lists(*(part[self.number % WINDOWS] for part in self._all_lists))
+
+    def _counts(self) -> list[int]:
+        if self._row is None:
             if self._event is not None:
                 self._event.synchronize()
             row = self._lane.window_row(self.number)
             assert row[_NUMBER] == self.number + 1, (
                 f"the counts of window {self.number} are those of {row[_NUMBER] - 1}"
             )
-            self._counts = row
-        return self._counts
+            self._row = row
+        return self._row
 
     def wait(self) -> None:
         """Until the device has decided it, and the host has its numbers."""
-        self._read()
-
-    @property
-    def counts(self) -> list[int]:
-        """All numbers, by their names in hotbed.ops.index."""
-        return self._read()
+        self._counts()
 
     @property
     def is_read(self) -> bool:
         """The host has its numbers, wherever they were."""
-        return self._counts is not None
-
-    @property
-    def num_hits(self) -> int:
-        return self._read()[HITS]
-
-    @property
-    def num_misses(self) -> int:
-        return self._read()[MISSES]
-
-    @property
-    def num_keys(self) -> int:
-        return self.num_hits + self.num_misses
-
-    @property
-    def num_victims(self) -> int:
-        return self._read()[VICTIMS]
-
-    @property
-    def num_evictions(self) -> int:
-        return self._read()[EVICTIONS]
-
-    @property
-    def num_missed_lookups(self) -> int:
-        return self._read()[MISSED_LOOKUPS]
-
-    @property
-    def num_freed(self) -> int:
-        return self._read()[FREED]
-
-    @property
-    def miss_keys(self) -> Tensor:
-        """int64 [M], on the host."""
-        return self._all_lists.host_miss_keys[self.number % WINDOWS, : self.num_misses]
-
-    @property
-    def victim_keys(self) -> Tensor:
-        """int64 [V], on the host."""
-        return self._all_lists.host_victim_keys[self.number % WINDOWS, : self.num_victims]
-
-    @property
-    def miss_slots(self) -> Tensor:
-        """int64 [M], on the device."""
-        return self._all_lists.miss_slots[self.number % WINDOWS, : self.num_misses]
-
-    @property
-    def miss_keys_on_device(self) -> Tensor:
-        """int64 [M]."""
-        return self._all_lists.miss_keys[self.number % WINDOWS, : self.num_misses]
+        return self._row is not None
 
     @property
     def device_lists(self) -> tuple[Tensor, Tensor, Tensor]:
         """(keys of misses, their slots, slots of victims), longer than meant."""
         return self._lane.device_lists(self.number)
-
-    @property
-    def victim_slots(self) -> Tensor:
-        """int64 [V], on the device."""
-        return self._all_lists.victim_slots[self.number % WINDOWS, : self.num_victims]
 
 
 class Lane:
@@ -157,13 +98,12 @@ class Lane:
         self._host_windows = self._buffers.host_window_counts.numpy()
         parts = (part[:, :num_lookups].unbind(0) for part in self._buffers[-3:])
         self._rows = [Placed(*rows) for rows in zip(*parts)]
-        self._pool: Any = None  # recordings are replayed one at a time, so they share their memory
         self._usual = 0  # cells a batch has taken lately
         lists = self._buffers.lists
         self._device_lists = list(zip(*(part.unbind(0) for part in lists[:3])))
         self._num_windows = 0
         self._left_behind: tuple[int, int, int] | None = None  # what the state on the device says
-        self._recordings: dict[Any, Any] = {}
+        self._recordings = Recordings(cache.device)
         self._version = -1  # of the cache, when the recordings were made
         self._stamps = torch.zeros(
             0, dtype=torch.int32, device=cache.device
@@ -177,7 +117,7 @@ class Lane:
         self._catch_up()
         self._note(ids)
         self._cache.expect_cells(self.num_lookups)
-        self._run(("arrive", self._cache.stride), lambda: self._arrive(1))
+        self._recordings.run(("arrive", self._cache.stride), lambda: self._arrive(1))
         self._remember()
         return self._cache.num_arrived - 1
 
@@ -201,7 +141,9 @@ class Lane:
         for ids in arriving:
             self._note(ids)
         self._cache.expect_cells(self.num_lookups * len(arriving))
-        self._run(("plan", count, bool(arriving), self._cache.stride), lambda: self._plan(count, bool(arriving)))
+        self._recordings.run(
+            ("plan", count, bool(arriving), self._cache.stride), lambda: self._plan(count, bool(arriving))
+        )
         self._cache.clock += count
         self._cache.note_window()
         self._remember()
@@ -323,21 +265,6 @@ class Lane:
 
     def _remember(self) -> None:
         self._left_behind = (self._cache.num_arrived, self._cache.num_planned, self._cache.clock)
-
-    def _run(self, name: Any, work: Callable[[], None]) -> None:
-        """The first time as it is, which compiles the kernels; then recorded, and replayed from then on."""
-        recorded = self._recordings.get(name)
-        if recorded is None:
-            work()
-            self._recordings[name] = "compiled"
-        elif self._cache.device.type != "cuda":
-            work()
-        else:
-            if recorded == "compiled":
-                with recording(self._pool) as graph:
-                    work()
-                self._recordings[name], self._pool = graph, graph.pool()
-            self._recordings[name].replay()
 
     def _arrive(self, count: int) -> None:
         cells, _ = self._cache.parts()

@@ -6,9 +6,6 @@ one or two. On the CPU there are no streams: points are None.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,20 +44,3 @@ def side_stream(device: torch.device) -> Any:
     stream = torch.cuda.Stream(device)
     torch.cuda.set_stream(stream)
     return stream
-
-
-@contextmanager
-def recording(pool: Any = None) -> Iterator[Any]:
-    """A graph of what this thread launches inside; other threads go on as they are.
-
-    Nothing is garbage collected meanwhile: old graphs and events that go away while a stream is recorded end the process.
-    """
-    graph = torch.cuda.CUDAGraph()
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            yield graph
-    finally:
-        if collects:
-            gc.enable()

@@ -5,17 +5,18 @@ The CPU's way and the reference, and CUDA's way for batches that no recording fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from hotbed.ops.lookups import Lookups, Ticket
+from hotbed.ops.lookups import Ticket
 from hotbed.ops.streams import after
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow
 from hotbed.pipeline.transfer_thread import Move, Mover
 from hotbed.tables.group.cached import CachedGroup
-from hotbed.tables.inputs import Given
-from hotbed.tables.ownership import Planned
+from hotbed.tables.inputs import as_given, flatten
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.ownership import Planned, Routed
 
 
 class ThreadedTransfer:
@@ -44,22 +45,18 @@ class ThreadedTransfer:
 
 
 class EagerPlanner:
-    """`lookups_of`: what a batch wants of the tables, its keys checked and translated, by group."""
+    """For every kind of batch, also of ranks that settle theirs together."""
 
     takes_along = finds_late = False
     may_have_bad_ids = True  # the device may still be checking them
 
-    def __init__(
-        self,
-        groups: Sequence[CachedGroup],
-        device: torch.device,
-        lookups_of: Callable[[Candidate], tuple[Given, list[Lookups]]],
-    ) -> None:
+    def __init__(self, tables: EmbeddingTables, groups: Sequence[CachedGroup]) -> None:
+        self._tables = tables
         self._groups = groups
-        self._device = device
+        self._device = tables.device
+        self._changes = tables.turns.changes
         self.learns = True  # whether rows will be updated
-        self._lookups_of = lookups_of
-        self._mover = Mover(device)
+        self._mover = Mover(tables.device)
         self._num_windows = 0
 
     @property
@@ -77,8 +74,16 @@ class EagerPlanner:
         self._mover.abandon()
 
     def prepare(self, candidate: Candidate) -> KnownBatch:
-        given, lookups = self._lookups_of(candidate)
-        return KnownBatch(candidate.batch, candidate.named, given, self, lookups, None)
+        batch, named = candidate.batch, candidate.named
+        if isinstance(batch, Routed):
+            with self._changes.changing("translating ids"):
+                lookups = self._tables.asked(batch.routes, self.learns)
+            return KnownBatch(batch, named, batch.given, self, lookups, None)
+        given = as_given(self._tables.features, named.ids, named.bags, self._device)
+        groups = zip(self._groups, self._tables.group_inputs)
+        with self._changes.changing("translating ids"):
+            lookups = [flatten(group, inputs, given, self.learns) for group, inputs in groups]
+        return KnownBatch(batch, named, given, self, lookups, None)
 
     def arrive(self, batch: KnownBatch) -> KnownBatch:
         return batch._replace(place=[group.arrive(each) for group, each in zip(self._groups, batch.ids)])

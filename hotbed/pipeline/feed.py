@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
-from hotbed.ops.lookups import Lookups, Ticket
+from hotbed.ops.lookups import Ticket
 from hotbed.ops.streams import after, mark
 from hotbed.pipeline.batches import ids_of, to_device
 from hotbed.pipeline.eager import EagerPlanner
@@ -38,7 +38,6 @@ from hotbed.pipeline.reader import MOST_SHARED, Reader
 from hotbed.pipeline.recorded import RecordedPlanner, recorded_for
 from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.group.dynamic import FAR_AHEAD
-from hotbed.tables.inputs import Given, as_given, flatten
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import Planned, Routed
 from hotbed.telemetry.clock import COPY, PLAN, READER, WAIT
@@ -69,7 +68,7 @@ class Feed:
         self._strides: list[int] = []
         self._mesh = tables.lend_mesh() if tables.is_shared else None  # of ranks that settle their batches together
         self._reader = Reader(loader, self._device, None if self._mesh is None else self._settled)
-        self._eager = EagerPlanner(self._cached, self._device, self._lookups_of)
+        self._eager = EagerPlanner(tables, self._cached)
         self._recorded: RecordedPlanner | None = None  # once a batch came that can have one
         self._planner: Planner = self._eager  # of the window planned last
         self._waiting: deque[KnownBatch] = deque()
@@ -380,17 +379,6 @@ class Feed:
     def _is_full(self) -> bool:
         """Whether an index has no room for a batch more, which comes when batches have more rows than the first had."""
         return any(cache.is_full for cache in self._caches)
-
-    def _lookups_of(self, candidate: Candidate) -> tuple[Given, list[Lookups]]:
-        """What a batch, or all ranks, want of the tables here."""
-        batch, named = candidate.batch, candidate.named
-        if isinstance(batch, Routed):
-            with self.changes.changing("translating ids"):
-                return batch.given, self._tables.asked(batch.routes, self._learns)
-        given = as_given(self._tables.features, named.ids, named.bags, self._device)
-        groups = zip(self._cached, self._tables.group_inputs)
-        with self.changes.changing("translating ids"):
-            return given, [flatten(group, inputs, given, self._learns) for group, inputs in groups]
 
     def _settled(self, batches: Iterator[Any]) -> Iterator[Routed]:
         """Batches that the ranks have settled together."""

@@ -19,7 +19,8 @@ from torch import Tensor
 from hotbed.errors import HotbedError
 from hotbed.ops.backend import backend_of
 from hotbed.ops.lookups import Lookups, Ticket
-from hotbed.ops.streams import mark, recording
+from hotbed.ops.recording import Recordings
+from hotbed.ops.streams import mark
 from hotbed.tables.inputs import Given, as_given, flatten
 from hotbed.tables.ownership import Planned
 
@@ -99,7 +100,7 @@ class _KeyLane:
         names = [feature.name for feature in tables.features]
         self._places = {name: column for column, name in enumerate(names)}
         self._size = shape[0]
-        self._graph: Any = None
+        self._recordings = Recordings(self.device)
 
     def look(self, ids: Tensor) -> Planned:
         """Keys, and their order, on the current stream."""
@@ -109,7 +110,7 @@ class _KeyLane:
         self._tickets[row].valid = False
         ticket = self._tickets[row] = Ticket(True)
         self._host_addresses[number % self._host_addresses.shape[0]] = ids.data_ptr()
-        self._run()
+        self._recordings.run("keys", self._make)
         self._recent.append((ids, mark(self.device)))
         if len(self._recent) == _ROWS:
             self._recent.popleft()[1].synchronize()  # let the host be no farther ahead than what it can still check
@@ -141,18 +142,6 @@ class _KeyLane:
         tables = self._tables
         given = as_given(tables.features, ids, None, self.device)
         return flatten(self._group, tables.group_inputs[0], given)
-
-    def _run(self) -> None:
-        """The first time as it is, which compiles the kernels; then recorded, and replayed from then on."""
-        if self._graph is None:
-            self._make()
-            self._graph = "compiled"
-            return
-        if self._graph == "compiled":
-            with recording() as graph:
-                self._make()
-            self._graph = graph
-        self._graph.replay()
 
     def _make(self) -> None:
         from hotbed.ops.keys.triton import keep

@@ -79,7 +79,7 @@ def replay(
         feeder.cache.numbers.publish()
         assert plan.num_hits == expected.num_hits
         assert sorted(plan.miss_keys.tolist()) == sorted(expected.misses)
-        assert [after[slot] for slot in plan.lists.miss_slots.tolist()] == plan.miss_keys.tolist()
+        assert [after[slot] for slot in plan.miss_slots.tolist()] == plan.miss_keys.tolist()
         assert sorted(plan.victim_keys.tolist()) == sorted(expected.written)
         assert [before[slot] for slot in plan.victim_slots.tolist()] == plan.victim_keys.tolist()
         assert plan.num_evictions == expected.num_evictions

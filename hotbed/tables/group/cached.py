@@ -20,7 +20,6 @@ from torch import Tensor
 from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, Decision, make_policy
 from hotbed.cache.holdings import hot_keys
 from hotbed.errors import BudgetError, ConfigError
-from hotbed.ops.index import EVICTIONS, HITS, MISSED_LOOKUPS, MISSES, VICTIMS
 from hotbed.ops.lookups import Lookups, Span, Ticket
 from hotbed.ops.move import pack, unpack
 from hotbed.ops.records import Precision
@@ -49,7 +48,7 @@ class Ahead(NamedTuple):
 class Fetch:
     """The rows of one window on their way, in and out."""
 
-    def __init__(self, plan: CachePlan | LanePlan, num_batches: int, num_lookups: int) -> None:
+    def __init__(self, plan: CachePlan, num_batches: int, num_lookups: int) -> None:
         self.plan = plan
         self.num_batches = num_batches
         self.num_lookups = num_lookups
@@ -142,19 +141,12 @@ class CachedGroup(StoredGroup):
         fetch.source = torch.empty_like(source, device=self.records.device).copy_(source, non_blocking=True)
         self._staging.sent()
         self._count(
-            CacheCounts(
-                windows=1,
-                batches=fetch.num_batches,
-                keys=plan.num_keys,
-                hits=plan.num_hits,
-                misses=plan.num_misses,
-                lookups=fetch.num_lookups,
-                created=plan.num_misses - num_found - num_late,
-                evictions=plan.num_evictions,
-                written_back=plan.num_victims,
-                missed_lookups=plan.num_missed_lookups,
-                bytes_in=(num_rows + num_late) * self.layout.width * 4,
-                bytes_out=plan.num_victims * self.layout.width * 4,
+            plan.cache_counts(
+                fetch.num_batches,
+                fetch.num_lookups,
+                num_moved=num_rows + num_late,
+                num_created=plan.num_misses - num_found - num_late,
+                record_bytes=self.layout.width * 4,
             )
         )
 
@@ -214,8 +206,7 @@ class CachedGroup(StoredGroup):
     def exchange_with(self, porter: Porter, number: int, plan: LanePlan, num_batches: int, num_lookups: int) -> None:
         """Device: as `exchange`, for a window whose rows the porter moves."""
         slot, num_rows = porter.staged(number)
-        counts = plan.counts
-        num_hits, num_misses, num_victims = counts[HITS], counts[MISSES], counts[VICTIMS]
+        num_misses, num_victims = plan.num_misses, plan.num_victims
         miss_keys, miss_slots, victim_slots = plan.device_lists
         if self.records.device.type == "cuda":
             from hotbed.ops.move import triton
@@ -232,23 +223,14 @@ class CachedGroup(StoredGroup):
         if self.store.is_held:
             self.store.keep(plan.victim_keys)
         porter.exchanged(number, mark(self.records.device))
-        num_bytes = self.layout.width * 4
-        self._count(
-            CacheCounts(
-                windows=1,
-                batches=num_batches,
-                keys=num_hits + num_misses,
-                hits=num_hits,
-                misses=num_misses,
-                created=num_misses - num_rows,
-                evictions=counts[EVICTIONS],
-                written_back=num_victims,
-                lookups=num_lookups,
-                missed_lookups=counts[MISSED_LOOKUPS],
-                bytes_in=num_rows * num_bytes,
-                bytes_out=num_victims * num_bytes,
-            )
+        counts = plan.cache_counts(
+            num_batches,
+            num_lookups,
+            num_moved=num_rows,
+            num_created=num_misses - num_rows,
+            record_bytes=self.layout.width * 4,
         )
+        self._count(counts)
 
     def placed(self, lookups: Lookups, learns: bool = True) -> Lookups:
         """Bring the rows in and name their slots, now: part of a change. A call whose rows were moved is placed again."""

@@ -21,7 +21,7 @@ LONG = (
     "laws/test_cache_invisible.py",
     "laws/test_dynamic_invisible.py",
     "pipeline/test_feed.py",
-    "pipeline/test_recorded_planners.py",
+    "pipeline/test_recorded.py",
     "distributed/test_replicated.py",
     "distributed/test_sharded.py",
     "distributed/test_train.py",

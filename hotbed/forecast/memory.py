@@ -16,12 +16,12 @@ from torch import nn
 
 from hotbed.cache import bounded_cells, look_far
 from hotbed.forecast.replay import Ahead
+from hotbed.pipeline.recorded import CELLS_FACTOR, CELLS_PER_KEY
 
 WORKSPACE = "workspace (measured)"  # the part that a calibration adds
 READ_AHEAD = 8  # batches that are read and not asked for yet
 _CELL = 16.25  # bytes of index, with its share of a mark
 _SLOT = 13  # bytes of slot state
-_LANE_FACTOR, _LANE_KEYS = 1.6, 0.6  # of hotbed/pipeline/recorded_planners.py
 
 
 class Part(NamedTuple):
@@ -49,7 +49,7 @@ def lane_cells(num_slots: int, shape: Shape, ahead: Ahead) -> float:
     if ahead.bounded:
         return bounded_cells(num_slots, "cuda")
     _, far = look_far(int(shape.keys), num_slots, ahead.look_ahead)
-    return max(2.0 * num_slots, _LANE_FACTOR * (num_slots + _LANE_KEYS * far * shape.keys))
+    return max(2.0 * num_slots, CELLS_FACTOR * (num_slots + CELLS_PER_KEY * far * shape.keys))
 
 
 def index_bytes(num_slots: int, num_cells: float, cuda: bool) -> int:

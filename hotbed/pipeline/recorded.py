@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _MOST_KEPT = 4  # shapes of batches whose planner the next feed finds again; each takes device memory
 _MOST_PLANNED = 2  # windows at a time; each has buffers of its own
-_CELLS_PER_KEY = 0.6  # of the batches ahead, keys that are no other's and in no slot: a first guess
+CELLS_FACTOR = 1.6  # cells of an index for every key that it may hold
+CELLS_PER_KEY = 0.6  # of the batches ahead, keys that are no other's and in no slot: a first guess
 
 
 def recorded_for(tables: EmbeddingTables, named: Ids, window: int, learns: bool) -> RecordedPlanner | None:
@@ -156,7 +157,7 @@ class RecordedPlanner:
             if group.cache.bounded:
                 continue  # it has its room
             ahead = look_ahead * lane.num_keys(group.cache.num_arrived - 1)
-            group.cache.reserve(int(1.6 * (group.num_slots + _CELLS_PER_KEY * ahead)))
+            group.cache.reserve(int(CELLS_FACTOR * (group.num_slots + CELLS_PER_KEY * ahead)))
 
     @property
     def may_have_bad_ids(self) -> bool:

@@ -670,7 +670,7 @@ def test_a_refused_batch_takes_no_other_with_it(what, ahead):
     assert_same(tables, plain)
 
 
-@pytest.mark.parametrize("place", ["_plan", "_lookups_of", "_make_way", "_next_batches", "_next"])
+@pytest.mark.parametrize("place", ["_plan", "_candidate", "_next_batches", "_begin", "_next"])
 def test_an_interrupt_loses_no_batch(place, monkeypatch):
     """Ctrl-C while the feed works, wherever it is not in the middle of a change: a stream that is read on gives every batch."""
     original, batches = getattr(Feed, place), matrices(20)

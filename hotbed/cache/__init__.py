@@ -2,7 +2,6 @@
 
 from hotbed.cache.cache import BYTES_PER_SLOT, MOST_AHEAD, Cache, bounded_cells, look_far, most_ahead
 from hotbed.cache.counts import CacheCounts
-from hotbed.cache.enough import share_of, with_some_to_spare
 from hotbed.cache.plans import Arrival, CachePlan, Decision
 from hotbed.cache.policies import DEFAULT_POLICY, POLICIES, make_policy
 from hotbed.cache.window import MOST_BATCHES, window_length
@@ -22,7 +21,5 @@ __all__ = [
     "look_far",
     "make_policy",
     "most_ahead",
-    "share_of",
     "window_length",
-    "with_some_to_spare",
 ]

@@ -95,8 +95,8 @@ def calibrate(
 
 def is_cached(found: Sketch) -> bool:
     """Whether rows are looked up in a cache."""
-    storage = found.storage
-    return storage.cache is not None or storage.hbm is not None or storage.ssd is not None
+    budgets = found.budgets
+    return budgets.cache is not None or budgets.hbm is not None or budgets.ssd is not None
 
 
 def known_calibration(config: RunConfig, dataset: Dataset, found: Sketch) -> Calibration | None:
@@ -242,7 +242,7 @@ class _Rig:
         share = None if num_slots is None else min(1.0, num_slots / self.num_rows)
         tables = EmbeddingTables(
             self._tables, self._found.optimizer, device=device, cache=share, policy=config.tables.policy,
-            precision=self._found.storage.precision,
+            precision=self._found.precision,
         )  # fmt: skip
         model = model_of(config, self._schema).to(device)
         dense = dense_optimizer(config, model)

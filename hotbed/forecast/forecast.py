@@ -24,7 +24,7 @@ from hotbed.forecast.step_time import Wires, wires_of
 from hotbed.forecast.traffic import Traffic, together, watch, with_memory
 from hotbed.host.devices import pick_device
 from hotbed.run.config import RunConfig
-from hotbed.sizing.budget import SSD_BYTES_PER_KEY, Budgets, Room, rooms_of
+from hotbed.sizing.budget import SSD_BYTES_PER_KEY, Room, rooms_of
 from hotbed.sizing.fit import Counted, model_problems, table_problems, too_small
 from hotbed.store import tiered
 from hotbed.train.build import model_of
@@ -94,7 +94,7 @@ def look_out(asked: Asked) -> Outlook:
         model = model_of(config, dataset.schema)
     room = _together(rooms)
     if room is not None:
-        problems += table_problems(asked.sketch.storage, asked.sketch.amounts, device, asked.sketch.most_used)
+        problems += table_problems(asked.sketch.budgets, asked.sketch.amounts, device, asked.sketch.most_used)
     problems += model_problems(model, device)
     traffic, notes = None, []
     num_slots = room.num_slots if room is not None else None
@@ -144,9 +144,7 @@ def _check_rows(config: RunConfig, dataset: Dataset) -> None:
 
 def _rooms(asked: Asked, device: torch.device) -> list[Room]:
     """Of every group of tables."""
-    storage, amounts = asked.sketch.storage, asked.sketch.amounts
-    budgets = Budgets(storage.cache, storage.hbm, storage.memory, storage.ssd)
-    return rooms_of(budgets, amounts.groups, device.type)
+    return rooms_of(asked.sketch.budgets, asked.sketch.amounts.groups, device.type)
 
 
 def _together(rooms: list[Room]) -> Room | None:

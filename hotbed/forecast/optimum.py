@@ -17,9 +17,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hotbed.cache import share_of, with_some_to_spare
 from hotbed.errors import BudgetError
 from hotbed.forecast.trace import Trace
+from hotbed.sizing.budget import share_of, with_some_to_spare
 
 _NONE = -1
 

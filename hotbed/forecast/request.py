@@ -15,7 +15,6 @@ from hotbed.forecast.traffic import Course, Seen, distinct_rows, hot_of, of_feat
 from hotbed.ops.shard import Shard
 from hotbed.parallel.world import World
 from hotbed.run.config import RunConfig
-from hotbed.sizing.budget import Budgets
 from hotbed.train.build import Sketch, sketch
 
 MOST_LOOKUPS = 60_000_000  # that are simulated
@@ -122,6 +121,5 @@ class Asked:
     @cached_property
     def ahead(self) -> Ahead:
         """How far the cache looks."""
-        tables, storage = self.config.tables, self.sketch.storage
-        budgets = Budgets(storage.cache, storage.hbm, storage.memory, storage.ssd)
-        return Ahead(tables.window or None, tables.look_ahead or None, budgets.bounds_index)
+        tables = self.config.tables
+        return Ahead(tables.window or None, tables.look_ahead or None, self.sketch.budgets.bounds_index)

@@ -10,11 +10,12 @@ their memory is for the index of ids, which says how many there can be, and what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hotbed.cache import BYTES_PER_SLOT, share_of, with_some_to_spare
+from hotbed.cache import BYTES_PER_SLOT
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.host.memory import in_words, parse_bytes, percent_hint, typed
 from hotbed.ids import MAX_ROWS
@@ -228,6 +229,20 @@ def cache_share(cache: float | None, hbm: str | int | None, groups: Sequence[Row
             f"cache is the share of rows on the device, above 0 and at most 1, not {cache!r}{percent_hint(cache)}"
         )
     return cache
+
+
+def with_some_to_spare(needed: int) -> int:
+    """The slots that hold the largest batch of a long epoch, too, where one of its batches needs so many rows.
+
+    Distinct rows of equally large batches scatter by less than the root of their number; this is four times that on top.
+    """
+    return needed + 4 * math.isqrt(needed)
+
+
+def share_of(num_slots: int, num_rows: int) -> str:
+    """As --cache takes it: four digits, rounded up, so that it is enough."""
+    unit = 10.0 ** (math.floor(math.log10(num_slots / num_rows)) - 3)
+    return f"{min(math.ceil(num_slots / num_rows / unit) * unit, 1.0):.4g}"
 
 
 class Enough(NamedTuple):

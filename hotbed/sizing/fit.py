@@ -26,16 +26,6 @@ from hotbed.types import Batch
 _CPU = torch.device("cpu")
 
 
-class Storage(NamedTuple):
-    """How rows are kept: all on the device, or a share of them, or what fits in bytes such as "2GiB"."""
-
-    cache: float | None = None
-    hbm: str | None = None
-    memory: str | None = None
-    precision: Precision = "fp32"
-    ssd: str | None = None
-
-
 class Amounts(NamedTuple):
     """What tables take, in rows and bytes; their records are of one width."""
 
@@ -69,27 +59,27 @@ def amounts_of(
     return Amounts(rows, layout_of(dim, optimizer, precision).width * 4, groups)
 
 
-def storage_of(storage: Storage, amounts: Amounts, batch_rows: int) -> Storage:
+def budgets_of(budgets: Budgets, amounts: Amounts, batch_rows: int) -> Budgets:
     """The same in bytes where ids are dynamic: a share is one of the ids there will be, nothing given is room for all.
 
     `batch_rows`: rows that a batch may need beside them, of ids that no training has seen.
     """
-    if not amounts.has_dynamic or storage.hbm is not None or (storage.ssd is not None and storage.cache is None):
-        return storage
-    if storage.cache is not None:
-        rows = math.ceil(storage.cache * amounts.rows)
+    if not amounts.has_dynamic or budgets.hbm is not None or (budgets.ssd is not None and budgets.cache is None):
+        return budgets
+    if budgets.cache is not None:
+        rows = math.ceil(budgets.cache * amounts.rows)
     else:
         preset = sum(rows or 0 for rows, _ in amounts.groups)
         rows = max(amounts.rows + batch_rows, 2 * preset)  # tables beside dynamic ones get half of a budget at most
-    return storage._replace(cache=None, hbm=str(amounts.cached(max(rows, len(amounts.groups)))))
+    return budgets._replace(cache=None, hbm=str(amounts.cached(max(rows, len(amounts.groups)))))
 
 
-def table_problems(storage: Storage, amounts: Amounts, device: torch.device, most_used: int | None = None) -> list[str]:
+def table_problems(budgets: Budgets, amounts: Amounts, device: torch.device, most_used: int | None = None) -> list[str]:
     """Nothing, or what does not fit, with the ways out; `most_used` bounds the rows that are ever used."""
-    share = cache_share(storage.cache, storage.hbm, [(max(amounts.rows, 1), amounts.record)])
+    share = cache_share(budgets.cache, budgets.hbm, [(max(amounts.rows, 1), amounts.record)])
     free, host = available_memory(device), available_memory(_CPU)
-    if storage.ssd is not None and storage.memory is not None:
-        return _tier_problems(storage, amounts, device)
+    if budgets.ssd is not None and budgets.memory is not None:
+        return _tier_problems(budgets, amounts, device)
     if share is None:
         if free is None or amounts.whole <= free:
             return []
@@ -109,13 +99,12 @@ def table_problems(storage: Storage, amounts: Amounts, device: torch.device, mos
     return problems
 
 
-def _tier_problems(storage: Storage, amounts: Amounts, device: torch.device) -> list[str]:
+def _tier_problems(budgets: Budgets, amounts: Amounts, device: torch.device) -> list[str]:
     """Of memory over an ssd."""
-    budgets = Budgets(storage.cache, storage.hbm, storage.memory, storage.ssd)
     rooms = rooms_of(budgets, amounts.groups, device.type)
     assert all(room.num_slots is not None for room in rooms), "an ssd is behind a cache"
-    assert storage.memory is not None, "an ssd is below memory"
-    memory = parse_bytes(storage.memory, "memory")
+    assert budgets.memory is not None, "an ssd is below memory"
+    memory = parse_bytes(budgets.memory, "memory")
     needed = {device: amounts.cached(sum(room.num_slots or 0 for room in rooms))}
     needed[_CPU] = memory if rooms[0].place.memory_slots == 0 else memory + needed.get(_CPU, 0)
     problems = []

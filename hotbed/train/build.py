@@ -29,14 +29,14 @@ from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, r
 from hotbed.parallel.world import ALONE, World
 from hotbed.run.config import RunConfig, TrainConfig, check, raise_problems
 from hotbed.run.model_card import card_of, id_problems, ids_of_train, rows_of_unseen, table_specs
+from hotbed.sizing.budget import Budgets
 from hotbed.sizing.fit import (
     Amounts,
     Counted,
-    Storage,
     amounts_of,
+    budgets_of,
     model_problems,
     rows_of_batch,
-    storage_of,
     table_problems,
     too_small,
 )
@@ -134,7 +134,8 @@ class Sketch(NamedTuple):
 
     tables: dict[str, Table]
     optimizer: RowOptimizer
-    storage: Storage
+    budgets: Budgets
+    precision: Precision
     amounts: Amounts  # of a rank
     most_used: int  # rows that are ever used
 
@@ -147,10 +148,10 @@ def sketch(config: RunConfig, dataset: Dataset, world: World = ALONE) -> Sketch:
     given = config.tables
     precision = cast(Precision, given.precision)
     ssd = own_folder(given.ssd, world) or None
-    storage = Storage(given.cache or None, given.hbm or None, given.memory or None, precision, ssd)
+    budgets = Budgets(given.cache or None, given.hbm or None, given.memory or None, ssd)
     amounts = amounts_of(own_rows(tables, world), optimizer, precision, own_ids(ids_of_train(schema), world))
-    storage = storage_of(storage, amounts, rows_of_unseen(schema, config.data.eval_batch_size))
-    return Sketch(tables, optimizer, storage, amounts, _most_used(schema, tables))
+    budgets = budgets_of(budgets, amounts, rows_of_unseen(schema, config.data.eval_batch_size))
+    return Sketch(tables, optimizer, budgets, precision, amounts, _most_used(schema, tables))
 
 
 def model_of(config: RunConfig, schema: Schema) -> nn.Module:
@@ -166,8 +167,8 @@ def model_of(config: RunConfig, schema: Schema) -> nn.Module:
 
 def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: World) -> Learner:
     given, schema = config.tables, dataset.schema
-    tables, optimizer, storage, amounts, most_used = sketch(config, dataset, world)
-    raise_problems(table_problems(storage, amounts, device, most_used))
+    tables, optimizer, budgets, precision, amounts, most_used = sketch(config, dataset, world)
+    raise_problems(table_problems(budgets, amounts, device, most_used))
     with torch.device("meta"):  # shapes without memory
         raise_problems(model_problems(model_of(config, schema), device))
     torch.manual_seed(config.train.seed)
@@ -177,12 +178,12 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
         optimizer,
         seed=config.train.seed,
         device=device,
-        cache=storage.cache,
-        hbm=storage.hbm,
-        memory=storage.memory,
-        ssd=storage.ssd,
+        cache=budgets.cache,
+        hbm=budgets.hbm,
+        memory=budgets.memory,
+        ssd=budgets.ssd,
         policy=given.policy,
-        precision=storage.precision,
+        precision=precision,
     )
     dense = dense_optimizer(config, model) if world.size == 1 else merged_optimizer(config, model)
     draw_apart(config.train.seed, world)

@@ -22,7 +22,8 @@ from hotbed.ops.records import Precision
 from hotbed.optim import SGD
 from hotbed.run.config import raise_problems
 from hotbed.run.model_card import count_ids, read_card, rows_of_unseen
-from hotbed.sizing.fit import Storage, amounts_of, storage_of, table_problems
+from hotbed.sizing.budget import Budgets
+from hotbed.sizing.fit import amounts_of, budgets_of, table_problems
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
 from hotbed.train.model_folder import load_weights
@@ -42,16 +43,16 @@ def load_learner(
     optimizer = SGD(lr=0.0)  # stateless: a row takes no more than its weights
     amounts = amounts_of(tables, optimizer, precision, known)
     unseen = rows_of_unseen(Schema.load(folder), batch_size) if dynamic else 0
-    storage = storage_of(Storage(cache or None, hbm), amounts, unseen)
-    raise_problems(table_problems(storage, amounts, on))
+    budgets = budgets_of(Budgets(cache or None, hbm), amounts, unseen)
+    raise_problems(table_problems(budgets, amounts, on))
     model = build_model(**card["model"]).to(on)
     rows = EmbeddingTables(
         tables,
         optimizer,
         seed=dynamic[0]["seed"] if dynamic else 0,
         device=on,
-        cache=storage.cache,
-        hbm=storage.hbm,
+        cache=budgets.cache,
+        hbm=budgets.hbm,
         precision=precision,
     )
     learner = Learner(rows, model, None, 0.0, on)

@@ -11,7 +11,8 @@ from hotbed.cache import BYTES_PER_SLOT
 from hotbed.errors import BudgetError
 from hotbed.forecast.optimum import check_fits
 from hotbed.forecast.trace import trace_of
-from hotbed.sizing.fit import Counted, Storage, amounts_of, rows_of_batch, table_problems, too_small
+from hotbed.sizing.budget import Budgets
+from hotbed.sizing.fit import Counted, amounts_of, rows_of_batch, table_problems, too_small
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 TABLES = {"user": Table(rows=1000, dim=16), "ad": Table(rows=24, dim=16)}  # records of 32 floats under Adagrad
@@ -37,17 +38,17 @@ def test_amounts():
 
 def test_whole_tables(free):
     free(cpu=WHOLE, cuda=WHOLE - 1)
-    assert table_problems(Storage(), AMOUNTS, CPU) == []
-    (told,) = table_problems(Storage(), AMOUNTS, CUDA)
+    assert table_problems(Budgets(), AMOUNTS, CPU) == []
+    (told,) = table_problems(Budgets(), AMOUNTS, CUDA)
     assert "1,024 rows with their optimizer state take 128.0 KiB, and cuda:0 has 128.0 KiB left" in told
     assert "--cache 0.015" in told
     free(cpu=WHOLE - 1, cuda=0)
-    assert "--cache" not in table_problems(Storage(), AMOUNTS, CPU)[0]
+    assert "--cache" not in table_problems(Budgets(), AMOUNTS, CPU)[0]
     free(cpu=None, cuda=None)
-    assert table_problems(Storage(), AMOUNTS, CPU) == table_problems(Storage(), AMOUNTS, CUDA) == []
+    assert table_problems(Budgets(), AMOUNTS, CPU) == table_problems(Budgets(), AMOUNTS, CUDA) == []
 
 
-@pytest.mark.parametrize("storage", [Storage(cache=0.25), Storage(hbm=str(AMOUNTS.cached(256)))])
+@pytest.mark.parametrize("storage", [Budgets(cache=0.25), Budgets(hbm=str(AMOUNTS.cached(256)))])
 def test_behind_a_cache(free, storage):
     below, cache = WHOLE + 1024, AMOUNTS.cached(256)
     free(cpu=below, cuda=cache)
@@ -66,15 +67,15 @@ def test_behind_a_cache(free, storage):
 
 def test_on_the_host_cache_and_rows_share_the_memory(free):
     free(cpu=WHOLE + 1024 + AMOUNTS.cached(256))
-    assert table_problems(Storage(cache=0.25), AMOUNTS, CPU) == []
-    assert table_problems(Storage(cache=0.26), AMOUNTS, CPU) != []
+    assert table_problems(Budgets(cache=0.25), AMOUNTS, CPU) == []
+    assert table_problems(Budgets(cache=0.26), AMOUNTS, CPU) != []
 
 
 def test_rows_that_are_never_used_take_no_memory(free):
     free(cpu=124 * 128 + 1024, cuda=WHOLE)
-    assert table_problems(Storage(cache=0.5), AMOUNTS, CUDA) != []
-    assert table_problems(Storage(cache=0.5), AMOUNTS, CUDA, most_used=124) == []
-    assert table_problems(Storage(cache=0.5), AMOUNTS, CUDA, most_used=125) != []
+    assert table_problems(Budgets(cache=0.5), AMOUNTS, CUDA) != []
+    assert table_problems(Budgets(cache=0.5), AMOUNTS, CUDA, most_used=124) == []
+    assert table_problems(Budgets(cache=0.5), AMOUNTS, CUDA, most_used=125) != []
 
 
 def test_rows_of_a_batch_are_distinct_per_table():

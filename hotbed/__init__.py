@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotbed.host.kernel_cache import find_kernel_cache
+from hotbed.host.moved import keep_old_names
 
 if TYPE_CHECKING:
     from hotbed import checkpoint, data, errors, export, interop, models, optim
@@ -64,6 +65,7 @@ _HOME = {
 }
 
 find_kernel_cache(Path(__file__).parent)
+keep_old_names()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,34 @@
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from hotbed.host.moved import MOVED
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_name_gives_the_new_module_and_says_so(old, monkeypatch):
+    for name in list(sys.modules):
+        if name in MOVED:
+            monkeypatch.delitem(sys.modules, name)
+    parent = old.rpartition(".")[0]
+    if parent in MOVED:
+        with pytest.warns(DeprecationWarning, match="has moved"):
+            importlib.import_module(parent)
+    with pytest.warns(DeprecationWarning, match=f"{old} has moved; import {MOVED[old]} instead"):
+        found = importlib.import_module(old)
+    new = importlib.import_module(MOVED[old])
+    assert all(getattr(found, name) is getattr(new, name) for name in vars(new) if not name.startswith("__"))
+
+
+def test_names_are_imported_from_old_modules():
+    code = "from hotbed.plan.trace import Trace; from hotbed.clock import StepClock as Clock; "
+    code += "print(Trace.__module__, Clock.__module__)"
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["hotbed.forecast.trace", "hotbed.telemetry.clock"]
+
+
+def test_other_names_are_not_there():
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("hotbed.turns")

@@ -120,7 +120,7 @@ def _release() -> None:
 def step_bytes(setting: Setting, distinct: float) -> float:
     """The fewest bytes of one embedding step through the device's memory.
 
-    Vectors written and their gradients read once; ids read twice; each distinct row read for the look-up, then read and
+    Vectors written and their gradients read once; ids read twice; each distinct row read for the lookup, then read and
     written with its optimizer state for the update.
     """
     vectors = 2 * 4 * setting.batch * setting.width

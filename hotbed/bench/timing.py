@@ -45,7 +45,7 @@ class Timing(NamedTuple):
 
 
 class Behind:
-    """What comes after the look-up: a given gradient, or four layers of an MLP in bf16 with SGD."""
+    """What comes after the lookup: a given gradient, or four layers of an MLP in bf16 with SGD."""
 
     def __init__(self, setting: Setting) -> None:
         torch.manual_seed(0)
@@ -95,7 +95,7 @@ def time_steps(system: System, setting: Setting, workload: Workload, behind: Beh
                 if not setting.dense and not bool(torch.isfinite(out.detach()).all()):
                     raise ArithmeticError("vectors are not finite after training")
                 break
-            del out  # its memory serves the next look-up
+            del out  # its memory serves the next lookup
     milliseconds = [(stop - start) * 1e3 / GROUP for start, stop in itertools.pairwise(marks)]
     if before is None or after is None:
         return Timing(milliseconds, {}, None)

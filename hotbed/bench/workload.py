@@ -1,4 +1,4 @@
-"""The look-ups every system gets: Criteo-Kaggle cardinalities, one Zipf id per feature, scattered rows.
+"""The lookups every system gets: Criteo-Kaggle cardinalities, one Zipf id per feature, scattered rows.
 
 Out: the same numbers in two shapes, both on the device before anything is timed: [F * B] table by table, which FBGEMM takes,
 and [B, F], which hotbed takes. Batches are drawn in order from one seed, so a longer run begins with a shorter one's ids.
@@ -74,7 +74,7 @@ class Setting:
     dim: int
     batch: int
     optimizer: str
-    dense: int  # width of the MLP behind the look-up; 0: a given gradient instead, the embedding step alone
+    dense: int  # width of the MLP behind the lookup; 0: a given gradient instead, the embedding step alone
     cache: float  # share of the rows on the device, where a system has a cache
     policy: str | None  # hotbed's; None: its default
     window: int | None

@@ -56,7 +56,7 @@ class Manifest:
         try:
             crc32 = zlib.crc32(_text(body))
         except (TypeError, ValueError) as error:
-            raise RunError(f"what is saved beside the tensors must be plain JSON: {error}.") from error
+            raise RunError(f"what is saved in addition to the tensors must be plain JSON: {error}.") from error
         tree = {"format_version": FORMAT_VERSION, "crc32": crc32, "checkpoint": body}
         (folder / MANIFEST).write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
         return dataclasses.replace(self, crc32=crc32)
@@ -81,7 +81,9 @@ def read_manifest(folder: Path) -> Manifest:
         files = {name: FileMark(*mark) for name, mark in body.pop("files").items()}
         return Manifest(**body, tables=tables, files=files, crc32=crc32)
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}. {folder} is no whole checkpoint.") from error
+        raise RunError(
+            f"{path} cannot be read: {error.strerror or error}. {folder} is not a complete checkpoint."
+        ) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RunError(f"{path} is damaged ({type(error).__name__}: {error}).") from error
 

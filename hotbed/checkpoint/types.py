@@ -2,7 +2,7 @@
 
 Tables give a Snapshot, which holds their rows as of one moment while training goes on; a checkpoint is written from it in
 another thread. Rows come and go as RowParts, a part being some ids of one table with everything their records hold.
-A row that was never written is in no part: its first value is a pure function of (seed, table, id).
+A row that was never written is in no part: its initial value is a pure function of (seed, table, id).
 
 Order within one checkpoint: `frozen` folders first, then `gone`, then `parts`; the later one wins.
 """
@@ -31,7 +31,7 @@ class TableShape:
     states: dict[str, int] = field(default_factory=dict)  # columns of each of its states: dim or 1
     numbers: tuple[str, ...] = ()  # further columns of one whole number a row, such as last_use
     hashing: bool = False  # ids modulo rows: with other rows, ids mean something else
-    init: str = ""  # distribution of first values, as text
+    init: str = ""  # distribution of initial values, as text
     seed: int = 0
 
 
@@ -99,10 +99,10 @@ class Sink(Protocol):
     notes: list[str]  # for a person: what of the rest was left out, which changes no row
 
     def begin(self) -> None:
-        """All rows back to their first values; may be called again to start over."""
+        """All rows back to their initial values; may be called again to start over."""
 
     def first(self, table: str, ids: Tensor, weight: Tensor | None = None) -> dict[str, Tensor]:
-        """The columns of these rows at their first values, as in a RowPart; or as if they had begun with these weights."""
+        """The columns of these rows at their initial values, as in a RowPart; or as if they had begun with these weights."""
 
     def adopt(self, name: str, folder: Path) -> None:
         """Take the rows of a frozen folder by that name; its files must not be changed."""

@@ -1,7 +1,7 @@
 """A checkpoint of one model in, a head start for another out, and a list of everything that did not carry over.
 
 Rows go by (table, id), dense weights by name and shape. Optimizers, the position in the data and random states start anew.
-A row that is not carried over has its first value, as in a new run. Dynamic ids keep their rows and the vector that those
+A row that is not carried over has its initial value, as in a new run. Dynamic ids keep their rows and the vector that those
 without one share; who waits to be admitted, and what became of ids before, is forgotten, and last uses are now.
 """
 
@@ -92,7 +92,7 @@ def warm_start_from(
     finally:
         forget(tables)
     carried.notes.append(
-        "optimizer state of the dense weights, learning-rate schedule and position in the data: they start anew"
+        "optimizer state of the dense weights, learning-rate schedule and position in the data: they start again"
     )
     return carried
 
@@ -106,7 +106,7 @@ def _plans(saved: dict[str, TableShape], wanted: dict[str, TableShape], carried:
     for name, shape in wanted.items():
         old = saved.get(name)
         if old is None:
-            said["new, begins with first values"].append(name)
+            said["new, begins with initial values"].append(name)
         elif (old.hashing or shape.hashing) and (old.hashing, old.rows) != (shape.hashing, shape.rows):
             said["ids are hashed into another number of rows, so a row means other ids"].append(name)
         elif shape.dim < old.dim:
@@ -122,7 +122,7 @@ def _plans(saved: dict[str, TableShape], wanted: dict[str, TableShape], carried:
 def _changes(old: TableShape, new: TableShape) -> Iterator[str]:
     """What of the rows themselves is lost or altered."""
     if new.dim > old.dim:
-        yield f"numbers {old.dim} to {new.dim - 1} of every vector begin with first values"
+        yield f"numbers {old.dim} to {new.dim - 1} of every vector begin with initial values"
     if (old.optimizer, set(old.states)) != (new.optimizer, set(new.states)):
         yield f"optimizer state of {old.optimizer or 'none'} is re-initialised for {new.optimizer or 'none'}"
     if old.precision != new.precision:

@@ -36,15 +36,13 @@ COMMANDS = {
     "prepare": Entry("hotbed.cli.prepare", "prepare_command", "Turn raw logs into a dataset directory."),
     "data": Entry("hotbed.cli.data", "data_app", "Describe a dataset, or fetch a public one."),
     "models": Entry("hotbed.cli.models", "models_command", "List the models and their options."),
-    "plan": Entry(
-        "hotbed.cli.plan", "plan_command", "Say what a run will take and how fast it will be, before it starts."
-    ),
+    "plan": Entry("hotbed.cli.plan", "plan_command", "Forecast what a run will need and how fast it will be."),
     "simulate": Entry(
         "hotbed.cli.simulate", "simulate_command", "Count a cache's hits on a dataset, without training."
     ),
     "verify": Entry("hotbed.cli.verify", "verify_command", "Prove on your own data that the cache changes no bit."),
-    "explain": Entry("hotbed.cli.explain", "explain_command", "Tell where a row of a run is, and what became of it."),
-    "bench": Entry("hotbed.cli.bench", "bench_command", "Time the training step beside FBGEMM's and torch's."),
+    "explain": Entry("hotbed.cli.explain", "explain_command", "Show where a row of a run is, and its history."),
+    "bench": Entry("hotbed.cli.bench", "bench_command", "Time the training step, compared with FBGEMM and torch."),
     "checkpoint": Entry(
         "hotbed.cli.checkpoint", "checkpoint_app", "List, verify, compare and prune the checkpoints of a run."
     ),

@@ -1,4 +1,4 @@
-"""`hotbed bench`: the embedding step and the whole training step, beside FBGEMM's and torch's on the same ids."""
+"""`hotbed bench`: the embedding step and the whole training step, compared with FBGEMM and torch on the same ids."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bench_command(
     optimizer: str = typer.Option("rowwise_adagrad", help="rowwise_adagrad, adam, adagrad, sgd, by comma."),
     dense: str | None = _option(
         "dense",
-        "Width of the 4-layer bf16 MLP behind the look-up, by comma: a whole training step. 0: the embedding step alone, "
+        "Width of the 4-layer bf16 MLP behind the lookup, by comma: a whole training step. 0: the embedding step alone, "
         "with a given gradient.",
     ),
     batch: int | None = _option("batch", "Samples of a step."),
@@ -70,7 +70,7 @@ def bench_command(
     device: Device = "auto",
     csv: Path | None = typer.Option(None, help="Append one row per result to this file, each as soon as it is known."),
 ) -> None:
-    """Time hotbed's training step beside FBGEMM's and torch's on the same ids.
+    """Time hotbed's training step, compared with FBGEMM and torch on the same ids.
 
     26 tables with Criteo-Kaggle's cardinalities, one Zipf 1.05 id per feature.
     Every system first trains small tables and must reach what float64 arithmetic

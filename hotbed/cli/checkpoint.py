@@ -117,7 +117,7 @@ def verify_command(run: Annotated[Path, _RUN]) -> None:
 @checkpoint_app.command("diff", no_args_is_help=True)
 def diff_command(
     one: Annotated[Path, typer.Argument(help="A checkpoint, or a run for its newest.")],
-    other: Annotated[Path, typer.Argument(help="What it is compared with.")],
+    other: Annotated[Path, typer.Argument(help="The checkpoint or run to compare with.")],
 ) -> None:
     """Compare two checkpoints: settings, tables, rows changed, added and gone, dense weights.
 
@@ -157,12 +157,12 @@ def diff_command(
 @checkpoint_app.command("prune", no_args_is_help=True)
 def prune_command(
     run: Annotated[Path, typer.Argument(help="A run folder or a folder of checkpoints.")],
-    keep: Annotated[int, typer.Option(min=1, help="How many of the newest stay, with all that they add to.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    keep: Annotated[int, typer.Option(min=1, help="How many of the newest stay, with the checkpoints they depend on.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> None:
-    """Remove old checkpoints, and what killed writers left; one that a kept one adds to stays.
+    """Remove old checkpoints and leftovers of killed writers. A checkpoint that a kept one depends on stays.
 
-    Of ranks, those count that all ranks have, and newer ones stay.
+    With ranks, the newest checkpoints that all ranks have are counted, and newer ones stay.
 
     [bold]For example:[/bold]
 

@@ -1,4 +1,4 @@
-"""`hotbed data`: describe a dataset, list the known ones, fetch a public one, make a click log up."""
+"""`hotbed data`: describe a dataset, list the known ones, fetch a public one, generate a synthetic one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def describe_command(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="All figures as JSON, with the whole skew curves.")] = False,
 ) -> None:
-    """Show rows, positives, distinct ids and how unevenly look-ups fall on them."""
+    """Show rows, positives, distinct ids and how unevenly lookups fall on them."""
     from hotbed.data.dataset import describe
     from hotbed.data.embedded import resolve
 
@@ -47,7 +47,7 @@ def describe_command(
     console.print(_feature_table(figures))
     console.print(
         f"{len(opened.schema.dense)} number columns, {len(opened.schema.features)} id features. "
-        "Top 1.5 %: the share of look-ups that the most frequent 1.5 % of the ids take.",
+        "Top 1.5 %: the share of lookups that the most frequent 1.5 % of the ids take.",
         soft_wrap=True,
     )
 
@@ -125,7 +125,7 @@ def _split_table(splits: dict[str, dict[str, Any]], best_auc: dict[str, float]) 
 
 def _feature_table(figures: dict[str, Any]) -> Table:
     table = Table("feature", title="ids of the train split", title_justify="left")
-    for heading in ("table rows", "distinct ids", "look-ups", "top 1.5 %"):
+    for heading in ("table rows", "distinct ids", "lookups", "top 1.5 %"):
         table.add_column(heading, justify="right")
     features = figures["features"]
     for feature in [*features[:MOST_FEATURES], {**figures["total"], "name": "all together"}]:
@@ -156,7 +156,9 @@ def make_command(
     rows: Annotated[
         int | None, typer.Option(help="Rows of the train split; valid and test get a tenth each. Left out: 2,000,000.")
     ] = None,
-    days: Annotated[int | None, typer.Option(help="Let the rows span so many days, with a file for each day.")] = None,
+    days: Annotated[
+        int | None, typer.Option(help="Spread the rows over this many days, with a file for each day.")
+    ] = None,
     out_dir: MaybeDatasetOut = None,
     text: Annotated[
         Path | None,
@@ -167,14 +169,14 @@ def make_command(
     seed: Annotated[int, typer.Option(help="Another seed, another log.")] = 0,
     overwrite: OverwriteDataset = False,
 ) -> None:
-    """Make a click log up: as a dataset directory, as raw text, or both.
+    """Generate a synthetic click log: as a dataset directory, as raw text, or both.
 
     hotbed data make criteo-like:8_000_000 --out clicks
 
     hotbed data make avazu-like --days 10 --text raw
 
     The same name, seed and rows give the same log each time, any part of it. Its best possible AUC is known.
-    A job that was killed goes on with the files it finished when the same command is given again.
+    A killed job resumes with the files it finished when the same command is given again.
     """
     from hotbed.data.embedded import read_rows
     from hotbed.data.synthetic import TRAIN_ROWS, find_shape, make_log, other_rows

@@ -94,7 +94,7 @@ def predict_command(
         None, help="Rows stay in their files, and memory holds at most this much of them, e.g. 100MB."
     ),
     max_bad: str = typer.Option("1%", help="Stop when more raw rows than this cannot be read: a number or a share."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace a file of scores that is there."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing file of scores."),
 ) -> None:
     """Score samples: one row each with its label, where there is one, and the predicted probability.
 

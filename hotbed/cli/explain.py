@@ -1,4 +1,4 @@
-"""`hotbed explain`: where a row of a run is, what became of it, and when it is used next."""
+"""`hotbed explain`: where a row of a run is, its history, and when it is used next."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def explain_command(
         str | None,
         typer.Option(
             "--id",
-            help="The row, a number as data files have it (a row of the vocabulary); raw values go with --value.",
+            help="The row number, as in the data files (a row of the vocabulary); for raw values use --value.",
         ),
     ] = None,
-    value: Annotated[str | None, typer.Option(help="The row of a value, as the raw log has it.")] = None,
+    value: Annotated[str | None, typer.Option(help="The row of a value, as in the raw log.")] = None,
     top: Annotated[
-        int | None, typer.Option(help="Instead of one row: so many rows of the table, first those used most.")
+        int | None, typer.Option(help="Instead of one row: this many rows of the table, most used first.")
     ] = None,
     by: Annotated[str, typer.Option(help="What --top ranks by: uses or evictions.")] = "uses",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell the story of one row: where it is, its uses, admissions and evictions, its score, its next use.
+    """Show the history of one row: where it is, its uses, admissions and evictions, its score, its next use.
 
-    The run's batches are read again and go through its cache without rows, which decides as training did, to the row; the
-    result is held against what the checkpoint says was in the cache. Nothing is trained and nothing is written.
+    The run's batches are read again and replayed through its cache without rows, which decides exactly as in training; the
+    result is compared with the cache contents in the checkpoint. Nothing is trained and nothing is written.
 
     [bold]For example:[/bold]
 
@@ -108,7 +108,7 @@ def _where(found: Explanation) -> str:
         "memory": "in host memory, below the cache",
         "ssd": "on the ssd",
         "device": "on the device, as all rows are",
-        "never trained": "nowhere yet: it was never trained and has its first value",
+        "never trained": "nowhere yet: it was never trained and has its initial value",
         "no row": "nowhere: the id has no row (never admitted, or expired)",
     }
     return f"{words[place.where]}{f', of rank {place.rank}' if place.rank is not None else ''}"
@@ -179,7 +179,7 @@ def _next_lines(found: Explanation) -> list[str]:
 
 def _top_table(table: str, rows: list[TopRow]) -> Table:
     shown = Table(title=f"rows of {table}", title_justify="left")
-    headings = ("id", "look-ups", "into the cache", "out of it")
+    headings = ("id", "lookups", "into the cache", "out of it")
     for heading in headings:
         shown.add_column(heading, justify="right")
     known = any(row.meaning for row in rows)

@@ -19,13 +19,13 @@ def export_command(
     rows: str = typer.Option("safetensors", help="How rows are written: safetensors, parquet or none."),
     precision: str = typer.Option("fp32", help="Numbers of the rows: fp32, fp16, or int8 with a scale for each row."),
     data: str | None = typer.Option(
-        None, help="The dataset the run was trained on, if it has moved: its counts say which rows are hot."
+        None, help="The dataset the run was trained on, if it has moved: its counts give the order of the rows."
     ),
     memory: str | None = typer.Option(
         None,
-        help="Most memory for the rows of a checkpoint, e.g. 4GiB; the rest waits on disk; half of what is free if not given.",
+        help="Most memory for the rows of a checkpoint, e.g. 4GiB; the rest stays on disk. Left out: half of the free memory.",
     ),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an export that is there."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing export."),
 ) -> None:
     """Export a trained model: its dense part as ONNX, its rows as files, hottest first, and how to score with both.
 
@@ -49,7 +49,7 @@ def export_command(
     by_id = [name for name, order in done.orders.items() if order == "id"]
     if rows != "none" and by_id:
         err().print(
-            f"rows of {', '.join(by_id)} are ordered by id: how often their ids occur is told by the dataset, which is not "
+            f"rows of {', '.join(by_id)} are ordered by id: how often their ids occur is in the dataset, which is not "
             "where the run found it; --data DATASET says where it is",
             soft_wrap=True,
         )

@@ -38,7 +38,7 @@ CacheShare = Annotated[
         help="Share of the rows on the device, e.g. 0.015; the rest in host memory.",
     ),
 ]
-CacheBytes = Annotated[str | None, typer.Option(help="The same as bytes of device memory, e.g. 2GiB.")]
+CacheBytes = Annotated[str | None, typer.Option(help="The cache as bytes of device memory, e.g. 2GiB.")]
 HostMemory = Annotated[str | None, typer.Option(help="Most host memory for rows behind the cache, e.g. 64GiB.")]
 CachePolicy = Annotated[str | None, typer.Option(help="Which rows stay in the cache: oracle, lfu, lru or static.")]
 DatasetOut = Annotated[Path, _DATASET_OUT]

@@ -1,4 +1,4 @@
-"""`hotbed plan`: what a run will take and how fast it will be, before it starts; what else could be asked; what to take."""
+"""`hotbed plan`: what a run will need and how fast it will be, before it starts; other budgets; a recommendation."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _CALIBRATE = ("auto", "again", "no")
 
 def plan_command(
     data: str = typer.Argument(DEFAULT_DATA, help="A dataset directory, or criteo-like, criteo-like:ROWS, adult."),
-    hbm: str | None = typer.Option(None, help="Device memory for rows and all that finds them, e.g. 2GiB."),
+    hbm: str | None = typer.Option(None, help="Device memory for rows and their index, e.g. 2GiB."),
     cache: float | None = typer.Option(
-        None, parser=share, metavar="SHARE", help="The same as a share of the rows, e.g. 0.015."
+        None, parser=share, metavar="SHARE", help="The cache as a share of the rows, e.g. 0.015."
     ),
     memory: HostMemory = None,
     ssd: str | None = typer.Option(None, help="Folder and bytes for rows that memory does not hold, DIR:1TiB."),
@@ -38,17 +38,18 @@ def plan_command(
     dim: int | None = typer.Option(None, min=1, help="Width of an embedding vector."),
     optimizer: str | None = typer.Option(None, help="Row optimizer: sgd, adagrad, rowwise_adagrad, adam, ftrl."),
     policy: CachePolicy = None,
-    world: int = typer.Option(1, min=1, help="Ranks that train together; rows are spread over them."),
+    world: int = typer.Option(1, min=1, help="Ranks that train together; rows are sharded over them."),
     device: str | None = typer.Option(None, help="auto, cpu, cuda or cuda:N: where the speed is measured."),
     sets: list[str] = typer.Option([], "--set", help="path=value, as for `hotbed train`; may be given many times."),
     what_if: list[str] = typer.Option(
         [], "--what-if", help="NAME=VALUE,VALUE: hbm, cache, memory, ssd, batch_size, dim, optimizer, policy or world."
     ),
     calibrate: str = typer.Option(
-        "auto", help="auto: measure this machine where nothing is known of it; again: in any case; no: leave speed out."
+        "auto",
+        help="auto: measure this machine unless it has been measured; again: always measure; no: leave speed out.",
     ),
     curve: bool = typer.Option(True, help="Miss ratios over the size of the cache."),
-    html: Path | None = typer.Option(None, help="Write all of it as a page, with the curve of every table."),
+    html: Path | None = typer.Option(None, help="Write everything as a page, with the curve of every table."),
     as_json: bool = typer.Option(False, "--json", help="All figures as JSON."),
 ) -> None:
     """Say what a run would take and how fast it would be, without training.
@@ -169,7 +170,7 @@ def _traffic_lines(outlook: Outlook) -> list[str]:
         return [] if outlook.problems else ["every row is on the device: nothing is moved"]
     lines = [
         f"cache: {outlook.setting['slots']:,} slots hit {100 * traffic.hit_rate:.2f} % of the distinct rows of a window, "
-        f"{100 * traffic.lookup_hit_rate:.2f} % of the look-ups",
+        f"{100 * traffic.lookup_hit_rate:.2f} % of the lookups",
         _cache_bytes(outlook),
         f"a step: {traffic.misses:,.0f} rows missed, {traffic.created:,.0f} of them new; "
         f"{in_words(outlook.bytes_in)} to the device, {in_words(outlook.bytes_out)} back",
@@ -194,7 +195,7 @@ def _cache_bytes(outlook: Outlook) -> str:
         sum(part.num_bytes for part in outlook.parts if part.name == name)
         for name in ("rows in the cache", "index of the cache")
     )
-    text = f"cache: {in_words(rows)} of rows, {in_words(index)} of index that finds them and those of the batches ahead"
+    text = f"cache: {in_words(rows)} of rows, {in_words(index)} of index for them and for the batches ahead"
     whole = outlook.setting["rows"] // outlook.setting["world"] * outlook.record
     if whole and rows + index > whole:
         text += f"; all rows without a cache take less, {in_words(whole)}: leave out --cache or --hbm"

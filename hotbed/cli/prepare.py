@@ -83,7 +83,7 @@ def prepare_command(
         str | None,
         typer.Option(
             metavar="COLUMN[:UNIT]",
-            help="The column of times; rows must be in its order, over all files. It is no feature. UNIT says what numbers "
+            help="The column of times; rows must be in its order, over all files. It is not a feature. UNIT is what numbers "
             "count: s (default), ms, us, ns, hour, day, or spell: yyyymmdd, yymmddhh. Text: 2014-10-21 05:30:00.",
         ),
     ] = None,
@@ -109,13 +109,13 @@ def prepare_command(
         str,
         typer.Option(
             metavar="BYTES",
-            help="Of the whole job. More lets more workers read and more distinct ids be counted exactly: 2GiB does 14.9 "
+            help="For the whole job. More lets more workers read and more distinct ids be counted exactly: 2GiB does 14.9 "
             "million for each feature.",
         ),
     ] = "2GiB",
     workers: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Threads at work. Left out: the cores, if --memory has room for them."),
+        typer.Option(metavar="N", help="Worker threads. Left out: the cores, if --memory has room for them."),
     ] = None,
     overwrite: OverwriteDataset = False,
 ) -> None:
@@ -125,12 +125,12 @@ def prepare_command(
 
     hotbed prepare train=a.csv test=b.csv --out mine --label click --ids '*' --drop request_id
 
-    Strings become 64-bit ids by a stable hash; an empty value is a value.
+    Strings become 64-bit ids by a stable hash; an empty value has an id of its own.
     Rows that cannot be read go to DIR/quarantine.jsonl.
     Files may be packed (.gz .bz2 .xz .zst).
     A feature with more distinct ids than --memory can count keeps the frequent ones; the table and schema.json say how many.
     Nothing appears under DIR until all of it is done.
-    A job that was killed goes on where it stopped when the same command is given again.
+    A killed job resumes where it stopped when the same command is given again.
     Many processes: torchrun --nproc-per-node 8 -m hotbed prepare ... shares files, features and parts among ranks, on machines
     that see the same files and the same DIR; --memory and --workers are those of one rank.
     """
@@ -182,7 +182,7 @@ def _kept(out_dir: Path, crew: Crew | None) -> str:
         there = crew is not None and crew.rank == 0 and (work / "job.json").is_file()
     except (OSError, ValueError):  # a name that no file can have
         there = False
-    return f"\nWhat is finished is kept in {work}: the same command goes on with it." if there else ""
+    return f"\nWhat is finished is kept in {work}: the same command resumes it." if there else ""
 
 
 def _names(text: str) -> list[str]:
@@ -283,7 +283,7 @@ def _show(report: PrepareReport, compiled: Compiled) -> None:
     console.print(splits)
     shared = any(feature.mode == "vocabulary" and feature.unlisted_lookups for feature in schema.features)
     features = Table(
-        "feature", "distinct ids in train", "table rows", *(["look-ups of row 0"] if shared else []), "made of"
+        "feature", "distinct ids in train", "table rows", *(["lookups of row 0"] if shared else []), "made of"
     )
     for feature in schema.features:
         made = f"{feature.source}s, many per row" if feature.multi else feature.source

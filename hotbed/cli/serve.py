@@ -15,21 +15,17 @@ def serve_command(
     model: ScoredModel,
     host: str = typer.Option("127.0.0.1", help="Address to listen on; any other than loopback is open to the network."),
     port: int = typer.Option(8000, min=0, max=65535, help="0 takes any that is free."),
-    memory: str = typer.Option(
-        "100MB", help="Most that is held for rows and for finding them; the rest stays in files."
-    ),
+    memory: str = typer.Option("100MB", help="Upper limit for cached rows and their index; the rest stays in files."),
     threads: int = typer.Option(2, min=1, max=256, help="Threads that score."),
     scratch: Path | None = typer.Option(
-        None, help="Folder on a local disk for rows of checkpoints; else that of MODEL."
+        None, help="Folder on a local disk for rows of checkpoints. Left out: that of MODEL."
     ),
     mapped: bool = typer.Option(
         False,
         "--map",
-        help="Map files of rows into memory: rows that are not cached cost less; the page cache then counts as of the process.",
+        help="Map files of rows into memory: uncached rows cost less, but the page cache counts as memory of the process.",
     ),
-    poll: float = typer.Option(
-        2.0, min=0, help="Seconds between two looks for a newer model; 0: only on POST /reload."
-    ),
+    poll: float = typer.Option(2.0, min=0, help="Seconds between checks for a newer model; 0: only on POST /reload."),
     max_body: str = typer.Option("4MiB", help="Longest body of a request."),
     max_candidates: int = typer.Option(4096, min=1, help="Most candidates of a request."),
     max_in_flight: int = typer.Option(256, min=1, help="Most requests at once; others get 503 and Retry-After."),

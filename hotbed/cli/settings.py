@@ -79,7 +79,7 @@ def resumed_config(folder: Path, given: dict[str, Any], sets: list[str], refused
 
     both = [name for name, value in refused.items() if value]
     if both:
-        raise ConfigError(f"--resume goes on with the settings and folder of its run; leave out {', '.join(both)}.")
+        raise ConfigError(f"--resume continues with the settings and folder of its run; leave out {', '.join(both)}.")
     before = read_tree(read_json(folder / "config.json"))
     after = read_config(folder / "config.json", given, sets)
     fixed = [path for path in changed_settings(before, after) if path not in _RESUME_MAY_CHANGE]

@@ -1,4 +1,4 @@
-"""`hotbed simulate`: what caches of several sizes would do with a dataset or a file of ids, beside the best possible."""
+"""`hotbed simulate`: what caches of several sizes would do with a dataset or a file of ids, compared with the best possible."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ def simulate_command(
 ) -> None:
     """Count a cache's hits and misses on a dataset or a file of ids, without training.
 
-    Without arguments: those of the embedded click log, which `hotbed train` takes.
+    Without arguments: on the embedded click log, as `hotbed train`.
 
-    The cache that trains is run over the dataset's ids, without rows: its counts are
+    The dataset's ids are replayed through the cache, without rows: the counts equal
     those of a run with the same batch size, seed, share, policy, window and
-    look-ahead, to the row. Beside them stands the optimum: the fewest misses of any
-    cache of that size, found with the whole trace known.
+    look-ahead. They are compared with the optimum: the fewest misses of any cache
+    of that size, found with the whole trace known.
 
-    The rows of a batch must fit in the cache together. A share that is too small is
-    named with the smallest one that would do.
+    The rows of a batch must fit in the cache together. For a share that is too small
+    the smallest one that works is printed.
 
     [bold]For example:[/bold]
 
@@ -287,7 +287,7 @@ class _Asked:
 
 def _table(trace: Trace, outcomes: list[_Outcome]) -> Table:
     title = (
-        f"{trace.num_batches:,} batches, {trace.num_lookups:,} look-ups of {trace.distinct().shape[0]:,} rows "
+        f"{trace.num_batches:,} batches, {trace.num_lookups:,} lookups of {trace.distinct().shape[0]:,} rows "
         f"of {trace.num_rows:,}"
     )
     table = Table(title=title, title_justify="left")

@@ -129,7 +129,7 @@ def tell_truth(summary: dict[str, Any], folder: Path, device: torch.device) -> s
     from hotbed.forecast.comparison import write_truth
     from hotbed.host.memory import in_words
 
-    words = {"hit_rate": "rows hit", "lookup_hit_rate": "look-ups hit", "bytes_in": "to device", "bytes_out": "back"}
+    words = {"hit_rate": "rows hit", "lookup_hit_rate": "lookups hit", "bytes_in": "to device", "bytes_out": "back"}
     words |= {"cache_bytes": "cache", "peak_device_bytes": "peak device memory", "samples_per_s": "samples/s"}
 
     def shown(name: str, value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""`hotbed top`: how a run goes, live, from the log in its folder or from its metrics endpoint."""
+"""`hotbed top`: the progress of a run, live, from the log in its folder or from its metrics endpoint."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def top_command(
         show_default=False,
     ),
     once: bool = typer.Option(
-        False, "--once", help="Print one frame and end; so it is where nobody looks at a terminal."
+        False, "--once", help="Print one frame and exit; the default where stdout is not a terminal."
     ),
-    every: float = typer.Option(1.0, min=0.1, help="Seconds between two looks."),
+    every: float = typer.Option(1.0, min=0.1, help="Seconds between two updates."),
 ) -> None:
     """Watch runs while they train: loss, speed, tiers, hit rates, bytes, stalls, the reader's queue, time left.
 
@@ -198,7 +198,7 @@ def _parts(state: State) -> str:
     if total <= 0:
         return ""
     shares = sorted(((value / total, name) for name, value in known.items()), reverse=True)
-    told = ", ".join(f"{name.replace('_', '-')} {percent(share, 0)}" for share, name in shares if share >= 0.01)
+    told = ", ".join(f"{name.replace('_', '')} {percent(share, 0)}" for share, name in shares if share >= 0.01)
     return f"{milliseconds(total)}: {told}"
 
 
@@ -211,7 +211,7 @@ def _cache(state: State) -> str:
     if not math.isfinite(state.get("cache/lookup_hit_rate")):
         return ""
     said = (
-        f"{percent(state.get('cache/lookup_hit_rate'))} of look-ups hit, {percent(state.get('cache/hit_rate'))} of rows, "
+        f"{percent(state.get('cache/lookup_hit_rate'))} of lookups hit, {percent(state.get('cache/hit_rate'))} of rows, "
         f"stalled {percent(state.get('cache/stall_share'))}"
     )
     return f"{said}; {_rate(state, 'cache/bytes_in')} in, {_rate(state, 'cache/bytes_out')} out"

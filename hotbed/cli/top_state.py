@@ -88,7 +88,9 @@ class Folder:
         self._newest: dict[str, Evaluated] = {}
         self._best: dict[str, Evaluated] = {}
         if not (path / "config.json").is_file():
-            raise RunError(f"{path} is no run folder: it has no config.json. Give the folder of `hotbed train --out`.")
+            raise RunError(
+                f"{path} is not a run folder: it has no config.json. Give the folder of `hotbed train --out`."
+            )
 
     def look(self) -> State:
         self._read()

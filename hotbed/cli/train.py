@@ -71,7 +71,7 @@ def train_command(
     ),
     seed: int | None = typer.Option(None, help="Same seed, same machine: same bits."),
     sets: list[str] = typer.Option([], "--set", help="path=value, e.g. model.dim=32; may be given many times."),
-    resume: Path | None = typer.Option(None, help="Go on with this run folder, as if it had never stopped."),
+    resume: Path | None = typer.Option(None, help="Continue this run, as if it had never stopped."),
     warm_start: Path | None = typer.Option(
         None, "--warm-start", help="Begin with the rows and weights of a run or checkpoint, as far as they fit."
     ),
@@ -79,13 +79,13 @@ def train_command(
     k_step: int | None = typer.Option(
         None, help="With torchrun: steps between merges of the dense weights; 1 averages gradients at every step."
     ),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Start anew in a folder that holds a run."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Start again in a folder that holds a run."),
     quiet: bool = typer.Option(False, "--quiet", help="Only the result."),
-    forecast: bool = typer.Option(True, help="Say first what the run will take, and at the end what it did."),
+    forecast: bool = typer.Option(True, help="Print a forecast first, and compare it with the measurement at the end."),
     metrics_port: int | None = typer.Option(
         None, min=0, max=65535, help="Serve the numbers of the log to Prometheus at this port; 0 takes a free one."
     ),
-    metrics_host: str = typer.Option("127.0.0.1", help="Address of that port; 0.0.0.0 lets other machines ask."),
+    metrics_host: str = typer.Option("127.0.0.1", help="Address of that port; 0.0.0.0 opens it to other machines."),
     trace: Path | None = typer.Option(None, help="Write what every thread did to this file, for ui.perfetto.dev."),
     trace_steps: str | None = typer.Option(
         None, metavar="FIRST:STOP", help="Of which steps, e.g. 50:100; 50 after the first ten if not given."
@@ -97,7 +97,7 @@ def train_command(
 ) -> None:
     """Train a model. Without arguments: the default model on the embedded click log.
 
-    Ctrl-C saves and says how to go on.
+    Ctrl-C saves and prints how to resume.
 
     [bold]For example:[/bold]
 

@@ -50,16 +50,16 @@ def verify_command(
     seed: Annotated[int | None, typer.Option(help="Of weights, order and dropout.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="path=value, as of `hotbed train`.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to compare.")] = 50,
-    ranks: Annotated[int, typer.Option(min=1, help="With so many processes, each with its part of the rows.")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, help="Number of processes, each with its shard of the rows.")] = 1,
     inject: Annotated[
-        str | None, typer.Option(help="Flip one bit on purpose, to see it found: row, state, write-back or look-up.")
+        str | None, typer.Option(help="Flip one bit on purpose, to see it detected: row, state, write-back or look-up.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The verdict as JSON.")] = False,
 ) -> None:
     """Prove that the cache is invisible: train plainly and cached side by side, and compare every bit.
 
     Twins of the model train on the same batches of your data: one with all rows in one
-    tensor, the other as asked for, looked ahead, and over memory and ssd, in turn. After
+    tensor, the other on demand, with prefetching, and over memory and ssd, in turn. After
     every step the loss, the looked-up vectors, their gradients and the rows of the batch
     with their optimizer states are compared, at the end all rows that were used. The
     first difference is named: step, table, id, both values. Exit code 1 if there is one.
@@ -218,7 +218,7 @@ def _tell(verdicts: list[Verdict], name: str, ranks: int, as_json: bool) -> None
     if as_json:
         typer.echo(json.dumps([_as_json(verdict) for verdict in verdicts], indent=1))
         return
-    grid = Grid("way", "steps", "look-ups", "rows", "evictions", "verdict")
+    grid = Grid("way", "steps", "lookups", "rows", "evictions", "verdict")
     for column in grid.columns[1:-1]:
         column.justify = "right"
     for verdict in verdicts:

@@ -7,7 +7,7 @@ truncated, or has other columns, types or row counts than the schema says is fou
 from the counts files that `prepare` wrote, so nothing is read but one line per distinct id. Ids that `min_count` left out of a
 vocabulary share row 0, which is counted as the files leave it: not at all.
 
-`describe`: what a dataset holds, as a JSON-able dict: rows, positives, distinct ids, how unevenly look-ups fall on them. All
+`describe`: what a dataset holds, as a JSON-able dict: rows, positives, distinct ids, how unevenly lookups fall on them. All
 figures are exact: they come from the counts files, which `prepare` filled from every row of the train split. Ids that
 `min_count`, or the memory of `prepare`, left out are not among them.
 """
@@ -253,7 +253,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
 
 
 def skew(counts: NDArray[np.int64]) -> dict[str, Any]:
-    """How the look-ups counted in `counts` (one entry per distinct id) spread over the ids."""
+    """How the lookups counted in `counts` (one entry per distinct id) spread over the ids."""
     falling = np.sort(counts)[::-1]
     reached = np.cumsum(falling)
     lookups = int(reached[-1]) if len(reached) else 0

@@ -182,7 +182,7 @@ def _refused(file: RemoteFile, error: urllib.error.HTTPError) -> DataError:
     if error.code in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
         return DataError(
             f"{file.address} asks for an account (HTTP {error.code}). Sign in with a browser, download it there, "
-            f"put it beside the other files as {file.name}, and run the command again to check it."
+            f"put it next to the other files as {file.name}, and run the command again to check it."
         )
     return DataError(
         f"{file.address} answered HTTP {error.code} ({error.reason}). The file may have moved, or the server is ill: "

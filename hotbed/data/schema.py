@@ -160,7 +160,7 @@ class Schema:
             _demand(all(type(rows) is int and rows >= 0 for rows in split.file_rows), f"{split}")
             files, counts = len(split.files), len(split.file_rows)
             _demand(files == counts, f"split {name} lists {files} files and {counts} row counts")
-        _demand(isinstance(self.notes, dict) and isinstance(self.best_auc, dict), "notes or best_auc is no mapping")
+        _demand(isinstance(self.notes, dict) and isinstance(self.best_auc, dict), "notes or best_auc is not a mapping")
 
 
 def _demand(holds: bool, what: str) -> None:

@@ -40,7 +40,7 @@ class TimeColumn(NamedTuple):
             return cls(name, unit)
         if colon and name and len(unit) < 10 and unit.isalpha():
             known = ", ".join((*UNITS, *_SPELLED))
-            raise ConfigError(f"--time {text}: {unit!r} is no unit of time. The units are: {known}.")
+            raise ConfigError(f"--time {text}: {unit!r} is not a unit of time. The units are: {known}.")
         return cls(text)
 
 
@@ -60,7 +60,7 @@ def read_times(column: Column, spec: TimeColumn, faults: Faults) -> NDArray[np.i
     else:
         raise FormatError(f"time column {spec.name} holds lists or ids; it must hold one time per row.")
     faults.mark(missing, f"time {spec.name} is missing")
-    faults.mark((times == NO_TIME) & ~missing, f"time {spec.name} is no time")
+    faults.mark((times == NO_TIME) & ~missing, f"time {spec.name} is not a time")
     outside = ((times < EARLIEST) | (times >= LATEST)) & (times != NO_TIME) & ~missing
     faults.mark(
         outside, f"time {spec.name} lies outside the years 1 to 9999; is its unit right? (--time {spec.name}:UNIT)"

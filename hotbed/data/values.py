@@ -201,7 +201,7 @@ def read_ids(column: Column, feature: IdFeature, faults: Faults) -> np.ndarray |
         row_of_value = np.repeat(np.arange(len(column.offsets) - 1), np.diff(column.offsets))
         rows = np.zeros(len(column.offsets) - 1, dtype=np.bool_)
         rows[row_of_value[~value_faults.good]] = True
-        faults.mark(rows, f"{feature.name} holds a value that is no id")
+        faults.mark(rows, f"{feature.name} holds a value that is not an id")
     return Bags(column.offsets, ids)
 
 

@@ -97,7 +97,7 @@ def _absent(table: dict[str, Any], feature: IdFeature) -> str:
     if table["rows"] is not None:
         seen = "; a raw value that was never seen has row 0" if feature.mode == "vocabulary" else ""
         return f"an error{seen}"
-    return "reads `shared` of export.json" if table["shared"] is not None else "reads its first value, see score.py"
+    return "reads `shared` of export.json" if table["shared"] is not None else "reads its initial value, see score.py"
 
 
 def _score(schema: Schema, about: dict[str, Any]) -> str:

@@ -174,8 +174,8 @@ def stored(rows: Floats, precision: Precision, table: str, ids: NDArray[np.int64
     if not np.isfinite(size).all():
         at = int(np.flatnonzero(~np.isfinite(size))[0])
         raise RunError(
-            f"table {table!r}: the row of id {ids[at]} holds {rows[at][~np.isfinite(rows[at])][0]}, which is no number to "
-            "score with; the model has diverged in training. Export an earlier checkpoint."
+            f"table {table!r}: the row of id {ids[at]} holds {rows[at][~np.isfinite(rows[at])][0]}, which cannot be "
+            "used for scoring; the model has diverged in training. Export an earlier checkpoint."
         )
     if precision == "fp32":
         return Stored(rows, None)

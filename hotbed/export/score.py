@@ -153,7 +153,7 @@ class Table:
         return found
 
     def _unseen(self, ids: Any) -> Any:
-        """What dynamic ids without a row read: the vector they share, or the first value each would have."""
+        """What dynamic ids without a row read: the vector they share, or the initial value each would have."""
         if not len(ids) or self.card["shared"] is not None:
             return np.asarray(self.card["shared"] or 0.0, dtype=np.float32)
         return first_values(ids, self.name, self.card)

@@ -1,7 +1,7 @@
 """A run or a checkpoint in, a model folder out: what an export is made of.
 
 RUN/model is one already. Of a checkpoint the rows are gathered first: they are those of its chain, of all ranks that saved it,
-and first values where training never came; in memory where they fit, else on the disk below `scratch`.
+and initial values where training never came; in memory where they fit, else on the disk below `scratch`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _copy_meaning(entry: Entry, dataset: Dataset | None, folder: Path) -> None:
         named = entry.manifest.document["config"]["data"]["path"]
         what = "is not there" if dataset is None else f"({dataset.path}) has changed since"
         raise RunError(
-            f"what the ids of {entry.folder} mean is told by the dataset it was trained on, {named}, which {what}. "
+            f"what the ids of {entry.folder} mean is defined by the dataset it was trained on, {named}, which {what}. "
             "Say where it is with --data DATASET."
         )
     dataclasses.replace(dataset.schema, splits={}).save(folder)

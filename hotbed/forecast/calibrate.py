@@ -3,7 +3,7 @@
 Measured with the code that trains, on the run's own batches and model, with tables that are made smaller where they are large:
 
     reader      the loader alone: samples/s, and core seconds of a sample
-    step        batches that are in memory, a cache that has every row: look-up, model, update
+    step        batches that are in memory, a cache that has every row: lookup, model, update
     row         the same batches through a cache that hardly holds one of them: what a missed row adds
     slot        CUDA: ranking many slots
     peak        CUDA: device memory at its highest, with that small cache

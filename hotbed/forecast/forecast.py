@@ -194,7 +194,7 @@ def _notes(traffic: Traffic, asked: Asked) -> list[str]:
     if traffic.num_simulated < min(epoch, traffic.num_batches):
         notes.append(
             f"hit rates: the first {traffic.num_simulated:,} of {epoch:,} batches of an epoch were simulated; the others are "
-            f"told from the counts of all ids, as if they came in any order: right to {100 * traffic.within:.1f} points"
+            f"estimated from the counts of all ids, as if in random order: right to {100 * traffic.within:.1f} points"
         )
     if len(asked.groups) > 1:
         notes.append(

@@ -1,6 +1,6 @@
 """A file of ids in, a trace out: what any other system logged, replayed without a dataset directory.
 
-.npy       integers [N], one look-up each, or [N, F], a sample a line with one id of F features
+.npy       integers [N], one lookup each, or [N, F], a sample a line with one id of F features
 .parquet   every integer column is a feature; lists are bags
 
 Features have tables of their own; ids are any 64-bit integers, negative ones are padding. Rows are the distinct ids, so a
@@ -72,7 +72,7 @@ def _npy(path: Path) -> list[Column]:
     try:
         ids = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise SchemaError(f"{path} is no readable .npy file ({str(error).partition(chr(10))[0]}).") from error
+        raise SchemaError(f"{path} is not a readable .npy file ({str(error).partition(chr(10))[0]}).") from error
     if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
         raise SchemaError(f"{path} must hold integers [N] or [N, F]; it holds {ids.dtype} {list(ids.shape)}.")
     matrix = ids if ids.ndim == 2 else ids[:, None]
@@ -84,7 +84,7 @@ def _parquet(path: Path) -> list[Column]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise SchemaError(f"{path} is no readable Parquet file ({str(error).partition(chr(10))[0]}).") from error
+        raise SchemaError(f"{path} is not a readable Parquet file ({str(error).partition(chr(10))[0]}).") from error
     columns = []
     for name in table.column_names:
         column = table[name].combine_chunks()

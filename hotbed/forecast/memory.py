@@ -4,7 +4,7 @@ Rows and what finds them are exact: they are what budgets promise (sizing/budget
 ahead, vectors with their gradients, the model with gradients and optimizer state, and what kernels need besides, which is
 measured in the calibration.
 
-Shapes: S slots, L look-ups of a batch, T cells of the index.
+Shapes: S slots, L lookups of a batch, T cells of the index.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ _EXACT_RANKS, _STEP = 4096, 1.005  # Zipf: ids up to here one by one, then in lo
 
 
 class Frequencies(NamedTuple):
-    """How often the ids of one feature are looked up: `numbers[i]` ids take `shares[i]` of the look-ups each."""
+    """How often the ids of one feature are looked up: `numbers[i]` ids take `shares[i]` of the lookups each."""
 
     shares: Floats  # [C]
     numbers: Floats  # [C]
-    total: int | None = None  # look-ups of an epoch, which gives out each once; None: drawn anew for ever
-    per_sample: float = 1.0  # look-ups
+    total: int | None = None  # lookups of an epoch, which gives out each once; None: drawn anew for ever
+    per_sample: float = 1.0  # lookups
 
     def distinct(self, num_samples: float) -> float:
         """Expected distinct ids of so many samples."""
@@ -172,7 +172,7 @@ def together(*parts: Sent) -> Sent:
 def sharded(cluster: Cluster, groups: Sequence[Group], batch: float, *, pooled: Pooled = "auto") -> Exchanges:
     """Keys go to their owners; rows, or pooled parts of bags, come back; their gradients return.
 
-    Of rows every distinct key of a rank's batch goes once, of parts every look-up; `pooled` is that of ShardedTables.
+    Of rows every distinct key of a rank's batch goes once, of parts every lookup; `pooled` is that of ShardedTables.
     """
     settling, rows = [_numbers_of_routes(cluster, len(groups))], []
     for group in groups:
@@ -203,7 +203,7 @@ def replicated(cluster: Cluster, groups: Sequence[Group], batch: float, *, new: 
 
 
 def plain(cluster: Cluster, groups: Sequence[Group], batch: float, *, pooled: bool = False) -> Exchanges:
-    """An all-to-all of every look-up, nothing removed: ids of 8 bytes go, rows come, gradients go.
+    """An all-to-all of every lookup, nothing removed: ids of 8 bytes go, rows come, gradients go.
 
     With `pooled`, tables have whole owners, and one vector per sample and feature takes the place of its rows.
     """
@@ -245,7 +245,7 @@ def _numbers_of_routes(cluster: Cluster, num_groups: int) -> Sent:
 
 
 def _absent(count: float, total: float, drawn: float) -> float:
-    """The chance that none of `count` among `total` look-ups is among those drawn, each of which is drawn once."""
+    """The chance that none of `count` among `total` lookups is among those drawn, each of which is drawn once."""
     left = total - drawn
     log = lgamma(left + 1) - lgamma(left - count + 1) if count <= left else -inf
     return float(np.exp(log + lgamma(total - count + 1) - lgamma(total + 1)))

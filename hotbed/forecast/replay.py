@@ -3,7 +3,7 @@
 Rows are numbered without gaps once, and every entry is told when its row is used next; any number of caches is then run over
 that. Decisions are those of hotbed/cache to the row (tests/forecast/test_simulate.py compares): the policies are the same
 functions, and slots with equal scores leave in the order of their keys. What the cache learns from bits of batches ahead is
-read here from the trace: 11 to 175 million look-ups a second on one core instead of 3 to 20.
+read here from the trace: 11 to 175 million lookups a second on one core instead of 3 to 20.
 
 Memory: 8 bytes an entry and 25 a slot; 9 bytes a row that occurs, and 5 for every row of the tables while they are numbered
 (above 2**27 rows they are sorted instead).

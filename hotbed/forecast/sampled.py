@@ -3,7 +3,7 @@
 `prepare` counted the ids of train, so it is known how often each row will be used; where in the epoch is drawn by chance, as
 shuffling does. A share of the rows, taken by chance, over all batches, through a cache with the same share of the slots, hits
 as often as all of them do (SHARDS, in space and not in time): the cache fills, and rows become known, as in the whole epoch,
-for a small part of its look-ups. What is lost is order: ids that come in stretches hit more often than this says.
+for a small part of its lookups. What is lost is order: ids that come in stretches hit more often than this says.
 
 Shapes: N batches of an epoch, E epochs, K rows taken.
 """

@@ -28,7 +28,7 @@ class Trace(NamedTuple):
     """What every batch looks up."""
 
     keys: NDArray[np.int64]  # [E], ascending within a batch
-    counts: NDArray[np.int32]  # [E], look-ups of each
+    counts: NDArray[np.int32]  # [E], lookups of each
     offsets: NDArray[np.int64]  # [N + 1]; batch n owns keys[offsets[n]:offsets[n + 1]]
     num_rows: int  # of all tables
 

@@ -1,4 +1,4 @@
-"""Translator with dicts and lists, one look-up at a time: obviously right, slow, and without look-ahead.
+"""Translator with dicts and lists, one lookup at a time: obviously right, slow, and without look-ahead.
 
 Going back is done by keeping a copy of everything after every batch.
 """

@@ -157,7 +157,7 @@ class RuleArrays:
 
 
 def _seconds(span: str | int | None) -> int | None:
-    """None for what is no time span."""
+    """None for what is not a time span."""
     if isinstance(span, str):
         match = _TIME.fullmatch(span.strip())
         span = int(match[1]) * _SECONDS[match[2]] if match else None

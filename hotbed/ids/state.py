@@ -77,7 +77,7 @@ class Saved:
         self.keeps_uses = (kinds != NEVER) & by_time  # [T]; steps and scores both count batches
         self.keeps_scores = (kinds == SCORE) & (rules.expire == SCORE)
         changed = np.flatnonzero((rules.expire != NEVER) & (kinds != rules.expire) & (kinds != NEVER))
-        self.lost += [f"table {table}: expires by another rule, last uses or scores start anew" for table in changed]
+        self.lost += [f"table {table}: expires by another rule, last uses or scores start again" for table in changed]
 
     def column(self, name: str, num_tables: int, fill: int) -> NDArray[np.int64]:
         """A saved array of tables as one of the tables here."""
@@ -170,4 +170,4 @@ def _load_sketches(memory: Memory, saved: Saved) -> None:
         if cells.shape == sketch.cells.shape and cells.dtype == sketch.cells.dtype:
             sketch.cells[:] = cells
         else:
-            saved.lost.append(f"{names[table]}: its size or limit is another now, counting starts anew")
+            saved.lost.append(f"{names[table]}: its size or limit has changed, counting starts again")

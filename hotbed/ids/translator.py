@@ -49,9 +49,9 @@ class Translated(NamedTuple):
 class IdCounts(NamedTuple):
     """What became of the ids of a table, in training, since the beginning."""
 
-    seen: int  # look-ups, padding left out
+    seen: int  # lookups, padding left out
     admitted: int  # ids that were given a row, each time they were
-    rejected: int  # look-ups that read the shared row
+    rejected: int  # lookups that read the shared row
     expired: int  # ids that lost their row
 
     @property

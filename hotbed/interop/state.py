@@ -199,7 +199,7 @@ def unpack(state: Mapping[str, Any], names: list[str]) -> dict[str, Columns]:
     absent = [name for name in needed if name not in state]
     if absent:
         raise ShapeError(
-            f"this is no state_dict of FBGEMM's SplitTableBatchedEmbeddingBagsCodegen: {', '.join(absent)} is not in it, "
+            f"this is not a state_dict of FBGEMM's SplitTableBatchedEmbeddingBagsCodegen: {', '.join(absent)} is not in it, "
             f"but {', '.join(sorted(state)[:5]) or 'nothing'}. A list is taken for split_embedding_weights()."
         )
     rows, widths = state["rows_per_table"].tolist(), state["D_offsets"].diff().tolist()

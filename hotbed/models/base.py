@@ -49,7 +49,7 @@ class Model(nn.Module):
             )
         if dense.shape != (vectors.shape[0], self.num_dense):
             raise ShapeError(
-                f"{type(self).__name__} got dense features of shape {tuple(dense.shape)}; beside these vectors it "
+                f"{type(self).__name__} got dense features of shape {tuple(dense.shape)}; in addition to these vectors it "
                 f"reads [{vectors.shape[0]}, {self.num_dense}]."
             )
         return self.logits(vectors, dense)

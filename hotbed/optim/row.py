@@ -139,7 +139,7 @@ class Adam(RowOptimizer):
 class FTRL(RowOptimizer):
     """FTRL-Proximal (McMahan et al. 2013) with lr as its alpha; l1 makes weights exactly zero.
 
-    z starts where the first value of a row is the rule's own solution, so that the first update moves the row from there
+    z starts where the initial value of a row is the rule's own solution, so that the first update moves the row from there
     instead of forgetting it. While lr is 0, rows and their state stay as they are.
     """
 

@@ -49,12 +49,12 @@ def cache_charts(run: Run) -> list[Chart]:
         Chart(
             "hits",
             "Hit rate",
-            "Rows that were on the device when their batch was planned, counted once per look-up and once per distinct row "
+            "Rows that were on the device when their batch was planned, counted once per lookup and once per distinct row "
             "of a window. Every row is there before its batch starts; a miss costs time, never accuracy.",
             SEEN,
             "share found",
             (
-                line("of look-ups", 1, lambda c: c.lookup_hit_rate),
+                line("of lookups", 1, lambda c: c.lookup_hit_rate),
                 line("of distinct rows", 2, lambda c: c.hit_rate),
             ),
             y_format="share",
@@ -113,7 +113,7 @@ def _held(run: Run) -> str:
     saved = ""
     device, whole = run.cache.get("device_bytes", math.nan), run.cache.get("table_bytes", math.nan)
     if usable(device) and usable(whole):
-        saved = f", in {size(device)} with all that finds them; the whole tables take {size(whole)}"
+        saved = f", in {size(device)} with their index; the whole tables take {size(whole)}"
     policy = run.config.get("tables")
     name = policy.get("policy") if isinstance(policy, dict) else None
     chosen = f" The policy {text(name, 40)} chose which." if isinstance(name, str) and slots < rows else ""
@@ -124,7 +124,7 @@ def _hits(run: Run, static_share: float) -> str:
     lookups = _mean(run, lambda c: c.lookup_hit_rate)
     if not usable(lookups):
         return ""
-    said = f'<p class="finding">Of all look-ups of training, <strong>{percent(lookups)} found their row on the device</strong>'
+    said = f'<p class="finding">Of all lookups of training, <strong>{percent(lookups)} found their row on the device</strong>'
     keys, misses = _mean(run, lambda c: c.keys), _mean(run, lambda c: c.misses)
     if usable(keys) and usable(misses) and keys > 0:
         said += f", and {percent(1 - misses / keys)} of the distinct rows"
@@ -132,7 +132,7 @@ def _hits(run: Run, static_share: float) -> str:
     if isinstance(tables, dict) and tables.get("cache") == static_share and run.total and usable(run.total.top_share):
         said += (
             f". The most frequent {percent(static_share)} of the ids, held all the time, would catch up to "
-            f"{percent(run.total.top_share)} of the look-ups"
+            f"{percent(run.total.top_share)} of the lookups"
         )
     return said + ".</p>"
 
@@ -155,7 +155,7 @@ def _waited(run: Run) -> str:
     if not usable(share):
         return ""
     if share < LITTLE:
-        meaning = f"they were read from {_below(run)} beside the computing"
+        meaning = f"they were read from {_below(run)} in parallel with computation"
     else:
         meaning = "a larger cache moves fewer rows, and smaller batches let two windows fit at once"
     return (
@@ -191,7 +191,7 @@ def _mean(run: Run, value: Callable[[CachePoint], float], weight: Callable[[Trai
 
 
 def miss_chart(run: Run) -> Chart | None:
-    """Share of look-ups that miss, over the share of the ids that a cache holds."""
+    """Share of lookups that miss, over the share of the ids that a cache holds."""
     dot = operating_point(run)
     if dot is None:
         return None
@@ -205,11 +205,11 @@ def miss_chart(run: Run) -> Chart | None:
     return Chart(
         "miss-curve",
         "Misses over cache size",
-        "Look-ups that do not find their row, for caches of every size. The dot is this run: below LRU's curve its policy and "
+        "Lookups that do not find their row, for caches of every size. The dot is this run: below LRU's curve its policy and "
         "look-ahead catch more than LRU; the flatter the curve is there, the less a larger cache would bring. LRU was followed "
         "over the first batches, where many ids are new, so a long run lies lower.",
         "share of the ids in the cache (log scale)",
-        "look-ups that miss",
+        "lookups that miss",
         (*series, Series("this run", [dot], 1, "dots")),
         x_format="share",
         y_format="share",
@@ -219,7 +219,7 @@ def miss_chart(run: Run) -> Chart | None:
 
 
 def operating_point(run: Run) -> tuple[float, float] | None:
-    """(share of the ids that the cache holds, share of look-ups that missed), or None where one is not known."""
+    """(share of the ids that the cache holds, share of lookups that missed), or None where one is not known."""
     slots = run.cache.get("slots", math.nan)
     distinct = run.total.distinct if run.total is not None else math.nan
     found = [

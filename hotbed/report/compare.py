@@ -160,7 +160,7 @@ def _figures(named: list[Named]) -> list[Figure]:
         Figure("samples/s", "of training alone", lambda run: run.samples_per_s, compact, _times),
         Figure("time", "with evaluations and checkpoints", lambda run: run.seconds, duration, _times),
         Figure("samples", "trained", lambda run: run.samples, count, _times),
-        Figure("look-ups that hit", "of training", hit_rate, lambda share: percent(share, 2), _points),
+        Figure("lookups that hit", "of training", hit_rate, lambda share: percent(share, 2), _points),
         Figure("waited for rows", "share of the time of training", stall_share, lambda share: percent(share, 2), _points),
         Figure("rows", "of all tables", lambda run: run.parameters.get("rows", math.nan), count, _times),
         Figure("cache", "on the device, index and all", lambda run: run.cache.get("device_bytes", math.nan), size, _times),
@@ -172,7 +172,7 @@ def _figures(named: list[Named]) -> list[Figure]:
 
 
 def hit_rate(run: Run) -> float:
-    """Of the look-ups of all lines of training."""
+    """Of the lookups of all lines of training."""
     return _mean(run, "lookup_hit_rate")
 
 
@@ -229,12 +229,12 @@ def _settings(named: list[Named]) -> str:
                 [f"<code>{text(path, 120).replace('.', '.<wbr>')}</code>", *(f"<code>{c}</code>" for c in cells)]
             )
     if not rows:
-        return section("config", "What was asked", "<p>All settings are the same.</p>")
+        return section("config", "Settings", "<p>All settings are the same.</p>")
     more = f"<p>{count(len(rows) - MOST_SETTINGS)} more differ.</p>" if len(rows) > MOST_SETTINGS else ""
     said = f"<p>{count(len(rows))} of {count(len(paths))} settings are not the same in all runs.</p>"
     head = ["setting", *(text(name, 80) for name, _ in named)]
     listed = table("Settings that differ", head, rows[:MOST_SETTINGS], kind="settings versus")
-    return section("config", "What was asked", said, listed, more)
+    return section("config", "Settings", said, listed, more)
 
 
 def _forecasts(named: list[Named]) -> str:
@@ -253,7 +253,7 @@ def _forecasts(named: list[Named]) -> str:
     head = ["", *(text(name, 80) for name, _ in named)]
     return section(
         "forecast",
-        "What the plan forecast, and what happened",
+        "Forecast and measurement",
         table("Forecast / truth", head, rows, kind="wide versus"),
     )
 

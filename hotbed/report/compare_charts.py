@@ -43,7 +43,7 @@ def comparison_charts(named: Sequence[NamedRun]) -> list[Chart]:
         Chart("speed", "Throughput", f"Samples trained per second; evaluations are not counted. {CALM}", SEEN,
               "samples per second", _curves(named, lambda run: _calm(step(run, lambda p: p.samples_per_s))),
               y_format="count", zero=True),
-        Chart("hits", "Look-ups that hit", f"Rows that were on the device when their batch was planned. {CALM}", SEEN,
+        Chart("hits", "Lookups that hit", f"Rows that were on the device when their batch was planned. {CALM}", SEEN,
               "share found",
               _curves(named, lambda run: _calm(step(run, lambda p: p.cache.lookup_hit_rate if p.cache else None))),
               y_format="share", zero=True),

@@ -90,16 +90,16 @@ def calibration_chart(run: Run) -> Chart:
 
 
 def skew_chart(run: Run, cache_share: float) -> Chart:
-    """How much of all look-ups the most frequent ids take."""
+    """How much of all lookups the most frequent ids take."""
     largest = sorted(run.features, key=lambda f: -f.distinct if usable(f.distinct) else 0.0)[:SKEW_CURVES]
     total = [Series("all features", _cumulative(run.total), 1)] if run.total else []
     return Chart(
         "skew",
         "Skew of the ids",
-        "Ids sorted by how often they are looked up in training: the share of look-ups that the most frequent ids take "
+        "Ids sorted by how often they are looked up in training: the share of lookups that the most frequent ids take "
         f"together. Drawn: all features, and the {len(largest)} with the most distinct ids.",
         "share of ids, most frequent first (log scale)",
-        "share of look-ups",
+        "share of lookups",
         (*total, *(Series(f.name, _cumulative(f), 2 + k, "thin") for k, f in enumerate(largest))),
         x_format="share",
         y_format="share",

@@ -19,9 +19,9 @@ OPEN_TABLES = 12
 CURVES = 4  # of single tables
 HEAD = (
     "feature",
-    "seen<small>look-ups</small>",
+    "seen<small>lookups</small>",
     "admitted<small>ids</small>",
-    "rejected<small>look-ups</small>",
+    "rejected<small>lookups</small>",
     "expired<small>ids</small>",
     "rows<small>now</small>",
 )
@@ -34,13 +34,11 @@ def ids(run: Run) -> str:
         return ""
     last = points[-1].ids
     charts = "".join(figure(chart) for chart in id_charts(run))
-    return section(
-        "ids", "What became of the ids", _said(last), f'<div class="figures">{charts}<div>{_table(last)}</div></div>'
-    )
+    return section("ids", "Dynamic ids", _said(last), f'<div class="figures">{charts}<div>{_table(last)}</div></div>')
 
 
 def id_charts(run: Run) -> list[Chart]:
-    """Rows, who came and went, and the share of look-ups without a row of their own, over samples seen."""
+    """Rows, who came and went, and the share of lookups without a row of their own, over samples seen."""
     points = [(point.samples, point.ids) for point in run.train if point.ids]
     totals = [(samples, _sum(counts)) for samples, counts in points]
     largest = _by_rows(points[-1][1])[:CURVES] if points else []
@@ -83,11 +81,11 @@ def id_charts(run: Run) -> list[Chart]:
         ),
         Chart(
             "id-rejected",
-            "Look-ups of a shared row",
-            "Share of the look-ups of an interval whose id was not admitted: they use the row that its table shares.",
+            "Lookups of a shared row",
+            "Share of the lookups of an interval whose id was not admitted: they use the row that its table shares.",
             SEEN,
-            "share of look-ups",
-            (Series("share of look-ups", new, 5),),
+            "share of lookups",
+            (Series("share of lookups", new, 5),),
             y_format="share",
             zero=True,
             divisions=ends,
@@ -102,13 +100,13 @@ def _said(last: dict[str, IdPoint]) -> str:
     tables = "the table" if len(last) == 1 else f"the {count(len(last))} tables"
     back = f" {count(total.expired)} ids lost their row again because they were not used." if total.expired else ""
     shared = (
-        f" {percent(_share(total.rejected, total.seen))} of the look-ups of training came before their id was admitted and "
+        f" {percent(_share(total.rejected, total.seen))} of the lookups of training came before their id was admitted and "
         "used the row that its table shares."
         if total.rejected
         else ""
     )
     return (
-        f'<p class="finding">{count(total.seen)} look-ups of training have given rows to {count(total.admitted)} ids of '
+        f'<p class="finding">{count(total.seen)} lookups of training have given rows to {count(total.admitted)} ids of '
         f"{tables} without a vocabulary; <strong>{count(total.rows)} ids have one now</strong>.</p>"
         + (f"<p>{back}{shared}</p>" if back or shared else "")
     )

@@ -19,7 +19,7 @@ from hotbed.report.tiers import unit_of
 
 NAMES = {
     "hit_rate": "distinct rows of a batch that the cache had",
-    "lookup_hit_rate": "look-ups that hit",
+    "lookup_hit_rate": "lookups that hit",
     "bytes_in": "to the device, of a step",
     "bytes_out": "back, of a step",
     "cache_bytes": "the cache with its index",
@@ -90,7 +90,7 @@ def _rows(run: Run) -> list[list[str]]:
     below = tiers.memory_bytes if tiers else math.nan
     on_ssd = tiers.ssd_bytes if tiers else math.nan
     lines = [
-        ("cache<small>rows on the device and all that finds them</small>", given(run, "hbm"), cache_bytes(told),
+        ("cache<small>rows on the device and their index</small>", given(run, "hbm"), cache_bytes(told),
          run.cache.get("device_bytes", math.nan)),
         ("device<small>at its highest, model and kernels too</small>", math.nan, number(told.get("device_bytes")), peak),
         ("memory<small>rows below the cache and their index</small>", given(run, "memory"),
@@ -124,7 +124,7 @@ def forecast(run: Run) -> str:
             rows.append([about, shown(name, said), shown(name, happened), _off(name, said, happened)])
     about = "<p>The forecast was made before the run started, by simulating its first batches.</p>"
     listed = table("Both", ["", "forecast", "truth", "off by"], rows)
-    return section("forecast", "What the plan forecast, and what happened", about, listed)
+    return section("forecast", "Forecast and measurement", about, listed)
 
 
 def told_and_true(run: Run) -> tuple[dict[str, float], dict[str, float]]:

@@ -45,7 +45,7 @@ def outlook_section(figures: Mapping[str, Any]) -> str:
     told = []
     if traffic is not None:
         told.append(["distinct rows of a batch that the cache has", percent(traffic["hit_rate"], 2)])
-        told.append(["look-ups that hit", percent(traffic["lookup_hit_rate"], 2)])
+        told.append(["lookups that hit", percent(traffic["lookup_hit_rate"], 2)])
         told += [["to the device, of a step", in_words(figures["bytes_in"])], ["back", in_words(figures["bytes_out"])]]
     if speed is not None:
         told += [["samples/s", f"{speed['samples_per_s']:,.0f}"], ["the others wait for", text(speed["bottleneck"])]]

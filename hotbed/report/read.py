@@ -70,13 +70,13 @@ class EvalPoint(NamedTuple):
 
 
 class Skew(NamedTuple):
-    """How unevenly look-ups fall on the ids of one feature, or of all together (data/describe)."""
+    """How unevenly lookups fall on the ids of one feature, or of all together (data/describe)."""
 
     name: str
     rows: float
     distinct: float
-    top_share: float  # of look-ups, on the most frequent 1.5 % of ids
-    curve: tuple[tuple[float, float], ...]  # share of ids, share of look-ups
+    top_share: float  # of lookups, on the most frequent 1.5 % of ids
+    curve: tuple[tuple[float, float], ...]  # share of ids, share of lookups
 
 
 class SplitSize(NamedTuple):

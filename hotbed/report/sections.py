@@ -80,7 +80,7 @@ def asked(run: Run) -> str:
     hint = " Change one with <code>--set path=value</code>; <code>config.json</code> is also a valid run file.</p>"
     folded = fold("All settings", _settings_table("All settings", settings[:MAX_SETTINGS]) + more)
     shown = _settings_table("Settings that differ from the default", changed[:MAX_CHANGED]) if changed else ""
-    return section("config", "What was asked", intro + hint if settings else "", shown, folded)
+    return section("config", "Settings", intro + hint if settings else "", shown, folded)
 
 
 def go_on(run: Run) -> str:
@@ -102,7 +102,7 @@ def go_on(run: Run) -> str:
         f"<li><span>{what}</span><pre tabindex='0'><code>{text(line, 2000)}</code></pre></li>"
         for what, line in commands
     )
-    return section("next", "How to go on", f'<ul class="commands">{items}</ul>')
+    return section("next", "What to do next", f'<ul class="commands">{items}</ul>')
 
 
 def made_with(run: Run) -> str:
@@ -157,7 +157,7 @@ def _notes(run: Run) -> str:
         )
     if not run.finished:
         reason = f" ({text(run.stopped_because, 1000)})" if run.stopped_because else ""
-        notes.insert(0, f'This run is not finished{reason}. <a href="#next">How to go on</a>')
+        notes.insert(0, f'This run is not finished{reason}. <a href="#next">What to do next</a>')
     if not notes:
         return ""
     return f'<aside class="notes" aria-label="Notes"><ul>{"".join(f"<li>{note}</li>" for note in notes)}</ul></aside>'
@@ -253,7 +253,7 @@ def _cache_sentence(total: Skew | None) -> str:
     held = math.ceil(CACHE_SHARE * total.distinct)
     return (
         f'<p class="finding">A cache of {percent(CACHE_SHARE)} of the rows, {count(held)} of {count(total.distinct)} ids, '
-        f"filled with the most frequent ones could catch up to <strong>{percent(total.top_share)} of all look-ups</strong>; "
+        f"filled with the most frequent ones could catch up to <strong>{percent(total.top_share)} of all lookups</strong>; "
         f"the other {percent(1 - total.top_share)} would have to come from slower memory.</p>"
     )
 
@@ -261,7 +261,7 @@ def _cache_sentence(total: Skew | None) -> str:
 def _feature_table(features: tuple[Skew, ...]) -> str:
     largest = sorted(features, key=lambda f: -f.distinct if usable(f.distinct) else math.inf)[:MAX_FEATURES]
     rows = [[text(f.name, 60), count(f.distinct), count(f.rows), _bar(f.top_share)] for f in largest]
-    head = ["feature", "distinct ids", "table rows", f"look-ups on the top {percent(CACHE_SHARE)}"]
+    head = ["feature", "distinct ids", "table rows", f"lookups on the top {percent(CACHE_SHARE)}"]
     caption = "Id features, most distinct ids first"
     shown = table(caption, head, rows[:OPEN_FEATURES], kind="wide")
     if len(rows) > OPEN_FEATURES:

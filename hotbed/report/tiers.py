@@ -135,7 +135,7 @@ def _memory_chart(run: Run) -> Chart:
     return Chart(
         "tier-memory",
         "Taken of memory",
-        "Rows and all that finds them, which the budget is for; and by how much the process has grown since its first line, "
+        "Rows and their index, which the budget is for; and by how much the process has grown since its first line, "
         "with all else that it holds.",
         SEEN,
         unit,

@@ -21,7 +21,7 @@ WORDS = {
     "plan": ("plan", "choosing slots for the rows of the batches ahead"),
     "wait": ("stall", "waiting for rows that are on their way"),
     "copy": ("copy", "rows leave their slots and others take them"),
-    "look_up": ("look-up", "rows become vectors"),
+    "look_up": ("lookup", "rows become vectors"),
     "model": ("model", "forward, loss and backward"),
     "update": ("update", "gradients are summed per row, and rows move"),
     "dense": ("dense update", "the dense weights move"),

@@ -105,12 +105,12 @@ class TablesConfig:
     clip_norm: float = setting(0.0, "longest gradient of one row; 0 is off", least=0)
     init: str = setting(
         "normal(0.01)",
-        "first value of a row: normal(std), uniform(bound) or constant(value)",
+        "initial value of a row: normal(std), uniform(bound) or constant(value)",
         form=(INIT, "normal(std), uniform(bound) or constant(value)"),
     )
     pooling: str = setting("mean", "joins the ids of a multi-valued feature", one_of=("sum", "mean"))
     cache: float = setting(0.0, "share of the rows on the device, the rest in host memory; 0 is off", least=0, most=1)
-    hbm: str = setting("", "device memory for rows and all that finds them, e.g. 2GiB, instead of a share", amount=True)
+    hbm: str = setting("", "device memory for rows and their index, e.g. 2GiB, instead of a share", amount=True)
     memory: str = setting("", "most host memory for the rows behind the cache, e.g. 64GiB", amount=True)
     ssd: str = setting("", "folder and bytes for the rows that memory does not hold, e.g. /fast/rows:500GiB")
     policy: str = setting("oracle", "which rows stay in the cache; no effect on the result", one_of=POLICIES)
@@ -154,7 +154,7 @@ class TrainConfig:
 
     epochs: int = setting(1, "passes over the train split", least=1)
     max_steps: int = setting(0, "stop after this many steps; 0 is off", least=0)
-    seed: int = setting(0, "first values, order of samples, dropout", least=0, most=2**63 - 1)
+    seed: int = setting(0, "initial values, order of samples, dropout", least=0, most=2**63 - 1)
     device: str = setting("auto", "auto takes CUDA when there is one", form=(DEVICES, "auto, cpu, cuda or cuda:N"))
     log_every: int = setting(50, "steps between two lines of metrics.jsonl", least=1)
     eval_every: int = setting(0, "steps between evaluations of the valid split; 0 is after each epoch", least=0)
@@ -170,9 +170,7 @@ class TrainConfig:
     decay_every: int = setting(1000, "for the schedule decay: steps between two reductions", least=1)
     decay_factor: float = setting(0.5, "for the schedule decay: what each reduction multiplies by", above=0, most=1)
     checkpoint_every: int = setting(0, "steps between checkpoints; 0 is at the end and when interrupted", least=0)
-    checkpoint_full_every: int = setting(
-        8, "of so many checkpoints one holds all rows, the others what changed", least=1
-    )
+    checkpoint_full_every: int = setting(8, "every k-th checkpoint holds all rows, the others what changed", least=1)
     keep_checkpoints: int = setting(2, "how many checkpoints stay, with all that they need", least=1)
 
 
@@ -181,14 +179,14 @@ class ParallelConfig:
     """The ranks of a run that torchrun starts; one process makes no use of it."""
 
     k_step: int = setting(1, "steps between merges of the dense weights; 1 averages gradients at every step", least=1)
-    merge: str = setting("params", "what is merged beside the dense weights, for k_step above 1", one_of=MERGES)
+    merge: str = setting("params", "what is merged in addition to the dense weights, for k_step above 1", one_of=MERGES)
     mode: str = setting(
-        "sharded", "how ranks come by rows that others own; the same result, bags to rounding", one_of=MODES
+        "sharded", "how ranks get rows that others own; the same result, bags up to rounding", one_of=MODES
     )
     traffic: str = setting(
-        "fp32", "number type of rows and gradients that travel; 16 bits are close", one_of=PRECISIONS
+        "fp32", "number type of rows and gradients between ranks; 16 bits are an approximation", one_of=PRECISIONS
     )
-    local_ranks: int = setting(0, "ranks on each machine; 0 is as torchrun says", least=0)
+    local_ranks: int = setting(0, "ranks on each machine; 0: as torchrun says", least=0)
     timeout: float = setting(300.0, "seconds to wait for another rank before all stop, and the error names it", above=0)
 
 

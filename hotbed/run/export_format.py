@@ -95,7 +95,7 @@ class ExportedTable:
     hashing: bool  # ids modulo rows
     order: Order  # frequency: hottest first; id: ascending
     id_is_position: bool  # the row at position n is that of id n
-    shared: tuple[float, ...] | None = None  # of dynamic ids: what one without a row reads; None: its first value
+    shared: tuple[float, ...] | None = None  # of dynamic ids: what one without a row reads; None: its initial value
     file: str = ""  # relative to the export; empty where it holds no rows
     tensors: Tensors | None = field(default=None, repr=False)  # of a safetensors file
 

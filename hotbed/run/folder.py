@@ -75,7 +75,7 @@ def check_free(folder: Path, overwrite: bool = False) -> None:
         raise RunError(f"{folder} is not empty and holds no run. Choose another folder with --out.")
     if not overwrite and not is_unbegun(folder):
         raise RunError(
-            f"{folder} already holds a run. --overwrite starts it anew, --resume {folder} goes on with it if it has a "
+            f"{folder} already holds a run. --overwrite starts it again, --resume {folder} continues it if it has a "
             "checkpoint, --out DIR puts the new one elsewhere."
         )
 

@@ -52,7 +52,7 @@ class Changes:
 
     @property
     def overlay(self) -> Overlay:
-        """What look-ups read."""
+        """What lookups read."""
         return Overlay(self._keys, self._places, self._file.fileno(), 0)
 
     def items(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
@@ -109,7 +109,7 @@ def settle(live: Live) -> None:
 
 
 def _same_tables(one: Source, other: Source) -> bool:
-    """Whether rows of both are rows of one process, by number, over the same first values."""
+    """Whether rows of both are rows of one process, by number, over the same initial values."""
     static = all(table.rows is not None for table in one.tables.values())
     plain = not any(entry.manifest.linked or entry.manifest.gone for entry in (*one.chain, *other.chain))
     same = one.tables == other.tables and one.model == other.model and one.columns == other.columns

@@ -238,7 +238,7 @@ class FileTables:
     def keys(
         self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
     ) -> tuple[Tensor, FirstBad, Any]:
-        """Keys [L] of ids [L], one table name per span; the first position with a bad id; the ids, for first values."""
+        """Keys [L] of ids [L], one table name per span; the first position with a bad id; the ids, for initial values."""
         if not self.id_maps:
             return *make_keys(ids, spans, self._way_of(tables)), ids
         numbers, strange = ids.clone(), torch.zeros(ids.shape[0], dtype=torch.bool, device="cpu")
@@ -273,7 +273,7 @@ class FileTables:
         return values.numpy()
 
     def _fill(self, first: NDArray[np.int64], lookups: Lookups, found: Tensor) -> None:
-        """Put first values, or those that ids share, in their place."""
+        """Put initial values, or those that ids share, in their place."""
         ids, out = cast(Tensor, lookups.sense).numpy(), found.numpy()
         tables = np.empty(ids.shape[0], dtype=np.int64)
         for span in lookups.spans:
@@ -300,7 +300,7 @@ class FileTables:
 
 
 def _positions(span: Span) -> slice:
-    """Of the look-ups of a feature."""
+    """Of the lookups of a feature."""
     return slice(span.start, span.start + max(0, span.length - 1) * span.stride + bool(span.length), span.stride)
 
 

@@ -29,7 +29,7 @@ _DYNAMIC_SPAN = 1 << 40  # keys that a table of dynamic ids may have
 _NEVER = 1 << 62
 _SLOT_BYTES = 8 + 1 + 1  # key, uses, epoch
 _COMPARED_AT_ONCE = 1 << 12  # rows
-_SETTLED_AT_ONCE = 1 << 10  # rows; look-ups wait for some 0.1 ms at a time
+_SETTLED_AT_ONCE = 1 << 10  # rows; lookups wait for some 0.1 ms at a time
 
 
 NO_CHANGES = Overlay(np.empty(0, np.int64), np.empty(0, np.int32), -1, 0)
@@ -59,14 +59,14 @@ class RowSpace(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """Of one look-up."""
+    """Of one lookup."""
 
     first: Ints  # positions whose rows are in no file, which the caller fills in
     state: Any  # what was said of the rows at that moment, see `show`
 
 
 class RowCounts(NamedTuple):
-    """Look-ups since the start, by where the row was found."""
+    """Lookups since the start, by where the row was found."""
 
     cache: int
     files: int
@@ -86,7 +86,7 @@ class Rows:
         self.lock = threading.Lock()
         self._no_readers = threading.Condition(self.lock)
         self._turn = 0  # goes up when changes are shown or hidden
-        self._readers: dict[int, int] = {}  # turn -> look-ups begun in it that read files now, without the lock
+        self._readers: dict[int, int] = {}  # turn -> lookups begun in it that read files now, without the lock
         self._handles: list[int] = []
         self._scratch_files: dict[int, IO[bytes]] = {}
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
@@ -145,7 +145,7 @@ class Rows:
     def put(self, keys: Ints, rows: Floats) -> None:
         """Write rows to their place; whoever looks meanwhile must see them as changes already, or not care.
 
-        Look-ups wait for marks alone, not for the disk: a change that is shown is read from its own file until it is marked.
+        Lookups wait for marks alone, not for the disk: a change that is shown is read from its own file until it is marked.
         """
         self._make_scratch(keys)
         rows = np.ascontiguousarray(rows, dtype=np.float32)
@@ -161,9 +161,9 @@ class Rows:
                 write_kernels.settle(some, new, self.cache, self.files, self._epoch)
 
     def show(self, state: Any, overlay: Overlay | None = None) -> None:
-        """From now on every look-up has this state, and sees these changes; those of before must be in their place.
+        """From now on every lookup has this state, and sees these changes; those of before must be in their place.
 
-        Look-ups of before are over when this returns: rows may be put in their place.
+        Lookups of before are over when this returns: rows may be put in their place.
         """
         with self.lock:
             self.state = state
@@ -244,7 +244,7 @@ class Rows:
             self._handles, self._scratch_files, self._maps = [], {}, []
 
     def _await_readers(self) -> None:
-        """Until the look-ups that have begun are over; the lock is held, but for the waiting."""
+        """Until the lookups that have begun are over; the lock is held, but for the waiting."""
         self._turn += 1
         turn = self._turn
         self._no_readers.wait_for(lambda: all(one >= turn for one in self._readers))

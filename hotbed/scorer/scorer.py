@@ -125,7 +125,7 @@ class Scorer:
         return _AsLearner(self)
 
     def counts(self) -> RowCounts:
-        """Where the rows of look-ups were found, since the model was loaded."""
+        """Where the rows of lookups were found, since the model was loaded."""
         return self.live.rows.counts()
 
     @property

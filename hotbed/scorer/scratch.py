@@ -3,7 +3,7 @@
 `MappedFile`: a file in, the address of its bytes out: rows that are copied from memory instead of being read by a system call
 each.
 
-Where the page cache has the file, a look-up that misses the cache costs less. The price: pages that were touched count as
+Where the page cache has the file, a lookup that misses the cache costs less. The price: pages that were touched count as
 memory of the process, though the system takes them back when it needs them; and where a disk fails, or somebody cuts a file of
 the model short, the system ends the process instead of reporting an error. Hence it is asked for.
 """

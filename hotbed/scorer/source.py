@@ -45,7 +45,7 @@ class TableSource:
     file: RowFile | None = None
     ids: NDArray[np.int64] | None = None  # of dynamic ids: those of the rows in the file
     shared: NDArray[np.float32] | None = None  # [D], what ids without a row read
-    init: str = "constant(0)"  # first values, of rows that are in no file
+    init: str = "constant(0)"  # initial values, of rows that are in no file
     seed: int = 0
     precision: str = "fp32"
 

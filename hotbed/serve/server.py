@@ -64,7 +64,7 @@ def serve(place: Path, address: Address, holding: Holding, limits: Limits) -> No
     """Load the model, then listen; returns when asked to stop."""
     if not is_loopback(address.host):
         _log.warning(
-            "listening on %s: whoever reaches this machine can ask for scores; there is no encryption and no password. "
+            "listening on %s: anyone who can reach this machine can request scores; there is no encryption and no password. "
             "Put a proxy in front of it.",
             address.host,
         )
@@ -163,7 +163,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: Any = None) -> None:
         self._service.closing = True
-        _log.info("told to stop: requests in flight are finished first")
+        _log.info("stopping: requests in flight are finished first")
         await super().shutdown(sockets)
         _log.info("stopped")
 

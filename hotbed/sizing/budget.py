@@ -138,7 +138,7 @@ def _memory_rooms(budgets: Budgets, groups: Sequence[Size]) -> list[Room]:
         fit = part // (record + 1 + BYTES_PER_ID)
         if fit < 1:
             raise BudgetError(
-                f"memory={budgets.memory!r} holds no row of dynamic ids beside the other tables. Give more memory, or "
+                f"memory={budgets.memory!r} holds no row of dynamic ids in addition to the other tables. Give more memory, or "
                 "ssd='FOLDER:BYTES'."
             )
         rooms.append(Room(None, Place(grows=True), IdRoom(min(most, fit), part, record + 1)))
@@ -168,7 +168,7 @@ def _ssd_rooms(budgets: Budgets, groups: Sequence[Size]) -> list[Room]:
             fit = (in_memory - most * per_id) // (record + per_slot)
             if fit < 1:
                 raise BudgetError(
-                    f"memory={budgets.memory!r} holds no row of dynamic ids beside their index. Give more memory."
+                    f"memory={budgets.memory!r} holds no row of dynamic ids in addition to their index. Give more memory."
                 )
         slots, place = (fit, place) if is_cache else (None, place._replace(memory_slots=fit))
         rooms.append(Room(slots, place, ids))
@@ -180,7 +180,7 @@ def _slots_in(hbm: int, groups: Sequence[Size]) -> list[int]:
     parts = zip(groups, _split(hbm, groups, 1, BYTES_PER_SLOT))
     slots = [part // (record + BYTES_PER_SLOT) for (_, record), part in parts]
     if min(slots) < 1:
-        raise ConfigError(f"hbm={in_words(hbm)!r} does not hold one row of every dim with all that finds it")
+        raise ConfigError(f"hbm={in_words(hbm)!r} does not hold one row of every dim with its index. Give more")
     return slots
 
 
@@ -222,7 +222,7 @@ def cache_share(cache: float | None, hbm: str | int | None, groups: Sequence[Row
         budget = parse_bytes(hbm, "hbm")
         every_row = sum(rows * (record + BYTES_PER_SLOT) for rows, record in groups)
         if budget < sum(record + BYTES_PER_SLOT for _, record in groups):
-            raise ConfigError(f"hbm={hbm!r} does not hold one row of every dim with all that finds it")
+            raise ConfigError(f"hbm={hbm!r} does not hold one row of every dim with its index. Give more")
         return min(1.0, budget / every_row)
     if cache is not None and (isinstance(cache, bool) or not isinstance(cache, (int, float)) or not 0 < cache <= 1):
         raise ConfigError(

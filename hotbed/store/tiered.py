@@ -57,7 +57,9 @@ class TieredStore:
         first: Callable[[Tensor], Tensor],
     ) -> None:
         if num_slots < 1:
-            raise StoreError("memory= holds no row beside the index of all rows. Give more memory, or use fewer rows.")
+            raise StoreError(
+                "memory= holds no row in addition to the index of all rows. Give more memory, or use fewer rows."
+            )
         self._ssd, self._first, self._width = ssd, first, width
         self._records = torch.from_numpy(zeros((num_slots, width), np.float32))
         self._slot_of_key = zeros((num_rows,), np.int32, huge=False)

@@ -173,7 +173,7 @@ class LookUp(torch.autograd.Function):
         call: Call = ctx.call
         if call.done:
             raise HotbedError(
-                "backward ran twice through one look-up, which would update the rows twice; "
+                "backward ran twice through one lookup, which would update the rows twice; "
                 "call the tables again instead of keeping the graph"
             )
         call.done = True

@@ -71,7 +71,7 @@ def as_given(
         )
     else:
         if bags is not None:
-            raise ShapeError("give bags beside an id matrix, or everything in one mapping, not both")
+            raise ShapeError("give bags together with an id matrix, or everything in one mapping, not both")
         _check_names(names, ids, all_needed=True)
         flat = {name: ids[name] for name in names}
         single = [name for name, value in flat.items() if isinstance(value, Tensor) and value.ndim == 1]

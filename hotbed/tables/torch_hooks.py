@@ -51,7 +51,7 @@ def refuse_tracing() -> None:
     """Raise inside torch.jit.trace, torch.export and torch.onnx.export: a look-up they record holds no rows and is wrong."""
     if torch._C._is_tracing() or torch.compiler.is_exporting():
         raise HotbedError(
-            "a look-up in hotbed's tables cannot be traced or exported: the file would not hold the rows. `hotbed export RUN` "
+            "a lookup in hotbed's tables cannot be traced or exported: the file would not hold the rows. `hotbed export RUN` "
             f"writes a trained model with its rows, and its dense part as ONNX; in your own code {_WAY_OUT}"
         )
 

@@ -122,7 +122,7 @@ class Changes:
             what = self.open or ("a backward pass over several groups" if self.half_stepped else "moving them")
             why = f" ({type(self.broken).__name__}: {self.broken})" if self.broken is not None else ""
             raise HotbedError(
-                f"these tables lost rows when {what} was broken off{why}; make them anew and load their last checkpoint"
+                f"these tables lost rows when {what} was broken off{why}; create them again and load their last checkpoint"
             ) from self.broken
 
 

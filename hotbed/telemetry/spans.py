@@ -24,7 +24,7 @@ PARTS = {
     "plan": "plan",
     "wait": "stall",
     "copy": "copy",
-    "look_up": "look-up",
+    "look_up": "lookup",
     "model": "model",
     "update": "update",
     "dense": "dense update",

@@ -114,7 +114,7 @@ def _load_own(
         for note in load_entry(entry, learner.tables, learner.model, learner.optimizer):
             say(note)
     except RunError as error:
-        older = "" if len(folders_in(root)) == 1 else f" To go on from the one before it, move {newest} away."
+        older = "" if len(folders_in(root)) == 1 else f" To resume from the one before it, move {newest} away."
         run = root.parent if world.size == 1 else root.parent.parent
         hint = f" `hotbed checkpoint verify {run}` names all damage.{older}" if "damaged" in str(error) else ""
         raise RunError(f"{error}{hint}") from error
@@ -133,8 +133,9 @@ def _load_others(
     whole = join_states(states).state()
     interval = Interval.from_state(whole, learner.device)
     say(
-        f"the checkpoint of step {found.step:,} was saved by {_ranks(found.world)} and goes on with {_ranks(world.size)}: all "
-        "rows and weights are there, what caches held is left out, and the samples left in the epoch are dealt anew"
+        f"the checkpoint of step {found.step:,} was saved by {_ranks(found.world)} and continues with {_ranks(world.size)}: "
+        "all rows and weights are there, the contents of caches are not, and the samples left in the epoch are distributed "
+        "again"
     )
     return entries[0].manifest.document, interval if world.is_first else interval.emptied()
 

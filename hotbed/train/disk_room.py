@@ -78,9 +78,9 @@ def what_is_left(run: Path) -> str:
     """What a run has on disk that can be gone on from."""
     newest = newest_in(checkpoint_root(run))
     if newest is None:
-        return "There is no checkpoint to go on from."
+        return "There is no checkpoint to resume from."
     here = shlex.quote(str(run))
-    return f"The checkpoint of step {newest.step:,} is whole: `hotbed train --resume {here}` goes on from there."
+    return f"The checkpoint of step {newest.step:,} is whole: `hotbed train --resume {here}` resumes from there."
 
 
 def _weights(training: Training) -> int:

@@ -387,7 +387,7 @@ class Training:
         way_back = ""
         self._saver.settle()
         if has_checkpoint(self.run):
-            way_back = f" `hotbed train --resume {self.run} --set ...` goes on from the last good checkpoint."
+            way_back = f" `hotbed train --resume {self.run} --set ...` resumes from the last good checkpoint."
         raise RunError(
             f"the loss is no longer a number at step {step}: training has diverged. Lower tables.lr or dense.lr, set "
             f"tables.clip_norm, warm up (train.schedule=warmup), or look for huge dense features.{way_back}"

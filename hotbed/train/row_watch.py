@@ -2,7 +2,7 @@
 
     hotbed train --watch-rows ad=123,user=7
 
-The gradient of a row is the sum over its look-ups of the gradients of the vectors it is part of, as the row optimizer gets it;
+The gradient of a row is the sum over its lookups of the gradients of the vectors it is part of, as the row optimizer gets it;
 l2, clipping and the learning rate come after. Sums are taken on the device from what backward computes anyway and are read
 when a line of metrics is written, so no step waits for them: a few small kernels a step for every row that is watched, nothing
 where none is.

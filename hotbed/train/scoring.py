@@ -38,7 +38,7 @@ def load_learner(
     on = pick_device(device)
     tables = {name: _table(settings) for name, settings in card["tables"].items()}
     dynamic = [settings for settings in card["tables"].values() if settings["rows"] is None]
-    precision = cast(Precision, dynamic[0]["precision"] if dynamic else "fp32")  # first values are rounded to it
+    precision = cast(Precision, dynamic[0]["precision"] if dynamic else "fp32")  # initial values are rounded to it
     known = count_ids(folder, [name for name, table in tables.items() if table.rows is None])
     optimizer = SGD(lr=0.0)  # stateless: a row takes no more than its weights
     amounts = amounts_of(tables, optimizer, precision, known)

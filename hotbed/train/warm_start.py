@@ -35,7 +35,7 @@ def source_of(place: Path, run: Path) -> list[Entry]:
     """The checkpoint to start from, of every rank that saved it; it must not lie in the new run, which begins empty."""
     entries = entries_of(place)
     if run.resolve() in entries[0].folder.resolve().parents:
-        raise RunError(f"{run} cannot be started anew from its own checkpoint; choose another folder with --out.")
+        raise RunError(f"{run} cannot be started again from its own checkpoint; choose another folder with --out.")
     return entries
 
 

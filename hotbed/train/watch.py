@@ -69,7 +69,7 @@ class CacheWatch:
     def interval(self, seconds: float) -> dict[str, Any] | None:
         """Close an interval of so many seconds of training; None when no batch was planned in it.
 
-        hit_rate is over the distinct keys of windows, lookup_hit_rate over look-ups, stall_share over the seconds. The
+        hit_rate is over the distinct keys of windows, lookup_hit_rate over lookups, stall_share over the seconds. The
         others are means over the batches planned, a few of which may train only after the interval's end.
         """
         now = self._tables.counters()

@@ -1,8 +1,8 @@
 """What two twins saw in one step in, the first difference out, named by what went wrong.
 
-before the look-up     records differ though they were right after their last use: the row, its optimizer state, or, where it
+before the lookup     records differ though they were right after their last use: the row, its optimizer state, or, where it
                        has left the device since, its way to the store and back
-the look-up            records are the same, vectors are not
+the lookup            records are the same, vectors are not
 the model              vectors are the same, the loss or the gradients are not: not the tables' doing
 the update             records and gradients were the same, the new records are not
 """
@@ -27,7 +27,7 @@ class Difference(NamedTuple):
     """The first thing that is not the same."""
 
     step: int  # 1 is the first
-    what: str  # row, optimizer state, write-back, look-up, update, gradient, loss
+    what: str  # row, optimizer state, write-back, lookup, update, gradient, loss
     plain: float
     other: float
     table: str = ""
@@ -149,7 +149,7 @@ def _of_row(
     last = history.last_use(number, key)
     what = "row" if column == "weight" else "optimizer state"
     if last == 0:
-        since = "It was never used before: its first value is wrong."
+        since = "It was never used before: its initial value is wrong."
     elif history.was_away(number, key, last, came):
         what, since = "write-back", f"It was right after step {last}, left the device, and came back wrong."
     else:
@@ -166,7 +166,7 @@ def _of_vector(step: int, one: Seen, two: Seen, found: tuple[int, int]) -> Diffe
         at = int((two.out_rows == out).nonzero()[0])
     values = float(one.vectors[found]), float(two.vectors[found])
     same = "The rows it was made of are the same."
-    return Difference(step, "look-up", *values, *_name(group, int(two.keys[at])), "vector", element, same)
+    return Difference(step, "lookup", *values, *_name(group, int(two.keys[at])), "vector", element, same)
 
 
 def _first(one: Tensor | None, two: Tensor | None) -> tuple[int, int] | None:

@@ -1,6 +1,6 @@
 """Tables in; what every call of them reads and writes out, group by group, without changing it.
 
-A watch stands before look-up and update of each group and copies the records of the batch, and before `exchange`, to know
+A watch stands before lookup and update of each group and copies the records of the batch, and before `exchange`, to know
 which rows have come to the device.
 """
 
@@ -22,13 +22,13 @@ from hotbed.tables.module import EmbeddingTables
 
 @dataclass
 class Seen:
-    """One call of one group; L look-ups, O vectors, records of W numbers."""
+    """One call of one group; L lookups, O vectors, records of W numbers."""
 
     group: TableGroup
     keys: Tensor  # int64 [L]; negative is padding
     before: Tensor  # [L, W], zeros for padding
     vectors: Tensor  # [O, D]
-    out_rows: Tensor | None  # int64 [L]: the vector each look-up goes to; None where look-up i goes to vector i
+    out_rows: Tensor | None  # int64 [L]: the vector each lookup goes to; None where lookup i goes to vector i
     grad: Tensor | None = None  # [O, D]
     after: Tensor | None = None  # [L, W]
 

@@ -159,7 +159,7 @@ def test_warm_start_into_grown_shrunk_added_removed_and_wider_tables(source):
     assert torch.equal(other.weight("ad")[40:], fresh.weight("ad")[40:])
     notes = "\n".join(carried.notes)
     assert "table site: new" in notes
-    assert "table ad: numbers 3 to 4 of every vector begin with first values" in notes
+    assert "table ad: numbers 3 to 4 of every vector begin with initial values" in notes
     assert "rows whose ids the tables do not have: user" in notes
     removed = checkpoint.warm_start(place, make(tables={"user": TABLES["user"]}))
     assert "table ad: not in this model" in removed.notes

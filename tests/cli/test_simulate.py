@@ -23,7 +23,7 @@ def data(tmp_path):
 def test_a_table_with_a_line_for_every_cache_and_policy(hotbed, data):
     result = hotbed("simulate", data, "--cache", "0.05,0.5", "--batch-size", 16)
     assert result.code == 0, result.err
-    assert "27 batches, 840 look-ups of 470 rows of 1,050" in result.out
+    assert "27 batches, 840 lookups of 470 rows of 1,050" in result.out
     assert [len(re.findall(name, result.out)) for name in ("oracle", "lfu", "lru", "static")] == [2, 2, 2, 3]
     assert "static: rows that it loads before the first batch are counted as missed" in result.out
     assert re.search(r"5 % .*52.*oracle", result.out)
@@ -149,8 +149,8 @@ def test_lists_and_padding_of_a_parquet_file(hotbed, tmp_path):
     ("name", "content", "said"),
     [
         ("text.csv", "1,2", "no file of ids"),
-        ("torn.npy", "nothing", "no readable .npy"),
-        ("torn.parquet", "nothing", "no readable Parquet"),
+        ("torn.npy", "nothing", "not a readable .npy"),
+        ("torn.parquet", "nothing", "not a readable Parquet"),
     ],
 )
 def test_files_that_hold_no_ids(hotbed, tmp_path, name, content, said):

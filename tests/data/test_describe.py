@@ -1,4 +1,4 @@
-"""Figures of a dataset, exact to the look-up."""
+"""Figures of a dataset, exact to the lookup."""
 
 import json
 

@@ -200,9 +200,9 @@ def test_look_ups_of_row_0_have_a_column_where_there_are_some(tmp_path):
     )
     _, output = run(raw, "--out", tmp_path / "all")
     assert "distinct ids in train" in output
-    assert "look-ups of row 0" not in output
+    assert "lookups of row 0" not in output
     _, output = run(raw, "--out", tmp_path / "frequent", "--min-count", "2")
-    assert "look-ups of row 0" in output
+    assert "lookups of row 0" in output
     assert "25.0%" in output
 
 

@@ -54,7 +54,7 @@ def test_a_lost_rank_is_named_and_its_work_is_gone_on_with(logs, alone, tmp_path
     lost.communicate()
     code, said, error = run(tmp_path / "out", logs, OPTIONS)  # another number of ranks
     assert code == 0, error
-    assert "going on with the unfinished work" in said
+    assert "resuming the unfinished work" in said
     assert digest(tmp_path / "out") == alone
 
 

@@ -37,7 +37,7 @@ def test_killed_once_and_started_again(logs, whole, tmp_path, share):
     code, said, error = run(out, logs, OPTIONS)
     assert code == 0, error
     if share > 0.1:
-        assert "going on with the unfinished work" in said
+        assert "resuming the unfinished work" in said
         assert int(said.split()[-1]) < renames  # finished files are not made again
     assert digest(out) == expected
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -72,7 +72,7 @@ def test_other_settings_begin_anew(logs, tmp_path):
     other = {**OPTIONS, "min_count": 2}
     code, said, error = run(out, logs, other)
     assert code == 0, error
-    assert "was for other settings: it is deleted and begun anew" in said
+    assert "was for other settings: it is deleted and started again" in said
     run(tmp_path / "alone", logs, other)
     assert digest(out) == digest(tmp_path / "alone")
 

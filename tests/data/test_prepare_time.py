@@ -80,7 +80,7 @@ def test_numbers_of_arrow():
 
 
 def test_unit_unknown():
-    with pytest.raises(ConfigError, match="'weeks' is no unit"):
+    with pytest.raises(ConfigError, match="'weeks' is not a unit"):
         TimeColumn.parse("t:weeks")
     assert TimeColumn.parse("a:b c") == TimeColumn("a:b c")
 
@@ -150,7 +150,7 @@ class TestDays:
     def test_rows_without_a_time_are_bad(self, tmp_path):
         path = write(tmp_path / "f.csv", "label,when,s", "1,2020-01-01,a", "0,,b", "1,soon,c", "0,2020-01-02,d")
         report = prepare([path], tmp_path / "out", time_column="when", max_bad=2)
-        assert report.bad_rows == {"time when is missing": 1, "time when is no time": 1}
+        assert report.bad_rows == {"time when is missing": 1, "time when is not a time": 1}
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -95,7 +95,7 @@ def test_shape_of_the_columns(sample):
 
 
 def test_the_skew_is_that_of_the_real_log(sample):
-    """The first 60,000 real rows have about 160,000 distinct ids; the most frequent 1.5 % take 76 % of the look-ups."""
+    """The first 60,000 real rows have about 160,000 distinct ids; the most frequent 1.5 % take 76 % of the lookups."""
     counts = [np.unique(ids[:60_000], return_counts=True)[1] for ids in sample.ids]
     together = np.sort(np.concatenate(counts))[::-1]
     assert len(together) == pytest.approx(160_000, rel=0.1)
@@ -116,7 +116,7 @@ def test_the_inverse_gives_the_power_law(column):
 
 
 def test_popularity_drifts_within_octaves(log):
-    """C3's ids 64 .. 127 share their look-ups differently after ten days; their sum stays."""
+    """C3's ids 64 .. 127 share their lookups differently after ten days; their sum stays."""
     first, later = (log.rows(day * log.rows_per_day, day * log.rows_per_day + 60_000).ids[2] for day in (0, 10))
     shares = [np.bincount(ids[(ids >= 64) & (ids < 128)] - 64, minlength=64) for ids in (first, later)]
     assert shares[0].sum() == pytest.approx(shares[1].sum(), rel=0.1)

@@ -152,7 +152,7 @@ def test_the_hour_is_the_clock(logs):
 
 
 def test_popularity_drifts(logs):
-    """Ids 1,024 .. 2,047 of device_ip share their look-ups otherwise after five days, and alike within a day."""
+    """Ids 1,024 .. 2,047 of device_ip share their lookups otherwise after five days, and alike within a day."""
     log, column = logs["avazu-like"], 10
     rare = []
     for start in (0, 120_000, 5 * log.rows_per_day):

@@ -214,7 +214,7 @@ def test_bytes_of_parts_are_counted_by_hand():
 
 
 def weighted():
-    """(vectors by weights, gradient of the weights, vectors without) of one process, those of ranks, look-ups left."""
+    """(vectors by weights, gradient of the weights, vectors without) of one process, those of ranks, lookups left."""
     generator = torch.Generator().manual_seed(3)
     values, offsets = torch.randint(0, 500, [60], generator=generator), torch.tensor([0, 30, 30, 60])
     strengths = torch.randint(1, 5, [60], generator=generator) / 4
@@ -234,7 +234,7 @@ def weighted():
 
 def test_weighted_bags_go_by_rows_and_others_beside_them_in_parts():
     for one, ranks, num_left in run_ranks(weighted, 2):
-        assert num_left == 60 + 2 * 2  # every look-up with a weight; two bags that are not empty, in two parts
+        assert num_left == 60 + 2 * 2  # every lookup with a weight; two bags that are not empty, in two parts
         assert torch.equal(one[0], ranks[0])  # by rows: to the bit
         torch.testing.assert_close(one[1], ranks[1])
         torch.testing.assert_close(one[2], ranks[2])

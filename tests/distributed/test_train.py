@@ -136,10 +136,10 @@ def test_a_signal_to_one_rank_stops_all_and_others_go_on(whole, tmp_path, capsys
         ["train", "--resume", str(run), "--epochs", str(epochs - 1), "--set", "tables.cache=0.4"], run, 3
     )
     assert three.ended() == [0, 0, 0], three.texts()
-    assert "was saved by 2 ranks and goes on with 3 ranks" in three.texts()[0]
+    assert "was saved by 2 ranks and continues with 3 ranks" in three.texts()[0]
     assert not (run / "checkpoints/rank-0-of-2").exists()
     hotbed("train", "--resume", str(run), "--epochs", str(epochs))
-    assert "was saved by 3 ranks and goes on with one process" in capsys.readouterr().err
+    assert "was saved by 3 ranks and continues with one process" in capsys.readouterr().err
     summary = json.loads((run / "summary.json").read_text())
     assert summary["finished"]
     assert (summary["steps"], summary["samples"]) == (STEPS * epochs, 1500 * epochs)

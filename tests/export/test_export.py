@@ -137,9 +137,9 @@ def test_many_pieces_are_one_file(deepfm, dynamic, tmp_path, monkeypatch):
     ("precision", "value", "message"),
     [
         ("fp16", 7e4, "id 1 holds a number of size 70000, and fp16 ends at 65504"),
-        ("fp16", -np.inf, "id 1 holds -inf, which is no number"),
-        ("int8", np.nan, "id 1 holds nan, which is no number"),
-        ("fp32", np.inf, "id 1 holds inf, which is no number"),
+        ("fp16", -np.inf, "id 1 holds -inf, which cannot be"),
+        ("int8", np.nan, "id 1 holds nan, which cannot be"),
+        ("fp32", np.inf, "id 1 holds inf, which cannot be"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(precision, value, message):

@@ -40,7 +40,7 @@ WAYS = ("never", "always", "auto")
 
 
 def test_distinct_of_a_small_epoch_is_the_mean_over_all_batches():
-    log = [0, 0, 0, 1, 1, 2, 3]  # every batch of 3 out of 7 look-ups
+    log = [0, 0, 0, 1, 1, 2, 3]  # every batch of 3 out of 7 lookups
     sizes = [len(set(batch)) for batch in combinations(log, 3)]
     assert counted(np.array([3, 2, 1, 1])).distinct(3) == pytest.approx(np.mean(sizes), rel=1e-9)
 

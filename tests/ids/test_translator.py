@@ -356,7 +356,7 @@ def test_loading_into_changed_rules():
     changed = Translator([TableRules(), TableRules(Admit(after=9), Expire(unused=60))], first_row=50)
     lost = changed.load_state(parts, old.rest_state(), table_of=[1, -1, 0], now=1_000)
     assert lost == [
-        "table 1: expires by another rule, last uses or scores start anew",
+        "table 1: expires by another rule, last uses or scores start again",
         "2 rows of tables that are gone",
         "sketch_1: its table has no sketch now",
     ]

@@ -151,7 +151,7 @@ def test_fbgemm_states_that_do_not_fit():
     ):
         with pytest.raises(ShapeError, match=message):
             load_state_dict(tables, {**state, **change}, style="fbgemm")
-    with pytest.raises(ShapeError, match="no state_dict of FBGEMM"):
+    with pytest.raises(ShapeError, match="not a state_dict of FBGEMM"):
         load_state_dict(tables, state_dict(tables), style="fbgemm")
     with pytest.raises(ShapeError, match="host, dev or uvm"):
         state_dict(tables, style="fbgemm", place="hbm")

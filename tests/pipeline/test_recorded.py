@@ -32,7 +32,7 @@ def lanes_on_cpu(monkeypatch):
     monkeypatch.setattr(triton, "place", lambda *arguments: place(*arguments).to(torch.int64))
     original = hotbed.pipeline.recorded.RecordedPlanner._lookups
 
-    def lookups(lanes, g, row, named, ticket):  # the compiled look-up on the CPU takes 64-bit slots
+    def lookups(lanes, g, row, named, ticket):  # the compiled lookup on the CPU takes 64-bit slots
         return original(lanes, g, row._replace(slots=row.slots.to(torch.int64)), named, ticket)
 
     monkeypatch.setattr(hotbed.pipeline.recorded.RecordedPlanner, "_lookups", lookups)

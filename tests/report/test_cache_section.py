@@ -17,14 +17,14 @@ def test_the_page_of_a_cached_run(make_run, cached_run):
     assert order == ["quality", "cache", "hits", "rows", "bytes", "stall", "data"]
     for words in (
         "What the cache did",
-        "The device held 6 of 356 rows (1.7 %), in 2.0 KiB with all that finds them; the whole tables take 3.0 MiB.",
+        "The device held 6 of 356 rows (1.7 %), in 2.0 KiB with their index; the whole tables take 3.0 MiB.",
         "The policy oracle chose which.",
-        "Of all look-ups of training, 96.3 % found their row on the device, and 85.1 % of the distinct rows.",
-        "The most frequent 1.5 % of the ids, held all the time, would catch up to 76.2 % of the look-ups.",
+        "Of all lookups of training, 96.3 % found their row on the device, and 85.1 % of the distinct rows.",
+        "The most frequent 1.5 % of the ids, held all the time, would catch up to 76.2 % of the lookups.",
         "An average batch needed 1,000 distinct rows. 149 were not there: 74 had never been used before",
         "75 came from host memory (4.6 KiB)",
         "60 changed rows went back to host memory with their optimizer state (3.8 KiB)",
-        "Training waited for rows 2.0 % of its time: they were read from host memory beside the computing.",
+        "Training waited for rows 2.0 % of its time: they were read from host memory in parallel with computation.",
     ):
         assert words in page.text, words
 
@@ -37,7 +37,7 @@ def test_without_a_cache_there_is_no_section(make_run):
 def test_every_chart_has_its_points(make_run, cached_run):
     found = {chart.identifier: chart.series for chart in cache_charts(read_run(make_run(**cached_run)))}
     assert {name: [one.name for one in series] for name, series in found.items()} == {
-        "hits": ["of look-ups", "of distinct rows"],
+        "hits": ["of lookups", "of distinct rows"],
         "rows": ["needed", "made new", "read from host memory", "written back"],
         "bytes": ["to the device", "to host memory"],
         "stall": ["share of time"],

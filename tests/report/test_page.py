@@ -92,7 +92,7 @@ def test_the_page_of_a_whole_run(make_run):
         "time 2 min 21 s stopped: all epochs done",
         "3 rows of the raw data were bad",
         "A cache of 1.5 % of the rows, 6 of 353 ids",
-        "up to 76.2 % of all look-ups; the other 23.8 %",
+        "up to 76.2 % of all lookups; the other 23.8 %",
         "C2 300 301 50.0 %",
         "train 12,000 25.00 %",
         "model.dim",

@@ -52,11 +52,11 @@ def test_the_page_of_a_run_with_tiers(make_run, tiered_run):
 def test_the_page_of_a_run_with_dynamic_ids(make_run, tiered_run):
     page = page_of(make_run(**tiered_run))
     for words in (
-        "What became of the ids",
-        "24,000 look-ups of training have given rows to 1,203 ids of the 2 tables without a vocabulary",
+        "Dynamic ids",
+        "24,000 lookups of training have given rows to 1,203 ids of the 2 tables without a vocabulary",
         "963 ids have one now",
         "240 ids lost their row again because they were not used.",
-        "10.0 % of the look-ups of training came before their id was admitted",
+        "10.0 % of the lookups of training came before their id was admitted",
         "Dynamic ids by feature, most rows first",
         "user12,0001,2002,400240960",
         "ad12,0003003",
@@ -84,7 +84,7 @@ def test_every_chart_has_its_points(make_run, tiered_run):
         "tier-memory": ["rows and their index", "growth of the process"],
         "id-rows": ["all", "user", "ad"],
         "id-changes": ["admitted", "expired"],
-        "id-rejected": ["share of look-ups"],
+        "id-rejected": ["share of lookups"],
     }
     assert all(len(one.points) == 120 for chart in found.values() for one in chart.series)
     assert [mark.label for mark in found["tier-ssd"].y_marks] == ["cap 2.0\u202fMiB"]

@@ -289,7 +289,7 @@ def test_a_signal_lets_what_is_in_flight_finish(run_folder):
         assert b" 200 " in slow.recv(4096)
         assert server.process.wait(30) == 0
         told = server.process.stderr.read()
-        assert "told to stop: requests in flight are finished first" in told
+        assert "stopping: requests in flight are finished first" in told
         assert told.rstrip().endswith("stopped")
 
 

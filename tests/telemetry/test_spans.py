@@ -35,7 +35,7 @@ def test_only_the_steps_asked_for(told):
     check_events(events)
     tracks = tracks_of(events)
     assert [one["name"] for one in tracks[STEPS]] == ["step 2", "step 3"]
-    assert len(tracks["model"]) == len(tracks["look-up"]) == 2
+    assert len(tracks["model"]) == len(tracks["lookup"]) == 2
     assert told.is_over
 
 

@@ -37,7 +37,7 @@ def whole(start, tmp_path_factory):
 
 
 def test_ids_of_a_vocabulary_train_as_its_rows(start, tmp_path):
-    """First values come from (seed, table, id): without rules, dynamic tables of row numbers are those of a vocabulary."""
+    """Initial values come from (seed, table, id): without rules, dynamic tables of row numbers are those of a vocabulary."""
     for name, sets in (("preset", ()), ("dynamic", ("tables.dynamic=[user, tags, ad]",))):
         built = start(tmp_path / name, *LONG, *sets)
         run(built.training, built.subject)
@@ -105,7 +105,7 @@ def test_a_model_folder_holds_ids_and_vectors(whole, dataset):
     ("admit", "size"), [("", {}), ("after 2", {}), ("after 2", {"cache": 0.9}), ("", {"hbm": "64KiB"})]
 )
 def test_a_saved_model_scores_as_the_trained_one(start, tmp_path, admit, size):
-    """Sites of the test split were never trained: they read their first values, or the row that they share."""
+    """Sites of the test split were never trained: they read their initial values, or the row that they share."""
     built = start(tmp_path, "tables.dynamic=true", f"tables.admit={admit}", "train.epochs=1", "tables.precision=bf16")
     run(built.training, built.subject)
     trained, loader = built.training.learner, built.training.loaders.held_out["test"]

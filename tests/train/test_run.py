@@ -248,7 +248,7 @@ def test_a_full_disk_is_told(start, tmp_path, monkeypatch):
     ended = run(built.training, built.subject)
     assert re.search(r"cannot write .*checkpoints: No space left on device", ended.unsaved)
     assert f"not lost: {tmp_path / 'model'} is whole" in ended.unsaved
-    assert "no checkpoint to go on from" in ended.unsaved
+    assert "no checkpoint to resume from" in ended.unsaved
     assert read_card(tmp_path / "model")["model"]["name"] == ended.summary["model"]
     assert ended.summary["failed_checkpoints"] == 1
     assert json.loads((tmp_path / "summary.json").read_text())["final"]["test"]["auc"] > 0.5

@@ -68,5 +68,5 @@ def test_without_the_old_numbers_nothing_is_guessed(start, renumbered, dataset, 
 
 def test_a_run_cannot_begin_from_itself(finished):
     folder, _ = finished
-    with pytest.raises(RunError, match="cannot be started anew from its own checkpoint"):
+    with pytest.raises(RunError, match="cannot be started again from its own checkpoint"):
         source_of(folder, folder)

@@ -65,7 +65,7 @@ def test_tiers(tmp_path):
     assert verify(maker(), batches(), way).same
 
 
-WHAT = {"row": "row", "state": "optimizer state", "write-back": "write-back", "look-up": "look-up"}
+WHAT = {"row": "row", "state": "optimizer state", "write-back": "write-back", "look-up": "lookup"}
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
@@ -109,7 +109,7 @@ def test_a_wrong_first_value():
 
     found = verify(make, batches(), WAYS[0]).difference
     assert found.what == "row"
-    assert "first value" in found.text()
+    assert "initial value" in found.text()
 
 
 def test_for_the_tests_of_users():

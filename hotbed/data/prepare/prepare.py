@@ -131,7 +131,7 @@ def prepare(
     layout = first.layout
     with _workspace(Path(out), overwrite, crew) as work, crew:
         raw_bytes = in_words(sum(mark.size for mark in marks))
-        work.needs = f" prepare needs about as much as the raw text (files of {raw_bytes}), and the dataset beside it."
+        work.needs = f" prepare needs about as much as the raw text (files of {raw_bytes}), and the dataset next to it."
         if crew.rank == 0:
             told = take_over(work, describe_job(settings, sources, layout), sources, marks)
             if told:

@@ -259,7 +259,7 @@ def take_over(work: Workspace, job: dict[str, Any], sources: Sequence[Source], m
     else:
         if left is not None:
             what = ", ".join(_differences(left, job)) or "tables"
-            said = f"the unfinished work in {work.path} was for other {what}: it is deleted and begun anew"
+            said = f"the unfinished work in {work.path} was for other {what}: it is deleted and started again"
         work.clear(but=("ranks",))
     (work.path / "work").mkdir(exist_ok=True)
     work.keep = work.keep or any((work.path / "work").glob("file-*.json"))  # it outlived one end, so it outlives errors
@@ -297,7 +297,7 @@ def _take_over(work: Workspace, left: dict[str, Any], marks: Sequence[Mark]) -> 
     if not reels:
         return ""
     again = f"; {len(changed)} files have changed since and are read again" if changed else ""
-    return f"going on with the unfinished work in {work.path}{again}"
+    return f"resuming the unfinished work in {work.path}{again}"
 
 
 def _forget_results(work: Workspace) -> None:

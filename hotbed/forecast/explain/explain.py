@@ -171,11 +171,9 @@ def _gradient(opened: Opened, asked: Asked) -> Gradient | None:
 def _no_history(opened: Opened) -> str:
     """Why the run cannot be replayed, if so."""
     if opened.world > 1:
-        return f"the run was trained by {opened.world} ranks; what caches did is told of runs of one process"
+        return f"the run was trained by {opened.world} ranks; cache moves are known for runs of one process only"
     if any(shape.rows is None for shape in opened.tables.values()):
-        return (
-            "the run has dynamic ids, whose rows depend on what was admitted; what caches did is told of preset tables"
-        )
+        return "the run has dynamic ids, whose rows depend on what was admitted; cache moves are known for preset tables only"
     return ""
 
 

@@ -244,7 +244,7 @@ def next_use_of(opened: Opened, asked: Asked, uses: Uses) -> NextUse:
 
 
 def _lookups(opened: Opened, asked: Asked, done: int, end: int) -> Generator[tuple[int, int], None, None]:
-    """(step, look-ups of the row) for the steps after `done`, up to `end`."""
+    """(step, lookups of the row) for the steps after `done`, up to `end`."""
     data, feature = opened.config.data, feature_of(opened, asked.table)
     loader = Loader(
         opened.dataset, "train", batch_size=data.batch_size, shuffle=data.shuffle, seed=opened.config.train.seed

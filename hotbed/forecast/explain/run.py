@@ -177,7 +177,7 @@ class Opened:
 def open_run(run: Path) -> Opened:
     """The run, or an error that says what it lacks."""
     if not run.is_dir():
-        raise RunError(f"{run} is no folder; give the folder of a run, such as runs/demo.")
+        raise RunError(f"{run} is not a folder; give the folder of a run, such as runs/demo.")
     entries = entries_of(run)
     document = entries[0].manifest.document
     tree, progress = document.get("config"), document.get("progress")
@@ -189,7 +189,7 @@ def open_run(run: Path) -> Opened:
     dataset = resolve(find_data(config.data.path, run))
     if progress.get("data") not in ("", None, dataset.fingerprint):
         raise RunError(
-            f"{run} was trained on {config.data.path}, which has changed since: its batches cannot be told any more. Bring the "
+            f"{run} was trained on {config.data.path}, which has changed since: its batches can no longer be read. Bring the "
             "old dataset back."
         )
     return Opened(run, config, dataset, entries, **_position(progress))

@@ -117,7 +117,7 @@ class Compaction:
         if not self._has_said:
             self._has_said = True
             _LOG.warning(
-                "compaction waits, stale rows stay on the disk, and training goes on while rows fit: %s", error
+                "compaction waits, stale rows stay on the disk, and training continues while rows fit: %s", error
             )
 
     def _is_still_full(self) -> bool:

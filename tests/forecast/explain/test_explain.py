@@ -195,7 +195,7 @@ def test_errors_name_what_there_is(data, tmp_path, monkeypatch):
         explain(tmp_path / "run", table)
     with pytest.raises(ConfigError, match="listed by uses or evictions"):
         top_rows(tmp_path / "run", table, 3, "beauty")
-    with pytest.raises(RunError, match="is no folder"):
+    with pytest.raises(RunError, match="is not a folder"):
         explain(tmp_path / "nothing", table, id=1)
 
 

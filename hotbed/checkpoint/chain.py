@@ -46,6 +46,12 @@ class Entry(NamedTuple):
     def name(self) -> str:
         return self.folder.name
 
+    @property
+    def frozen(self) -> dict[str, Path]:
+        """The folders of ssd segments, by the group whose rows are in them."""
+        groups = sorted({Path(name).parts[1] for name in self.manifest.linked})
+        return {group: self.folder / "frozen" / group for group in groups}
+
 
 def folders_in(root: Path) -> list[Path]:
     """The whole checkpoints of a folder, oldest first, unread."""

@@ -6,7 +6,7 @@ later one has the row, and rows that the last checkpoint calls free or resting h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -20,9 +20,11 @@ from hotbed.checkpoint.read import rows_of, tensors_of
 from hotbed.checkpoint.types import RowPart, TableShape, group_name
 from hotbed.checkpoint.write import REST
 from hotbed.ops.records import Layout, Precision
+from hotbed.ops.shard import Shard
 from hotbed.store.ssd import frozen_items
 
 Ints = NDArray[np.int64]
+Thaw = Callable[[str, Path, Mapping[str, TableShape], Shard], Iterator[RowPart]]
 
 
 class _Owned(NamedTuple):
@@ -41,6 +43,7 @@ class Owners:
     def __init__(self, chain: Sequence[Entry]) -> None:
         self.shapes = chain[-1].manifest.tables
         self._names = list(self.shapes)
+        self._last = {group: entry for entry in chain for group in entry.frozen}
         found: dict[str, list[_Owned]] = {}
         if any(shape.rows is None for shape in self.shapes.values()):
             for part in (part for entry in chain for part in rows_of(entry)):
@@ -61,10 +64,18 @@ class Owners:
             np.logical_and.reduce(same) if known.rows.shape[0] else np.zeros_like(at, dtype=np.bool_)
         )
 
-    def is_dynamic(self, group: str) -> bool:
-        return group in self._owned_of
+    def thaw(self, entry: Entry, shard: Shard, preset: Thaw) -> Iterator[RowPart]:
+        """The rows in the ssd segments of a checkpoint of the chain: of preset tables by `preset`, of dynamic ids by id.
 
-    def thawed(self, group: str, folder: Path) -> Iterator[RowPart]:
+        The segments of dynamic ids hold all rows there are, under numbers that ids may since have lost: the last ones count.
+        """
+        for group, folder in entry.frozen.items():
+            if group not in self._owned_of:
+                yield from preset(group, folder, entry.manifest.tables, shard)
+            elif self._last[group] is entry:
+                yield from self._thawed(group, folder)
+
+    def _thawed(self, group: str, folder: Path) -> Iterator[RowPart]:
         """The rows in the files of an ssd, by their ids, with `shared` and uses as saved parts have them."""
         known = self._owned_of[group]
         shape = next(one for name, one in self.shapes.items() if self._group(name) == group)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -51,15 +52,22 @@ def load_rows(
     check_sizes(chain)
     refuse_misfits(entry, sink.tables)
     rest = tensors_of(entry, REST)
-    try:
-        sink.begin()
-        for part_or_gone in replay(chain, sink, report):
-            sink.add(part_or_gone)
+    with filling(sink):
+        for part in replay(chain, sink, report):
+            sink.add(part)
         sink.rest(rest)
         load_rest()
+
+
+@contextmanager
+def filling(sink: Sink) -> Iterator[None]:
+    """Rows go into the sink, all of them or none: better no rows than some."""
+    try:
+        sink.begin()
+        yield
         sink.end()
     except (HotbedError, OSError):
-        sink.begin()  # better no rows than some
+        sink.begin()
         sink.end()
         raise
 
@@ -67,8 +75,8 @@ def load_rows(
 def replay(chain: Sequence[Entry], sink: Sink, report: Report) -> Iterator[RowPart]:
     """The rows of every checkpoint, oldest first; frozen folders and forgotten rows go into the sink in their turn."""
     for entry in chain:
-        for folder in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
-            sink.adopt(folder, entry.folder / "frozen" / folder)
+        for group, folder in entry.frozen.items():
+            sink.adopt(group, folder)
         for table, ids in gone_of(entry):
             sink.gone(table, ids)
         yield from rows_of(entry, report)
@@ -185,9 +193,9 @@ def _damaged_files(entry: Entry, report: Report) -> list[str]:
 def _damaged_segments(entry: Entry, report: Report) -> list[str]:
     """Segments of an ssd carry a checksum in every record."""
     problems = []
-    for folder in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
+    for folder in entry.frozen.values():
         try:
-            for _, records in frozen_items(entry.folder / "frozen" / folder):
+            for _, records in frozen_items(folder):
                 report(records.nbytes)
         except (HotbedError, OSError) as error:
             problems.append(str(error))

@@ -29,7 +29,7 @@ from hotbed.checkpoint.types import RowPart
 from hotbed.errors import RunError
 from hotbed.host.pages import in_pages, zeros
 
-_TYPES = {str(one): one for one in (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)}
+TYPES = {str(one): one for one in (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 _PIECE = 4 << 20
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux has it, not every file system does
 
@@ -80,9 +80,7 @@ def parts_of(path: Path, content: NDArray[np.uint8]) -> Iterator[RowPart]:
     try:
         footer: Any = pq.read_metadata(pa.BufferReader(pa.py_buffer(content)))
         tables = json.loads(footer.metadata[TABLES_KEY])
-        columns = [
-            Column(name, width, _TYPES[dtype]) for name, width, dtype in json.loads(footer.metadata[COLUMNS_KEY])
-        ]
+        columns = [Column(name, width, TYPES[dtype]) for name, width, dtype in json.loads(footer.metadata[COLUMNS_KEY])]
         for number, table in enumerate(tables):
             group = footer.row_group(number)
             tensors = {

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from hotbed.checkpoint.chain import Entry, chain_of, find, forget
 from hotbed.checkpoint.dense import DENSE, mean_of
 from hotbed.checkpoint.owners import Owners
-from hotbed.checkpoint.read import check_sizes, gone_of, rows_of, tensors_of
+from hotbed.checkpoint.read import check_sizes, filling, gone_of, rows_of, tensors_of
 from hotbed.checkpoint.types import RowPart, Rows, Sink, TableShape
-from hotbed.errors import HotbedError
 from hotbed.ops.shard import Shard
 
 _OLD_NUMBERS = ("row", "last_use", "score")  # of dynamic ids: they get others
@@ -71,24 +70,19 @@ def warm_start_from(
     plans = _plans(entry.manifest.tables, sink.tables, carried)
     tally = {name: _Tally((translation or {}).get(name), sink.tables[name].rows) for name in plans}
     try:
-        sink.begin()
-        for rank, chain in enumerate(chains):
-            for part in _replay(chain, sink, Shard(rank, len(chains)), tally):
-                if part.table in plans:
-                    kept = tally[part.table].numbered(part)
-                    if len(kept.ids):
-                        sink.add(_fitted(kept, plans[part.table], sink))
-        carried.rows = {name: one.num_kept for name, one in tally.items()}
-        lost = ", ".join(f"{name} {one.num_lost:,}" for name, one in tally.items() if one.num_lost)
-        if lost:
-            carried.notes.append(f"rows whose ids the tables do not have: {lost}")
-        if model is not None:
-            _carry_dense(weights, model, carried)
-        sink.end()
-    except (HotbedError, OSError):
-        sink.begin()
-        sink.end()
-        raise
+        with filling(sink):
+            for rank, chain in enumerate(chains):
+                for part in _replay(chain, sink, Shard(rank, len(chains)), tally):
+                    if part.table in plans:
+                        kept = tally[part.table].numbered(part)
+                        if len(kept.ids):
+                            sink.add(_fitted(kept, plans[part.table], sink))
+            carried.rows = {name: one.num_kept for name, one in tally.items()}
+            lost = ", ".join(f"{name} {one.num_lost:,}" for name, one in tally.items() if one.num_lost)
+            if lost:
+                carried.notes.append(f"rows whose ids the tables do not have: {lost}")
+            if model is not None:
+                _carry_dense(weights, model, carried)
     finally:
         forget(tables)
     carried.notes.append(
@@ -134,14 +128,8 @@ def _changes(old: TableShape, new: TableShape) -> Iterator[str]:
 def _replay(chain: list[Entry], sink: Sink, shard: Shard, tally: dict[str, _Tally]) -> Iterator[RowPart]:
     """As for loading, but frozen folders are read row by row, because the new tables lay them out otherwise."""
     owners = Owners(chain)
-    last = {Path(name).parts[1]: entry for entry in chain for name in entry.manifest.linked}
     for entry in chain:
-        for folder in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
-            place = entry.folder / "frozen" / folder
-            if not owners.is_dynamic(folder):
-                yield from sink.thaw(folder, place, entry.manifest.tables, shard)
-            elif last[folder] is entry:  # the files hold all rows there are, under numbers that ids may since have lost
-                yield from owners.thawed(folder, place)
+        yield from owners.thaw(entry, shard, sink.thaw)
         for table, ids in gone_of(entry):
             if table in tally:
                 sink.gone(table, tally[table].forgotten(ids))

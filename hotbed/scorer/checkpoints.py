@@ -27,6 +27,7 @@ from hotbed.checkpoint.layouts import entries_of, run_of
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, gone_of, tensors_of
 from hotbed.checkpoint.row_file import COLUMNS_KEY, TABLES_KEY
+from hotbed.checkpoint.row_read import TYPES
 from hotbed.checkpoint.types import RowPart
 from hotbed.data.embedded import resolve
 from hotbed.data.schema import Schema
@@ -38,7 +39,6 @@ from hotbed.run.model_card import card_of
 from hotbed.scorer.source import Source, TableSource
 from hotbed.tables.snapshot.snapshot import thawed
 
-_TYPES = {str(one): one for one in (torch.int64, torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 _WANTED = {"id": "id", "vector": "weight", "row": "row", "shared": "shared"}  # the last two of dynamic ids
 
 
@@ -117,14 +117,8 @@ def _parts(chains: Sequence[Sequence[Entry]]) -> Iterator[RowPart]:
 def parts_of(chain: Sequence[Entry], shard: Shard, read: Callable[[Entry], Iterable[RowPart]]) -> Iterator[RowPart]:
     """Every row of a rank that was ever trained, some more than once: the last one counts. No columns: it is forgotten."""
     owners = Owners(chain)
-    last = {Path(name).parts[1]: entry for entry in chain for name in entry.manifest.linked}
     for entry in chain:
-        for folder in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
-            frozen = entry.folder / "frozen" / folder
-            if not owners.is_dynamic(folder):
-                yield from thawed(folder, frozen, entry.manifest.tables, shard)
-            elif last[folder] is entry:
-                yield from owners.thawed(folder, frozen)
+        yield from owners.thaw(entry, shard, thawed)
         yield from (RowPart(table, ids, {}) for table, ids in gone_of(entry))
         for part in read(entry):
             kept = owners.owned(part)
@@ -154,7 +148,7 @@ def _groups(path: Path) -> Iterator[RowPart]:
         for number, table in enumerate(tables):
             group = footer.row_group(number)
             found = {
-                _WANTED[name]: _column(handle, group.column(place), group.num_rows, width, _TYPES[dtype])
+                _WANTED[name]: _column(handle, group.column(place), group.num_rows, width, TYPES[dtype])
                 for place, (name, width, dtype) in columns
                 if name in _WANTED
             }

@@ -31,10 +31,10 @@ from hotbed.checkpoint.chain import Entry, chain_of, folders_in, forget, locked,
 from hotbed.checkpoint.dense import DENSE, OPTIMIZER, load_optimizer, mean_of
 from hotbed.checkpoint.layouts import Saved, remove_others, root_of, step_of, unneeded_before
 from hotbed.checkpoint.owners import Owners
-from hotbed.checkpoint.read import check_sizes, gone_of, refuse_misfits, rows_of, tensors_of
+from hotbed.checkpoint.read import check_sizes, filling, gone_of, refuse_misfits, rows_of, tensors_of
 from hotbed.checkpoint.types import RowPart, Rows, Sink
 from hotbed.checkpoint.write import REST
-from hotbed.errors import HotbedError, RunError
+from hotbed.errors import RunError
 from hotbed.ops.shard import Shard
 from hotbed.optim import KStepAdam
 from hotbed.parallel.world import World
@@ -131,18 +131,12 @@ def _load_rows(entries: Sequence[Entry], sink: TablesSink, load_rest: Callable[[
         check_sizes(chain_of(entry))
         refuse_misfits(entry, sink.tables)
     rests = [tensors_of(entry, REST) for entry in entries]
-    try:
-        sink.begin()
+    with filling(sink):
         for rank, entry in enumerate(entries):
             for part in _parts(chain_of(entry), sink, Shard(rank, len(entries))):
                 sink.add(part)
         sink.rest_of_ranks(rests)
         load_rest()
-        sink.end()
-    except (HotbedError, OSError):
-        sink.begin()  # better no rows than some
-        sink.end()
-        raise
 
 
 def _parts(chain: Sequence[Entry], sink: Sink, shard: Shard) -> Iterator[RowPart]:
@@ -151,14 +145,8 @@ def _parts(chain: Sequence[Entry], sink: Sink, shard: Shard) -> Iterator[RowPart
     Dynamic ids come without the numbers of their rows: those are of that rank, too.
     """
     owners = Owners(chain)
-    last = {Path(name).parts[1]: entry for entry in chain for name in entry.manifest.linked}
     for entry in chain:
-        for name in sorted({Path(name).parts[1] for name in entry.manifest.linked}):
-            folder = entry.folder / "frozen" / name
-            if not owners.is_dynamic(name):
-                yield from sink.thaw(name, folder, entry.manifest.tables, shard)
-            elif last[name] is entry:  # the files hold all rows there are, under numbers that ids may since have lost
-                yield from owners.thawed(name, folder)
+        yield from owners.thaw(entry, shard, sink.thaw)
         for table, ids in gone_of(entry):
             sink.gone(table, ids)
         for part in rows_of(entry):

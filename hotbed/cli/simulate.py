@@ -16,7 +16,7 @@ from hotbed.cli.console import err, out
 from hotbed.cli.plot import curve_text
 from hotbed.cli.settings import DEFAULT_DATA, open_dataset
 from hotbed.host.memory import percent_hint
-from hotbed.run.config import raise_problems
+from hotbed.run.config import POLICIES, raise_problems
 
 if TYPE_CHECKING:
     from hotbed.cache import CacheCounts
@@ -34,7 +34,6 @@ _SETTINGS = {
     "tables.window": "window",
     "tables.look_ahead": "look_ahead",
 }  # of `hotbed train`: the option here
-_POLICIES = ("oracle", "lfu", "lru", "static")
 
 
 def simulate_command(
@@ -47,7 +46,7 @@ def simulate_command(
     ] = DEFAULT_DATA,
     cache: Annotated[str, typer.Option(help="Shares of the rows on the device, by comma.")] = "0.005,0.015,0.05",
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 4096,
-    policy: Annotated[str, typer.Option(help=f"By comma: {', '.join(_POLICIES)}; or all.")] = "all",
+    policy: Annotated[str, typer.Option(help=f"By comma: {', '.join(POLICIES)}; or all.")] = "all",
     window: Annotated[
         int | None, typer.Option(min=1, help="Batches planned together, at most. Left out: as in training.")
     ] = None,
@@ -145,11 +144,11 @@ def _read_lists(cache: str, policy: str) -> tuple[list[float], list[str]]:
         for share in shares
         if not 0 < share <= 1
     ]
-    policies = list(_POLICIES) if policy.strip() == "all" else _words(policy)
-    unknown = [name for name in policies if name not in _POLICIES]
+    policies = list(POLICIES) if policy.strip() == "all" else _words(policy)
+    unknown = [name for name in policies if name not in POLICIES]
     if unknown or not policies:
         problems.append(
-            f"--policy is one or more of {', '.join(_POLICIES)}, or all, not {', '.join(unknown) or 'nothing'}"
+            f"--policy is one or more of {', '.join(POLICIES)}, or all, not {', '.join(unknown) or 'nothing'}"
         )
     if not shares and not problems:
         problems.append("--cache takes shares of the rows by comma, not nothing")

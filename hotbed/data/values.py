@@ -33,7 +33,7 @@ BUCKET_STARTS = np.unique([math.ceil(math.exp(math.sqrt(k))) for k in range(1, 1
 
 
 LARGEST = 1e30  # numbers beyond it are damage, and their squares would overflow
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Bags(NamedTuple):
@@ -180,7 +180,7 @@ def _look_up_logs(values: np.ndarray, missing: np.ndarray, logs: np.ndarray, out
 def standardise(values: np.ndarray, spec: DenseColumn) -> np.ndarray:
     """What the dataset holds and the model sees, float32 [n]."""
     standard = (values - spec.mean) / spec.scale
-    return np.clip(standard, -_FLOAT32_MAX, _FLOAT32_MAX).astype(np.float32)
+    return np.clip(standard, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
 
 
 def read_ids(column: Column, feature: IdFeature, faults: Faults) -> np.ndarray | Bags:

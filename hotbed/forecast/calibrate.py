@@ -33,7 +33,6 @@ import torch
 
 from hotbed.cache import CacheCounts
 from hotbed.data.dataset import Dataset
-from hotbed.data.loader.loader import Loader
 from hotbed.forecast.measure import plan_seconds
 from hotbed.forecast.memory import READ_AHEAD
 from hotbed.host.atomic import place
@@ -43,7 +42,7 @@ from hotbed.sizing.fit import rows_of_batch
 from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
-from hotbed.train.build import Sketch, dense_optimizer, model_of
+from hotbed.train.build import Sketch, dense_optimizer, model_of, train_loader
 from hotbed.train.interval import Interval
 from hotbed.train.step import Learner, repeatable
 from hotbed.types import Batch
@@ -166,16 +165,7 @@ def _reader(
     config: RunConfig, dataset: Dataset, device: torch.device, budget: float
 ) -> tuple[float, float, float, list[Batch]]:
     """(seconds and core seconds of a batch, seconds until the first, some batches)."""
-    data = config.data
-    loader = Loader(
-        dataset,
-        "train",
-        batch_size=data.batch_size,
-        shuffle=data.shuffle,
-        seed=config.train.seed,
-        threads=data.threads,
-        pin_memory=device.type == "cuda",
-    )
+    loader = train_loader(config, dataset, device)
     with closing(loader.epoch(0)) as batches:
         next(batches)  # compiled code is loaded
     pool: list[Batch] = []
@@ -185,7 +175,7 @@ def _reader(
         for batch in batches:
             done += 1
             first = first or time.perf_counter() - began
-            if len(pool) < _POOL and batch.size == data.batch_size:
+            if len(pool) < _POOL and batch.size == config.data.batch_size:
                 pool.append(batch)
             if time.perf_counter() - began > max(4 * first, 2 * budget) and len(pool) == _POOL:
                 break

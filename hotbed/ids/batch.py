@@ -11,12 +11,11 @@ import numpy as np
 from numba import njit
 
 from hotbed.host.prefetch import prefetch
-from hotbed.ids.cells import GONE, hash_of, mix
+from hotbed.ids.cells import GONE, STEP, hash_of, mix
 from hotbed.ids.rules import SCORE, SCORE_UNIT, STEPS, TIME
 
 UNKNOWN_FROM = -3
 _AHEAD = 16
-_STEP = np.uint64(0x9E3779B97F4A7C15)
 _MOST = 2**32 - 1
 
 
@@ -59,11 +58,11 @@ def number_unknown(
 @njit(nogil=True, cache=True)
 def draw(tables: Any, ids: Any, counts: Any, chance: Any, seed: Any, batch: int, admitted: Any) -> None:
     """Admit each id with the chance of its table for each of its occurrences: 64 bits of (seed, table, id, batch)."""
-    base = mix(np.uint64(seed) + np.uint64(batch) * _STEP)
+    base = mix(np.uint64(seed) + np.uint64(batch) * STEP)
     for e in range(ids.shape[0]):
         start = mix(hash_of(tables[e], ids[e]) ^ base)
         for occurrence in range(counts[e]):
-            bits = mix(start + np.uint64(occurrence) * _STEP)
+            bits = mix(start + np.uint64(occurrence) * STEP)
             if bits < chance[tables[e]] or chance[tables[e]] == np.uint64(0xFFFFFFFFFFFFFFFF):
                 admitted[e] = True
                 break

@@ -38,7 +38,7 @@ _HIGH_BITS_4 = np.uint64(0x80808080)
 _HALF = np.uint64(0xFFFFFFFF)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
-_STEP = np.uint64(0x9E3779B97F4A7C15)
+STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _count_trailing_zeros(typing_context: Any, word: Any) -> Any:
@@ -63,7 +63,7 @@ def mix(x: Any) -> Any:
 @njit(nogil=True, cache=True, inline="always")
 def hash_of(table: Any, id_: Any) -> Any:
     """64 bits of (table, id): a bijection of the ids of one table."""
-    return mix(np.uint64(id_) ^ ((np.uint64(table) + ONE) * _STEP))
+    return mix(np.uint64(id_) ^ ((np.uint64(table) + ONE) * STEP))
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from hotbed.host.pages import HUGE_PAGE, Pages, in_pages
 from hotbed.host.prefetch import prefetch
-from hotbed.ids.cells import mix
+from hotbed.ids.cells import STEP, mix
 from hotbed.ids.index import MAX_ROWS, Entries, IdIndex, Ints, Tables
 
 _LINES = 4
 _AHEAD = 8
-_STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 class ExactCounts:
@@ -119,7 +118,7 @@ def swap(array: Any, places: Any, values: Any, back: Any) -> None:
 
 @njit(nogil=True, cache=True, inline="always")
 def _cell(id_: Any, seed: Any, line: Any, width: Any) -> Any:
-    bits = mix(mix(np.uint64(id_) ^ seed) + np.uint64(line) * _STEP)
+    bits = mix(mix(np.uint64(id_) ^ seed) + np.uint64(line) * STEP)
     return np.int64(((bits >> np.uint64(32)) * np.uint64(width)) >> np.uint64(32))
 
 

@@ -20,7 +20,7 @@ from hotbed.ops.partition import Dealt, Owners, deal
 from hotbed.ops.parts import count_ways, split
 from hotbed.ops.shard import Shard
 
-_SMALL = 1 << 31  # keys below travel in 32 bits
+SMALL = 1 << 31  # keys below travel in 32 bits
 
 
 class Bags(NamedTuple):
@@ -45,7 +45,7 @@ class Wanted(NamedTuple):
     @property
     def key_type(self) -> torch.dtype:
         """In which keys travel."""
-        return torch.int32 if self.num_local < _SMALL else torch.int64
+        return torch.int32 if self.num_local < SMALL else torch.int64
 
 
 class Ask(NamedTuple):

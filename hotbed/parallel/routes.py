@@ -33,7 +33,7 @@ from hotbed.ops.keys import FirstBad
 from hotbed.ops.lookups import Lookups, Span
 from hotbed.ops.partition import Dealt, deal
 from hotbed.ops.shard import Shard
-from hotbed.parallel.asks import Ask, Wanted, ask_of
+from hotbed.parallel.asks import SMALL, Ask, Wanted, ask_of
 from hotbed.parallel.collect import Passage, carry, carry_back, gather, gather_numbers, passages
 from hotbed.parallel.mesh import Mesh
 from hotbed.tables.group.cached import CachedGroup
@@ -43,7 +43,6 @@ from hotbed.tables.inputs import Given, GroupInputs
 
 # Of one group: no union; one whose rows have no names beyond this batch (dynamic ids); one whose rows may be kept.
 Want = Literal["none", "once", "kept"]
-_SMALL = 1 << 31  # keys below travel in 32 bits
 _NOT_WANTED = -1
 _FAILED, _ENDED, _LEFT = 1, 2, 3  # what a rank says that has no batch to settle
 
@@ -166,7 +165,7 @@ def with_unions(mesh: Mesh, routes: Sequence[Route], num_keys: Sequence[int], wa
     found = []
     for g, (route, one, sizes) in enumerate(zip(routes, own, sizes_GW)):
         if one is not None and min(sizes) > _NOT_WANTED:
-            keys = _keys(mesh, one.keys, sizes, num_keys[g] < _SMALL) if wants[g] == "kept" else None
+            keys = _keys(mesh, one.keys, sizes, num_keys[g] < SMALL) if wants[g] == "kept" else None
             found.append(route._replace(union=_union(mesh, route, one, sizes, keys)))
         else:
             found.append(route)

@@ -22,7 +22,7 @@ from hotbed.data.formats.chunk import Column, Faults
 from hotbed.data.formats.parquet import read_columns
 from hotbed.data.hash import MISSING_ID, hash_span
 from hotbed.data.schema import DenseColumn, IdFeature
-from hotbed.data.values import LARGEST, Bags, read_dense, read_ids, standardise
+from hotbed.data.values import FLOAT32_MAX, LARGEST, Bags, read_dense, read_ids, standardise
 from hotbed.errors import FormatError
 from hotbed.scorer.columns import ColumnEncoder, as_bags
 from hotbed.serve.limits import RequestError
@@ -30,7 +30,6 @@ from hotbed.serve.question import Question
 from hotbed.types import Batch, Jagged
 
 _HERE = Path("the request")
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class QuestionEncoder:
@@ -123,7 +122,7 @@ class QuestionEncoder:
             log = self._log[here]
             plain[log] = np.sign(plain[log]) * np.log1p(np.abs(plain[log]))
             standard = (plain - self._mean[here, None]) / self._scale[here, None]
-            out[:, here] = np.clip(standard, -_FLOAT32_MAX, _FLOAT32_MAX).T.astype(np.float32)
+            out[:, here] = np.clip(standard, -FLOAT32_MAX, FLOAT32_MAX).T.astype(np.float32)
         return out
 
     def _number(self, question: Question, spec: DenseColumn) -> NDArray[np.float32]:

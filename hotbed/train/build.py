@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.data.dataset import Dataset, hot_keys
-from hotbed.data.loader.loader import Loader, Share
+from hotbed.data.loader.loader import ALL, Loader, Share
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
 from hotbed.host.devices import pick_device
@@ -267,18 +267,24 @@ def dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     return optimizer
 
 
-def _loaders(config: RunConfig, dataset: Dataset, device: torch.device, share: Share) -> Loaders:
-    data, splits, pin = config.data, dataset.schema.splits, device.type == "cuda"
-    train = Loader(
+def train_loader(config: RunConfig, dataset: Dataset, device: torch.device, share: Share = ALL) -> Loader:
+    """The batches that a run trains on."""
+    data = config.data
+    return Loader(
         dataset,
         "train",
         batch_size=data.batch_size,
         shuffle=data.shuffle,
         seed=config.train.seed,
         threads=data.threads,
-        pin_memory=pin,
+        pin_memory=device.type == "cuda",
         share=share,
     )
+
+
+def _loaders(config: RunConfig, dataset: Dataset, device: torch.device, share: Share) -> Loaders:
+    data, splits, pin = config.data, dataset.schema.splits, device.type == "cuda"
+    train = train_loader(config, dataset, device, share)
     held_out: dict[str, Loader] = {}
     for name in ("valid", "test"):
         if name in splits and splits[name].rows:

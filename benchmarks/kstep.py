@@ -34,8 +34,7 @@ from benchmarks.results_file import append_rows
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
 from hotbed.optim import KStepAdam
-from hotbed.parallel.links import Link
-from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.mesh import Link, Mesh
 from hotbed.train.metrics import Metrics, measure
 
 WORLD = 4

@@ -17,8 +17,7 @@ from numba import njit
 
 from benchmarks.results_file import append_rows
 from hotbed.data.hash import mix
-from hotbed.data.prepare.heavy_hitters import HeavyHitters
-from hotbed.data.prepare.hyperloglog import STANDARD_ERROR, HyperLogLog
+from hotbed.data.prepare.sketches import STANDARD_ERROR, HeavyHitters, HyperLogLog
 from hotbed.host.memory import parse_bytes
 
 FREQUENT = 1000

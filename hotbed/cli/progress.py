@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hotbed.telemetry.observer import Observer
     from hotbed.telemetry.observer import Progress as Position
     from hotbed.telemetry.prometheus import MetricsServer
-    from hotbed.telemetry.trace import TraceWriter
+    from hotbed.telemetry.spans import TraceWriter
 
 
 def facts(record: Record) -> str:
@@ -154,7 +154,7 @@ class Watching(NamedTuple):
     def check(self) -> None:
         """A ConfigError for what cannot be meant."""
         from hotbed.errors import ConfigError
-        from hotbed.telemetry.trace import parse_steps
+        from hotbed.telemetry.spans import parse_steps
 
         if self.trace is None and self.trace_steps is not None:
             raise ConfigError("--trace-steps says of which steps --trace FILE is; give both")
@@ -184,7 +184,7 @@ def opened(asked: Watching, say: Callable[[str], None]) -> Iterator[Watchers]:
         yield Watchers()
         return
     from hotbed.telemetry.prometheus import MetricsServer
-    from hotbed.telemetry.trace import TraceWriter, parse_steps
+    from hotbed.telemetry.spans import TraceWriter, parse_steps
 
     writer = None if asked.trace is None else TraceWriter(asked.trace, parse_steps(asked.trace_steps))
     server = None if asked.metrics_port is None else MetricsServer(asked.metrics_host, asked.metrics_port)

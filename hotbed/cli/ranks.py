@@ -24,8 +24,7 @@ import typer
 from hotbed.errors import HotbedError, RankError
 
 if TYPE_CHECKING:
-    from hotbed.parallel.pulse import Pulse
-    from hotbed.parallel.world import World
+    from hotbed.parallel.world import Pulse, World
 
 _STARTING = 300.0  # seconds for which ranks wait for each other until the settings say how long
 _AFTER = 1.2, 30.0  # torch's own time-out comes later: it cannot say which rank is missing
@@ -59,7 +58,7 @@ class Ranks:
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
-        from hotbed.parallel.pulse import Pulse
+        from hotbed.parallel.world import Pulse
 
         wait = timedelta(seconds=_STARTING)
         met, _, _ = next(rendezvous("env://", timeout=wait))
@@ -142,7 +141,7 @@ class Ranks:
 
     def fail(self, error: BaseException) -> None:
         """Say what this rank has to say, and end the process."""
-        from hotbed.parallel.pulse import following, leave
+        from hotbed.parallel.world import following, leave
 
         assert self.pulse is not None
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it at once to all ranks when it has lost one

@@ -248,7 +248,7 @@ def _dataset(name: str, ranks: Ranks, world: World) -> Dataset:
 
 
 def _observers(folder: Path, quiet: bool, world: World) -> list[Observer]:
-    from hotbed.telemetry.tensorboard import open_writer
+    from hotbed.telemetry.scalars import open_writer
 
     if not world.is_first:
         return [Warnings(err(), f"rank {world.rank}: ")]

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 from hotbed.errors import ConfigError
 from hotbed.models.autoint import AutoInt
-from hotbed.models.base import Model
+from hotbed.models.base import Model, check_options, model_options
 from hotbed.models.dcnv2 import DCNv2
 from hotbed.models.dlrm import DLRM
 from hotbed.models.dnn import DNN, WideDeep
 from hotbed.models.finalmlp import FinalMLP
 from hotbed.models.fm import FM, LR, DeepFM
-from hotbed.models.options import check_options, model_options
 
 __all__ = ["MODELS", "Model", "ModelCard", "build_model", "check_model", "model_card"]
 

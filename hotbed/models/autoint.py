@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hotbed.errors import ConfigError
-from hotbed.models.base import Model
+from hotbed.models.base import Activation, Count, Model, Rate, Widths
 from hotbed.models.layers import MLP, LinearTerm, join, linear, split_first_order
-from hotbed.models.options import Activation, Count, Rate, Widths
 
 
 class AutoInt(Model):

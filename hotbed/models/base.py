@@ -4,12 +4,21 @@ A model knows nothing of tables, devices or caches; it says how wide the vectors
 model with first-order id weights asks for one column more and reads the weight there, so that one record carries both.
 
 Shapes: B samples, F id features, W vector width (what the tables hold), D = dim, N dense features.
+
+A model's options are the keyword arguments of its constructor; their annotations carry the limits. `check_options`: whatever a
+run file or the command line held in, values of the right type, or one ConfigError with every mistake, out.
 """
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import math
+import types
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
@@ -53,3 +62,89 @@ class Model(nn.Module):
                 f"reads [{vectors.shape[0]}, {self.num_dense}]."
             )
         return self.logits(vectors, dense)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A number (or each number of a tuple) must be at least `low` and less than `below`."""
+
+    low: float
+    below: float = math.inf
+
+    def __str__(self) -> str:
+        return f"at least {self.low:g}" + (f" and less than {self.below:g}" if self.below < math.inf else "")
+
+
+Widths = Annotated[tuple[int, ...], Limit(1)]
+Numbers = Annotated[tuple[int, ...], Limit(0)]
+Rate = Annotated[float, Limit(0, 1)]
+Count = Annotated[int, Limit(1)]
+CountOrZero = Annotated[int, Limit(0)]
+Activation = Literal["relu", "leaky_relu", "gelu", "silu", "tanh", "sigmoid"]
+
+
+def model_options(model: type) -> dict[str, Any]:
+    """Option name -> default, in the order of the constructor."""
+    parameters = inspect.signature(model).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def check_options(name: str, model: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as the constructor wants them; a ConfigError lists all that do not fit."""
+    known = model_options(model)
+    hints = get_type_hints(vars(model)["__init__"], include_extras=True)
+    checked, mistakes = {}, []
+    for option, value in options.items():
+        if option not in known:
+            near = difflib.get_close_matches(str(option), known, n=1)
+            guess = f" Did you mean {near[0]!r}?" if near else ""
+            listed = ", ".join(f"{key}={default!r}" for key, default in known.items())
+            mistakes.append(f"no option {option!r}; it has {listed or 'no options'}.{guess}")
+            continue
+        try:
+            checked[option] = _convert(value, hints[option])
+        except ValueError as error:
+            mistakes.append(f"option {option!r} is {value!r}; it must be {error}.")
+    if mistakes:
+        raise ConfigError("\n".join(f"model {name!r}: {mistake}" for mistake in mistakes))
+    return checked
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    """The value as `hint` wants it; the ValueError's text completes "it must be ..."."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        inner, limit = get_args(hint)
+        return _within(_convert(value, inner), limit)
+    if origin in (Union, types.UnionType):
+        (inner,) = (arm for arm in get_args(hint) if arm is not types.NoneType)
+        return None if value is None else _convert(value, inner)
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise ValueError("one of " + ", ".join(map(repr, get_args(hint))))
+        return value
+    if origin is tuple:
+        items = value if isinstance(value, (list, tuple)) else [value]
+        try:
+            return tuple(_convert(item, int) for item in items)
+        except ValueError:
+            raise ValueError("a list of whole numbers, such as [256, 128]") from None
+    return _scalar(value, hint)
+
+
+def _scalar(value: Any, kind: type) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and isinstance(value, int) and is_number:
+        return value
+    if kind is float and is_number and math.isfinite(value):
+        return float(value)
+    raise ValueError({bool: "true or false", int: "a whole number", float: "a number"}[kind])
+
+
+def _within(value: Any, limit: Limit) -> Any:
+    for number in value if isinstance(value, tuple) else (value,):
+        if not limit.low <= number < limit.below:
+            raise ValueError(str(limit))
+    return value

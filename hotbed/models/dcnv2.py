@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hotbed.models.base import Model
+from hotbed.models.base import Activation, Count, CountOrZero, Model, Rate, Widths
 from hotbed.models.layers import MLP, CrossNetwork, join, linear
-from hotbed.models.options import Activation, Count, CountOrZero, Rate, Widths
 
 
 class DCNv2(Model):

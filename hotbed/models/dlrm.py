@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hotbed.models.base import Model
+from hotbed.models.base import Activation, Model, Rate, Widths
 from hotbed.models.layers import MLP
-from hotbed.models.options import Activation, Rate, Widths
 
 
 class DLRM(Model):

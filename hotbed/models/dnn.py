@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hotbed.models.base import Model
+from hotbed.models.base import Activation, Model, Rate, Widths
 from hotbed.models.layers import MLP, LinearTerm, join, split_first_order
-from hotbed.models.options import Activation, Rate, Widths
 
 
 class DNN(Model):

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import ConfigError
-from hotbed.models.base import Model
+from hotbed.models.base import Activation, Count, Model, Numbers, Rate, Widths
 from hotbed.models.layers import MLP, join, linear
-from hotbed.models.options import Activation, Count, Numbers, Rate, Widths
 
 
 class FinalMLP(Model):

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.models.base import Model
+from hotbed.models.base import Activation, Model, Rate, Widths
 from hotbed.models.layers import MLP, LinearTerm, fm_interaction, join, split_first_order
-from hotbed.models.options import Activation, Rate, Widths
 
 
 def factorized(vectors: Tensor) -> tuple[Tensor, Tensor]:

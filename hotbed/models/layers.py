@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotbed.models.options import Activation, Rate, Widths
+from hotbed.models.base import Activation, Rate, Widths
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,

@@ -17,13 +17,15 @@ import logging
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from hotbed.errors import ConfigError
 from hotbed.host.memory import in_words
 from hotbed.ops.lookups import Lookups
+from hotbed.optim import RowOptimizer
 from hotbed.parallel.collect import carry, gather, gather_numbers, passages
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.replicated import ReplicatedFront, Tally
@@ -33,13 +35,14 @@ from hotbed.tables.group.group import TableGroup, UpdateStep
 if TYPE_CHECKING:
     from hotbed.parallel.sharded import ShardFront
 
+Mode = Literal["sharded", "replicated", "auto"]
+_LOG = logging.getLogger("hotbed.parallel")
 _SMALL, _LARGE = 1 << 10, 1 << 20  # bytes that a rank has for all others together
 _ROW = 64  # bytes
 _TIMES = 5
 TRIAL = 24  # batches before the choice
 _IGNORED = 8  # of those, at the beginning
 _KEY = 4  # bytes
-_LOG = logging.getLogger("hotbed.parallel")
 
 
 class Way(NamedTuple):
@@ -200,3 +203,27 @@ def _line(small: float, large: float, world: int) -> Speed:
     sent = (world - 1) / world
     byte = max(0.0, large - small) / ((_LARGE - _SMALL) * sent) if world > 1 else 0.0
     return Speed(max(0.0, small - byte * _SMALL * sent), byte)
+
+
+def check_mode(mode: str, optimizer: RowOptimizer | None) -> None:
+    """Refuse what cannot be."""
+    if mode not in get_args(Mode):
+        raise ConfigError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {mode!r}")
+    if mode == "replicated" and optimizer is not None and optimizer.decay_scope == "table":
+        raise ConfigError(
+            "mode='replicated' keeps copies of the rows that batches use, but decay_scope='table' changes all rows at every "
+            "step; use decay_scope='touched', or mode='sharded'"
+        )
+
+
+def way_of(mode: Mode, sharded: ShardFront, mesh: Mesh, group: TableGroup) -> ShardFront | ReplicatedFront | AutoFront:
+    """What answers look-ups of a group."""
+    if mode == "replicated":
+        return ReplicatedFront(sharded, mesh, group)
+    if mode == "sharded":
+        return sharded
+    if group.optimizer.decay_scope == "table":
+        if mesh.rank == 0:
+            _LOG.info("tables of dim %d are sharded: decay_scope='table' changes all rows", group.layout.dim)
+        return sharded
+    return AutoFront(sharded, mesh, group)

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import ShapeError
-from hotbed.parallel.links import Link
-from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.mesh import Link, Mesh
 
 
 class Passage(NamedTuple):

@@ -28,8 +28,8 @@ from hotbed.ops.shard import Shard
 from hotbed.ops.sums import sum_by_row
 from hotbed.optim import RowOptimizer
 from hotbed.parallel.asks import Bags, Wanted
+from hotbed.parallel.auto import Mode, check_mode, way_of
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.modes import Mode, check_mode, way_of
 from hotbed.parallel.order import Order
 from hotbed.parallel.routes import (
     RanksLeft,

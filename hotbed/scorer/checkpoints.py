@@ -25,9 +25,8 @@ from hotbed.checkpoint.dense import DENSE, mean_of
 from hotbed.checkpoint.files import checksum
 from hotbed.checkpoint.layouts import entries_of, run_of
 from hotbed.checkpoint.owners import Owners
-from hotbed.checkpoint.read import check_sizes, gone_of, tensors_of
+from hotbed.checkpoint.read import TYPES, check_sizes, gone_of, tensors_of
 from hotbed.checkpoint.row_file import COLUMNS_KEY, TABLES_KEY
-from hotbed.checkpoint.row_read import TYPES
 from hotbed.checkpoint.types import RowPart
 from hotbed.data.embedded import resolve
 from hotbed.data.schema import Schema

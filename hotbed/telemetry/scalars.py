@@ -7,15 +7,26 @@ memory/resident_bytes, memory/device_bytes, ...
 cache/hit_rate, cache/bytes_in, cache/stall_share, ...      where rows are cached
 tiers/memory_hit_rate, tiers/bytes_read, tiers/wear, ...    where rows are on an ssd
 ids/<table>/seen, ids/<table>/rows, ...                     where ids are dynamic
+
+`TensorBoardWriter`: the same numbers as scalars in RUN/tensorboard, when TensorBoard is installed. TensorBoard takes a third
+of a second to import, so it is imported when training begins. It changes nothing in the run.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hotbed.telemetry.log import Record
+from hotbed.telemetry.observer import Progress
+
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
     from hotbed.telemetry.log import Record
 
 POSITION = {"kind", "split", "epoch", "step", "samples", "seconds"}
@@ -57,3 +68,44 @@ def _plain(group: str, values: Mapping[str, Any] | None, of: str = "") -> list[N
         for name, value in (values or {}).items()
         if name not in POSITION and isinstance(value, int | float) and math.isfinite(value)
     ]
+
+
+class TensorBoardWriter:
+    """An Observer that turns each line into scalars."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+
+    def begin(self, progress: Progress, total_steps: int) -> None:
+        """Open the event file; on resume TensorBoard drops what came after the checkpoint."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # its dependencies warn about each other at import
+                from torch.utils.tensorboard import SummaryWriter
+        except Exception as error:  # versions that do not fit each other fail in many ways; none is worth a lost run
+            warnings.warn(f"TensorBoard cannot be imported ({error}); RUN/tensorboard stays empty.", stacklevel=2)
+            return
+        self._writer = SummaryWriter(str(self._folder), purge_step=progress.step + 1 if progress.step else None)
+
+    def step(self, progress: Progress) -> None:
+        """Scalars come with lines, not with steps."""
+
+    def record(self, record: Record) -> None:
+        if self._writer is None:
+            return
+        for one in numbers_of(record):
+            self._writer.add_scalar(one.path, one.value, global_step=record["step"])
+
+    def say(self, text: str) -> None:
+        """Nothing to draw."""
+
+    def end(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def open_writer(run_dir: Path) -> TensorBoardWriter | None:
+    """The observer for a run, or None where TensorBoard is not installed."""
+    return TensorBoardWriter(run_dir / "tensorboard") if find_spec("tensorboard") else None

@@ -22,8 +22,8 @@ from hotbed.data.draws import key_of
 from hotbed.errors import ConfigError
 from hotbed.optim import KStepAdam
 from hotbed.optim.kstep.merge import MergeRule
+from hotbed.parallel.auto import Mode
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.modes import Mode
 from hotbed.parallel.sharded import ShardedTables, Traffic
 from hotbed.parallel.world import World
 from hotbed.run.config import RunConfig

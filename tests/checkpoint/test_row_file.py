@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotbed.checkpoint import RowPart, row_file
+from hotbed.checkpoint.read import new_room, parts_of, read_whole
 from hotbed.checkpoint.row_file import FileMark, RowFile, Scratch, bounded, columns_of
-from hotbed.checkpoint.row_read import new_room, parts_of, read_whole
 from hotbed.errors import RunError
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbed.data.prepare.hyperloglog import BITS, REGISTERS, STANDARD_ERROR, HyperLogLog
+from hotbed.data.prepare.sketches import BITS, REGISTERS, STANDARD_ERROR, HyperLogLog
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=200)
 MASK = 2**64 - 1

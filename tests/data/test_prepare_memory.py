@@ -82,7 +82,7 @@ def test_prepare_says_what_it_could_not_count(tmp_path, monkeypatch):
 
 
 def small_sketch(_: int):
-    from hotbed.data.prepare.heavy_hitters import HeavyHitters
+    from hotbed.data.prepare.sketches import HeavyHitters
 
     return HeavyHitters(256 * 32)
 

@@ -5,8 +5,7 @@ import time
 import pytest
 
 from hotbed.errors import ConfigError, RunError
-from hotbed.telemetry.spans import Span, Spans, _Seat
-from hotbed.telemetry.trace import MOST_STEPS, Stretch, TraceWriter, parse_steps
+from hotbed.telemetry.spans import MOST_STEPS, Span, Spans, Stretch, TraceWriter, _Seat, parse_steps
 from hotbed.train.run import run
 from tests.train.traces import check_events, events_of, tracks_of
 

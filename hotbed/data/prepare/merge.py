@@ -1,7 +1,7 @@
 """The id lists of all pieces in; per feature, its vocabulary, its counts file and its statistics out.
 
 Features are independent, so only the ids of a few are in memory at a time. A feature is counted exactly while its distinct
-ids fit into the memory given. Beyond, a sketch (heavy_hitters.py) goes over the lists first and finds every id that
+ids fit into the memory given. Beyond, a sketch (sketches.py) goes over the lists first and finds every id that
 can occur more than E times; a second reading counts those exactly, and the ids that do occur more than E times are kept. So
 a vocabulary is never a guess: it is what `min_count` of E + 1 would give, and every count in the file is exact.
 
@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hotbed.data.prepare.arrays import ArrayFile, beside, write_whole
-from hotbed.data.prepare.heavy_hitters import HeavyHitters
-from hotbed.data.prepare.hyperloglog import HyperLogLog
+from hotbed.data.prepare.sketches import HeavyHitters, HyperLogLog
 from hotbed.data.schema import IdFeature, IdMode
 from hotbed.data.vocabulary import Numbering
 from hotbed.host.atomic import flush_to_disk, put

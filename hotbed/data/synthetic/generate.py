@@ -29,9 +29,9 @@ from hotbed.data.synthetic.kernels import (
     id_block,
     integer_block,
     missing_block,
+    plant,
 )
 from hotbed.data.synthetic.shape import IdColumn, IntegerColumn, Shape, inverse_cdf, inverse_quantiles
-from hotbed.data.synthetic.signal import plant
 from hotbed.errors import ConfigError
 
 __all__ = ["MISSING_ID", "MISSING_INTEGER", "Bags", "ClickLog", "ClickRows"]

@@ -1,4 +1,12 @@
-"""Tables in, a state_dict as another library names it out, and back; every name that does not fit is told, all at once.
+"""Weights from and to torch's nn.EmbeddingBag, TorchRec and FBGEMM, by the names of their `state_dict` (docs/interop.md).
+
+    state = hotbed.interop.state_dict(tables, style="torchrec")
+    embedding_bag_collection.load_state_dict(state)
+    hotbed.interop.load_state_dict(tables, embedding_bag_collection.state_dict(), style="torchrec")
+
+A TorchRec KeyedJaggedTensor needs nothing of this: tables take one as it is (hotbed/tables/keyed.py).
+
+Tables in, a state_dict as another library names it out, and back; every name that does not fit is told, all at once.
 
     embedding_bag   <table>.weight: an nn.ModuleDict of nn.EmbeddingBag or nn.Embedding; of one table, or of a
                     hotbed.EmbeddingBag, also its own `weight`

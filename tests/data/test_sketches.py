@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbed.data.prepare.heavy_hitters import HeavyHitters
+from hotbed.data.prepare.sketches import HeavyHitters
 from hotbed.errors import ConfigError
 
 COUNTS = st.one_of(st.integers(0, 5), st.integers(0, 20_000))

@@ -15,11 +15,11 @@ import base64
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +27,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.checkpoint.thrift import Field, struct, varint
 from hotbed.checkpoint.types import RowPart
 from hotbed.store.ssd.segments import start_writing_out
 
+Kind = Literal["byte", "int", "long", "text", "struct"]
+_CODES: dict[Kind, int] = {"byte": 3, "int": 5, "long": 6, "text": 8, "struct": 12}
+_LIST = 9
+_TRUE, _FALSE = 1, 2
 GROUP_BYTES = 8 << 20  # of a row group
 TABLES_KEY = b"hotbed:tables"  # JSON: the table of every row group
 COLUMNS_KEY = b"hotbed:columns"  # JSON: name, width and type of every column but the first
@@ -312,3 +315,47 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     """The numbers in row order; strided records are copied."""
     whole = tensor.detach().contiguous()
     return whole.view(-1).view(torch.uint8).numpy().data
+
+
+class Field(NamedTuple):
+    """One field of a struct; a list of values makes it a list, True or False a boolean."""
+
+    number: int
+    kind: Kind
+    value: int | bytes | Sequence[int | bytes]
+
+
+def varint(number: int) -> bytes:
+    """An unsigned number, seven bits a byte."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def struct(*fields: Field) -> bytes:
+    """An encoded struct; field numbers ascend."""
+    out, last = bytearray(), 0
+    for number, kind, value in fields:
+        if isinstance(value, bool):
+            code = _TRUE if value else _FALSE
+        else:
+            code = _CODES[kind] if isinstance(value, int | bytes) else _LIST
+        out.append((number - last) << 4 | code)
+        last = number
+        if isinstance(value, int | bytes):
+            out += b"" if isinstance(value, bool) else _value(kind, value)
+        else:
+            size = len(value)
+            out += bytes([min(size, 15) << 4 | _CODES[kind]]) + (varint(size) if size >= 15 else b"")
+            for one in value:
+                out += _value(kind, one)
+    return bytes(out) + b"\0"
+
+
+def _value(kind: Kind, value: int | bytes) -> bytes:
+    if isinstance(value, bytes):
+        return value if kind == "struct" else varint(len(value)) + value
+    return bytes([value]) if kind == "byte" else varint(value << 1 if value >= 0 else (-value << 1) - 1)

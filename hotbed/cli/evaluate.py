@@ -41,7 +41,7 @@ def evaluate_command(
             from hotbed.data.loader.loader import Loader
             from hotbed.run.folder import find_data_or_say
             from hotbed.train.metrics import evaluate
-            from hotbed.train.scoring import check_same_ids
+            from hotbed.train.model_folder import check_same_ids
 
             subject = _subject(run)
             dataset = open_dataset(data or find_data_or_say(subject.dataset, subject.run))
@@ -125,7 +125,7 @@ def predict_command(
             from hotbed.data.encode import RawReader
             from hotbed.data.loader.loader import Loader
             from hotbed.run.predictions import predict, raw_batches, split_batches
-            from hotbed.train.scoring import check_same_ids
+            from hotbed.train.model_folder import check_same_ids
 
             model = open_model(run, memory, device, Wanted(cache, hbm, batch_size))
             reader = None
@@ -164,7 +164,7 @@ class Opened(NamedTuple):
 def open_model(place: Path, memory: str | None, device: str, wanted: Wanted) -> Opened:
     """The model of a run is loaded whole, unless `memory` is given; everything else is scored from its files."""
     from hotbed.scorer import DEFAULT_MEMORY, load
-    from hotbed.train.scoring import load_learner
+    from hotbed.train.model_folder import load_learner
 
     if memory is not None and (wanted.cache is not None or wanted.hbm is not None):
         raise ConfigError("--memory leaves rows in their files; --cache and --hbm load all of them. Give one kind.")

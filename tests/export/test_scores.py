@@ -21,7 +21,7 @@ from hotbed.errors import RunError
 from hotbed.export.onnx_model import Scored, compare, write_onnx
 from hotbed.export.write import Wanted, export
 from hotbed.models import MODELS, build_model
-from hotbed.train.scoring import load_learner
+from hotbed.train.model_folder import load_learner
 from tests.export.conftest import train
 
 onnxruntime = pytest.importorskip("onnxruntime")

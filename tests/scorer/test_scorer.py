@@ -12,7 +12,7 @@ import hotbed
 from hotbed.data.encode import RawReader
 from hotbed.data.loader.loader import Loader
 from hotbed.errors import BudgetError, FormatError, HotbedError, IdError, RunError, StoreError
-from hotbed.train.scoring import load_learner
+from hotbed.train.model_folder import load_learner
 from hotbed.types import Batch
 from tests.scorer.conftest import KINDS
 

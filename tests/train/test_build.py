@@ -19,8 +19,8 @@ from hotbed.run import config
 from hotbed.run.config import DENSE_RATES, FIELDS, MOST_AHEAD, MOST_WINDOW, POLICIES, ROW_RATES, RunConfig, TablesConfig
 from hotbed.run.run_file import compose
 from hotbed.train.build import build, changed_settings, option_problems
+from hotbed.train.model_folder import check_same_ids, load_learner
 from hotbed.train.run import run
-from hotbed.train.scoring import check_same_ids, load_learner
 from tests.train.small import SMALL, write_dataset
 
 

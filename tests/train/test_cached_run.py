@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hotbed.telemetry.clock import PARTS
+from hotbed.train.model_folder import load_learner
 from hotbed.train.run import run
-from hotbed.train.scoring import load_learner
 from hotbed.train.step import Learner
 from tests.train.small import lines, model_bytes
 from tests.train.test_resume import interrupt

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.train.loop import INTERRUPTED
 from hotbed.train.metrics import evaluate
+from hotbed.train.model_folder import load_learner
 from hotbed.train.run import run
-from hotbed.train.scoring import load_learner
 from tests.train.small import lines, model_bytes
 
 RULES = ("tables.dynamic=true", "tables.admit=after 2", "tables.expire=unused 12 steps, every 4")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hotbed.train.metrics import evaluate
+from hotbed.train.model_folder import load_learner
 from hotbed.train.run import run
-from hotbed.train.scoring import load_learner
 from tests.train.small import lines, model_bytes
 from tests.train.test_resume import interrupt
 from tests.train.test_run import Spy

@@ -9,8 +9,7 @@ from torch import Tensor
 from hotbed.host.threads import in_parallel, threads_for
 from hotbed.ops.backend import backend_of
 from hotbed.ops.keys import reference
-from hotbed.ops.keys.addresses import Addresses
-from hotbed.ops.keys.first_bad import FirstBad
+from hotbed.ops.keys.addresses import Addresses, FirstBad
 from hotbed.ops.lookups import Span, span_array
 
 __all__ = ["Addresses", "FirstBad", "make_keys"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotbed.ops.keys.addresses import Addresses
-from hotbed.ops.keys.first_bad import FirstBad
+from hotbed.ops.keys.addresses import Addresses, FirstBad
 from hotbed.ops.lookups import Span
 
 

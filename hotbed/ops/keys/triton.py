@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotbed.ops.keys.addresses import Addresses
-from hotbed.ops.keys.first_bad import NONE, FirstBad, Flags, flags_of
+from hotbed.ops.keys.addresses import NONE, Addresses, FirstBad, Flags, flags_of
 from hotbed.ops.launch import Launch
 from hotbed.ops.lookups import Span, span_array
 

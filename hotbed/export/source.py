@@ -6,7 +6,6 @@ and initial values where training never came; in memory where they fit, else on 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from hotbed.run.folder import find_data
 from hotbed.run.model_card import FORMAT_VERSION, card_of, no_model, read_card
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
-from hotbed.train.model_folder import save_weights
+from hotbed.train.model_folder import save_schema, save_weights
 from hotbed.train.step import Learner
 
 _LOOKED_UP = "8MiB"  # of rows at once, where ids are dynamic
@@ -130,12 +129,7 @@ def _copy_meaning(entry: Entry, dataset: Dataset | None, folder: Path) -> None:
             f"what the ids of {entry.folder} mean is defined by the dataset it was trained on, {named}, which {what}. "
             "Say where it is with --data DATASET."
         )
-    dataclasses.replace(dataset.schema, splits={}).save(folder)
-    (folder / "counts").mkdir()
-    for feature in dataset.schema.features:
-        if feature.mode == "vocabulary":
-            name = f"{feature.name}.parquet"
-            shutil.copyfile(dataset.path / "counts" / name, folder / "counts" / name)
+    save_schema(folder, dataset)
 
 
 def _gathered(

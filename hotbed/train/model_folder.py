@@ -70,6 +70,16 @@ def weights_of(tables: EmbeddingTables, world: World = ALONE) -> dict[str, InPie
     return found
 
 
+def save_schema(folder: Path, dataset: Dataset) -> None:
+    """What ids mean: the schema, without its splits, and the id lists of the vocabulary features."""
+    dataclasses.replace(dataset.schema, splits={}).save(folder)
+    (folder / "counts").mkdir()
+    for feature in dataset.schema.features:
+        if feature.mode == "vocabulary":
+            name = f"{feature.name}.parquet"
+            shutil.copyfile(dataset.path / "counts" / name, folder / "counts" / name)
+
+
 def save_model(folder: Path, learner: Learner, dataset: Dataset, card: dict[str, Any], world: World = ALONE) -> None:
     """Write the whole folder in one step, on rank 0; `card` becomes model.json."""
     if not world.is_first:
@@ -80,12 +90,7 @@ def save_model(folder: Path, learner: Learner, dataset: Dataset, card: dict[str,
         save_weights(new, learner, world)
         version = FORMAT_VERSION if any(one["rows"] is None for one in card["tables"].values()) else 1
         (new / "model.json").write_text(json.dumps({"format_version": version, **card}, indent=1) + "\n")
-        dataclasses.replace(dataset.schema, splits={}).save(new)
-        (new / "counts").mkdir()
-        for feature in dataset.schema.features:
-            if feature.mode == "vocabulary":
-                name = f"{feature.name}.parquet"
-                shutil.copyfile(dataset.path / "counts" / name, new / "counts" / name)
+        save_schema(new, dataset)
 
     write_folder(folder, fill)
 

@@ -66,6 +66,10 @@ class Layout(NamedTuple):
     def states(self) -> tuple[str, ...]:
         return self.element_states + self.row_states
 
+    def cut(self, records: Tensor) -> dict[str, Tensor]:
+        """`weight` [S, D] and every state [S, D] or [S, 1] of records [S, W]: views."""
+        return {"weight": self.weights(records)} | {state: records[:, self.columns(state)] for state in self.states}
+
 
 def layout_of(dim: int, optimizer: RowOptimizer, precision: Precision = "fp32") -> Layout:
     """The layout of records of `dim` weights under an optimizer."""

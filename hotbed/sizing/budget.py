@@ -19,13 +19,13 @@ from hotbed.cache import BYTES_PER_SLOT
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.host.memory import in_words, parse_bytes, percent_hint, typed
 from hotbed.ids import MAX_ROWS
-from hotbed.store import Place, tiered
+from hotbed.store import Place, ssd, tiered
 
 Rows = tuple[int, int]  # number of rows, bytes of a record
 Size = tuple[int | None, int]  # likewise; None for dynamic ids
 BYTES_PER_ID = 35  # of the index of dynamic ids, with last use and score
 BASE_BYTES = 12 << 20  # what an empty index of ids takes, in whole pages; not counted
-SSD_BYTES_PER_KEY = 9  # of the ssd's index and bitmaps, where no memory tier is over it
+SSD_BYTES_PER_KEY = ssd.BYTES_PER_KEY  # where no memory tier is over the ssd
 _LEAST_SSD = 4 << 20  # of a group: three segments, and the copy that compaction makes
 _MOST_ADDRESSES = 1 << 44  # bytes set aside for rows of dynamic ids, which take memory only once they are used
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from hotbed.ops.index import Scoring
 from hotbed.ops.records import Layout
+from hotbed.store.counts import TierHoldings, Tiers
+from hotbed.store.held import Holder
 from hotbed.store.memory import MemoryStore
 from hotbed.store.ssd import SsdStore
 from hotbed.store.tiered import TieredStore
@@ -49,6 +51,24 @@ class Store(Protocol):
 
     def flush(self) -> None:
         """Bring everything to the lowest tier."""
+
+    def holder(self) -> Holder:
+        """What holds the rows of one moment for a checkpoint, once `take` of it is called."""
+
+    def adopt(self, folder: Path) -> None:
+        """Take over the rows of a folder that a checkpoint's files were linked into; nothing was written since `clear`."""
+
+    def count_as_saved(self) -> None:
+        """All rows are as a checkpoint has them."""
+
+    def tiers(self, num_keys: int) -> Tiers | None:
+        """What memory and ssd did and hold, of which `num_keys` keys were ever used; None without an ssd."""
+
+    def holdings(self) -> TierHoldings | None:
+        """What a tier of memory over an ssd holds; None without one."""
+
+    def take_up(self, held: TierHoldings) -> bool | None:
+        """Bring the rows back that the tier held; False if it had another size; None without one."""
 
     def close(self) -> None:
         """The end."""

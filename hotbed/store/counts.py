@@ -6,7 +6,9 @@ numbers of Python, added once a batch, so they cost nothing beside the rows. Tie
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 
 class TierCounts(NamedTuple):
@@ -57,6 +59,18 @@ class TierSizes(NamedTuple):
         """Of the records in segments; 1 when there are none."""
         records = self.ssd_live_bytes + self.ssd_stale_bytes
         return self.ssd_live_bytes / records if records else 1.0
+
+
+class TierHoldings(NamedTuple):
+    """What memory over an ssd holds and the policy knows of it, of one moment; [E] are the slots that were ever taken."""
+
+    num_slots: int
+    clock: int
+    hand: int
+    keys: NDArray[Any]  # int64 [E]; -1: free
+    last: NDArray[Any]  # int32 [E]
+    uses: NDArray[Any]  # int32 [E]
+    free: NDArray[Any]  # int64: slots, the next one first
 
 
 class Tiers(NamedTuple):

@@ -12,7 +12,8 @@ and were not saved yet.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +28,40 @@ from hotbed.ops.move.states import HELD, KEPT, marked
 
 Keys = NDArray[np.int64]
 _CHUNK = 1 << 16
+
+
+class Files(Protocol):
+    """Files that hold rows of one moment and never change again."""
+
+    def link_into(self, folder: Path) -> None:
+        """Put them into a folder, on the disk."""
+
+
+class Holder(Protocol):
+    """Rows of one moment, for a checkpoint. Whatever stops on the way, `give_back` undoes it."""
+
+    @property
+    def files(self) -> Sequence[Files]:
+        """Where the records are; none: `items` gives them."""
+
+    @property
+    def keys(self) -> Keys:
+        """Of the rows that `items` gives, ascending."""
+
+    def take(self, touched: bool) -> None:
+        """Hold all rows ever written, or those touched since the last commit; they count as saved from now on."""
+
+    def items(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(keys, records) of the rows that no file has, each once; in any thread."""
+
+    def in_files(self, live: Callable[[], Keys]) -> Keys:
+        """The keys whose records the files have, ascending, of those that `live` names."""
+
+    def commit(self) -> None:
+        """They are saved."""
+
+    def give_back(self) -> None:
+        """The end; what was not saved counts as touched again."""
 
 
 class Holding(Protocol):
@@ -52,6 +87,15 @@ class HeldRows:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def files(self) -> Sequence[Files]:
+        """None: `items` gives the records."""
+        return ()
+
+    def in_files(self, live: Callable[[], Keys]) -> Keys:
+        """None."""
+        return np.empty(0, dtype=np.int64)
 
     def take(self, touched: bool) -> None:
         """Hold the rows as they are now."""

@@ -7,6 +7,7 @@ first value, which `first` computes from (seed, table, id); who can compute it e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +18,9 @@ from hotbed.host.pages import zeros
 from hotbed.ops.move import gather_rows, scatter_rows
 from hotbed.ops.move.states import ABSENT, EXPECTED, SAVED, WRITTEN, hold, join, mark, marked, sort_out, words_of
 from hotbed.ops.records import Layout
+from hotbed.store.counts import TierHoldings, Tiers
 from hotbed.store.held import HeldRows, refuse_second
+from hotbed.store.ssd import frozen_items
 
 _CHUNK = 1 << 16
 
@@ -84,6 +87,24 @@ class MemoryStore:
     def holder(self) -> HeldRows:
         """What `take` of it holds: see HeldRows. `give_back` is to be called whatever happens, so it is there first."""
         return HeldRows(self, self._records)
+
+    def adopt(self, folder: Path) -> None:
+        """Write the rows of a checkpoint's folder; a key that is outside has no id here."""
+        for keys, records in frozen_items(folder):
+            inside = keys < self._records.shape[0]
+            self.write(keys[inside], records[inside])
+
+    def tiers(self, num_keys: int) -> Tiers | None:
+        """No ssd."""
+        return None
+
+    def holdings(self) -> TierHoldings | None:
+        """No tier."""
+        return None
+
+    def take_up(self, held: TierHoldings) -> bool | None:
+        """No tier."""
+        return None
 
     def hold(self, *, touched: bool, at_once: bool = False) -> HeldRows:
         """The rows as they are now, all or those written since the last time, while writing goes on: see HeldRows.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,25 +22,14 @@ from hotbed.errors import StoreError
 from hotbed.host.pages import zeros
 from hotbed.ops.index import Scoring
 from hotbed.ops.move import gather_rows, scatter_rows
+from hotbed.store import ssd as on_ssd
 from hotbed.store import tier_kernels as kernels
-from hotbed.store.counts import TierCounts
-from hotbed.store.ssd import Frozen, SsdSizes, SsdStore
+from hotbed.store.counts import TierCounts, TierHoldings, Tiers
+from hotbed.store.ssd import Frozen, FrozenRows, SsdSizes, SsdStore
 
 BYTES_PER_SLOT = 8 + 4 + 4 + 1 + 8  # key, uses, last, dirty, and a place in the list of free slots
-BYTES_PER_KEY = 4 + 9
+BYTES_PER_KEY = 4 + on_ssd.BYTES_PER_KEY
 _FLUSH = 1 << 16  # rows written to the ssd at once
-
-
-class TierHoldings(NamedTuple):
-    """What memory holds and the policy knows of it, of one moment; [E] are the slots that were ever taken."""
-
-    num_slots: int
-    clock: int
-    hand: int
-    keys: NDArray[Any]  # int64 [E]; -1: free
-    last: NDArray[Any]  # int32 [E]
-    uses: NDArray[Any]  # int32 [E]
-    free: NDArray[Any]  # int64: slots, the next one first
 
 
 class TieredStore:
@@ -144,6 +132,13 @@ class TieredStore:
         self.flush()
         return self._ssd.freeze()
 
+    def holder(self) -> FrozenRows:
+        """For a checkpoint, which links the files."""
+        return FrozenRows(self.freeze)
+
+    def count_as_saved(self) -> None:
+        """Files are linked whole: nothing says which rows changed."""
+
     def adopt(self, folder: Path) -> None:
         """Take over the rows of a checkpoint's folder, in place of those that are here."""
         self._empty()
@@ -154,7 +149,7 @@ class TieredStore:
         parts = (self._key_of_slot[: self._end], self._last[: self._end], self._uses[: self._end], self._free)
         return TierHoldings(self._key_of_slot.size, self._clock, self._hand, *(part.copy() for part in parts))
 
-    def take_up(self, held: TierHoldings) -> bool:
+    def take_up(self, held: TierHoldings) -> bool | None:
         """Bring the rows back that memory held, which are on the ssd; False, and nothing, if it had other slots than now."""
         assert self._end == 0, f"{self.num_in_memory} rows are in memory"
         if held.num_slots != self._key_of_slot.size:
@@ -190,6 +185,19 @@ class TieredStore:
     def close(self) -> None:
         """Delete what is on the ssd."""
         self._ssd.close()
+
+    def tiers(self, num_keys: int) -> Tiers | None:
+        """What memory and the ssd did and hold, of which `num_keys` keys were ever used."""
+        sizes = self._ssd.tiers(num_keys).sizes
+        per_slot = self._width * 4 + BYTES_PER_SLOT
+        return Tiers(
+            self.counts,
+            sizes._replace(
+                memory_slots=self.num_slots,
+                memory_rows=self.num_in_memory,
+                memory_bytes=num_keys * BYTES_PER_KEY + self.num_slots_used * per_slot,
+            ),
+        )
 
     def sizes(self) -> SsdSizes:
         """Of the ssd."""

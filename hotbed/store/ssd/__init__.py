@@ -13,7 +13,16 @@ kernels.py      all that is compiled
 """
 
 from hotbed.store.ssd.format import INDEX_NAME, IndexedSegment
-from hotbed.store.ssd.frozen import Frozen, frozen_items
-from hotbed.store.ssd.store import SsdSizes, SsdStore
+from hotbed.store.ssd.frozen import Frozen, FrozenRows, frozen_items
+from hotbed.store.ssd.store import BYTES_PER_KEY, SsdSizes, SsdStore
 
-__all__ = ["INDEX_NAME", "Frozen", "IndexedSegment", "SsdSizes", "SsdStore", "frozen_items"]
+__all__ = [
+    "BYTES_PER_KEY",
+    "INDEX_NAME",
+    "Frozen",
+    "FrozenRows",
+    "IndexedSegment",
+    "SsdSizes",
+    "SsdStore",
+    "frozen_items",
+]

@@ -11,11 +11,13 @@ import errno
 import os
 import shutil
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.errors import StoreError
@@ -83,6 +85,36 @@ class Frozen:
     def release(self) -> None:
         """The store may delete these files again."""
         self._release()
+
+
+class FrozenRows:
+    """A Holder (held.py) of rows that are all in files: nothing is read, a checkpoint links the files."""
+
+    def __init__(self, freeze: Callable[[], Frozen]) -> None:
+        self._freeze = freeze
+        self.files: list[Frozen] = []
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        return np.empty(0, dtype=np.int64)
+
+    def take(self, touched: bool) -> None:
+        """All rows, whatever was touched: a link costs nothing."""
+        self.files.append(self._freeze())
+
+    def items(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(())
+
+    def in_files(self, live: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+        return np.sort(live())
+
+    def commit(self) -> None:
+        """They are linked."""
+
+    def give_back(self) -> None:
+        """The store may delete the files again."""
+        for frozen in self.files:
+            frozen.release()
 
 
 def _release(segments: Segments, held: list[Segment]) -> None:

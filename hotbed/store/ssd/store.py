@@ -28,18 +28,19 @@ from torch import Tensor
 
 from hotbed.errors import StoreError
 from hotbed.host.memory import in_words
-from hotbed.store.counts import TierCounts
+from hotbed.store.counts import TierCounts, TierHoldings, Tiers, TierSizes
 from hotbed.store.ssd import kernels
 from hotbed.store.ssd.adopt import adopt
 from hotbed.store.ssd.append import Appender, NoRoomError, Piece
 from hotbed.store.ssd.compaction import Compaction
 from hotbed.store.ssd.format import HEADER_BYTES, MAX_RECORD_BYTES, IndexedSegment, record_bytes
-from hotbed.store.ssd.frozen import Frozen, sync
+from hotbed.store.ssd.frozen import Frozen, FrozenRows, sync
 from hotbed.store.ssd.integrity import check_integrity
 from hotbed.store.ssd.places import MAX_ROWS, Places
 from hotbed.store.ssd.read import Found, read_records
 from hotbed.store.ssd.segments import Segments, cannot_write
 
+BYTES_PER_KEY = 9  # of the index and the bitmaps
 _CHUNK = 1 << 16
 _SMALLEST, _LARGEST = 1 << 20, 1 << 32  # bytes of a segment, unless the caller says otherwise
 _FILES = 256  # segments under the cap: few enough for the descriptors a process may have
@@ -165,6 +166,21 @@ class SsdStore:
                     held.append((segment, IndexedSegment(segment.path.name, segment.num_records, live)))
             return Frozen(segments, held, self._num_rows)
 
+    def holder(self) -> FrozenRows:
+        """For a checkpoint, which links the files."""
+        return FrozenRows(self.freeze)
+
+    def count_as_saved(self) -> None:
+        """Files are linked whole: nothing says which rows changed."""
+
+    def holdings(self) -> TierHoldings | None:
+        """No tier in memory."""
+        return None
+
+    def take_up(self, held: TierHoldings) -> bool | None:
+        """No tier in memory."""
+        return None
+
     def adopt(self, folder: Path) -> None:
         """Take over the rows of a checkpoint's folder, in place of those that are here: see adopt.py."""
         self._check_open()
@@ -218,6 +234,19 @@ class SsdStore:
             records_read=self._records_read,
             compactions=self._compaction.num_done,
         )
+
+    def tiers(self, num_keys: int) -> Tiers:
+        """What the ssd did and holds, of which `num_keys` keys were ever used."""
+        ssd = self.sizes()
+        sizes = TierSizes(
+            memory_bytes=num_keys * BYTES_PER_KEY,
+            ssd_bytes=ssd.file_bytes,
+            ssd_cap=self.max_bytes,
+            ssd_live_bytes=ssd.live_bytes,
+            ssd_stale_bytes=ssd.stale_bytes,
+            ssd_segments=ssd.num_segments,
+        )
+        return Tiers(self.counts, sizes)
 
     @property
     def counts(self) -> TierCounts:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hotbed.cache.holdings import Holdings, holdings_of, take_up
 from hotbed.store import TieredStore
-from hotbed.store.tiered import TierHoldings
+from hotbed.store.counts import TierHoldings
 from hotbed.tables.group.cached import CachedGroup
 
 _CHUNK = 1 << 18  # rows brought in at once

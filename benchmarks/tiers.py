@@ -23,7 +23,6 @@ from torch import Tensor
 import hotbed
 from hotbed.host.memory import in_words, parse_bytes
 from hotbed.store import TieredStore
-from hotbed.tables.group.cached import CachedGroup
 
 ROWS, DIM, FEATURES, BATCH = 3_000_000, 32, 4, 4096
 HBM = "24MiB"
@@ -79,8 +78,7 @@ def run(memory: str, ssd: str | None, steps: int) -> Found:
     del small
     before = resident()
     tables = new_tables(ROWS, memory, ssd)
-    (group,) = tables.groups
-    assert isinstance(group, CachedGroup)
+    (group,) = tables.caches
     grad = torch.full((BATCH, FEATURES, DIM), 1e-3)
     speeds, start, most = [], time.perf_counter(), 0
     counts: Any = None

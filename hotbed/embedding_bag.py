@@ -120,9 +120,9 @@ class EmbeddingBag(nn.Module):
         """One vector per bag [B, D]: bags are the rows of a matrix [B, T], or cut from a list by `offsets`."""
         bags = self._bags(input, offsets, per_sample_weights)
         if self.max_norm is not None:
-            self.tables._claim()
-            group = self.tables._group_of(_NAME)
-            group.touch(bags.values)
+            self.tables.claim()
+            group = self.tables.group_of(_NAME)
+            group.residency.touch(bags.values)
             torch.embedding_renorm_(group.columns(_NAME)["weight"], bags.values, self.max_norm, self.norm_type)
         vectors: Tensor = self.tables({_NAME: bags})[_NAME]
         if self.mode == "max":

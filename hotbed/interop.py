@@ -95,12 +95,12 @@ def load_state_dict(
     if wrong:
         raise ShapeError("these weights do not fit the tables: " + "; ".join(wrong))
     has_sums = [name for name, columns in found.items() if "sum" in columns and not weights_only]
-    with tables.changes.loading(tables._claim, found, whole=len(has_sums) == len(found)):
+    with tables.changes.loading(tables.claim, found, whole=len(has_sums) == len(found)):
         for name, columns in found.items():
             kept = {"weight": columns["weight"]}
             if name in has_sums:
                 kept[_SUMS[type(tables.optimizer)]] = columns["sum"]
-            tables._group_of(name).load(name, {what: one.detach() for what, one in kept.items()})
+            tables.group_of(name).load(name, {what: one.detach() for what, one in kept.items()})
 
 
 def _checked(tables: EmbeddingTables | EmbeddingBag, style: str) -> EmbeddingTables:
@@ -115,8 +115,8 @@ def _checked(tables: EmbeddingTables | EmbeddingBag, style: str) -> EmbeddingTab
 
 def _columns(tables: EmbeddingTables, name: str, sums: str | None = None) -> Columns:
     """Copies on the host: what a table hands out are views of its records."""
-    tables._claim()
-    found = tables._group_of(name).columns(name)
+    tables.claim()
+    found = tables.group_of(name).columns(name)
     columns = {"weight": found["weight"]} | ({"sum": found[sums]} if sums else {})
     return {what: one.detach().to("cpu", torch.float32, copy=True).contiguous() for what, one in columns.items()}
 

@@ -130,8 +130,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "one file less is read ahead",
     (
         "hotbed/train/model_folder.py",
-        "if tables._group_of(name).shard.world > 1:",
-        "if tables._group_of(name).shard.world >= 1:",
+        "if tables.group_of(name).shard.world > 1:",
+        "if tables.group_of(name).shard.world >= 1:",
     ): "the way for parts of tables takes whole ones too",
 }
 

@@ -21,7 +21,6 @@ from hotbed.errors import ConfigError
 from hotbed.host.memory import available_memory, in_words
 from hotbed.optim import RowOptimizer, row_optimizer
 from hotbed.store import MemoryStore
-from hotbed.tables.group.cached import CachedGroup
 
 
 class HotbedSystem:
@@ -50,8 +49,8 @@ class CachedSystem(HotbedSystem):
         super().__init__(setting, cache=setting.cache, **({"policy": setting.policy} if setting.policy else {}))
         self._ahead = {"window": setting.window, "look_ahead": setting.look_ahead}
         if setting.warm_store:
-            for group in self.tables.groups:
-                cast(MemoryStore, cast(CachedGroup, group).store).write_first_values()
+            for cache in self.tables.caches:
+                cast(MemoryStore, cache.store).write_first_values()
 
     def counts(self) -> CacheCounts:
         return self.tables.counters()

@@ -39,7 +39,6 @@ from hotbed.host.atomic import place
 from hotbed.host.devices import pick_device
 from hotbed.run.config import RunConfig
 from hotbed.sizing.fit import rows_of_batch
-from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
 from hotbed.train.build import Sketch, dense_optimizer, model_of, train_loader
@@ -293,9 +292,7 @@ class _Watch:
         steps = self._steps - self._warm
         peak = 0.0
         if self._device.type == "cuda":
-            held = self._tables.num_bytes + sum(
-                group.cache.num_bytes for group in self._tables.groups if isinstance(group, CachedGroup)
-            )
+            held = sum(group.num_bytes for group in self._tables.groups)
             peak = torch.cuda.max_memory_allocated(self._device) - before - held
         misses = self._counts.misses / max(self._counts.batches, 1)
         seconds = self._seconds / steps

@@ -98,6 +98,10 @@ class AutoFront:
         """The union that batches need."""
         return self._front.wants
 
+    def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
+        """See ShardFront."""
+        return self._sharded.ensure(lookups, learns, claim)
+
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
         self._num_batches += 1

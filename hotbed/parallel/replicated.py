@@ -28,7 +28,6 @@ from hotbed.ops.lookups import Lookups, Span
 from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.routes import Union, Want
-from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.group.group import TableGroup, UpdateStep
 
 if TYPE_CHECKING:
@@ -117,12 +116,15 @@ class ReplicatedFront:
     def __init__(self, sharded: ShardFront, mesh: Mesh, group: TableGroup) -> None:
         self.layout = group.layout
         # One rank alone lets its user write to rows through views, and what a dynamic id means may change.
-        is_dynamic = isinstance(group, CachedGroup) and group.ids is not None
-        self.wants: Want = "once" if is_dynamic or mesh.size == 1 else "kept"
+        self.wants: Want = "once" if group.keyspace.is_dynamic or mesh.size == 1 else "kept"
         self.tally = Tally()
         self._sharded = sharded  # sends sums of gradients to the owners
         self._group = group
         self._replicas = Replicas(mesh, group)
+
+    def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
+        """See ShardFront."""
+        return self._sharded.ensure(lookups, learns, claim)
 
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""

@@ -24,7 +24,6 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,8 +35,6 @@ from hotbed.ops.shard import Shard
 from hotbed.parallel.asks import SMALL, Ask, Wanted, ask_of
 from hotbed.parallel.collect import Passage, carry, carry_back, gather, gather_numbers, passages
 from hotbed.parallel.mesh import Mesh
-from hotbed.tables.group.cached import CachedGroup
-from hotbed.tables.group.dynamic import DynamicIds, Sense
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.inputs import Given, GroupInputs
 
@@ -200,14 +197,9 @@ def _repeated(values: Tensor, times: Sequence[int], device: torch.device) -> Ten
 
 def wanted_of(group: TableGroup, flattened: Callable[[Any], Lookups]) -> Wanted:
     """Of one group; `flattened` gives the look-ups of a batch for what makes keys of ids."""
-    if isinstance(group, CachedGroup) and group.ids is not None:
-        lookups = flattened(_RawIds(group, group.ids))
-        ids, tables = lookups.sense
-        return Wanted(lookups, ids, group.shard.owner_of_any, tables)
-    lookups = flattened(group)
-    if lookups.check is not None:
-        lookups.check()
-    return Wanted(lookups, lookups.slots.to(torch.int64), group.shard.owner_of_any, num_local=group.num_rows)
+    lookups = flattened(_Places(group))
+    keys, tables, num_local = group.keyspace.asked(lookups)
+    return Wanted(lookups, keys, group.shard.owner_of_any, tables, num_local)
 
 
 def tables_in_parts(inputs: GroupInputs, given: Given) -> tuple[int, ...] | None:
@@ -222,33 +214,15 @@ def tables_in_parts(inputs: GroupInputs, given: Given) -> tuple[int, ...] | None
     return tuple(number_of_table.get(feature.table, -1) for feature in features) if tables else None
 
 
-def keys_of_ids(ids: DynamicIds, route: Route, learns: bool) -> tuple[Tensor, Sense]:
-    """The keys of dynamic ids that all ranks ask for, each once for every rank; they count as often as they come."""
-    assert route.tables is not None
-    assert route.times is not None
-    times = route.times.cpu().numpy()
-    tables = np.repeat(route.tables.cpu().numpy().astype(np.uint16), times)
-    keys, sense = ids.keys_of(tables, np.repeat(route.keys.cpu().numpy(), times), learns)
-    first = np.cumsum(times) - times
-    return torch.from_numpy(keys[first]).to(route.keys.device), sense
+class _Places:
+    """Stands in for a group whose rows other ranks have, too: keys are what a question to their owners is made of."""
 
-
-class _RawIds:
-    """Stands in for a group: its keys are no keys yet, the sense is (ids, numbers of their tables)."""
-
-    def __init__(self, group: CachedGroup, ids: DynamicIds) -> None:
-        self.records = group.records
-        self._members = group.members
-        self._ids = ids
+    def __init__(self, group: TableGroup) -> None:
+        self._group = group
+        self.records, self.refuse = group.records, group.refuse
 
     def keys(
         self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
     ) -> tuple[Tensor, FirstBad, Any]:
-        """Positions, and -1 for padding."""
-        numbers = torch.from_numpy(self._ids.numbers_of(spans, tables, ids.shape[0]).astype(np.int32)).to(ids.device)
-        places = torch.arange(ids.shape[0], device=ids.device)
-        for number, name in enumerate(self._ids.names):
-            padding = self._members[name].padding_id
-            if padding is not None:
-                places[(numbers == number) & (ids == padding)] = -1
-        return places, FirstBad(None), (ids, numbers)
+        """See Keyspace.places."""
+        return self._group.keyspace.places(ids, spans, tables)

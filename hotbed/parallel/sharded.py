@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, cast, get_args
@@ -36,7 +36,6 @@ from hotbed.parallel.routes import (
     Route,
     Want,
     end_routes,
-    keys_of_ids,
     make_routes,
     refuse_routes,
     tables_in_parts,
@@ -44,8 +43,8 @@ from hotbed.parallel.routes import (
     with_unions,
 )
 from hotbed.parallel.shared_rows import SharedRows, Summed, averaged
-from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.group.group import TableGroup, UpdateStep
+from hotbed.tables.group.keyspace import Question
 from hotbed.tables.inputs import Given, as_given, flatten
 from hotbed.tables.keyed import KeyedJagged
 from hotbed.tables.module import EmbeddingTables
@@ -107,13 +106,13 @@ class ShardedTables(EmbeddingTables):
         self.mesh, self.order = mesh, order
         settings = {"gradients": gradients, "traffic": traffic, "mode": mode, "pooled": pooled}
         order.compare(_description(self, settings | {name: options.get(name) for name in _ALIKE}))
-        self._recorded = None  # what it records is of one rank
+        self.stop_recording()  # what it records is of one rank
         scale = 1.0 if gradients == "sum" else 1.0 / mesh.size
         self._sharded = [ShardFront(self, group, scale, traffic) for group in self.groups]
         self._ways = [way_of(mode, front, mesh, group) for front, group in zip(self._sharded, self.groups)]
         self.fronts = [*self._ways]
         self._mode, self._pooled = mode, pooled
-        self._is_cached = any(isinstance(group, CachedGroup) for group in self.groups)
+        self._is_cached = bool(self.caches)
         self._num_calls, self._trains = 0, False
         self._told = False  # the others know what became of the call, or will
         self._idle: list[Mesh] = []  # that feeds have settled their batches over
@@ -206,11 +205,10 @@ class ShardedTables(EmbeddingTables):
         """The look-ups that all ranks ask this one for, by group. Dynamic ids take them for the next training batch."""
         found = []
         for group, front, route in zip(self.groups, self._sharded, routes):
-            keys, sense = route.keys, None
-            if isinstance(group, CachedGroup) and group.ids is not None:
-                keys, sense = keys_of_ids(group.ids, route, learns)
-                if learns and front.shared is not None:
-                    keys = front.shared.behind(keys)
+            question = Question(route.keys, route.tables, group.num_rows)
+            keys, sense = group.keyspace.answer(question, route.times, learns)
+            if learns and front.shared is not None:
+                keys = front.shared.behind(keys)
             count = keys.shape[0]
             asked = Lookups(keys, (Span("rows", 0, count, 1),), count, sense=sense, route=route)
             if route.starts is not None:
@@ -268,9 +266,11 @@ class ShardFront:
         self._type = _TYPES[traffic]
         self.shared: SharedRows | None = None  # where ids have to be admitted
         if any(member.rules is not None and member.rules.admission is not None for member in group.members.values()):
-            assert isinstance(group, CachedGroup), "dynamic ids are looked up in a cache"
-            assert group.ids is not None, "ids that are admitted are dynamic"
-            self.shared = SharedRows(tables.mesh, group.ids)
+            self.shared = SharedRows(tables.mesh, group)
+
+    def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
+        """Rows are in the slots of their owners when they are asked for: see `asked`."""
+        return lookups if lookups.renew is None else lookups.renew()
 
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
@@ -340,7 +340,7 @@ class ShardFront:
 
 def _description(tables: EmbeddingTables, settings: dict[str, Any]) -> dict[str, str]:
     """What must be the same on all ranks; budgets and places are each rank's own."""
-    cached = [sorted(group.members) for group in tables.groups if isinstance(group, CachedGroup)]
+    cached = [sorted(group.members) for group in tables.groups if group.num_slots]
     found = {"the tables": list(tables.tables), **{f"table {name!r}": table for name, table in tables.tables.items()}}
     found |= {"optimizer": tables.optimizer, "output": tables.output, "tables behind a cache": cached, **settings}
     return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for name, value in found.items()}

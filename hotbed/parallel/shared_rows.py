@@ -24,22 +24,23 @@ from hotbed.ops.sums import sum_by_row
 from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.routes import Route
-from hotbed.tables.group.dynamic import DynamicIds
+from hotbed.tables.group.group import TableGroup
 
 
 class SharedRows:
     """S replicas of one group, in the order of their tables. They stand behind the rows that ranks ask for."""
 
-    def __init__(self, mesh: Mesh, ids: DynamicIds) -> None:
-        rules = ids.translator.rules
-        self._mesh, self._ids = mesh, ids
-        self._tables = [table for table, rule in enumerate(rules) if rule.admission is not None]
-        self._place_of = torch.full((len(rules),), -1, device="cpu")  # int64 [T]
-        self._place_of[self._tables] = torch.arange(len(self._tables), device="cpu")
+    def __init__(self, mesh: Mesh, group: TableGroup) -> None:
+        members = list(group.members.values())
+        tables = [t for t, one in enumerate(members) if one.rules is not None and one.rules.admission is not None]
+        self._mesh, self._keyspace = mesh, group.keyspace
+        self._tables = [members[table].name for table in tables]
+        self._place_of = torch.full((len(members),), -1, device="cpu")  # int64 [T]
+        self._place_of[tables] = torch.arange(len(tables), device="cpu")
 
     def behind(self, keys: Tensor) -> Tensor:
         """The keys [n] that this rank is asked for, with those of its replicas: [n + S]."""
-        own = np.array([self._ids.translator.shared_key(table) for table in self._tables], dtype=np.int64)
+        own = np.array([self._keyspace.shared_key(table) for table in self._tables], dtype=np.int64)
         return torch.cat([keys, torch.from_numpy(own).to(keys.device)])
 
     def together(self, asked: Lookups, grad: Tensor) -> Summed:

@@ -17,7 +17,6 @@ from hotbed.errors import ConfigError
 from hotbed.ops.streams import after, mark
 from hotbed.pipeline.feed import Feed
 from hotbed.pipeline.reader import Reader
-from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.module import EmbeddingTables
 from hotbed.telemetry.clock import READER, StepClock
 
@@ -57,7 +56,7 @@ def prefetch(
     for name, value, most in (("window", window, _MOST_WINDOW), ("look_ahead", look_ahead, MOST_AHEAD)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
             raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {value!r}")
-    if not any(isinstance(group, CachedGroup) for group in tables.groups):
+    if not tables.caches:
         return _moved(Reader(loader, tables.device), tables.device, tables.clock)
     return _batches(Feed(loader, tables, window, look_ahead))
 

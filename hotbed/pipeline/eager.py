@@ -13,7 +13,7 @@ from hotbed.ops.lookups import Ticket
 from hotbed.ops.streams import after
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow
 from hotbed.pipeline.transfer_thread import Move, Mover
-from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.inputs import as_given, flatten
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import Planned, Routed
@@ -50,7 +50,7 @@ class EagerPlanner:
     takes_along = finds_late = False
     may_have_bad_ids = True  # the device may still be checking them
 
-    def __init__(self, tables: EmbeddingTables, groups: Sequence[CachedGroup]) -> None:
+    def __init__(self, tables: EmbeddingTables, groups: Sequence[CachedRows]) -> None:
         self._tables = tables
         self._groups = groups
         self._device = tables.device
@@ -80,7 +80,7 @@ class EagerPlanner:
                 lookups = self._tables.asked(batch.routes, self.learns)
             return KnownBatch(batch, named, batch.given, self, lookups, None)
         given = as_given(self._tables.features, named.ids, named.bags, self._device)
-        groups = zip(self._groups, self._tables.group_inputs)
+        groups = zip(self._tables.groups, self._tables.group_inputs)
         with self._changes.changing("translating ids"):
             lookups = [flatten(group, inputs, given, self.learns) for group, inputs in groups]
         return KnownBatch(batch, named, given, self, lookups, None)

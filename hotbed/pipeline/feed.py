@@ -12,7 +12,7 @@ Planning runs on the training thread and stream, a little at every batch: it onl
 so would spend its time passing Python's lock to and fro. It never waits for the device. How a batch is planned and how its rows
 are moved is its planner's business (planner.py): recorded for id matrices of one size on CUDA, launch by launch for all others.
 
-The plain way (`CachedGroup.placed`) runs the same steps one after the other.
+The plain way (`CachedRows.placed`) runs the same steps one after the other.
 
 Every step that moves rows or changes an index is one change (changes.py). In between, a feed may be left at any point by an
 exception: `close` then carries out what was decided, and if it is interrupted itself, the next call of the tables does.
@@ -36,7 +36,6 @@ from hotbed.pipeline.eager import EagerPlanner
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow, Planner, Trial, Window
 from hotbed.pipeline.reader import MOST_SHARED, Reader
 from hotbed.pipeline.recorded import RecordedPlanner, recorded_for
-from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.group.dynamic import FAR_AHEAD
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import Planned, Routed
@@ -59,8 +58,8 @@ class Feed:
         self._given_look_ahead = None if look_ahead is None else max(look_ahead, window or 1)
         self._look_ahead = 1  # until the first batch is known
         self._names = [feature.name for feature in tables.features]
-        self._cached = [group for group in tables.groups if isinstance(group, CachedGroup)]
-        self._ids = [group.ids for group in self._cached if group.ids is not None]
+        self._cached = tables.caches
+        self._ids = [group.keyspace for group in self._cached if group.keyspace.is_dynamic]
         self._most_ahead, self._num_delivered = MOST_AHEAD, 0  # the latter since batches were last taken back
         self._learns = True
         self._owner = threading.current_thread()  # who trains

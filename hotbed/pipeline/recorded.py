@@ -16,7 +16,7 @@ from hotbed.ops.backend import backend_of
 from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.pipeline.batches import Ids
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow
-from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.inputs import Given, as_given, flatten
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import Planned
@@ -39,7 +39,7 @@ def recorded_for(tables: EmbeddingTables, named: Ids, window: int, learns: bool)
     )
     if not alike or backend_of(ids) != "triton" or ids.device != tables.device or ids.shape[1] != len(tables.features):
         return None
-    if not all(isinstance(group, CachedGroup) and group.has_lanes for group in tables.groups):
+    if not tables.caches or not all(group.has_lanes for group in tables.caches):
         return None
     if any(feature.pooling == "none" for feature in tables.features):
         return None
@@ -76,9 +76,7 @@ class RecordedTransfer:
     waits = False  # the exchange is put on the stream behind the rows
     holds_memory = False  # staging buffers are kept from feed to feed
 
-    def __init__(
-        self, groups: Sequence[CachedGroup], porters: Sequence[Porter], windows: Sequence[GroupWindow]
-    ) -> None:
+    def __init__(self, groups: Sequence[CachedRows], porters: Sequence[Porter], windows: Sequence[GroupWindow]) -> None:
         self._groups, self._porters, self._windows = groups, porters, windows
 
     @property
@@ -103,7 +101,7 @@ class RecordedPlanner:
         self._shape = shape
         self._names = [feature.name for feature in tables.features]
         self._columns_of = {name: column for column, name in enumerate(self._names)}
-        self._groups = [group for group in tables.groups if isinstance(group, CachedGroup)]
+        self._groups = tables.caches
         self._spans = [inputs.matrix_spans(shape[0]) for inputs in tables.group_inputs]
         self._columns: list[list[int] | None] = []
         self._lanes, self._makers, self._porters = [], [], []

@@ -16,11 +16,11 @@ import torch
 
 from hotbed.host.handover import Latch, Runner
 from hotbed.ops.streams import mark, side_stream
-from hotbed.tables.group.cached import CachedGroup, Fetch
+from hotbed.tables.group.cached import CachedRows, Fetch
 from hotbed.telemetry.spans import span
 
 _PATIENCE = 5.0  # seconds
-Fetches = list[tuple[CachedGroup, Fetch]]
+Fetches = list[tuple[CachedRows, Fetch]]
 
 
 class Move:

@@ -6,6 +6,7 @@ and no gradient of the rows goes any further.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +29,9 @@ class Front(Protocol):
     """What answers the look-ups of one group: the group itself, or whoever asks other ranks."""
 
     layout: Layout
+
+    def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
+        """The look-ups with the slots their rows are in; what has to move rows for it calls `claim` first."""
 
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""

@@ -30,11 +30,10 @@ from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_schedule
 from hotbed.sizing.budget import Budgets, rooms_of
 from hotbed.sizing.groups import sizes_of
-from hotbed.store.counts import Tiers
+from hotbed.store.counts import TierCounts, Tiers, TierSizes
 from hotbed.tables.autograd import Call, Front, LookUp, Step
-from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.group.group import TableGroup
-from hotbed.tables.group.tiers import tiers_of
 from hotbed.tables.inputs import Feature, Given, GroupInputs, as_given, flatten
 from hotbed.tables.keyed import KeyedJagged
 from hotbed.tables.ownership import Planned, Routed, Turns
@@ -115,8 +114,7 @@ class EmbeddingTables(nn.Module):
         self.groups = groups_of(self.tables, self.optimizer, place, rooms, policy, precision, shard)
         for group in self.groups:
             group.initialise(seed)
-        cached = {g: group for g, group in enumerate(self.groups) if isinstance(group, CachedGroup)}
-        self._ids = {g: group.ids for g, group in cached.items() if group.ids is not None}  # by number of the group
+        self._translates = any(group.keyspace.is_dynamic for group in self.groups)
         self.group_inputs = [
             GroupInputs(group, [feature for feature in self.features if feature.table in group.members])
             for group in self.groups
@@ -133,20 +131,20 @@ class EmbeddingTables(nn.Module):
         self.changes = self.turns.changes
         for group in self.groups:
             group.changes = self.changes
-        self._recorded = None if any(isinstance(group, CachedGroup) for group in self.groups) else Recorded(self)
+        self._recorded = None if self.caches else Recorded(self)
         self._unchecked: list[Callable[[], None]] = []  # questions whose answer is still on its way from the device
         self.clock = StepClock(partial(mark, self.device, timed=True) if self.device.type == "cuda" else None)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copy.deepcopy and pickle, which take rows that are all in one tensor and no others."""
         refuse_average()
-        if self.is_shared or any(isinstance(group, CachedGroup) for group in self.groups):
+        if self.is_shared or self.caches:
             raise HotbedError(
                 f"tables {'spread over ranks' if self.is_shared else 'behind a cache'} cannot be copied or pickled: their rows "
                 "are in slots, host memory and files. Make tables with the same arguments where you need them (in a spawned "
                 "process: inside it), and bring the rows with hotbed.checkpoint.save and load, or with state_dict()"
             )
-        self._claim()
+        self.claim()
         ours = ("turns", "_recorded", "_unchecked", "clock")
         return {name: value for name, value in self.__dict__.items() if name not in ours}
 
@@ -262,29 +260,35 @@ class EmbeddingTables(nn.Module):
         """What the caches have done since they were made; all zero without one. Waits for nothing."""
         counts = CacheCounts()
         for group in self.groups:
-            if isinstance(group, CachedGroup):
-                counts = counts.plus(group.counts)
+            counts = counts.plus(group.counters())
         return counts
+
+    @property
+    def caches(self) -> list[CachedRows]:
+        """What has to bring rows in before a batch, one for each group; none where all rows are on the device."""
+        return [cache for group in self.groups for cache in group.caches]
 
     def tiers(self) -> Tiers | None:
         """What memory and ssd did since this process opened them, and what they hold; None without an ssd."""
-        return tiers_of(self.groups, self._memory_budget)
+        counts, sizes = TierCounts(), TierSizes(memory_budget=self._memory_budget)  # which is for all groups together
+        found = [tiers for group in self.groups if (tiers := group.tiers()) is not None]
+        for one in found:
+            counts, sizes = counts.plus(one.counts), sizes.plus(one.sizes)
+        return Tiers(counts, sizes) if found else None
 
     @exclusive
     def flush(self) -> None:
         """Write every changed row of the caches back to host memory."""
-        self._claim()
+        self.claim()
         for group in self.groups:
-            if isinstance(group, CachedGroup):
-                group.flush()
+            group.flush()
 
     @exclusive
     def warm(self, keys: Tensor) -> None:
         """Let the static policy of every cache keep these rows, and bring them in: keys of its group, distinct, ascending."""
-        self._claim()
+        self.claim()
         for group in self.groups:
-            if isinstance(group, CachedGroup):
-                group.warm(keys)
+            group.warm(keys)
 
     @exclusive
     def snapshot(self, touched: bool = False) -> TablesSnapshot:
@@ -301,8 +305,8 @@ class EmbeddingTables(nn.Module):
 
         From then on checkpoints compare the rows of this table: docs/checkpoints.md, "Full and incremental".
         """
-        self._claim()
-        return self._group_of(table).lend(table)["weight"]
+        self.claim()
+        return self.group_of(table).lend(table)["weight"]
 
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
         """Copies of the weights of a table, some rows at a time, in order (of dynamic ids: as `ids`): for large tables.
@@ -310,11 +314,11 @@ class EmbeddingTables(nn.Module):
         Each piece is read when it is asked for, as the rows are then.
         """
         with self.changes.lock:
-            self._claim()
-            pieces = self._group_of(table).weight_pieces(table)
+            self.claim()
+            pieces = self.group_of(table).weight_pieces(table)
         while True:
             with self.changes.lock:
-                self._claim()
+                self.claim()
                 piece = next(pieces, None)
             if piece is None:
                 return
@@ -323,19 +327,19 @@ class EmbeddingTables(nn.Module):
     @exclusive
     def load_weight(self, table: str, weight: Tensor) -> None:
         """Replace the weights [rows, dim] of a table; the optimizer state stays."""
-        group = self._group_of(table)
-        group.refuse_load(table)
+        group = self.group_of(table)
+        group.keyspace.refuse_whole(table)
         wanted = [self.tables[table].rows, self.tables[table].dim]
         if list(weight.shape) != wanted:
             raise ShapeError(f"the weights of table {table!r} are {wanted}, not {list(weight.shape)}")
-        with self.changes.loading(self._claim, [table], whole=False):
+        with self.changes.loading(self.claim, [table], whole=False):
             group.load(table, {"weight": weight})
 
     @exclusive
     def states(self, table: str) -> dict[str, Tensor]:
         """The optimizer state of a table by name, [rows, dim] or [rows, 1]: views."""
-        self._claim()
-        columns = self._group_of(table).lend(table)
+        self.claim()
+        columns = self.group_of(table).lend(table)
         return {name: column for name, column in columns.items() if name != "weight"}
 
     @exclusive
@@ -344,14 +348,14 @@ class EmbeddingTables(nn.Module):
 
         Of dynamic ids, those that have a row; of a table with a number of rows, all.
         """
-        self._claim()
-        return self._group_of(table).rows(table)
+        self.claim()
+        return self.group_of(table).rows(table)
 
     @exclusive
     def ids(self, table: str) -> Tensor:
         """The ids [N] of a table that have a row, ascending, on the host."""
-        self._claim()
-        return self._group_of(table).ids_of(table)
+        self.claim()
+        return self.group_of(table).keyspace.ids_of(table)
 
     @exclusive
     def load_rows(self, parts: Iterable[RowPart]) -> None:
@@ -362,13 +366,12 @@ class EmbeddingTables(nn.Module):
     @exclusive
     def shared_row(self, table: str) -> dict[str, Tensor] | None:
         """The columns [1, dim] or [1, 1] of the row that ids of a table share until they are admitted, or None."""
-        self._claim()
-        group = self._group_of(table)
-        return group.shared_row(table) if isinstance(group, CachedGroup) else None
+        self.claim()
+        return self.group_of(table).shared_row(table)
 
     def id_counts(self) -> dict[str, IdCounts]:
         """What became of the ids of every table with dynamic ids, in training: seen, admitted, rejected, expired."""
-        return {name: counts for ids in self._ids.values() for name, counts in ids.counts().items()}
+        return {name: counts for group in self.groups for name, counts in group.keyspace.counts().items()}
 
     @property
     def num_bytes(self) -> int:
@@ -380,24 +383,24 @@ class EmbeddingTables(nn.Module):
         return f"{len(self.tables)} tables, {rows:,} rows, {self.num_bytes / 2**20:,.1f} MiB, {self.optimizer}"
 
     def _still_holds(self, planned: Planned, learns: bool) -> bool:
-        """Whether dynamic ids would become the same keys in a call now."""
-        return all(ids.fits(planned.lookups[g].sense, learns) for g, ids in self._ids.items())
+        """Whether ids would become the same keys in a call now."""
+        return all(group.keyspace.fits(each.sense, learns) for group, each in zip(self.groups, planned.lookups))
 
     def _prepared(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
         """The look-ups of every group, their rows in place. For dynamic ids a call that learns is the next training batch."""
         self.changes.check()
-        if planned is not None and (not self._ids or self._still_holds(planned, learns)):
+        if planned is not None and (not self._translates or self._still_holds(planned, learns)):
             lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, planned.lookups)]
-        elif not self._ids:
+        elif not self._translates:
             wished = self._wished(given, self._settle(given, planned), learns)
             lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, wished)]
         else:
-            again = [ids.asks_again() for ids in self._ids.values()]
+            again = [group.keyspace.asks_again() for group in self.groups]
             self.turns.claim(drop=learns or any(again))
             lookups = self._learned(given, self._settle(given, planned), learns)
-        if learns:
-            for ids in self._ids.values():
-                ids.count()
+        if learns and self._translates:
+            for group in self.groups:
+                group.keyspace.count()
         return lookups
 
     def _learned(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
@@ -407,7 +410,7 @@ class EmbeddingTables(nn.Module):
                 self._take_back()  # of a call that was interrupted
             try:
                 wished = self._wished(given, settled, learns)
-                return [group.placed(each, learns) for group, each in zip(self.groups, wished)]
+                return [group.residency.placed(each, learns) for group, each in zip(self.groups, wished)]
             except REFUSALS:
                 if learns:
                     self._take_back()
@@ -415,7 +418,7 @@ class EmbeddingTables(nn.Module):
 
     def _take_back(self) -> None:
         for group in self.groups:
-            group.take_back()
+            group.residency.take_back()
 
     def _settle(self, given: Given, planned: Planned | None) -> Any:
         """Of shared tables: what the ranks settle about a call without a plan, or with one that does not hold any more."""
@@ -429,11 +432,11 @@ class EmbeddingTables(nn.Module):
         """Look-ups whose rows are in their slots; where no feed saw to that, now."""
         if lookups.ticket is not None and lookups.ticket.holds(learns):
             return lookups
-        if not isinstance(group, CachedGroup):
-            return lookups if lookups.renew is None else lookups.renew()
-        self.turns.claim()
-        with self.changes.changing("bringing rows in"):
-            return group.placed(lookups, learns)
+        return group.ensure(lookups, learns, self.turns.claim)
+
+    def stop_recording(self) -> None:
+        """Look every batch up launch by launch."""
+        self._recorded = None
 
     def _check_ids(self) -> None:
         """Raise for a bad id of the batch before; its rows were not updated."""
@@ -443,7 +446,7 @@ class EmbeddingTables(nn.Module):
             for check in checks:
                 check()
 
-    def _claim(self) -> None:
+    def claim(self) -> None:
         """Before anything reads or writes all rows."""
         self._check_ids()
         if self._recorded is not None:
@@ -452,7 +455,8 @@ class EmbeddingTables(nn.Module):
             self._recorded.check()
         self.turns.claim()
 
-    def _group_of(self, table: str) -> TableGroup:
+    def group_of(self, table: str) -> TableGroup:
+        """The group of a table."""
         for group in self.groups:
             if table in group.members:
                 return group
@@ -461,7 +465,7 @@ class EmbeddingTables(nn.Module):
     @exclusive
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingTables:
         """`.to(device)` moves the records; rows are float32 (or float64), so `.half()` and the like are refused."""
-        self._claim()
+        self.claim()
         for group in self.groups:
             dtype = fn(group.records[:0]).dtype
             if dtype not in (torch.float32, torch.float64):
@@ -478,7 +482,7 @@ class EmbeddingTables(nn.Module):
     @exclusive
     def _named_columns(self, *, lent: bool) -> dict[str, Tensor]:
         """Every view that a state_dict holds, `<table>.weight` and `<table>.<state>`; `lent`: for somebody who may write."""
-        self._claim()
+        self.claim()
         columns: dict[str, Tensor] = {}
         for group in self.groups:
             for table in group.members:
@@ -502,7 +506,7 @@ class EmbeddingTables(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        with self.changes.loading(self._claim, (), whole=True):
+        with self.changes.loading(self.claim, (), whole=True):
             columns = self._named_columns(lent=False)
         fitting: dict[str, dict[str, Tensor]] = {}
         for name, column in columns.items():
@@ -517,9 +521,9 @@ class EmbeddingTables(nn.Module):
         counters = {"num_updates", "lr_factor"}
         missing_keys += [prefix + name for name in counters if prefix + name not in state_dict]
         is_whole = sum(len(parts) for parts in fitting.values()) == len(columns)
-        with self.changes.loading(self._claim, fitting, whole=is_whole):
+        with self.changes.loading(self.claim, fitting, whole=is_whole):
             for table, saved_columns in fitting.items():
-                self._group_of(table).load(table, saved_columns)
+                self.group_of(table).load(table, saved_columns)
             self.num_updates = int(state_dict.get(prefix + "num_updates", self.num_updates))
             self.lr_factor = float(state_dict.get(prefix + "lr_factor", self.lr_factor))
         if strict:

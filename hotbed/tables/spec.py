@@ -16,8 +16,9 @@ from hotbed.ops.shard import Shard
 from hotbed.optim import RowOptimizer
 from hotbed.sizing.budget import Room
 from hotbed.sizing.groups import members_by_group
-from hotbed.tables.group.cached import CachedGroup
-from hotbed.tables.group.group import Member, TableGroup
+from hotbed.tables.group.group import TableGroup
+from hotbed.tables.group.keyspace import Member
+from hotbed.tables.group.make import make_group
 from hotbed.tables.inputs import Feature
 
 Pooling = Literal["sum", "mean", "none"]
@@ -188,8 +189,6 @@ def groups_of(
             rules = TableRules(table.admit, table.expire, table.padding_id) if dynamic else None
             members.append(Member(name, table.rows or 0, base, table.init, table.hashing, table.padding_id, rules))
             base += table.rows or 0
-        if room.num_slots is None:
-            groups.append(TableGroup(members, dim, optimizer, device, precision=precision, shard=shard))
-        else:
-            groups.append(CachedGroup(members, dim, optimizer, device, room, policy, precision, shard))
+        made = make_group(members, dim, optimizer, device, room, policy=policy, precision=precision, shard=shard)
+        groups.append(made)
     return groups

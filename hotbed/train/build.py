@@ -40,8 +40,6 @@ from hotbed.sizing.fit import (
     table_problems,
     too_small,
 )
-from hotbed.store import SsdStore
-from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Observer, Observers
@@ -222,10 +220,10 @@ def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
     num_read = {split: _count_rows(rows, split, loader, worst) for split, loader in splits.items()}
     for (split, number), needed in worst.most_common():
         group = rows.groups[number]
-        if isinstance(group, CachedGroup) and needed > group.num_slots:
+        if needed > group.num_slots:
             counted = Counted(split, splits[split].batch_size, num_read[split], len(splits[split]))
             amounts = amounts_of(rows.tables, rows.optimizer, group.layout.precision)
-            raise too_small(counted, needed, group.num_slots, amounts, on_ssd=isinstance(group.store, SsdStore))
+            raise too_small(counted, needed, group.num_slots, amounts, on_ssd=rows.caches[number].is_over_ssd)
 
 
 def _count_rows(rows: EmbeddingTables, split: str, loader: Loader, worst: Counter[tuple[str, int]]) -> int:
@@ -240,7 +238,7 @@ def _count_rows(rows: EmbeddingTables, split: str, loader: Loader, worst: Counte
             for number, group in enumerate(rows.groups):
                 needed = sum(by_table[name] for name in group.members)
                 worst[split, number] = max(worst[split, number], needed)
-                is_tight |= isinstance(group, CachedGroup) and group.num_slots < 2 * worst[split, number]
+                is_tight |= group.num_slots < 2 * worst[split, number]
             if num_read >= _BATCHES_TRIED and (num_lookups >= _LOOKUPS_TRIED or not is_tight):
                 break
     return num_read

@@ -20,8 +20,6 @@ from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import HotbedError, RunError
 from hotbed.host.memory import in_words
 from hotbed.run.folder import CONTENT
-from hotbed.store import MemoryStore
-from hotbed.tables.group.cached import CachedGroup
 from hotbed.train.checkpoint import checkpoint_root
 from hotbed.train.loop import Training
 
@@ -87,7 +85,7 @@ def _weights(training: Training) -> int:
     """Of RUN/model, and of best weights: all rows, without optimizer state."""
     tables = training.learner.tables
     rows = sum(
-        (table.rows or 0) * table.dim * tables._group_of(name).weight_type.itemsize
+        (table.rows or 0) * table.dim * tables.group_of(name).weight_type.itemsize
         for name, table in tables.tables.items()
     )
     return rows + _num_bytes(training.learner.model.state_dict().values())
@@ -106,7 +104,7 @@ def _checkpoint(training: Training) -> int:
     rows = trained_rows(schema)
     total = 0
     for group in learner.tables.groups:
-        if isinstance(group, CachedGroup) and not isinstance(group.store, MemoryStore):
+        if group.tiers() is not None:  # files on an ssd are linked
             continue
         here = sum(min(rows.get(name, 0), one.rows or 0) for name, one in group.members.items())
         total += here // training.world.size * (4 * group.layout.used + _ID_BYTES)

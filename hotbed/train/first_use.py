@@ -17,7 +17,6 @@ from torch import Tensor
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
 from hotbed.data.schema import Schema
-from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.module import EmbeddingTables
 from hotbed.types import Jagged
 
@@ -38,7 +37,7 @@ def load_reader(dataset: Dataset) -> None:
 
 def load_kernels(tables: EmbeddingTables, schema: Schema) -> None:
     """Train a twin of the tables with few rows for a step; nothing where that is not possible or was done before."""
-    is_cached = any(isinstance(group, CachedGroup) for group in tables.groups)
+    is_cached = bool(tables.caches)
     has_bags = any(feature.multi for feature in schema.features)
     kind = (type(tables.optimizer), is_cached, has_bags)
     is_plain = all(group.weight_type == torch.float32 for group in tables.groups) and not tables.is_shared

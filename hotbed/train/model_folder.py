@@ -65,7 +65,7 @@ def weights_of(tables: EmbeddingTables, world: World = ALONE) -> dict[str, InPie
             shared = tables.shared_row(name)
             if shared is not None:
                 found[f"{name}.shared"] = shared["weight"]
-        dtype = tables._group_of(name).weight_type
+        dtype = tables.group_of(name).weight_type
         found[f"{name}.weight"] = InPieces((rows, table.dim), dtype, partial(pieces_of, tables, name, ids, world))
     return found
 
@@ -118,7 +118,7 @@ def load_weights(folder: Path, model: nn.Module, tables: EmbeddingTables) -> Non
         dynamic = [name for name, table in tables.tables.items() if table.rows is None]
         for name in tables.tables:
             if name not in dynamic:
-                if tables._group_of(name).shard.world > 1:
+                if tables.group_of(name).shard.world > 1:
                     load_whole(tables, name, weights[f"{name}.weight"])
                 else:
                     tables.load_weight(name, weights[f"{name}.weight"])

@@ -26,7 +26,6 @@ import hotbed
 from hotbed.data.dataset import Dataset
 from hotbed.errors import HotbedError, RunError
 from hotbed.run.files import write_text
-from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.module import EmbeddingTables
 from hotbed.train.disk_room import is_refused_by_disk, what_is_left
@@ -187,19 +186,14 @@ def _why_kept(training: Training) -> str:
 
 def cache_sizes(tables: EmbeddingTables) -> dict[str, int] | None:
     """Rows and bytes on the device, and what whole tables would take there; None without a cache."""
-    groups = [group for group in tables.groups if isinstance(group, CachedGroup)]
-    if not groups:
+    if not tables.caches:
         return None
     ids = ids_of(tables) or {}
     return {
-        "slots": sum(group.num_slots for group in groups),
-        "device_bytes": sum(group.records.nbytes + group.cache.num_bytes for group in groups),
+        "slots": sum(group.num_slots for group in tables.groups),
+        "device_bytes": sum(group.num_bytes for group in tables.groups),
         "table_bytes": sum(
-            group_rows(group, ids)
-            // (group.shard.world if group.ids is None else 1)
-            * group.layout.width
-            * group.records.itemsize
-            for group in groups
+            _rows_here(group, ids) * group.layout.width * group.records.itemsize for group in tables.groups
         ),
     }
 
@@ -207,6 +201,12 @@ def cache_sizes(tables: EmbeddingTables) -> dict[str, int] | None:
 def group_rows(group: TableGroup, ids: Ids) -> int:
     """Rows of the tables of a group, on all ranks; of dynamic ids, those that `ids` tells."""
     return sum(ids[name]["rows"] if name in ids else member.rows for name, member in group.members.items())
+
+
+def _rows_here(group: TableGroup, ids: Ids) -> int:
+    """As `group_rows`, on this rank; dynamic ids are told by each rank for itself."""
+    preset = sum(member.rows for name, member in group.members.items() if name not in ids)
+    return preset // group.shard.world + sum(ids[name]["rows"] for name in group.members if name in ids)
 
 
 def _without_nan(value: Any) -> Any:

@@ -16,7 +16,6 @@ from torch import Tensor
 from hotbed.ops.shard import Shard
 from hotbed.parallel.sharded import ShardedTables
 from hotbed.parallel.world import World
-from hotbed.tables.group.cached import CachedGroup
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.module import EmbeddingTables
 
@@ -41,34 +40,32 @@ def pieces_of(tables: EmbeddingTables, table: str, ids: Tensor | None, world: Wo
 
 def load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
     """Put the rows of whole weights [rows, dim] that are this rank's in their places; optimizer state stays."""
-    with tables.changes.loading(tables._claim, [table], whole=False):
+    with tables.changes.loading(tables.claim, [table], whole=False):
         _load_whole(tables, table, weight)
 
 
 def _load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
-    group = _written(tables, table)
+    tables.claim()
+    group = tables.group_of(table)
     for ids in _stretches(group, table):
         keys, mine = _mine(group, table, ids)
         given = weight[ids[group.shard.owner_of(keys) == group.shard.rank]]
-        records = _records(group, mine)
+        records = group.read_rows(mine)
         group.layout.weights(records).copy_(given)
-        if isinstance(group, CachedGroup):
-            group.store.write(mine, records)
-        else:
-            group.records[mine.to(group.records.device)] = records.to(group.records.device)
-            if group.touched is not None:
-                group.touched[mine.to(group.touched.device)] = 1
-    if isinstance(group, CachedGroup):
-        group._forget()
+        with tables.changes.changing("loading rows"):
+            group.write_rows(mine, records)
+    with tables.changes.changing("loading rows"):
+        group.forget()
     if isinstance(tables, ShardedTables):
         tables.forget_replicas()
 
 
 def _pieces(tables: EmbeddingTables, table: str, world: World) -> Iterator[Tensor]:
-    group = _written(tables, table)
+    tables.claim()
+    group = tables.group_of(table)
     for ids in _stretches(group, table):
         keys, mine = _mine(group, table, ids)
-        parts = world.collect(_bits(group.layout.weights(_records(group, mine))).numpy())
+        parts = world.collect(_bits(group.layout.weights(group.read_rows(mine))).numpy())
         whole = torch.empty(ids.shape[0], group.layout.dim, dtype=group.weight_type, device="cpu")
         for rank, part in enumerate(parts):
             here = Shard(rank, world.size).owner_of(keys) == rank
@@ -77,32 +74,21 @@ def _pieces(tables: EmbeddingTables, table: str, world: World) -> Iterator[Tenso
 
 
 def _dynamic_pieces(tables: EmbeddingTables, table: str, ids: Tensor, world: World) -> Iterator[Tensor]:
-    group = _written(tables, table)
-    assert isinstance(group, CachedGroup), "dynamic ids are looked up in a cache"
-    assert group.ids is not None, f"table {table!r} has rows 0, 1, ..."
-    number = torch.tensor(group.ids.names.index(table), device="cpu")
-    mine, keys = (torch.from_numpy(one) for one in group.ids.rows_of(table))
+    tables.claim()
+    group = tables.group_of(table)
+    mine, keys = group.keyspace.rows_of(table)
     lasts = [int(ids[min(start + _CHUNK, len(ids)) - 1]) for start in range(0, len(ids), _CHUNK)]
     done = 0
     for stretch, last in enumerate(world.from_first(lasts)):
         end = int(torch.searchsorted(mine, last, right=True))
-        parts = world.collect(_bits(group.layout.weights(group._read(keys[done:end]))).numpy())
+        parts = world.collect(_bits(group.layout.weights(group.read_rows(keys[done:end]))).numpy())
         done = end
         here = ids[stretch * _CHUNK : (stretch + 1) * _CHUNK]
-        owners = group.shard.owner_of_ids(number, here)
+        owners = group.keyspace.owners_of(table, here)
         whole = torch.empty(here.shape[0], group.layout.dim, dtype=group.weight_type, device="cpu")
         for rank, part in enumerate(parts):
             whole[owners == rank] = torch.from_numpy(part).view(group.weight_type)
         yield whole
-
-
-def _written(tables: EmbeddingTables, table: str) -> TableGroup:
-    """The group of a table, with all that changed on the device in its store."""
-    tables._claim()
-    group = tables._group_of(table)
-    if isinstance(group, CachedGroup):
-        group.flush()
-    return group
 
 
 def _stretches(group: TableGroup, table: str) -> Iterator[Tensor]:
@@ -115,12 +101,6 @@ def _mine(group: TableGroup, table: str, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Keys of all these ids, and the numbers of those that are here."""
     keys = ids + group.members[table].base
     return keys, group.shard.local_of(keys[group.shard.owner_of(keys) == group.shard.rank])
-
-
-def _records(group: TableGroup, numbers: Tensor) -> Tensor:
-    if isinstance(group, CachedGroup):
-        return group._read(numbers)
-    return group.records[numbers.to(group.records.device)].detach().cpu()
 
 
 def _bits(weights: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.tables.group.group import TableGroup
-from hotbed.tables.group.stored import StoredGroup
 from hotbed.verify.watch import Seen
 
 _AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -110,7 +109,7 @@ def first_difference(
         if found is not None:
             assert one.after is not None
             assert two.after is not None
-            name = _name(two.group, int(two.keys[found[0]]))
+            name = two.group.keyspace.name_of(int(two.keys[found[0]]))
             column = _column(two.group, one.after[found[0]], two.after[found[0]])
             same = "Row and gradient were the same before the update."
             return Difference(step, "update", column[2], column[3], *name, column[0], column[1], same)
@@ -121,24 +120,14 @@ def last_difference(step: int, plain: TableGroup, other: TableGroup, keys: NDArr
     """Of rows that were used, wherever they lie now."""
     for start in range(0, keys.shape[0], 1 << 18):
         part = torch.from_numpy(keys[start : start + (1 << 18)])
-        one, two = stored(plain, part), stored(other, part)
+        one, two = plain.read_rows(part), other.read_rows(part)
         found = _first(one, two)
         if found is not None:
             column = _column(other, one[found[0]], two[found[0]])
-            name = _name(other, int(part[found[0]]))
+            name = other.keyspace.name_of(int(part[found[0]]))
             tail = "It was right after its last use; read from where it lies at the end, it is not."
             return Difference(step, "write-back", column[2], column[3], *name, column[0], column[1], tail)
     return None
-
-
-def stored(group: TableGroup, keys: Tensor) -> Tensor:
-    """Records of keys from below the device, where the group has a store, after what changed was written back."""
-    if not isinstance(group, StoredGroup):
-        return group.records[keys.to(group.records.device)].cpu()
-    group.flush()
-    records = torch.empty(keys.shape[0], group.layout.width, dtype=torch.float32, device="cpu")
-    group.store.read(keys, records)
-    return records
 
 
 def _of_row(
@@ -154,7 +143,7 @@ def _of_row(
         what, since = "write-back", f"It was right after step {last}, left the device, and came back wrong."
     else:
         since = f"It was right after step {last} and has stayed on the device."
-    return Difference(step, what, value, wrong, *_name(two.group, key), column, element, since)
+    return Difference(step, what, value, wrong, *two.group.keyspace.name_of(key), column, element, since)
 
 
 def _of_vector(step: int, one: Seen, two: Seen, found: tuple[int, int]) -> Difference:
@@ -166,7 +155,7 @@ def _of_vector(step: int, one: Seen, two: Seen, found: tuple[int, int]) -> Diffe
         at = int((two.out_rows == out).nonzero()[0])
     values = float(one.vectors[found]), float(two.vectors[found])
     same = "The rows it was made of are the same."
-    return Difference(step, "lookup", *values, *_name(group, int(two.keys[at])), "vector", element, same)
+    return Difference(step, "lookup", *values, *group.keyspace.name_of(int(two.keys[at])), "vector", element, same)
 
 
 def _first(one: Tensor | None, two: Tensor | None) -> tuple[int, int] | None:
@@ -200,22 +189,6 @@ def _column(group: TableGroup, one: Tensor, two: Tensor) -> tuple[str, int, floa
     found = _first(one[None], two[None])
     assert found is not None
     return "record", found[1], float(one[found[1]]), float(two[found[1]])
-
-
-def _name(group: TableGroup, key: int) -> tuple[str, int | None]:
-    """(table, id) of a key."""
-    if isinstance(group, StoredGroup) and group.ids is not None:
-        for table in group.members:
-            ids, keys = group.ids.rows_of(table)
-            found = np.flatnonzero(keys == key)
-            if found.size:
-                return table, int(ids[found[0]])
-        return "", None
-    named = int(group.shard.keys_of(torch.tensor(key, device="cpu")))
-    for table, member in group.members.items():
-        if member.base <= named < member.base + member.rows:
-            return table, named - member.base
-    return "", None
 
 
 def _hex(value: float) -> str:

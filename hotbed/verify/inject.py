@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hotbed.errors import ConfigError
 from hotbed.ops.lookups import Lookups
-from hotbed.tables.group.stored import StoredGroup
 from hotbed.tables.module import EmbeddingTables
 from hotbed.verify.watch import keys_of
 
@@ -64,9 +63,10 @@ def _damage_records(group: Any, place: str, after: int) -> None:
 
 
 def _damage_writes(group: Any, after: int) -> None:
-    if not isinstance(group, StoredGroup):
+    if not group.caches:
         raise ConfigError("inject write-back: these tables write nothing back; give them a cache.")
-    write = group.store.write
+    store = group.caches[0].store
+    write = store.write
     writes = 0
 
     def damaged(keys: Tensor, records: Tensor) -> None:
@@ -79,7 +79,7 @@ def _damage_writes(group: Any, after: int) -> None:
                 flip_bit(records, row, 0)
         write(keys, records)
 
-    group.store.write = damaged  # type: ignore[method-assign]
+    store.write = damaged
 
 
 def _damage_lookups(group: Any, after: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.update import TableRows
-from hotbed.tables.group.cached import CachedGroup, Fetch
+from hotbed.tables.group.cached import CachedRows, Fetch
 from hotbed.tables.group.group import TableGroup, UpdateStep
 from hotbed.tables.module import EmbeddingTables
 
@@ -41,13 +41,13 @@ class Watch:
         self._seen: list[Seen] = []
         self._came: list[tuple[int, Tensor]] = []
         self._undo: list[Callable[[], None]] = []
-        tables._recorded = None  # recorded launches pass by the groups
+        tables.stop_recording()  # recorded launches pass by the groups
         for number, group in enumerate(tables.groups):
             self._attend(group, "lookup", self._lookup_of(group))
-            self._attend(group, "_update", self._update_of(group))
-            if isinstance(group, CachedGroup):
-                self._attend(group, "exchange", self._exchange_of(group, number))
-                self._attend(group, "exchange_with", self._exchange_with_of(group, number))
+            self._attend(group, "apply", self._update_of(group))
+            for cache in group.caches:
+                self._attend(cache, "exchange", self._exchange_of(cache, number))
+                self._attend(cache, "exchange_with", self._exchange_with_of(cache, number))
 
     def take(self) -> list[Seen]:
         """The calls since the last time, in their order; those of one step have as many as there are groups."""
@@ -83,7 +83,7 @@ class Watch:
         return watched
 
     def _update_of(self, group: TableGroup) -> Callable[..., None]:
-        update = group._update
+        update = group.apply
 
         def watched(lookups: Lookups, rows: tuple[TableRows, ...], grad: Tensor, step: UpdateStep) -> None:
             update(lookups, rows, grad, step)
@@ -92,8 +92,8 @@ class Watch:
 
         return watched
 
-    def _exchange_of(self, group: CachedGroup, number: int) -> Callable[..., None]:
-        exchange = group.exchange
+    def _exchange_of(self, cache: CachedRows, number: int) -> Callable[..., None]:
+        exchange = cache.exchange
 
         def watched(fetch: Fetch) -> None:
             self._came.append((number, fetch.plan.miss_keys.cpu().clone()))
@@ -101,8 +101,8 @@ class Watch:
 
         return watched
 
-    def _exchange_with_of(self, group: CachedGroup, number: int) -> Callable[..., None]:
-        exchange_with = group.exchange_with
+    def _exchange_with_of(self, cache: CachedRows, number: int) -> Callable[..., None]:
+        exchange_with = cache.exchange_with
 
         def watched(porter: Any, window: int, plan: Any, num_batches: int, num_lookups: int) -> None:
             exchange_with(porter, window, plan, num_batches, num_lookups)  # waits for the lists

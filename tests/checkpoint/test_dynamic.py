@@ -76,11 +76,11 @@ def test_warm_start_into_the_same_tables(source):
         assert carried.rows[table] == (len(tables.rows(table)[0]) if table != "page" else carried.rows["page"])
     assert torch.equal(tables.shared_row("user")["weight"], other.shared_row("user")["weight"])
     assert other.shared_row("item") is None
-    other.groups[0].ids.translator.check_integrity()
+    other.groups[0].keyspace.translator.check_integrity()
     before = len(other.ids("user"))
     for step in range(1000, 1030):  # last uses begin now: old ids go after 20 steps, and no row is given twice
         train(other, step)
-    other.groups[0].ids.translator.check_integrity()
+    other.groups[0].keyspace.translator.check_integrity()
     assert other.id_counts()["user"].expired >= before
 
 

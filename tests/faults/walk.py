@@ -72,17 +72,15 @@ def difference(found: Rows, expected: Rows) -> str:
 
 
 def close(tables: hotbed.EmbeddingTables) -> None:
-    for group in tables.groups:
-        if hasattr(group, "store"):
-            group.store.close()
+    for cache in tables.caches:
+        cache.store.close()
 
 
 def check_integrity(tables: hotbed.EmbeddingTables) -> None:
-    for group in tables.groups:
-        if hasattr(group, "cache"):
-            group.cache.check_integrity()
-        if getattr(group, "ids", None) is not None:
-            group.ids.translator.check_integrity()
+    for cache in tables.caches:
+        cache.cache.check_integrity()
+        if cache.keyspace.is_dynamic:
+            cache.keyspace.translator.check_integrity()
 
 
 def walk(

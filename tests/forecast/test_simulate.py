@@ -205,7 +205,7 @@ def test_the_index_grows_as_in_training(policy, share):
         tables(ids).square().sum().backward()
     (group,) = tables.groups
     found = Replay(trace_from(batches)).run(round(share * sum(ROWS)), policy, with_cells=True)
-    assert found.num_cells == group.cache.parts()[0].key.shape[0]
+    assert found.num_cells == group.residency.cache.parts()[0].key.shape[0]
 
 
 def test_figures_of_the_first_batches_of_a_longer_run():

@@ -19,7 +19,7 @@ def batches(count, size=200):
 def make(recorded):
     tables = hotbed.EmbeddingTables({"a": Table(4000, 9), "b": Table(30, 9)}, optim.Adam(lr=0.1), device="cuda")
     if not recorded:
-        tables._recorded = None
+        tables.stop_recording()
     return tables
 
 

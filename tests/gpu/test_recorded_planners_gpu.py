@@ -56,7 +56,7 @@ def test_the_same_bits(optimizer, policy, window):
         cached = make(optimizer, cache=share, policy=policy)
         assert train(cached, hotbed.prefetch(loader, cached, window=window)) == expected
         assert_same(plain, cached)
-        cached.groups[0].cache.check_integrity()
+        cached.caches[0].cache.check_integrity()
     counts = cached.counters()
     assert counts.batches == 41
     assert counts.misses > counts.created

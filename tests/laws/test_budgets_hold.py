@@ -48,10 +48,10 @@ def num_bytes(root, without=()):
 
 def taken(tables):
     groups = list(tables.groups)
-    without = [group._staging for group in groups]
-    for cache in (group.cache for group in groups):
+    without = [group.residency._staging for group in groups]
+    for cache in (group.residency.cache for group in groups):
         without += [cache.numbers, cache._host_lists, cache._ahead, cache._uncounted]
-    stores = [getattr(group.store, "_ssd", group.store) for group in groups]
+    stores = [getattr(group.residency.store, "_ssd", group.residency.store) for group in groups]
     without += [one._buffer for s in stores if isinstance(s, SsdStore) for one in (s._writer, s._compaction.appender)]
     return num_bytes(groups, without)
 
@@ -70,7 +70,7 @@ def train(tables, kind, look_ahead=None):
 def test_the_walk_finds_arrays():
     tables = hotbed.EmbeddingTables({"a": Table(1000, DIM)}, optim.Adagrad(), hbm="64KiB", memory="1MiB")
     (group,) = tables.groups
-    least = group.records.nbytes + group.cache.num_bytes + group.store.num_bytes
+    least = group.records.nbytes + group.residency.cache.num_bytes + group.residency.store.num_bytes
     assert least <= taken(tables) <= least + 4096
     group.hidden = [{"map": np.zeros(ROWS, np.int32)}]
     assert taken(tables) > least + 4 * ROWS - 4096
@@ -110,8 +110,8 @@ def test_the_index_of_a_cache_stays_within_hbm_while_batches_grow():
     seen = []
     for ids in hotbed.prefetch(loader, tables):
         tables(ids).sum().backward()
-        group.cache.check_integrity()
-        seen.append(group.records.nbytes + group.cache.num_bytes)
+        group.residency.cache.check_integrity()
+        seen.append(group.records.nbytes + group.residency.cache.num_bytes)
     assert len(seen) == len(loader)
     assert max(seen) <= 96 << 10
 
@@ -120,7 +120,7 @@ def test_a_share_of_the_rows_bounds_no_index():
     """`cache=` promises no bytes: batches are looked at as far ahead as the policy can use."""
     tables = hotbed.EmbeddingTables({"a": Table(ROWS, DIM)}, optim.Adagrad(), cache=0.01)
     (group,) = tables.groups
-    before = group.cache.num_bytes
+    before = group.residency.cache.num_bytes
     for ids in hotbed.prefetch([torch.randint(ROWS, (300, 1)) for _ in range(40)], tables):
         tables(ids).sum().backward()
-    assert group.cache.num_bytes > 2 * before
+    assert group.residency.cache.num_bytes > 2 * before

@@ -51,9 +51,9 @@ def train(optimizer, batches, *, device="cpu", pooling="sum", ahead=None, **cach
         loss.backward()
         losses.append(loss.item())
         if ahead is None and "cache" in cache:
-            tables.groups[0].cache.check_integrity()
+            tables.caches[0].cache.check_integrity()
     if "cache" in cache:
-        tables.groups[0].cache.check_integrity()
+        tables.caches[0].cache.check_integrity()
     return losses, {name: value.cpu().clone() for name, value in tables.state_dict().items()}, tables
 
 

@@ -55,7 +55,7 @@ def make(tables, optimizer, tier="memory", slots=EVERY_ROW, folder=None, **optio
 
 def close(tables):
     for group in tables.groups:
-        group.store.close()
+        group.residency.store.close()
 
 
 def scattered(numbers):
@@ -119,9 +119,9 @@ def assert_same(one, other):
 
 def check(tables):
     for group in tables.groups:
-        group.cache.check_integrity()
-        group.ids.translator.check_integrity()
-        assert group.ids.num_ahead == 0
+        group.residency.cache.check_integrity()
+        group.keyspace.translator.check_integrity()
+        assert group.keyspace.num_ahead == 0
 
 
 @functools.cache

@@ -55,8 +55,8 @@ def test_three_tiers_give_the_same_bits(tmp_path, name, ahead, device):
     assert_same(train_plain(name, device), tiers)
     (group,) = tiers[2].groups
     assert group.num_slots == ROWS // 100
-    group.store.check_integrity()
-    counts = group.store.counts
+    group.residency.store.check_integrity()
+    counts = group.residency.store.counts
     assert counts.from_ssd > 100  # rows that left came back from every tier
     assert counts.from_memory > 100
     assert counts.to_ssd > 1000

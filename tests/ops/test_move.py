@@ -14,7 +14,8 @@ from hotbed.ops.init_rows import stream_of
 from hotbed.ops.move import reference
 from hotbed.ops.records import PRECISIONS
 from hotbed.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
-from hotbed.tables.group.group import Member, TableGroup
+from hotbed.tables.group.keyspace import Member
+from hotbed.tables.group.make import make_group
 from tests.pairs import pairs
 
 OPTIMIZERS = [
@@ -61,7 +62,7 @@ def case(width, num_misses, generator):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 @pytest.mark.parametrize("dim", [1, 3, 16])
 def test_first_records_are_those_of_the_group(optimizer, dim):
-    group = TableGroup(MEMBERS, dim, optimizer, torch.device("cpu"))
+    group = make_group(MEMBERS, dim, optimizer, torch.device("cpu"))
     group.initialise(SEED)
     keys = torch.randperm(ROWS)
     first = describe(optimizer, dim)

@@ -22,7 +22,7 @@ from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, ShapeE
 from hotbed.pipeline.feed import Feed
 from hotbed.pipeline.transfer_thread import Move, Mover
 from hotbed.store import MemoryStore
-from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.group.cached import CachedRows
 from hotbed.types import Batch
 
 ROWS = {"a": 60, "b": 25, "c": 80}
@@ -84,7 +84,7 @@ def assert_same(tables, plain):
     for name, value in expected.items():
         assert torch.equal(value, found[name]), name
     for group in tables.groups:
-        group.cache.check_integrity()
+        group.residency.cache.check_integrity()
 
 
 def both(script):
@@ -219,10 +219,10 @@ def test_a_feed_collected_by_its_own_reader():
 
 def test_a_feed_collected_amid_a_change(monkeypatch):
     """The collector may come at any time, also while rows are moved for another call: the feed is closed by the next one."""
-    plain, tables, batches, begin = make(), make(**SMALL), matrices(60), CachedGroup.begin
+    plain, tables, batches, begin = make(), make(**SMALL), matrices(60), CachedRows.begin
 
     def collecting(*arguments):
-        monkeypatch.setattr(CachedGroup, "begin", begin)
+        monkeypatch.setattr(CachedRows, "begin", begin)
         gc.collect()
         assert len(tables.turns.left) == 1
         return begin(*arguments)
@@ -235,7 +235,7 @@ def test_a_feed_collected_amid_a_change(monkeypatch):
     gc.disable()
     try:
         leave_in_a_ring()
-        monkeypatch.setattr(CachedGroup, "begin", collecting)
+        monkeypatch.setattr(CachedRows, "begin", collecting)
         assert step(tables, batches[9]) == step(plain, batches[9])
     finally:
         gc.enable()

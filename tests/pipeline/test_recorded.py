@@ -21,13 +21,12 @@ def lanes_on_cpu(monkeypatch):
 
     monkeypatch.setattr("hotbed.pipeline.recorded.backend_of", lambda tensor: "triton")
     monkeypatch.setattr("hotbed.cache.cache.ops_for", lambda tensor: triton)
-    sort = hotbed.tables.group.group.TableGroup.ordered
 
-    def ordered(group, lookups):
+    def ordered(lookups):
         keys, order = torch.sort(lookups.slots, stable=True)
-        return sort(group, lookups)._replace(sorted_keys=keys, order=order)
+        return lookups._replace(sorted_keys=keys, order=order)
 
-    monkeypatch.setattr(hotbed.tables.group.group.TableGroup, "ordered", ordered)
+    monkeypatch.setattr("hotbed.tables.group.cached.ordered", ordered)
     place = triton.place
     monkeypatch.setattr(triton, "place", lambda *arguments: place(*arguments).to(torch.int64))
     original = hotbed.pipeline.recorded.RecordedPlanner._lookups
@@ -73,7 +72,7 @@ def test_the_recorded_way_gives_the_same_bits(share, look_ahead):
         assert counts.misses > counts.created  # rows left and came back
     assert counts.keys == counts.hits + counts.misses
     for group in cached[1].groups:
-        group.cache.check_integrity()
+        group.residency.cache.check_integrity()
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")
@@ -146,7 +145,7 @@ def test_the_index_has_room_for_all_batches_that_arrive_together():
         tables(ids).sum().backward()
         trained += 1
     assert trained == 44
-    cache = tables.groups[0].cache
+    cache = tables.caches[0].cache
     cache.check_integrity()
     assert (cache.has_room(0, 0), cache._expected) == (True, 0)
 
@@ -157,7 +156,7 @@ def test_batches_arrive_one_by_one_where_a_bounded_index_has_no_room_for_all():
     draw = torch.Generator().manual_seed(0)
     loader = [torch.randperm(4000, generator=draw)[:16].reshape(-1, 1) for _ in range(24)]
     tables = hotbed.EmbeddingTables({"a": Table(4000, 2)}, optim.SGD(lr=0.1), hbm=40 * (16 + 80))
-    cache = tables.groups[0].cache
+    cache = tables.caches[0].cache
     before = cache.parts()[0].key.shape[0]
     for ids in hotbed.prefetch(loader, tables, window=2, look_ahead=4):
         tables(ids).sum().backward()
@@ -179,7 +178,7 @@ def test_counts_begin_at_zero_after_a_batch_of_another_size(monkeypatch):
         tables(ids).sum().backward()
         trained += 1
     assert trained == len(loader)  # not refused as too large for 50 slots
-    tables.groups[0].cache.check_integrity()
+    tables.caches[0].cache.check_integrity()
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")
@@ -215,7 +214,7 @@ def test_a_bad_id_is_reported_at_its_turn(late, look_ahead, monkeypatch):
     seen[:] = [False]
     train(good)  # nothing is left of it
     assert len(trained) == 12
-    tables.groups[0].cache.check_integrity()
+    tables.caches[0].cache.check_integrity()
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")

@@ -16,7 +16,7 @@ TABLES = {"a": Table(20_000, 8), "b": Table(5_000, 8), "c": Table(9_000, 30)}
 @pytest.mark.parametrize("budget", ["64KiB", "1MiB", 300_000])
 def test_a_budget_holds_rows_and_index(budget):
     tables = hotbed.EmbeddingTables(TABLES, optim.Adam(), hbm=budget, memory="1GiB")
-    taken = sum(group.records.nbytes + group.cache.num_bytes for group in tables.groups)
+    taken = sum(group.records.nbytes + group.residency.cache.num_bytes for group in tables.groups)
     limit = {"64KiB": 1 << 16, "1MiB": 1 << 20}.get(budget, budget)
     assert 0.93 * limit < taken <= limit
     shares = [group.num_slots / group.num_rows for group in tables.groups]

@@ -103,8 +103,8 @@ def test_evaluation_changes_nothing_and_reads_first_values(ahead, rules):
     assert torch.equal(quiet.rows("user")[0], asked.rows("user")[0])
     for name, value in quiet.rows("user")[1].items():
         assert torch.equal(value, asked.rows("user")[1][name])
-    asked.groups[0].cache.check_integrity()
-    assert asked.groups[0].store.num_written <= quiet.groups[0].ids.translator.end  # no guest was written
+    asked.caches[0].cache.check_integrity()
+    assert asked.caches[0].store.num_written <= quiet.groups[0].keyspace.translator.end  # no guest was written
 
 
 def test_an_unknown_id_reads_what_it_will_start_from():
@@ -126,7 +126,7 @@ def test_guests_stay_as_long_as_their_batch():
     out.sum().backward()
     rows = look(tables, 1, 2, 3)
     torch.testing.assert_close(weights.grad, rows.sum(dim=1))
-    ids = tables.groups[0].ids
+    ids = tables.groups[0].keyspace
     del out
     look(tables, 9)
     assert len(ids._guests) <= 3
@@ -158,7 +158,7 @@ def test_a_row_that_is_given_again_starts_anew():
         first = {}
         for n in range(40):
             first[n] = train(tables, n).view(4)
-        assert tables.groups[0].ids.translator.end < 12
+        assert tables.groups[0].keyspace.translator.end < 12
         again = make({"user": Table(None, 4)})
         assert all(torch.equal(look(again, n)[0], value) for n, value in first.items())
 
@@ -256,7 +256,7 @@ def test_a_long_run_whose_rows_are_used_again():
             loss.backward()
             losses[-1].append(loss.item())
         results.append((tables.id_counts(), *tables.rows("user")))
-        assert tables.groups[0].ids.translator.end < tables.id_counts()["user"].admitted - 100
+        assert tables.groups[0].keyspace.translator.end < tables.id_counts()["user"].admitted - 100
     assert losses[0] == losses[1]
     assert results[0][0] == results[1][0]
     assert torch.equal(results[0][1], results[1][1])

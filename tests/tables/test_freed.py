@@ -44,8 +44,9 @@ USES = {
 
 def parts_of(tables):
     groups = tables.groups
-    stores = [group.store for group in groups if hasattr(group, "store")]
-    return [weakref.ref(part) for part in (tables, *groups, *stores, *(group.records for group in groups))]
+    halves = [half for group in groups for half in (group.keyspace, group.residency)]
+    stores = [cache.store for cache in tables.caches]
+    return [weakref.ref(part) for part in (tables, *groups, *halves, *stores, *(group.records for group in groups))]
 
 
 @pytest.fixture

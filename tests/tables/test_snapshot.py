@@ -251,7 +251,7 @@ def test_loaded_tables_do_not_compare_with_rows_of_before(tmp_path):
 
 
 def test_reading_weights_piece_by_piece_hands_out_no_view(tmp_path, monkeypatch):
-    monkeypatch.setattr("hotbed.tables.group.group._PIECE", 7)
+    monkeypatch.setattr("hotbed.tables.group.keyspace.CHUNK", 7)
     tables = new_tables("plain", tmp_path)
     pieces = list(tables.weight_pieces("b"))
     assert torch.equal(torch.cat(pieces), tables.weight("b"))
@@ -259,7 +259,7 @@ def test_reading_weights_piece_by_piece_hands_out_no_view(tmp_path, monkeypatch)
     assert not bool((tables.weight("b") == 9.0).any())
     other = new_tables("plain", tmp_path)
     list(other.weight_pieces("b"))
-    assert [group.compared for group in other.groups] == [[], []]
+    assert [group.residency.compared for group in other.groups] == [[], []]
 
 
 def test_rows_back_at_their_first_values_do_not_come_back_as_the_parents(tmp_path):
@@ -315,12 +315,12 @@ def test_every_changed_row_of_every_chunk_is_written_back(tmp_path, monkeypatch,
         train(each, batches(3))
     tables.flush()
     for group, whole in zip(tables.groups, plain.groups):
-        keys, _ = group.cache.resident()
+        keys, _ = group.residency.cache.resident()
         assert keys.shape[0] > 2 * chunk
         rows = torch.empty(keys.shape[0], group.layout.width)
-        group.store.read(keys, rows)
+        group.residency.store.read(keys, rows)
         assert torch.equal(rows[:, : group.layout.used], whole.records[keys][:, : group.layout.used])
-        assert group.cache.dirty()[0].shape[0] == 0
+        assert group.residency.cache.dirty()[0].shape[0] == 0
 
 
 def test_marks_follow_the_rows_to_another_device(tmp_path):
@@ -328,7 +328,7 @@ def test_marks_follow_the_rows_to_another_device(tmp_path):
     with tables.snapshot() as snapshot:
         snapshot.commit()
     tables.to("meta")
-    assert all(group.touched.device == group.records.device for group in tables.groups)
+    assert all(group.residency.touched.device == group.records.device for group in tables.groups)
 
 
 def test_tables_that_lost_rows_in_a_plain_look_up_say_so(tmp_path, monkeypatch):
@@ -339,7 +339,7 @@ def test_tables_that_lost_rows_in_a_plain_look_up_say_so(tmp_path, monkeypatch):
     train(tables, batches(5))
     with monkeypatch.context() as patch:
         for group in tables.groups:
-            patch.setattr(group.store, "write", refuse)
+            patch.setattr(group.residency.store, "write", refuse)
         with pytest.raises(StoreError, match="full"):
             train(tables, batches(5, seed=1))
     with pytest.raises(HotbedError, match="lost rows"):

@@ -7,7 +7,7 @@ import hotbed
 from hotbed import Table, optim
 from hotbed.cache.holdings import holdings_of
 from hotbed.checkpoint import Policy, Saver, State
-from hotbed.tables.snapshot.cache import tensors_of
+from hotbed.tables.snapshot.cache import state_of
 
 POLICIES = ["lru", "lfu", "static", "oracle"]
 ROWS = 4000
@@ -38,7 +38,7 @@ def batches(count, seed=0):
 def train(tables, loader):
     """(distinct keys, misses, rows found in memory) of every step."""
     found = []
-    store = tables.groups[0].store
+    store = tables.caches[0].store
     for ids in loader:
         before, hits = tables.counters(), _from_memory(store)
         tables(ids).pow(2).sum().backward()
@@ -74,10 +74,10 @@ def test_every_step_after_a_resume_misses_what_it_would_have_missed(tmp_path, ki
     if is_told:
         other.warm(HOT)
     for group in other.groups:
-        group.cache.check_integrity()
+        group.residency.cache.check_integrity()
     assert not loaded.notes
     assert train(other, batches(30, seed=1)) == whole
-    other.groups[0].cache.check_integrity()
+    other.caches[0].cache.check_integrity()
     cold = new_tables(kind, tmp_path / "cold", policy)
     assert misses(train(cold, batches(3, seed=1))) > 1.3 * misses(whole[:3])
 
@@ -151,11 +151,11 @@ def test_a_checkpoint_that_says_nothing_of_caches(tmp_path, kind, monkeypatch):
     tables = new_tables(kind, tmp_path / "one")
     train(tables, batches(10))
     with monkeypatch.context() as patch:
-        patch.setattr("hotbed.tables.snapshot.snapshot.tensors_of", lambda *_: {})
+        patch.setattr("hotbed.tables.group.cached.state_of", lambda *_: {})
         hotbed.checkpoint.save(tmp_path / "saved", tables)
     other = new_tables(kind, tmp_path / "other")
     assert hotbed.checkpoint.load(tmp_path / "saved", other).notes == ()
-    assert other.groups[0].cache.resident()[0].shape[0] == 0
+    assert other.caches[0].cache.resident()[0].shape[0] == 0
 
 
 def test_ids_that_were_only_looked_ahead_are_not_brought_in(tmp_path):
@@ -170,10 +170,10 @@ def test_ids_that_were_only_looked_ahead_are_not_brought_in(tmp_path):
     feed.close()
     other = new_tables("dynamic tiered", tmp_path / "other")
     hotbed.checkpoint.load(tmp_path / "saved", other)
-    keys, _ = other.groups[0].cache.resident()
+    keys, _ = other.caches[0].cache.resident()
     assert keys.shape[0] > 0
     assert int(keys.max()) < 4 * 150
-    other.groups[0].store.check_integrity()
+    other.caches[0].store.check_integrity()
 
 
 def evaluated(folder):
@@ -183,13 +183,13 @@ def evaluated(folder):
     with torch.no_grad():
         tables.eval()(torch.arange(10**12, 10**12 + 90).unsqueeze(1))
         tables.train()
-    keys = tables.groups[0].cache.resident()[0]
+    keys = tables.caches[0].cache.resident()[0]
     assert int((keys >= tables.groups[0].num_rows).sum()) == 90
     return tables, batches(20, seed=1)
 
 
 def assert_goes_on_alike(tables, other, ids):
-    other.groups[0].cache.check_integrity()
+    other.caches[0].cache.check_integrity()
     for each in (tables, other):
         train(each, ids)
     (ours, columns), (theirs, their_columns) = tables.rows("a"), other.rows("a")
@@ -202,21 +202,21 @@ def test_guests_of_an_evaluation_stay_out_of_checkpoints(tmp_path):
     hotbed.checkpoint.save(tmp_path / "saved", tables)
     other = new_tables("dynamic", tmp_path / "other")
     hotbed.checkpoint.load(tmp_path / "saved", other)
-    assert other.groups[0].cache.resident()[0].shape[0] == tables.groups[0].cache.resident()[0].shape[0] - 90
+    assert other.caches[0].cache.resident()[0].shape[0] == tables.caches[0].cache.resident()[0].shape[0] - 90
     assert_goes_on_alike(tables, other, ids)
 
 
 def test_a_file_that_names_a_row_twice_is_loaded_once(tmp_path, monkeypatch):
     """Guests were once saved as numbers of 32 bits, which are those of other rows."""
 
-    def cut(group, name):
-        tensors, held = tensors_of(group, name), holdings_of(group.cache)
+    def cut(rows, name):
+        tensors, held = state_of(rows, name), holdings_of(rows.cache)
         parts = {"keys": held.keys.to(torch.int32), "last": held.last, "uses": held.uses}
         return tensors | {f"cache.{name}.device.{part}": tensor for part, tensor in parts.items()}
 
     tables, ids = evaluated(tmp_path / "one")
     with monkeypatch.context() as patch:
-        patch.setattr("hotbed.tables.snapshot.snapshot.tensors_of", cut)
+        patch.setattr("hotbed.tables.group.cached.state_of", cut)
         hotbed.checkpoint.save(tmp_path / "saved", tables)
     other = new_tables("dynamic", tmp_path / "other")
     hotbed.checkpoint.load(tmp_path / "saved", other)
@@ -233,10 +233,10 @@ def test_rows_that_cannot_be_read_leave_no_row_behind(tmp_path, monkeypatch):
         raise hotbed.errors.StoreError("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(other.groups[0].store, "read", refuse)
+        patch.setattr(other.caches[0].store, "read", refuse)
         with pytest.raises(hotbed.errors.StoreError, match="gone"):
             hotbed.checkpoint.load(tmp_path / "saved", other)
-    assert other.groups[0].cache.resident()[0].shape[0] == 0
+    assert other.caches[0].cache.resident()[0].shape[0] == 0
     assert torch.equal(other.weight("a"), new_tables("cached", tmp_path).weight("a"))
 
 
@@ -248,7 +248,7 @@ def test_a_failure_while_hot_rows_are_brought_in_is_remembered(tmp_path, monkeyp
         raise hotbed.errors.StoreError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tables.groups[0].store, "fetch", refuse)
+        patch.setattr(tables.caches[0].store, "fetch", refuse)
         with pytest.raises(hotbed.errors.StoreError, match="full"):
             tables.warm(torch.arange(1000, 1400))
     with pytest.raises(hotbed.errors.HotbedError, match="lost rows"):

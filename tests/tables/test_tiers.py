@@ -69,7 +69,7 @@ def test_groups_are_added_up(tmp_path):
     )
     train(tables, features=2)
     counts, sizes = tables.tiers()
-    stores = [group.store for group in tables.groups]
+    stores = [group.residency.store for group in tables.groups]
     assert len(stores) == 2
     assert counts == stores[0].counts.plus(stores[1].counts)
     assert sizes.memory_rows == sum(store.num_in_memory for store in stores)

@@ -79,7 +79,7 @@ def test_a_refused_batch_leaves_no_marks():
         for tables in (plain, cached):
             tables(SMALL).sum().backward()
     assert torch.equal(cached.weight("a"), plain.weight("a"))
-    cached.groups[0].cache.check_integrity()
+    cached.caches[0].cache.check_integrity()
 
 
 def test_ctrl_c_waits_for_the_end_of_a_change():
@@ -248,7 +248,7 @@ def test_threads_take_turns():
     assert not wrong
     assert all(torch.equal(plain.weight(name), cached.weight(name)) for name in "ab")
     for group in cached.groups:
-        group.cache.check_integrity()
+        group.residency.cache.check_integrity()
 
 
 def test_pieces_of_weights_are_as_rows_are_when_they_are_read():

@@ -154,7 +154,7 @@ def test_a_static_cache_of_another_size_is_warm_after_a_stop(start, whole, tmp_p
     built.training.resume()
     assert spy.said == ["starting with an empty cache: the cache of dim-5 had 77 slots of static, now 88 of static"]
     built.training.learner.warm()
-    assert built.training.learner.tables.groups[0].cache.resident()[0].shape[0] == int(88 * 0.9)
+    assert built.training.learner.tables.caches[0].cache.resident()[0].shape[0] == int(88 * 0.9)
     run(built.training, built.subject)
     assert model_bytes(tmp_path) == model_bytes(whole)
 

@@ -73,7 +73,7 @@ def test_a_run_that_stops_goes_on(start, whole, tmp_path, name):
     assert first.training.train(stop) == INTERRUPTED
     first.training.close()
     for group in first.training.learner.tables.groups:
-        group.store.close()
+        group.residency.store.close()
     again = start(tmp_path / "run", *sets)
     again.training.resume()
     assert again.training.progress.step == left

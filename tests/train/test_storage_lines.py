@@ -25,7 +25,7 @@ def told(folder, what):
 def stopped_and_resumed(start, folder, sets, step):
     built = start(folder, *sets, observers=[Spy(at=step, act=interrupt)])
     assert run(built.training, built.subject).exit_code == 130
-    built.training.learner.tables.groups[0].store.close()
+    built.training.learner.tables.caches[0].store.close()
     built = start(folder, *sets)
     built.training.resume()
     return run(built.training, built.subject).summary

@@ -1,7 +1,8 @@
-"""A group behind a cache: the device holds some rows in slots, host memory the rest, and every row is there when needed.
+"""Rows behind a cache: the device holds some in slots, a store the rest, and every row is there when needed.
 
 Before a batch is looked up its rows are brought in and the rows that make place for them are written back, each with its
-optimizer state. The ops see slots instead of keys and nothing else changes, so results are those of a TableGroup to the bit.
+optimizer state. The ops see slots instead of keys and nothing else changes, so results are those of ResidentRows to the bit.
+Whatever reads or writes whole tables goes to the store, after what changed on the device was written back.
 
 The steps of one window, as small methods: `arrive`, `begin`, `finish`, then of the Fetch it gives `read`, `exchange`, `write`.
 `placed` is the plain way, one after the other for a batch that is needed now; the pipeline calls the same steps ahead of
@@ -11,7 +12,8 @@ time, `read` and `write` from a thread of its own. One of the two at a time: see
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,23 +21,34 @@ from torch import Tensor
 
 from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, Decision, make_policy
 from hotbed.cache.holdings import hot_keys
+from hotbed.cache.policies import LFU
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.ops.lookups import Lookups, Span, Ticket
 from hotbed.ops.move import pack, unpack
-from hotbed.ops.records import Precision
-from hotbed.ops.shard import WHOLE, Shard
+from hotbed.ops.records import Layout, empty_records
+from hotbed.ops.shard import Shard
 from hotbed.ops.streams import after, mark
-from hotbed.optim import RowOptimizer
 from hotbed.sizing.budget import Room, enough_for
-from hotbed.store import MemoryStore, SsdStore
-from hotbed.tables.group.group import Member
+from hotbed.store import MemoryStore
+from hotbed.store.counts import Tiers
+from hotbed.store.held import Holder
+from hotbed.tables.group.keyspace import CHUNK, Keyspace, Member, addresses_of
 from hotbed.tables.group.staging import Staging
-from hotbed.tables.group.stored import CHUNK, StoredGroup
+from hotbed.tables.snapshot.cache import load_state, state_of
+from hotbed.tables.transaction import Changes
 
 if TYPE_CHECKING:  # lanes are Triton's, which need not be there
     from hotbed.cache.recorded_planner import Lane, LanePlan
     from hotbed.ops.keys.triton import KeyMaker
     from hotbed.ops.move.compiled_transfer import Porter
+
+
+def ordered(lookups: Lookups) -> Lookups:
+    """The same look-ups with what the update would otherwise work out itself."""
+    if lookups.slots.device.type != "cuda":
+        return lookups
+    sorted_keys, order = torch.sort(lookups.slots, stable=True)
+    return lookups._replace(sorted_keys=sorted_keys, order=order)
 
 
 class Ahead(NamedTuple):
@@ -63,21 +76,24 @@ class Fetch:
         return 0 if self.late is None else int(self.late.shape[0])
 
 
-class CachedGroup(StoredGroup):
-    """Records of several tables, some of them on the device."""
+class CachedRows:
+    """Records [S, W] of the keys that are in the S slots of a cache, over a store that has them all."""
 
     def __init__(
         self,
         members: Sequence[Member],
-        dim: int,
-        optimizer: RowOptimizer,
+        layout: Layout,
+        keyspace: Keyspace,
         device: torch.device,
         room: Room,
         policy: str,
-        precision: Precision = "fp32",
-        shard: Shard = WHOLE,
+        shard: Shard,
     ) -> None:
-        super().__init__(members, dim, optimizer, device, room, precision, shard)
+        self.layout, self.keyspace = layout, keyspace
+        self.records = empty_records(room.num_slots or 1, layout, torch.float32, device)
+        self.store = room.place.open(keyspace.num_rows, layout, keyspace.first, LFU)
+        self.changes = Changes()
+        self._members, self._shard = members, shard
         self._policy = make_policy(policy)
         self._bounded = room.bounded
         self.cache = self._new_cache(device)
@@ -87,24 +103,128 @@ class CachedGroup(StoredGroup):
         self._ticket: Ticket | None = None  # of the batch placed last
 
     @property
-    def counts(self) -> CacheCounts:
+    def caches(self) -> tuple[CachedRows]:
+        """This one."""
+        return (self,)
+
+    @property
+    def num_slots(self) -> int:
+        """Rows that the device holds."""
+        return int(self.records.shape[0])
+
+    @property
+    def index_bytes(self) -> int:
+        """Device memory that finds the rows in their slots."""
+        return self.cache.num_bytes
+
+    @property
+    def is_over_ssd(self) -> bool:
+        """Whether no memory is between the slots and an ssd."""
+        tiers = self.store.tiers(0)
+        return tiers is not None and not tiers.sizes.memory_slots
+
+    def counters(self) -> CacheCounts:
         """What the cache did so far."""
         return self._counts
 
+    def tiers(self) -> Tiers | None:
+        """What the tiers below the device did and hold; memory as the budget counts it (sizing/budget.py)."""
+        found = self.store.tiers(self.keyspace.num_used)
+        if found is None:
+            return None
+        memory = found.sizes.memory_bytes + self.keyspace.index_bytes
+        if not found.sizes.memory_slots:  # memory is the cache
+            memory += self.records.nbytes + self.cache.num_bytes
+        return found._replace(sizes=found.sizes._replace(memory_bytes=memory))
+
+    def initialise(self) -> None:
+        """Rows get their initial values when they are first used."""
+
+    def clear(self) -> None:
+        """All rows have their initial values again: part of a change."""
+        self.store.clear()
+        self.forget()
+
+    def slots_of(self, member: Member) -> tuple[int, int]:
+        """(first, number) of the slots a table's rows may be in."""
+        return 0, self.num_slots
+
+    def touch(self, slots: Tensor) -> None:
+        """The cache knows which rows change: those of batches that learn."""
+
+    def whole(self, member: Member) -> Tensor:
+        """The records of a table: a copy on the host, so writing to it changes nothing."""
+        return self.copy_rows(torch.arange(member.base, member.base + member.rows, device="cpu"))
+
+    def lend(self, member: Member) -> Tensor:
+        """`whole`: it is a copy."""
+        return self.whole(member)
+
+    def lend_rows(self, member: Member, keys: Tensor) -> Tensor:
+        """Copies."""
+        return self.copy_rows(keys)
+
+    def copy_rows(self, keys: Tensor) -> Tensor:
+        """Records of keys on the host, as of the last `flush`."""
+        records = torch.empty(keys.shape[0], self.layout.width, dtype=torch.float32, device="cpu")
+        with self.changes.changing("reading rows"):  # which may bring them nearer
+            self.store.read(keys, records)
+        return records
+
+    def write_rows(self, keys: Tensor, records: Tensor) -> None:
+        """Put records from the host in the place of those of `keys`, distinct: part of a load, which ends with `forget`."""
+        self.store.write(keys.contiguous(), records.contiguous())
+
+    def drop_rows(self, keys: Tensor) -> None:
+        """These rows have their initial values again: part of a load, as `write_rows`."""
+        self.store.forget(keys)
+
+    def load(self, member: Member, columns: Mapping[str, Tensor]) -> None:
+        """Take over columns of one table: part of a load."""
+        self.flush()
+        for keys in self.keyspace.chunks_of(member.name):
+            records, first = self.copy_rows(keys), int(keys[0]) - member.base
+            for name, view in self.layout.cut(records).items():
+                if name in columns:
+                    view.copy_(columns[name][first : first + view.shape[0]])
+            with self.changes.changing("loading rows"):
+                self.store.write(keys, records)
+        with self.changes.changing("loading rows"):
+            self.forget()
+
+    def holder(self) -> Holder:
+        """Holds rows for a checkpoint, as of the last `flush`."""
+        return self.store.holder()
+
+    def count_as_saved(self) -> None:
+        """All rows are as a checkpoint has them."""
+        self.store.count_as_saved()
+
+    def adopt(self, folder: Path) -> None:
+        """Take over the rows of a folder that a checkpoint's files were linked into."""
+        self.store.adopt(folder)
+
+    def policy_state(self, group: str) -> dict[str, Tensor]:
+        """What the cache and the tiers hold, for a checkpoint."""
+        return state_of(self, group)
+
+    def load_policy_state(self, group: str, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Bring in what a checkpoint's caches held; what was left out, and why."""
+        return load_state(self, group, tensors)
+
     def take_back(self) -> None:
         """Forget what ids taught that were not trained. Nothing may be on its way; part of a change."""
-        if self.ids is not None:
-            self._forget_rows(torch.from_numpy(self.ids.roll_back()))
+        self._forget_rows(torch.from_numpy(self.keyspace.roll_back()))
 
     def forget_released(self) -> None:
         """Forget the rows of expired ids that others may take from now on. Nothing may be on its way; part of a change."""
-        if self.ids is not None and self.ids.has_released:
-            self._forget_rows(torch.from_numpy(self.ids.take_released()))
+        if self.keyspace.has_released:
+            self._forget_rows(torch.from_numpy(self.keyspace.take_released()))
 
     def arrive(self, lookups: Lookups, *, at_once: bool = False) -> Ahead:
         """Make a batch known; `lookups` name keys. Sorting them here serves the index and the update."""
         keys = lookups.slots
-        lookups = self.ordered(lookups._replace(keys=keys))
+        lookups = ordered(lookups._replace(keys=keys))
         sorted_keys = keys if lookups.sorted_keys is None else lookups.sorted_keys
         arrive = self.cache.arrive_at_once if at_once else self.cache.arrive
         return Ahead(lookups, arrive(sorted_keys, lookups.order))
@@ -128,11 +248,7 @@ class CachedGroup(StoredGroup):
         plan = fetch.plan
         rows, source = self._staging.inward(plan.num_misses)
         self.store.expect(plan.victim_keys)
-        if self.ids is None:
-            num_found, fetch.late = self.store.fetch(plan.miss_keys, rows, source)
-            num_rows = num_found
-        else:  # what a row starts from is not in its key: rows are created here
-            num_found, num_rows, fetch.late = self.ids.fetch(self.store, plan.miss_keys, rows, source)
+        num_found, num_rows, fetch.late = self.keyspace.fetch(self.store, plan.miss_keys, rows, source)
         num_late = fetch.num_late
         fetch.staged = torch.empty(
             num_rows + num_late, self.layout.width, device=self.records.device, dtype=torch.float32
@@ -172,7 +288,14 @@ class CachedGroup(StoredGroup):
             fetch.leaving = self._packed(plan.victim_slots)
             fetch.packed = mark(self.records.device)
         if plan.num_misses and fetch.staged is not None and fetch.source is not None:
-            unpack(self.records, plan.miss_slots, fetch.source, fetch.staged, plan.miss_keys_on_device, self._first)
+            unpack(
+                self.records,
+                plan.miss_slots,
+                fetch.source,
+                fetch.staged,
+                plan.miss_keys_on_device,
+                self.keyspace.initial,
+            )
 
     def write(self, fetch: Fetch) -> None:
         """Host: victims reach the store (copied on the current stream)."""
@@ -188,7 +311,8 @@ class CachedGroup(StoredGroup):
         from hotbed.cache.recorded_planner import Lane
         from hotbed.ops.keys.triton import KeyMaker
 
-        keys = KeyMaker(spans, self._way_of(tables).addresses, self.records.device)
+        members = {member.name: member for member in self._members}
+        keys = KeyMaker(spans, addresses_of(members, tables), self.records.device)
         return Lane(self.cache, keys, sum(span.length for span in spans), window, learns), keys
 
     def new_porter(self, lane: Lane) -> Porter:
@@ -201,7 +325,7 @@ class CachedGroup(StoredGroup):
     @property
     def has_lanes(self) -> bool:
         """Whether rows may be moved by a porter, which needs them in an array and creates them from their keys."""
-        return isinstance(self.store, MemoryStore) and self.ids is None and self.shard.world == 1
+        return isinstance(self.store, MemoryStore) and not self.keyspace.is_dynamic and self._shard.world == 1
 
     def exchange_with(self, porter: Porter, number: int, plan: LanePlan, num_batches: int, num_lookups: int) -> None:
         """Device: as `exchange`, for a window whose rows the porter moves."""
@@ -213,12 +337,18 @@ class CachedGroup(StoredGroup):
 
             triton.pack(self.records, victim_slots, slot.packed, num_victims)
             triton.unpack(
-                self.records, miss_slots, slot.device_source, slot.device_rows, miss_keys, self._first, num_misses
+                self.records,
+                miss_slots,
+                slot.device_source,
+                slot.device_rows,
+                miss_keys,
+                self.keyspace.initial,
+                num_misses,
             )
         else:
             pack(self.records, victim_slots[:num_victims], slot.packed[:num_victims])
             parts = (miss_slots[:num_misses], slot.device_source[:num_misses], slot.device_rows, miss_keys[:num_misses])
-            unpack(self.records, *parts, self._first)
+            unpack(self.records, *parts, self.keyspace.initial)
         assert isinstance(self.store, MemoryStore), "a porter moves rows of an array"
         if self.store.is_held:
             self.store.keep(plan.victim_keys)
@@ -232,14 +362,20 @@ class CachedGroup(StoredGroup):
         )
         self._count(counts)
 
+    def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
+        """Look-ups whose rows are in their slots; they are brought in now, once `claim` has the turn."""
+        claim()
+        with self.changes.changing("bringing rows in"):
+            return self.placed(lookups, learns)
+
     def placed(self, lookups: Lookups, learns: bool = True) -> Lookups:
         """Bring the rows in and name their slots, now: part of a change. A call whose rows were moved is placed again."""
         if lookups.ticket is not None and lookups.ticket.holds(learns):
             return lookups
         if lookups.check is not None:
             lookups.check()
-        if self.ids is not None and lookups.sense is not None:
-            self.ids.refuse_old(lookups.sense)
+        if lookups.sense is not None:
+            self.keyspace.refuse_old(lookups.sense)
             self.forget_released()
         self.let_go()
         if lookups.renew is not None:
@@ -287,13 +423,14 @@ class CachedGroup(StoredGroup):
             self.placed(Lookups(keys.to(device), spans, 0), learns=False)
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Follow `nn.Module.to`."""
         if fn(self.records[:0]).dtype != torch.float32:
             raise ConfigError("rows behind a cache are float32; leave out cache= to train in another type")
         self.flush()
         with self.changes.changing("moving the cache to another device"):
             self.records = fn(self.records)
             self._staging = Staging(self.layout.width, self.records.device)
-            self._forget()
+            self.forget()
 
     def refuse_batch(self, num_keys: int) -> None:
         """Raise: one batch needs more rows than there are slots."""
@@ -312,9 +449,6 @@ class CachedGroup(StoredGroup):
             self.cache.forget(keys.to(self.records.device))
             self.store.forget(keys)
 
-    def _slots_of(self, member: Member) -> tuple[int, int]:
-        return 0, self.records.shape[0]
-
     def _packed(self, slots: Tensor) -> Tensor:
         out = torch.empty(slots.shape[0], self.layout.width, device=self.records.device, dtype=torch.float32)
         pack(self.records, slots, out)
@@ -325,9 +459,9 @@ class CachedGroup(StoredGroup):
             self._counts = self._counts.plus(more)
 
     def _explain(self, error: BudgetError) -> BudgetError:
-        rows, record = self.num_rows if self.ids is None else None, self.layout.width * 4
+        rows, record = self.keyspace.preset_rows, self.layout.width * 4
         enough, least = (
-            enough_for(error.num_slots, rows, record, on_ssd=isinstance(self.store, SsdStore), to_spare=to_spare)
+            enough_for(error.num_slots, rows, record, on_ssd=self.is_over_ssd, to_spare=to_spare)
             for to_spare in (True, False)
         )
         spare = f", which leaves some to spare ({least} holds this batch)" if least != enough else ""
@@ -338,10 +472,14 @@ class CachedGroup(StoredGroup):
             error.num_slots,
         )
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Nothing on the device is a row any more: part of a change."""
         self.let_go()
         self.cache = self._new_cache(self.records.device)
 
     def _new_cache(self, device: torch.device) -> Cache:
-        name = f"the cache of {', '.join(self.members)}"
+        name = f"the cache of {', '.join(member.name for member in self._members)}"
         return Cache(self.num_slots, self._policy, device, bounded=self._bounded, name=name)
+
+
+CachedGroup = CachedRows  # its first name

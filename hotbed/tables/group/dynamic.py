@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,11 +27,19 @@ from hotbed.host.memory import in_words
 from hotbed.ids import UNKNOWN, IdCounts, TableRules, Translator
 from hotbed.ids.index import Ints, Tables
 from hotbed.ops.init_rows import stream_of
-from hotbed.ops.lookups import Span
-from hotbed.ops.move import FirstRows, FirstTable, first_records
+from hotbed.ops.keys import FirstBad
+from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.move import FirstRows, FirstTable, first_records, first_rows
+from hotbed.ops.records import Layout
+from hotbed.ops.shard import WHOLE, Shard
+from hotbed.optim import RowOptimizer
 from hotbed.sizing.budget import BASE_BYTES, IdRoom
 from hotbed.store import Store
-from hotbed.tables.group.group import Member
+from hotbed.tables.group.keyspace import CHUNK, Member, Question, initial_rows
+from hotbed.tables.snapshot.ids import IdsSink, IdsSnapshot
+
+if TYPE_CHECKING:
+    from hotbed.store.held import Holder
 
 GUEST = 1 << 33  # keys from here on are guests
 QUARANTINE = 384  # training batches for which the row of an expired id rests; no feed is that far ahead
@@ -56,23 +64,27 @@ class Sense(NamedTuple):
 
 
 class DynamicIds:
-    """Of one group."""
+    """The keyspace of one group (keyspace.py)."""
+
+    is_dynamic = True
+    preset_rows: int | None = None
 
     def __init__(
-        self, members: Sequence[Member], first_of: Callable[[FirstTable], FirstRows], room: IdRoom, seed: int = 0
+        self, members: Sequence[Member], layout: Layout, optimizer: RowOptimizer, room: IdRoom, shard: Shard = WHOLE
     ) -> None:
         self.names = [member.name for member in members]
-        self.room = room
-        self._members, self._first_of = members, first_of
+        self.num_rows = room.rows
+        self.room, self.shard = room, shard
+        self._members, self._layout, self._optimizer = members, layout, optimizer
         self._guests: list[weakref.ref[Guests]] = []
         self._next_guest = GUEST
         self._guests_turn = threading.Lock()
         self._epoch = 0
-        self.initialise(seed)
+        self.initialise(0)
 
     def initialise(self, seed: int) -> None:
         """No id is known."""
-        self._seed = seed
+        self.initial = initial_rows(self._members, self._layout, self._optimizer, self.shard, seed)
         rules = [member.rules or TableRules() for member in self._members]
         self.translator = Translator(rules, seed=seed, capacity=self.room.rows, quarantine=QUARANTINE)
         self.num_ahead = 0  # batches translated and not trained
@@ -83,18 +95,60 @@ class DynamicIds:
         parts = list(zip(streams, (member.init for member in self._members)))
         # kernels take an id for that of padding, which has no row here; two of them, so that every id is served by one
         self._first, self._first_of_minus_one = (
-            [self._first_of(FirstTable(0, stream, init, no_id)) for stream, init in parts] for no_id in (-1, -2)
+            [self._first_rows(FirstTable(0, stream, init, no_id)) for stream, init in parts] for no_id in (-1, -2)
         )
+
+    def _first_rows(self, table: FirstTable) -> FirstRows:
+        return first_rows(self._layout.dim, self._optimizer, [table], self._layout.precision)
 
     @property
     def num_trained(self) -> int:
         """Training batches that the tables were called with."""
         return self.translator.batch - self.num_ahead
 
-    def keys(self, ids: Tensor, spans: Sequence[Span], tables: Sequence[str], learns: bool) -> tuple[Tensor, Sense]:
-        """Keys [L] of ids [L], on their device, one table name for each span. `learns`: the next training batch."""
+    @property
+    def num_used(self) -> int:
+        """Keys that were ever given to an id."""
+        return self.translator.end
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory that finds the keys of ids, as the budget counts it."""
+        return max(0, self.translator.num_bytes - BASE_BYTES)
+
+    def keys(
+        self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
+    ) -> tuple[Tensor, FirstBad, Any]:
+        """Keys [L] of ids [L], on their device, one table name for each span; no id is bad.
+
+        `learns`: the next training batch, part of a change: the ids may be new.
+        """
         rows, sense = self.keys_of(self.numbers_of(spans, tables, ids.shape[0]), ids.cpu().numpy(), learns)
-        return torch.from_numpy(rows).to(ids.device), sense
+        return torch.from_numpy(rows).to(ids.device), FirstBad(None), sense
+
+    def places(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, FirstBad, Any]:
+        """Positions, and -1 for padding: only an id's owner knows its key. The sense is (ids, numbers of their tables)."""
+        numbers = torch.from_numpy(self.numbers_of(spans, tables, ids.shape[0]).astype(np.int32)).to(ids.device)
+        places = torch.arange(ids.shape[0], device=ids.device)
+        for number, member in enumerate(self._members):
+            if member.padding_id is not None:
+                places[(numbers == number) & (ids == member.padding_id)] = -1
+        return places, FirstBad(None), (ids, numbers)
+
+    def asked(self, lookups: Lookups) -> Question:
+        """The ids themselves, with their tables."""
+        ids, tables = lookups.sense
+        return Question(ids, tables, 0)
+
+    def answer(self, asked: Question, times: Tensor | None, learns: bool) -> tuple[Tensor, Any]:
+        """The keys of ids that all ranks ask for, each once for every rank; they count as often as they come."""
+        assert asked.tables is not None, "dynamic ids are asked for by table"
+        assert times is not None, "dynamic ids are asked for with how often they come"
+        often = times.cpu().numpy()
+        tables = np.repeat(asked.tables.cpu().numpy().astype(np.uint16), often)
+        keys, sense = self.keys_of(tables, np.repeat(asked.keys.cpu().numpy(), often), learns)
+        first = np.cumsum(often) - often
+        return torch.from_numpy(keys[first]).to(asked.keys.device), sense
 
     def keys_of(self, numbers: Tables, host: Ints, learns: bool) -> tuple[Ints, Sense]:
         """As `keys`, with the number of each id's table."""
@@ -161,7 +215,67 @@ class DynamicIds:
         trained = self.num_trained
         return {name: self.translator.counts(number, trained) for number, name in enumerate(self.names)}
 
-    def rows_of(self, table: str) -> tuple[Ints, Ints]:
+    def shared_key(self, table: str) -> int:
+        """The key of the row that ids share until they are admitted; -1: none does."""
+        return self.translator.shared_key(self.names.index(table))
+
+    def owners_of(self, table: str, ids: Tensor) -> Tensor:
+        """The rank that owns each id."""
+        return self.shard.owner_of_ids(torch.tensor(self.names.index(table), device="cpu"), ids)
+
+    def name_of(self, key: int) -> tuple[str, int | None]:
+        """(table, id) of a key."""
+        for table in self.names:
+            ids, keys = self.rows_of(table)
+            found = (keys == key).nonzero()
+            if found.shape[0]:
+                return table, int(ids[found[0, 0]])
+        return "", None
+
+    def refuse_whole(self, table: str) -> None:
+        """Raise: there are no rows 0, 1, ..."""
+        raise HotbedError(
+            f"table {table!r} has dynamic ids, and no rows 0, 1, ... to give or take. tables.rows({table!r}) gives its "
+            "ids and their rows; hotbed.checkpoint saves and loads them."
+        )
+
+    def ids_of(self, table: str) -> Tensor:
+        """Ids of a table that have a row, ascending, as trained."""
+        return self.rows_of(table)[0]
+
+    def chunks_of(self, table: str) -> Iterator[Tensor]:
+        """The keys of a table, ids ascending, some at a time."""
+        keys = self.rows_of(table)[1]
+        yield from (keys[start : start + CHUNK] for start in range(0, keys.shape[0], CHUNK))
+
+    def live_keys(self) -> Ints:
+        """All keys that an id has, as trained."""
+        with self.as_trained():
+            return np.concatenate([np.empty(0, dtype=np.int64), *self.translator.live_keys()])
+
+    def is_live(self, keys: Tensor) -> Tensor:
+        """bool [N]: rows that an id has. Those of ids that were only looked ahead when a checkpoint was taken have none."""
+        numbers = keys.numpy()
+        live = np.zeros(numbers.shape[0], dtype=np.bool_)
+        inside = np.flatnonzero((numbers >= 0) & (numbers < self.num_rows))
+        live[inside] = self.translator.is_live(numbers[inside])
+        return torch.from_numpy(live)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Whole numbers that are saved with every row."""
+        columns = self.translator.rows_state(np.empty(0, dtype=np.int64))
+        return tuple(name for name in columns if name not in ("table", "id"))
+
+    def snapshot(self, held: Holder, group: str, read: Callable[[Tensor], Tensor]) -> IdsSnapshot:
+        """The rows of one moment by table, as trained."""
+        return IdsSnapshot(self, self._layout, held, group, read)
+
+    def sink(self) -> IdsSink:
+        """Takes saved rows back, of a group that is as new."""
+        return IdsSink(self)
+
+    def rows_of(self, table: str) -> tuple[Tensor, Tensor]:
         """(ids ascending, their keys) of a table, as trained."""
         number = self.names.index(table)
         found_ids, found_keys = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
@@ -174,7 +288,7 @@ class DynamicIds:
                 found_keys.append(keys[own])
         ids, keys = np.concatenate(found_ids), np.concatenate(found_keys)
         order = np.argsort(ids)
-        return ids[order], keys[order]
+        return torch.from_numpy(ids[order]), torch.from_numpy(keys[order])
 
     def first(self, keys: Tensor) -> Tensor:
         """The records [U, W] that the rows of keys [U] start from; in any thread."""

@@ -1,48 +1,42 @@
 """A group: tables with the same record width, stored and looked up together.
 
-In: keys of one batch. Out: pooled vectors; and, with their gradient, updated rows. Every row is in one tensor here (slot =
-key), which is the exact reference for everything that keeps rows elsewhere.
+In: keys of one batch. Out: pooled vectors; and, with their gradient, updated rows. A group is put together of two parts, and
+whoever uses it asks the group, never what they are:
+
+    keyspace     ids -> keys: PresetKeys (keyspace.py) or DynamicIds (dynamic.py)
+    residency    keys -> slots, and where rows are: ResidentRows (resident.py) or CachedRows (cached.py)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.errors import ConfigError, HotbedError, IdError
-from hotbed.ids import TableRules
-from hotbed.ops.init_rows import Init, stream_of
-from hotbed.ops.keys import Addresses, FirstBad, make_keys
+from hotbed.cache import CacheCounts
+from hotbed.checkpoint.types import group_name
+from hotbed.errors import IdError
+from hotbed.ops.init_rows import stream_of
+from hotbed.ops.keys import Addresses, FirstBad
 from hotbed.ops.lookup import lookup
 from hotbed.ops.lookup.reference import rows_of
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.ops.move import FirstRows, FirstTable, first_records, first_rows
 from hotbed.ops.precision import salt_of
-from hotbed.ops.records import Layout, Precision, empty_records, layout_of
-from hotbed.ops.shard import WHOLE, Shard
+from hotbed.ops.records import Layout
+from hotbed.ops.shard import Shard
 from hotbed.ops.update import TableRows, settings_of, update
 from hotbed.optim import RowOptimizer
+from hotbed.store.counts import Tiers
+from hotbed.store.held import Holder
+from hotbed.tables.group.keyspace import Keyspace, Member, addresses_of
+from hotbed.tables.snapshot.parts import KeysSnapshot
 from hotbed.tables.transaction import Changes
 
-_MAX_ROWS = 1 << 32  # of one table: the update sorts rows as 32-bit numbers
-_INIT_CHUNK = 1 << 20
-_PIECE = 1 << 18  # rows copied at once
-
-
-class Member(NamedTuple):
-    """One table as its group sees it."""
-
-    name: str
-    rows: int
-    base: int  # its first slot
-    init: Init
-    hashing: bool
-    padding_id: int | None
-    rules: TableRules | None = None  # of dynamic ids, which have no number of rows
+if TYPE_CHECKING:
+    from hotbed.tables.group.cached import CachedRows
 
 
 class UpdateStep(Protocol):
@@ -52,180 +46,180 @@ class UpdateStep(Protocol):
         """(learning rate, number among all updates); the step counts from now on."""
 
 
-class _Way(NamedTuple):
-    """What a sequence of spans, named by their tables, means inside the group."""
+class Residency(Protocol):
+    """Where the rows of one group are. Slots are rows of `records`."""
 
-    addresses: Addresses
-    rows: tuple[TableRows, ...]
+    records: Tensor  # [S, W], on the device
+    layout: Layout
+    changes: Changes  # of the tables
+
+    @property
+    def caches(self) -> Sequence[CachedRows]:
+        """What has to bring rows in before a batch: itself, or nothing."""
+
+    @property
+    def num_slots(self) -> int:
+        """Rows that a cache holds; 0 without one."""
+
+    @property
+    def index_bytes(self) -> int:
+        """Device memory beside the records."""
+
+    def initialise(self) -> None:
+        """Rows have the initial values of the keyspace."""
+
+    def clear(self) -> None:
+        """Again: part of a change."""
+
+    def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
+        """The look-ups with the slots their rows are in; what has to move rows for it calls `claim` first."""
+
+    def placed(self, lookups: Lookups, learns: bool = True) -> Lookups:
+        """As `ensure`: part of a change."""
+
+    def slots_of(self, member: Member) -> tuple[int, int]:
+        """(first, number) of the slots a table's rows may be in."""
+
+    def touch(self, slots: Tensor) -> None:
+        """These rows are about to change; negative is padding."""
+
+    def flush(self) -> None:
+        """Write every changed row to where whole tables are read and written."""
+
+    def whole(self, member: Member) -> Tensor:
+        """The records of a table, after `flush`: a view, or a copy on the host."""
+
+    def lend(self, member: Member) -> Tensor:
+        """As `whole`, for somebody who may write to it, now or later."""
+
+    def lend_rows(self, member: Member, keys: Tensor) -> Tensor:
+        """As `lend`, of all keys of a table that are here."""
+
+    def copy_rows(self, keys: Tensor) -> Tensor:
+        """Copies of records, after `flush`."""
+
+    def write_rows(self, keys: Tensor, records: Tensor) -> None:
+        """Replace records: part of a load, which ends with `forget`."""
+
+    def drop_rows(self, keys: Tensor) -> None:
+        """Replace records by initial ones: part of a load, which ends with `forget`."""
+
+    def forget(self) -> None:
+        """Rows were replaced: what is kept of them elsewhere does not hold any more. Part of a change."""
+
+    def load(self, member: Member, columns: Mapping[str, Tensor]) -> None:
+        """Take over columns of a table: part of a load."""
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Follow `nn.Module.to`."""
+
+    def take_back(self) -> None:
+        """Forget what dynamic ids taught that were not trained: part of a change."""
+
+    def warm(self, keys: Tensor) -> None:
+        """Let a static policy keep these keys, and bring them in."""
+
+    def counters(self) -> CacheCounts:
+        """What a cache did so far."""
+
+    def tiers(self) -> Tiers | None:
+        """What memory and ssd did and hold; None without an ssd."""
+
+    def holder(self) -> Holder:
+        """Holds the rows of one moment for a checkpoint, after `flush`."""
+
+    def count_as_saved(self) -> None:
+        """All rows are as a checkpoint has them."""
+
+    def adopt(self, folder: Path) -> None:
+        """Take over the rows of a folder of files: part of a load."""
+
+    def policy_state(self, group: str) -> dict[str, Tensor]:
+        """What caches hold, for a checkpoint."""
+
+    def load_policy_state(self, group: str, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Bring in what they held; what was left out, and why."""
 
 
 class TableGroup:
-    """Records of several tables and the ops over them."""
+    """Tables of one record width, and the ops over their rows."""
 
     def __init__(
         self,
         members: Sequence[Member],
-        dim: int,
         optimizer: RowOptimizer,
-        device: torch.device,
-        num_slots: int = 0,
-        precision: Precision = "fp32",
-        shard: Shard = WHOLE,
+        keyspace: Keyspace,
+        residency: Residency,
+        shard: Shard,
     ) -> None:
-        too_large = [f"{m.name} ({m.rows:,})" for m in members if m.rows >= _MAX_ROWS]
-        if too_large:
-            raise ConfigError(f"tables with 2^32 rows or more: {', '.join(too_large)}. Hash their ids into fewer rows.")
         self.members = {member.name: member for member in members}
-        self.layout: Layout = layout_of(dim, optimizer, precision)
+        self.layout = residency.layout
         self.optimizer = optimizer
-        self._ways: dict[tuple[str, ...], _Way] = {}
+        self.keyspace, self.residency = keyspace, residency
         self.shard = shard  # which of the tables' rows are here
-        self.num_rows = shard.num_local(sum(member.rows for member in members))
-        self.records = empty_records(num_slots or self.num_rows, self.layout, torch.float32, device)
-        self._seed = 0
-        self.changes = Changes()  # the tables put their own in its place
-        # where all rows are here, for checkpoints (snapshot/rows.py):
-        self.touched: Tensor | None = None  # uint8 [R]: rows that have changed; None: no checkpoint has asked yet
-        self.digests: dict[tuple[int, int], Tensor] = {}  # (first row, end) -> int64: records as they were saved last
-        self.held_by: object | None = None  # the snapshot that is open
-        self._lent: set[str] = set()  # tables whose rows somebody can write to
+        self.seed = 0
+        self._rows: dict[tuple[str, ...], tuple[TableRows, ...]] = {}
 
     @property
-    def _rounding(self) -> int:
-        """The stream of random bits that round this group's weights."""
-        return stream_of(self._seed, f"rounding of {', '.join(self.members)}")
+    def name(self) -> str:
+        """In manifests."""
+        return group_name(self.layout.dim, self.keyspace.is_dynamic)
+
+    @property
+    def records(self) -> Tensor:
+        """[S, W], on the device; a row is in the slot that `ensure` says."""
+        return self.residency.records
+
+    @property
+    def changes(self) -> Changes:
+        """Who moves rows; those of the tables."""
+        return self.residency.changes
+
+    @changes.setter
+    def changes(self, changes: Changes) -> None:
+        self.residency.changes = changes
+
+    @property
+    def num_rows(self) -> int:
+        """Keys that there may be here."""
+        return self.keyspace.num_rows
+
+    @property
+    def num_slots(self) -> int:
+        """Rows that a cache holds; 0 without one."""
+        return self.residency.num_slots
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory, with all that finds the rows."""
+        return self.records.nbytes + self.residency.index_bytes
+
+    @property
+    def caches(self) -> Sequence[CachedRows]:
+        """What has to bring rows in before a batch; none where all are on the device."""
+        return self.residency.caches
 
     def initialise(self, seed: int) -> None:
-        """Write the first value and state of every row."""
-        self._seed = seed
-        first = self.first_rows()
-        for start in range(0, self.num_rows, _INIT_CHUNK):
-            stop = min(start + _INIT_CHUNK, self.num_rows)
-            self.records[start:stop] = first_records(torch.arange(start, stop, device=self.records.device), first)
+        """Every row has its initial value."""
+        self.seed = seed
+        self.keyspace.initialise(seed)
+        self.residency.initialise()
 
-    def first_rows(self) -> FirstRows:
-        """What rows start from, as the kernels need it."""
-        tables = [
-            FirstTable(m.base, stream_of(self._seed, m.name), m.init, m.padding_id) for m in self.members.values()
-        ]
-        return first_rows(self.layout.dim, self.optimizer, tables, self.layout.precision, self.shard)
-
-    def columns(self, table: str) -> dict[str, Tensor]:
-        """`weight` [rows, D] and every optimizer state [rows, D] or [rows, 1] of one table: views, so writing changes it."""
-        self._refuse_part(table)
-        member = self.members[table]
-        return self._cut(self.records[member.base : member.base + member.rows])
-
-    def lend(self, table: str) -> dict[str, Tensor]:
-        """`columns` for somebody who may write to them, now or later: checkpoints compare this table from now on."""
-        self._lent.add(table)
-        return self.columns(table)
-
-    def touch(self, keys: Tensor) -> None:
-        """These rows [N] are about to change."""
-        if self.touched is not None:
-            self.touched.index_fill_(0, keys, 1)
-
-    def count_as_saved(self) -> None:
-        """All rows are as a checkpoint has them."""
-        self.touched = torch.zeros(self.num_rows, dtype=torch.uint8, device=self.records.device)
-        self.digests = {}
-
-    @property
-    def compared(self) -> list[tuple[int, int]]:
-        """(first row, end) of what may change without a mark."""
-        if self.optimizer.decay_scope == "table":
-            return [(0, self.num_rows)]
-        return [(m.base, m.base + m.rows) for m in self.members.values() if m.name in self._lent]
-
-    def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
-        """(ids ascending [N], their columns [N, ...]) of one table: those that are here."""
-        if self.shard.world == 1:
-            return torch.arange(self.members[table].rows, device="cpu"), self.lend(table)
-        ids = self.ids_of(table)
-        return ids, self._cut(self.records[self.local_keys(table, ids).to(self.records.device)])
-
-    def ids_of(self, table: str) -> Tensor:
-        """The ids of one table that have a row here, ascending [N]."""
-        member, world = self.members[table], self.shard.world
-        stop = member.base + member.rows
-        keys = self.shard.keys_of(torch.arange(member.base // world, -(-stop // world), device="cpu"))
-        return keys[(keys >= member.base) & (keys < stop)] - member.base
-
-    def local_keys(self, table: str, ids: Tensor) -> Tensor:
-        """Where ids [N] of a table that are here have their rows."""
-        return self.shard.local_of(ids + self.members[table].base)
-
-    def owns(self, table: str, ids: Tensor) -> Tensor:
-        """Whether ids [N] of a table are here."""
-        return self.shard.owner_of(ids + self.members[table].base) == self.shard.rank
-
-    def weight_pieces(self, table: str) -> Iterator[Tensor]:
-        """The weights of a table, some rows at a time, in order: copies."""
-        weight = self.columns(table)["weight"]
-        for start in range(0, weight.shape[0], _PIECE):
-            yield weight[start : start + _PIECE].clone()
-
-    def _refuse_part(self, table: str) -> None:
-        if self.shard.world > 1:
-            raise HotbedError(
-                f"the rows of table {table!r} are spread over {self.shard.world} ranks; tables.rows({table!r}) gives the "
-                "ids and rows of this one"
-            )
-
-    def refuse_load(self, table: str) -> None:
-        """Raise where `load` of a table cannot be."""
-        self._refuse_part(table)
-
-    def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
-        """Take over columns of one table: part of a load."""
-        if self.touched is not None:
-            member = self.members[table]
-            self.touched[member.base : member.base + member.rows] = 1
-        for name, view in self.columns(table).items():
-            if name in columns:
-                view.copy_(columns[name])
-
-    def move(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Follow `nn.Module.to`."""
-        if self.layout.precision != "fp32" and fn(self.records[:0]).dtype != torch.float32:
-            raise ConfigError(f"rows of precision={self.layout.precision!r} cannot change their type; leave it out")
-        self.records = fn(self.records)
-        if self.touched is not None:
-            self.touched = self.touched.to(self.records.device)
-        self.digests = {span: digests.to(self.records.device) for span, digests in self.digests.items()}
-
-    def take_back(self) -> None:
-        """Forget what dynamic ids taught that were not trained; here there are none."""
-
-    def placed(self, lookups: Lookups, learns: bool = True) -> Lookups:
-        """The same look-ups with the slots their rows are in now; here a row's slot is its key, for good."""
-        return lookups
-
-    def addresses(self, tables: tuple[str, ...]) -> Addresses:
-        """How ids become keys, one table name per span."""
-        return self._way_of(tables).addresses
-
-    def ordered(self, lookups: Lookups) -> Lookups:
-        """The same look-ups with what the update would otherwise work out itself."""
-        if lookups.slots.device.type != "cuda":
-            return lookups
-        sorted_keys, order = torch.sort(lookups.slots, stable=True)
-        return lookups._replace(sorted_keys=sorted_keys, order=order)
-
-    def _slots_of(self, member: Member) -> tuple[int, int]:
-        """(first, number) of the slots a table's rows may be in."""
-        return member.base, member.rows
-
-    def _cut(self, records: Tensor) -> dict[str, Tensor]:
-        layout = self.layout
-        return {"weight": layout.weights(records)} | {s: records[:, layout.columns(s)] for s in layout.states}
+    def clear(self) -> None:
+        """All rows have their initial values again, and no dynamic id has one."""
+        with self.changes.changing("clearing rows"):
+            self.keyspace.initialise(self.seed)
+            self.residency.clear()
 
     def keys(
         self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
     ) -> tuple[Tensor, FirstBad, Any]:
         """Keys [L] of ids [L], one table name per span; the first position with a bad id; the sense of dynamic ids."""
-        return *make_keys(ids, spans, self._way_of(tables).addresses), None
+        return self.keyspace.keys(ids, spans, tables, learns)
+
+    def addresses(self, tables: tuple[str, ...]) -> Addresses:
+        """How preset ids become keys, one table name per span."""
+        return addresses_of(self.members, tables)
 
     def refuse(self, table: str, feature: str, sample: int, value: int) -> IdError:
         """The error for an id outside its table."""
@@ -234,6 +228,10 @@ class TableGroup:
             f"id {value} of feature {feature!r} in sample {sample} is outside table {table!r}, which has {rows:,} rows "
             f"(ids 0 to {rows - 1:,}). Give the table more rows, or hashing=True to take ids modulo its rows."
         )
+
+    def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
+        """The look-ups with the slots their rows are in; what has to move rows for it calls `claim` first."""
+        return self.residency.ensure(lookups, learns, claim)
 
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
@@ -255,36 +253,125 @@ class TableGroup:
 
     def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
         """One row-optimizer step from the gradient of the pooled vectors, part of a change; `tables`: one for each span."""
-        self._update(lookups, self._way_of(tables).rows, grad, step)
+        self.apply(lookups, self._table_rows(tables), grad, step)
 
     def update_rows(self, lookups: Lookups, grad: Tensor, step: UpdateStep) -> None:
         """As `update`, for look-ups of one span that stands for all tables."""
-        self._update(lookups, (TableRows(0, self.records.shape[0], 0, 1),), grad, step)
+        self.apply(lookups, (TableRows(0, self.records.shape[0], 0, 1),), grad, step)
 
-    def _update(self, lookups: Lookups, rows: tuple[TableRows, ...], grad: Tensor, step: UpdateStep) -> None:
+    def apply(self, lookups: Lookups, rows: tuple[TableRows, ...], grad: Tensor, step: UpdateStep) -> None:
+        """What every update comes to; `rows`: the slots and spans of the tables."""
         lr, number = step.taken()
-        salt = 0 if self.layout.precision == "fp32" else salt_of(self._rounding, number)
+        salt = 0
+        if self.layout.precision != "fp32":  # a stream of random bits rounds this group's weights
+            salt = salt_of(stream_of(self.seed, f"rounding of {', '.join(self.members)}"), number)
         settings = settings_of(self.optimizer, lr, rows, salt)
-        if self.touched is not None:
-            self.touch(lookups.slots.clamp(min=0).to(torch.int64))
+        self.residency.touch(lookups.slots)
         update(self.records, self.layout, grad, lookups, settings)
 
-    def _way_of(self, tables: tuple[str, ...]) -> _Way:
-        """Where the spans lead; computed once, because every batch asks the same."""
-        if tables not in self._ways:
-            members = [self.members[table] for table in tables]
-            addresses = Addresses(
-                base=np.array([m.base for m in members], dtype=np.int64),
-                rows=np.array([m.rows for m in members], dtype=np.int64),
-                hashing=np.array([m.hashing for m in members], dtype=np.bool_),
-                has_padding=np.array([m.padding_id is not None for m in members], dtype=np.bool_),
-                padding=np.array([m.padding_id or 0 for m in members], dtype=np.int64),
-            )
+    def columns(self, table: str) -> dict[str, Tensor]:
+        """`weight` [rows, D] and every optimizer state [rows, D] or [rows, 1] of one table.
+
+        Views, so writing changes it; behind a cache a copy on the host.
+        """
+        self.keyspace.refuse_whole(table)
+        self.flush()
+        return self.layout.cut(self.residency.whole(self.members[table]))
+
+    def lend(self, table: str) -> dict[str, Tensor]:
+        """`columns` for somebody who may write to them, now or later."""
+        self.keyspace.refuse_whole(table)
+        self.flush()
+        return self.layout.cut(self.residency.lend(self.members[table]))
+
+    def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
+        """(ids ascending [N], their columns [N, ...]) of one table: those that are here."""
+        self.flush()
+        ids, keys = self.keyspace.rows_of(table)
+        return ids, self.layout.cut(self.residency.lend_rows(self.members[table], keys))
+
+    def weight_pieces(self, table: str) -> Iterator[Tensor]:
+        """The weights of a table, some rows at a time, in order: copies."""
+        for keys in self.keyspace.chunks_of(table):
+            self.flush()
+            yield self.layout.weights(self.residency.copy_rows(keys))
+
+    def shared_row(self, table: str) -> dict[str, Tensor] | None:
+        """The columns [1, ...] of the row that ids without one of their own share; None where none does."""
+        key = self.keyspace.shared_key(table)
+        return None if key < 0 else self.layout.cut(self.read_rows(torch.tensor([key], device="cpu")))
+
+    def owns(self, table: str, ids: Tensor) -> Tensor:
+        """Whether ids [N] of a table are here."""
+        return self.keyspace.owners_of(table, ids) == self.shard.rank
+
+    def first(self, table: str, ids: Tensor) -> dict[str, Tensor]:
+        """The columns of ids at their initial values, on the host."""
+        return self.layout.cut(self.keyspace.first_of_ids(table, ids).to(self.records.dtype))
+
+    def read_rows(self, keys: Tensor) -> Tensor:
+        """Records of keys on the host."""
+        self.flush()
+        return self.residency.copy_rows(keys).detach().cpu()
+
+    def write_rows(self, keys: Tensor, records: Tensor) -> None:
+        """Replace records: part of a load, which ends with `forget`."""
+        self.residency.write_rows(keys, records)
+
+    def drop_rows(self, keys: Tensor) -> None:
+        """Replace records by initial ones: part of a load, which ends with `forget`."""
+        self.residency.drop_rows(keys)
+
+    def forget(self) -> None:
+        """Rows were replaced: part of a change."""
+        self.residency.forget()
+
+    def load(self, table: str, columns: Mapping[str, Tensor]) -> None:
+        """Take over columns of one table: part of a load."""
+        self.keyspace.refuse_whole(table)
+        self.residency.load(self.members[table], columns)
+
+    def flush(self) -> None:
+        """Write every changed row to where whole tables are read and written."""
+        self.residency.flush()
+
+    def warm(self, keys: Tensor) -> None:
+        """Let a static policy keep these keys, and bring them in."""
+        self.residency.warm(keys)
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Follow `nn.Module.to`."""
+        self.residency.move(fn)
+
+    def counters(self) -> CacheCounts:
+        """What a cache did so far."""
+        return self.residency.counters()
+
+    def tiers(self) -> Tiers | None:
+        """What memory and ssd did and hold; None without an ssd."""
+        return self.residency.tiers()
+
+    def holder(self) -> Holder:
+        """Holds the rows of one moment for a checkpoint; `take` of it, then `snapshot`."""
+        self.flush()
+        return self.residency.holder()
+
+    def snapshot(self, held: Holder) -> KeysSnapshot:
+        """The rows that are held, by table."""
+        return self.keyspace.snapshot(held, self.name, self.read_rows)
+
+    def policy_state(self) -> dict[str, Tensor]:
+        """What caches hold, for a checkpoint."""
+        return self.residency.policy_state(self.name)
+
+    def _table_rows(self, tables: tuple[str, ...]) -> tuple[TableRows, ...]:
+        """The slots of every table and the spans that read it; computed once, because every batch asks the same."""
+        if tables not in self._rows:
             rows = []
             for name, member in self.members.items():
                 spans = [p for p, table in enumerate(tables) if table == name]
                 first, stop = (spans[0], spans[-1] + 1) if spans else (0, 0)
                 if spans or self.optimizer.decay_scope == "table":
-                    rows.append(TableRows(*self._slots_of(member), first, stop))
-            self._ways[tables] = _Way(addresses, tuple(rows))
-        return self._ways[tables]
+                    rows.append(TableRows(*self.residency.slots_of(member), first, stop))
+            self._rows[tables] = tuple(rows)
+        return self._rows[tables]

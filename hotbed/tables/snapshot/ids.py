@@ -1,14 +1,15 @@
 """Dynamic ids for checkpoints: which id has which row, of one moment, and back.
 
-A checkpoint holds, beside each saved row, its number and what its expiry depends on (`numbers_of`); which rows are free, and
-all that is no row's, are in the rest. A chain of checkpoints is read oldest first: of two owners of a row the later one has
-it, and what is free at the end has none. Rows that come without a number (of another run, of a model folder) get new ones.
+A checkpoint holds, beside each saved row, its number and what its expiry depends on (`DynamicIds.columns`); which rows are
+free, and all that is no row's, are in the rest. A chain of checkpoints is read oldest first: of two owners of a row the later
+one has it, and what is free at the end has none. Rows that come without a number (of another run, of a model folder) get new
+ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,31 +20,36 @@ from hotbed.checkpoint.types import RowPart
 from hotbed.ids.index import Ints
 from hotbed.ops.records import Layout
 from hotbed.ops.shard import Shard
-from hotbed.tables.group.dynamic import DynamicIds
 from hotbed.tables.snapshot.restored_ids import Newcomers, no_room
 
+if TYPE_CHECKING:
+    from hotbed.store.held import Holder
+    from hotbed.tables.group.dynamic import DynamicIds
+
 Arrays = dict[str, NDArray[Any]]
+_CHUNK = 1 << 18
 _FREE, _SKETCH = "free_rows", "sketch_"
 _WAITING = ("waiting_tables", "waiting_ids", "waiting_counts")
 
 
-def numbers_of(ids: DynamicIds) -> tuple[str, ...]:
-    """The columns of whole numbers that a row of this group carries."""
-    columns = ids.translator.rows_state(np.empty(0, dtype=np.int64))
-    return tuple(name for name in columns if name not in ("table", "id"))
-
-
 class IdsSnapshot:
-    """Of one group, as trained. `keys`: the rows to be saved, ascending; those that no id has by then are left out."""
+    """Of one group, as trained: the rows that are held, or in files; those that no id has by then are left out.
 
-    def __init__(self, ids: DynamicIds, keys: Ints) -> None:
-        self._names = ids.names
+    `read` gives the records of shared rows that nobody has written yet.
+    """
+
+    def __init__(
+        self, ids: DynamicIds, layout: Layout, held: Holder, group: str, read: Callable[[Tensor], Tensor]
+    ) -> None:
+        self._names, self._layout, self._held, self._group = ids.names, layout, held, group
+        self._in_files = held.in_files(ids.live_keys)
+        keys = np.union1d(held.keys, self._in_files)
         translator = ids.translator
         most = translator.end
         with ids.as_trained():
             shared = np.array([translator.shared_key(table) for table in range(len(ids.names))], dtype=np.int64)
-            self.untrained = np.setdiff1d(shared[shared >= 0], keys)  # shared rows that nobody has written yet
-            keys = np.union1d(keys, self.untrained)
+            untrained = np.setdiff1d(shared[shared >= 0], keys)  # shared rows that nobody has written yet
+            keys = np.union1d(keys, untrained)
             self._columns = translator.rows_state(keys[translator.is_live(keys)])
             self._rest = {**translator.rest_state(), _FREE: translator.free_rows()}
             idle = np.concatenate([self._rest[_FREE], self._rest["quarantined_rows"]])
@@ -52,8 +58,18 @@ class IdsSnapshot:
             self._gone = tables[~back], gone[~back]
             ahead = np.arange(translator.end, most)  # of batches that are not trained; files of an ssd may hold records
             self._rest[_FREE] = np.concatenate([self._rest[_FREE], ahead])
+        self._untrained = torch.from_numpy(untrained)
+        self._first = read(self._untrained) if untrained.size else None
 
-    def parts(self, layout: Layout, keys: Tensor, records: Tensor | None) -> Iterator[RowPart]:
+    def parts(self) -> Iterator[RowPart]:
+        """Rows by table; of rows in files, their numbers alone."""
+        yield from self._parts(self._untrained, self._first)
+        for keys, records in self._held.items():
+            yield from self._parts(keys, records)
+        for start in range(0, self._in_files.shape[0], _CHUNK):
+            yield from self._parts(torch.from_numpy(self._in_files[start : start + _CHUNK]), None)
+
+    def _parts(self, keys: Tensor, records: Tensor | None) -> Iterator[RowPart]:
         """Some of the rows, by table; without records, their numbers alone."""
         rows = self._columns["row"]
         at = np.minimum(np.searchsorted(rows, keys.numpy()), max(0, rows.shape[0] - 1))
@@ -64,18 +80,11 @@ class IdsSnapshot:
             mine = np.flatnonzero(tables == number)
             columns: dict[str, Tensor] = {}
             if records is not None:
-                some = records[torch.from_numpy(known[mine])]
-                columns = {"weight": layout.weights(some)} | {s: some[:, layout.columns(s)] for s in layout.states}
+                columns = self._layout.cut(records[torch.from_numpy(known[mine])])
             for name, values in self._columns.items():
                 if name not in ("table", "id"):
                     columns[name] = torch.from_numpy(values[at[mine]].astype(np.int64))
             yield RowPart(self._names[number], torch.from_numpy(self._columns["id"][at[mine]]), columns)
-
-    def all_parts(self, layout: Layout, chunk: int = 1 << 18) -> Iterator[RowPart]:
-        """The numbers of all rows, for records that are saved elsewhere."""
-        rows = self._columns["row"]
-        for start in range(0, rows.shape[0], chunk):
-            yield from self.parts(layout, torch.from_numpy(rows[start : start + chunk]), None)
 
     def gone(self) -> Iterator[tuple[str, Tensor]]:
         """Ids whose rows are free or rest, and that have no other row by now."""
@@ -85,9 +94,9 @@ class IdsSnapshot:
             if mine.shape[0]:
                 yield name, torch.from_numpy(mine)
 
-    def rest(self, group: str) -> dict[str, Tensor]:
+    def rest(self) -> dict[str, Tensor]:
         """All that is no row's."""
-        return {f"ids.{group}.{name}": _as_tensor(name, values) for name, values in self._rest.items()}
+        return {f"ids.{self._group}.{name}": _as_tensor(name, values) for name, values in self._rest.items()}
 
 
 class IdsSink:
@@ -102,13 +111,17 @@ class IdsSink:
         """Take note of a part; the keys of its rows, -1 for what has none here."""
         if "row" not in part.columns:
             return self.newcomers.add(part)
-        columns = {name: part.columns[name].numpy().copy() for name in numbers_of(self._ids)}
+        columns = {name: part.columns[name].numpy().copy() for name in self._ids.columns}
         number, most = self._ids.names.index(part.table), self._ids.room.rows
         if columns["row"].shape[0] and columns["row"].max() >= most:
             raise no_room(int(columns["row"].max()) + 1, most)
         tables = np.full(part.ids.shape[0], number, dtype=np.uint16)
         self._parts.append({**columns, "table": tables, "id": part.ids.numpy().copy()})
         return torch.from_numpy(columns["row"])
+
+    def join(self, group: str, rests: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """What several ranks have saved of no row, as one of other ranks needs it."""
+        return _joined_rest(self._ids, group, rests, self._ids.shard)
 
     def end(self, group: str, tensors: Mapping[str, Tensor]) -> Ints:
         """Give rows to their owners; the keys of rows that have none."""
@@ -134,7 +147,7 @@ class IdsSink:
         return np.asarray(idle[idle < self._ids.room.rows], dtype=np.int64)
 
 
-def joined_rest(ids: DynamicIds, group: str, rests: Sequence[Mapping[str, Tensor]], shard: Shard) -> dict[str, Tensor]:
+def _joined_rest(ids: DynamicIds, group: str, rests: Sequence[Mapping[str, Tensor]], shard: Shard) -> dict[str, Tensor]:
     """What several ranks have saved of no row, as one of other ranks: those who wait for it, and all counts for the first.
 
     Rows get new numbers, so what says which are free or rest is left out. A sketch cannot be taken apart by ids: every rank has

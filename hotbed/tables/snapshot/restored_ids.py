@@ -6,7 +6,7 @@ now. Nobody waits to be admitted, unless the rest says so. A table's shared row 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from hotbed.checkpoint.types import RowPart
 from hotbed.errors import BudgetError
 from hotbed.ids import IdIndex
 from hotbed.ids.index import Ints
-from hotbed.tables.group.dynamic import DynamicIds
+
+if TYPE_CHECKING:
+    from hotbed.tables.group.dynamic import DynamicIds
 
 Arrays = dict[str, NDArray[Any]]
 _USES = ("last_use", "score")

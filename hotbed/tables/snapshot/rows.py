@@ -1,6 +1,6 @@
 """Rows for checkpoints where all of them are on the device: which have changed since the last one, copied at once.
 
-What training changes is marked (`TableGroup.touched`). Rows that others can change without a word are compared instead: those
+What training changes is marked (`ResidentRows.touched`). Rows that others can change without a word are compared instead: those
 of tables whose views were handed out (`tables.weight`, `states`, `rows`, `state_dict`), because a view may be written to at any
 later time, and all of them where an optimizer visits whole tables (decay_scope="table"). Compared with 64 bits of every record
 as it was saved last: 8 bytes a row and one pass over the table at every checkpoint. The first incremental checkpoint after a
@@ -9,14 +9,18 @@ view was handed out has nothing to compare with and holds the whole table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hotbed.ops.move import first_records
-from hotbed.store.held import refuse_second
-from hotbed.tables.group.group import TableGroup
+from hotbed.store.held import Files, Keys, refuse_second
+
+if TYPE_CHECKING:
+    from hotbed.tables.group.resident import ResidentRows
 
 Records = tuple[Tensor, Tensor]  # keys int64 [N], records [N, W], on the host
 _CHUNK = 1 << 16
@@ -24,9 +28,11 @@ _STEP, _FIRST, _SECOND = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB13311
 
 
 class CopiedRows:
-    """Of one group. Whatever stops on the way, `give_back` undoes it."""
+    """A Holder (store/held.py) of rows that are all on the device."""
 
-    def __init__(self, group: TableGroup) -> None:
+    files: Sequence[Files] = ()  # none: `items` gives the records
+
+    def __init__(self, group: ResidentRows) -> None:
         self._group = group
         self._before: Tensor | None = None
         self._digests: dict[tuple[int, int], Tensor] = {}
@@ -45,9 +51,18 @@ class CopiedRows:
             self._records, self._keys = group.records.detach()[keys].cpu(), keys.cpu()
         else:
             self._records = group.records.detach().to("cpu", copy=True)
-        marks = torch.zeros(group.num_rows, dtype=torch.uint8, device=device)
+        marks = torch.zeros(group.keyspace.num_rows, dtype=torch.uint8, device=device)
         group.held_by = self
         group.touched = marks
+
+    @property
+    def keys(self) -> Keys:
+        """Of the rows that `items` gives."""
+        return np.concatenate([np.empty(0, dtype=np.int64), *(keys.numpy() for keys, _ in self.items())])
+
+    def in_files(self, live: Callable[[], Keys]) -> Keys:
+        """None."""
+        return np.empty(0, dtype=np.int64)
 
     def items(self) -> Iterator[Records]:
         """(keys, records), on the host."""
@@ -75,7 +90,7 @@ class CopiedRows:
         """uint8 [R]: marked, or not as it was saved last."""
         group = self._group
         if self._before is None:
-            return torch.ones(group.num_rows, dtype=torch.uint8, device="cpu")
+            return torch.ones(group.keyspace.num_rows, dtype=torch.uint8, device="cpu")
         changed = self._before.clone()
         for span, now in self._digests.items():
             saved = group.digests.get(span)
@@ -99,9 +114,9 @@ def digests_of(records: Tensor) -> Tensor:
     return digests
 
 
-def _not_first(group: TableGroup, records: Tensor) -> Iterator[Records]:
+def _not_first(group: ResidentRows, records: Tensor) -> Iterator[Records]:
     """Rows that are not as they began."""
-    first = group.first_rows()
+    first = group.keyspace.initial
     for start in range(0, records.shape[0], _CHUNK):
         rows = records[start : start + _CHUNK]
         keys = torch.arange(start, start + rows.shape[0], device="cpu")

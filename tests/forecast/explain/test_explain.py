@@ -18,7 +18,7 @@ from hotbed.forecast.explain.history import census_of, history_of
 from hotbed.forecast.explain.run import open_run
 from hotbed.run.config import RunConfig
 from hotbed.run.run_file import compose
-from hotbed.tables.group.cached import CachedGroup
+from hotbed.tables.group.cached import CachedRows
 from hotbed.train.build import build
 from hotbed.train.loop import Training
 from tests.data.small import make_dataset
@@ -71,7 +71,7 @@ def train(config: RunConfig, folder, monkeypatch, until: int = 10**9) -> Recorde
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
     windows: list[Seen] = []
     start: set[int] = set()
-    begin, finish = CachedGroup.begin, CachedGroup.finish
+    begin, finish = CachedRows.begin, CachedRows.finish
     learning = []
 
     def noted_begin(group, window, learns):
@@ -85,8 +85,8 @@ def train(config: RunConfig, folder, monkeypatch, until: int = 10**9) -> Recorde
         return found
 
     monkeypatch.setattr("hotbed.train.loop.load_kernels", lambda *_: None)  # its twin is no row of the run
-    monkeypatch.setattr(CachedGroup, "begin", noted_begin)
-    monkeypatch.setattr(CachedGroup, "finish", noted_finish)
+    monkeypatch.setattr(CachedRows, "begin", noted_begin)
+    monkeypatch.setattr(CachedRows, "finish", noted_finish)
     built = build(config, Dataset.open(config.data.path), folder)
     training = built.training
     training.train(lambda: training.progress.step >= until)

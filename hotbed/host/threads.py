@@ -17,7 +17,6 @@ A kernel must write disjoint places from different threads and must not depend o
 from __future__ import annotations
 
 import os
-import platform
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -25,12 +24,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import njit
 
 from hotbed.errors import HotbedError
+from hotbed.host.intrinsics import load_acquire, pause, usleep
 
 _WATCH = 6_000  # looks before a worker sleeps: about 0.2 ms
 _WAIT = 200_000  # looks before a caller sleeps
@@ -164,32 +161,15 @@ def _crew() -> _Crew:
     return _the_crew
 
 
-def _look(typing_context: Any, numbers: Any) -> Any:
-    """numbers[0], read from memory every time and not from a register; with a pause, which spares the other thread."""
-    signature = types.int64(numbers)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        if platform.machine() in ("x86_64", "AMD64"):
-            kind = ir.FunctionType(ir.VoidType(), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
-        return builder.load_atomic(array.data, ordering="acquire", align=8)
-
-    return signature, generate
-
-
-look: Any = intrinsic(_look)
-nap: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
-
-
 @njit(nogil=True, cache=True)
 def _watch(numbers: Any, number: int, looks: int, head_start: int) -> bool:
     """True `head_start` looks after numbers[0] has come to `number`, False when `looks` are used up."""
     for _ in range(looks):
-        if look(numbers) >= number:
+        if load_acquire(numbers.ctypes.data) >= number:
             for _ in range(head_start):
-                look(numbers)
+                pause()
             return True
+        pause()
     return False
 
 
@@ -197,7 +177,7 @@ def _watch(numbers: Any, number: int, looks: int, head_start: int) -> bool:
 def _sleep_until(numbers: Any, number: int, naps: int) -> bool:
     """As `_watch`, for a long wait."""
     for _ in range(naps):
-        if look(numbers) >= number:
+        if load_acquire(numbers.ctypes.data) >= number:
             return True
-        nap(np.uint32(_NAP_US))
+        usleep(np.uint32(_NAP_US))
     return False

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from hotbed.host.prefetch import prefetch
+from hotbed.host.intrinsics import prefetch
 from hotbed.ids.cells import GONE, STEP, hash_of, mix
 from hotbed.ids.rules import SCORE, SCORE_UNIT, STEPS, TIME
 

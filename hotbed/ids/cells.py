@@ -18,10 +18,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
 from hotbed.errors import HotbedError
+from hotbed.host.intrinsics import trailing_zeros
 
 CELLS = 12
 SHARD_BITS = 6
@@ -39,17 +39,6 @@ _HALF = np.uint64(0xFFFFFFFF)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 STEP = np.uint64(0x9E3779B97F4A7C15)
-
-
-def _count_trailing_zeros(typing_context: Any, word: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value = arguments[0]
-        return builder.cttz(value, context.get_constant(types.boolean, False))
-
-    return types.uint64(types.uint64), generate
-
-
-trailing_zeros: Any = intrinsic(_count_trailing_zeros)
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -13,8 +13,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from hotbed.host.intrinsics import prefetch
 from hotbed.host.pages import HUGE_PAGE, Pages, in_pages
-from hotbed.host.prefetch import prefetch
 from hotbed.ids.cells import STEP, mix
 from hotbed.ids.index import MAX_ROWS, Entries, IdIndex, Ints, Tables
 

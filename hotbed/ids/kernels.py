@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from hotbed.host.prefetch import prefetch
+from hotbed.host.intrinsics import prefetch
 from hotbed.ids.cells import (
     CELLS,
     GONE,

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from hotbed.data.hash import mix
 from hotbed.errors import StoreError
+from hotbed.host.intrinsics import read_fully
 from hotbed.scorer.kernels import WAYS, set_of
 from hotbed.scorer.scratch import scratch_file, write_all
-from hotbed.store.ssd.readers import read_fully
 
 Ints = NDArray[np.int64]
 BLOCK = 256

@@ -18,15 +18,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.hash import mix
 from hotbed.errors import StoreError
-from hotbed.host.prefetch import prefetch
+from hotbed.host.intrinsics import copy_bytes, posix_fadvise, preadv2, prefetch, read_fully
 from hotbed.ops.precision import BF16, FP16
 from hotbed.ops.precision.numba import widen
-from hotbed.store.ssd.readers import read_fully
 
 WAYS = 8  # slots of a set; their keys are one cache line
 GUEST = 1 << 62  # keys from here on have no row anywhere: the caller knows what they read
@@ -38,12 +37,6 @@ _NOWAIT, _WILLNEED = 8, 3
 HITS, READ, CHANGED, FIRST, FAULT, FAULT_KEY = range(6)
 NUM_COUNTS = 6
 LATE, NOWHERE, AGAIN = 1, 2, 3
-
-_preadv2: Any = types.ExternalFunction(
-    "preadv2", types.int64(types.int32, types.int64, types.int32, types.int64, types.int32)
-)
-_memcpy: Any = types.ExternalFunction("memcpy", types.int64(types.int64, types.int64, types.int64))
-_fadvise: Any = types.ExternalFunction("posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32))
 
 
 class Cache(NamedTuple):
@@ -156,9 +149,9 @@ def add_changes(keys: Any, first: Any, table_keys: Any, places: Any) -> Any:
 def _read_now(handle: Any, to: Any, size: Any, offset: Any, vector: Any) -> Any:
     """True if the page cache had it all; else its page is on the way."""
     vector[0], vector[1] = to, size
-    if _preadv2(np.int32(handle), vector.ctypes.data, np.int32(1), offset, np.int32(_NOWAIT)) == size:
+    if preadv2(np.int32(handle), vector.ctypes.data, np.int32(1), offset, np.int32(_NOWAIT)) == size:
         return True
-    _fadvise(np.int32(handle), offset, size, np.int32(_WILLNEED))
+    posix_fadvise(np.int32(handle), offset, size, np.int32(_WILLNEED))
     return False
 
 
@@ -216,7 +209,7 @@ def _read_row(files: Any, overlay: Any, key: Any, out: Any, i: Any, work: Any, w
 def _copied(handle: Any, base: Any, to: Any, size: Any, offset: Any, work: Any, wait: Any) -> Any:
     """Bytes of a file, from memory where it is mapped: 0, LATE, or a fault."""
     if base != 0:
-        _memcpy(to, base + offset, size)
+        copy_bytes(to, base + offset, size)
         return 0
     if wait:
         return _told(read_fully(handle, to, size, offset))

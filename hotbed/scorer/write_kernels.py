@@ -8,31 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 
+from hotbed.host.intrinsics import read_fully, write_fully
 from hotbed.scorer.kernels import WAYS, is_marked, set_of, table_of
-from hotbed.store.ssd.readers import EINTR, last_error, read_fully
-
-EIO = 5
-
-_pwrite: Any = types.ExternalFunction("pwrite", types.int64(types.int32, types.int64, types.int64, types.int64))
-
-
-@njit(nogil=True, cache=True)
-def _write_fully(handle: Any, source: Any, size: Any, offset: Any) -> Any:
-    """0, or an errno."""
-    done = 0
-    while done < size:  # ends: every write takes bytes, fails, or was interrupted and is asked for again
-        put = _pwrite(np.int32(handle), source + done, size - done, offset + done)
-        if put > 0:
-            done += put
-        elif put == 0:  # sets no errno
-            return EIO
-        else:
-            error = last_error()
-            if error != EINTR:
-                return error
-    return 0
 
 
 @njit(nogil=True, cache=True)
@@ -63,7 +42,7 @@ def write_rows(keys: Any, rows: Any, files: Any) -> Any:
         row, stop = keys[n] - files.starts[table], n + 1
         while stop < keys.shape[0] and keys[stop] == keys[stop - 1] + 1 and keys[stop] < files.starts[table + 1]:
             stop += 1
-        error = _write_fully(files.scratch[table], rows.ctypes.data + n * size, (stop - n) * size, row * size)
+        error = write_fully(files.scratch[table], rows.ctypes.data + n * size, (stop - n) * size, row * size)
         if error != 0:
             return error
         n = stop

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from hotbed.host.prefetch import prefetch
+from hotbed.host.intrinsics import prefetch
 from hotbed.ops.index import UNIT, Scoring
 
 _AHEAD = 24

@@ -7,23 +7,18 @@ PCLMULQDQ", Intel 2009): 10 GB/s, where zlib reaches 3.6. Elsewhere, and for the
 
 from __future__ import annotations
 
-from typing import Any
-
-import llvmlite.binding
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 from numpy.typing import NDArray
 
-from hotbed.host.words import load8, load64, store64
+from hotbed.host.intrinsics import fold_by, has_feature, load8, load64, store64
 
 _POLYNOMIAL = 0xEDB88320
 _ONES = np.uint64(0xFFFFFFFF)
 # Remainders of x**n: n = 512 + 32, 512 - 32 move a lane by 64 bytes; 128 + 32, 128 - 32 by 16
 _BY_64 = (0x154442BD4, 0x1C6E41596)
 _BY_16 = (0x1751997D0, 0x0CCAA009E)
-HAS_PRODUCTS = bool(llvmlite.binding.get_host_cpu_features().get("pclmul", False))
+HAS_PRODUCTS = has_feature("pclmul")
 
 
 def _tables() -> NDArray[np.uint64]:
@@ -42,28 +37,7 @@ def _tables() -> NDArray[np.uint64]:
 _TABLES = _tables()
 
 
-def _fold(by: tuple[int, int]) -> Any:
-    """The 16 bytes at `lane`, moved on, and those at `data` added."""
-
-    def fold(typing_context: Any, lane: Any, data: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pair = ir.VectorType(ir.IntType(64), 2)
-            kind = ir.FunctionType(pair, [pair, pair, ir.IntType(8)])
-            product = builder.module.declare_intrinsic("llvm.x86.pclmulqdq", (), kind)
-            at, more = (builder.inttoptr(argument, pair.as_pointer()) for argument in arguments)
-            old, factors = builder.load(at, align=1), ir.Constant(pair, list(by))
-            low, high = (
-                builder.call(product, [old, factors, ir.Constant(ir.IntType(8), half)]) for half in (0x00, 0x11)
-            )
-            builder.store(builder.xor(builder.xor(low, high), builder.load(more, align=1)), at, align=1)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), generate
-
-    return intrinsic(fold)
-
-
-_fold_64, _fold_16 = _fold(_BY_64), _fold(_BY_16)
+_fold_64, _fold_16 = fold_by(*_BY_64), fold_by(*_BY_16)
 
 
 @njit(nogil=True, cache=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hotbed.data.loader.page_headers import NOT_OURS
 from hotbed.data.loader.scatter import TILE, Kinds, Spots, is_wrong, place_tile, size_of, workbench
-from hotbed.host.words import load8, load32, load64, settle, store32, store64
+from hotbed.host.intrinsics import fence, load8, load32, load64, store32, store64
 
 # Of a cursor: the page, and how many of its values are used. In a page of numbers: bits of a number; where the next run
 # begins; of this run, how many are left, the number if it is one again and again, else the next bit of the packed ones.
@@ -61,7 +61,7 @@ def scatter_pages(pages: Pages, kinds: Kinds, place: NDArray[np.int64], spots: S
                 return NOT_OURS
             addresses[column] = address
         place_tile(addresses, kinds, place[low : low + count], spots, bench)
-    settle()
+    fence()
     return 0
 
 

@@ -19,7 +19,17 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hotbed.host.words import load32, load64, settle, store32, store64, stream32, turn_int32, turn_int64, turn_numbers
+from hotbed.host.intrinsics import (
+    fence,
+    load32,
+    load64,
+    store32,
+    store64,
+    stream32,
+    transpose_4_bytes,
+    transpose_8_bytes,
+    transpose_int32_to_int64,
+)
 
 TILE = 512  # rows: their columns and targets fit the second-level cache
 _NEAR = 64  # rows whose targets fit the first-level cache
@@ -84,7 +94,7 @@ def scatter(addresses: NDArray[np.int64], kinds: Kinds, place: NDArray[np.int64]
         place_tile(here, kinds, place[low : low + count], spots, bench)
         for column in range(len(here)):
             here[column] += TILE * size_of(kinds.letters[column])
-    settle()
+    fence()
     return _NOWHERE
 
 
@@ -105,7 +115,7 @@ def workbench(kinds: Kinds) -> Bench:
 def place_tile(
     addresses: NDArray[np.int64], kinds: Kinds, place: NDArray[np.int64], spots: Spots, bench: Bench
 ) -> None:
-    """A tile of rows, whose columns begin at `addresses`, to their spots. `settle` ends the last tile."""
+    """A tile of rows, whose columns begin at `addresses`, to their spots. `fence` ends the last tile."""
     first_id = kinds.num_labels + kinds.num_dense
     num_ids = len(addresses) - first_id
     dense_bytes, ids_bytes = 4 * kinds.num_dense, 8 * num_ids
@@ -231,11 +241,11 @@ def _place_four(
         w, x = targets[row] + shift, targets[row + 1] + shift
         y, z = targets[row + 2] + shift, targets[row + 3] + shift
         if letter == INT32:
-            turn_int32(a + 4 * row, b + 4 * row, c + 4 * row, d + 4 * row, w, x, y, z)
+            transpose_int32_to_int64(a + 4 * row, b + 4 * row, c + 4 * row, d + 4 * row, w, x, y, z)
         elif letter == FLOAT:
-            turn_numbers(a + 4 * row, b + 4 * row, c + 4 * row, d + 4 * row, w, x, y, z)
+            transpose_4_bytes(a + 4 * row, b + 4 * row, c + 4 * row, d + 4 * row, w, x, y, z)
         else:
-            turn_int64(a + 8 * row, b + 8 * row, c + 8 * row, d + 8 * row, w, x, y, z)
+            transpose_8_bytes(a + 8 * row, b + 8 * row, c + 8 * row, d + 8 * row, w, x, y, z)
 
 
 @njit(nogil=True, cache=True)

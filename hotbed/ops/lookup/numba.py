@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from hotbed.host.prefetch import prefetch
+from hotbed.host.intrinsics import prefetch
 from hotbed.ops.precision.numba import as_float
 
 _AHEAD = 24  # look-ups between asking for a row and reading it

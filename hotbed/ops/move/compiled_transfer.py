@@ -19,15 +19,13 @@ import threading
 from functools import cache
 from typing import Any, NamedTuple
 
-import llvmlite.binding
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import carray, njit, types  # type: ignore[attr-defined]
-from numba.extending import intrinsic
 from torch import Tensor
 
 from hotbed.errors import HotbedError
+from hotbed.host.intrinsics import as_pointer, bind, external, load_acquire, pause, store_release, usleep
 from hotbed.host.threads import num_threads
 from hotbed.ops.move import pool as crew
 from hotbed.ops.move.states import EXPECTED, WRITTEN
@@ -47,13 +45,12 @@ _MOST_WORKERS = 9
 _NAP_US, _NAPS = 30, 10_000  # microseconds at a time, and how often before it is asked whether the porter lives
 _DIED = -1  # as an error: not the driver's, but an exception in the porter's own code
 
-copy_in: Any = types.ExternalFunction("hotbed_copy_in", types.int32(*(types.int64,) * 4))
-copy_out: Any = types.ExternalFunction("hotbed_copy_out", types.int32(*(types.int64,) * 4))
-reached: Any = types.ExternalFunction("hotbed_reached", types.int32(types.int64))
-record: Any = types.ExternalFunction("hotbed_record", types.int32(types.int64, types.int64))
-go_after: Any = types.ExternalFunction("hotbed_go_after", types.int32(types.int64, types.int64, types.int32))
-use: Any = types.ExternalFunction("hotbed_use", types.int32(types.int64))
-nap: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
+copy_in = external("hotbed_copy_in", types.int32, *(types.int64,) * 4)
+copy_out = external("hotbed_copy_out", types.int32, *(types.int64,) * 4)
+reached = external("hotbed_reached", types.int32, types.int64)
+record = external("hotbed_record", types.int32, types.int64, types.int64)
+go_after = external("hotbed_go_after", types.int32, types.int64, types.int64, types.int32)
+use = external("hotbed_use", types.int32, types.int64)
 
 
 @cache
@@ -75,25 +72,13 @@ def _symbols(on_cuda: bool) -> None:
     ours = ("copy_in", "copy_out", "reached", "record", "go_after", "use")
     for our, name in zip(ours, names):
         function = _copies if name == "hotbed_memcpy" else getattr(library, name)
-        llvmlite.binding.add_symbol(f"hotbed_{our}", ctypes.cast(function, ctypes.c_void_p).value)
+        bind(f"hotbed_{our}", ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 def _copies(to: int, source: int, num_bytes: int, stream: int) -> int:
     ctypes.memmove(to, source, num_bytes)
     return 0
-
-
-def _pointer(typing_context: Any, number: Any) -> Any:
-    """An integer as a pointer."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.int64), generate
-
-
-pointer: Any = intrinsic(_pointer)
 
 
 @njit(nogil=True, cache=True)
@@ -116,12 +101,12 @@ def _has_room(words: Any, s: Any, num_rows: Any) -> bool:
     asked again after it was answered would have the buffers replaced while rows are in them.
     """
     base = words.ctypes.data
-    asked = crew.read(base + 8 * _NEED)
-    if num_rows <= crew.read(base + 8 * (_SLOT0 + s * _SLOT_WORDS + _CAP)):
+    asked = load_acquire(base + 8 * _NEED)
+    if num_rows <= load_acquire(base + 8 * (_SLOT0 + s * _SLOT_WORDS + _CAP)):
         return True
     if asked == 0:
-        crew.store(base + 8 * _NEED_SLOT, s)
-        crew.store(base + 8 * _NEED, num_rows)
+        store_release(base + 8 * _NEED_SLOT, s)
+        store_release(base + 8 * _NEED, num_rows)
     return False
 
 
@@ -132,7 +117,7 @@ def _read_rows(words: Any, slot: Any, misses: Any, victims: Any, late_keys: Any)
     seen = np.empty(count, np.uint8)
     _expect(words, victims)
     _job(words, crew.GATHER, words[_STATE], misses, seen.ctypes.data, 1)
-    source = carray(pointer(words[slot + _SOURCE]), (count,), np.int32)
+    source = carray(as_pointer(words[slot + _SOURCE]), (count,), np.int32)
     found = np.empty(count, np.int64)
     num_found = num_late = 0
     for i in range(count):
@@ -185,10 +170,10 @@ def _serve(words: Any, counts: Any, miss_keys: Any, victim_keys: Any, late_keys:
     error = use(words[_CONTEXT])
     reading = writing = words[_FIRST]
     looks = 0
-    while crew.read(base + 8 * _STOP) == 0 and error == 0:  # ends: when the porter is stopped, or a call fails
+    while load_acquire(base + 8 * _STOP) == 0 and error == 0:  # ends: when the porter is stopped, or a call fails
         idle = True
         row = reading % words[_WINDOWS]
-        if reading - writing < SLOTS and crew.read(counts.ctypes.data + 8 * (row * _LISTS + _TAG)) == reading + 1:
+        if reading - writing < SLOTS and load_acquire(counts.ctypes.data + 8 * (row * _LISTS + _TAG)) == reading + 1:
             slot = _SLOT0 + (reading % SLOTS) * _SLOT_WORDS
             num_misses, num_victims = counts[row, _MISSES], counts[row, _VICTIMS]
             if _has_room(words, reading % SLOTS, max(num_misses, num_victims)):
@@ -198,12 +183,12 @@ def _serve(words: Any, counts: Any, miss_keys: Any, victim_keys: Any, late_keys:
                 words[slot + _FOUND], words[slot + _LATE] = found, num_late
                 reading += 1
                 if num_late == 0:
-                    crew.store(base + 8 * (slot + _STAGED), reading)
+                    store_release(base + 8 * (slot + _STAGED), reading)
                 idle = False
         slot = _SLOT0 + (writing % SLOTS) * _SLOT_WORDS
         row = writing % words[_WINDOWS]
         if writing < reading and words[slot + _FETCHING] == 0:
-            if crew.read(base + 8 * (slot + _EXCHANGED)) == writing + 1:
+            if load_acquire(base + 8 * (slot + _EXCHANGED)) == writing + 1:
                 error |= _fetch_victims(words, slot, counts[row, _VICTIMS])
                 words[slot + _FETCHING] = 1
                 idle = False
@@ -214,18 +199,18 @@ def _serve(words: Any, counts: Any, miss_keys: Any, victim_keys: Any, late_keys:
                 _expect(words, victim_keys[again, : counts[again, _VICTIMS]])
             words[slot + _FETCHING] = 0
             writing += 1
-            crew.store(base + 8 * _NUM_WRITTEN, writing)
+            store_release(base + 8 * _NUM_WRITTEN, writing)
             slot = _SLOT0 + (writing % SLOTS) * _SLOT_WORDS
             if writing < reading and words[slot + _LATE] > 0:  # all that the next window waited for is written
                 num_late = words[slot + _LATE]
                 error |= _read_late(words, slot, words[slot + _FOUND], late_keys[writing % SLOTS, :num_late])
-                crew.store(base + 8 * (slot + _STAGED), writing + 1)
+                store_release(base + 8 * (slot + _STAGED), writing + 1)
             idle = False
         looks = looks + 1 if idle else 0
-        crew.pause()
+        pause()
         if looks > _LOOKS:
-            nap(np.uint32(_NAP_US))
-    crew.store(base + 8 * _ERROR, error)
+            usleep(np.uint32(_NAP_US))
+    store_release(base + 8 * _ERROR, error)
 
 
 @njit(nogil=True, cache=True)
@@ -233,15 +218,15 @@ def _watch(words: Any, place: Any, value: Any) -> int:
     """0 when words[place] is `value` or more; 1 when the porter needs room; 2 when it has failed; 3 if none for a second."""
     base = words.ctypes.data
     looks = 0
-    while crew.read(base + 8 * place) < value:  # ends: looks are counted
-        if crew.read(base + 8 * _NEED) > 0:
+    while load_acquire(base + 8 * place) < value:  # ends: looks are counted
+        if load_acquire(base + 8 * _NEED) > 0:
             return 1
-        if crew.read(base + 8 * _ERROR) != 0:
+        if load_acquire(base + 8 * _ERROR) != 0:
             return 2
         looks += 1
-        crew.pause()
+        pause()
         if looks > _LOOKS:
-            nap(np.uint32(_NAP_US))
+            usleep(np.uint32(_NAP_US))
         if looks > _LOOKS + _NAPS:
             return 3
     return 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from hotbed.host.prefetch import prefetch
+from hotbed.host.intrinsics import prefetch
 from hotbed.ops.init_rows.distributions import CONSTANT, NORMAL
 from hotbed.ops.init_rows.numba import first_number, row_bits
 from hotbed.ops.precision import FP32

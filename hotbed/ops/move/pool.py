@@ -25,11 +25,19 @@ import threading
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import njit
 
+from hotbed.host.intrinsics import (
+    compare_swap,
+    copy_bytes,
+    fetch_add,
+    load_acquire,
+    pause,
+    prefetch_line,
+    sched_yield,
+    store_release,
+    syscall,
+)
 from hotbed.host.threads import num_threads
 
 GATHER, SCATTER = 0, 1
@@ -48,178 +56,107 @@ _WAIT, _WAKE = 128, 129  # private
 AVAILABLE = sys.platform == "linux" and _FUTEX > 0
 
 
-def _pointer(builder: Any, address: Any, bits: int = 64) -> Any:
-    return builder.inttoptr(address, ir.IntType(bits).as_pointer())
-
-
-def _read(typing_context: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load_atomic(_pointer(builder, arguments[0]), ordering="acquire", align=8)
-
-    return types.int64(types.int64), generate
-
-
-def _store(typing_context: Any, address: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store_atomic(arguments[1], _pointer(builder, arguments[0]), ordering="release", align=8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
-
-
-def _add(typing_context: Any, address: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.atomic_rmw("add", _pointer(builder, arguments[0]), arguments[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
-
-
-def _swap(typing_context: Any, address: Any, old: Any, new: Any) -> Any:
-    """True if the word was `old` and is `new` now."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _pointer(builder, arguments[0])
-        return builder.extract_value(builder.cmpxchg(pointer, arguments[1], arguments[2], "seq_cst"), 1)
-
-    return types.boolean(types.int64, types.int64, types.int64), generate
-
-
-def _copy(typing_context: Any, to: Any, source: Any, num_bytes: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        target, source = (_pointer(builder, address, 8) for address in arguments[:2])
-        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
-
-
-def _ask(typing_context: Any, address: Any) -> Any:
-    """Ask for a cache line before it is needed."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer, number = _pointer(builder, arguments[0], 8), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [pointer, number(0), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-def _pause(typing_context: Any) -> Any:
-    """Spare the other thread of this core."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if platform.machine() == "x86_64":
-            kind = ir.FunctionType(ir.VoidType(), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
-read: Any = intrinsic(_read)
-store: Any = intrinsic(_store)
-add: Any = intrinsic(_add)
-swap: Any = intrinsic(_swap)
-copy: Any = intrinsic(_copy)
-ask: Any = intrinsic(_ask)
-pause: Any = intrinsic(_pause)
-syscall: Any = types.ExternalFunction("syscall", types.int64(*(types.int64,) * 5))
-give_way: Any = types.ExternalFunction("sched_yield", types.int32())
-
-
 @njit(nogil=True, cache=True)
 def _move(job: Any, chunk: Any) -> None:
     """One chunk: packed[i] = records[rows[i]], or the other way round."""
-    records, rows, packed = read(job + 8 * _RECORDS), read(job + 8 * _ROWS), read(job + 8 * _PACKED)
-    num_bytes, size, scatters = read(job + 8 * _NUM_BYTES), read(job + 8 * _CHUNK), read(job + 8 * _OP) == SCATTER
+    records, rows, packed = (
+        load_acquire(job + 8 * _RECORDS),
+        load_acquire(job + 8 * _ROWS),
+        load_acquire(job + 8 * _PACKED),
+    )
+    num_bytes, size, scatters = (
+        load_acquire(job + 8 * _NUM_BYTES),
+        load_acquire(job + 8 * _CHUNK),
+        load_acquire(job + 8 * _OP) == SCATTER,
+    )
     first = chunk * size
-    stop = min(first + size, read(job + 8 * _NUM_ROWS))
+    stop = min(first + size, load_acquire(job + 8 * _NUM_ROWS))
     ahead = 1 + _LINES_AHEAD // (1 + num_bytes // 64)
     asked = first
     for i in range(first, stop):
         while asked < min(i + ahead + 1, stop):  # ends: asked grows
-            place = records + read(rows + 8 * asked) * num_bytes
+            place = records + load_acquire(rows + 8 * asked) * num_bytes
             for line in range(0, num_bytes, 64):
-                ask(place + line)
+                prefetch_line(place + line)
             asked += 1
-        place = records + read(rows + 8 * i) * num_bytes
+        place = records + load_acquire(rows + 8 * i) * num_bytes
         if scatters:
-            copy(place, packed + i * num_bytes, num_bytes)
+            copy_bytes(place, packed + i * num_bytes, num_bytes)
         else:
-            copy(packed + i * num_bytes, place, num_bytes)
+            copy_bytes(packed + i * num_bytes, place, num_bytes)
 
 
 @njit(nogil=True, cache=True)
 def _take(job: Any) -> None:
     """Do chunks of the open job until none is left."""
     while True:  # ends: the next chunk's number grows whenever the swap fails, and there are as many as there are
-        word = read(job + 8 * _NEXT)
+        word = load_acquire(job + 8 * _NEXT)
         chunk = word & 0xFFFFFFFF
-        if chunk >= read(job + 8 * _NUM_CHUNKS):
+        if chunk >= load_acquire(job + 8 * _NUM_CHUNKS):
             return
-        if swap(job + 8 * _NEXT, word, word + 1):
+        if compare_swap(job + 8 * _NEXT, word, word + 1):
             _move(job, chunk)
-            add(job + 8 * _DONE, 1)
+            fetch_add(job + 8 * _DONE, 1)
 
 
 @njit(nogil=True, cache=True)
 def _work(job: Any, futex: Any) -> None:
     """The life of a worker."""
-    while read(job + 8 * _OP) != _STOP:  # ends: when the crew is stopped
-        call = read(job + 8 * _CALL)
+    while load_acquire(job + 8 * _OP) != _STOP:  # ends: when the crew is stopped
+        call = load_acquire(job + 8 * _CALL)
         _take(job)
         looks = 0
-        while read(job + 8 * _CALL) == call and looks < _WATCH:  # ends: looks are counted
+        while load_acquire(job + 8 * _CALL) == call and looks < _WATCH:  # ends: looks are counted
             pause()
             looks += 1
         if looks == _WATCH:
-            add(job + 8 * _ASLEEP, 1)
+            fetch_add(job + 8 * _ASLEEP, 1)
             syscall(futex, job + 8 * _CALL, _WAIT, call & 0xFFFFFFFF, 0)
-            add(job + 8 * _ASLEEP, -1)
+            fetch_add(job + 8 * _ASLEEP, -1)
             _wake(job, futex, 2)
 
 
 @njit(nogil=True, cache=True)
 def _wake(job: Any, futex: Any, count: Any) -> None:
-    if read(job + 8 * _ASLEEP) > 0:
+    if load_acquire(job + 8 * _ASLEEP) > 0:
         syscall(futex, job + 8 * _CALL, _WAKE, count, 0)
 
 
 @njit(nogil=True, cache=True)
 def _run(job: Any, futex: Any, op: Any, records: Any, rows: Any, packed: Any, num_rows: Any, num_bytes: Any) -> None:
     """Open a job, help with it and wait for its last chunk."""
-    ticket = ((read(job + 8 * _NEXT) >> 32) + 1) << 32
-    store(job + 8 * _NEXT, ticket | _CLOSED)
+    ticket = ((load_acquire(job + 8 * _NEXT) >> 32) + 1) << 32
+    store_release(job + 8 * _NEXT, ticket | _CLOSED)
     size = max(1, _CHUNK_BYTES // max(num_bytes, 32))  # of single bytes, 4,096
     num_chunks = (num_rows + size - 1) // size
-    store(job + 8 * _OP, op)
-    store(job + 8 * _RECORDS, records)
-    store(job + 8 * _ROWS, rows)
-    store(job + 8 * _PACKED, packed)
-    store(job + 8 * _NUM_ROWS, num_rows)
-    store(job + 8 * _NUM_BYTES, num_bytes)
-    store(job + 8 * _CHUNK, size)
-    store(job + 8 * _NUM_CHUNKS, num_chunks)
-    store(job + 8 * _DONE, 0)
-    store(job + 8 * _NEXT, ticket)
-    add(job + 8 * _CALL, 1)
+    store_release(job + 8 * _OP, op)
+    store_release(job + 8 * _RECORDS, records)
+    store_release(job + 8 * _ROWS, rows)
+    store_release(job + 8 * _PACKED, packed)
+    store_release(job + 8 * _NUM_ROWS, num_rows)
+    store_release(job + 8 * _NUM_BYTES, num_bytes)
+    store_release(job + 8 * _CHUNK, size)
+    store_release(job + 8 * _NUM_CHUNKS, num_chunks)
+    store_release(job + 8 * _DONE, 0)
+    store_release(job + 8 * _NEXT, ticket)
+    fetch_add(job + 8 * _CALL, 1)
     if num_chunks > 1:
         _wake(job, futex, 2)
     _take(job)
     looks = 0
-    while read(job + 8 * _DONE) < num_chunks:  # ends: who has taken a chunk copies it in compiled code, to its end
+    while (
+        load_acquire(job + 8 * _DONE) < num_chunks
+    ):  # ends: who has taken a chunk copies it in compiled code, to its end
         pause()
         looks += 1
         if looks > _WATCH:  # more threads than cores: let the one that holds the last chunk run
-            give_way()
+            sched_yield()
 
 
 @njit(nogil=True, cache=True)
 def _stop(job: Any, futex: Any) -> None:
-    store(job + 8 * _OP, _STOP)
-    add(job + 8 * _CALL, 1)
+    store_release(job + 8 * _OP, _STOP)
+    fetch_add(job + 8 * _CALL, 1)
     syscall(futex, job + 8 * _CALL, _WAKE, 1 << 20, 0)
 
 

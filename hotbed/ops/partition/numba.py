@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from hotbed.host.prefetch import prefetch
+from hotbed.host.intrinsics import prefetch
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S29 = np.uint64(29)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from hotbed.host.prefetch import prefetch
+from hotbed.host.intrinsics import prefetch
 
 _AHEAD = 8  # look-ups between asking for a sum and adding to it
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from hotbed.host.prefetch import prefetch
+from hotbed.host.intrinsics import prefetch
 from hotbed.ops.init_rows.numba import row_bits
 from hotbed.ops.precision import FP32, numba
 from hotbed.ops.precision.numba import random_bits, round_stochastic, widen

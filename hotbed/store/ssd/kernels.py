@@ -14,12 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
-from hotbed.host.prefetch import prefetch
-from hotbed.ops.move.pool import copy
+from hotbed.host.intrinsics import copy_bytes, load_unsigned, prefetch, store_unsigned
 
 EXPECTED = 1 << 62
 _PLACE = EXPECTED - 1
@@ -28,25 +25,6 @@ BLOCK = 12  # keys are counted as touched in blocks of 2^12
 _A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _C, _D = np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0xA0761D6478BD642F)
 _LEFT, _RIGHT = np.uint64(31), np.uint64(33)
-
-
-def _peek(typing_context: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=4)
-
-    return types.uint64(types.int64), generate
-
-
-def _poke(typing_context: Any, address: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.uint64), generate
-
-
-peek: Any = intrinsic(_peek)
-poke: Any = intrinsic(_poke)
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -58,17 +36,17 @@ def _step(lane: Any, word: Any, odd: Any) -> Any:
 @njit(nogil=True, cache=True)
 def checksum(seed: Any, number: Any, record: Any, stride: Any) -> Any:
     """Of the record at address `record`: its key and its payload, for its place in a segment."""
-    a, b = _step(seed, np.uint64(number), _A), _step(seed, peek(record), _B)
+    a, b = _step(seed, np.uint64(number), _A), _step(seed, load_unsigned(record), _B)
     c, d = seed ^ _C, seed ^ _D
     at, stop = record + 16, record + stride
     while at + 32 <= stop:
-        a = _step(a, peek(at), _A)
-        b = _step(b, peek(at + 8), _B)
-        c = _step(c, peek(at + 16), _C)
-        d = _step(d, peek(at + 24), _D)
+        a = _step(a, load_unsigned(at), _A)
+        b = _step(b, load_unsigned(at + 8), _B)
+        c = _step(c, load_unsigned(at + 16), _C)
+        d = _step(d, load_unsigned(at + 24), _D)
         at += 32
     while at < stop:
-        a = _step(a, peek(at), _A)
+        a = _step(a, load_unsigned(at), _A)
         at += 8
     return _step(_step(_step(a, b, _B), c, _C), d, _D)
 
@@ -80,10 +58,10 @@ def encode(keys: Any, records: Any, first: Any, seed: Any, out: Any, stride: Any
     source = records.ctypes.data
     for i in range(keys.shape[0]):
         at = out + i * stride
-        poke(at, np.uint64(keys[i]))
-        poke(at + stride - 8, np.uint64(0))  # what rounding up adds
-        copy(at + 16, source + i * num_bytes, num_bytes)
-        poke(at + 8, checksum(seed, first + i, at, stride))
+        store_unsigned(at, np.uint64(keys[i]))
+        store_unsigned(at + stride - 8, np.uint64(0))  # what rounding up adds
+        copy_bytes(at + 16, source + i * num_bytes, num_bytes)
+        store_unsigned(at + 8, checksum(seed, first + i, at, stride))
 
 
 @njit(nogil=True, cache=True)
@@ -98,11 +76,11 @@ def decode_live(
         if (live[number >> 6] >> np.uint64(number & 63)) & np.uint64(1) == 0:
             continue
         at = piece + (number - first) * stride
-        if checksum(seed, number, at, stride) != peek(at + 8):
+        if checksum(seed, number, at, stride) != load_unsigned(at + 8):
             return -1 - number
         numbers[count] = number
-        keys[count] = np.int64(peek(at))
-        copy(out + count * num_bytes, at + 16, num_bytes)
+        keys[count] = np.int64(load_unsigned(at))
+        copy_bytes(out + count * num_bytes, at + 16, num_bytes)
         count += 1
     return count
 
@@ -138,7 +116,7 @@ def _die(word: Any, live_of_slot: Any, num_live: Any) -> None:
     place = (word & _PLACE) - 1
     slot, number = place >> 32, place & 0xFFFFFFFF
     at = live_of_slot[slot] + 8 * (number >> 6)
-    poke(at, peek(at) & ~(np.uint64(1) << np.uint64(number & 63)))
+    store_unsigned(at, load_unsigned(at) & ~(np.uint64(1) << np.uint64(number & 63)))
     num_live[slot] -= 1
 
 
@@ -146,7 +124,7 @@ def _die(word: Any, live_of_slot: Any, num_live: Any) -> None:
 def _live(place: Any, live_of_slot: Any, num_live: Any) -> None:
     slot, number = place >> 32, place & 0xFFFFFFFF
     at = live_of_slot[slot] + 8 * (number >> 6)
-    poke(at, peek(at) | (np.uint64(1) << np.uint64(number & 63)))
+    store_unsigned(at, load_unsigned(at) | (np.uint64(1) << np.uint64(number & 63)))
     num_live[slot] += 1
 
 

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import StoreError
+from hotbed.host.intrinsics import SHORT
 from hotbed.store.ssd.format import HEADER_BYTES
 from hotbed.store.ssd.kernels import plan_runs
-from hotbed.store.ssd.readers import DAMAGED, GAP, LONGEST_RUN, SHORT, Fault, readers
+from hotbed.store.ssd.readers import DAMAGED, GAP, LONGEST_RUN, Fault, readers
 from hotbed.store.ssd.scan import damaged, truncated, unreadable
 from hotbed.store.ssd.segments import Segments
 

@@ -16,18 +16,29 @@ import threading
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 from numpy.typing import NDArray
 
+from hotbed.host.intrinsics import (
+    compare_swap,
+    copy_bytes,
+    fetch_add,
+    load_acquire,
+    load_unsigned,
+    pause,
+    read_fully,
+    sched_yield,
+    store_release,
+    syscall,
+)
 from hotbed.ops.move import pool as crew
-from hotbed.ops.move.pool import add, copy, give_way, pause, read, store, swap, syscall
 from hotbed.store.ssd.format import HEADER_BYTES, MAX_RECORD_BYTES
-from hotbed.store.ssd.kernels import checksum, peek
+from hotbed.store.ssd.kernels import checksum
 
 NUM_THREADS = 32
 LONGEST_RUN = 1 << 16  # bytes read at once
 GAP = 2048  # bytes between two records that are cheaper to read along than to skip
-SHORT, DAMAGED = -1, -2  # what can be wrong beside an errno
+DAMAGED = -2  # what can be wrong beside SHORT and an errno
 
 _STOP = 1
 _NEXT, _DONE, _CALL, _ASLEEP = 0, 8, 16, 24  # words on cache lines of their own where many threads write
@@ -37,11 +48,7 @@ _WORDS = 64
 _CLOSED = 0x7FFFFFFF
 _CHUNK = 4  # runs
 _LOOKS = 200  # before a caller that waits gives way
-EINTR = 4
 _WAIT, _WAKE = 128, 129
-
-_pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.int64, types.int64, types.int64))
-_errno: Any = types.ExternalFunction("__errno_location", types.int64())
 
 
 class Fault(NamedTuple):
@@ -53,110 +60,91 @@ class Fault(NamedTuple):
 
 @njit(nogil=True, cache=True)
 def _fail(job: Any, kind: Any, record: Any) -> None:
-    if swap(job + 8 * _FAILED, 0, 1):
-        store(job + 8 * _FAULT, kind)
-        store(job + 8 * _WHERE, record)
-
-
-@njit(nogil=True, cache=True)
-def last_error() -> Any:
-    """The errno of this thread."""
-    return np.int64(peek(_errno()) & np.uint64(0xFFFFFFFF))
-
-
-@njit(nogil=True, cache=True)
-def read_fully(handle: Any, to: Any, num_bytes: Any, offset: Any) -> Any:
-    """0, or SHORT at the end of the file, or an errno."""
-    done = 0
-    while done < num_bytes:  # ends: every read brings bytes, fails, or was interrupted and is asked for again
-        got = _pread(np.int32(handle), to + done, num_bytes - done, offset + done)
-        if got > 0:
-            done += got
-        elif got == 0:
-            return SHORT
-        else:
-            error = last_error()
-            if error != EINTR:
-                return error
-    return 0
+    if compare_swap(job + 8 * _FAILED, 0, 1):
+        store_release(job + 8 * _FAULT, kind)
+        store_release(job + 8 * _WHERE, record)
 
 
 @njit(nogil=True, cache=True)
 def _read_run(job: Any, run: Any, scratch: Any) -> None:
     """One read, then every wanted record of it is checked and copied to its row."""
-    at = read(job + 8 * _RUNS) + 32 * run
-    handle, seed = np.int64(peek(at)), peek(at + 8)
-    first, stop = np.int64(peek(at + 16)), np.int64(peek(at + 24))
-    offsets, rows, keys = read(job + 8 * _OFFSETS), read(job + 8 * _ROWS), read(job + 8 * _KEYS)
-    out, stride, num_bytes = read(job + 8 * _OUT), read(job + 8 * _STRIDE), read(job + 8 * _NUM_BYTES)
-    start = np.int64(peek(offsets + 8 * first))
-    fault = read_fully(handle, scratch, np.int64(peek(offsets + 8 * (stop - 1))) + stride - start, start)
+    at = load_acquire(job + 8 * _RUNS) + 32 * run
+    handle, seed = np.int64(load_unsigned(at)), load_unsigned(at + 8)
+    first, stop = np.int64(load_unsigned(at + 16)), np.int64(load_unsigned(at + 24))
+    offsets, rows, keys = load_acquire(job + 8 * _OFFSETS), load_acquire(job + 8 * _ROWS), load_acquire(job + 8 * _KEYS)
+    out, stride, num_bytes = (
+        load_acquire(job + 8 * _OUT),
+        load_acquire(job + 8 * _STRIDE),
+        load_acquire(job + 8 * _NUM_BYTES),
+    )
+    start = np.int64(load_unsigned(offsets + 8 * first))
+    fault = read_fully(handle, scratch, np.int64(load_unsigned(offsets + 8 * (stop - 1))) + stride - start, start)
     if fault != 0:
         _fail(job, fault, first)
         return
     for i in range(first, stop):
-        offset, row = np.int64(peek(offsets + 8 * i)), np.int64(peek(rows + 8 * i))
+        offset, row = np.int64(load_unsigned(offsets + 8 * i)), np.int64(load_unsigned(rows + 8 * i))
         record = scratch + (offset - start)
-        good = checksum(seed, (offset - HEADER_BYTES) // stride, record, stride) == peek(record + 8)
-        if not good or peek(record) != peek(keys + 8 * row):
+        good = checksum(seed, (offset - HEADER_BYTES) // stride, record, stride) == load_unsigned(record + 8)
+        if not good or load_unsigned(record) != load_unsigned(keys + 8 * row):
             _fail(job, DAMAGED, i)
             return
-        copy(out + row * num_bytes, record + 16, num_bytes)
+        copy_bytes(out + row * num_bytes, record + 16, num_bytes)
 
 
 @njit(nogil=True, cache=True)
 def _take(job: Any, scratch: Any) -> None:
     """Do chunks of the open job until none is left."""
     while True:  # ends: the next chunk's number grows whenever the swap fails, and there are as many as there are
-        word = read(job + 8 * _NEXT)
+        word = load_acquire(job + 8 * _NEXT)
         chunk = word & 0xFFFFFFFF
-        if chunk >= read(job + 8 * _NUM_CHUNKS):
+        if chunk >= load_acquire(job + 8 * _NUM_CHUNKS):
             return
-        if swap(job + 8 * _NEXT, word, word + 1):
-            for run in range(chunk * _CHUNK, min((chunk + 1) * _CHUNK, read(job + 8 * _NUM_RUNS))):
-                if read(job + 8 * _FAILED) == 0:
+        if compare_swap(job + 8 * _NEXT, word, word + 1):
+            for run in range(chunk * _CHUNK, min((chunk + 1) * _CHUNK, load_acquire(job + 8 * _NUM_RUNS))):
+                if load_acquire(job + 8 * _FAILED) == 0:
                     _read_run(job, run, scratch)
-            add(job + 8 * _DONE, 1)
+            fetch_add(job + 8 * _DONE, 1)
 
 
 @njit(nogil=True, cache=True)
 def _work(job: Any, futex: Any, scratch: Any) -> None:
     """The life of a worker."""
-    while read(job + 8 * _OP) != _STOP:  # ends: when the readers are stopped
-        call = read(job + 8 * _CALL)
+    while load_acquire(job + 8 * _OP) != _STOP:  # ends: when the readers are stopped
+        call = load_acquire(job + 8 * _CALL)
         _take(job, scratch)
-        add(job + 8 * _ASLEEP, 1)
+        fetch_add(job + 8 * _ASLEEP, 1)
         syscall(futex, job + 8 * _CALL, _WAIT, call & 0xFFFFFFFF, 0)
-        add(job + 8 * _ASLEEP, -1)
+        fetch_add(job + 8 * _ASLEEP, -1)
         _wake(job, futex, 2)
 
 
 @njit(nogil=True, cache=True)
 def _wake(job: Any, futex: Any, count: Any) -> None:
     """Wake sleepers while there is a chunk for them."""
-    left = read(job + 8 * _NUM_CHUNKS) - (read(job + 8 * _NEXT) & 0xFFFFFFFF)
-    if left > 0 and read(job + 8 * _ASLEEP) > 0:
+    left = load_acquire(job + 8 * _NUM_CHUNKS) - (load_acquire(job + 8 * _NEXT) & 0xFFFFFFFF)
+    if left > 0 and load_acquire(job + 8 * _ASLEEP) > 0:
         syscall(futex, job + 8 * _CALL, _WAKE, count, 0)
 
 
 @njit(nogil=True, cache=True)
 def _open(job: Any, runs: Any, offsets: Any, rows: Any, keys: Any, out: Any, stride: Any) -> None:
     """Write down a job while nobody can take a chunk of it, then let them."""
-    ticket = ((read(job + 8 * _NEXT) >> 32) + 1) << 32
-    store(job + 8 * _NEXT, ticket | _CLOSED)
-    store(job + 8 * _RUNS, runs.ctypes.data)
-    store(job + 8 * _OFFSETS, offsets.ctypes.data)
-    store(job + 8 * _ROWS, rows.ctypes.data)
-    store(job + 8 * _KEYS, keys.ctypes.data)
-    store(job + 8 * _OUT, out.ctypes.data)
-    store(job + 8 * _STRIDE, stride)
-    store(job + 8 * _NUM_BYTES, out.shape[1] * 4)
-    store(job + 8 * _NUM_RUNS, runs.shape[0])
-    store(job + 8 * _NUM_CHUNKS, (runs.shape[0] + _CHUNK - 1) // _CHUNK)
-    store(job + 8 * _DONE, 0)
-    store(job + 8 * _FAILED, 0)
-    store(job + 8 * _FAULT, 0)
-    store(job + 8 * _NEXT, ticket)
+    ticket = ((load_acquire(job + 8 * _NEXT) >> 32) + 1) << 32
+    store_release(job + 8 * _NEXT, ticket | _CLOSED)
+    store_release(job + 8 * _RUNS, runs.ctypes.data)
+    store_release(job + 8 * _OFFSETS, offsets.ctypes.data)
+    store_release(job + 8 * _ROWS, rows.ctypes.data)
+    store_release(job + 8 * _KEYS, keys.ctypes.data)
+    store_release(job + 8 * _OUT, out.ctypes.data)
+    store_release(job + 8 * _STRIDE, stride)
+    store_release(job + 8 * _NUM_BYTES, out.shape[1] * 4)
+    store_release(job + 8 * _NUM_RUNS, runs.shape[0])
+    store_release(job + 8 * _NUM_CHUNKS, (runs.shape[0] + _CHUNK - 1) // _CHUNK)
+    store_release(job + 8 * _DONE, 0)
+    store_release(job + 8 * _FAILED, 0)
+    store_release(job + 8 * _FAULT, 0)
+    store_release(job + 8 * _NEXT, ticket)
 
 
 @njit(nogil=True, cache=True)
@@ -165,23 +153,25 @@ def _run(
 ) -> None:
     """Open a job, help with it and wait for its last chunk: one call, so that nothing comes between and leaves it open."""
     _open(job, runs, offsets, rows, keys, out, stride)
-    num_chunks = read(job + 8 * _NUM_CHUNKS)
-    add(job + 8 * _CALL, 1)
+    num_chunks = load_acquire(job + 8 * _NUM_CHUNKS)
+    fetch_add(job + 8 * _CALL, 1)
     if num_chunks > 1:
         _wake(job, futex, 2)
     _take(job, scratch)
     looks = 0
-    while read(job + 8 * _DONE) < num_chunks:  # ends: who has taken a chunk reads it, and counts it also if that fails
+    while (
+        load_acquire(job + 8 * _DONE) < num_chunks
+    ):  # ends: who has taken a chunk reads it, and counts it also if that fails
         pause()
         looks += 1
         if looks > _LOOKS:
-            give_way()
+            sched_yield()
 
 
 @njit(nogil=True, cache=True)
 def _stop(job: Any, futex: Any) -> None:
-    store(job + 8 * _OP, _STOP)
-    add(job + 8 * _CALL, 1)
+    store_release(job + 8 * _OP, _STOP)
+    fetch_add(job + 8 * _CALL, 1)
     syscall(futex, job + 8 * _CALL, _WAKE, 1 << 20, 0)
 
 

@@ -181,7 +181,7 @@ def sweep(folder: Path, num_bytes: int) -> None:
     for payload in (144, 528):
         one, _ = filled(folder / "rows", payload, num_bytes)
         for threads in (1, 2, 8, 16, 32, 64):
-            readers._the_readers = readers.Readers(threads)
+            readers.NUM_THREADS = threads
             one.fill_cache()
             one.read(BATCH)
             warm = median(one.read(WARM_READS) for _ in range(ROUNDS))

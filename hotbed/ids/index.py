@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hotbed.errors import StoreError
 from hotbed.host.pages import HUGE_PAGE, Pages, in_pages
-from hotbed.host.threads import in_parallel
+from hotbed.host.pool import in_parallel
 from hotbed.ids import kernels
 from hotbed.ids.cells import CELLS, GONE, NUM_SHARDS, SHARED, TABLE
 from hotbed.ids.integrity import check_integrity

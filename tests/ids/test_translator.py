@@ -307,7 +307,7 @@ def test_the_number_of_threads_changes_nothing(monkeypatch):
     batches = [(rng.integers(0, 2, 40_000).astype(np.uint16), rng.zipf(1.3, 40_000)) for _ in range(6)]
     states = []
     for threads in (1, 2, 5):
-        monkeypatch.setattr("hotbed.host.threads.num_threads", lambda threads=threads: threads)
+        monkeypatch.setattr("hotbed.host.pool.num_threads", lambda threads=threads: threads)
         translator = Translator(rules)
         for tables, ids in batches:
             translator.translate(tables, ids, learns=True, now=5)

@@ -37,7 +37,7 @@ def train(optimizer, batches, device="cpu", poolings=("sum", "mean")):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_two_runs_and_any_thread_count_give_the_same_bits(device, name, monkeypatch):
-    monkeypatch.setattr("hotbed.host.threads.ALONE", 0)
+    monkeypatch.setattr("hotbed.host.pool.ALONE", 0)
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(0, 9, (300, 3, 2), generator=generator) for _ in range(4)]
     before = torch.get_num_threads()

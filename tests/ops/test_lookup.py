@@ -10,7 +10,7 @@ from tests.pairs import pairs
     ("dim", "batch", "make", "threads"), pairs([1, 3, 16, 63], [0, 1, 7, 500], [random_matrix, random_bags], [1, 2, 3])
 )
 def test_compiled_equals_reference(dim, batch, make, threads, monkeypatch):
-    monkeypatch.setattr("hotbed.host.threads.ALONE", 0)
+    monkeypatch.setattr("hotbed.host.pool.ALONE", 0)
     generator = torch.Generator().manual_seed(dim * 1000 + batch)
     lookups, _ = make([1, 10, 300], batch, generator)
     records = torch.randn(311, dim + 3, generator=generator)

@@ -96,10 +96,8 @@ def test_a_key_finds_its_table_among_many(num_tables):
     assert torch.equal(records[:, 0], expected)
 
 
-@pytest.mark.parametrize("way", ["crew", "in_parallel"])
 @pytest.mark.parametrize("shape", [(0, 4), (1, 1), (100, 17), (3000, 132), (20, 3076)])
-def test_gather_scatter_and_pack(shape, way, monkeypatch):
-    monkeypatch.setattr(move.crew, "AVAILABLE", move.crew.AVAILABLE and way == "crew")
+def test_gather_scatter_and_pack(shape):
     store, keys = torch.randn(shape[0] + 50, shape[1]), torch.randperm(shape[0] + 50)[: shape[0]]
     out = torch.full(shape, float("nan"))
     move.gather_rows(store, keys, out)

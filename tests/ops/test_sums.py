@@ -29,7 +29,7 @@ def bags(num_lookups, num_rows, dtype):
 def test_sums(dtype, threads, num_lookups, num_rows, dim, has_bags, monkeypatch):
     lookups = bags(num_lookups, num_rows, dtype) if has_bags else plain(num_lookups, num_rows)
     grad = torch.randn(lookups.num_out, dim, dtype=dtype)
-    monkeypatch.setattr("hotbed.host.threads.num_threads", lambda: threads)
+    monkeypatch.setattr("hotbed.host.pool.num_threads", lambda: threads)
     found = sum_by_row(grad, lookups, num_rows, ("a",))
     monkeypatch.setattr(sums, "backend_of", lambda tensor: "update")
     expected = sum_by_row(grad, lookups, num_rows, ("a",))

@@ -63,7 +63,7 @@ def test_compiled_equals_reference(optimizer, variant, make):
 @pytest.mark.parametrize("scope", ["touched", "table"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule.name)
 def test_threads_and_parts_do_not_change_a_bit(optimizer, scope, monkeypatch):
-    monkeypatch.setattr("hotbed.host.threads.ALONE", 0)
+    monkeypatch.setattr("hotbed.host.pool.ALONE", 0)
     optimizer = dataclasses.replace(optimizer, decay_scope=scope)
     generator = torch.Generator().manual_seed(0)
     lookups, tables = random_matrix([3, 40, 70], 20_000, generator)  # more than one part per table

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.host.threads import in_parallel
+from hotbed.host.pool import in_parallel
 from hotbed.ops.backend import backend_of
 from hotbed.ops.init_rows import reference
 from hotbed.ops.init_rows.distributions import Constant, Init, Normal, Uniform, parse_init, scale_of

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.host.threads import in_parallel, threads_for
+from hotbed.host.pool import in_parallel, threads_for
 from hotbed.ops.backend import backend_of
 from hotbed.ops.lookup import reference
 from hotbed.ops.lookups import Lookups

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.host.threads import in_parallel, num_threads
+from hotbed.host.pool import in_parallel, num_threads
 from hotbed.ops.backend import backend_of
-from hotbed.ops.move import pool as crew
 from hotbed.ops.move import reference
+from hotbed.ops.move.copy import GATHER, SCATTER, move_rows
 from hotbed.ops.move.first import FirstRows, FirstTable, arrays, first_rows
 from hotbed.ops.precision import KINDS
 
@@ -90,22 +90,12 @@ def pack(records: Tensor, slots: Tensor, out: Tensor) -> None:
 
 def gather_rows(records: Tensor, keys: Tensor, out: Tensor) -> None:
     """out[i] = records[keys[i]] on the host; keys int64 [M], best sorted, out [M, W], may be pinned; all contiguous."""
-    if crew.AVAILABLE:
-        crew.move_rows(crew.GATHER, *_addresses(records, keys, out))
-        return
-    from hotbed.ops.move import numba
-
-    in_parallel(numba.gather, records.numpy(), keys.numpy(), out.numpy(), threads=_threads(*out.shape))
+    move_rows(GATHER, *_addresses(records, keys, out))
 
 
 def scatter_rows(records: Tensor, keys: Tensor, values: Tensor) -> None:
     """records[keys[i]] = values[i] on the host; keys int64 [M], distinct, best sorted, values [M, W]; all contiguous."""
-    if crew.AVAILABLE:
-        crew.move_rows(crew.SCATTER, *_addresses(records, keys, values))
-        return
-    from hotbed.ops.move import numba
-
-    in_parallel(numba.scatter, records.numpy(), keys.numpy(), values.numpy(), threads=_threads(*values.shape))
+    move_rows(SCATTER, *_addresses(records, keys, values))
 
 
 def _addresses(records: Tensor, keys: Tensor, packed: Tensor) -> tuple[int, int, int, int, int]:

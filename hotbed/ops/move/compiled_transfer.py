@@ -26,8 +26,8 @@ from torch import Tensor
 
 from hotbed.errors import HotbedError
 from hotbed.host.intrinsics import as_pointer, bind, external, load_acquire, pause, store_release, usleep
-from hotbed.host.threads import num_threads
-from hotbed.ops.move import pool as crew
+from hotbed.host.pool import Pool, num_threads
+from hotbed.ops.move.copy import GATHER, SCATTER, copy_kernel, copy_pool, copy_rows
 from hotbed.ops.move.states import EXPECTED, WRITTEN
 from hotbed.ops.streams import after, mark
 
@@ -35,7 +35,7 @@ SLOTS = 3
 _LISTS, _MISSES, _VICTIMS, _TAG = 16, 3, 4, 8  # rows of counts: their length, and places in them
 # words of the porter
 _STOP, _NEED, _NEED_SLOT, _ERROR, _NUM_WRITTEN, _CONTEXT, _IN, _OUT = range(8)
-_RECORDS, _BYTES, _STATE, _JOB, _WINDOWS, _FIRST = range(8, 14)
+_RECORDS, _BYTES, _STATE, _POOL, _COPY, _WINDOWS, _FIRST = range(8, 15)
 _SLOT_WORDS, _SLOT0 = 16, 16
 # words of a slot
 _CAP, _ROWS, _SOURCE, _DEVICE_ROWS, _DEVICE_SOURCE, _OUT_ROWS, _PACKED = range(7)
@@ -84,13 +84,13 @@ def _copies(to: int, source: int, num_bytes: int, stream: int) -> int:
 @njit(nogil=True, cache=True)
 def _job(words: Any, op: Any, rows: Any, keys: Any, packed: Any, num_bytes: Any) -> None:
     if keys.size:
-        crew._run(words[_JOB], crew._FUTEX, op, rows, keys.ctypes.data, packed, keys.size, num_bytes)
+        copy_rows(words[_POOL], 0, words[_COPY], op, rows, keys.ctypes.data, packed, keys.size, num_bytes)
 
 
 @njit(nogil=True, cache=True)
 def _expect(words: Any, victims: Any) -> None:
     expected = np.full(victims.size, EXPECTED, np.uint8)
-    _job(words, crew.SCATTER, words[_STATE], victims, expected.ctypes.data, 1)
+    _job(words, SCATTER, words[_STATE], victims, expected.ctypes.data, 1)
 
 
 @njit(nogil=True, cache=True)
@@ -116,7 +116,7 @@ def _read_rows(words: Any, slot: Any, misses: Any, victims: Any, late_keys: Any)
     count, num_bytes = misses.size, words[_BYTES]
     seen = np.empty(count, np.uint8)
     _expect(words, victims)
-    _job(words, crew.GATHER, words[_STATE], misses, seen.ctypes.data, 1)
+    _job(words, GATHER, words[_STATE], misses, seen.ctypes.data, 1)
     source = carray(as_pointer(words[slot + _SOURCE]), (count,), np.int32)
     found = np.empty(count, np.int64)
     num_found = num_late = 0
@@ -132,7 +132,7 @@ def _read_rows(words: Any, slot: Any, misses: Any, victims: Any, late_keys: Any)
             late_keys[num_late] = misses[i]
             num_late += 1
     rows = words[slot + _ROWS]
-    _job(words, crew.GATHER, words[_RECORDS], found[:num_found], rows, num_bytes)
+    _job(words, GATHER, words[_RECORDS], found[:num_found], rows, num_bytes)
     error = copy_in(words[slot + _DEVICE_SOURCE], words[slot + _SOURCE], count * 4, words[_IN])
     if num_found:
         error |= copy_in(words[slot + _DEVICE_ROWS], rows, num_found * num_bytes, words[_IN])
@@ -143,7 +143,7 @@ def _read_rows(words: Any, slot: Any, misses: Any, victims: Any, late_keys: Any)
 def _read_late(words: Any, slot: Any, num_found: Any, keys: Any) -> Any:
     num_bytes = words[_BYTES]
     rows = words[slot + _ROWS] + num_found * num_bytes
-    _job(words, crew.GATHER, words[_RECORDS], keys, rows, num_bytes)
+    _job(words, GATHER, words[_RECORDS], keys, rows, num_bytes)
     error = copy_in(words[slot + _DEVICE_ROWS] + num_found * num_bytes, rows, keys.size * num_bytes, words[_IN])
     return error | record(words[slot + _IN_EVENT], words[_IN])
 
@@ -158,9 +158,9 @@ def _fetch_victims(words: Any, slot: Any, num_victims: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _write_victims(words: Any, slot: Any, victims: Any) -> None:
-    _job(words, crew.SCATTER, words[_RECORDS], victims, words[slot + _OUT_ROWS], words[_BYTES])
+    _job(words, SCATTER, words[_RECORDS], victims, words[slot + _OUT_ROWS], words[_BYTES])
     written = np.full(victims.size, WRITTEN, np.uint8)
-    _job(words, crew.SCATTER, words[_STATE], victims, written.ctypes.data, 1)
+    _job(words, SCATTER, words[_STATE], victims, written.ctypes.data, 1)
 
 
 @njit(nogil=True, cache=True)
@@ -255,7 +255,7 @@ class Porter:
         self._words = np.zeros(_SLOT0 + SLOTS * _SLOT_WORDS, dtype=np.int64)
         self._late = np.empty((SLOTS, lists[1].shape[1]), dtype=np.int64)
         self._slots = [self._new_slot(0) for _ in range(SLOTS)]
-        self._crew: crew.Crew | None = None
+        self._pool: Pool | None = None
         self._kept: list[Any] = []  # events that may still be waited for
         self._events: list[list[Any]] = []
         self._thread: threading.Thread | None = None
@@ -273,8 +273,8 @@ class Porter:
             self._width * 4,
             self._state.ctypes.data,
         )
-        self._crew = crew.Crew(max(1, min(_MOST_WORKERS, num_threads() * 5 // 8 - 1)))
-        words[_JOB], words[_WINDOWS] = self._crew.ready(), self._arrays[0].shape[0]
+        self._pool = copy_pool(max(1, min(_MOST_WORKERS, num_threads() * 5 // 8 - 1)))
+        words[_POOL], words[_COPY], words[_WINDOWS] = self._pool.ready(), copy_kernel(), self._arrays[0].shape[0]
         if self._device.type == "cuda":
             self._streams = [torch.cuda.Stream(self._device) for _ in range(2)]
             words[_IN], words[_OUT] = (stream.cuda_stream for stream in self._streams)
@@ -304,9 +304,9 @@ class Porter:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     def staged(self, number: int) -> tuple[Slot, int]:
         """(buffers, rows that came from the store) of a window; the current stream waits for them."""

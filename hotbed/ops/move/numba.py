@@ -35,36 +35,6 @@ def _rows_ahead(width: Any) -> Any:
     return 1 + _LINES_AHEAD // (1 + width // 16)
 
 
-@njit(nogil=True, cache=True)
-def gather(thread: int, num_threads: int, records: Any, rows: Any, out: Any) -> None:
-    """out[i] = records[rows[i]]."""
-    num_rows, width = out.shape
-    W = np.uint64(width)
-    ahead = _rows_ahead(width)
-    stop = num_rows * (thread + 1) // num_threads
-    for i in range(num_rows * thread // num_threads, stop):
-        if i + ahead < stop:
-            _ask(records, rows[i + ahead])
-        row = np.uint64(rows[i])
-        for c in range(W):
-            out[i, c] = records[row, c]
-
-
-@njit(nogil=True, cache=True)
-def scatter(thread: int, num_threads: int, records: Any, rows: Any, values: Any) -> None:
-    """records[rows[i]] = values[i]; rows are distinct."""
-    num_rows, width = values.shape
-    W = np.uint64(width)
-    ahead = _rows_ahead(width)
-    stop = num_rows * (thread + 1) // num_threads
-    for i in range(num_rows * thread // num_threads, stop):
-        if i + ahead < stop:
-            _ask(records, rows[i + ahead])
-        row = np.uint64(rows[i])
-        for c in range(W):
-            records[row, c] = values[i, c]
-
-
 @njit(nogil=True, cache=True, inline="always")
 def _table_of(bases: Any, key: Any) -> Any:
     """The last table whose base is not above the key."""

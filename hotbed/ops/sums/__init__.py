@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.host.threads import in_parallel
+from hotbed.host.pool import in_parallel
 from hotbed.ops.backend import backend_of
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.records import layout_of

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.host.threads import in_parallel, threads_for
+from hotbed.host.pool import in_parallel, threads_for
 from hotbed.ops.backend import backend_of
 from hotbed.ops.lookups import Lookups, Span, span_array
 from hotbed.ops.precision import KINDS

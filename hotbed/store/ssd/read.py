@@ -12,7 +12,7 @@ from hotbed.errors import StoreError
 from hotbed.host.intrinsics import SHORT
 from hotbed.store.ssd.format import HEADER_BYTES
 from hotbed.store.ssd.kernels import plan_runs
-from hotbed.store.ssd.readers import DAMAGED, GAP, LONGEST_RUN, Fault, readers
+from hotbed.store.ssd.readers import DAMAGED, GAP, LONGEST_RUN, Fault, read_runs
 from hotbed.store.ssd.scan import damaged, truncated, unreadable
 from hotbed.store.ssd.segments import Segments
 
@@ -36,7 +36,7 @@ def read_records(
     num_runs = plan_runs(places, segments.stride, HEADER_BYTES, GAP, LONGEST_RUN, offsets, runs)
     slots, first, stop = runs[:num_runs].T
     jobs = np.stack([found.files[0][slots], found.files[1][slots], first, stop], axis=1)
-    fault = readers().read(jobs, offsets, rows, keys, out, segments.stride)
+    fault = read_runs(jobs, offsets, rows, keys, out, segments.stride)
     if fault is not None:
         segment = segments.all[int(places[fault.record] >> 32)]
         assert segment is not None, "a segment went while it was read"

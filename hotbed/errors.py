@@ -18,7 +18,7 @@ a traceback means a bug in hotbed.
 
 
 class HotbedError(Exception):
-    """Root of all errors a user can cause and mend."""
+    """Base class of all errors that a user can cause and correct."""
 
 
 class ConfigError(HotbedError):
@@ -38,7 +38,7 @@ class SchemaError(DataError):
 
 
 class BudgetError(HotbedError):
-    """A batch needs more rows at once than the cache has slots; `num_slots` would do."""
+    """A batch needs more rows at once than the cache has slots; `num_slots` would be enough."""
 
     def __init__(self, message: str, num_slots: int = 0) -> None:
         super().__init__(message)

@@ -28,16 +28,16 @@ def assert_cache_invisible(make: Make, batches: Sequence[Any], *, evicts: bool =
     Args:
         make: keyword arguments of EmbeddingTables -> (tables, step); the same twin at every call, on any of them.
         batches: what `hotbed.prefetch` can read: a Batch, a tensor of ids, a tuple that starts with them, a mapping.
-        evicts: also fail where no row has left the device, for that proves little.
+        evicts: also fail where no row was evicted, because that proves little.
         where: how the rows are kept: cache=, hbm=, memory=, ssd=, policy=.
 
     Returns:
-        What was compared: once with rows brought in as asked for, once looked ahead.
+        What was compared: once with rows loaded on demand, once prefetched.
     """
     if not where:
         raise TypeError("assert_cache_invisible: say how rows are kept, e.g. cache=0.05 or hbm='64MiB'")
     verdicts = []
-    for name, ahead in (("as asked for", False), ("looked ahead", True)):
+    for name, ahead in (("on demand", False), ("prefetched", True)):
         verdict = verify(make, batches, Way(name, where, ahead))
         if verdict.difference is not None:
             raise AssertionError(f"the cache can be seen, rows {name}: {verdict.difference.text()}")

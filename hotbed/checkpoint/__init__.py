@@ -3,7 +3,7 @@
     hotbed.checkpoint.save("checkpoints", tables, model=model, optimizer=optimizer, extra={"epoch": 3})
     hotbed.checkpoint.load("checkpoints", tables, model=model, optimizer=optimizer).extra["epoch"]
 
-docs/checkpoints.md tells the format. `hotbed train` saves through Saver, while training goes on.
+docs/checkpoints.md documents the format. `hotbed train` saves through Saver, while training continues.
 """
 
 from __future__ import annotations

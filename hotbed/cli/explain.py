@@ -83,7 +83,7 @@ def _number(text: str) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(
-            f"--id {text} is not a number. A value as the raw log has it goes with --value {shlex.quote(text)}."
+            f"--id {text} is not a number. For a value as in the raw log use --value {shlex.quote(text)}."
         ) from None
 
 
@@ -164,7 +164,7 @@ def _score_lines(found: Explanation) -> list[str]:
     return [
         f"  score    {score.score:,} by the policy {score.policy}; the lowest scores leave first: {score.rank:,} of the "
         f"{score.num_rows:,} rows in the cache before this one",
-        f"           the lowest is {score.lowest:,}; a window usually sends out those up to {score.threshold:,}: {verdict}",
+        f"           the lowest is {score.lowest:,}; a window usually evicts rows up to {score.threshold:,}: {verdict}",
     ]
 
 

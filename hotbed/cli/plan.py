@@ -177,7 +177,7 @@ def _traffic_lines(outlook: Outlook) -> list[str]:
     ]
     if traffic.memory_hit_rate is not None:
         lines.append(
-            f"memory: has {100 * traffic.memory_hit_rate:.1f} % of the rows asked below the device; ssd: "
+            f"memory: has {100 * traffic.memory_hit_rate:.1f} % of the rows requested below the device; ssd: "
             f"{in_words(traffic.from_ssd * outlook.record)} read and {in_words(traffic.to_ssd * outlook.record)} written a step"
         )
     if outlook.wires is not None:
@@ -208,8 +208,8 @@ def _speed_lines(outlook: Outlook) -> list[str]:
         return []
     stages = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in speed.stages.items())
     return [
-        f"speed: {speed.samples_per_s:,.0f} samples/s, {1e3 * speed.step:.2f} ms a step; {speed.bottleneck} is what the others "
-        f"wait for (ms alone: {stages})"
+        f"speed: {speed.samples_per_s:,.0f} samples/s, {1e3 * speed.step:.2f} ms a step; {speed.bottleneck} is the bottleneck "
+        f"(ms alone: {stages})"
     ]
 
 

@@ -157,7 +157,7 @@ class Watching(NamedTuple):
         from hotbed.telemetry.spans import parse_steps
 
         if self.trace is None and self.trace_steps is not None:
-            raise ConfigError("--trace-steps says of which steps --trace FILE is; give both")
+            raise ConfigError("--trace-steps chooses the steps of --trace FILE; give both")
         parse_steps(self.trace_steps)
 
 

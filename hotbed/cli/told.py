@@ -38,8 +38,7 @@ def warn_of_few_steps(training: Training, batch_size: int) -> None:
         smaller = f" or smaller batches (--set data.batch_size={_SMALL_BATCH})" if batch_size > _SMALL_BATCH else ""
         steps = f"{training.total_steps} steps" if training.total_steps > 1 else "1 step"
         err().print(
-            f"note: {steps} of {batch_size:,} samples are few to learn from; {epochs}{smaller} make "
-            "more of a small log",
+            f"note: {steps} of {batch_size:,} samples are few to learn from; {epochs}{smaller} help with a small log",
             soft_wrap=True,
         )
 
@@ -72,7 +71,7 @@ def tell(summary: dict[str, Any], folder: Path) -> None:
     out().print("\n".join([trained, *kept, page]), soft_wrap=True)
     if not summary["finished"]:
         err().print(
-            f"interrupted at step {summary['steps']:,}; the checkpoint is saved. Go on with: "
+            f"interrupted at step {summary['steps']:,}; the checkpoint is saved. Resume with: "
             f"hotbed train --resume {shlex.quote(str(folder))}",
             soft_wrap=True,
         )
@@ -214,7 +213,9 @@ def as_run_file(config: RunConfig) -> str:
 def tiers_text(tiers: Mapping[str, Any]) -> str:
     """The `tiers` of a summary in words."""
     asked, rate = tiers["from_memory"] + tiers["from_ssd"], tiers["memory_hit_rate"]
-    found = f"{100 * rate:.1f} % of {asked:,} rows asked below the device were there; " if rate is not None else ""
+    found = (
+        f"{100 * rate:.1f} % of {asked:,} rows requested below the device were in memory; " if rate is not None else ""
+    )
     return (
         f"memory: {found}{in_words(tiers['memory_bytes'])} of {in_words(tiers['memory_budget'])} taken\n"
         f"ssd: {tiers['from_ssd']:,} rows ({in_words(tiers['bytes_read'])}) read, {tiers['to_ssd']:,} written; in all "

@@ -61,7 +61,7 @@ def train_command(
         None,
         metavar="RULE",
         help="Which dynamic ids get a row; the others of a table share one. 'after 3': from the third time on. "
-        "'after 3, sketch 64MiB': counted in so much memory. 'probability 0.1': each time by chance.",
+        "'after 3, sketch 64MiB': counted in that much memory. 'probability 0.1': each time with that probability.",
     ),
     expire: str | None = typer.Option(
         None,
@@ -80,7 +80,7 @@ def train_command(
         None, help="With torchrun: steps between merges of the dense weights; 1 averages gradients at every step."
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Start again in a folder that holds a run."),
-    quiet: bool = typer.Option(False, "--quiet", help="Only the result."),
+    quiet: bool = typer.Option(False, "--quiet", help="Print only the result."),
     forecast: bool = typer.Option(True, help="Print a forecast first, and compare it with the measurement at the end."),
     metrics_port: int | None = typer.Option(
         None, min=0, max=65535, help="Serve the numbers of the log to Prometheus at this port; 0 takes a free one."
@@ -88,7 +88,7 @@ def train_command(
     metrics_host: str = typer.Option("127.0.0.1", help="Address of that port; 0.0.0.0 opens it to other machines."),
     trace: Path | None = typer.Option(None, help="Write what every thread did to this file, for ui.perfetto.dev."),
     trace_steps: str | None = typer.Option(
-        None, metavar="FIRST:STOP", help="Of which steps, e.g. 50:100; 50 after the first ten if not given."
+        None, metavar="FIRST:STOP", help="Which steps, e.g. 50:100. Left out: 50 after the first ten."
     ),
     watch_rows: str | None = typer.Option(
         None, metavar="TABLE=ID,...", help="Note the gradient of these rows at every use, for `hotbed explain`."

@@ -204,9 +204,9 @@ def _ways(config: RunConfig, twins: _Twins, batches: list[Batch], folder: Path) 
     window, look_ahead = tables.window or None, tables.look_ahead or None
     tiers = {**where, "memory": memory, "ssd": ssd}
     return [
-        Way("cached, as asked for", where, ahead=False),
-        Way("cached, looked ahead", where, window=window, look_ahead=look_ahead),
-        Way("memory and ssd below, looked ahead", tiers, window=window, look_ahead=look_ahead),
+        Way("cached, on demand", where, ahead=False),
+        Way("cached, prefetched", where, window=window, look_ahead=look_ahead),
+        Way("memory and ssd below, prefetched", tiers, window=window, look_ahead=look_ahead),
     ]
 
 

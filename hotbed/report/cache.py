@@ -64,7 +64,7 @@ def cache_charts(run: Run) -> list[Chart]:
         Chart(
             "rows",
             "Rows per batch",
-            "Distinct rows a batch needs, and what had to be done for them: new rows are made on the device, known ones "
+            "Distinct rows a batch needs, and what had to be done for them: new rows are created on the device, known ones "
             f"are read from {below}, and rows that were changed are written back when they leave.",
             SEEN,
             "rows per batch",
@@ -131,7 +131,7 @@ def _hits(run: Run, static_share: float) -> str:
     tables = run.config.get("tables")
     if isinstance(tables, dict) and tables.get("cache") == static_share and run.total and usable(run.total.top_share):
         said += (
-            f". The most frequent {percent(static_share)} of the ids, held all the time, would catch up to "
+            f". The most frequent {percent(static_share)} of the ids, kept permanently, would serve up to "
             f"{percent(run.total.top_share)} of the lookups"
         )
     return said + ".</p>"
@@ -145,7 +145,7 @@ def _moved(run: Run) -> str:
     read, below = round(misses) - round(created), _below(run)  # so that the sentence adds up
     return (
         f"<p>An average batch needed {count(keys)} distinct rows. {count(misses)} were not there: {count(created)} had never "
-        f"been used before and were made on the device, {count(read)} came from {below} ({size(into)}). To make room, "
+        f"been used before and were created on the device, {count(read)} came from {below} ({size(into)}). To make room, "
         f"{count(back)} changed rows went back to {below} with their optimizer state ({size(out)}).</p>"
     )
 
@@ -160,7 +160,7 @@ def _waited(run: Run) -> str:
         meaning = "a larger cache moves fewer rows, and smaller batches let two windows fit at once"
     return (
         f"<p>Training waited for rows {percent(share)} of its time: {meaning}. Planning and putting rows into their slots is "
-        "work of the steps and not in that figure. The losses and the model are those of tables held as a whole, to the bit; a "
+        "work of the steps and not in that figure. The losses and the model are bit-identical to those of whole tables; a "
         "cache decides where rows are, not what they are.</p>"
     )
 

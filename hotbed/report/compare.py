@@ -163,7 +163,7 @@ def _figures(named: list[Named]) -> list[Figure]:
         Figure("lookups that hit", "of training", hit_rate, lambda share: percent(share, 2), _points),
         Figure("waited for rows", "share of the time of training", stall_share, lambda share: percent(share, 2), _points),
         Figure("rows", "of all tables", lambda run: run.parameters.get("rows", math.nan), count, _times),
-        Figure("cache", "on the device, index and all", lambda run: run.cache.get("device_bytes", math.nan), size, _times),
+        Figure("cache", "on the device, index included", lambda run: run.cache.get("device_bytes", math.nan), size, _times),
         Figure("memory given", "for rows below the cache", lambda run: given(run, "memory"), size, _times),
         Figure("process", "memory at the end", _resident, size, _times),
         Figure("device memory", "at its highest", lambda run: told_and_true(run)[1].get("peak_device_bytes", math.nan),

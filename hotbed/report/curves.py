@@ -77,8 +77,8 @@ def calibration_chart(run: Run) -> Chart:
     return Chart(
         "calibration",
         "Calibration",
-        "Each dot is a group of samples with similar predictions; the bars are 95 % intervals. Dots on the line: the model "
-        "means what it says. Above it the model promises too little, below it too much.",
+        "Each dot is a group of samples with similar predictions; the bars are 95 % intervals. Dots on the line: well "
+        "calibrated. Above it predictions are too low, below it too high.",
         "mean prediction",
         "share of positives",
         (Series("share of positives", [(b.prediction, b.label) for b in bins], 1, "dots", spread),),

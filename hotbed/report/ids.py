@@ -120,7 +120,7 @@ def _table(last: dict[str, IdPoint]) -> str:
         rest = table(f"{caption}, continued", HEAD, rows[OPEN_TABLES:], kind="wide")
         shown += fold(f"{count(len(rows) - OPEN_TABLES)} more features", rest)
     if len(last) > MOST_TABLES:
-        shown += f"<p>{count(len(last) - MOST_TABLES)} more features stand in metrics.jsonl.</p>"
+        shown += f"<p>{count(len(last) - MOST_TABLES)} more features are in metrics.jsonl.</p>"
     return shown
 
 

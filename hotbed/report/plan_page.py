@@ -48,7 +48,7 @@ def outlook_section(figures: Mapping[str, Any]) -> str:
         told.append(["lookups that hit", percent(traffic["lookup_hit_rate"], 2)])
         told += [["to the device, of a step", in_words(figures["bytes_in"])], ["back", in_words(figures["bytes_out"])]]
     if speed is not None:
-        told += [["samples/s", f"{speed['samples_per_s']:,.0f}"], ["the others wait for", text(speed["bottleneck"])]]
+        told += [["samples/s", f"{speed['samples_per_s']:,.0f}"], ["bottleneck", text(speed["bottleneck"])]]
     if told:
         parts.append(table("A step", ["what", "forecast"], told))
     parts += [f"<p>Does not fit, because {text(problem, 1000)}</p>" for problem in figures["problems"]]

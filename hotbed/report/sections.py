@@ -73,7 +73,7 @@ def asked(run: Run) -> str:
         (path, value) for path, value in settings if path not in FIELDS or value not in _defaults(path, dict(settings))
     ]
     left_out = len(settings) - MAX_SETTINGS
-    more = f"<p>{count(left_out)} more settings stand in config.json.</p>" if left_out > 0 else ""
+    more = f"<p>{count(left_out)} more settings are in config.json.</p>" if left_out > 0 else ""
     intro = (
         f"<p>{count(len(settings))} settings, {count(len(changed))} of them not at their default." if settings else ""
     )
@@ -91,7 +91,7 @@ def go_on(run: Run) -> str:
     longer = f" --epochs {epochs + 1}" if run.finished and isinstance(epochs, int) else ""
     commands = [
         (
-            "Train longer" if run.finished else "Train on from the last checkpoint",
+            "Train longer" if run.finished else "Resume from the last checkpoint",
             f"hotbed train --resume {place}{longer}",
         ),
         ("Measure the model on a dataset", f"hotbed evaluate {place}"),
@@ -209,7 +209,7 @@ def _metric_table(run: Run) -> str:
     """Metrics down, splits across; each metric with its meaning."""
     lines: list[tuple[str, str, Callable[[str, Score], str]]] = [
         ("AUC", "chance that a positive is scored above a negative", lambda _, score: decimal(score.auc)),
-        ("best possible AUC", "of any model, known for generated data", lambda split, _: decimal(best(split))),
+        ("best possible AUC", "of any model, known for synthetic data", lambda split, _: decimal(best(split))),
         ("log loss", "mean surprise in nats; lower is better", lambda _, score: decimal(score.log_loss)),
         ("normalized entropy", "log loss over that of the base rate", lambda _, s: decimal(s.normalized_entropy)),
         ("calibration", "predicted over observed positives", lambda _, score: decimal(score.calibration, 3)),
@@ -253,7 +253,7 @@ def _cache_sentence(total: Skew | None) -> str:
     held = math.ceil(CACHE_SHARE * total.distinct)
     return (
         f'<p class="finding">A cache of {percent(CACHE_SHARE)} of the rows, {count(held)} of {count(total.distinct)} ids, '
-        f"filled with the most frequent ones could catch up to <strong>{percent(total.top_share)} of all lookups</strong>; "
+        f"filled with the most frequent ones could serve up to <strong>{percent(total.top_share)} of all lookups</strong>; "
         f"the other {percent(1 - total.top_share)} would have to come from slower memory.</p>"
     )
 
@@ -268,7 +268,7 @@ def _feature_table(features: tuple[Skew, ...]) -> str:
         rest = table(f"{caption}, continued", head, rows[OPEN_FEATURES:], kind="wide")
         shown += fold(f"{count(len(rows) - OPEN_FEATURES)} more features", rest)
     if len(features) > MAX_FEATURES:
-        shown += f"<p>{count(len(features) - MAX_FEATURES)} more features stand in data.json.</p>"
+        shown += f"<p>{count(len(features) - MAX_FEATURES)} more features are in data.json.</p>"
     return f"<div>{shown}</div>"
 
 

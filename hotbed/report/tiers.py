@@ -43,8 +43,8 @@ def _hit_chart(run: Run) -> Chart:
     return Chart(
         "tier-hits",
         "Hit rate by tier",
-        "Of the distinct rows of a window, those that were on the device; of the rows that were asked below it, those that "
-        "were in memory. The rest came from the ssd. A row that was never used before is made on the device and asked nowhere.",
+        "Of the distinct rows of a window, those that were on the device; of the rows that were requested below it, those that "
+        "were in memory. The rest came from the ssd. A row that was never used before is created on the device.",
         SEEN,
         "share found",
         (Series("on the device", device, 1), _line(run, "in memory, of the others", 2, lambda t: t.memory_hit_rate)),
@@ -97,7 +97,7 @@ def _wear_chart(run: Run) -> Chart:
     unit, scale = unit_of(max((y for _, y in wear if usable(y)), default=0.0))
     return Chart(
         "tier-wear",
-        "Written to the ssd in all",
+        "Total written to the ssd",
         "Wear: every byte that was written there, by training, evaluations, checkpoints and compaction. Checkpoints link the "
         "files instead of writing them again.",
         SEEN,
@@ -157,7 +157,7 @@ def _hits(run: Run) -> str:
     if _last(run, lambda t: t.memory_slots) == 0:
         return f"<p>Memory is the cache of this run. {count(ssd)} rows that were not in it came from the ssd.</p>"
     return (
-        f'<p class="finding">Of {count(memory + ssd)} rows that training asked below the device, '
+        f'<p class="finding">Of {count(memory + ssd)} rows that training requested below the device, '
         f"<strong>{percent(memory / (memory + ssd))} were in memory</strong>, and {count(ssd)} came from the ssd.</p>"
     )
 

@@ -19,11 +19,11 @@ from hotbed.report.read import Run
 WORDS = {
     "reader": ("reader", "waiting for the next batch to be read"),
     "plan": ("plan", "choosing slots for the rows of the batches ahead"),
-    "wait": ("stall", "waiting for rows that are on their way"),
+    "wait": ("stall", "waiting for rows in transfer"),
     "copy": ("copy", "rows leave their slots and others take them"),
     "look_up": ("lookup", "rows become vectors"),
     "model": ("model", "forward, loss and backward"),
-    "update": ("update", "gradients are summed per row, and rows move"),
+    "update": ("update", "gradients are summed per row, and rows are updated"),
     "dense": ("dense update", "the dense weights move"),
     "other": ("other", "between steps: rates, lines of the log"),
 }

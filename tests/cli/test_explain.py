@@ -38,7 +38,7 @@ def test_words_are_sentences(hotbed, run):
     scored = [one for one in told if "  score" in one]
     assert scored, "no row among those used most is in the cache"
     assert "by the policy oracle; the lowest scores leave first" in scored[0]
-    assert "a window usually sends out those up to" in scored[0]
+    assert "a window usually evicts rows up to" in scored[0]
     assert "by step: " in scored[0]
     assert not any(odd in one for one in told for odd in ("by key", "as usual"))
     assert "a 0 (values that train does not have)" in hotbed("explain", run, "--table", "a", "--id", 0).out
@@ -48,7 +48,7 @@ def test_wrong_questions(hotbed, run):
     for options, said in (
         (("--table", "colour", "--id", 1), "Its tables are: a, b, tags"),
         (("--table", "a", "--id", 5000), "rows 0 to 999"),
-        (("--table", "a", "--id", "u7"), "goes with --value u7"),
+        (("--table", "a", "--id", "u7"), "use --value u7"),
         (("--table", "a"), "give one of --id"),
         (("--table", "a", "--top", 3, "--id", 1), "leave out --id"),
         (("--table", "a", "--top", 0), "at least 1 row"),

@@ -146,7 +146,7 @@ def test_memory_and_ssd_that_are_too_small(hotbed, data, tmp_path):
     small = ("--cache", "0.2", "--memory", "30KiB", "--ssd", f"{tmp_path}:4MiB", *NO_SPEED, "--no-curve")
     result = hotbed("plan", data, *small)
     assert result.code == 0, result.err
-    assert "of the rows asked below the device" in result.out
+    assert "of the rows requested below the device" in result.out
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ TIERS = {
 
 def test_tiers_in_words():
     assert tiers_text(TIERS).splitlines() == [
-        "memory: 75.0 % of 4,000 rows asked below the device were there; 5.0 MiB of 8.0 MiB taken",
+        "memory: 75.0 % of 4,000 rows requested below the device were in memory; 5.0 MiB of 8.0 MiB taken",
         "ssd: 1,000 rows (3.0 MiB) read, 2,000 written; in all 9.0 MiB written by this process, with 1 compaction; "
         "6.0 MiB of 64.0 MiB taken, 80 % live",
     ]

@@ -375,7 +375,7 @@ def test_a_real_signal_to_a_real_process(hotbed, cache, tmp_path, number, code):
                 break
         out, err = process.communicate(timeout=120)
     assert process.returncode == code, err
-    assert f"Go on with: hotbed train --resume {run}" in err
+    assert f"Resume with: hotbed train --resume {run}" in err
     assert f"report: {run}/report.html" in out
     steps = saved_step(run)
     result = hotbed("train", "--resume", run, "--set", f"train.max_steps={steps + 5}")

@@ -20,7 +20,7 @@ def test_the_page_of_a_cached_run(make_run, cached_run):
         "The device held 6 of 356 rows (1.7 %), in 2.0 KiB with their index; the whole tables take 3.0 MiB.",
         "The policy oracle chose which.",
         "Of all lookups of training, 96.3 % found their row on the device, and 85.1 % of the distinct rows.",
-        "The most frequent 1.5 % of the ids, held all the time, would catch up to 76.2 % of the lookups.",
+        "The most frequent 1.5 % of the ids, kept permanently, would serve up to 76.2 % of the lookups.",
         "An average batch needed 1,000 distinct rows. 149 were not there: 74 had never been used before",
         "75 came from host memory (4.6 KiB)",
         "60 changed rows went back to host memory with their optimizer state (3.8 KiB)",
@@ -82,5 +82,5 @@ def test_numbers_that_are_unknown_are_not_told(make_run, cached_run, hollow):
 def test_a_larger_share_is_not_compared_with_another_one(make_run, cached_run):
     config = {**cached_run["config.json"], "tables": {"cache": 0.05, "policy": "<lfu>"}}
     page = page_of(make_run(**{**cached_run, "config.json": config}))
-    assert "held all the time" not in page.text
+    assert "kept permanently" not in page.text
     assert "The policy <lfu> chose which." in page.text

@@ -234,7 +234,7 @@ def test_a_thousand_features_and_a_very_long_run(make_run, whole_run, lines, fea
     page = page_of(make_run(**{"data.json": data, "config.json": config, "metrics.jsonl": metrics}))
     assert "988 more features" in page.text
     assert page.text.count("feature 999 ") >= 1
-    assert "1,505 more settings stand in config.json" in page.text
+    assert "1,505 more settings are in config.json" in page.text
 
 
 EVIL = "<script>alert(1)</script>\"'&amp;</style></title>\x00\ud800"

@@ -35,7 +35,7 @@ def test_the_page_of_a_run_with_tiers(make_run, tiered_run):
     ssd = sum(200 * 0.5 * math.exp(-step / 30) for step in range(1, 121))
     for words in (
         "What the tiers did",
-        f"Of {asked:,} rows that training asked below the device, {100 * (1 - ssd / asked):.1f} % were in memory, and",
+        f"Of {asked:,} rows that training requested below the device, {100 * (1 - ssd / asked):.1f} % were in memory, and",
         f"{ssd:,.0f} came from the ssd.",
         f"Training read {ssd * 80 / KIB:.1f} KiB from the ssd and wrote {120 * 8000 / KIB:.1f} KiB to it",
         f"{120_000 / KIB:.1f} KiB of that to rewrite files that were mostly stale.",
@@ -131,7 +131,13 @@ def test_numbers_that_are_unknown_are_not_told(make_run, tiered_run, hollow):
     packed = "".join(json.dumps(line) + "\n" for line in spoiled["metrics.jsonl"]).encode()
     page = page_of(make_run(**{"metrics.jsonl": packed}))
     assert "nan" not in page.text.lower()
-    for words in ("asked below the device,", "Training read", "was written", "At the end files", "ids have one now"):
+    for words in (
+        "requested below the device,",
+        "Training read",
+        "was written",
+        "At the end files",
+        "ids have one now",
+    ):
         assert words not in page.text, words
 
 

@@ -33,7 +33,7 @@ from hotbed.parallel.routes import Want
 from hotbed.tables.group.group import TableGroup, UpdateStep
 
 if TYPE_CHECKING:
-    from hotbed.parallel.sharded import ShardFront
+    from hotbed.parallel.shard_front import ShardFront
 
 Mode = Literal["sharded", "replicated", "auto"]
 _LOG = logging.getLogger("hotbed.parallel")

@@ -31,7 +31,7 @@ from hotbed.parallel.routes import Union, Want
 from hotbed.tables.group.group import TableGroup, UpdateStep
 
 if TYPE_CHECKING:
-    from hotbed.parallel.sharded import ShardFront
+    from hotbed.parallel.shard_front import ShardFront
 
 _ROOM = 4  # replicas, in unions of the largest batch
 Read = Callable[[Tensor], Tensor]  # places among the own rows of a union [n] -> their weights [n, D], as they travel

@@ -77,7 +77,7 @@ class EagerPlanner:
         batch, named = candidate.batch, candidate.named
         if isinstance(batch, Routed):
             with self._changes.changing("translating ids"):
-                lookups = self._tables.asked(batch.routes, self.learns)
+                lookups = batch.lookups(self.learns)
             return KnownBatch(batch, named, batch.given, self, lookups, None)
         given = as_given(self._tables.features, named.ids, named.bags, self._device)
         groups = zip(self._tables.groups, self._tables.group_inputs)

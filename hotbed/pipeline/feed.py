@@ -65,8 +65,8 @@ class Feed:
         self._owner = threading.current_thread()  # who trains
         self._caches: list[Cache] = []  # that know of the batches ahead
         self._strides: list[int] = []
-        self._mesh = tables.lend_mesh() if tables.is_shared else None  # of ranks that settle their batches together
-        self._reader = Reader(loader, self._device, None if self._mesh is None else self._settled)
+        self._stage = tables.exchange.new_stage()  # of ranks that settle their batches together
+        self._reader = Reader(loader, self._device, None if self._stage is None else self._settled)
         self._eager = EagerPlanner(tables, self._cached)
         self._recorded: RecordedPlanner | None = None  # once a batch came that can have one
         self._planner: Planner = self._eager  # of the window planned last
@@ -151,9 +151,9 @@ class Feed:
         self._reader.close(self._untrained)
         for planner in self._planners:
             planner.stop()
-        if self._mesh is not None and self._reader.has_ended:
-            mesh, self._mesh = self._mesh, None
-            self._tables.take_back_mesh(mesh)
+        if self._stage is not None and self._reader.has_ended:
+            stage, self._stage = self._stage, None
+            stage.close()
         self._tables.turns.forget(self)
 
     def _in_hand(self) -> list[Any]:
@@ -381,7 +381,8 @@ class Feed:
 
     def _settled(self, batches: Iterator[Any]) -> Iterator[Routed]:
         """Batches that the ranks have settled together."""
-        return self._tables.routed(self._named(batches), self._mesh)
+        assert self._stage is not None, "ranks settle their batches as long as the feed is open"
+        return self._stage.settle(self._named(batches))
 
     def _named(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any, Any]]:
         """(batch, ids, bags), on the device."""

@@ -51,8 +51,11 @@ class Updated(Protocol):
     schedule: Schedule
     clock: StepClock
     changes: Changes
-    fronts: list[Front]
     independent: bool
+
+    @property
+    def fronts(self) -> list[Front]:
+        """What answers look-ups, by group."""
 
     @property
     def is_shared(self) -> bool:

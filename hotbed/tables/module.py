@@ -32,11 +32,12 @@ from hotbed.sizing.budget import Budgets, rooms_of
 from hotbed.sizing.groups import sizes_of
 from hotbed.store.counts import TierCounts, Tiers, TierSizes
 from hotbed.tables.autograd import Call, Front, LookUp, Step
+from hotbed.tables.exchange import Exchange, LocalExchange
 from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.group.group import TableGroup
-from hotbed.tables.inputs import Feature, Given, GroupInputs, as_given, flatten
+from hotbed.tables.inputs import Feature, Given, GroupInputs, as_given
 from hotbed.tables.keyed import KeyedJagged
-from hotbed.tables.ownership import Planned, Routed, Turns
+from hotbed.tables.ownership import Planned, Turns
 from hotbed.tables.recorded import Recorded
 from hotbed.tables.snapshot.snapshot import TablesSink, TablesSnapshot
 from hotbed.tables.spec import Output, Table, features_of, groups_of, output_of
@@ -119,7 +120,7 @@ class EmbeddingTables(nn.Module):
             GroupInputs(group, [feature for feature in self.features if feature.table in group.members])
             for group in self.groups
         ]
-        self.fronts: list[Front] = [*self.groups]  # what answers look-ups
+        self.exchange: Exchange = LocalExchange(self.groups, self.group_inputs)
         self._begin()
         self.schedule = as_schedule(self.optimizer.lr)
         # autograd calls backward only for functions of something that requires a gradient
@@ -192,22 +193,6 @@ class EmbeddingTables(nn.Module):
         super().train(mode)
         return self
 
-    def lend_mesh(self) -> Any:
-        """Of shared tables: what the batches of one more feed are settled over; all ranks ask in the same order."""
-        raise NotImplementedError
-
-    def take_back_mesh(self, mesh: Any) -> None:
-        """The feed has ended."""
-        raise NotImplementedError
-
-    def routed(self, batches: Iterable[tuple[Any, Any, Any]], mesh: Any) -> Iterator[Routed]:
-        """Of shared tables: (batch, ids, bags) of this rank, settled with the other ranks ahead of time."""
-        raise NotImplementedError
-
-    def asked(self, routes: list[Any], learns: bool) -> list[Lookups]:
-        """Of shared tables: what all ranks want of this one, by group."""
-        raise NotImplementedError
-
     @eager
     def forward(
         self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None = None
@@ -231,7 +216,7 @@ class EmbeddingTables(nn.Module):
             step = Step(self)
             vectors: dict[str, Tensor] = {}
             all_lookups = self._prepared(given, planned, learning)
-            for group, inputs, lookups in zip(self.fronts, self.group_inputs, all_lookups):
+            for group, inputs, lookups in zip(self.exchange.fronts, self.group_inputs, all_lookups):
                 if lookups.ticket is None and lookups.check is not None:
                     self._unchecked.append(lookups.check)
                 weighted = lookups.scale is not None and lookups.scale.requires_grad
@@ -250,6 +235,11 @@ class EmbeddingTables(nn.Module):
             if self.output == "stack":
                 return torch.stack([vectors[feature.name] for feature in self.features], dim=1)
             return {feature.name: vectors[feature.name] for feature in self.features}
+
+    @property
+    def fronts(self) -> list[Front]:
+        """What answers look-ups, by group."""
+        return self.exchange.fronts
 
     @property
     def device(self) -> torch.device:
@@ -296,7 +286,8 @@ class EmbeddingTables(nn.Module):
         return TablesSnapshot(self, touched)
 
     def restore(self) -> TablesSink:
-        """A sink for saved rows."""
+        """A sink for saved rows; all ranks take one."""
+        self.exchange.rows_replaced()
         return TablesSink(self)
 
     @exclusive
@@ -392,16 +383,16 @@ class EmbeddingTables(nn.Module):
         if planned is not None and (not self._translates or self._still_holds(planned, learns)):
             lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, planned.lookups)]
         elif not self._translates:
-            wished = self._wished(given, self._settle(given, planned), learns)
+            wished = self.exchange.wishes(given, self.exchange.settle(given, planned), learns)
             lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, wished)]
         else:
             again = [group.keyspace.asks_again() for group in self.groups]
             self.turns.claim(drop=learns or any(again))
-            lookups = self._learned(given, self._settle(given, planned), learns)
+            lookups = self._learned(given, self.exchange.settle(given, planned), learns)
         if learns and self._translates:
             for group in self.groups:
                 group.keyspace.count()
-        return lookups
+        return self.exchange.calls(lookups, planned)
 
     def _learned(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
         """As `_prepared`, for dynamic ids: they are translated and their rows brought in, or nothing is learned."""
@@ -409,7 +400,7 @@ class EmbeddingTables(nn.Module):
             if learns:
                 self._take_back()  # of a call that was interrupted
             try:
-                wished = self._wished(given, settled, learns)
+                wished = self.exchange.wishes(given, settled, learns)
                 return [group.residency.placed(each, learns) for group, each in zip(self.groups, wished)]
             except REFUSALS:
                 if learns:
@@ -419,14 +410,6 @@ class EmbeddingTables(nn.Module):
     def _take_back(self) -> None:
         for group in self.groups:
             group.residency.take_back()
-
-    def _settle(self, given: Given, planned: Planned | None) -> Any:
-        """Of shared tables: what the ranks settle about a call without a plan, or with one that does not hold any more."""
-        return None
-
-    def _wished(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
-        """What a call wants of every group, where no plan holds."""
-        return [flatten(group, one, given, learns) for group, one in zip(self.groups, self.group_inputs)]
 
     def placed(self, group: Front, lookups: Lookups, learns: bool) -> Lookups:
         """Look-ups whose rows are in their slots; where no feed saw to that, now."""

@@ -7,7 +7,7 @@ and resumes when it is next asked for a batch. One thread at a time: every call 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -59,10 +59,10 @@ class Planned(NamedTuple):
 class Routed:
     """A batch, and what its ranks have settled about it."""
 
-    def __init__(self, batch: Any, given: Given, routes: list[Any]) -> None:
+    def __init__(self, batch: Any, given: Given, lookups: Callable[[bool], list[Lookups]]) -> None:
         self.batch = batch
         self.given = given
-        self.routes = routes  # one for each group
+        self.lookups = lookups  # whether it learns -> what all ranks want of this one, by group
 
 
 class Turns:

@@ -24,7 +24,8 @@ from hotbed.optim import KStepAdam
 from hotbed.optim.kstep.merge import MergeRule
 from hotbed.parallel.auto import Mode
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.sharded import ShardedTables, Traffic
+from hotbed.parallel.shard_front import Traffic
+from hotbed.parallel.sharded import ShardedTables
 from hotbed.parallel.world import World
 from hotbed.run.config import RunConfig
 from hotbed.sizing.budget import parse_ssd

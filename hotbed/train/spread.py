@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from hotbed.ops.shard import Shard
-from hotbed.parallel.sharded import ShardedTables
 from hotbed.parallel.world import World
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.module import EmbeddingTables
@@ -56,8 +55,7 @@ def _load_whole(tables: EmbeddingTables, table: str, weight: Tensor) -> None:
             group.write_rows(mine, records)
     with tables.changes.changing("loading rows"):
         group.forget()
-    if isinstance(tables, ShardedTables):
-        tables.forget_replicas()
+    tables.exchange.rows_replaced()
 
 
 def _pieces(tables: EmbeddingTables, table: str, world: World) -> Iterator[Tensor]:

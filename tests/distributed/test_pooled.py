@@ -95,7 +95,7 @@ def in_ranks(options, ahead=False, optimizers=tuple(OPTIMIZERS), share=1.0):
     for optimizer in optimizers:
         tables = ShardedTables(TABLES, OPTIMIZERS[optimizer], seed=5, gradients="sum", output="dict", **options)
         settled, asks = [], []
-        tables.asked = functools.partial(watched, tables.asked, settled)
+        tables.ranks.asked = functools.partial(watched, tables.ranks.asked, settled)
         routes.ask_of = functools.partial(asking, asks)
         result = train(tables, batches_of(dist.get_rank(), dist.get_world_size()), ahead, share)
         traffic = tables.mesh.traffic
@@ -228,7 +228,7 @@ def weighted():
             weights.grad = None
             sum(vector.sum() for vector in vectors.values()).backward()
         found.append((vectors["w"].detach(), weights.grad, vectors["s"].detach()))
-    (route,) = tables.routes(as_given(tables.features, inputs, None, tables.device))
+    (route,) = tables.ranks.routes(as_given(tables.features, inputs, None, tables.device))
     return *found, route.own.slots.shape[0]
 
 

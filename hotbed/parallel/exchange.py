@@ -1,0 +1,209 @@
+"""All ranks answer the look-ups of a call together: every rank settles with the others who asks whom for which rows.
+
+What others ask of this rank is a batch like any other to its groups; the rank's own look-ups go to the fronts, which ask the
+owners of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from hotbed.ops.lookups import Lookups, Span
+from hotbed.parallel.asks import Bags, Wanted
+from hotbed.parallel.auto import Mode, way_of
+from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.routes import (
+    RanksLeft,
+    Route,
+    end_routes,
+    make_routes,
+    refuse_routes,
+    tables_in_parts,
+    wanted_of,
+    with_unions,
+)
+from hotbed.parallel.shard_front import Ranks, ShardFront, Traffic
+from hotbed.tables.autograd import Front
+from hotbed.tables.group.keyspace import Question
+from hotbed.tables.inputs import Given, as_given, flatten
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.ownership import Planned, Routed
+
+Pooled = Literal["auto", "always", "never"]
+
+
+class Sharing(NamedTuple):
+    """How ranks share rows, the same on all of them."""
+
+    gradients: Literal["mean", "sum"]
+    traffic: Traffic
+    mode: Mode
+    pooled: Pooled
+
+
+class RankExchange:
+    """Of one ShardedTables, whose groups hold this rank's rows."""
+
+    def __init__(self, tables: EmbeddingTables, ranks: Ranks, sharing: Sharing) -> None:
+        self._groups, self._inputs, self._features = tables.groups, tables.group_inputs, tables.features
+        self._ranks, self._mode, self._pooled = ranks, sharing.mode, sharing.pooled
+        scale = 1.0 if sharing.gradients == "sum" else 1.0 / ranks.mesh.size
+        self._sharded = [
+            ShardFront(ranks, group, number, scale, sharing.traffic) for number, group in enumerate(self._groups)
+        ]
+        pairs = zip(self._sharded, self._groups)
+        self._ways = [way_of(sharing.mode, front, ranks.mesh, group) for front, group in pairs]
+        self.fronts: list[Front] = [*self._ways]
+        self._is_cached = bool(tables.caches)
+        self._num_calls, self._trains = 0, False
+        self._told = False  # the others know what became of the call, or will
+        self._idle: list[Mesh] = []  # that feeds have settled their batches over
+
+    @property
+    def _device(self) -> torch.device:
+        return self._groups[0].records.device
+
+    def begin_call(self, trains: bool) -> None:
+        """One more call of the tables, on every rank."""
+        self._told = False
+        self._num_calls += 1
+        self._trains = trains
+
+    def refuse_call(self, error: BaseException) -> None:
+        """The call has failed here; the others hear of it, unless they know or will."""
+        if not self._told:
+            self._told = True
+            self._ranks.order.refuse(error)
+
+    def rows_replaced(self) -> None:
+        """Replicas do not hold any more; all ranks say so."""
+        for way in self._ways:
+            way.forget()
+
+    def new_stage(self) -> RankStage:
+        """A mesh of its own for every feed: each settles its batches in a thread, and feeds in no common order."""
+        self._ranks.order.meet("begins to prefetch")
+        return RankStage(self, self._idle.pop() if self._idle else self._ranks.mesh.apart())
+
+    def release(self, mesh: Mesh) -> None:
+        """A feed has ended."""
+        self._idle.append(mesh)
+
+    def routed(self, batches: Iterable[tuple[Any, Any, Any]], mesh: Mesh) -> Iterator[Routed]:
+        """(batch, ids, bags) of this rank, settled with the other ranks ahead of time."""
+        num_groups = len(self._groups)
+        done = False  # there is nothing left to tell the others
+        try:
+            for batch, ids, bags in batches:
+                given = as_given(self._features, ids, bags, self._device)
+                wanted = self._wanted(given)
+                done = True  # whatever goes wrong from here on does so on every rank
+                routes = self._settled(mesh, wanted)
+                done = False
+                yield Routed(batch, given, partial(self.asked, routes))
+            done = True
+            end_routes(mesh, num_groups, True, self._device)
+        except RanksLeft:
+            done = True
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if not done:
+                done = True
+                refuse_routes(mesh, num_groups, error, self._device)
+            raise
+        finally:
+            if not done:
+                with suppress(RanksLeft):
+                    end_routes(mesh, num_groups, False, self._device)
+
+    def routes(self, given: Given) -> list[Route]:
+        """Settle between all ranks who asks for which rows; a collective."""
+        wanted = self._wanted(given)
+        self._meet(prefetched=False)
+        routes = self._settled(self._ranks.mesh, wanted)
+        self._told = not self._is_cached  # where it is, ranks meet again when rows are in place
+        return routes
+
+    def _meet(self, *, prefetched: bool) -> None:
+        """With the other ranks, before a batch is looked up."""
+        self._told = True
+        kind = "training batch" if self._trains else "batch"
+        what = f"looks up a {kind}{' of a prefetch' if prefetched else ''}{'' if self._trains else ' without training'}"
+        self._ranks.order.meet(what, self._num_calls)
+
+    def _settled(self, mesh: Mesh, wanted: list[Wanted]) -> list[Route]:
+        routes = make_routes(mesh, wanted, self._ranks.mesh)
+        if self._mode == "sharded":
+            return routes
+        return with_unions(mesh, routes, [group.num_rows for group in self._groups], [way.wants for way in self._ways])
+
+    def asked(self, routes: list[Route], learns: bool) -> list[Lookups]:
+        """The look-ups that all ranks ask this one for, by group. Dynamic ids take them for the next training batch."""
+        found = []
+        for group, front, route in zip(self._groups, self._sharded, routes):
+            question = Question(route.keys, route.tables, group.num_rows)
+            keys, sense = group.keyspace.answer(question, route.times, learns)
+            if learns and front.shared is not None:
+                keys = front.shared.behind(keys)
+            count = keys.shape[0]
+            asked = Lookups(keys, (Span("rows", 0, count, 1),), count, sense=sense, route=route)
+            if route.starts is not None:
+                vectors = torch.arange(route.passage.num_received, device=keys.device)
+                asked = asked._replace(num_out=vectors.shape[0], starts=route.starts, out_rows=vectors)
+            found.append(asked)
+        return found
+
+    def _wanted(self, given: Given) -> list[Wanted]:
+        """Own look-ups by group, checked."""
+        found = []
+        for group, inputs, way, sharded in zip(self._groups, self._inputs, self._ways, self._sharded):
+            want = wanted_of(group, partial(flatten, inputs=inputs, given=given))
+            # Replicas are of rows, and what mode="auto" chooses may change no bit; what is counted is counted one by one.
+            want = want._replace(counted=group.optimizer.scale_by_count)
+            may_pool = way is sharded and want.tables is None and self._ranks.mesh.size > 1 and self._pooled != "never"
+            tables = tables_in_parts(inputs, given) if may_pool else None
+            if tables is not None:
+                want = want._replace(bags=Bags(tables, sharded.row_bytes, self._pooled == "always"))
+            found.append(want)
+        return found
+
+    def settle(self, given: Given, planned: Planned | None) -> list[Route]:
+        """What the ranks have settled about a batch holds, whatever became of its ids since."""
+        return self.routes(given) if planned is None else [each.route for each in planned.lookups]
+
+    def wishes(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
+        """What all ranks want of this one."""
+        return self.asked(settled, learns)
+
+    def calls(self, placed: list[Lookups], planned: Planned | None) -> list[Lookups]:
+        """The rank's own look-ups; with them goes what it is asked for."""
+        if planned is not None:
+            self._meet(prefetched=True)
+        elif self._is_cached:  # not all rows may have had room
+            self._told = True
+            self._ranks.order.meet("has the rows of a batch in place", self._num_calls)
+        return [each.route.own._replace(route=self._numbered(each)) for each in placed]
+
+    def _numbered(self, asked: Lookups) -> Lookups:
+        return asked._replace(route=asked.route._replace(call=self._num_calls))
+
+
+class RankStage:
+    """The batches of one feed, settled over a mesh of its own."""
+
+    def __init__(self, exchange: RankExchange, mesh: Mesh) -> None:
+        self._exchange, self._mesh = exchange, mesh
+
+    def settle(self, batches: Iterable[tuple[Any, Any, Any]]) -> Iterator[Routed]:
+        """(batch, ids, bags) of this rank, settled with the other ranks ahead of time."""
+        return self._exchange.routed(batches, self._mesh)
+
+    def close(self) -> None:
+        """The next feed may have the mesh."""
+        self._exchange.release(self._mesh)

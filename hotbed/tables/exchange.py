@@ -1,0 +1,73 @@
+"""Who answers the look-ups of a call: this process alone (here), or all ranks together (parallel/sharded.py).
+
+Tables are given one of the two and ask it; nothing in them depends on which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from hotbed.ops.lookups import Lookups
+from hotbed.tables.autograd import Front
+from hotbed.tables.group.group import TableGroup
+from hotbed.tables.inputs import Given, GroupInputs, flatten
+from hotbed.tables.ownership import Planned, Routed
+
+
+class Stage(Protocol):
+    """What the batches of one feed go through before they are looked up."""
+
+    def settle(self, batches: Iterable[tuple[Any, Any, Any]]) -> Iterator[Routed]:
+        """(batch, ids, bags) of this rank, settled with the other ranks ahead of time; in any thread."""
+
+    def close(self) -> None:
+        """The feed has ended."""
+
+
+class Exchange(Protocol):
+    """Of one EmbeddingTables."""
+
+    fronts: list[Front]  # what answers look-ups, by group
+
+    def new_stage(self) -> Stage | None:
+        """For one more feed, all ranks in the same order; None: batches are looked up as they are."""
+
+    def settle(self, given: Given, planned: Planned | None) -> Any:
+        """What is to be known of a call without a plan, or with one that does not hold any more, before ids are translated."""
+
+    def wishes(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
+        """What such a call wants of every group here. For dynamic ids one that learns is the next training batch."""
+
+    def calls(self, placed: list[Lookups], planned: Planned | None) -> list[Lookups]:
+        """The look-ups of the call itself, once the rows that are wanted here are in place."""
+
+    def rows_replaced(self) -> None:
+        """Rows have changed by other means than updates."""
+
+
+class LocalExchange:
+    """All rows are here."""
+
+    def __init__(self, groups: Sequence[TableGroup], inputs: Sequence[GroupInputs]) -> None:
+        self.fronts: list[Front] = [*groups]
+        self._groups, self._inputs = groups, inputs
+
+    def new_stage(self) -> Stage | None:
+        """Batches are looked up as they are."""
+        return None
+
+    def settle(self, given: Given, planned: Planned | None) -> Any:
+        """Nothing."""
+        return None
+
+    def wishes(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
+        """The look-ups of the batch."""
+        return [flatten(group, one, given, learns) for group, one in zip(self._groups, self._inputs)]
+
+    def calls(self, placed: list[Lookups], planned: Planned | None) -> list[Lookups]:
+        """The very look-ups."""
+        return placed
+
+    def rows_replaced(self) -> None:
+        """Nobody else has a copy."""

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from hotbed.data.catalog import HubFolder, RemoteFile
 from hotbed.errors import DataError
+from hotbed.host.atomic import put
 
 CHUNK = 1 << 20
 TRIES = 5  # transfers that break off without a single new byte, before giving up
@@ -49,14 +50,12 @@ def download(file: RemoteFile, directory: Path, progress: Progress | None = None
                 if out.tell() == 0:
                     part.unlink()
                 raise
-            out.flush()
-            os.fsync(out.fileno())
         try:
             check(file, part)
         except DataError:
             part.unlink()
             raise
-        part.replace(target)
+        put(part, target)
     except OSError as error:
         raise DataError(f"{target} cannot be written: {error.strerror or error}.") from error
     return target

@@ -35,7 +35,7 @@ from hotbed.cache import CacheCounts
 from hotbed.data.dataset import Dataset
 from hotbed.forecast.measure import plan_seconds
 from hotbed.forecast.memory import READ_AHEAD
-from hotbed.host.atomic import place
+from hotbed.host.atomic import place, rewriting
 from hotbed.host.devices import pick_device
 from hotbed.run.config import RunConfig
 from hotbed.sizing.fit import rows_of_batch
@@ -390,6 +390,5 @@ def _write_all(known: dict[str, Any]) -> None:
     path = calibration_file()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(known, indent=1))
-        place(temporary, path)
+        with rewriting(path, place, unique=True) as temporary:
+            temporary.write_text(json.dumps(known, indent=1))

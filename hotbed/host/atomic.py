@@ -6,6 +6,7 @@ then the removal of what was there before. tests/power replays every state that 
 
     place           a flushed file takes its name; after a power loss the name is the old file's or the new one's
     put             the same, and the name is on the disk when it returns
+    rewriting       a file beside, written by the caller, that takes the name or goes
     put_folder      a flushed folder takes the place of another one
     recover_folder  the old one again, where two renames were needed for that and a crash came between
     remove_folder   a folder goes in one step
@@ -15,8 +16,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -74,13 +76,24 @@ def put(temporary: Path, path: Path) -> None:
 
 def write_file(path: Path, content: str | bytes) -> None:
     """A small file in one step: a reader sees the old content or the new, whatever happens."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
+    with rewriting(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        put(temporary, path)
-    except OSError:
+
+
+@contextmanager
+def rewriting(path: Path, finish: Callable[[Path, Path], None] = put, *, unique: bool = False) -> Iterator[Path]:
+    """Where to write a file before it takes its name, as `finish` does; nothing is left of it after an error.
+
+    `unique` where several processes may write the same file at once. Otherwise the next writer takes the place of what one that
+    was killed has left.
+    """
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp" if unique else f"{path.name}.tmp")
+    try:
+        yield temporary
+        finish(temporary, path)
+    except BaseException:
         with suppress(OSError):
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
         raise
 
 

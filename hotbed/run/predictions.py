@@ -18,7 +18,7 @@ from torch import Tensor
 from hotbed.data.encode import RawReader
 from hotbed.data.loader.loader import Loader
 from hotbed.errors import RunError
-from hotbed.host.atomic import put, writing
+from hotbed.host.atomic import rewriting, writing
 from hotbed.types import Batch
 
 FORMATS = (".parquet", ".csv")
@@ -42,25 +42,21 @@ def predict(learner: Scores, samples: Iterable[Located], path: Path) -> int:
     """Write one row per sample: where it comes from, its label where there is one, its score; return their number."""
     if path.suffix not in FORMATS:
         raise RunError(f"scores are written as .parquet or .csv; {path} ends in {path.suffix or 'nothing'!r}.")
-    temporary = path.with_name(path.name + ".tmp")
     count = 0
     writer: Any = None
-    try:
-        with writing(path):
+    with writing(path), rewriting(path) as temporary:
+        try:
             with closing(_scored(learner, samples)) as tables:
                 for table in tables:
                     if writer is None:
                         writer = _writer(temporary, path.suffix, table.schema)
                     writer.write_table(table)
                     count += table.num_rows
-            if writer is None:
-                raise RunError("there is nothing to score: the input has no rows.")
-            writer.close()
-            put(temporary, path)
-    finally:
-        if writer is not None:
-            writer.close()
-            temporary.unlink(missing_ok=True)
+        finally:
+            if writer is not None:
+                writer.close()
+        if writer is None:
+            raise RunError("there is nothing to score: the input has no rows.")
     return count
 
 

@@ -123,11 +123,3 @@ def test_a_full_disk_of_a_later_rank_is_an_error_of_the_data(tmp_path):
     said = pytest.raises(DataError, match=r"out' cannot be written by rank 1: .*No space left")
     with said, _workspace(tmp_path / "out", False, Crew(1, 2)):
         raise OSError(28, "No space left on device")
-
-
-def test_two_writers_of_one_file_do_not_share_its_temporary_name(tmp_path):
-    from hotbed.data.prepare.arrays import beside
-
-    first, second = beside(tmp_path / "a"), beside(tmp_path / "a")
-    assert first != second
-    assert first.suffix == second.suffix == ".tmp"

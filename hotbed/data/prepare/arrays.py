@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,29 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.errors import DataError
-from hotbed.host.atomic import place
+from hotbed.host.atomic import place, rewriting
 
 _END = b"hotbed-a"
 _SMALL = 1 << 20
 
 
-def beside(path: Path) -> Path:
-    """Where a file is written before it takes its name; of its own, should a rank of a lost crew still write the same file."""
-    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-
-
 def write_whole(path: Path, text: str) -> None:
     """A small file that appears whole or not at all, also after a power loss."""
-    temporary = beside(path)
-    temporary.write_text(text)
-    place(temporary, path)
+    with rewriting(path, place, unique=True) as temporary:
+        temporary.write_text(text)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Iterable[NDArray[Any]]], facts: Mapping[str, Any]) -> None:
     """Every array is given in pieces of one type, in order; `facts` is JSON and comes back as it is."""
-    temporary = beside(path)
     places: dict[str, tuple[str, int, int]] = {}
-    with temporary.open("wb", buffering=_SMALL) as file:
+    with rewriting(path, place, unique=True) as temporary, temporary.open("wb", buffering=_SMALL) as file:
         for name, pieces in arrays.items():
             begin, kind, count = file.tell(), np.dtype(np.uint8), 0
             for piece in pieces:
@@ -48,7 +40,6 @@ def write_arrays(path: Path, arrays: Mapping[str, Iterable[NDArray[Any]]], facts
             places[name] = (kind.str, begin, count)
         described = json.dumps({"places": places, "facts": facts}).encode()
         file.write(described + len(described).to_bytes(8, "little") + _END)
-    place(temporary, path)
 
 
 class ArrayFile:

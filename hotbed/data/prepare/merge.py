@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from hotbed.data.prepare.arrays import ArrayFile, beside, write_whole
+from hotbed.data.prepare.arrays import ArrayFile, write_whole
 from hotbed.data.prepare.sketches import HeavyHitters, HyperLogLog
 from hotbed.data.schema import IdFeature, IdMode
 from hotbed.data.vocabulary import Numbering
-from hotbed.host.atomic import flush_to_disk, put
+from hotbed.host.atomic import flush_to_disk, rewriting
 
 BYTES_OF_ID = 72  # table, growth of the table, and sorting
 
@@ -69,9 +69,8 @@ def merge_feature(
     kept = kept[np.lexsort((ids[kept], -found.counts[kept]))]
     listed = pa.table({"id": ids[kept], "count": found.counts[kept]})
     path = work.parent / "counts" / f"{feature.name}.parquet"
-    temporary = beside(path)
-    pq.write_table(listed, temporary, compression="zstd")
-    put(temporary, path)
+    with rewriting(path, unique=True) as temporary:
+        pq.write_table(listed, temporary, compression="zstd")
     unlisted = found.lookups - int(found.counts[kept].sum())
     done = replace(
         feature,

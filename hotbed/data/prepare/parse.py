@@ -17,7 +17,7 @@ import numpy as np
 
 from hotbed.data.encoded import Encoded, encode
 from hotbed.data.formats import BadRow, Format, Reel
-from hotbed.data.prepare.arrays import beside, write_whole
+from hotbed.data.prepare.arrays import write_whole
 from hotbed.data.prepare.inputs import Mark, Source
 from hotbed.data.prepare.layout import Layout
 from hotbed.data.prepare.piece import PIECE_IDS, PieceBuilder, PieceFacts
@@ -26,7 +26,7 @@ from hotbed.data.prepare.splits import TRAIN, SplitRule
 from hotbed.data.times import TimeColumn, show_time
 from hotbed.data.values import LabelReader
 from hotbed.errors import FormatError
-from hotbed.host.atomic import flush_to_disk, place
+from hotbed.host.atomic import flush_to_disk, place, rewriting
 
 
 class Progress(NamedTuple):
@@ -110,32 +110,31 @@ def parse_reel(
     reasons: Counter[str] = Counter()
     builder = PieceBuilder(recipe.layout, recipe.train)
     bad_path = directory / f"{task.name}.bad"
-    temporary = beside(bad_path)
-    with temporary.open("w", encoding="utf-8") as bad_file:
-        for encoded in _encoded(task, recipe, label, progress):
-            for row in encoded.bad:
-                reasons[row.reason] += 1
-                bad_file.write(json.dumps(row._asdict()) + "\n")
-            facts.first_bad += encoded.bad[: SHOWN_BAD - len(facts.first_bad)]
-            rows = len(encoded.lines)
-            if rows == 0:
-                continue
-            facts.first_line = facts.first_line or int(encoded.lines[0])
-            facts.good_rows += rows
-            split = _split_of(task, recipe, encoded)
-            if not isinstance(split, int):
-                facts.left_out += int(np.count_nonzero(split >= len(recipe.splits)))
-            builder.add(encoded, split, len(recipe.splits))
-            if builder.num_ids >= PIECE_IDS:
-                facts.pieces.append(builder.finish(facts.piece_path(directory, len(facts.pieces))))
-                builder = PieceBuilder(recipe.layout, recipe.train)
-    if builder.rows:
-        facts.pieces.append(builder.finish(facts.piece_path(directory, len(facts.pieces))))
-    facts.negative = label.negative
-    facts.reasons, facts.bad_rows = dict(reasons), reasons.total()
-    if task.source.data is None:
-        task.source.check_mark(task.mark)
-    place(temporary, bad_path)
+    with rewriting(bad_path, place, unique=True) as temporary:
+        with temporary.open("w", encoding="utf-8") as bad_file:
+            for encoded in _encoded(task, recipe, label, progress):
+                for row in encoded.bad:
+                    reasons[row.reason] += 1
+                    bad_file.write(json.dumps(row._asdict()) + "\n")
+                facts.first_bad += encoded.bad[: SHOWN_BAD - len(facts.first_bad)]
+                rows = len(encoded.lines)
+                if rows == 0:
+                    continue
+                facts.first_line = facts.first_line or int(encoded.lines[0])
+                facts.good_rows += rows
+                split = _split_of(task, recipe, encoded)
+                if not isinstance(split, int):
+                    facts.left_out += int(np.count_nonzero(split >= len(recipe.splits)))
+                builder.add(encoded, split, len(recipe.splits))
+                if builder.num_ids >= PIECE_IDS:
+                    facts.pieces.append(builder.finish(facts.piece_path(directory, len(facts.pieces))))
+                    builder = PieceBuilder(recipe.layout, recipe.train)
+        if builder.rows:
+            facts.pieces.append(builder.finish(facts.piece_path(directory, len(facts.pieces))))
+        facts.negative = label.negative
+        facts.reasons, facts.bad_rows = dict(reasons), reasons.total()
+        if task.source.data is None:
+            task.source.check_mark(task.mark)
     flush_to_disk(directory)  # the names of the pieces, before one that says that they are there
     facts.save(directory)
     return facts

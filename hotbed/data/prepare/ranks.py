@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from hotbed.data.prepare.arrays import beside
 from hotbed.errors import ConfigError, RankError
+from hotbed.host.atomic import rewriting
 
 LOST_AFTER = 60.0  # seconds
 START_WITHIN = 300.0
@@ -169,6 +169,5 @@ class Crew:
 
 def _note(path: Path, text: str) -> None:
     """A word to other ranks, who see it whole; it need not outlive the machine."""
-    temporary = beside(path)
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    with rewriting(path, os.replace, unique=True) as temporary:
+        temporary.write_text(text)

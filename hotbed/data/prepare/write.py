@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from hotbed.data.prepare.arrays import ArrayFile, beside
+from hotbed.data.prepare.arrays import ArrayFile
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.data.values import standardise
-from hotbed.host.atomic import put
+from hotbed.host.atomic import rewriting
 
 GROUP_ROWS = 1 << 16
 PART_ROWS = 1 << 20
@@ -103,10 +103,13 @@ def cut_parts(split: str, spans: Sequence[Span]) -> list[Part]:
 def write_part(part: Part, pieces: Pieces, finish: Finish, directory: Path) -> int:
     """Write one file; the rows in it."""
     path = directory / part.file
-    temporary = beside(path)
     schema = finish.schema
     options = {**WRITING, "use_dictionary": finish.few_values}
-    with ExitStack() as stack, pq.ParquetWriter(temporary, schema, **options) as writer:
+    with (  # pieces may go once it is there
+        rewriting(path, unique=True) as temporary,
+        ExitStack() as stack,
+        pq.ParquetWriter(temporary, schema, **options) as writer,
+    ):
         open_pieces = {
             number: _OpenPiece(stack, number, pieces, finish) for number in dict.fromkeys(s.piece for s in part.spans)
         }
@@ -114,7 +117,6 @@ def write_part(part: Part, pieces: Pieces, finish: Finish, directory: Path) -> i
             columns = [open_pieces[span.piece].columns(span.begin, span.end) for span in spans]
             arrays = [_join([of_span[i] for of_span in columns]) for i in range(len(schema))]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=GROUP_ROWS)
-    put(temporary, path)  # pieces may go once it is there
     return part.rows
 
 

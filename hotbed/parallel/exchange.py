@@ -1,6 +1,6 @@
-"""All ranks answer the look-ups of a call together: every rank settles with the others who asks whom for which rows.
+"""All ranks answer the lookups of a call together: every rank settles with the others who asks whom for which rows.
 
-What others ask of this rank is a batch like any other to its groups; the rank's own look-ups go to the fronts, which ask the
+What others ask of this rank is a batch like any other to its groups; the rank's own lookups go to the fronts, which ask the
 owners of the rows.
 """
 
@@ -144,7 +144,7 @@ class RankExchange:
         return with_unions(mesh, routes, [group.num_rows for group in self._groups], [way.wants for way in self._ways])
 
     def asked(self, routes: list[Route], learns: bool) -> list[Lookups]:
-        """The look-ups that all ranks ask this one for, by group. Dynamic ids take them for the next training batch."""
+        """The lookups that all ranks ask this one for, by group. Dynamic ids take them for the next training batch."""
         found = []
         for group, front, route in zip(self._groups, self._sharded, routes):
             question = Question(route.keys, route.tables, group.num_rows)
@@ -160,7 +160,7 @@ class RankExchange:
         return found
 
     def _wanted(self, given: Given) -> list[Wanted]:
-        """Own look-ups by group, checked."""
+        """Own lookups by group, checked."""
         found = []
         for group, inputs, way, sharded in zip(self._groups, self._inputs, self._ways, self._sharded):
             want = wanted_of(group, partial(flatten, inputs=inputs, given=given))
@@ -182,7 +182,7 @@ class RankExchange:
         return self.asked(settled, learns)
 
     def calls(self, placed: list[Lookups], planned: Planned | None) -> list[Lookups]:
-        """The rank's own look-ups; with them goes what it is asked for."""
+        """The rank's own lookups; with them goes what it is asked for."""
         if planned is not None:
             self._meet(prefetched=True)
         elif self._is_cached:  # not all rows may have had room

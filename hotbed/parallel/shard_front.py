@@ -1,4 +1,4 @@
-"""The look-ups of one group where every row has one owner: asks the owners for rows, and sends them the sums of gradients."""
+"""The lookups of one group where every row has one owner: asks the owners for rows, and sends them the sums of gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ranks(NamedTuple):
 
 
 class ShardFront:
-    """Answers the look-ups of one group by asking the owners of the rows."""
+    """Answers the lookups of one group by asking the owners of the rows."""
 
     wants: Want = "none"
 
@@ -54,7 +54,7 @@ class ShardFront:
         return lookup(self._vectors(lookups), lookups, self.layout.dim)
 
     def rows_of(self, lookups: Lookups) -> Tensor:
-        """The vectors [L, D] that the look-ups read: rows, or sums of parts of bags; asks for them again."""
+        """The vectors [L, D] that the lookups read: rows, or sums of parts of bags; asks for them again."""
         self.meet("is in a backward pass and reads rows again", lookups)
         here = lookups._replace(route=self.asked(lookups, learns=False))
         return rows_of(self._vectors(here), lookups, self.layout.dim)
@@ -86,7 +86,7 @@ class ShardFront:
         self._ranks.order.meet(what, lookups.route.route.call, self._number)
 
     def asked(self, lookups: Lookups, learns: bool) -> Lookups:
-        """What this rank is asked for; the rows may have been moved since the look-ups were made."""
+        """What this rank is asked for; the rows may have been moved since the lookups were made."""
         asked: Lookups = lookups.route
         if asked.ticket is not None and asked.ticket.holds(learns):
             return asked

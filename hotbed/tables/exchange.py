@@ -1,4 +1,4 @@
-"""Who answers the look-ups of a call: this process alone (here), or all ranks together (parallel/sharded.py).
+"""Who answers the lookups of a call: this process alone (here), or all ranks together (parallel/sharded.py).
 
 Tables are given one of the two and ask it; nothing in them depends on which.
 """
@@ -28,7 +28,7 @@ class Stage(Protocol):
 class Exchange(Protocol):
     """Of one EmbeddingTables."""
 
-    fronts: list[Front]  # what answers look-ups, by group
+    fronts: list[Front]  # what answers lookups, by group
 
     def new_stage(self) -> Stage | None:
         """For one more feed, all ranks in the same order; None: batches are looked up as they are."""
@@ -40,7 +40,7 @@ class Exchange(Protocol):
         """What such a call wants of every group here. For dynamic ids one that learns is the next training batch."""
 
     def calls(self, placed: list[Lookups], planned: Planned | None) -> list[Lookups]:
-        """The look-ups of the call itself, once the rows that are wanted here are in place."""
+        """The lookups of the call itself, once the rows that are wanted here are in place."""
 
     def rows_replaced(self) -> None:
         """Rows have changed by other means than updates."""
@@ -62,11 +62,11 @@ class LocalExchange:
         return None
 
     def wishes(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
-        """The look-ups of the batch."""
+        """The lookups of the batch."""
         return [flatten(group, one, given, learns) for group, one in zip(self._groups, self._inputs)]
 
     def calls(self, placed: list[Lookups], planned: Planned | None) -> list[Lookups]:
-        """The very look-ups."""
+        """The very lookups."""
         return placed
 
     def rows_replaced(self) -> None:

@@ -244,7 +244,7 @@ class EmbeddingTables(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the rows are looked up."""
-        return self.groups[0].records.device
+        return self.groups[0].residency.records.device
 
     def counters(self) -> CacheCounts:
         """What the caches have done since they were made; all zero without one. Waits for nothing."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # lanes are Triton's, which need not be there
 
 
 def ordered(lookups: Lookups) -> Lookups:
-    """The same look-ups with what the update would otherwise work out itself."""
+    """The same lookups with what the update would otherwise work out itself."""
     if lookups.slots.device.type != "cuda":
         return lookups
     sorted_keys, order = torch.sort(lookups.slots, stable=True)
@@ -237,7 +237,7 @@ class CachedRows:
             raise self._explain(error) from None
 
     def finish(self, window: Sequence[Ahead], decision: Decision, ticket: Ticket) -> tuple[Fetch, list[Lookups]]:
-        """Decide what comes and goes; the look-ups with their slots, which hold as long as the ticket does."""
+        """Decide what comes and goes; the lookups with their slots, which hold as long as the ticket does."""
         plan = self.cache.finish(decision)
         placed = [a.lookups._replace(slots=self.cache.slots_of(a.arrival, plan), ticket=ticket) for a in window]
         self.cache.numbers.publish()
@@ -363,7 +363,7 @@ class CachedRows:
         self._count(counts)
 
     def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
-        """Look-ups whose rows are in their slots; they are brought in now, once `claim` has the turn."""
+        """Lookups whose rows are in their slots; they are brought in now, once `claim` has the turn."""
         claim()
         with self.changes.changing("bringing rows in"):
             return self.placed(lookups, learns)

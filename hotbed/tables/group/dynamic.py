@@ -355,7 +355,7 @@ class DynamicIds:
         )
 
     def numbers_of(self, spans: Sequence[Span], tables: Sequence[str], length: int) -> Tables:
-        """The table of each look-up."""
+        """The table of each lookup."""
         out = np.empty(length, dtype=np.uint16)
         for span, table in zip(spans, tables):
             if span.length:

@@ -72,7 +72,7 @@ class Residency(Protocol):
         """Again: part of a change."""
 
     def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
-        """The look-ups with the slots their rows are in; what has to move rows for it calls `claim` first."""
+        """The lookups with the slots their rows are in; what has to move rows for it calls `claim` first."""
 
     def placed(self, lookups: Lookups, learns: bool = True) -> Lookups:
         """As `ensure`: part of a change."""
@@ -230,15 +230,16 @@ class TableGroup:
         )
 
     def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
-        """The look-ups with the slots their rows are in; what has to move rows for it calls `claim` first."""
+        """The lookups with the slots their rows are in; what has to move rows for it calls `claim` first."""
         return self.residency.ensure(lookups, learns, claim)
 
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
-        return lookup(self.numbers, lookups, self.layout.dim)
+        layout = self.layout
+        return lookup(layout.numbers(self.residency.records), lookups, layout.dim)
 
     def rows_of(self, lookups: Lookups) -> Tensor:
-        """The weights [L, D] that the look-ups read; zero for padding."""
+        """The weights [L, D] that the lookups read; zero for padding."""
         return rows_of(self.numbers, lookups, self.layout.dim)
 
     @property
@@ -256,7 +257,7 @@ class TableGroup:
         self.apply(lookups, self._table_rows(tables), grad, step)
 
     def update_rows(self, lookups: Lookups, grad: Tensor, step: UpdateStep) -> None:
-        """As `update`, for look-ups of one span that stands for all tables."""
+        """As `update`, for lookups of one span that stands for all tables."""
         self.apply(lookups, (TableRows(0, self.records.shape[0], 0, 1),), grad, step)
 
     def apply(self, lookups: Lookups, rows: tuple[TableRows, ...], grad: Tensor, step: UpdateStep) -> None:
@@ -266,8 +267,9 @@ class TableGroup:
         if self.layout.precision != "fp32":  # a stream of random bits rounds this group's weights
             salt = salt_of(stream_of(self.seed, f"rounding of {', '.join(self.members)}"), number)
         settings = settings_of(self.optimizer, lr, rows, salt)
-        self.residency.touch(lookups.slots)
-        update(self.records, self.layout, grad, lookups, settings)
+        residency = self.residency
+        residency.touch(lookups.slots)
+        update(residency.records, self.layout, grad, lookups, settings)
 
     def columns(self, table: str) -> dict[str, Tensor]:
         """`weight` [rows, D] and every optimizer state [rows, D] or [rows, 1] of one table.

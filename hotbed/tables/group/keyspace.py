@@ -87,7 +87,7 @@ class Keyspace(Protocol):
         """As `keys`, where other ranks own some of the ids: what `asked` makes its question of."""
 
     def asked(self, lookups: Lookups) -> Question:
-        """The question to the owners of these look-ups, whose slots and sense are those of `places`."""
+        """The question to the owners of these lookups, whose slots and sense are those of `places`."""
 
     def answer(self, asked: Question, times: Tensor | None, learns: bool) -> tuple[Tensor, Any]:
         """Keys here of what all ranks ask for, each as often as `times` says; until when they hold."""

@@ -36,7 +36,7 @@ from benchmarks.gpu_bars import ANCHOR
 from benchmarks.results_file import append_rows
 from hotbed.bench.check import check
 from hotbed.bench.systems import KINDS, missing
-from hotbed.bench.timing import Behind, batches_needed, time_steps
+from hotbed.bench.timing import DensePart, batches_needed, time_steps
 from hotbed.bench.workload import Setting, Workload, make_workload, scaled_rows
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
@@ -123,7 +123,7 @@ def stream(name: str, setting: Setting, workload: Workload, loader: Loader) -> W
 
 def measure(name: str, setting: Setting, workload: Workload, loader: Loader) -> float:
     """Milliseconds of a step: the median of its groups."""
-    behind = Behind(setting)
+    behind = DensePart(setting)
     system = KINDS[SYSTEMS[name]].make(setting)
     timing = time_steps(system, setting, stream(name, setting, workload, loader), behind)
     milliseconds = statistics.median(timing.ms_of_group)

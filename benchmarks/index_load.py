@@ -57,7 +57,7 @@ class Stream:
     def __init__(self, case: Case, device: torch.device) -> None:
         from hotbed.cache.cache import Cache, bounded_cells
         from hotbed.cache.policies import ORACLE
-        from hotbed.cache.recorded_planner import Lane
+        from hotbed.cache.recorded_planner import RecordedCache
         from hotbed.ops.index import new_cells, triton
         from hotbed.ops.keys import Addresses
         from hotbed.ops.keys.triton import KeyMaker
@@ -67,7 +67,7 @@ class Stream:
         self.cache._cells = new_cells(bounded_cells(case.num_slots, "cuda"), device)  # as small without CUDA, too
         self.cache._ops = triton
         addresses = Addresses(*(np.array([value]) for value in (0, _NUM_IDS, False, False, 0)))
-        self.lane = Lane(
+        self.lane = RecordedCache(
             self.cache, KeyMaker((Span("a", 0, case.batch, 1),), addresses, device), case.batch, _WINDOW, True
         )
         self._draw = torch.Generator(device).manual_seed(0)

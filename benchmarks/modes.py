@@ -26,7 +26,7 @@ from benchmarks.wire import WORLD, Case, samples_of
 from hotbed.optim import Adagrad
 from hotbed.parallel.auto import Speed, Speeds, costs_of
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.replicated import Tally
+from hotbed.parallel.replicated import RowTally
 from hotbed.parallel.sharded import ShardedTables
 
 REAL = [Case("criteo", "time", 256, 40), Case("criteo", "time", 1024, 12), Case("frappe", "time", 1024, 24)]
@@ -43,7 +43,7 @@ def count_case(case: Case, ids: Any, rows: tuple[int, ...]) -> dict[str, float]:
         mesh = Mesh(nodes=case.nodes, local=WORLD // case.nodes)
         declared = {f"C{i}": hotbed.Table(n, case.dim) for i, n in enumerate(rows)}
         tables: Any = ShardedTables(declared, Adagrad(lr=0.1), mesh=mesh, mode=mode)
-        sent, tally = (0, 0), Tally()
+        sent, tally = (0, 0), RowTally()
         for step in range(case.steps):
             if step == case.steps // 2:
                 sent = mesh.traffic.in_node, mesh.traffic.across
@@ -57,7 +57,7 @@ def count_case(case: Case, ids: Any, rows: tuple[int, ...]) -> dict[str, float]:
         found[f"{mode}_across"] = (mesh.traffic.across - sent[1]) / counted
     if not all(torch.equal(a, b) for a, b in zip(*vectors.values())):
         raise SystemExit(f"{case}: replicated tables do not train what sharded ones do; nothing is counted")
-    rows_of_half = Tally(*(now - then for now, then in zip(tables.fronts[0].tally, tally)))
+    rows_of_half = RowTally(*(now - then for now, then in zip(tables.fronts[0].tally, tally)))
     costs = costs_of(rows_of_half, 4 * case.dim, WORLD, _NO_TIME)
     asked, union, new = (count / rows_of_half.batches for count in rows_of_half[1:])
     found |= {"asked": asked, "union": WORLD * union, "new": WORLD * new}

@@ -35,8 +35,8 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import resolve
 from hotbed.data.prepare.prepare import prepare
 from hotbed.forecast.comparison import Pair, pairs, truth_of
-from hotbed.forecast.forecast import look_out
-from hotbed.forecast.request import Asked
+from hotbed.forecast.forecast import make_forecast
+from hotbed.forecast.request import ForecastRequest
 from hotbed.forecast.trace import read_trace, rows_of
 from hotbed.run.config import RunConfig
 from hotbed.run.run_file import compose
@@ -107,9 +107,9 @@ def measure(log: Log, share: float, size: int, device: str, folder: Path) -> lis
     sets += [f"train.epochs={epochs}"]
     config, problems = compose(None, {"data.path": str(log.dataset.path)}, sets)
     assert not problems, problems
-    outlook = look_out(Asked(config, log.dataset, calibrate="again"))
-    assert not outlook.problems, outlook.problems
-    forecast = outlook.figures()
+    forecast = make_forecast(ForecastRequest(config, log.dataset, calibrate="again"))
+    assert not forecast.problems, forecast.problems
+    forecast = forecast.figures()
     epoch = -(-log.dataset.schema.splits["train"].rows // size)
     _train(
         config, log.dataset, folder / "warm", steps=min(epoch + 4, log.most_steps)

@@ -19,7 +19,7 @@ from benchmarks.results_file import append_rows
 from benchmarks.traces import zipf_trace
 from hotbed.data.dataset import hot_keys
 from hotbed.data.embedded import resolve
-from hotbed.forecast.id_file import Given, hottest
+from hotbed.forecast.id_file import TraceSource, hottest
 from hotbed.forecast.optimum import optimum
 from hotbed.forecast.replay import Replay, simulate
 from hotbed.forecast.trace import read_trace
@@ -29,13 +29,13 @@ POLICIES = ("oracle", "lfu", "lru", "static")
 BAR = 5e6
 
 
-def traces(num_batches: int) -> Iterator[tuple[str, Given]]:
+def traces(num_batches: int) -> Iterator[tuple[str, TraceSource]]:
     """The streams."""
     dataset = resolve("criteo-like")
     trace = read_trace(dataset, batch_size=4096, shuffle=True, max_batches=num_batches)
-    yield "criteo-like", Given(trace, [], [], lambda size: hot_keys(dataset, size))
+    yield "criteo-like", TraceSource(trace, [], [], lambda size: hot_keys(dataset, size))
     trace = zipf_trace(max(1, num_batches // 4))
-    yield "Zipf 1.05", Given(trace, [], [], lambda size: hottest(trace, size))
+    yield "Zipf 1.05", TraceSource(trace, [], [], lambda size: hottest(trace, size))
 
 
 def seconds(work: Callable[[], object], rounds: int = 2) -> float:
@@ -48,7 +48,7 @@ def seconds(work: Callable[[], object], rounds: int = 2) -> float:
     return best
 
 
-def measure(name: str, given: Given) -> Iterator[dict[str, object]]:
+def measure(name: str, given: TraceSource) -> Iterator[dict[str, object]]:
     """A row for every cache and policy."""
     trace = given.trace
     replay = Replay(trace)

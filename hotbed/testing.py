@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hotbed.verify import Make, Verdict, Way, verify
+from hotbed.verify import Make, TwinStorage, Verdict, verify
 
 __all__ = ["assert_cache_invisible"]
 
@@ -38,7 +38,7 @@ def assert_cache_invisible(make: Make, batches: Sequence[Any], *, evicts: bool =
         raise TypeError("assert_cache_invisible: say how rows are kept, e.g. cache=0.05 or hbm='64MiB'")
     verdicts = []
     for name, ahead in (("on demand", False), ("prefetched", True)):
-        verdict = verify(make, batches, Way(name, where, ahead))
+        verdict = verify(make, batches, TwinStorage(name, where, ahead))
         if verdict.difference is not None:
             raise AssertionError(f"the cache can be seen, rows {name}: {verdict.difference.text()}")
         if evicts and not verdict.evictions:

@@ -20,7 +20,7 @@ import torch
 from hotbed.bench.check import check
 from hotbed.bench.results import Result
 from hotbed.bench.systems import BASELINES, KINDS, first_line, missing, no_room
-from hotbed.bench.timing import Behind, batches_needed, time_steps
+from hotbed.bench.timing import DensePart, batches_needed, time_steps
 from hotbed.bench.workload import Setting, Workload, make_workload
 from hotbed.errors import BudgetError, ConfigError
 
@@ -37,7 +37,7 @@ class Skip(NamedTuple):
     trace: str = ""
 
 
-class Ground(NamedTuple):
+class BenchContext(NamedTuple):
     """What all systems share."""
 
     workload: Workload
@@ -63,17 +63,17 @@ def run(settings: Sequence[Setting], systems: Sequence[str]) -> Iterator[Result 
             yield outcome
 
 
-def _prepare(settings: Sequence[Setting], systems: Sequence[str]) -> Ground:
+def _prepare(settings: Sequence[Setting], systems: Sequence[str]) -> BenchContext:
     one = settings[0]
     if one.device.type == "cuda":
         torch.cuda.set_device(one.device)  # FBGEMM builds on the current device
     workload = make_workload(one.rows, one.batch, max(map(batches_needed, settings)), one.device)
     absent = {name: reason for name in systems if (reason := missing(name))}
-    return Ground(workload, workload.distinct_keys(), copy_speed(one.device), absent)
+    return BenchContext(workload, workload.distinct_keys(), copy_speed(one.device), absent)
 
 
 def _attempt(
-    name: str, setting: Setting, ground: Ground, verdicts: dict[tuple[str, str, int], Skip | None]
+    name: str, setting: Setting, ground: BenchContext, verdicts: dict[tuple[str, str, int], Skip | None]
 ) -> Result | Skip:
     reason = ground.absent.get(name) or no_room(name, setting)
     if reason:
@@ -92,8 +92,8 @@ def _attempt(
         return Skip(name, setting, f"failed: {first_line(error)}", is_fault=True, trace=traceback.format_exc())
 
 
-def _measure(name: str, setting: Setting, ground: Ground) -> Result:
-    behind = Behind(setting)
+def _measure(name: str, setting: Setting, ground: BenchContext) -> Result:
+    behind = DensePart(setting)
     on_device = setting.device.type == "cuda"
     shared = torch.cuda.memory_allocated(setting.device) if on_device else 0
     if on_device:

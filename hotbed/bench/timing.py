@@ -44,7 +44,7 @@ class Timing(NamedTuple):
         return statistics.fmean(self.ms_of_group)
 
 
-class Behind:
+class DensePart:
     """What comes after the lookup: a given gradient, or four layers of an MLP in bf16 with SGD."""
 
     def __init__(self, setting: Setting) -> None:
@@ -74,7 +74,7 @@ def batches_needed(setting: Setting) -> int:
     return setting.warmup + setting.steps + (setting.look_ahead or 32) + 3 * (setting.window or 8)
 
 
-def time_steps(system: System, setting: Setting, workload: Workload, behind: Behind) -> Timing:
+def time_steps(system: System, setting: Setting, workload: Workload, behind: DensePart) -> Timing:
     """Warm up, then time `steps` steps in groups; the pipeline runs on behind the last one until it is closed."""
     marks: list[float] = []
     before: CacheCounts | None = None

@@ -37,7 +37,7 @@ from hotbed.ops.index import (
     WAYS,
     Cells,
     Lists,
-    Scoring,
+    ScoreFunction,
     SlotState,
     bits_of,
     new_cells,
@@ -49,7 +49,10 @@ _CELLS_PER_SLOT = 2
 _FULL = 0.7  # of the cells; above it the table grows
 BYTES_PER_SLOT = 80  # of index and slot state, where a budget in bytes bounds them
 _STATE = 13  # of them, slot state
-_CELL, _STAMP = 16.25, 4  # bytes of a cell with its share of a mark, and of the stamp that a lane gives it on CUDA
+_CELL, _STAMP = (
+    16.25,
+    4,
+)  # bytes of a cell with its share of a mark, and of the stamp that a recorded planner gives it on CUDA
 _BOUNDED_AHEAD = 2  # caches: keys of the batches ahead that a bounded index takes beside those in slots
 _BRIMFUL = 0.95  # of the cells of a bounded index; above it no batch more is looked at ahead
 _MOST_STRIDE = 8
@@ -94,7 +97,13 @@ class Cache:
     """
 
     def __init__(
-        self, num_slots: int, policy: Scoring, device: torch.device, *, bounded: bool = False, name: str = "a cache"
+        self,
+        num_slots: int,
+        policy: ScoreFunction,
+        device: torch.device,
+        *,
+        bounded: bool = False,
+        name: str = "a cache",
     ) -> None:
         self.name = name
         self.num_slots = num_slots
@@ -109,7 +118,7 @@ class Cache:
         self._ops = ops_for(self._cells.key)
         self._live = 0  # cells in use, as far as it is known
         self._taken = 0  # cells taken since the marks of spilled buckets were worked out
-        self._expected = 0  # cells that batches of lanes may have taken, which are not in _live yet
+        self._expected = 0  # cells that batches of recorded planners may have taken, which are not in _live yet
         self._uncounted: list[Arrival | CachePlan] = []  # what is not in _live yet
         self._host_lists: list[tuple[Tensor, Tensor]] = [_host_lists(0, device)] * HOST_LISTS
         self._usual = 0  # cells a batch has taken lately
@@ -272,7 +281,7 @@ class Cache:
         self._live -= int(unused.shape[0])
 
     def parts(self) -> tuple[Cells, SlotState]:
-        """For a lane, which runs the same steps on its own."""
+        """For a recorded planner, which runs the same steps on its own."""
         return self._cells, self._slots
 
     def mark_clean(self) -> None:
@@ -398,7 +407,7 @@ class Cache:
             self._grow(num_cells)
 
     def has_room(self, usual: int, most: int) -> bool:
-        """Whether a lane may take that many cells, usually and at most, beside the batches that are not counted yet."""
+        """Whether a recorded planner may take that many cells, usually and at most, besides batches not counted yet."""
         num_cells, full = self._cells.key.shape[0], _BRIMFUL if self.bounded else _FULL
         live = self._count_live(wait=False) if self._uncounted else self._live
         if self._uncounted:
@@ -416,11 +425,11 @@ class Cache:
         self._taken += max(0, more)
 
     def expect_cells(self, more: int) -> None:
-        """A batch of a lane may take so many cells; or has been counted, and takes no more."""
+        """A batch of a recorded planner may take so many cells; or has been counted, and takes no more."""
         self._expected += more
 
     def settle(self) -> None:
-        """Count every cell that was taken and freed, but for those of lanes; waits for the device."""
+        """Count every cell that was taken and freed, but for those of recorded planners; waits for the device."""
         self._count_live(wait=True)
 
     def _grow(self, num_cells: int) -> None:

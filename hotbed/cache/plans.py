@@ -25,7 +25,7 @@ from hotbed.ops.index import (
     NUM_KEYS,
     UNPLACED,
     VICTIMS,
-    Arrived,
+    ArrivalCells,
     Lists,
 )
 
@@ -34,7 +34,7 @@ class Arrival:
     """A batch that is known and not yet planned."""
 
     def __init__(
-        self, arrived: Arrived, number: int | None, sorted_keys: Tensor, order: Tensor | None, row: Row
+        self, arrived: ArrivalCells, number: int | None, sorted_keys: Tensor, order: Tensor | None, row: Row
     ) -> None:
         self.arrived = arrived
         self.number = number  # among the batches ahead; None for one that is planned at once

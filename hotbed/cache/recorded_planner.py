@@ -1,9 +1,9 @@
-"""A lane: batches of one shape, known and planned by replaying two recordings.
+"""A recorded cache: batches of one shape, known and planned by replaying two recordings.
 
 Knowing a batch is some twenty launches, planning a window some fifty; from Python each takes longer than the kernels run. So
 they are recorded once as CUDA graphs and replayed, and everything that changes from batch to batch stays on the device. The
 host reads what it wants from memory the kernels write to. Decisions are those of `Cache` to the row, and the two may take
-turns: what a lane has on the device is brought up to date when the cache was used in between.
+turns: what it has on the device is brought up to date when the cache was used in between.
 
 Everything runs on the stream that is current, which is the one that trains; a row of slots is written again only after
 `batches` further ones, so nothing there is overwritten while it is used.
@@ -26,7 +26,7 @@ from hotbed.ops.index import (
     UNPLACED,
     Lists,
 )
-from hotbed.ops.index.recorded import ARRIVALS, ARRIVED, PLANNED, WINDOWS, lane_arrive, lane_plan, new_buffers
+from hotbed.ops.index.recorded import ARRIVALS, ARRIVED, PLANNED, WINDOWS, new_buffers, recorded_arrive, recorded_plan
 from hotbed.ops.keys.triton import BATCHES, KeyMaker
 from hotbed.ops.recording import Recordings
 from hotbed.ops.streams import mark
@@ -34,7 +34,7 @@ from hotbed.ops.streams import mark
 _NUMBER = 8  # place of the tag in a row of counts on the host
 
 
-class Placed(NamedTuple):
+class BatchSlots(NamedTuple):
     """Where the look-ups of a planned batch go."""
 
     slots: Tensor  # int32 [L]
@@ -42,11 +42,11 @@ class Placed(NamedTuple):
     order: Tensor  # int32 [L]
 
 
-class LanePlan(WindowPlan):
+class RecordedPlan(WindowPlan):
     """One window, decided; numbers and lists are there when its event is reached."""
 
-    def __init__(self, lane: Lane, number: int, lists: Lists, event: Any) -> None:
-        self._lane = lane
+    def __init__(self, recorded: RecordedCache, number: int, lists: Lists, event: Any) -> None:
+        self._recorded = recorded
         self.number = number
         self._all_lists = lists
         self._event = event
@@ -59,7 +59,7 @@ class LanePlan(WindowPlan):
         if self._row is None:
             if self._event is not None:
                 self._event.synchronize()
-            row = self._lane.window_row(self.number)
+            row = self._recorded.window_row(self.number)
             assert row[_NUMBER] == self.number + 1, (
                 f"the counts of window {self.number} are those of {row[_NUMBER] - 1}"
             )
@@ -78,10 +78,10 @@ class LanePlan(WindowPlan):
     @property
     def device_lists(self) -> tuple[Tensor, Tensor, Tensor]:
         """(keys of misses, their slots, slots of victims), longer than meant."""
-        return self._lane.device_lists(self.number)
+        return self._recorded.device_lists(self.number)
 
 
-class Lane:
+class RecordedCache:
     """Batches of L look-ups for one cache, at most `window` of them planned together."""
 
     def __init__(self, cache: Cache, make_keys: KeyMaker, num_lookups: int, window: int, train: bool) -> None:
@@ -97,7 +97,7 @@ class Lane:
         self._host_arrivals = self._buffers.host_arrival_counts.numpy()
         self._host_windows = self._buffers.host_window_counts.numpy()
         parts = (part[:, :num_lookups].unbind(0) for part in self._buffers[-3:])
-        self._rows = [Placed(*rows) for rows in zip(*parts)]
+        self._rows = [BatchSlots(*rows) for rows in zip(*parts)]
         self._usual = 0  # cells a batch has taken lately
         lists = self._buffers.lists
         self._device_lists = list(zip(*(part.unbind(0) for part in lists[:3])))
@@ -108,7 +108,7 @@ class Lane:
         self._stamps = torch.zeros(
             0, dtype=torch.int32, device=cache.device
         )  # batch number + 1 of each cell's last arrival
-        self._uncounted: list[LanePlan] = []
+        self._uncounted: list[RecordedPlan] = []
         self._pending: deque[int] = deque()  # arrivals whose cells are not counted
 
     def arrive(self, ids: Tensor) -> int:
@@ -121,7 +121,7 @@ class Lane:
         self._remember()
         return self._cache.num_arrived - 1
 
-    def plan(self, count: int, arriving: Sequence[Tensor] = ()) -> tuple[LanePlan, list[Placed]]:
+    def plan(self, count: int, arriving: Sequence[Tensor] = ()) -> tuple[RecordedPlan, list[BatchSlots]]:
         """The turn of the next `count` batches; then as many arrive, or none.
 
         They arrive in the same recording if there is room for all, else one after the other, and each makes its own.
@@ -134,7 +134,7 @@ class Lane:
                 self.arrive(ids)
         return found
 
-    def _plan_window(self, count: int, arriving: Sequence[Tensor]) -> tuple[LanePlan, list[Placed]]:
+    def _plan_window(self, count: int, arriving: Sequence[Tensor]) -> tuple[RecordedPlan, list[BatchSlots]]:
         self._catch_up()
         first = self._cache.num_planned
         self._cache.note_planned(count)
@@ -147,7 +147,7 @@ class Lane:
         self._cache.clock += count
         self._cache.note_window()
         self._remember()
-        plan = LanePlan(self, self._num_windows, self._buffers.lists, mark(self._cache.device))
+        plan = RecordedPlan(self, self._num_windows, self._buffers.lists, mark(self._cache.device))
         self._num_windows += 1
         self._uncounted.append(plan)
         return plan, [self._rows[(first + k) % len(self._rows)] for k in range(count)]
@@ -183,7 +183,7 @@ class Lane:
         return self._num_windows
 
     def serves(self, cache: Cache) -> bool:
-        """Whether it is this cache's lane."""
+        """Whether it plans for this cache."""
         return self._cache is cache
 
     def forget(self) -> None:
@@ -271,13 +271,13 @@ class Lane:
         self._bring_addresses()
         for _ in range(count):
             keys = self._make_keys(self._device_addresses, self._buffers.state, ARRIVED, 0)
-            lane_arrive(cells, self._buffers, keys, self._cache.stride, self._stamps)
+            recorded_arrive(cells, self._buffers, keys, self._cache.stride, self._stamps)
 
     def _plan(self, count: int, arriving: bool) -> None:
         cells, slots = self._cache.parts()
         self._bring_addresses()
         keys = [self._make_keys(self._device_addresses, self._buffers.state, PLANNED, k) for k in range(count)]
-        lane_plan(cells, slots, self._buffers, keys, self._cache.policy, self._cache.stride, self._train)
+        recorded_plan(cells, slots, self._buffers, keys, self._cache.policy, self._cache.stride, self._train)
         if arriving:
             self._arrive(count)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hotbed.ops.index import UNIT, Scoring
+from hotbed.ops.index import UNIT, ScoreFunction
 
 
 class ReferencePlan(NamedTuple):
@@ -28,7 +28,7 @@ class _Story(NamedTuple):
 class ReferenceCache:
     """S slots under a policy."""
 
-    def __init__(self, num_slots: int, policy: Scoring) -> None:
+    def __init__(self, num_slots: int, policy: ScoreFunction) -> None:
         self.num_slots = num_slots
         self.rows: dict[int, _Story] = {}
         self.hot: set[int] = set()

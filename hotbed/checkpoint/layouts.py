@@ -23,7 +23,7 @@ from hotbed.errors import RunError
 _RANK = re.compile(r"rank-(\d+)-of-(\d+)")
 
 
-class Saved(NamedTuple):
+class SavedCheckpoint(NamedTuple):
     """One checkpoint that counts."""
 
     step: int
@@ -57,16 +57,16 @@ def step_of(folder: Path) -> int:
     return int(folder.name.partition(".")[0])
 
 
-def steps_of(checkpoints: Path, world: int) -> dict[int, Saved]:
+def steps_of(checkpoints: Path, world: int) -> dict[int, SavedCheckpoint]:
     """The checkpoints of so many ranks that count, oldest first."""
     by_rank = [
         {step_of(folder): folder for folder in folders_in(root_of(checkpoints, rank, world))} for rank in range(world)
     ]
     common = sorted(set.intersection(*(set(steps) for steps in by_rank)))
-    return {step: Saved(step, tuple(steps[step] for steps in by_rank)) for step in common}
+    return {step: SavedCheckpoint(step, tuple(steps[step] for steps in by_rank)) for step in common}
 
 
-def newest_in(checkpoints: Path) -> Saved | None:
+def newest_in(checkpoints: Path) -> SavedCheckpoint | None:
     """What a run goes on from; of two at the same step the one written last."""
     found = [list(steps.values())[-1] for world in worlds_in(checkpoints) if (steps := steps_of(checkpoints, world))]
     return max(found, key=lambda saved: (saved.step, _time_of(saved.folders[0])), default=None)

@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 Thaw = Callable[[str, Path, Mapping[str, TableShape], Shard], Iterator[RowPart]]
 
 
-class _Owned(NamedTuple):
+class _OwnedRows(NamedTuple):
     """The rows of one group that have an owner, ascending; [N] each."""
 
     rows: Ints
@@ -44,7 +44,7 @@ class Owners:
         self.shapes = chain[-1].manifest.tables
         self._names = list(self.shapes)
         self._last = {group: entry for entry in chain for group in entry.frozen}
-        found: dict[str, list[_Owned]] = {}
+        found: dict[str, list[_OwnedRows]] = {}
         if any(shape.rows is None for shape in self.shapes.values()):
             for part in (part for entry in chain for part in rows_of(entry)):
                 if "row" in part.columns and part.table in self.shapes:
@@ -96,12 +96,14 @@ class Owners:
         shape = self.shapes[table]
         return group_name(shape.dim, shape.rows is None)
 
-    def _owned(self, part: RowPart) -> _Owned:
+    def _owned(self, part: RowPart) -> _OwnedRows:
         numbers = np.full(part.ids.shape[0], self._names.index(part.table), dtype=np.int64)
         columns = [part.columns["row"], part.ids, part.columns["shared"]]
         rows, ids, shared = (column.numpy().copy() for column in columns)
         uses = [part.columns[name].numpy() for name in _uses_of(self.shapes[part.table])]
-        return _Owned(rows, numbers, ids, shared, np.stack(uses, 1) if uses else np.empty((rows.shape[0], 0), np.int64))
+        return _OwnedRows(
+            rows, numbers, ids, shared, np.stack(uses, 1) if uses else np.empty((rows.shape[0], 0), np.int64)
+        )
 
 
 def _uses_of(shape: TableShape) -> list[str]:
@@ -115,10 +117,10 @@ def saved_layout(shape: TableShape) -> Layout:
     return Layout(shape.dim, by_element, by_row, cast(Precision, shape.precision))
 
 
-def _latest(parts: list[_Owned], group: str, rest: dict[str, Tensor]) -> _Owned:
+def _latest(parts: list[_OwnedRows], group: str, rest: dict[str, Tensor]) -> _OwnedRows:
     """The last owner of every row that is not free or resting."""
-    merged = _Owned(*(np.concatenate(columns) for columns in zip(*parts)))
+    merged = _OwnedRows(*(np.concatenate(columns) for columns in zip(*parts)))
     rows, last = np.unique(merged.rows[::-1], return_index=True)
     idle = [rest[f"ids.{group}.{name}"].numpy() for name in ("free_rows", "quarantined_rows")]
     last = merged.rows.shape[0] - 1 - last[~np.isin(rows, np.concatenate(idle))]
-    return _Owned(*(column[last] for column in merged))
+    return _OwnedRows(*(column[last] for column in merged))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hotbed.checkpoint.chain import Entry, advance, chain_of, history_of, last_of, locked, remove, unneeded
 from hotbed.checkpoint.types import Rows, Snapshot
-from hotbed.checkpoint.write import Manner, State, be_nice, write_checkpoint
+from hotbed.checkpoint.write import State, WriteOptions, be_nice, write_checkpoint
 from hotbed.errors import RunError, StoreError
 
 _NICE = 19  # one thread of lowest priority that rests half of the time, so that training keeps its cores
@@ -33,7 +33,7 @@ class Policy(NamedTuple):
 DEFAULT_POLICY = Policy()
 
 
-class _Taken(NamedTuple):
+class _PendingSave(NamedTuple):
     """What is to be written."""
 
     state: State
@@ -70,9 +70,9 @@ class Saver:
         try:
             history, parent = history_of(self._tables), self._parent()
             snapshot = owned[0].enter_context(self._tables.snapshot(touched=parent is not None))
-            taken = _Taken(state, snapshot, parent, history)
+            taken = _PendingSave(state, snapshot, parent, history)
             if wait:
-                self._write(taken, Manner(cancelled=self._cancelled.is_set))
+                self._write(taken, WriteOptions(cancelled=self._cancelled.is_set))
                 self._tell()
                 return True
             started = self._start(owned, taken)
@@ -81,7 +81,7 @@ class Saver:
                 held.close()
         return started
 
-    def _start(self, owned: list[ExitStack], taken: _Taken) -> bool:
+    def _start(self, owned: list[ExitStack], taken: _PendingSave) -> bool:
         """Let another thread write, which owns the snapshot from then on; False where the system has none to give."""
         thread = threading.Thread(target=self._write_aside, args=(owned, taken), name="checkpoint", daemon=True)
         try:
@@ -136,10 +136,10 @@ class Saver:
             self._say(self._unsaid)
             self._unsaid = ""
 
-    def _write_aside(self, owned: list[ExitStack], taken: _Taken) -> None:
+    def _write_aside(self, owned: list[ExitStack], taken: _PendingSave) -> None:
         be_nice(_NICE)
         try:
-            manner = Manner(1, self._cancelled.is_set, lambda: not self._hurry.is_set())
+            manner = WriteOptions(1, self._cancelled.is_set, lambda: not self._hurry.is_set())
             held = _taken_out(owned)
             if held is not None:
                 with held:
@@ -147,7 +147,7 @@ class Saver:
         except BaseException as error:  # raised again where training is
             self._error = error
 
-    def _write(self, taken: _Taken, manner: Manner) -> None:
+    def _write(self, taken: _PendingSave, manner: WriteOptions) -> None:
         entry = write_checkpoint(self.root, taken.state, taken.snapshot, taken.parent, manner)
         advance(self._tables, entry, taken.history, taken.snapshot.commit)
         try:

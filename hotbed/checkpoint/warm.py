@@ -68,7 +68,7 @@ def warm_start_from(
     carried = Carried(entry.folder if len(entries) == 1 else entry.folder.parent.parent)
     sink = tables.restore()
     plans = _plans(entry.manifest.tables, sink.tables, carried)
-    tally = {name: _Tally((translation or {}).get(name), sink.tables[name].rows) for name in plans}
+    tally = {name: _IdTally((translation or {}).get(name), sink.tables[name].rows) for name in plans}
     try:
         with filling(sink):
             for rank, chain in enumerate(chains):
@@ -125,7 +125,7 @@ def _changes(old: TableShape, new: TableShape) -> Iterator[str]:
         yield f"rows never trained begin with {new.init} of seed {new.seed}"
 
 
-def _replay(chain: list[Entry], sink: Sink, shard: Shard, tally: dict[str, _Tally]) -> Iterator[RowPart]:
+def _replay(chain: list[Entry], sink: Sink, shard: Shard, tally: dict[str, _IdTally]) -> Iterator[RowPart]:
     """As for loading, but frozen folders are read row by row, because the new tables lay them out otherwise."""
     owners = Owners(chain)
     for entry in chain:
@@ -175,7 +175,7 @@ def _taken(part: RowPart, which: Tensor) -> RowPart:
     return RowPart(part.table, part.ids[which], {name: one[which] for name, one in part.columns.items()})
 
 
-class _Tally:
+class _IdTally:
     """Old ids of one table in, new ids out; counts the distinct ones."""
 
     def __init__(self, translation: Tensor | None, rows: int | None) -> None:

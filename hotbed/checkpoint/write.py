@@ -41,7 +41,7 @@ class State(NamedTuple):
     document: dict[str, Any]  # plain JSON
 
 
-class Manner(NamedTuple):
+class WriteOptions(NamedTuple):
     """How a checkpoint is written."""
 
     threads: int = 2
@@ -49,7 +49,7 @@ class Manner(NamedTuple):
     gentle: Callable[[], bool] = lambda: False  # rest after every row group as long as it took
 
 
-AT_ONCE = Manner()
+AT_ONCE = WriteOptions()
 
 
 class _Work(NamedTuple):
@@ -58,7 +58,7 @@ class _Work(NamedTuple):
     folder: Path
     parts: Iterator[RowPart]
     lock: threading.Lock
-    manner: Manner
+    manner: WriteOptions
     failed: threading.Event  # one of the threads could not go on
 
 
@@ -67,7 +67,7 @@ def write_checkpoint(
     state: State,
     snapshot: Snapshot,
     parent: Entry | None = None,
-    manner: Manner = AT_ONCE,
+    manner: WriteOptions = AT_ONCE,
 ) -> Entry:
     """Write one; with a parent, an incremental one from a snapshot of touched rows."""
     with locked(root), writing(root):
@@ -85,7 +85,7 @@ def write_checkpoint(
     return Entry(root / name, manifest)
 
 
-def _fill(new: Path, state: State, snapshot: Snapshot, parent: Entry | None, manner: Manner) -> Manifest:
+def _fill(new: Path, state: State, snapshot: Snapshot, parent: Entry | None, manner: WriteOptions) -> Manifest:
     linked = _link(new, snapshot)
     files, rows = _write_rows(
         _Work(new / "rows", bounded(snapshot.parts()), threading.Lock(), manner, threading.Event())

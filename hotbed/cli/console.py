@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from hotbed.host.compiling import Compiled
+    from hotbed.host.compiling import CompileReport
 
 BEGINS = "compiling kernels for this machine, only this once: it may take a minute"
 _NOTICED = 2.0  # seconds after which somebody wonders
@@ -135,7 +135,7 @@ def in_digits(value: float | None) -> str:
 
 
 @contextmanager
-def told_of_compiling(quiet: bool = False) -> Iterator[Compiled]:
+def told_of_compiling(quiet: bool = False) -> Iterator[CompileReport]:
     """Inside, kernels that have been compiled for some seconds lead to a line on the screen."""
     from hotbed.host.compiling import compiled_within
 
@@ -143,7 +143,7 @@ def told_of_compiling(quiet: bool = False) -> Iterator[Compiled]:
         yield compiled
 
 
-def compiled_text(compiled: Compiled) -> str:
+def compiled_text(compiled: CompileReport) -> str:
     """How long it took; "" where nothing was compiled, or hardly anything."""
     if compiled.seconds <= _TOLD:
         return ""

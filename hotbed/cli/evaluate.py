@@ -45,7 +45,7 @@ def evaluate_command(
 
             subject = _subject(run)
             dataset = open_dataset(data or find_data_or_say(subject.dataset, subject.run))
-            model = open_model(run, None, device, Wanted(cache, hbm, batch_size))
+            model = open_model(run, None, device, ModelOptions(cache, hbm, batch_size))
             check_same_ids(model.folder, dataset)
         with waiting(f"evaluating the {split} split"):
             found = evaluate(model.learner, Loader(dataset, split, batch_size=batch_size, pin_memory=device != "cpu"))
@@ -127,7 +127,7 @@ def predict_command(
             from hotbed.run.predictions import predict, raw_batches, split_batches
             from hotbed.train.model_folder import check_same_ids
 
-            model = open_model(run, memory, device, Wanted(cache, hbm, batch_size))
+            model = open_model(run, memory, device, ModelOptions(cache, hbm, batch_size))
             reader = None
             if len(inputs) == 1 and not Path(inputs[0]).is_file():
                 dataset = open_dataset(inputs[0])
@@ -144,7 +144,7 @@ def predict_command(
         err().print(f"{reader.quarantine.bad_rows:,} rows could not be read and have no score")
 
 
-class Wanted(NamedTuple):
+class ModelOptions(NamedTuple):
     """How a model is held that is loaded whole."""
 
     cache: float | None
@@ -152,7 +152,7 @@ class Wanted(NamedTuple):
     batch_size: int
 
 
-class Opened(NamedTuple):
+class OpenModel(NamedTuple):
     """A model that scores."""
 
     learner: Scores
@@ -161,7 +161,7 @@ class Opened(NamedTuple):
     version: str = ""  # empty: the model that the run ended with
 
 
-def open_model(place: Path, memory: str | None, device: str, wanted: Wanted) -> Opened:
+def open_model(place: Path, memory: str | None, device: str, wanted: ModelOptions) -> OpenModel:
     """The model of a run is loaded whole, unless `memory` is given; everything else is scored from its files."""
     from hotbed.scorer import DEFAULT_MEMORY, load
     from hotbed.train.model_folder import load_learner
@@ -170,6 +170,6 @@ def open_model(place: Path, memory: str | None, device: str, wanted: Wanted) -> 
         raise ConfigError("--memory leaves rows in their files; --cache and --hbm load all of them. Give one kind.")
     is_run = (place / "model").is_dir() or not place.is_dir() or (place / "model.old").is_dir()
     if memory is None and (is_run or wanted.cache is not None or wanted.hbm is not None):
-        return Opened(load_learner(place / "model", device, *wanted), place / "model")
+        return OpenModel(load_learner(place / "model", device, *wanted), place / "model")
     scorer = load(place, memory or DEFAULT_MEMORY, device)
-    return Opened(scorer.as_learner(), scorer.source.columns, scorer.live.encoder.rows_of, scorer.version)
+    return OpenModel(scorer.as_learner(), scorer.source.columns, scorer.live.encoder.rows_of, scorer.version)

@@ -17,8 +17,8 @@ from hotbed.host.memory import in_words
 
 if TYPE_CHECKING:
     from hotbed.forecast.curves import Curves
-    from hotbed.forecast.forecast import Outlook
-    from hotbed.forecast.request import Asked
+    from hotbed.forecast.forecast import Forecast
+    from hotbed.forecast.request import ForecastRequest
     from hotbed.forecast.what_if import Advice
     from hotbed.run.config import RunConfig
 
@@ -82,25 +82,25 @@ def plan_command(
     config = _config({path: value for path, value in given.items() if value is not None}, sets)
     dataset = open_dataset(data)
     with err().status("simulating and measuring"):
-        from hotbed.forecast.forecast import look_out
-        from hotbed.forecast.request import Asked
+        from hotbed.forecast.forecast import make_forecast
+        from hotbed.forecast.request import ForecastRequest
         from hotbed.forecast.what_if import advise, parse_change, vary
 
-        asked = Asked(config, dataset, world, calibrate)
+        asked = ForecastRequest(config, dataset, world, calibrate)
         changes = [parse_change(text) for text in what_if]
-        outlook = look_out(asked)
+        forecast = make_forecast(asked)
         tables = {change.name: vary(asked, change) for change in changes}
-        advice = advise(asked, outlook)
-        curves = _curves(asked, outlook, html is not None) if curve or html is not None else None
+        advice = advise(asked, forecast)
+        curves = _curves(asked, forecast, html is not None) if curve or html is not None else None
     if html is not None:
-        _write_page(html, asked, outlook, curves)
+        _write_page(html, asked, forecast, curves)
     if as_json:
-        figures = {**outlook.figures(), "recommendation": None if advice is None else advice._asdict()}
+        figures = {**forecast.figures(), "recommendation": None if advice is None else advice._asdict()}
         figures["what_if"] = {name: {value: one.figures() for value, one in found} for name, found in tables.items()}
         out().print_json(data={**figures, **({} if curves is None else curves.figures())}, highlight=False)
     else:
-        out().print(parts_table(outlook))
-        out().print(outlook_text(outlook), soft_wrap=True)
+        out().print(parts_table(forecast))
+        out().print(outlook_text(forecast), soft_wrap=True)
         for name, found in tables.items():
             out().print(change_table(name, found))
             if unfit := unfit_text(name, found):
@@ -109,8 +109,8 @@ def plan_command(
             out().print(curve_text(curves))
         if advice is not None:
             out().print(advice_text(advice), soft_wrap=True)
-    if outlook.problems:
-        for problem in outlook.problems:
+    if forecast.problems:
+        for problem in forecast.problems:
             err().print(f"does not fit, because {problem}", soft_wrap=True)
         raise typer.Exit(2)
 
@@ -126,62 +126,63 @@ def _config(given: dict[str, Any], sets: list[str]) -> RunConfig:
     return config
 
 
-def _curves(asked: Asked, outlook: Outlook, tables: bool) -> Curves:
+def _curves(asked: ForecastRequest, forecast: Forecast, tables: bool) -> Curves:
     """Of the run's policy, LRU and the optimum."""
     from hotbed.forecast.curves import curves_of
 
     return curves_of(asked.given, asked.replay, [asked.config.tables.policy], asked.ahead, tables=tables)
 
 
-def _write_page(path: Path, asked: Asked, outlook: Outlook, curves: Curves | None) -> None:
+def _write_page(path: Path, asked: ForecastRequest, forecast: Forecast, curves: Curves | None) -> None:
     from hotbed.report.plan_page import outlook_section, write_curves
 
     assert curves is not None, "a page has curves"
-    before = outlook_section(outlook.figures())
-    write_curves(path, asked.config.data.path, curves, outlook.setting["slots"], before)
+    before = outlook_section(forecast.figures())
+    write_curves(path, asked.config.data.path, curves, forecast.setting["slots"], before)
 
 
-def parts_table(outlook: Outlook) -> Table:
+def parts_table(forecast: Forecast) -> Table:
     """Bytes of every tier."""
-    setting = outlook.setting
+    setting = forecast.setting
     title = f"{setting['model']} on {setting['data']}: {setting['rows']:,} rows of {setting['record_bytes']} bytes"
     table = Table(title=title, title_justify="left")
     for heading, justify in (("tier", "left"), ("what", "left"), ("bytes", "right"), ("", "left")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for tier in ("device", "memory", "ssd"):
-        parts = [part for part in outlook.parts if part.tier == tier]
+        parts = [part for part in forecast.parts if part.tier == tier]
         for number, part in enumerate(parts):
             table.add_row(
                 tier if not number else "", part.name, in_words(part.num_bytes), "exact" if part.exact else "estimate"
             )
         if parts:
-            table.add_row("", "in all", in_words(outlook.bytes_of(tier)), "", style="bold", end_section=True)
+            table.add_row("", "in all", in_words(forecast.bytes_of(tier)), "", style="bold", end_section=True)
     return table
 
 
-def outlook_text(outlook: Outlook) -> str:
+def outlook_text(forecast: Forecast) -> str:
     """Traffic and speed, in a few lines."""
-    return "\n".join([*_traffic_lines(outlook), *_speed_lines(outlook), *outlook.notes])
+    return "\n".join([*_traffic_lines(forecast), *_speed_lines(forecast), *forecast.notes])
 
 
-def _traffic_lines(outlook: Outlook) -> list[str]:
-    traffic = outlook.traffic
+def _traffic_lines(forecast: Forecast) -> list[str]:
+    traffic = forecast.traffic
     if traffic is None:
-        return [] if outlook.problems else ["every row is on the device: nothing is moved"]
+        return [] if forecast.problems else ["every row is on the device: nothing is moved"]
     lines = [
-        f"cache: {outlook.setting['slots']:,} slots hit {100 * traffic.hit_rate:.2f} % of the distinct rows of a window, "
+        f"cache: {forecast.setting['slots']:,} slots hit {100 * traffic.hit_rate:.2f} % of the distinct rows of a window, "
         f"{100 * traffic.lookup_hit_rate:.2f} % of the lookups",
-        _cache_bytes(outlook),
+        _cache_bytes(forecast),
         f"a step: {traffic.misses:,.0f} rows missed, {traffic.created:,.0f} of them new; "
-        f"{in_words(outlook.bytes_in)} to the device, {in_words(outlook.bytes_out)} back",
+        f"{in_words(forecast.bytes_in)} to the device, {in_words(forecast.bytes_out)} back",
     ]
     if traffic.memory_hit_rate is not None:
         lines.append(
             f"memory: has {100 * traffic.memory_hit_rate:.1f} % of the rows requested below the device; ssd: "
-            f"{in_words(traffic.from_ssd * outlook.record)} read and {in_words(traffic.to_ssd * outlook.record)} written a step"
+            f"{in_words(traffic.from_ssd * forecast.record)} read and "
+            f"{in_words(traffic.to_ssd * forecast.record)} written a step"
         )
-    if outlook.wires is not None:
-        wires = outlook.wires
+    if forecast.wires is not None:
+        wires = forecast.wires
         lines.append(
             f"network: a rank sends {in_words(wires.in_node)} in the node and {in_words(wires.across)} across nodes a step; "
             f"{1e3 * wires.seconds:.2f} ms of it are waited for (projected)"
@@ -189,21 +190,21 @@ def _traffic_lines(outlook: Outlook) -> list[str]:
     return lines
 
 
-def _cache_bytes(outlook: Outlook) -> str:
+def _cache_bytes(forecast: Forecast) -> str:
     """Rows and index apart; and what no cache would take, where that is less."""
     rows, index = (
-        sum(part.num_bytes for part in outlook.parts if part.name == name)
+        sum(part.num_bytes for part in forecast.parts if part.name == name)
         for name in ("rows in the cache", "index of the cache")
     )
     text = f"cache: {in_words(rows)} of rows, {in_words(index)} of index for them and for the batches ahead"
-    whole = outlook.setting["rows"] // outlook.setting["world"] * outlook.record
+    whole = forecast.setting["rows"] // forecast.setting["world"] * forecast.record
     if whole and rows + index > whole:
         text += f"; all rows without a cache take less, {in_words(whole)}: leave out --cache or --hbm"
     return text
 
 
-def _speed_lines(outlook: Outlook) -> list[str]:
-    speed = outlook.speed
+def _speed_lines(forecast: Forecast) -> list[str]:
+    speed = forecast.speed
     if speed is None:
         return []
     stages = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in speed.stages.items())
@@ -213,7 +214,7 @@ def _speed_lines(outlook: Outlook) -> list[str]:
     ]
 
 
-def change_table(name: str, found: list[tuple[str, Outlook]]) -> Table:
+def change_table(name: str, found: list[tuple[str, Forecast]]) -> Table:
     """One line for each value; 80 columns are enough. Rows missed and bytes moved are those of a step."""
     table = Table(
         title=f"what if {name} were (rows missed and bytes moved: of a step)",
@@ -239,7 +240,7 @@ def change_table(name: str, found: list[tuple[str, Outlook]]) -> Table:
     return table
 
 
-def unfit_text(name: str, found: list[tuple[str, Outlook]]) -> str:
+def unfit_text(name: str, found: list[tuple[str, Forecast]]) -> str:
     """Why some values do not fit; "" where all do."""
     told = [f"{name}={value} does not fit, because {problem}" for value, one in found for problem in one.problems]
     return "\n".join(told)

@@ -17,8 +17,8 @@ from hotbed.errors import ConfigError, HotbedError
 if TYPE_CHECKING:
     from hotbed.data.prepare.parse import Progress
     from hotbed.data.prepare.prepare import PrepareReport
-    from hotbed.data.prepare.ranks import Crew
-    from hotbed.host.compiling import Compiled
+    from hotbed.data.prepare.ranks import PrepareRanks
+    from hotbed.host.compiling import CompileReport
 
 
 def prepare_command(
@@ -135,11 +135,11 @@ def prepare_command(
     that see the same files and the same DIR; --memory and --workers are those of one rank.
     """
     from hotbed.data.prepare.prepare import prepare
-    from hotbed.data.prepare.ranks import Crew
+    from hotbed.data.prepare.ranks import PrepareRanks
 
     crew = None
     try:
-        crew = Crew.from_environment()
+        crew = PrepareRanks.from_environment()
         with _progress_bar(crew.rank == 0) as progress, told_of_compiling(crew.rank > 0) as compiled:
             report = prepare(
                 raw,
@@ -175,7 +175,7 @@ def prepare_command(
         _show(report, compiled)
 
 
-def _kept(out_dir: Path, crew: Crew | None) -> str:
+def _kept(out_dir: Path, crew: PrepareRanks | None) -> str:
     """What to say of work that an error leaves."""
     work = out_dir.parent / f".{out_dir.name}.partial"
     try:
@@ -271,7 +271,7 @@ def _show_collisions(report: PrepareReport) -> None:
             )
 
 
-def _show(report: PrepareReport, compiled: Compiled) -> None:
+def _show(report: PrepareReport, compiled: CompileReport) -> None:
     from rich.table import Table
 
     schema = report.schema

@@ -87,10 +87,10 @@ class PlainLines:
         self._last = float("-inf")
 
     def begin(self, progress: Position, total_steps: int) -> None:
-        from hotbed.host.compiling import Compiled
+        from hotbed.host.compiling import CompileReport
 
         self._total, self._first_step, self._began = total_steps, progress.step, time.monotonic()
-        self._compiled = Compiled()
+        self._compiled = CompileReport()
 
     def step(self, progress: Position) -> None:
         """A step alone is not worth a line."""
@@ -143,7 +143,7 @@ def watcher(console: Console) -> LiveBar | PlainLines:
     return LiveBar(console) if console.is_terminal else PlainLines(console)
 
 
-class Watching(NamedTuple):
+class WatchOptions(NamedTuple):
     """What was asked for."""
 
     metrics_port: int | None = None
@@ -178,7 +178,7 @@ class Watchers(NamedTuple):
 
 
 @contextmanager
-def opened(asked: Watching, say: Callable[[str], None]) -> Iterator[Watchers]:
+def opened(asked: WatchOptions, say: Callable[[str], None]) -> Iterator[Watchers]:
     """The port is taken before anything is built, and freed however the run ends."""
     if asked.metrics_port is None and asked.trace is None:
         yield Watchers()

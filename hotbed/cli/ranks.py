@@ -24,7 +24,7 @@ import typer
 from hotbed.errors import HotbedError, RankError
 
 if TYPE_CHECKING:
-    from hotbed.parallel.world import Pulse, World
+    from hotbed.parallel.world import Heartbeat, World
 
 _STARTING = 300.0  # seconds for which ranks wait for each other until the settings say how long
 _AFTER = 1.2, 30.0  # torch's own time-out comes later: it cannot say which rank is missing
@@ -46,7 +46,7 @@ class Ranks:
         self.size, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        self.pulse: Pulse | None = None
+        self.pulse: Heartbeat | None = None
         self._store: Any = None
         self._lasting: Any = None  # outlives a restart
         if self.size > 1:
@@ -58,7 +58,7 @@ class Ranks:
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
-        from hotbed.parallel.world import Pulse
+        from hotbed.parallel.world import Heartbeat
 
         wait = timedelta(seconds=_STARTING)
         met, _, _ = next(rendezvous("env://", timeout=wait))
@@ -66,7 +66,7 @@ class Ranks:
             f"hotbed-attempt-{self.attempt}", met
         )  # torchrun's store remembers the ranks before a restart
         self._lasting = _lasting_store(wait)
-        self.pulse = Pulse(PrefixStore(str(self.attempt), self._lasting), self.rank, self.size, _STARTING)
+        self.pulse = Heartbeat(PrefixStore(str(self.attempt), self._lasting), self.rank, self.size, _STARTING)
 
     def connect(self, device: str, timeout: float) -> World:
         """The process groups; `device` as the settings say it."""

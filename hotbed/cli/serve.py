@@ -55,9 +55,9 @@ def serve_command(
     with waiting("loading the model"):
         from hotbed.host.memory import parse_bytes
         from hotbed.serve.limits import Limits
-        from hotbed.serve.server import Address, Holding, serve
+        from hotbed.serve.server import Address, ModelStorage, serve
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     limits = Limits(parse_bytes(max_body, "--max-body"), max_candidates, max_in_flight, time_limit)
     with told_of_compiling():
-        serve(model, Address(host, port), Holding(memory, scratch, threads, poll, mapped), limits)
+        serve(model, Address(host, port), ModelStorage(memory, scratch, threads, poll, mapped), limits)

@@ -21,8 +21,8 @@ from hotbed.run.config import POLICIES, raise_problems
 if TYPE_CHECKING:
     from hotbed.cache import CacheCounts
     from hotbed.forecast.curves import Curves
-    from hotbed.forecast.id_file import Given
-    from hotbed.forecast.replay import Ahead, Replay
+    from hotbed.forecast.id_file import TraceSource
+    from hotbed.forecast.replay import LookAhead, Replay
     from hotbed.forecast.trace import Trace
 
 _SETTINGS = {
@@ -101,7 +101,7 @@ def simulate_command(
     }
     options |= from_sets(sets)
     shares, policies = _read_lists(options["cache"], options["policy"])
-    from hotbed.forecast.replay import Ahead
+    from hotbed.forecast.replay import LookAhead
 
     source = _Source(data, options["batch_size"], max_batches, split, options["shuffle"], options["seed"])
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
@@ -110,7 +110,7 @@ def simulate_command(
         given = source.read(lambda done, total: bar.update(reading, completed=done, total=total))
         sizes, refused = _fitting(given.trace, shares)
         running = bar.add_task("simulating", total=len(sizes) * len(policies) * given.trace.num_batches)
-        asked = _Asked(given, policies, Ahead(options["window"], options["look_ahead"]))
+        asked = _SimulationRequest(given, policies, LookAhead(options["window"], options["look_ahead"]))
         outcomes = asked.run(sizes, lambda done: bar.update(running, completed=done))
         curves = asked.curves(outcomes, tables=html is not None or as_json) if curve or html is not None else None
     for message in refused:
@@ -222,7 +222,7 @@ class _Source:
     shuffle: bool
     seed: int
 
-    def read(self, progress: Callable[[int, int], None]) -> Given:
+    def read(self, progress: Callable[[int, int], None]) -> TraceSource:
         from hotbed.forecast.id_file import check_suffix, from_dataset, from_file
 
         path = Path(self.name)
@@ -241,12 +241,12 @@ class _Source:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _SimulationRequest:
     """What every cache is run with."""
 
-    given: Given
+    given: TraceSource
     policies: list[str]
-    ahead: Ahead
+    ahead: LookAhead
 
     @cached_property
     def replay(self) -> Replay:

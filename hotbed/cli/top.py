@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hotbed.cli.console import err, out
-from hotbed.cli.top_state import FINISHED, RUNNING, Evaluated, Source, State, runs_below, source_of
+from hotbed.cli.top_state import FINISHED, RUNNING, Source, SplitEvaluation, State, runs_below, source_of
 from hotbed.errors import RunError
 from hotbed.report.formats import compact, count, decimal, duration, milliseconds, percent, significant, size
 from hotbed.run.folder import is_training
@@ -165,7 +165,7 @@ def _split(state: State, split: str) -> str:
     return f"{said}; best AUC {decimal(best.auc)} {_after(best)}{kept}"
 
 
-def _after(evaluated: Evaluated) -> str:
+def _after(evaluated: SplitEvaluation) -> str:
     epoch = f" (epoch {count(evaluated.epoch)})" if math.isfinite(evaluated.epoch) else ""
     return f"after step {count(evaluated.step)}{epoch}"
 

@@ -29,7 +29,7 @@ _SAMPLE = re.compile(r'hotbed_([a-z]+|device_times)_(\w+?)(?:\{(?:split|table)="
 _GROUPS = ("device_times", "train", "eval", "times", "memory", "cache", "tiers", "ids")
 
 
-class Evaluated(NamedTuple):
+class SplitEvaluation(NamedTuple):
     """A split, as some step left the weights."""
 
     auc: float
@@ -54,8 +54,8 @@ class State:
     numbers: dict[str, float] = field(default_factory=dict)  # newest of every path
     losses: list[float] = field(default_factory=list)
     seconds_left: float = math.nan
-    newest: dict[str, Evaluated] = field(default_factory=dict)  # of every split; of an endpoint it is not known
-    best: dict[str, Evaluated] = field(default_factory=dict)
+    newest: dict[str, SplitEvaluation] = field(default_factory=dict)  # of every split; of an endpoint it is not known
+    best: dict[str, SplitEvaluation] = field(default_factory=dict)
     kept_step: float = math.nan  # whose weights the model has, once the run has ended
 
     def get(self, path: str) -> float:
@@ -85,8 +85,8 @@ class Folder:
         self._last: dict[str, Any] = {}
         self._times: deque[tuple[float, float]] = deque(maxlen=KEPT)  # step, seconds
         self._losses: deque[float] = deque(maxlen=KEPT)
-        self._newest: dict[str, Evaluated] = {}
-        self._best: dict[str, Evaluated] = {}
+        self._newest: dict[str, SplitEvaluation] = {}
+        self._best: dict[str, SplitEvaluation] = {}
         if not (path / "config.json").is_file():
             raise RunError(
                 f"{path} is not a run folder: it has no config.json. Give the folder of `hotbed train --out`."
@@ -141,7 +141,10 @@ class Folder:
                 if math.isfinite(loss := number(record.get("loss"))):
                     self._losses.append(loss)
             elif record["kind"] == "eval":
-                split, found = record["split"], Evaluated(*(number(record.get(name)) for name in Evaluated._fields))
+                split, found = (
+                    record["split"],
+                    SplitEvaluation(*(number(record.get(name)) for name in SplitEvaluation._fields)),
+                )
                 self._newest[split] = found
                 if split not in self._best or not found.auc <= self._best[split].auc:
                     self._best[split] = found

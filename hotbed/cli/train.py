@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from hotbed.cli.console import compiled_text, err, out, told_of_compiling, waiting
-from hotbed.cli.options import CacheBytes, CachePolicy, CacheShare, HostMemory, ModelName, RunDevice, TrainData
-from hotbed.cli.progress import Warnings, Watching, opened, watcher
-from hotbed.cli.ranks import Ranks, Start, joined
-from hotbed.cli.settings import cache_flags, open_dataset, read_config, resumed_config
-from hotbed.cli.told import (
+from hotbed.cli.messages import (
     as_run_file,
     foretell,
     next_commands,
@@ -26,10 +22,14 @@ from hotbed.cli.told import (
     told_of_ways,
     warn_of_few_steps,
 )
+from hotbed.cli.options import CacheBytes, CachePolicy, CacheShare, HostMemory, ModelName, RunDevice, TrainData
+from hotbed.cli.progress import Warnings, WatchOptions, opened, watcher
+from hotbed.cli.ranks import Ranks, Start, joined
+from hotbed.cli.settings import cache_flags, open_dataset, read_config, resumed_config
 
 if TYPE_CHECKING:
     from hotbed.data.dataset import Dataset
-    from hotbed.host.compiling import Compiled
+    from hotbed.host.compiling import CompileReport
     from hotbed.parallel.world import World
     from hotbed.run.config import RunConfig
     from hotbed.telemetry.observer import Observer
@@ -141,32 +141,32 @@ def train_command(
     if show:
         typer.echo(as_run_file(read_config(run_file, given, sets)), nl=False)
         return
-    watching = Watching(metrics_port, metrics_host, trace, trace_steps)
+    watching = WatchOptions(metrics_port, metrics_host, trace, trace_steps)
     watching.check()
     with joined() as ranks:
         if resume is None:
             asked = None if folder is None else Start(folder, overwrite=overwrite)
             config = read_config(run_file, given, sets)
-            manner = Manner(quiet, warm_start, forecast, watching, watch_rows)
+            manner = StartOptions(quiet, warm_start, forecast, watching, watch_rows)
         else:
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
-            manner = Manner(quiet, watching=watching, rows=watch_rows)
+            manner = StartOptions(quiet, watching=watching, rows=watch_rows)
             config, asked = resumed_config(resume, given, sets, refused), Start(resume, resume=True)
         with told_of_compiling(quiet or ranks.rank > 0) as compiled:
             _train(config, asked, ranks, manner, compiled)
 
 
-class Manner(NamedTuple):
+class StartOptions(NamedTuple):
     """How a run is started and watched."""
 
     quiet: bool
     source: Path | None = None
     forecast: bool = False
-    watching: Watching = Watching()
+    watching: WatchOptions = WatchOptions()
     rows: str | None = None  # that are watched
 
 
-def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner, compiled: Compiled) -> None:
+def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: StartOptions, compiled: CompileReport) -> None:
     from hotbed.data.dataset import describe
     from hotbed.run.files import write_text
     from hotbed.run.folder import alone, default_run, find_data_or_say, make_run, read_json
@@ -182,7 +182,7 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: Manner,
     data = find_data_or_say(config.data.path, run_folder) if start.resume else config.data.path
     dataset = _dataset(data, ranks, world)
     compare(config, dataset.fingerprint, world)
-    wanted = manner.watching if world.is_first else Watching()
+    wanted = manner.watching if world.is_first else WatchOptions()
     with alone(run_folder) if world.is_first else nullcontext(), opened(wanted, _say) as watchers:
         with nullcontext() if quiet else waiting("building tables and model"):
             world.stage("building tables and model", alone=True)
@@ -277,7 +277,7 @@ def _refuse_finished(training: Training) -> None:
     )
 
 
-def _run(built: Built, quiet: bool, compiled: Compiled) -> None:
+def _run(built: Built, quiet: bool, compiled: CompileReport) -> None:
     from hotbed.errors import HotbedError, RunError
     from hotbed.report import write_report
     from hotbed.train.run import run

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hotbed.tables.module import EmbeddingTables
     from hotbed.train.build import Built
     from hotbed.types import Batch
-    from hotbed.verify import Step, Verdict, Way
+    from hotbed.verify import Step, TwinStorage, Verdict
 
 
 def verify_command(
@@ -193,8 +193,8 @@ class _Twins:
         return build(config, self._dataset, self._folder / "run", (), self._world)
 
 
-def _ways(config: RunConfig, twins: _Twins, batches: list[Batch], folder: Path) -> list[Way]:
-    from hotbed.verify import Way
+def _ways(config: RunConfig, twins: _Twins, batches: list[Batch], folder: Path) -> list[TwinStorage]:
+    from hotbed.verify import TwinStorage
 
     tables = config.tables
     where: dict[str, Any] = {"cache": tables.cache, "hbm": tables.hbm}
@@ -204,9 +204,9 @@ def _ways(config: RunConfig, twins: _Twins, batches: list[Batch], folder: Path) 
     window, look_ahead = tables.window or None, tables.look_ahead or None
     tiers = {**where, "memory": memory, "ssd": ssd}
     return [
-        Way("cached, on demand", where, ahead=False),
-        Way("cached, prefetched", where, window=window, look_ahead=look_ahead),
-        Way("memory and ssd below, prefetched", tiers, window=window, look_ahead=look_ahead),
+        TwinStorage("cached, on demand", where, ahead=False),
+        TwinStorage("cached, prefetched", where, window=window, look_ahead=look_ahead),
+        TwinStorage("memory and ssd below, prefetched", tiers, window=window, look_ahead=look_ahead),
     ]
 
 

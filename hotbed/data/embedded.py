@@ -37,7 +37,7 @@ CACHE_VARIABLE = "HOTBED_CACHE"
 Progress = Callable[[int, int], None]  # rows done, rows in all
 
 
-class Embedded(NamedTuple):
+class EmbeddedDataset(NamedTuple):
     """A dataset that can be named."""
 
     name: str
@@ -47,10 +47,10 @@ class Embedded(NamedTuple):
 
 EMBEDDED = (
     *(
-        Embedded(shape.name, f"generated: {shape.summary}; {shape.name}:N for N train rows", "none")
+        EmbeddedDataset(shape.name, f"generated: {shape.summary}; {shape.name}:N for N train rows", "none")
         for shape in SHAPES.values()
     ),
-    Embedded("adult", "UCI Adult census income, real, 48,842 rows", "CC BY 4.0, B. Becker and R. Kohavi, UCI"),
+    EmbeddedDataset("adult", "UCI Adult census income, real, 48,842 rows", "CC BY 4.0, B. Becker and R. Kohavi, UCI"),
 )
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from hotbed.data.encoded import Encoded, encode, raw_column
+from hotbed.data.encoded import EncodedRows, encode, raw_column
 from hotbed.data.formats import Chunk, Format, guess_format, open_format
 from hotbed.data.formats.parquet import stored_types
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
@@ -117,7 +117,7 @@ class RawReader:
                 "was spelled there cannot be known. Write it as the same text, or score a file such as the training data was."
             )
 
-    def _encode(self, chunk: Chunk, path: Path) -> Encoded:
+    def _encode(self, chunk: Chunk, path: Path) -> EncodedRows:
         schema = self.schema
         absent = [name for name in dict.fromkeys(self._wanted) if name not in chunk.columns]
         if absent:
@@ -136,7 +136,7 @@ class RawReader:
             )
         return encode(chunk, label, schema.dense, schema.features)
 
-    def _batch(self, encoded: Encoded, start: int, stop: int) -> Batch:
+    def _batch(self, encoded: EncodedRows, start: int, stop: int) -> Batch:
         schema = self.schema
         dense = [standardise(values[start:stop], spec) for values, spec in zip(encoded.dense, schema.dense)]
         single: list[np.ndarray] = []

@@ -19,7 +19,7 @@ from hotbed.data.values import Bags, LabelReader, read_dense, read_ids
 BUCKET_SUFFIX = "_bucket"  # the id feature made of integer column I1 is I1_bucket
 
 
-class Encoded(NamedTuple):
+class EncodedRows(NamedTuple):
     """The good rows of a chunk; ids are 64-bit and numbers not yet standardised."""
 
     labels: np.ndarray  # float32 [n]
@@ -41,7 +41,7 @@ def encode(
     dense: Sequence[DenseColumn],
     features: Sequence[IdFeature],
     time: TimeColumn | None = None,
-) -> Encoded:
+) -> EncodedRows:
     """Read every column of a chunk; rows with a value that cannot be read are left out. No label reader: NaN labels."""
     n = len(chunk.lines)
     columns = chunk.columns
@@ -57,7 +57,7 @@ def encode(
         labels, lines = labels[keep], lines[keep]
         numbers, ids = [values[keep] for values in numbers], [take_rows(values, keep) for values in ids]
         times = None if times is None else times[keep]
-    return Encoded(labels, numbers, ids, lines, bad, times)
+    return EncodedRows(labels, numbers, ids, lines, bad, times)
 
 
 def take_rows(values: np.ndarray | Bags, keep: np.ndarray) -> np.ndarray | Bags:

@@ -14,7 +14,7 @@ from hotbed.data.formats.chunk import (
     Column,
     Faults,
     Floats,
-    Hashed,
+    HashedText,
     Instants,
     Integers,
     Lists,
@@ -66,7 +66,7 @@ class LabelReader:
 
     def read(self, column: Column, faults: Faults) -> np.ndarray:
         """Float32 [n]; a label that cannot be read is a fault (NaN where labels are optional and it is missing)."""
-        if isinstance(column, Lists | Hashed | Instants):
+        if isinstance(column, Lists | HashedText | Instants):
             raise FormatError(f"label column {self.name} holds lists; it must hold one value per row.")
         if self.positive is None and isinstance(column, Text) and _one_digit(column):
             plain: np.ndarray = (column.data[column.starts] - ord("0")).astype(np.float32)
@@ -138,7 +138,7 @@ def _string(column: Scalar, row: int) -> str:
 
 def read_dense(column: Column, spec: DenseColumn, faults: Faults) -> np.ndarray:
     """Float64 [n]: transformed, missing values 0, not yet shifted and scaled."""
-    if isinstance(column, Lists | Hashed | Instants):
+    if isinstance(column, Lists | HashedText | Instants):
         raise FormatError(f"number column {spec.name} holds lists; it must hold one number per row.")
     if spec.transform == "log" and isinstance(column, Integers):
         return _log_integers(column)
@@ -188,7 +188,7 @@ def read_ids(column: Column, feature: IdFeature, faults: Faults) -> np.ndarray |
     if not feature.multi:
         if isinstance(column, Lists | Instants):
             raise FormatError(f"column {feature.name} holds lists where one id per row is expected.")
-        if isinstance(column, Hashed):
+        if isinstance(column, HashedText):
             return column.ids
         return _scalar_ids(column, feature, faults)
     if isinstance(column, Text) and feature.separator:

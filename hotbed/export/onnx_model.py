@@ -48,7 +48,7 @@ def write_onnx(path: Path, model: Model) -> None:
     check_packages()
     import onnx
 
-    whole = Scored(model).eval()
+    whole = ProbabilityModel(model).eval()
     example = _inputs(model, 3)
     batch = torch.export.Dim("batch", min=1)
     with _quiet():
@@ -71,7 +71,7 @@ def write_onnx(path: Path, model: Model) -> None:
     compare(path, whole, model)
 
 
-class Scored(nn.Module):
+class ProbabilityModel(nn.Module):
     """The model with its probability beside the logit."""
 
     def __init__(self, model: Model) -> None:

@@ -52,7 +52,7 @@ class Piece(NamedTuple):
     """Some rows of an export."""
 
     ids: Ints
-    rows: Stored
+    rows: StoredRows
 
 
 class ModelRows:
@@ -161,14 +161,14 @@ def _write_parquet(path: Path, rows: ModelRows, precision: Precision, report: Re
             report(len(ids))
 
 
-class Stored(NamedTuple):
+class StoredRows(NamedTuple):
     """Rows as an export holds them."""
 
     weight: NDArray[Any]  # [n, D]
     scale: Floats | None  # [n], of int8
 
 
-def stored(rows: Floats, precision: Precision, table: str, ids: NDArray[np.int64]) -> Stored:
+def stored(rows: Floats, precision: Precision, table: str, ids: NDArray[np.int64]) -> StoredRows:
     """The rows [n, D] of these ids [n]; a RunError names the first that the precision cannot hold."""
     size = np.abs(rows).max(axis=1, initial=0.0)
     if not np.isfinite(size).all():
@@ -178,7 +178,7 @@ def stored(rows: Floats, precision: Precision, table: str, ids: NDArray[np.int64
             "used for scoring; the model has diverged in training. Export an earlier checkpoint."
         )
     if precision == "fp32":
-        return Stored(rows, None)
+        return StoredRows(rows, None)
     if precision == "fp16":
         half = rows.astype(np.float16) if size.max(initial=0.0) < 65520 else None  # from there on it rounds to infinity
         if half is None:
@@ -187,10 +187,10 @@ def stored(rows: Floats, precision: Precision, table: str, ids: NDArray[np.int64
                 f"table {table!r}: the row of id {ids[at]} holds a number of size {size[at]:g}, and fp16 ends at 65504. "
                 "Export with --precision fp32, or int8, which has a scale for every row."
             )
-        return Stored(half, None)
+        return StoredRows(half, None)
     scale = np.where(size < _LEAST, np.float32(0.0), size / np.float32(_MOST)).astype(np.float32)
     divisor = np.where(scale == 0, np.float32(np.inf), scale)
-    return Stored(np.rint(rows / divisor[:, None]).clip(-_MOST, _MOST).astype(np.int8), scale)
+    return StoredRows(np.rint(rows / divisor[:, None]).clip(-_MOST, _MOST).astype(np.int8), scale)
 
 
 class Heat(NamedTuple):

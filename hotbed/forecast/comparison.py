@@ -15,9 +15,9 @@ import torch
 
 from hotbed.errors import HotbedError
 from hotbed.forecast.curves import lru_curve
-from hotbed.forecast.forecast import Outlook, look_out
+from hotbed.forecast.forecast import Forecast, make_forecast
 from hotbed.forecast.memory import WORKSPACE
-from hotbed.forecast.request import QUICK_LOOKUPS, Asked
+from hotbed.forecast.request import QUICK_LOOKUPS, ForecastRequest
 from hotbed.host.atomic import write_file
 
 FILE = "forecast.json"
@@ -43,23 +43,23 @@ class Pair(NamedTuple):
         return self.truth / self.forecast - 1 if self.forecast else None
 
 
-def quick_outlook(asked: Asked) -> Outlook | None:
+def quick_outlook(asked: ForecastRequest) -> Forecast | None:
     """For a run that is about to start: nothing is measured, little is simulated; None where no forecast can be made."""
     with suppress(HotbedError), torch.random.fork_rng(devices=[]):
-        return look_out(_quick(asked))
+        return make_forecast(_quick(asked))
     return None
 
 
-def _quick(asked: Asked) -> Asked:
-    return Asked(asked.config, asked.dataset, asked.world, "known", QUICK_LOOKUPS, asked.shared)
+def _quick(asked: ForecastRequest) -> ForecastRequest:
+    return ForecastRequest(asked.config, asked.dataset, asked.world, "known", QUICK_LOOKUPS, asked.shared)
 
 
-def write_forecast(folder: Path, outlook: Outlook) -> None:
+def write_forecast(folder: Path, forecast: Forecast) -> None:
     """When the run starts."""
-    _write(folder, {"forecast": outlook.figures()})
+    _write(folder, {"forecast": forecast.figures()})
 
 
-def write_misses(folder: Path, asked: Asked) -> None:
+def write_misses(folder: Path, asked: ForecastRequest) -> None:
     """Beside the forecast: misses of the batches simulated, with a cache of every size under LRU."""
     with suppress(HotbedError):
         curve = lru_curve(_quick(asked).replay.trace, "lru", MISS_ENTRIES)

@@ -20,9 +20,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hotbed.forecast.id_file import Given
+from hotbed.forecast.id_file import TraceSource
 from hotbed.forecast.optimum import optimum
-from hotbed.forecast.replay import AUTOMATIC, Ahead, Replay
+from hotbed.forecast.replay import AUTOMATIC, LookAhead, Replay
 from hotbed.forecast.trace import Trace
 
 Ints = NDArray[np.int64]
@@ -64,10 +64,10 @@ class Curves(NamedTuple):
 
 
 def curves_of(
-    given: Given,
+    given: TraceSource,
     replay: Replay,
     policies: Sequence[str],
-    ahead: Ahead = AUTOMATIC,
+    ahead: LookAhead = AUTOMATIC,
     between: tuple[int, int] | None = None,
     *,
     tables: bool,
@@ -126,7 +126,7 @@ def table_curves(
 
 
 def policy_points(
-    replay: Replay, policy: str, sizes: Sequence[int], ahead: Ahead = AUTOMATIC, hot: dict[int, Ints] | None = None
+    replay: Replay, policy: str, sizes: Sequence[int], ahead: LookAhead = AUTOMATIC, hot: dict[int, Ints] | None = None
 ) -> Curve:
     """Of a policy, simulated at these sizes; `hot` are the keys that a static cache of each size is told to keep.
 
@@ -149,13 +149,13 @@ def sizes_between(least: int, most: int, count: int) -> list[int]:
     return [int(size) for size in np.unique(np.rint(np.geomspace(max(least, 1), max(least, most, 1), count)))]
 
 
-class _Followed(NamedTuple):
+class _TrackedRows(NamedTuple):
     distances: Ints  # of the entries followed, in rows followed
     times: NDArray[np.int32]
     num_rows: float  # of all
 
 
-def _followed(trace: Trace, hashed: Floats | None, low: float, high: float) -> _Followed:
+def _followed(trace: Trace, hashed: Floats | None, low: float, high: float) -> _TrackedRows:
     """Stack distances of the rows whose hash is in a range."""
     keys, times, offsets = trace.keys, trace.counts, trace.offsets
     if hashed is not None:
@@ -165,10 +165,10 @@ def _followed(trace: Trace, hashed: Floats | None, low: float, high: float) -> _
     distinct, place = np.unique(keys, return_inverse=True)
     distances = np.empty(keys.shape[0], dtype=np.int64)
     _distances(place.astype(np.int64), offsets, distinct.shape[0], distances)
-    return _Followed(distances, times, distinct.shape[0] / (high - low))
+    return _TrackedRows(distances, times, distinct.shape[0] / (high - low))
 
 
-def _ratios(trace: Trace, found: _Followed, share: float, sizes: Floats) -> tuple[Floats, Floats]:
+def _ratios(trace: Trace, found: _TrackedRows, share: float, sizes: Floats) -> tuple[Floats, Floats]:
     """Miss ratios at sizes. Entries that the sample has too few or too many of are taken as the hottest (SHARDS-adj)."""
     ratios = []
     for weights, total in ((np.ones_like(found.times), trace.keys.shape[0]), (found.times, trace.num_lookups)):

@@ -18,19 +18,19 @@ from hotbed.forecast import memory
 from hotbed.forecast.calibrate import CALIBRATED_AHEAD, Calibration, calibrate, is_cached, known_calibration
 from hotbed.forecast.measure import plan_seconds, ssd_problems, ssd_speed
 from hotbed.forecast.memory import Part, Shape
-from hotbed.forecast.request import Asked
+from hotbed.forecast.request import ForecastRequest
 from hotbed.forecast.speed import Job, Speed, speed_of
 from hotbed.forecast.step_time import Wires, wires_of
 from hotbed.forecast.traffic import Traffic, together, watch, with_memory
 from hotbed.host.devices import pick_device
 from hotbed.run.config import RunConfig
 from hotbed.sizing.budget import SSD_BYTES_PER_KEY, Room, rooms_of
-from hotbed.sizing.fit import Counted, model_problems, table_problems, too_small
+from hotbed.sizing.fit import BatchSample, model_problems, table_problems, too_small
 from hotbed.store import tiered
 from hotbed.train.build import model_of
 
 
-class Outlook(NamedTuple):
+class Forecast(NamedTuple):
     """What a run will take."""
 
     setting: dict[str, Any]
@@ -79,7 +79,7 @@ class Outlook(NamedTuple):
         }
 
 
-def look_out(asked: Asked) -> Outlook:
+def make_forecast(asked: ForecastRequest) -> Forecast:
     """Forecast one run. What does not fit is told in `problems`, with as much as is known all the same."""
     config, dataset = asked.config, asked.dataset
     _check_rows(config, dataset)
@@ -126,7 +126,7 @@ def look_out(asked: Asked) -> Outlook:
         "slots": num_slots, "record_bytes": asked.sketch.amounts.record, "hbm": config.tables.hbm,
         "cache": config.tables.cache, "memory": config.tables.memory, "ssd": config.tables.ssd,
     }  # fmt: skip
-    return Outlook(
+    return Forecast(
         setting, parts, traffic, asked.sketch.amounts.record, wires, speed, known, list(dict.fromkeys(problems)), notes
     )
 
@@ -142,7 +142,7 @@ def _check_rows(config: RunConfig, dataset: Dataset) -> None:
         raise ConfigError(f"{config.data.path} has no id features: there are no tables to plan for.")
 
 
-def _rooms(asked: Asked, device: torch.device) -> list[Room]:
+def _rooms(asked: ForecastRequest, device: torch.device) -> list[Room]:
     """Of every group of tables."""
     return rooms_of(asked.sketch.budgets, asked.sketch.amounts.groups, device.type)
 
@@ -156,9 +156,9 @@ def _together(rooms: list[Room]) -> Room | None:
     return rooms[0]._replace(num_slots=None if None in slots else sum(one or 0 for one in slots), place=place)
 
 
-def _too_small(asked: Asked, rooms: list[Room]) -> list[str]:
+def _too_small(asked: ForecastRequest, rooms: list[Room]) -> list[str]:
     """Caches that do not hold a batch."""
-    counted = Counted("train", asked.config.data.batch_size, asked.replay.trace.num_batches, asked.num_batches)
+    counted = BatchSample("train", asked.config.data.batch_size, asked.replay.trace.num_batches, asked.num_batches)
     return [
         str(
             too_small(
@@ -175,7 +175,7 @@ def _is_cache(room: Room) -> bool:
     return room.place.folder is not None and not room.place.memory_slots
 
 
-def _traffic(asked: Asked, number: int, room: Room) -> Traffic:
+def _traffic(asked: ForecastRequest, number: int, room: Room) -> Traffic:
     """Of one group."""
     course, seen, num_slots = asked.course, asked.seen[number], room.num_slots or 0
     traffic = watch(seen, num_slots, course)
@@ -188,7 +188,7 @@ def _traffic(asked: Asked, number: int, room: Room) -> Traffic:
     return with_memory(traffic, below)
 
 
-def _notes(traffic: Traffic, asked: Asked) -> list[str]:
+def _notes(traffic: Traffic, asked: ForecastRequest) -> list[str]:
     epoch = asked.num_batches
     notes = []
     if traffic.num_simulated < min(epoch, traffic.num_batches):
@@ -205,7 +205,7 @@ def _notes(traffic: Traffic, asked: Asked) -> list[str]:
     return notes
 
 
-def _shape(asked: Asked, is_needed: bool) -> Shape:
+def _shape(asked: ForecastRequest, is_needed: bool) -> Shape:
     config, schema = asked.config, asked.dataset.schema
     width = next(iter(asked.sketch.tables.values())).dim
     samples = -(-config.data.batch_size // asked.world)
@@ -218,7 +218,7 @@ def _shape(asked: Asked, is_needed: bool) -> Shape:
 
 
 def _parts(
-    asked: Asked, room: Room | None, traffic: Traffic | None, shape: Shape, dense: int, cuda: bool
+    asked: ForecastRequest, room: Room | None, traffic: Traffic | None, shape: Shape, dense: int, cuda: bool
 ) -> list[Part]:
     amounts, ahead = asked.sketch.amounts, asked.ahead
     parts = []
@@ -241,7 +241,7 @@ def _parts(
     return parts
 
 
-def _below(asked: Asked, room: Room) -> list[Part]:
+def _below(asked: ForecastRequest, room: Room) -> list[Part]:
     """Tiers under the cache, once every row that occurs was used."""
     amounts = asked.sketch.amounts
     used = min(amounts.rows, asked.sketch.most_used)
@@ -264,7 +264,7 @@ def _measured_parts(known: Calibration, shape: Shape, dense: int) -> list[Part]:
     return [Part("device", memory.WORKSPACE, max(0.0, known.peak_bytes - there), False)]
 
 
-def _calibration(asked: Asked) -> Calibration | None:
+def _calibration(asked: ForecastRequest) -> Calibration | None:
     """Of a rank, which has its part of the batch."""
     if asked.calibrate == "no":
         return None
@@ -279,7 +279,12 @@ def _calibration(asked: Asked) -> Calibration | None:
 
 
 def _job(
-    asked: Asked, traffic: Traffic | None, num_slots: int | None, shape: Shape, wires: Wires | None, cuda: bool
+    asked: ForecastRequest,
+    traffic: Traffic | None,
+    num_slots: int | None,
+    shape: Shape,
+    wires: Wires | None,
+    cuda: bool,
 ) -> Job:
     config = asked.config
     epoch = asked.num_batches
@@ -305,7 +310,7 @@ def _job(
     )
 
 
-def _planning(asked: Asked, traffic: Traffic, num_slots: int) -> float:
+def _planning(asked: ForecastRequest, traffic: Traffic, num_slots: int) -> float:
     """Measured at this size, with a batch of the run."""
     trace, tables = asked.replay.trace, asked.config.tables
     last = max(0, trace.num_batches - 2)

@@ -117,7 +117,7 @@ def check_suffix(path: Path) -> None:
         )
 
 
-class Given(NamedTuple):
+class TraceSource(NamedTuple):
     """What is simulated."""
 
     trace: Trace
@@ -126,18 +126,18 @@ class Given(NamedTuple):
     hot: Callable[[int], NDArray[np.int64]]  # number of slots -> keys that a static cache keeps
 
 
-def from_dataset(dataset: Dataset, **options: Any) -> Given:
+def from_dataset(dataset: Dataset, **options: Any) -> TraceSource:
     """The batches of a split; `options` are those of read_trace."""
     trace = read_trace(dataset, **options)
     rows = rows_of(dataset)
     ends = np.cumsum(rows).tolist()
-    return Given(trace, [one.name for one in dataset.schema.features], ends, lambda size: hot_keys(dataset, size))
+    return TraceSource(trace, [one.name for one in dataset.schema.features], ends, lambda size: hot_keys(dataset, size))
 
 
-def from_file(path: Path, batch_size: int, max_batches: int | None = None) -> Given:
+def from_file(path: Path, batch_size: int, max_batches: int | None = None) -> TraceSource:
     """The ids of a file; a static cache keeps those that occur most in it."""
     found = read_ids(path, batch_size, max_batches)
-    return Given(found.trace, found.features, found.ends, lambda size: hottest(found.trace, size))
+    return TraceSource(found.trace, found.features, found.ends, lambda size: hottest(found.trace, size))
 
 
 def hottest(trace: Trace, num_slots: int) -> NDArray[np.int64]:

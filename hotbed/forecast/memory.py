@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import nn
 
 from hotbed.cache import bounded_cells, look_far
-from hotbed.forecast.replay import Ahead
+from hotbed.forecast.replay import LookAhead
 from hotbed.pipeline.recorded import CELLS_FACTOR, CELLS_PER_KEY
 
 WORKSPACE = "workspace (measured)"  # the part that a calibration adds
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
     width: int  # of a vector
 
 
-def lane_cells(num_slots: int, shape: Shape, ahead: Ahead) -> float:
+def lane_cells(num_slots: int, shape: Shape, ahead: LookAhead) -> float:
     """Of the index on CUDA, where room for the keys ahead is made at once; on a CPU it is simulated (replay_kernels.py)."""
     if ahead.bounded:
         return bounded_cells(num_slots, "cuda")
@@ -62,7 +62,7 @@ def batch_bytes(shape: Shape) -> float:
     return 8 * shape.lookups + 4 * shape.samples * (shape.dense + 1)
 
 
-def batches_ahead(num_slots: int, shape: Shape, ahead: Ahead) -> int:
+def batches_ahead(num_slots: int, shape: Shape, ahead: LookAhead) -> int:
     """Batches that are on the device before their turn."""
     return look_far(int(shape.keys), num_slots, ahead.look_ahead, ahead.bounded)[1] + READ_AHEAD
 

@@ -100,7 +100,7 @@ class Cluster(NamedTuple):
         return self.nodes * self.local
 
 
-class Asked(NamedTuple):
+class RowDemand(NamedTuple):
     """Of all ranks, the own one too."""
 
     keys: float
@@ -119,19 +119,19 @@ class Group(NamedTuple):
         """Expected distinct keys of so many samples."""
         return sum(feature.distinct(num_samples) for feature in self.features)
 
-    def asked(self, world: int, batch: float, pooled: Pooled) -> Asked:
+    def asked(self, world: int, batch: float, pooled: Pooled) -> RowDemand:
         """Of each feature distinct rows, or parts of its bags, whichever moves fewer bytes."""
         found = []
         for feature in self.features:
             distinct = feature.distinct(batch)
-            rows = Asked(distinct, distinct)
-            parts = Asked(batch * feature.per_sample, batch * feature.parts(world))
+            rows = RowDemand(distinct, distinct)
+            parts = RowDemand(batch * feature.per_sample, batch * feature.parts(world))
             saves = pooled == "auto" and self.bytes_of(parts) < self.bytes_of(rows)
             is_bags = feature.per_sample != 1
             found.append(parts if is_bags and (saves or pooled == "always") else rows)
-        return Asked(sum(one.keys for one in found), sum(one.vectors for one in found))
+        return RowDemand(sum(one.keys for one in found), sum(one.vectors for one in found))
 
-    def bytes_of(self, asked: Asked) -> float:
+    def bytes_of(self, asked: RowDemand) -> float:
         """Keys there, vectors back, gradients there."""
         return asked.keys * self.key_bytes + 2 * asked.vectors * self.row_bytes
 
@@ -141,7 +141,7 @@ class Group(NamedTuple):
         return self.dim * self.value_bytes
 
 
-class Sent(NamedTuple):
+class SentBytes(NamedTuple):
     """Bytes that one rank hands to others."""
 
     in_node: float = 0.0
@@ -155,18 +155,18 @@ class Sent(NamedTuple):
 class Exchanges(NamedTuple):
     """Bytes that one rank sends in one step, by what they are."""
 
-    settling: Sent  # keys, and the numbers that say how much comes
-    rows: Sent
-    gradients: Sent
+    settling: SentBytes  # keys, and the numbers that say how much comes
+    rows: SentBytes
+    gradients: SentBytes
 
     @property
-    def total(self) -> Sent:
+    def total(self) -> SentBytes:
         return together(*self)
 
 
-def together(*parts: Sent) -> Sent:
+def together(*parts: SentBytes) -> SentBytes:
     """The sum of parts."""
-    return Sent(sum(part.in_node for part in parts), sum(part.across for part in parts))
+    return SentBytes(sum(part.in_node for part in parts), sum(part.across for part in parts))
 
 
 def sharded(cluster: Cluster, groups: Sequence[Group], batch: float, *, pooled: Pooled = "auto") -> Exchanges:
@@ -215,31 +215,31 @@ def plain(cluster: Cluster, groups: Sequence[Group], batch: float, *, pooled: bo
     return Exchanges(all_to_all(cluster, keys), all_to_all(cluster, rows), all_to_all(cluster, rows))
 
 
-def dense(cluster: Cluster, num_weights: int, k: int = 1, parts: int = 1) -> Sent:
+def dense(cluster: Cluster, num_weights: int, k: int = 1, parts: int = 1) -> SentBytes:
     """Dense weights, a step's part of a merge every k steps; `parts` is 3 where both moments are merged, 2 for one."""
-    return Sent(*(value / k for value in all_reduce(cluster, 4.0 * num_weights * parts)))
+    return SentBytes(*(value / k for value in all_reduce(cluster, 4.0 * num_weights * parts)))
 
 
-def all_to_all(cluster: Cluster, num_bytes: float) -> Sent:
+def all_to_all(cluster: Cluster, num_bytes: float) -> SentBytes:
     """Bytes for all ranks in equal parts, one of them the rank itself; two hops where the mesh has two axes."""
-    return Sent(num_bytes * _others(cluster.local), num_bytes * _others(cluster.nodes))
+    return SentBytes(num_bytes * _others(cluster.local), num_bytes * _others(cluster.nodes))
 
 
-def all_gather(cluster: Cluster, num_bytes: float) -> Sent:
+def all_gather(cluster: Cluster, num_bytes: float) -> SentBytes:
     """Bytes of each rank to all others: across nodes between peers first, then in the node."""
-    return Sent((cluster.local - 1) * cluster.nodes * num_bytes, (cluster.nodes - 1) * num_bytes)
+    return SentBytes((cluster.local - 1) * cluster.nodes * num_bytes, (cluster.nodes - 1) * num_bytes)
 
 
-def all_reduce(cluster: Cluster, num_bytes: float) -> Sent:
+def all_reduce(cluster: Cluster, num_bytes: float) -> SentBytes:
     """Reduce-scatter in the node, a ring across nodes with a part each, all-gather in the node."""
-    return Sent(2 * num_bytes * _others(cluster.local), 2 * num_bytes / cluster.local * _others(cluster.nodes))
+    return SentBytes(2 * num_bytes * _others(cluster.local), 2 * num_bytes / cluster.local * _others(cluster.nodes))
 
 
 def _others(size: int) -> float:
     return (size - 1) / size
 
 
-def _numbers_of_routes(cluster: Cluster, num_groups: int) -> Sent:
+def _numbers_of_routes(cluster: Cluster, num_groups: int) -> SentBytes:
     """Each rank tells each other how many keys and vectors of each group it asks for, and whether it goes on."""
     return all_to_all(cluster, _COUNT * (2 * num_groups + 1) * cluster.size)
 

@@ -35,7 +35,7 @@ from hotbed.ops.index import AHEAD_BITS
 _MOST_NUMBERED = 1 << 27  # rows of tables that are numbered by an array
 
 
-class Replayed(NamedTuple):
+class ReplayResult(NamedTuple):
     """What one cache did."""
 
     counts: CacheCounts
@@ -45,7 +45,7 @@ class Replayed(NamedTuple):
     num_cells: int = 0  # of the index at the end, on a CPU, where it was asked for
 
 
-class Ahead(NamedTuple):
+class LookAhead(NamedTuple):
     """Batches planned together at most, and batches known in advance; None is what `hotbed.prefetch` chooses."""
 
     window: int | None = None
@@ -53,7 +53,7 @@ class Ahead(NamedTuple):
     bounded: bool = False  # the cache is a budget in bytes, whose index holds so many batches and no more
 
 
-AUTOMATIC = Ahead()
+AUTOMATIC = LookAhead()
 
 
 class Replay:
@@ -75,14 +75,14 @@ class Replay:
         self,
         num_slots: int,
         policy: str,
-        ahead: Ahead = AUTOMATIC,
+        ahead: LookAhead = AUTOMATIC,
         *,
         hot: NDArray[np.int64] | None = None,
         epochs: int = 1,
         stop: int | None = None,
         with_cells: bool = False,
         progress: Callable[[int], None] = lambda done: None,
-    ) -> Replayed:
+    ) -> ReplayResult:
         """The trace through one cache, so many times over; figures are those of the last time, of the first `stop` batches.
 
         `hot` are keys that are told to the policy and brought in first, as one batch that is counted.
@@ -98,7 +98,7 @@ class Replay:
         cache.pass_over(ahead, progress, stop)
         num_cells = bounded_cells(num_slots, "cpu") if ahead.bounded else 0
         num_cells = num_cells if cache.cells is None else cache.cells.num_cells
-        return Replayed(cache.counts, cache.misses, cache.created, cache.missed_rows, num_cells)
+        return ReplayResult(cache.counts, cache.misses, cache.created, cache.missed_rows, num_cells)
 
     def rows_of(self, number: int) -> NDArray[np.int32]:
         """The rows of a batch."""
@@ -159,14 +159,14 @@ class CacheReplay:
         self.misses, self.created = (np.zeros(self._num_batches, dtype=np.int64) for _ in range(2))
         self.missed_rows = np.zeros(self._slot_of.shape[0], dtype=np.int64)
 
-    def pass_over(self, ahead: Ahead, progress: Callable[[int], None], stop: int | None = None) -> None:
+    def pass_over(self, ahead: LookAhead, progress: Callable[[int], None], stop: int | None = None) -> None:
         """The whole trace, window after window, or as much as is asked for."""
         for planned in self.windows(ahead):
             progress(planned)
             if planned >= (stop or self._num_batches):
                 return
 
-    def windows(self, ahead: Ahead) -> Iterator[int]:
+    def windows(self, ahead: LookAhead) -> Iterator[int]:
         """Window after window; the number of batches that are planned."""
         plain, num_keys, num_slots = ahead.look_ahead == 0, self._replay._num_keys, self.num_slots
         stride, known = 1, 0
@@ -311,4 +311,4 @@ def simulate(
     if window is not None and not 1 <= window <= AHEAD_BITS:
         raise ConfigError(f"window is {window}; it can be 1 to {AHEAD_BITS}.")
     replay = trace if isinstance(trace, Replay) else Replay(trace)
-    return replay.run(num_slots, policy, Ahead(window, look_ahead), hot=hot, progress=progress).counts
+    return replay.run(num_slots, policy, LookAhead(window, look_ahead), hot=hot, progress=progress).counts

@@ -21,7 +21,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hotbed.ops.index import UNIT, WAYS, Scoring
+from hotbed.ops.index import UNIT, WAYS, ScoreFunction
 
 _FULL, _GROWTH, _PER_SLOT = 0.7, 1.25, 2  # of hotbed/cache/cache.py
 _UNIT = UNIT
@@ -76,7 +76,7 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
 
 
 @cache
-def score_kernel(scoring: Scoring) -> Callable[..., Any]:
+def score_kernel(scoring: ScoreFunction) -> Callable[..., Any]:
     """The scores of slots under a policy, compiled from the policy's own function."""
     value = njit(nogil=True)(scoring.bind({"where": _where}))
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from hotbed.cache import MOST_AHEAD
 from hotbed.data.dataset import Dataset
-from hotbed.forecast.id_file import Given, from_dataset
-from hotbed.forecast.replay import Ahead, Replay
-from hotbed.forecast.sampled import Thinned, Wanted, thin
-from hotbed.forecast.traffic import Course, Seen, distinct_rows, hot_of, of_features, owned
+from hotbed.forecast.id_file import TraceSource, from_dataset
+from hotbed.forecast.replay import LookAhead, Replay
+from hotbed.forecast.sampled import SampledEpoch, SampleOptions, thin
+from hotbed.forecast.traffic import BatchKnowledge, RunCourse, distinct_rows, hot_of, of_features, owned
 from hotbed.ops.shard import Shard
 from hotbed.parallel.world import World
 from hotbed.run.config import RunConfig
@@ -22,7 +22,7 @@ QUICK_LOOKUPS = 5_000_000  # likewise, when a run is about to start
 
 
 @dataclass(frozen=True)
-class Asked:
+class ForecastRequest:
     """A run, and how much may be found out about it."""
 
     config: RunConfig
@@ -47,7 +47,7 @@ class Asked:
         return replace(self.dataset, schema=replace(schema, features=tuple(features)))
 
     @cached_property
-    def given(self) -> Given:
+    def given(self) -> TraceSource:
         """The first batches of the run."""
         data, samples = self.config.data, self.dataset.schema.splits["train"].rows
         lookups = sum(max(one.lookups / max(samples, 1), 1) for one in self.dataset.schema.features)
@@ -61,7 +61,7 @@ class Asked:
                 max_batches=most,
             )  # fmt: skip
             self.shared[name] = given
-        found: Given = self.shared[name]
+        found: TraceSource = self.shared[name]
         return found
 
     @cached_property
@@ -78,14 +78,14 @@ class Asked:
         """Of an epoch."""
         return -(-self.dataset.schema.splits["train"].rows // self.config.data.batch_size)
 
-    def thinned(self, features: tuple[int, ...] | None = None) -> Thinned:
+    def thinned(self, features: tuple[int, ...] | None = None) -> SampledEpoch:
         """An epoch with a share of the rows of some features, or two where several are trained."""
         train, data = self.config.train, self.config.data
         several = train.epochs > 1 and not 0 < train.max_steps <= self.num_batches
-        wanted = Wanted(self.num_batches, 1 + several, not data.shuffle, self.most_lookups, self.world, features)
+        wanted = SampleOptions(self.num_batches, 1 + several, not data.shuffle, self.most_lookups, self.world, features)
         if wanted not in self.shared:
             self.shared[wanted] = thin(self._as_read, wanted)
-        found: Thinned = self.shared[wanted]
+        found: SampledEpoch = self.shared[wanted]
         return found
 
     @cached_property
@@ -97,29 +97,31 @@ class Asked:
         return [tuple(features) for features in kinds.values()]
 
     @cached_property
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[BatchKnowledge]:
         """All that is known of the batches, for every group."""
         shard = Shard(0, self.world)
         if len(self.groups) == 1:
             num_distinct = distinct_rows(self._as_read) // self.world
             hot = partial(hot_of, self.given, shard)
-            return [Seen(self.replay, hot, num_distinct, self.thinned)]
+            return [BatchKnowledge(self.replay, hot, num_distinct, self.thinned)]
         found = []
         for features in self.groups:
             replay = Replay(of_features(self.replay.trace, self.given.ends, features))
             num_distinct = distinct_rows(self._as_read, features) // self.world
             found.append(
-                Seen(replay, partial(hot_of, self.given, shard), num_distinct, partial(self.thinned, features))
+                BatchKnowledge(
+                    replay, partial(hot_of, self.given, shard), num_distinct, partial(self.thinned, features)
+                )
             )
         return found
 
     @property
-    def course(self) -> Course:
+    def course(self) -> RunCourse:
         config, train = self.config, self.config.train
-        return Course(self.num_batches, train.epochs, train.max_steps, config.tables.policy, self.ahead)
+        return RunCourse(self.num_batches, train.epochs, train.max_steps, config.tables.policy, self.ahead)
 
     @cached_property
-    def ahead(self) -> Ahead:
+    def ahead(self) -> LookAhead:
         """How far the cache looks."""
         tables = self.config.tables
-        return Ahead(tables.window or None, tables.look_ahead or None, self.sketch.budgets.bounds_index)
+        return LookAhead(tables.window or None, tables.look_ahead or None, self.sketch.budgets.bounds_index)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hotbed.cache import CacheCounts
 from hotbed.data.dataset import Dataset, count_rows
 from hotbed.data.schema import IdFeature
-from hotbed.forecast.replay import Ahead, CacheReplay, Replay
+from hotbed.forecast.replay import CacheReplay, LookAhead, Replay
 from hotbed.forecast.replay_kernels import Cells
 from hotbed.forecast.trace import Trace, rows_of
 from hotbed.ops.shard import Shard
@@ -44,7 +44,7 @@ class Uses(NamedTuple):
         return int(self.rows.shape[0]) + self.other_rows
 
 
-class Wanted(NamedTuple):
+class SampleOptions(NamedTuple):
     """Which small epoch."""
 
     num_batches: int  # of an epoch
@@ -58,7 +58,7 @@ class Wanted(NamedTuple):
         return self.features is None or feature in self.features
 
 
-class Stand(NamedTuple):
+class SampleCounts(NamedTuple):
     """What a small cache has done so far."""
 
     counts: CacheCounts  # of the small epoch
@@ -67,7 +67,7 @@ class Stand(NamedTuple):
     cells_per_slot: float  # of the index, on a CPU; 0: the cache is too small to tell
 
 
-class Thinned(NamedTuple):
+class SampledEpoch(NamedTuple):
     """A small epoch, and how small."""
 
     replay: Replay
@@ -75,20 +75,20 @@ class Thinned(NamedTuple):
     share: float  # of a rank's rows that are in it
 
     def run(
-        self, num_slots: int, policy: str, ahead: Ahead, hot: NDArray[np.int64] | None, stops: list[int]
-    ) -> list[Stand]:
+        self, num_slots: int, policy: str, ahead: LookAhead, hot: NDArray[np.int64] | None, stops: list[int]
+    ) -> list[SampleCounts]:
         """Through a cache of a rank, once; what the small cache had done when so many batches were planned, for each stop."""
         kept = np.zeros(0, np.int64) if hot is None else np.flatnonzero(np.isin(self.keys, hot, assume_unique=True))
         slots = self.slots(num_slots)
         cache = CacheReplay(self.replay, slots, policy, kept)
         cache.cells = Cells(slots, self.keys.shape[0])
-        warmed, found = int(cache.counts.misses), list[Stand]()
+        warmed, found = int(cache.counts.misses), list[SampleCounts]()
         for planned in cache.windows(ahead):
             while len(found) < len(stops) and planned >= stops[len(found)]:
                 error = math.sqrt(float(np.square(cache.missed_rows).sum()) * (1 - self.share)) / self.share
                 misses = (cache.counts.misses - warmed) / self.share
                 cells = cache.cells.num_cells / slots if slots >= _LEAST_SLOTS else 0.0
-                found.append(Stand(cache.counts, misses, error, cells))
+                found.append(SampleCounts(cache.counts, misses, error, cells))
             if len(found) == len(stops):
                 break
         return found
@@ -112,7 +112,7 @@ def uses_of(dataset: Dataset) -> Iterator[Uses]:
             yield Uses(rows, times)
 
 
-def thin(dataset: Dataset, wanted: Wanted) -> Thinned:
+def thin(dataset: Dataset, wanted: SampleOptions) -> SampledEpoch:
     """A small epoch, or a few, one after the other, of a rank's rows."""
     some = (uses for number, uses in enumerate(uses_of(dataset)) if wanted.has(number))
     num_lookups = sum(int(uses.times.sum()) + uses.other_times for uses in some) * wanted.epochs
@@ -131,10 +131,10 @@ def thin(dataset: Dataset, wanted: Wanted) -> Thinned:
     trace = Trace(
         entries % max(keys.shape[0], 1), counts.astype(np.int32), np.searchsorted(entries, ends), keys.shape[0]
     )
-    return Thinned(Replay(trace, every_row=True), keys, share)
+    return SampledEpoch(Replay(trace, every_row=True), keys, share)
 
 
-class Moved(NamedTuple):
+class MovedRows(NamedTuple):
     """Of all rows of a rank, between two batches."""
 
     again: float  # misses of rows that were there once
@@ -143,15 +143,15 @@ class Moved(NamedTuple):
     missed_lookups: float
 
 
-def moved_between(before: CacheCounts, after: CacheCounts, share: float) -> Moved:
+def moved_between(before: CacheCounts, after: CacheCounts, share: float) -> MovedRows:
     """From counts of a small epoch."""
     done = after.minus(before)
     figures = (done.misses - done.created, done.created, done.written_back, done.missed_lookups)
-    return Moved(*(figure / share for figure in figures))
+    return MovedRows(*(figure / share for figure in figures))
 
 
 def _taken(
-    dataset: Dataset, share: float, wanted: Wanted, rng: np.random.Generator
+    dataset: Dataset, share: float, wanted: SampleOptions, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(keys [K], uses of each [K]) of a rank; rows that were too many to count have keys above all others.
 

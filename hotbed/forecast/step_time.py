@@ -20,7 +20,7 @@ from torch import nn
 
 from hotbed.data.dataset import Dataset
 from hotbed.forecast.memory import Shape
-from hotbed.forecast.network import Cluster, Exchanges, Group, Sent, dense, read_frequencies, sharded
+from hotbed.forecast.network import Cluster, Exchanges, Group, SentBytes, dense, read_frequencies, sharded
 from hotbed.train.build import Sketch
 
 _LOCAL = 8  # ranks of a node
@@ -79,32 +79,32 @@ class StepTime(NamedTuple):
         return max(self.compute, self.exposed + self.beside)
 
 
-def sharded_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, dense: Sent) -> StepTime:
+def sharded_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, dense: SentBytes) -> StepTime:
     """Of a step whose rows come from their owners."""
     if cluster.size == 1:
         return StepTime(work.compute, 0.0, 0.0)
     packed = PASSES * max(sent.rows.in_node, sent.rows.across)
     rows = _hops(cluster, fabric, sent.rows)
     gradients = _hops(cluster, fabric, sent.gradients)
-    settling = _hops(cluster, fabric, Sent()) + _hops(cluster, fabric, sent.settling)
+    settling = _hops(cluster, fabric, SentBytes()) + _hops(cluster, fabric, sent.settling)
     compute = work.compute + work.deal + packed / work.copy_speed
     return StepTime(compute, rows + gradients, settling + sum_time(cluster, fabric, dense))
 
 
-def replicated_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, dense: Sent) -> StepTime:
+def replicated_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, dense: SentBytes) -> StepTime:
     """Of a step whose rows are everywhere: new rows are gathered, gradients exchanged, new weights gathered."""
     if cluster.size == 1:
         return StepTime(work.compute, 0.0, 0.0)
     packed = PASSES * max(sent.gradients.in_node, sent.gradients.across)
     rows = _hops(cluster, fabric, sent.rows)
-    gradients = _hops(cluster, fabric, sent.gradients) + _hops(cluster, fabric, Sent())
-    settling = _hops(cluster, fabric, Sent()) + _hops(cluster, fabric, sent.settling)
-    settling += 3 * _hops(cluster, fabric, Sent())  # places, sizes and keys of the union
+    gradients = _hops(cluster, fabric, sent.gradients) + _hops(cluster, fabric, SentBytes())
+    settling = _hops(cluster, fabric, SentBytes()) + _hops(cluster, fabric, sent.settling)
+    settling += 3 * _hops(cluster, fabric, SentBytes())  # places, sizes and keys of the union
     compute = work.compute + work.deal + packed / work.copy_speed
     return StepTime(compute, rows + gradients, settling + sum_time(cluster, fabric, dense))
 
 
-def sum_time(cluster: Cluster, fabric: Fabric, sent: Sent) -> float:
+def sum_time(cluster: Cluster, fabric: Fabric, sent: SentBytes) -> float:
     """Of an all-reduce: rings for the bytes, trees for the waiting."""
     seconds = 0.0
     for size, wire, num_bytes in _axes(cluster, fabric, sent):
@@ -112,7 +112,7 @@ def sum_time(cluster: Cluster, fabric: Fabric, sent: Sent) -> float:
     return seconds
 
 
-def _hops(cluster: Cluster, fabric: Fabric, sent: Sent) -> float:
+def _hops(cluster: Cluster, fabric: Fabric, sent: SentBytes) -> float:
     """One collective on each axis, one after the other."""
     return sum(
         wire.start + (size - 1) * wire.message + num_bytes / wire.speed
@@ -120,7 +120,7 @@ def _hops(cluster: Cluster, fabric: Fabric, sent: Sent) -> float:
     )
 
 
-def _axes(cluster: Cluster, fabric: Fabric, sent: Sent) -> list[tuple[int, Wire, float]]:
+def _axes(cluster: Cluster, fabric: Fabric, sent: SentBytes) -> list[tuple[int, Wire, float]]:
     axes = [(cluster.local, fabric.in_node, sent.in_node), (cluster.nodes, fabric.across, sent.across)]
     return [axis for axis in axes if axis[0] > 1]
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from hotbed.cache import CacheCounts, look_far, window_length
 from hotbed.data.dataset import Dataset
-from hotbed.forecast.id_file import Given
-from hotbed.forecast.replay import Ahead, Replay, Replayed
-from hotbed.forecast.sampled import Moved, Thinned, moved_between, uses_of
+from hotbed.forecast.id_file import TraceSource
+from hotbed.forecast.replay import LookAhead, Replay, ReplayResult
+from hotbed.forecast.sampled import MovedRows, SampledEpoch, moved_between, uses_of
 from hotbed.forecast.trace import Trace
 from hotbed.ops.shard import Shard
 
@@ -53,14 +53,14 @@ class Traffic(NamedTuple):
         return max(self.misses - self.created, 0.0)
 
 
-class Course(NamedTuple):
+class RunCourse(NamedTuple):
     """What a run makes of the batches."""
 
     num_batches: int  # of an epoch
     epochs: int
     max_steps: int  # 0: no limit
     policy: str
-    ahead: Ahead
+    ahead: LookAhead
 
 
 def owned(trace: Trace, shard: Shard) -> Trace:
@@ -81,7 +81,7 @@ def _part(trace: Trace, mine: NDArray[np.bool_]) -> Trace:
     return Trace(trace.keys[mine], trace.counts[mine], ends[trace.offsets], trace.num_rows)
 
 
-def hot_of(given: Given, shard: Shard, num_slots: int) -> NDArray[np.int64]:
+def hot_of(given: TraceSource, shard: Shard, num_slots: int) -> NDArray[np.int64]:
     """Keys that the static cache of one rank keeps."""
     keys = given.hot(num_slots * shard.world)
     mine = (shard.owner_of(torch.from_numpy(keys)) == shard.rank).numpy()
@@ -89,16 +89,16 @@ def hot_of(given: Given, shard: Shard, num_slots: int) -> NDArray[np.int64]:
     return found
 
 
-class Seen(NamedTuple):
+class BatchKnowledge(NamedTuple):
     """What is known of the batches."""
 
     replay: Replay  # the first of them, as far as they were read
     hot: Callable[[int], NDArray[np.int64]]  # number of slots -> keys that a static cache keeps
     num_distinct: int  # rows that the train split uses
-    thinned: Callable[[], Thinned]  # asked where they were not read to the end of an epoch
+    thinned: Callable[[], SampledEpoch]  # asked where they were not read to the end of an epoch
 
 
-def watch(seen: Seen, num_slots: int, course: Course) -> Traffic:
+def watch(seen: BatchKnowledge, num_slots: int, course: RunCourse) -> Traffic:
     """The cache of the run."""
     steps = course.num_batches * course.epochs
     steps = min(steps, course.max_steps) if course.max_steps else steps
@@ -190,19 +190,24 @@ class _Ends(NamedTuple):
     run: int
 
 
-class _Told(NamedTuple):
+class _SampleResult(NamedTuple):
     """What a small epoch says of all rows."""
 
     prefix_misses: float  # in the batches that were simulated, for comparison
-    rest: Moved  # in the rest of the first epoch
-    later: Moved  # in an epoch after it; nothing where there is none
+    rest: MovedRows  # in the rest of the first epoch
+    later: MovedRows  # in an epoch after it; nothing where there is none
     error: float  # of the misses
     cells_per_slot: float
 
 
 def _tell_rest(
-    seen: Seen, num_slots: int, course: Course, hot: NDArray[np.int64] | None, ends: _Ends, first: Replayed
-) -> _Told:
+    seen: BatchKnowledge,
+    num_slots: int,
+    course: RunCourse,
+    hot: NDArray[np.int64] | None,
+    ends: _Ends,
+    first: ReplayResult,
+) -> _SampleResult:
     small, ahead = seen.thinned(), _as_far(seen.replay.trace, num_slots, course.ahead)
     stops = [ends.simulated, ends.epoch] + ([2 * ends.epoch] if ends.run > ends.epoch else [])
     prefix, epoch, *more = small.run(num_slots, course.policy, ahead, hot, stops)
@@ -210,7 +215,7 @@ def _tell_rest(
     rest = moved_between(prefix.counts, epoch.counts, small.share)
     if ends.epoch == course.num_batches:  # every row of train was made by then
         rest = rest._replace(made=float(max(seen.num_distinct - first.counts.created, 0)))
-    return _Told(
+    return _SampleResult(
         prefix_misses=prefix.misses,
         rest=rest,
         later=moved_between(epoch.counts, later.counts, small.share),
@@ -219,14 +224,14 @@ def _tell_rest(
     )
 
 
-def _as_far(trace: Trace, num_slots: int, ahead: Ahead) -> Ahead:
+def _as_far(trace: Trace, num_slots: int, ahead: LookAhead) -> LookAhead:
     """Looking ahead as far as the cache of the run does, which the few rows of a small batch would not tell as well."""
     num_keys = np.diff(trace.offsets)
     far = look_far(int(num_keys[0]), num_slots, ahead.look_ahead, ahead.bounded)[1]
-    return Ahead(window_length([int(num_keys.mean())] * far, num_slots, ahead.window), far)
+    return LookAhead(window_length([int(num_keys.mean())] * far, num_slots, ahead.window), far)
 
 
-def _carried(figures: list[float], told: _Told, ends: _Ends) -> tuple[list[float], float]:
+def _carried(figures: list[float], told: _SampleResult, ends: _Ends) -> tuple[list[float], float]:
     """(sums over the run, what its hit rate is right to), from those of the batches simulated and a small epoch."""
     keys, misses, created, written, lookups, missed = figures
     scale, epochs_more = ends.epoch / ends.simulated, (ends.run - ends.epoch) / ends.epoch

@@ -1,6 +1,6 @@
 """One run in, the same with other budgets, batch sizes, dims, optimizers or ranks out; and what of it to take.
 
-A line of a table is a whole outlook: simulated, and where a speed is asked for, measured. The recommendation is no cache where
+A line of a table is a whole forecast: simulated, and where a speed is asked for, measured. The recommendation is no cache where
 whole tables take no more than half of what the device has left, and else the smallest cache that hardly slows the run down, of
 those that fit all budgets given.
 """
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from hotbed.errors import ConfigError
 from hotbed.forecast.curves import sizes_between
-from hotbed.forecast.forecast import Outlook, look_out
-from hotbed.forecast.request import Asked
+from hotbed.forecast.forecast import Forecast, make_forecast
+from hotbed.forecast.request import ForecastRequest
 from hotbed.forecast.traffic import watch
 from hotbed.host.devices import pick_device
 from hotbed.host.memory import available_memory, in_words, parse_bytes, typed
@@ -54,15 +54,15 @@ def parse_change(text: str) -> Change:
     return Change(name, listed)
 
 
-def vary(asked: Asked, change: Change) -> list[tuple[str, Outlook]]:
-    """The outlook for each value."""
+def vary(asked: ForecastRequest, change: Change) -> list[tuple[str, Forecast]]:
+    """The forecast for each value."""
     found = []
     for value in change.values:
-        found.append((value, look_out(_with(asked, change.name, value))))
+        found.append((value, make_forecast(_with(asked, change.name, value))))
     return found
 
 
-def _with(asked: Asked, name: str, value: str) -> Asked:
+def _with(asked: ForecastRequest, name: str, value: str) -> ForecastRequest:
     if name == "world":
         if not value.isdigit() or not int(value):
             raise ConfigError(f"--what-if world={value}: must be a whole number from 1")
@@ -91,19 +91,19 @@ class Advice(NamedTuple):
     whole: str = ""  # why there should be no cache at all; "" where there should
 
 
-def advise(asked: Asked, outlook: Outlook) -> Advice | None:
+def advise(asked: ForecastRequest, forecast: Forecast) -> Advice | None:
     """The smallest cache within the budget that misses hardly more than the largest; None without one cache.
 
     Misses are compared, and not hit rates, which are over windows: those are longer in larger caches.
     """
-    if outlook.traffic is None or outlook.setting["slots"] is None or len(asked.groups) > 1:
+    if forecast.traffic is None or forecast.setting["slots"] is None or len(asked.groups) > 1:
         return None
     amounts = asked.sketch.amounts
-    most = int(outlook.setting["slots"])
-    fewest = outlook.traffic.misses
+    most = int(forecast.setting["slots"])
+    fewest = forecast.traffic.misses
     for size in sizes_between(asked.replay.trace.most_keys, most, 6):
         misses = watch(asked.seen[0], size, asked.course).misses
-        if misses <= fewest + _ENOUGH * outlook.traffic.keys or size >= most:
+        if misses <= fewest + _ENOUGH * forecast.traffic.keys or size >= most:
             share = math.ceil(1e4 * size / max(amounts.rows, 1)) / 1e4
             option = f"--hbm {typed(amounts.cached(size))}" if asked.ahead.bounded else f"--cache {share:g}"
             why = f"{size:,} slots miss {misses:,.0f} rows a step"
@@ -112,7 +112,7 @@ def advise(asked: Asked, outlook: Outlook) -> Advice | None:
     return None
 
 
-def _no_cache(asked: Asked) -> str:
+def _no_cache(asked: ForecastRequest) -> str:
     """Why a run needs none."""
     device, whole = pick_device(asked.config.train.device), asked.sketch.amounts.whole
     free = available_memory(device)

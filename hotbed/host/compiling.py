@@ -57,7 +57,7 @@ def compile_seconds() -> float:
     return _clock.seconds()
 
 
-class Compiled:
+class CompileReport:
     """What was compiled since this was made."""
 
     def __init__(self) -> None:
@@ -73,9 +73,9 @@ class Compiled:
 
 
 @contextmanager
-def compiled_within(begins: Callable[[], None], after: float = 0.0) -> Iterator[Compiled]:
+def compiled_within(begins: Callable[[], None], after: float = 0.0) -> Iterator[CompileReport]:
     """What is compiled inside; `begins` is called once, by another thread, when it has taken `after` seconds in all."""
-    compiled, ended = Compiled(), threading.Event()
+    compiled, ended = CompileReport(), threading.Event()
     waiter: list[threading.Thread] = []
 
     def wait() -> None:

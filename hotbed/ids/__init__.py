@@ -2,7 +2,7 @@
 
 from hotbed.ids.index import MAX_ROWS, Entries, IdIndex
 from hotbed.ids.rules import Admit, Expire, TableRules
-from hotbed.ids.translator import PADDING, UNKNOWN, IdCounts, Translated, Translator
+from hotbed.ids.translator import PADDING, UNKNOWN, IdCounts, TranslatedBatch, Translator
 
 __all__ = [
     "MAX_ROWS",
@@ -14,6 +14,6 @@ __all__ = [
     "IdCounts",
     "IdIndex",
     "TableRules",
-    "Translated",
+    "TranslatedBatch",
     "Translator",
 ]

@@ -79,7 +79,7 @@ class ExactCounts:
         self._num_freed = needed
 
 
-class Sketched(NamedTuple):
+class SketchChange(NamedTuple):
     """What adding to a sketch changed: flat cells in the order of writing, and what they held before."""
 
     cells: Ints
@@ -95,15 +95,15 @@ class Sketch:
         self._limit = limit
         self._seed = np.uint64(seed)
 
-    def add(self, ids: Ints, counts: Ints) -> tuple[Ints, Sketched]:
+    def add(self, ids: Ints, counts: Ints) -> tuple[Ints, SketchChange]:
         """Count distinct ids; (each one's count now, at most the limit, and what changed)."""
         totals = np.empty(ids.shape[0], dtype=np.int64)
         places = np.empty(ids.shape[0] * _LINES, dtype=np.int64)
         values = np.empty(ids.shape[0] * _LINES, dtype=self.cells.dtype)
         changed = _add(self.cells, ids, counts, self._limit, self._seed, totals, places, values)
-        return totals, Sketched(places[:changed].copy(), values[:changed].copy())
+        return totals, SketchChange(places[:changed].copy(), values[:changed].copy())
 
-    def swap(self, changes: Sketched, *, back: bool) -> None:
+    def swap(self, changes: SketchChange, *, back: bool) -> None:
         """Exchange what the cells hold and held: backwards to undo, forwards to do it again."""
         swap(self.cells.reshape(-1), changes.cells, changes.values, back)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.host.pages import HUGE_PAGE, Pages, in_pages
-from hotbed.ids.counting import ExactCounts, Sketch, Sketched, swap
+from hotbed.ids.counting import ExactCounts, Sketch, SketchChange, swap
 from hotbed.ids.index import Entries, IdIndex, Ints, Tables
 
 SEEN, ADMITTED, REJECTED, EXPIRED = range(4)
@@ -88,7 +88,7 @@ class Uses(NamedTuple):
             swap(columns.scores, self.rows, self.scores, False)
 
 
-class Counted(NamedTuple):
+class CountChange(NamedTuple):
     """Exact counts of ids that waited, before and after."""
 
     tables: Tables
@@ -116,8 +116,8 @@ class Entry:
     after: Ledger
     gone: Entries | None = None
     gone_uses: Uses | None = None
-    counted: Counted | None = None
-    sketched: list[tuple[int, Sketched]] = field(default_factory=list)
+    counted: CountChange | None = None
+    sketched: list[tuple[int, SketchChange]] = field(default_factory=list)
     new: Entries | None = None
     uses: Uses | None = None
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hotbed.errors import StoreError
 from hotbed.ids import batch
 from hotbed.ids.index import Entries, Ints, Tables
-from hotbed.ids.journal import ADMITTED, EXPIRED, REJECTED, SEEN, Counted, Entry, Memory, Uses
+from hotbed.ids.journal import ADMITTED, EXPIRED, REJECTED, SEEN, CountChange, Entry, Memory, Uses
 from hotbed.ids.rules import ALWAYS, CHANCE, COUNT, RuleArrays
 
 _SWEEP_CHUNK = 1 << 20
@@ -109,7 +109,7 @@ def _admit(memory: Memory, rules: RuleArrays, entry: Entry, moment: Moment, unkn
         before = memory.waiting.get(tables, ids)
         admitted[counted] = before + counts >= rules.after[tables]
         after = np.where(admitted[counted], 0, before + counts)
-        entry.counted = Counted(tables, ids, before, after)
+        entry.counted = CountChange(tables, ids, before, after)
         memory.waiting.set(tables, ids, after)
     for table, sketch in memory.sketches.items():
         of_table = np.flatnonzero(unknown.tables == table)

@@ -59,7 +59,7 @@ def save_rest(memory: Memory, ledger: Ledger, expire: NDArray[np.uint8], first_r
     return rest | {f"sketch_{table}": sketch.cells.copy() for table, sketch in memory.sketches.items()}
 
 
-class Saved:
+class SavedState:
     """A saved rest, what the saved tables are called here, and what of it did not carry over, in words."""
 
     def __init__(self, rest: Arrays, table_of: Sequence[int] | None, rules: RuleArrays, now: int) -> None:
@@ -88,7 +88,7 @@ class Saved:
         return out
 
 
-def load(memory: Memory, rules: RuleArrays, parts: Iterable[Arrays], saved: Saved) -> Ledger:
+def load(memory: Memory, rules: RuleArrays, parts: Iterable[Arrays], saved: SavedState) -> Ledger:
     """Fill an empty memory; the ledger that goes with it."""
     rest, num_tables = saved.rest, rules.admit.shape[0]
     batch, next_row = int(rest["batch"][0]), int(rest["next_row"][0])
@@ -123,7 +123,7 @@ def rows_by_table(index: IdIndex, num_tables: int) -> Ints:
     return found
 
 
-def _load_rows(memory: Memory, rules: RuleArrays, part: Arrays, saved: Saved) -> int:
+def _load_rows(memory: Memory, rules: RuleArrays, part: Arrays, saved: SavedState) -> int:
     """Give rows to their owners; how many belong to tables that are gone."""
     tables = saved.table_of[part["table"]]
     kept = tables >= 0
@@ -147,7 +147,7 @@ def _load_rows(memory: Memory, rules: RuleArrays, part: Arrays, saved: Saved) ->
     return int(np.count_nonzero(~kept))
 
 
-def _load_waiting(memory: Memory, rules: RuleArrays, saved: Saved) -> None:
+def _load_waiting(memory: Memory, rules: RuleArrays, saved: SavedState) -> None:
     tables = saved.table_of[saved.rest["waiting_tables"]]
     kept = (tables >= 0) & (rules.admit[np.maximum(tables, 0)] == COUNT)
     if memory.waiting is not None:
@@ -158,7 +158,7 @@ def _load_waiting(memory: Memory, rules: RuleArrays, saved: Saved) -> None:
         saved.lost.append(f"the counts of {dropped:,} ids that wait in tables that no longer count")
 
 
-def _load_sketches(memory: Memory, saved: Saved) -> None:
+def _load_sketches(memory: Memory, saved: SavedState) -> None:
     names = {int(new): f"sketch_{old}" for old, new in enumerate(saved.table_of) if f"sketch_{old}" in saved.rest}
     saved.lost += [
         f"{name}: its table has no sketch now" for table, name in names.items() if table not in memory.sketches

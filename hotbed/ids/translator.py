@@ -39,7 +39,7 @@ UNKNOWN = -2
 MAX_TABLES = 65_536
 
 
-class Translated(NamedTuple):
+class TranslatedBatch(NamedTuple):
     """Of one batch."""
 
     keys: Ints  # [L]; PADDING, and outside training UNKNOWN, are no rows
@@ -92,7 +92,7 @@ class Translator:
         self._is_rewound = False
         self._turn = threading.RLock()
 
-    def translate(self, tables: Tables, ids: Ints, learns: bool, now: float | None = None) -> Translated:
+    def translate(self, tables: Tables, ids: Ints, learns: bool, now: float | None = None) -> TranslatedBatch:
         """Keys of the ids [L] of tables [L]. `learns`: the next training batch. `now`: seconds, for tests."""
         tables, ids = self._checked(tables, ids)
         with self._turn:
@@ -104,7 +104,7 @@ class Translator:
                 batch.answer_known(tables, ids, rows, self._arrays.padded, self._arrays.padding, otherwise)
         if self.first_row:
             rows[rows >= 0] += self.first_row
-        return Translated(rows, released + self.first_row)
+        return TranslatedBatch(rows, released + self.first_row)
 
     def trained(self, number: int) -> None:
         """Batches up to this one are done and will not be taken back."""
@@ -237,7 +237,7 @@ class Translator:
                 raise StoreError(
                     "dynamic ids: a state can be loaded once, before the first batch; make a new Translator"
                 )
-            saved = state.Saved(rest, table_of, self._arrays, int(time.time() if now is None else now))
+            saved = state.SavedState(rest, table_of, self._arrays, int(time.time() if now is None else now))
             self._memory.index.unshare(self._memory.shared)
             self._ledger = state.load(self._memory, self._arrays, rows, saved)
             self._share_rows()

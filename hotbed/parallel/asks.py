@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.ops.partition import Dealt, Owners, deal
+from hotbed.ops.partition import OwnerPartition, Owners, deal
 from hotbed.ops.parts import count_ways, split
 from hotbed.ops.shard import Shard
 
@@ -31,7 +31,7 @@ class Bags(NamedTuple):
     always: bool = False  # in parts, whatever it costs
 
 
-class Wanted(NamedTuple):
+class WantedRows(NamedTuple):
     """What this rank wants of one group."""
 
     lookups: Lookups  # slots are negative for padding
@@ -48,7 +48,7 @@ class Wanted(NamedTuple):
         return torch.int32 if self.num_local < SMALL else torch.int64
 
 
-class Ask(NamedTuple):
+class OwnerRequest(NamedTuple):
     """What this rank asks of all, by owner. A vector is a row, or the sum of a part of a bag."""
 
     own: Lookups  # slots are places among the vectors that come back
@@ -60,18 +60,18 @@ class Ask(NamedTuple):
     )
 
 
-def ask_of(want: Wanted, shard: Shard) -> Ask:
+def ask_of(want: WantedRows, shard: Shard) -> OwnerRequest:
     """What the rank that has this shard asks for."""
     dealt = deal(want.keys, want.lookups.slots, want.owner_of, shard.world, want.tables)
     own = want.lookups._replace(slots=dealt.places, check=None, bad=None, sense=None)
     if dealt.kinds is not None:
-        return Ask(own, dealt.keys, dealt.counts, dealt.counts, torch.stack([dealt.kinds, dealt.times], dim=1))
+        return OwnerRequest(own, dealt.keys, dealt.counts, dealt.counts, torch.stack([dealt.kinds, dealt.times], dim=1))
     keys = shard.local_of(dealt.keys)
     if want.counted:
-        return Ask(own, keys.to(want.key_type), dealt.counts, dealt.counts, dealt.times.unsqueeze(1))
+        return OwnerRequest(own, keys.to(want.key_type), dealt.counts, dealt.counts, dealt.times.unsqueeze(1))
     in_parts = _in_parts(want, dealt, shard)
     if in_parts is None or own.starts is None:
-        return Ask(own, keys.to(want.key_type), dealt.counts, dealt.counts)
+        return OwnerRequest(own, keys.to(want.key_type), dealt.counts, dealt.counts)
     parts = split(dealt.places, own.starts, in_parts, keys, dealt.counts)
     own = own._replace(
         slots=parts.slots,
@@ -79,10 +79,10 @@ def ask_of(want: Wanted, shard: Shard) -> Ask:
         starts=parts.starts,
         scale=None if own.scale is None else own.scale[parts.source],  # bags in parts have one scale
     )
-    return Ask(own, parts.keys.to(want.key_type), parts.num_keys, parts.num_vectors)
+    return OwnerRequest(own, parts.keys.to(want.key_type), parts.num_keys, parts.num_vectors)
 
 
-def _in_parts(want: Wanted, dealt: Dealt, shard: Shard) -> Tensor | None:
+def _in_parts(want: WantedRows, dealt: OwnerPartition, shard: Shard) -> Tensor | None:
     """Whether each bag [N] goes in parts; None where none does."""
     starts, bags = want.lookups.starts, want.bags
     if bags is None or starts is None:

@@ -28,7 +28,7 @@ from hotbed.ops.lookups import Lookups
 from hotbed.optim import RowOptimizer
 from hotbed.parallel.collect import carry, gather, gather_numbers, passages
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.replicated import ReplicatedFront, Tally
+from hotbed.parallel.replicated import ReplicatedFront, RowTally
 from hotbed.parallel.routes import Want
 from hotbed.tables.group.group import TableGroup, UpdateStep
 
@@ -45,7 +45,7 @@ _IGNORED = 8  # of those, at the beginning
 _KEY = 4  # bytes
 
 
-class Way(NamedTuple):
+class ModeCost(NamedTuple):
     """What a step costs one way."""
 
     num_bytes: float  # that a rank sends
@@ -55,15 +55,15 @@ class Way(NamedTuple):
 class Costs(NamedTuple):
     """Of a step, both ways; of the rank with most rows."""
 
-    sharded: Way
-    replicated: Way
+    sharded: ModeCost
+    replicated: ModeCost
 
     @property
     def choice(self) -> str:
         return "replicated" if self.replicated.seconds < self.sharded.seconds else "sharded"
 
 
-def costs_of(rows: Tally, row_bytes: int, world: int, speeds: Speeds, want: Want = "kept") -> Costs:
+def costs_of(rows: RowTally, row_bytes: int, world: int, speeds: Speeds, want: Want = "kept") -> Costs:
     """Costs of a step; `rows` were counted over some batches, rows of so many bytes travel.
 
     Sharded: rows come from their owners and gradients go to them. Replicated: gradients go there too, rows that have no
@@ -73,12 +73,12 @@ def costs_of(rows: Tally, row_bytes: int, world: int, speeds: Speeds, want: Want
     asked, union, new = (count / max(1, rows.batches) for count in rows[1:])
     away = (world - 1) / world
     exchanged = asked * away * row_bytes
-    sharded = Way(2 * exchanged, 2 * speeds.exchange.seconds(exchanged))
+    sharded = ModeCost(2 * exchanged, 2 * speeds.exchange.seconds(exchanged))
     kept = union if want == "kept" else 0.0
     gathered = [count * (world - 1) * row_bytes for count in (new, kept) if count]
     settled = asked * away * _KEY + kept * (world - 1) * _KEY
     seconds = speeds.exchange.seconds(exchanged) + sum(map(speeds.gather.seconds, gathered))
-    return Costs(sharded, Way(exchanged + sum(gathered) + settled, seconds))
+    return Costs(sharded, ModeCost(exchanged + sum(gathered) + settled, seconds))
 
 
 class AutoFront:
@@ -90,7 +90,7 @@ class AutoFront:
         self._sharded = sharded
         self._replicated = ReplicatedFront(sharded, mesh, group)
         self._front: ShardFront | ReplicatedFront = self._replicated
-        self._before = Tally()  # of the batches that are ignored
+        self._before = RowTally()  # of the batches that are ignored
         self._num_batches = 0
 
     @property
@@ -125,7 +125,7 @@ class AutoFront:
 
     def _choose(self) -> None:
         mine = [now - before for now, before in zip(self._replicated.tally, self._before)]
-        most = Tally(*gather_numbers(self._mesh, mine, self._group.records.device).max(0).values.tolist())
+        most = RowTally(*gather_numbers(self._mesh, mine, self._group.records.device).max(0).values.tolist())
         speeds = measured(self._mesh, self._group.records.device)
         costs = costs_of(most, self._sharded.row_bytes, self._mesh.size, speeds, self.wants)
         if self._mesh.rank == 0:
@@ -135,8 +135,8 @@ class AutoFront:
             self._front = self._sharded
 
 
-def _reason(group: TableGroup, rows: Tally, speeds: Speeds, costs: Costs) -> str:
-    def per_step(way: Way) -> str:
+def _reason(group: TableGroup, rows: RowTally, speeds: Speeds, costs: Costs) -> str:
+    def per_step(way: ModeCost) -> str:
         return f"{way.seconds * 1e3:.3g} ms on the wires and {in_words(way.num_bytes)} sent"
 
     asked, union, new = (round(count / max(1, rows.batches)) for count in rows[1:])

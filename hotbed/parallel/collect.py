@@ -24,7 +24,7 @@ from hotbed.errors import ShapeError
 from hotbed.parallel.mesh import Link, Mesh
 
 
-class Passage(NamedTuple):
+class RowRouting(NamedTuple):
     """How many rows go from this rank to each, and what that means for those who carry them; good for both directions."""
 
     send: list[int]  # [W] rows to each rank
@@ -40,28 +40,28 @@ class Passage(NamedTuple):
         return sum(self.receive)
 
 
-class Received(NamedTuple):
+class ReceivedRows(NamedTuple):
     """Rows from all ranks."""
 
     rows: Tensor  # [sum of counts, ...], by source rank, in the order each source gave them
     counts: list[int]  # [W] rows of each source rank
 
 
-def passages(mesh: Mesh, counts: Tensor, device: torch.device) -> list[Passage]:
+def passages(mesh: Mesh, counts: Tensor, device: torch.device) -> list[RowRouting]:
     """Tell all ranks how many rows come: one passage for each column of `counts` [W, n]. Two hops where there are two axes."""
     numbers = range(counts.shape[1])
     if mesh.nodes == 1 or mesh.local == 1:
         received = swapped_counts(mesh.flat, counts, device)
-        return [Passage(counts[:, i].tolist(), received[:, i].tolist()) for i in numbers]
+        return [RowRouting(counts[:, i].tolist(), received[:, i].tolist()) for i in numbers]
     N, L = mesh.nodes, mesh.local
     to_local = counts.view(N, L, -1).transpose(0, 1).reshape(L, -1)
     held_LN = swapped_counts(mesh.in_node, to_local, device).view(L, N, -1)  # source local rank x target node
     to_node = held_LN.transpose(0, 1).reshape(N, -1)
     received = swapped_counts(mesh.across, to_node, device).view(N * L, -1)
-    return [Passage(counts[:, i].tolist(), received[:, i].tolist(), held_LN[:, :, i]) for i in numbers]
+    return [RowRouting(counts[:, i].tolist(), received[:, i].tolist(), held_LN[:, :, i]) for i in numbers]
 
 
-def carry(mesh: Mesh, rows: Tensor, passage: Passage) -> Tensor:
+def carry(mesh: Mesh, rows: Tensor, passage: RowRouting) -> Tensor:
     """Rows by target rank -> rows by source rank."""
     if passage.held is None:
         return mesh.flat.all_to_all(rows, passage.send, passage.receive)
@@ -72,7 +72,7 @@ def carry(mesh: Mesh, rows: Tensor, passage: Passage) -> Tensor:
     return mesh.across.all_to_all(by_node, held_LN.sum(0).tolist(), receive_NL.sum(1).tolist())
 
 
-def carry_back(mesh: Mesh, rows: Tensor, passage: Passage) -> Tensor:
+def carry_back(mesh: Mesh, rows: Tensor, passage: RowRouting) -> Tensor:
     """Rows as `carry` gave them out -> as it took them in: the same hops backwards."""
     if passage.held is None:
         return mesh.flat.all_to_all(rows, passage.receive, passage.send)
@@ -83,18 +83,18 @@ def carry_back(mesh: Mesh, rows: Tensor, passage: Passage) -> Tensor:
     return _reordered(by_local, send_NL.t())
 
 
-def exchange(mesh: Mesh, rows: Tensor, counts: Sequence[int]) -> Received:
+def exchange(mesh: Mesh, rows: Tensor, counts: Sequence[int]) -> ReceivedRows:
     """Send `counts[r]` rows to each rank r, in order; two hops where the mesh has two axes."""
     _check_counts(mesh, rows, counts)
     (passage,) = passages(mesh, torch.tensor(counts, device="cpu").view(-1, 1), rows.device)
-    return Received(carry(mesh, rows, passage), passage.receive)
+    return ReceivedRows(carry(mesh, rows, passage), passage.receive)
 
 
-def exchange_flat(mesh: Mesh, rows: Tensor, counts: Sequence[int]) -> Received:
+def exchange_flat(mesh: Mesh, rows: Tensor, counts: Sequence[int]) -> ReceivedRows:
     """Send `counts[r]` rows to each rank r, in order, in one hop."""
     _check_counts(mesh, rows, counts)
     receive = swapped_counts(mesh.flat, torch.tensor(counts, device="cpu").view(-1, 1), rows.device).view(-1).tolist()
-    return Received(mesh.flat.all_to_all(rows, list(counts), receive), receive)
+    return ReceivedRows(mesh.flat.all_to_all(rows, list(counts), receive), receive)
 
 
 def swapped_counts(link: Link, counts: Tensor, device: torch.device) -> Tensor:
@@ -110,7 +110,7 @@ def _reordered(rows: Tensor, counts: Tensor) -> Tensor:
     return torch.cat([pieces[i * second + j] for j in range(second) for i in range(first)])
 
 
-def _axes(mesh: Mesh, passage: Passage) -> tuple[Tensor, Tensor]:
+def _axes(mesh: Mesh, passage: RowRouting) -> tuple[Tensor, Tensor]:
     """What is sent and received, [N, L] each."""
     sent, received = (
         torch.tensor(counts, device="cpu").view(mesh.nodes, mesh.local) for counts in (passage.send, passage.receive)

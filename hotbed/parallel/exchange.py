@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.parallel.asks import Bags, Wanted
+from hotbed.parallel.asks import Bags, WantedRows
 from hotbed.parallel.auto import Mode, way_of
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.routes import (
@@ -30,9 +30,9 @@ from hotbed.parallel.routes import (
 from hotbed.parallel.shard_front import Ranks, ShardFront, Traffic
 from hotbed.tables.autograd import Front
 from hotbed.tables.group.keyspace import Question
-from hotbed.tables.inputs import Given, as_given, flatten
+from hotbed.tables.inputs import BatchInputs, flatten, read_inputs
 from hotbed.tables.module import EmbeddingTables
-from hotbed.tables.ownership import Planned, Routed
+from hotbed.tables.ownership import PreparedBatch, RoutedBatch
 
 Pooled = Literal["auto", "always", "never"]
 
@@ -94,18 +94,18 @@ class RankExchange:
         """A feed has ended."""
         self._idle.append(mesh)
 
-    def routed(self, batches: Iterable[tuple[Any, Any, Any]], mesh: Mesh) -> Iterator[Routed]:
+    def routed(self, batches: Iterable[tuple[Any, Any, Any]], mesh: Mesh) -> Iterator[RoutedBatch]:
         """(batch, ids, bags) of this rank, settled with the other ranks ahead of time."""
         num_groups = len(self._groups)
         done = False  # there is nothing left to tell the others
         try:
             for batch, ids, bags in batches:
-                given = as_given(self._features, ids, bags, self._device)
+                given = read_inputs(self._features, ids, bags, self._device)
                 wanted = self._wanted(given)
                 done = True  # whatever goes wrong from here on does so on every rank
                 routes = self._settled(mesh, wanted)
                 done = False
-                yield Routed(batch, given, partial(self.asked, routes))
+                yield RoutedBatch(batch, given, partial(self.asked, routes))
             done = True
             end_routes(mesh, num_groups, True, self._device)
         except RanksLeft:
@@ -122,7 +122,7 @@ class RankExchange:
                 with suppress(RanksLeft):
                     end_routes(mesh, num_groups, False, self._device)
 
-    def routes(self, given: Given) -> list[Route]:
+    def routes(self, given: BatchInputs) -> list[Route]:
         """Settle between all ranks who asks for which rows; a collective."""
         wanted = self._wanted(given)
         self._meet(prefetched=False)
@@ -137,7 +137,7 @@ class RankExchange:
         what = f"looks up a {kind}{' of a prefetch' if prefetched else ''}{'' if self._trains else ' without training'}"
         self._ranks.order.meet(what, self._num_calls)
 
-    def _settled(self, mesh: Mesh, wanted: list[Wanted]) -> list[Route]:
+    def _settled(self, mesh: Mesh, wanted: list[WantedRows]) -> list[Route]:
         routes = make_routes(mesh, wanted, self._ranks.mesh)
         if self._mode == "sharded":
             return routes
@@ -159,7 +159,7 @@ class RankExchange:
             found.append(asked)
         return found
 
-    def _wanted(self, given: Given) -> list[Wanted]:
+    def _wanted(self, given: BatchInputs) -> list[WantedRows]:
         """Own lookups by group, checked."""
         found = []
         for group, inputs, way, sharded in zip(self._groups, self._inputs, self._ways, self._sharded):
@@ -173,15 +173,15 @@ class RankExchange:
             found.append(want)
         return found
 
-    def settle(self, given: Given, planned: Planned | None) -> list[Route]:
+    def settle(self, given: BatchInputs, planned: PreparedBatch | None) -> list[Route]:
         """What the ranks have settled about a batch holds, whatever became of its ids since."""
         return self.routes(given) if planned is None else [each.route for each in planned.lookups]
 
-    def wishes(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
+    def wishes(self, given: BatchInputs, settled: Any, learns: bool) -> list[Lookups]:
         """What all ranks want of this one."""
         return self.asked(settled, learns)
 
-    def calls(self, placed: list[Lookups], planned: Planned | None) -> list[Lookups]:
+    def calls(self, placed: list[Lookups], planned: PreparedBatch | None) -> list[Lookups]:
         """The rank's own lookups; with them goes what it is asked for."""
         if planned is not None:
             self._meet(prefetched=True)
@@ -200,7 +200,7 @@ class RankStage:
     def __init__(self, exchange: RankExchange, mesh: Mesh) -> None:
         self._exchange, self._mesh = exchange, mesh
 
-    def settle(self, batches: Iterable[tuple[Any, Any, Any]]) -> Iterator[Routed]:
+    def settle(self, batches: Iterable[tuple[Any, Any, Any]]) -> Iterator[RoutedBatch]:
         """(batch, ids, bags) of this rank, settled with the other ranks ahead of time."""
         return self._exchange.routed(batches, self._mesh)
 

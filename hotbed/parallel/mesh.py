@@ -137,7 +137,7 @@ Over = Literal["all", "node"]  # whose values a sum takes
 MakeLink = Callable[[Any, Sequence[int], int, Traffic], Link]
 
 
-class Waiting(Protocol):
+class PendingSum(Protocol):
     """A sum under way."""
 
     def wait(self) -> None:
@@ -202,7 +202,7 @@ class Mesh:
         if whole is not flat:
             flat.copy_(whole[: flat.numel()])
 
-    def start_sum(self, tensor: Tensor, over: Over = "all") -> Waiting:
+    def start_sum(self, tensor: Tensor, over: Over = "all") -> PendingSum:
         """`sum_` beside what follows; leave the tensor and this mesh alone until `wait` has returned."""
         if tensor.device.type == "cuda":
             return _OnStream(lambda: self.sum_(tensor, over), tensor, self.flat.is_gloo(tensor))

@@ -38,7 +38,7 @@ _RULE = (
 )
 
 
-class Act(NamedTuple):
+class RankAction(NamedTuple):
     """What a rank does next."""
 
     what: int
@@ -63,13 +63,13 @@ class Order:
         """All ranks are here for the same, or all raise; a collective."""
         if self._size == 1:
             return
-        act = Act(_NUMBER[what], call, group)
+        act = RankAction(_NUMBER[what], call, group)
         mine = torch.tensor([act] * self._size, dtype=torch.int64, device="cpu")
         said = torch.empty_like(mine)
         texts = [failure] * self._size
         try:
             dist.all_to_all_single(said, mine, group=self._group)
-            acts = [Act(*each) for each in said.tolist()]
+            acts = [RankAction(*each) for each in said.tolist()]
             if any(DOES[each.what] == _FAILED for each in acts):
                 dist.all_gather_object(texts, failure, group=self._group)
         except RuntimeError as error:
@@ -105,8 +105,8 @@ class Order:
             )
 
 
-def _by_rank(acts: list[Act]) -> str:
-    ranks: dict[Act, list[int]] = {}
+def _by_rank(acts: list[RankAction]) -> str:
+    ranks: dict[RankAction, list[int]] = {}
     for rank, act in enumerate(acts):
         ranks.setdefault(act, []).append(rank)
     return "; ".join(f"rank {', '.join(map(str, who))} {act}" for act, who in ranks.items())

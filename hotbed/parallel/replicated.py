@@ -37,7 +37,7 @@ _ROOM = 4  # replicas, in unions of the largest batch
 Read = Callable[[Tensor], Tensor]  # places among the own rows of a union [n] -> their weights [n, D], as they travel
 
 
-class Tally(NamedTuple):
+class RowTally(NamedTuple):
     """Rows of this rank, by what was done with them."""
 
     batches: int = 0
@@ -45,8 +45,8 @@ class Tally(NamedTuple):
     union: int = 0  # of its own that any rank asked for
     new: int = 0  # of those, the ones that had no replica
 
-    def plus(self, other: Tally) -> Tally:
-        return Tally(*(a + b for a, b in zip(self, other)))
+    def plus(self, other: RowTally) -> RowTally:
+        return RowTally(*(a + b for a, b in zip(self, other)))
 
 
 class Replicas:
@@ -117,7 +117,7 @@ class ReplicatedFront:
         self.layout = group.layout
         # One rank alone lets its user write to rows through views, and what a dynamic id means may change.
         self.wants: Want = "once" if group.keyspace.is_dynamic or mesh.size == 1 else "kept"
-        self.tally = Tally()
+        self.tally = RowTally()
         self._sharded = sharded  # sends sums of gradients to the owners
         self._group = group
         self._replicas = Replicas(mesh, group)
@@ -153,7 +153,7 @@ class ReplicatedFront:
         union: Union = asked.route.union
         num_new = self._replicas.place(union, lambda places: self._read(asked, union.standing[places]))
         num_own = int(union.standing.shape[0])
-        self.tally = self.tally.plus(Tally(1, asked.route.num_vectors, num_own, num_new))
+        self.tally = self.tally.plus(RowTally(1, asked.route.num_vectors, num_own, num_new))
         return union
 
     def _placed(self, asked: Lookups) -> Union:

@@ -30,13 +30,13 @@ from torch import Tensor
 from hotbed.errors import RankError
 from hotbed.ops.keys import FirstBad
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.ops.partition import Dealt, deal
+from hotbed.ops.partition import OwnerPartition, deal
 from hotbed.ops.shard import Shard
-from hotbed.parallel.asks import SMALL, Ask, Wanted, ask_of
-from hotbed.parallel.collect import Passage, carry, carry_back, gather, gather_numbers, passages
+from hotbed.parallel.asks import SMALL, OwnerRequest, WantedRows, ask_of
+from hotbed.parallel.collect import RowRouting, carry, carry_back, gather, gather_numbers, passages
 from hotbed.parallel.mesh import Mesh
 from hotbed.tables.group.group import TableGroup
-from hotbed.tables.inputs import Given, GroupInputs
+from hotbed.tables.inputs import BatchInputs, GroupInputs
 
 # Of one group: no union; one whose rows have no names beyond this batch (dynamic ids); one whose rows may be kept.
 Want = Literal["none", "once", "kept"]
@@ -49,7 +49,7 @@ class Route(NamedTuple):
 
     mesh: Mesh  # that vectors travel over
     own: Lookups  # of this rank; slots are places among the vectors that come back
-    passage: Passage  # vectors this rank asks of each, and each asks of this one: rows, or sums of parts of bags
+    passage: RowRouting  # vectors this rank asks of each, and each asks of this one: rows, or sums of parts of bags
     keys: Tensor  # int64, by asking rank: local keys, or dynamic ids
     starts: Tensor | None = None  # int64 [V + 1]: the keys of each vector; None where each is a row
     tables: Tensor | None = None  # int32, of dynamic ids
@@ -71,7 +71,7 @@ class Route(NamedTuple):
         return carry(self.mesh, gradients, self.passage)
 
 
-def make_routes(mesh: Mesh, wanted: Sequence[Wanted], rows_over: Mesh) -> list[Route]:
+def make_routes(mesh: Mesh, wanted: Sequence[WantedRows], rows_over: Mesh) -> list[Route]:
     """The routes of one batch by group, settled over `mesh`."""
     asks = [ask_of(want, Shard(mesh.rank, mesh.size)) for want in wanted]
     numbers = [numbers for ask in asks for numbers in (ask.num_keys, ask.num_vectors)]
@@ -101,7 +101,7 @@ def _told(mesh: Mesh, num_groups: int, what: int, device: torch.device) -> list[
     return passages(mesh, counts, device)[-1].receive
 
 
-def _route(mesh: Mesh, ask: Ask, of_keys: Passage, of_vectors: Passage) -> Route:
+def _route(mesh: Mesh, ask: OwnerRequest, of_keys: RowRouting, of_vectors: RowRouting) -> Route:
     keys = carry(mesh, ask.keys, of_keys).to(torch.int64)
     route = Route(mesh, ask.own, of_vectors, keys)
     if ask.marks is not None:
@@ -169,7 +169,7 @@ def with_unions(mesh: Mesh, routes: Sequence[Route], num_keys: Sequence[int], wa
     return found
 
 
-def _distinct(route: Route) -> Dealt:
+def _distinct(route: Route) -> OwnerPartition:
     """What this rank is asked for, each once."""
     return deal(route.keys, None, lambda keys, _: torch.zeros_like(keys), 1, route.tables)
 
@@ -180,7 +180,7 @@ def _keys(mesh: Mesh, keys: Tensor, sizes: list[int], small: bool) -> Tensor:
     return lists * mesh.size + _repeated(torch.arange(mesh.size, device="cpu"), sizes, keys.device)
 
 
-def _union(mesh: Mesh, route: Route, own: Dealt, sizes: list[int], keys: Tensor | None) -> Union:
+def _union(mesh: Mesh, route: Route, own: OwnerPartition, sizes: list[int], keys: Tensor | None) -> Union:
     device = route.keys.device
     told = carry_back(mesh, own.places.to(torch.int32), route.passage).to(torch.int64)
     starts = torch.tensor([0, *accumulate(sizes)][:-1], device="cpu")
@@ -195,14 +195,14 @@ def _repeated(values: Tensor, times: Sequence[int], device: torch.device) -> Ten
     return torch.repeat_interleave(values, torch.tensor(times, device="cpu")).to(device)
 
 
-def wanted_of(group: TableGroup, flattened: Callable[[Any], Lookups]) -> Wanted:
+def wanted_of(group: TableGroup, flattened: Callable[[Any], Lookups]) -> WantedRows:
     """Of one group; `flattened` gives the look-ups of a batch for what makes keys of ids."""
     lookups = flattened(_Places(group))
     keys, tables, num_local = group.keyspace.asked(lookups)
-    return Wanted(lookups, keys, group.shard.owner_of_any, tables, num_local)
+    return WantedRows(lookups, keys, group.shard.owner_of_any, tables, num_local)
 
 
-def tables_in_parts(inputs: GroupInputs, given: Given) -> tuple[int, ...] | None:
+def tables_in_parts(inputs: GroupInputs, given: BatchInputs) -> tuple[int, ...] | None:
     """The table of every span, or -1 where owners cannot pool: features with weights, sequences, tables without bags."""
     features = [inputs.features[j] for j in inputs.order]
     tables = dict.fromkeys(feature.table for feature in features if feature.name in given.bags)

@@ -15,9 +15,9 @@ from hotbed.ops.sums import sum_by_row
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.order import Order
 from hotbed.parallel.routes import Route, Want
-from hotbed.parallel.shared_rows import SharedRows, Summed, averaged
+from hotbed.parallel.shared_rows import SharedRows, SpanGradients, averaged
 from hotbed.tables.group.group import TableGroup, UpdateStep
-from hotbed.tables.ownership import Turns
+from hotbed.tables.ownership import Ownership
 
 Traffic = Literal["fp32", "fp16", "bf16"]
 TYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -28,7 +28,7 @@ class Ranks(NamedTuple):
 
     mesh: Mesh
     order: Order
-    turns: Turns
+    ownership: Ownership
 
 
 class ShardFront:
@@ -70,7 +70,7 @@ class ShardFront:
         self.meet("is in a backward pass and updates rows", lookups)
         received = route.give(self.narrow(sums)).to(grad.dtype)
         asked = self.asked(lookups, learns=True)
-        summed = Summed(asked, received, torch.empty(0, dtype=torch.float32, device="cpu"))
+        summed = SpanGradients(asked, received, torch.empty(0, dtype=torch.float32, device="cpu"))
         if route.times is not None:
             summed = summed._replace(times=route.times.to(torch.int64))
             if self.shared is not None:
@@ -90,7 +90,7 @@ class ShardFront:
         asked: Lookups = lookups.route
         if asked.ticket is not None and asked.ticket.holds(learns):
             return asked
-        return self._group.ensure(asked, learns, self._ranks.turns.claim)
+        return self._group.ensure(asked, learns, self._ranks.ownership.claim)
 
     def narrow(self, rows: Tensor) -> Tensor:
         """Rows or gradients as they travel."""

@@ -81,7 +81,7 @@ class ShardedTables(EmbeddingTables):
         sharing = Sharing(gradients, traffic, mode, pooled)
         order.compare(_description(self, sharing._asdict() | {name: options.get(name) for name in _ALIKE}))
         self.stop_recording()  # what it records is of one rank
-        self.ranks = RankExchange(self, Ranks(mesh, order, self.turns), sharing)
+        self.ranks = RankExchange(self, Ranks(mesh, order, self.ownership), sharing)
         self.exchange = self.ranks
 
     @eager

@@ -43,7 +43,7 @@ class SharedRows:
         own = np.array([self._keyspace.shared_key(table) for table in self._tables], dtype=np.int64)
         return torch.cat([keys, torch.from_numpy(own).to(keys.device)])
 
-    def together(self, asked: Lookups, grad: Tensor) -> Summed:
+    def together(self, asked: Lookups, grad: Tensor) -> SpanGradients:
         """Gradients [n, D] of the rows asked for -> [n + S, D]: those of shared rows from all ranks, at the end."""
         route: Route = asked.route
         assert route.tables is not None, "keys of dynamic ids are asked for by table"
@@ -56,7 +56,7 @@ class SharedRows:
         slots = torch.cat([torch.where(places >= 0, -1, own), torch.where(totals > 0, replicas, -1)])
         keys = None if asked.keys is None else torch.where(slots >= 0, asked.keys, -1)
         lookups = asked._replace(slots=slots, keys=keys, sorted_keys=None, order=None)
-        return Summed(lookups, torch.cat([grad, sums]), torch.cat([times, totals]))
+        return SpanGradients(lookups, torch.cat([grad, sums]), torch.cat([times, totals]))
 
     def _sums(self, grad: Tensor, times: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Of all ranks: gradients [S, D], and how often their batches have a shared row [S]."""
@@ -75,7 +75,7 @@ class SharedRows:
         return sums, ranks[..., width:].contiguous().view(torch.int64).sum(0).view(size)
 
 
-class Summed(NamedTuple):
+class SpanGradients(NamedTuple):
     """Gradients [n, D] of look-ups of one span, and how often a batch has the row of each."""
 
     lookups: Lookups
@@ -83,7 +83,7 @@ class Summed(NamedTuple):
     times: Tensor  # int64 [n]
 
 
-def averaged(summed: Summed) -> Summed:
+def averaged(summed: SpanGradients) -> SpanGradients:
     """The sum of every row, added in order, by how often all batches have it; every row once."""
     lookups, grad, times = summed
     slots, places = torch.unique(lookups.slots, return_inverse=True)
@@ -95,4 +95,4 @@ def averaged(summed: Summed) -> Summed:
         keys = lookups.keys.new_empty(size)
         keys[places] = lookups.keys  # any of them will do: they are one row's
     grad = sums / totals.clamp(min=1).to(grad.dtype).unsqueeze(1)
-    return Summed(Lookups(slots, (Span("rows", 0, size, 1),), size, keys=keys), grad, totals)
+    return SpanGradients(Lookups(slots, (Span("rows", 0, size, 1),), size, keys=keys), grad, totals)

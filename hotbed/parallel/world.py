@@ -39,7 +39,7 @@ T = TypeVar("T")
 class World:
     """`size` ranks, of which this is `rank`. All of them make the same calls in the same order."""
 
-    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, pulse: Pulse | None = None) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, pulse: Heartbeat | None = None) -> None:
         self.rank, self.size = rank, size
         self._group, self._pulse = group, pulse
 
@@ -104,7 +104,7 @@ class World:
 ALONE = World()
 
 
-class Sign(NamedTuple):
+class RankStatus(NamedTuple):
     """One rank's pulse."""
 
     stages: int  # entered so far
@@ -121,7 +121,7 @@ class Failure(NamedTuple):
     text: str
 
 
-class Pulse:
+class Heartbeat:
     """Of one rank; `store` is a connection that no one else uses."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
@@ -189,12 +189,12 @@ class Pulse:
                 said.append(f"rank {rank} is behind, {where}, with {sign.batches} batches read of {ahead[1]}")
         return "; ".join(said) or "no rank is behind the others"
 
-    def _signs(self) -> dict[int, Sign]:
+    def _signs(self) -> dict[int, RankStatus]:
         signs = {}
         with self._lock:
             for rank in range(self.size):
                 if self._store.check([f"pulse-{rank}"]):
-                    signs[rank] = Sign(*json.loads(self._store.get(f"pulse-{rank}")))
+                    signs[rank] = RankStatus(*json.loads(self._store.get(f"pulse-{rank}")))
         return signs
 
     def _beat(self) -> None:
@@ -209,7 +209,7 @@ class Pulse:
             return
 
     def _give_sign(self) -> None:
-        sign = Sign(self._stages, self._stage, self._since, self.batches, time.time())
+        sign = RankStatus(self._stages, self._stage, self._since, self.batches, time.time())
         with self._lock:
             self._store.set(f"pulse-{self.rank}", json.dumps(sign))
 

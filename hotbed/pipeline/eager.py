@@ -12,11 +12,11 @@ import torch
 from hotbed.ops.lookups import Ticket
 from hotbed.ops.streams import after
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow
-from hotbed.pipeline.transfer_thread import Move, Mover
+from hotbed.pipeline.transfer_thread import TransferThread, WindowRows
 from hotbed.tables.group.cached import CachedRows
-from hotbed.tables.inputs import as_given, flatten
+from hotbed.tables.inputs import flatten, read_inputs
 from hotbed.tables.module import EmbeddingTables
-from hotbed.tables.ownership import Planned, Routed
+from hotbed.tables.ownership import PreparedBatch, RoutedBatch
 
 
 class ThreadedTransfer:
@@ -24,8 +24,8 @@ class ThreadedTransfer:
 
     waits = holds_memory = True
 
-    def __init__(self, mover: Mover, move: Move, device: torch.device) -> None:
-        self._mover = mover
+    def __init__(self, thread: TransferThread, move: WindowRows, device: torch.device) -> None:
+        self._thread = thread
         self._move = move
         self._device = device
 
@@ -35,13 +35,13 @@ class ThreadedTransfer:
         return move.staged.is_set() and (move.mark is None or bool(move.mark.query()))
 
     def wait(self) -> None:
-        self._mover.wait(self._move)
+        self._thread.wait(self._move)
 
     def exchange(self) -> None:
         after(self._device, self._move.mark)
         for group, fetch in self._move.fetches:
             group.exchange(fetch)
-        self._mover.write(self._move)
+        self._thread.write(self._move)
 
 
 class EagerPlanner:
@@ -54,32 +54,32 @@ class EagerPlanner:
         self._tables = tables
         self._groups = groups
         self._device = tables.device
-        self._changes = tables.turns.changes
+        self._changes = tables.ownership.changes
         self.learns = True  # whether rows will be updated
-        self._mover = Mover(tables.device)
+        self._thread = TransferThread(tables.device)
         self._num_windows = 0
 
     @property
     def error(self) -> BaseException | None:
         """What ended the transfers; nothing is moved any more."""
-        return self._mover.error
+        return self._thread.error
 
     def start(self) -> None:
-        self._mover.start()
+        self._thread.start()
 
     def stop(self) -> None:
-        self._mover.close()
+        self._thread.close()
 
     def abandon(self) -> None:
-        self._mover.abandon()
+        self._thread.abandon()
 
     def prepare(self, candidate: Candidate) -> KnownBatch:
         batch, named = candidate.batch, candidate.named
-        if isinstance(batch, Routed):
+        if isinstance(batch, RoutedBatch):
             with self._changes.changing("translating ids"):
                 lookups = batch.lookups(self.learns)
             return KnownBatch(batch, named, batch.given, self, lookups, None)
-        given = as_given(self._tables.features, named.ids, named.bags, self._device)
+        given = read_inputs(self._tables.features, named.ids, named.bags, self._device)
         groups = zip(self._tables.groups, self._tables.group_inputs)
         with self._changes.changing("translating ids"):
             lookups = [flatten(group, inputs, given, self.learns) for group, inputs in groups]
@@ -94,7 +94,7 @@ class EagerPlanner:
     def reserve(self, look_ahead: int) -> None:
         """The index grows as batches arrive."""
 
-    def check(self, batch: KnownBatch | Planned) -> None:
+    def check(self, batch: KnownBatch | PreparedBatch) -> None:
         for lookups in batch.ids if isinstance(batch, KnownBatch) else batch.lookups:
             if lookups.check is not None:
                 lookups.check()
@@ -120,13 +120,13 @@ class EagerPlanner:
             fetch, lookups = group.finish([batch.place[g] for batch in window.batches], decision, ticket)
             fetches.append((group, fetch))
             placed.append(lookups)
-        move = Move(self._num_windows, fetches)
+        move = WindowRows(self._num_windows, fetches)
         self._num_windows += 1
-        self._mover.read(move)
-        return PlannedWindow(ThreadedTransfer(self._mover, move, self._device), placed, [])
+        self._thread.read(move)
+        return PlannedWindow(ThreadedTransfer(self._thread, move, self._device), placed, [])
 
     def drain(self) -> None:
-        self._mover.drain()
+        self._thread.drain()
 
     def forget(self) -> None:
         """What is known is the cache's."""

@@ -38,7 +38,7 @@ from hotbed.pipeline.reader import MOST_SHARED, Reader
 from hotbed.pipeline.recorded import RecordedPlanner, recorded_for
 from hotbed.tables.group.dynamic import FAR_AHEAD
 from hotbed.tables.module import EmbeddingTables
-from hotbed.tables.ownership import Planned, Routed
+from hotbed.tables.ownership import PreparedBatch, RoutedBatch
 from hotbed.telemetry.clock import COPY, PLAN, READER, WAIT
 
 _DECIDED = 2  # windows whose rows are fetched ahead
@@ -53,7 +53,7 @@ class Feed:
         self._tables = tables
         self._device = tables.device
         self._clock = tables.clock
-        self.changes = tables.turns.changes
+        self.changes = tables.ownership.changes
         self._given_window = window
         self._given_look_ahead = None if look_ahead is None else max(look_ahead, window or 1)
         self._look_ahead = 1  # until the first batch is known
@@ -87,7 +87,7 @@ class Feed:
         self._eager.learns = self._learns
         self._eager.start()
         with self.changes.lock:
-            self._tables.turns.take(self)
+            self._tables.ownership.take(self)
             for group in self._cached:
                 group.let_go()  # a batch that was looked up before this and is not updated yet
             self._caches = [group.cache for group in self._cached]
@@ -122,9 +122,9 @@ class Feed:
             self._plan(wanted=False)
         batch, planned = window.batches[0]
         window.delivered.append(planned)
-        self._tables.turns.deliver(planned)
+        self._tables.ownership.deliver(planned)
         self._num_delivered += 1
-        found = (batch.batch if isinstance(batch, Routed) else batch,)
+        found = (batch.batch if isinstance(batch, RoutedBatch) else batch,)
         self.offered = (batch,)
         del window.batches[0]  # no call between the two: no interrupt comes there
         return found
@@ -132,7 +132,7 @@ class Feed:
     def close(self) -> None:
         """Let nothing be lost: what was decided is carried out, what was only known is forgotten."""
         self._reader.stop()
-        self._tables.turns.left.append(self)  # until it is done: whoever comes next finishes it
+        self._tables.ownership.left.append(self)  # until it is done: whoever comes next finishes it
         owns = threading.current_thread() is self._owner or not self._owner.is_alive()
         if owns and not self.changes.is_inside:
             self.finish()  # else garbage collected by some other thread, or amid a change: rows must not be moved now
@@ -145,16 +145,16 @@ class Feed:
             if self._eager.error is not None:
                 self._break(self._eager.error)
             self._leave()
-            if self._tables.turns.feed is self and not self.changes.is_broken:
+            if self._tables.ownership.feed is self and not self.changes.is_broken:
                 self.pause(drop=True)
-            self._tables.turns.leave(self)
+            self._tables.ownership.leave(self)
         self._reader.close(self._untrained)
         for planner in self._planners:
             planner.stop()
         if self._stage is not None and self._reader.has_ended:
             stage, self._stage = self._stage, None
             stage.close()
-        self._tables.turns.forget(self)
+        self._tables.ownership.forget(self)
 
     def _in_hand(self) -> list[Any]:
         """Batches that were read and not handed out, in order."""
@@ -268,7 +268,7 @@ class Feed:
             return
         window.ticket.valid = False
         for planned in window.delivered:
-            self._tables.turns.withdraw(planned)
+            self._tables.ownership.withdraw(planned)
         self._retire(window)
         while self._waits and self._waits[0][1].query():
             before, until = self._waits.popleft()
@@ -283,7 +283,7 @@ class Feed:
 
     def _enter(self) -> Window | None:
         """The next window, its rows in their slots."""
-        self._tables.turns.take(self)
+        self._tables.ownership.take(self)
         if self._ids and any(ids.num_ahead > FAR_AHEAD for ids in self._ids):
             self.pause(drop=True)  # batches that were handed out are kept and not trained
         if self._paused and not self._decided:
@@ -379,7 +379,7 @@ class Feed:
         """Whether an index has no room for a batch more, which comes when batches have more rows than the first had."""
         return any(cache.is_full for cache in self._caches)
 
-    def _settled(self, batches: Iterator[Any]) -> Iterator[Routed]:
+    def _settled(self, batches: Iterator[Any]) -> Iterator[RoutedBatch]:
         """Batches that the ranks have settled together."""
         assert self._stage is not None, "ranks settle their batches as long as the feed is open"
         return self._stage.settle(self._named(batches))
@@ -407,7 +407,7 @@ class Feed:
     def _candidate(self, batch: Any, point: Any) -> Candidate:
         """A batch that was read, its ids, and who will plan it. The first one says whether there is a choice."""
         after(self._device, point)
-        named = ids_of(batch.batch if isinstance(batch, Routed) else batch, self._names)
+        named = ids_of(batch.batch if isinstance(batch, RoutedBatch) else batch, self._names)
         if not self._chose_planners:
             self._chose_planners = True
             self._recorded = recorded_for(self._tables, named, self._given_window or MOST_BATCHES, self._learns)
@@ -512,6 +512,6 @@ class Feed:
         for i, each in enumerate(batches):
             lookups = [placed[i] for placed in planned.placed]
             window.batches.append(
-                (each.batch, Planned(each.named.ids, each.named.bags, each.given, lookups, each.named.contents))
+                (each.batch, PreparedBatch(each.named.ids, each.named.bags, each.given, lookups, each.named.contents))
             )
         self._decided.append(window)

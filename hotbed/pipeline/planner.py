@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.pipeline.batches import Ids
-from hotbed.tables.inputs import Given
-from hotbed.tables.ownership import Planned
+from hotbed.tables.inputs import BatchInputs
+from hotbed.tables.ownership import PreparedBatch
 from hotbed.tables.transaction import REFUSALS
 
 
@@ -35,7 +35,7 @@ class KnownBatch(NamedTuple):
 
     batch: Any
     named: Ids
-    given: Given
+    given: BatchInputs
     planner: Planner
     ids: Any  # as the planner needs them
     place: Any  # where the planner finds the batch again; None before it arrives
@@ -115,7 +115,7 @@ class Planner(Protocol):
     def may_have_bad_ids(self) -> bool:
         """Whether `check` could raise."""
 
-    def check(self, batch: KnownBatch | Planned) -> None:
+    def check(self, batch: KnownBatch | PreparedBatch) -> None:
         """Raise IdError for a bad id."""
 
     def may_begin(self, num_ahead: int) -> bool:
@@ -159,6 +159,6 @@ class Window:
     def __init__(self, transfer: Transfer, ticket: Ticket) -> None:
         self.transfer = transfer
         self.ticket = ticket
-        self.batches: deque[tuple[Any, Planned]] = deque()
-        self.delivered: list[Planned] = []
+        self.batches: deque[tuple[Any, PreparedBatch]] = deque()
+        self.delivered: list[PreparedBatch] = []
         self.exchanged = False

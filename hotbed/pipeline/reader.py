@@ -28,8 +28,8 @@ from hotbed.host.handover import Runner
 from hotbed.ops.streams import after, mark, side_stream
 from hotbed.pipeline.batches import to_device
 from hotbed.pipeline.draws import Draws
-from hotbed.pipeline.rests import Rest, is_stream, keep, kept, say_kept
-from hotbed.tables.ownership import Routed
+from hotbed.pipeline.rests import Leftover, is_stream, keep, kept, say_kept
+from hotbed.tables.ownership import RoutedBatch
 from hotbed.telemetry.spans import next_step, reads
 
 _FULL = 8  # batches read and not yet asked for
@@ -45,7 +45,7 @@ _WAY_OUT = "Give the loader a generator of its own, as in DataLoader(..., genera
 Settle = Callable[[Iterator[Any]], Iterator[Any]]
 
 
-class Found(NamedTuple):
+class ReadBatch(NamedTuple):
     """A batch that was read."""
 
     batch: Any
@@ -64,13 +64,13 @@ class Reader:
         self._device = device
         self._began: Any = None
         self._first_step: int | None = None  # that trains what is read, for a trace
-        self._found: deque[Found] = deque()
+        self._found: deque[ReadBatch] = deque()
         self._num_read = 0
         self._taken = -1  # number of the batch that was handed out last
         self._wanted = 0  # number of a batch for which all before it are trained
         self._held = -1  # number of a batch that is not read before it is wanted
         self._drew = self._drew_late = self._warned = False
-        self._rest = Rest(deque(), None, False)  # of the reader before this one
+        self._rest = Leftover(deque(), None, False)  # of the reader before this one
         self._in_hand: list[Any] = []  # taken from the loader and not found yet
         self._launched = self._stopped = self._finished = self._raised = False
         self._error: BaseException | None = None
@@ -147,9 +147,9 @@ class Reader:
         self._thread.join(_PATIENCE_WITH_RANKS if self._shared else None)
         if self._launched and self._finished and is_stream(self._loader):
             batches = [*untrained, *(found.batch for found in self._found)]
-            batches = [batch.batch if isinstance(batch, Routed) else batch for batch in batches]
+            batches = [batch.batch if isinstance(batch, RoutedBatch) else batch for batch in batches]
             error = None if self._raised else self._rest.error if self._shared or self._error is None else self._error
-            rest = Rest(deque([*batches, *self._in_hand, *self._rest.batches]), error, self._drew)
+            rest = Leftover(deque([*batches, *self._in_hand, *self._rest.batches]), error, self._drew)
             name = keep(self._loader, rest)
             self._loader = None
             say_kept(name)
@@ -198,7 +198,7 @@ class Reader:
             moved = to_device(batch, self._device)
             self.moves |= moved is not batch or self._shared
             point = mark(self._device) if self._shared or moved is not batch else None
-            self._found.append(Found(moved, point, self._num_read))
+            self._found.append(ReadBatch(moved, point, self._num_read))
             self._num_read += 1
             self._in_hand.clear()
             del batch, moved

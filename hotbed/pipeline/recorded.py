@@ -17,13 +17,13 @@ from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.pipeline.batches import Ids
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow
 from hotbed.tables.group.cached import CachedRows
-from hotbed.tables.inputs import Given, as_given, flatten
+from hotbed.tables.inputs import BatchInputs, flatten, read_inputs
 from hotbed.tables.module import EmbeddingTables
-from hotbed.tables.ownership import Planned
+from hotbed.tables.ownership import PreparedBatch
 
 if TYPE_CHECKING:
-    from hotbed.cache.recorded_planner import LanePlan
-    from hotbed.ops.move.compiled_transfer import Porter
+    from hotbed.cache.recorded_planner import RecordedPlan
+    from hotbed.ops.move.compiled_transfer import CompiledTransfer
 
 _MOST_KEPT = 4  # shapes of batches whose planner the next feed finds again; each takes device memory
 _MOST_PLANNED = 2  # windows at a time; each has buffers of its own
@@ -39,7 +39,7 @@ def recorded_for(tables: EmbeddingTables, named: Ids, window: int, learns: bool)
     )
     if not alike or backend_of(ids) != "triton" or ids.device != tables.device or ids.shape[1] != len(tables.features):
         return None
-    if not tables.caches or not all(group.has_lanes for group in tables.caches):
+    if not tables.caches or not all(group.can_record for group in tables.caches):
         return None
     if any(feature.pooling == "none" for feature in tables.features):
         return None
@@ -48,7 +48,7 @@ def recorded_for(tables: EmbeddingTables, named: Ids, window: int, learns: bool)
 
 def _kept(tables: EmbeddingTables, shape: tuple[int, ...], window: int, learns: bool) -> RecordedPlanner:
     """The planner of an earlier feed, with its recordings, or a new one; those used last are kept."""
-    kept, key = tables.turns.planners, (shape, window, learns)
+    kept, key = tables.ownership.planners, (shape, window, learns)
     if key in kept and kept[key].busy:
         return RecordedPlanner(tables, shape, window, learns)  # another feed will go on with that one
     planner: RecordedPlanner | None = kept.pop(key, None)
@@ -65,7 +65,7 @@ class GroupWindow(NamedTuple):
     """A planned window of one group."""
 
     number: int
-    plan: LanePlan
+    plan: RecordedPlan
     num_batches: int
     num_lookups: int
 
@@ -76,19 +76,21 @@ class RecordedTransfer:
     waits = False  # the exchange is put on the stream behind the rows
     holds_memory = False  # staging buffers are kept from feed to feed
 
-    def __init__(self, groups: Sequence[CachedRows], porters: Sequence[Porter], windows: Sequence[GroupWindow]) -> None:
-        self._groups, self._porters, self._windows = groups, porters, windows
+    def __init__(
+        self, groups: Sequence[CachedRows], transfers: Sequence[CompiledTransfer], windows: Sequence[GroupWindow]
+    ) -> None:
+        self._groups, self._transfers, self._windows = groups, transfers, windows
 
     @property
     def is_staged(self) -> bool:
-        return all(porter.is_staged(window.number) for porter, window in zip(self._porters, self._windows))
+        return all(transfer.is_staged(window.number) for transfer, window in zip(self._transfers, self._windows))
 
     def wait(self) -> None:
         """`exchange` does."""
 
     def exchange(self) -> None:
-        for group, porter, window in zip(self._groups, self._porters, self._windows):
-            group.exchange_with(porter, *window)
+        for group, transfer, window in zip(self._groups, self._transfers, self._windows):
+            group.exchange_with(transfer, *window)
 
 
 class RecordedPlanner:
@@ -104,19 +106,19 @@ class RecordedPlanner:
         self._groups = tables.caches
         self._spans = [inputs.matrix_spans(shape[0]) for inputs in tables.group_inputs]
         self._columns: list[list[int] | None] = []
-        self._lanes, self._makers, self._porters = [], [], []
+        self._recorded_caches, self._makers, self._transfers = [], [], []
         self.busy = False  # between start and stop
         for group, inputs, spans in zip(self._groups, tables.group_inputs, self._spans):
             columns = [self._names.index(feature.name) for feature in inputs.features]
             self._columns.append(None if columns == list(range(len(self._names))) else columns)
-            lane, maker = group.new_lane(spans, inputs.tables, window, learns)
-            self._lanes.append(lane)
+            recorded, maker = group.new_recorded_cache(spans, inputs.tables, window, learns)
+            self._recorded_caches.append(recorded)
             self._makers.append(maker)
-            self._porters.append(group.new_porter(lane))
+            self._transfers.append(group.new_transfer(recorded))
 
     def serves(self, tables: EmbeddingTables) -> bool:
         """Whether it still belongs to the tables' caches: loading rows makes new ones."""
-        return all(lane.serves(group.cache) for lane, group in zip(self._lanes, self._groups))
+        return all(recorded.serves(group.cache) for recorded, group in zip(self._recorded_caches, self._groups))
 
     def flat(self, named: Ids) -> list[Tensor] | None:
         """The ids of each group, one after the other; None for a batch that does not fit."""
@@ -129,32 +131,32 @@ class RecordedPlanner:
         self.busy = True
         for maker in self._makers:
             maker.clear()  # a bad id ended the feed before
-        for porter, lane in zip(self._porters, self._lanes):
-            porter.start(lane.num_windows)
+        for transfer, recorded in zip(self._transfers, self._recorded_caches):
+            transfer.start(recorded.num_windows)
 
     def stop(self) -> None:
         self.busy = False
-        for porter in self._porters:
-            porter.stop()
+        for transfer in self._transfers:
+            transfer.stop()
 
     abandon = stop
 
     def prepare(self, candidate: Candidate) -> KnownBatch:
-        given = Given(self._shape[0], candidate.named.ids, self._columns_of, {}, {})
+        given = BatchInputs(self._shape[0], candidate.named.ids, self._columns_of, {}, {})
         return KnownBatch(candidate.batch, candidate.named, given, self, candidate.ids, None)
 
     def arrive(self, batch: KnownBatch) -> KnownBatch:
-        numbers = [lane.arrive(ids) for lane, ids in zip(self._lanes, batch.ids)]
+        numbers = [recorded.arrive(ids) for recorded, ids in zip(self._recorded_caches, batch.ids)]
         return batch._replace(place=numbers[0])
 
     def num_keys(self, batch: KnownBatch) -> list[int]:
-        return [lane.num_keys(batch.place) for lane in self._lanes]
+        return [recorded.num_keys(batch.place) for recorded in self._recorded_caches]
 
     def reserve(self, look_ahead: int) -> None:
-        for group, lane in zip(self._groups, self._lanes):
+        for group, recorded in zip(self._groups, self._recorded_caches):
             if group.cache.bounded:
                 continue  # it has its room
-            ahead = look_ahead * lane.num_keys(group.cache.num_arrived - 1)
+            ahead = look_ahead * recorded.num_keys(group.cache.num_arrived - 1)
             group.cache.reserve(int(CELLS_FACTOR * (group.num_slots + CELLS_PER_KEY * ahead)))
 
     @property
@@ -162,7 +164,7 @@ class RecordedPlanner:
         """Whether a kernel has seen one in any batch that has arrived. Those whose counts are on the host are known."""
         return any(maker.found_bad for maker in self._makers)
 
-    def check(self, batch: KnownBatch | Planned) -> None:
+    def check(self, batch: KnownBatch | PreparedBatch) -> None:
         named = batch.named if isinstance(batch, KnownBatch) else batch
         for lookups in self._flatten(named):
             if lookups.check is not None:
@@ -180,33 +182,33 @@ class RecordedPlanner:
     def finish(self, window: OpenWindow, ticket: Ticket, arriving: Sequence[Candidate]) -> PlannedWindow:
         batches, number = window.batches, self._groups[0].cache.num_arrived
         windows, placed = [], []
-        for g, lane in enumerate(self._lanes):
-            plan, rows = lane.plan(len(batches), [candidate.ids[g] for candidate in arriving])
-            windows.append(GroupWindow(plan.number, plan, len(batches), len(batches) * lane.num_lookups))
+        for g, recorded in enumerate(self._recorded_caches):
+            plan, rows = recorded.plan(len(batches), [candidate.ids[g] for candidate in arriving])
+            windows.append(GroupWindow(plan.number, plan, len(batches), len(batches) * recorded.num_lookups))
             placed.append([self._lookups(g, row, batch.named, ticket) for row, batch in zip(rows, batches)])
         arrived = [self.prepare(candidate)._replace(place=number + i) for i, candidate in enumerate(arriving)]
-        return PlannedWindow(RecordedTransfer(self._groups, self._porters, windows), placed, arrived)
+        return PlannedWindow(RecordedTransfer(self._groups, self._transfers, windows), placed, arrived)
 
     def drain(self) -> None:
-        for porter in self._porters:
-            porter.drain()
+        for transfer in self._transfers:
+            transfer.drain()
 
     def forget(self) -> None:
-        for lane in self._lanes:
-            lane.forget()
+        for recorded in self._recorded_caches:
+            recorded.forget()
 
     def _lookups(self, g: int, row: Any, named: Ids, ticket: Ticket) -> Lookups:
         return Lookups(
             slots=row.slots,
             spans=self._spans[g],
-            num_out=self._lanes[g].num_lookups,
+            num_out=self._recorded_caches[g].num_lookups,
             sorted_keys=row.sorted_keys,
             order=row.order,
             ticket=ticket,
             renew=lambda: self._flatten(named)[g],
         )
 
-    def _flatten(self, named: Ids | Planned) -> list[Lookups]:
-        given = as_given(self._tables.features, named.ids, named.bags, self._tables.device)
+    def _flatten(self, named: Ids | PreparedBatch) -> list[Lookups]:
+        given = read_inputs(self._tables.features, named.ids, named.bags, self._tables.device)
         groups = zip(self._tables.groups, self._tables.group_inputs)
         return [flatten(group, inputs, given) for group, inputs in groups]

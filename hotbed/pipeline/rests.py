@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 
-class Rest(NamedTuple):
+class Leftover(NamedTuple):
     """Of an iterator that was left early: what was read of it and not trained, and what comes then."""
 
     batches: deque[Any]
@@ -34,7 +34,7 @@ def is_stream(loader: object) -> bool:
     return code is None or code.co_code == Iterator.__iter__.__code__.co_code
 
 
-def keep(stream: Any, rest: Rest) -> int:
+def keep(stream: Any, rest: Leftover) -> int:
     """For the next reader of the stream, as long as anybody else knows the stream; where it is kept."""
     name = id(stream)
     if rest.error is not None:
@@ -47,12 +47,12 @@ def keep(stream: Any, rest: Rest) -> int:
     return name
 
 
-def kept(stream: Any) -> Rest:
+def kept(stream: Any) -> Leftover:
     """What the reader before left of the stream."""
     for name in [*_rests]:
         _forget_orphan(name)
     entry = _rests.pop(id(stream), None)
-    return Rest(deque(), None, False) if entry is None else entry[2]
+    return Leftover(deque(), None, False) if entry is None else entry[2]
 
 
 def _forget_orphan(name: int) -> None:
@@ -77,4 +77,4 @@ def say_kept(name: int) -> None:
 _ORPHAN = 2  # references: the entry's, and the question's
 _LOG = logging.getLogger("hotbed.pipeline")
 _said: list[bool] = []
-_rests: dict[int, tuple[Any, Any, Rest]] = {}  # by id of the stream: a weak reference, or the stream itself
+_rests: dict[int, tuple[Any, Any, Leftover]] = {}  # by id of the stream: a weak reference, or the stream itself

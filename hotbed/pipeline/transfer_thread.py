@@ -23,7 +23,7 @@ _PATIENCE = 5.0  # seconds
 Fetches = list[tuple[CachedRows, Fetch]]
 
 
-class Move:
+class WindowRows:
     """The rows of one window."""
 
     def __init__(self, number: int, fetches: Fetches) -> None:
@@ -33,24 +33,24 @@ class Move:
         self.mark: Any = None  # the mark at which they have arrived
 
 
-class Mover:
+class TransferThread:
     """One thread; `read` and `write` return at once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._tasks: queue.SimpleQueue[tuple[str, Move] | Latch | None] = queue.SimpleQueue()
-        self._late: list[Move] = []
+        self._tasks: queue.SimpleQueue[tuple[str, WindowRows] | Latch | None] = queue.SimpleQueue()
+        self._late: list[WindowRows] = []
         self._outward: Any = None
         self._thread = Runner(self._work, "hotbed-mover")
 
     def start(self) -> None:
         self._thread.start()
 
-    def read(self, move: Move) -> None:
+    def read(self, move: WindowRows) -> None:
         """Bring the window's rows to the device."""
         self._tasks.put(("read", move))
 
-    def write(self, move: Move) -> None:
+    def write(self, move: WindowRows) -> None:
         """Write the window's victims to the store; their copies to the host are under way."""
         self._tasks.put(("write", move))
 
@@ -59,7 +59,7 @@ class Mover:
         """What went wrong; nothing is done any more."""
         return self._thread.error
 
-    def wait(self, move: Move) -> None:
+    def wait(self, move: WindowRows) -> None:
         """Until its rows are on their way to the device; raises what went wrong."""
         self._wait(move.staged)
 
@@ -94,21 +94,21 @@ class Mover:
             with span(f"{kind} rows of window {move.number}"):
                 (self._read if kind == "read" else self._write)(move)
 
-    def _read(self, move: Move) -> None:
+    def _read(self, move: WindowRows) -> None:
         for group, fetch in move.fetches:
             group.read(fetch)
         self._late.append(move)
         if not any(fetch.num_late for _, fetch in move.fetches):
             self._stage(move)
 
-    def _write(self, move: Move) -> None:
+    def _write(self, move: WindowRows) -> None:
         with torch.cuda.stream(self._outward) if self._outward is not None else nullcontext():
             for group, fetch in move.fetches:
                 group.write(fetch)
         for each in [late for late in self._late if late.number <= move.number + 1]:  # all they waited for is written
             self._stage(each)
 
-    def _stage(self, move: Move) -> None:
+    def _stage(self, move: WindowRows) -> None:
         for group, fetch in move.fetches:
             group.read_late(fetch)
         move.mark = mark(self._device)

@@ -39,7 +39,7 @@ MOST_SETTINGS = 200
 SAME = "same"
 
 
-class Named(NamedTuple):
+class ComparedRun(NamedTuple):
     """A run by the name that its column has."""
 
     name: str
@@ -58,7 +58,7 @@ class Figure(NamedTuple):
 
 def compare(runs: Sequence[Run]) -> str:
     """The whole page. The same runs give the same bytes."""
-    named = [Named(name, run) for name, run in zip(names_of([run.directory for run in runs]), runs)]
+    named = [ComparedRun(name, run) for name, run in zip(names_of([run.directory for run in runs]), runs)]
     charts = "".join(figure(chart) for chart in comparison_charts(named))
     curves = section("curves", "How they learned", _switches(named), f'<div class="figures">{charts}</div>')
     parts = (
@@ -86,7 +86,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     return [f"{'/'.join(one[-1:])} ({k})" for k, one in enumerate(parts, start=1)]
 
 
-def _lead(named: list[Named]) -> str:
+def _lead(named: list[ComparedRun]) -> str:
     scored = [(one, run.final[split].auc) for one, run in named if (split := headline_split(run))]
     known = [(name, score) for name, score in scored if usable(score)]
     if not known:
@@ -102,7 +102,7 @@ def _lead(named: list[Named]) -> str:
     return f"Highest AUC: <strong>{text(name, 80)}</strong>, {decimal(best)}."
 
 
-def _notes(named: list[Named]) -> str:
+def _notes(named: list[ComparedRun]) -> str:
     notes = []
     for name, run in named:
         if not run.finished:
@@ -118,12 +118,12 @@ def _notes(named: list[Named]) -> str:
     return f'<aside class="notes" aria-label="Notes"><ul>{"".join(f"<li>{note}</li>" for note in notes)}</ul></aside>'
 
 
-def _switches(named: list[Named]) -> str:
+def _switches(named: list[ComparedRun]) -> str:
     items = "".join(LIST_ITEM.format(color=1 + k % 6, name=text(one.name, 60)) for k, one in enumerate(named))
     return f'<p>Switch a run on or off in all charts:</p><ul class="legend" data-switches>{items}</ul>'
 
 
-def _results(named: list[Named]) -> str:
+def _results(named: list[ComparedRun]) -> str:
     rows = []
     for one in _figures(named):
         values = [one.value(run) for _, run in named]
@@ -144,7 +144,7 @@ def _results(named: list[Named]) -> str:
     )
 
 
-def _figures(named: list[Named]) -> list[Figure]:
+def _figures(named: list[ComparedRun]) -> list[Figure]:
     splits = dict.fromkeys(split for _, run in named for split in run.final)
     found = [
         Figure(f"{text(split, 40)} {name}", about, _score(split, field), decimal, _apart)
@@ -217,7 +217,7 @@ def _times(base: float, other: float) -> str:
     return f"{other / base:.2f} times" if base > 0 else ""
 
 
-def _settings(named: list[Named]) -> str:
+def _settings(named: list[ComparedRun]) -> str:
     """Those that are not the same in all runs."""
     settings = [dict(flatten(run.config)) for _, run in named]
     paths = dict.fromkeys(path for one in settings for path in one)
@@ -237,7 +237,7 @@ def _settings(named: list[Named]) -> str:
     return section("config", "Settings", said, listed, more)
 
 
-def _forecasts(named: list[Named]) -> str:
+def _forecasts(named: list[ComparedRun]) -> str:
     both = [told_and_true(run) for _, run in named]
     if not any(told for told, _ in both):
         return ""
@@ -258,7 +258,7 @@ def _forecasts(named: list[Named]) -> str:
     )
 
 
-def _steps(named: list[Named]) -> str:
+def _steps(named: list[ComparedRun]) -> str:
     means = []
     for _, run in named:
         points = settled([point.times for point in run.train if point.times])
@@ -278,7 +278,7 @@ def _steps(named: list[Named]) -> str:
     return section("times", "Where the time goes", table("A mean step, in ms", head, rows, kind="wide versus"))
 
 
-def _folders(named: list[Named]) -> str:
+def _folders(named: list[ComparedRun]) -> str:
     rows = [
         [
             text(name, 80),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hotbed.scorer.live import Scored
+from hotbed.scorer.live import ScoredBatch
 from hotbed.scorer.scorer import DEFAULT_MEMORY, Scorer, load
 
-__all__ = ["DEFAULT_MEMORY", "Scored", "Scorer", "load"]
+__all__ = ["DEFAULT_MEMORY", "ScoredBatch", "Scorer", "load"]

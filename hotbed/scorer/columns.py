@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from hotbed.data.encoded import Encoded, encode, raw_column
+from hotbed.data.encoded import EncodedRows, encode, raw_column
 from hotbed.data.formats import Chunk
 from hotbed.data.formats.parquet import read_columns
 from hotbed.data.schema import IdFeature, Schema
@@ -56,7 +56,7 @@ class ColumnEncoder:
             table = table.set_column(place, raw_column(feature), as_bags(table.column(place), feature))
         return table
 
-    def batch_of(self, encoded: Encoded) -> Batch:
+    def batch_of(self, encoded: EncodedRows) -> Batch:
         """Ids and numbers as the model reads them."""
         schema, size = self.schema, len(encoded.lines)
         dense = [standardise(values, spec) for values, spec in zip(encoded.dense, schema.dense)]

@@ -39,7 +39,7 @@ from hotbed.scorer.id_map import FileIds, IdMap, MemoryIds, bytes_in_memory
 from hotbed.scorer.kernels import GUEST
 from hotbed.scorer.rows import Rows, RowSpace
 from hotbed.scorer.source import Source, TableSource
-from hotbed.tables.inputs import Feature, GroupInputs, as_given, flatten
+from hotbed.tables.inputs import Feature, GroupInputs, flatten, read_inputs
 from hotbed.types import Batch
 
 _CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ class Version(NamedTuple):
     model: nn.Module
 
 
-class Scored(NamedTuple):
+class ScoredBatch(NamedTuple):
     """Logits of one batch, and what gave them."""
 
     logits: Tensor  # [B], on the CPU
@@ -109,15 +109,15 @@ class Live:
         return self.rows.num_bytes + self._list_bytes
 
     @torch.no_grad()
-    def logits(self, batch: Batch) -> Scored:
+    def logits(self, batch: Batch) -> ScoredBatch:
         """The logit of every sample [B], all by one version of the model."""
         vectors, version = self.tables.vectors(batch)
         if not batch.size:
-            return Scored(torch.empty(0, dtype=torch.float32, device="cpu"), version.name)
+            return ScoredBatch(torch.empty(0, dtype=torch.float32, device="cpu"), version.name)
         device = self._budget.device
         if device.type == "cpu":
-            return Scored(version.model(vectors, batch.dense), version.name)
-        return Scored(version.model(vectors.to(device), batch.dense.to(device)).cpu(), version.name)
+            return ScoredBatch(version.model(vectors, batch.dense), version.name)
+        return ScoredBatch(version.model(vectors.to(device), batch.dense.to(device)).cpu(), version.name)
 
     def keys_of(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Keys of the rows of a table with row numbers."""
@@ -223,7 +223,7 @@ class FileTables:
 
     def vectors(self, batch: Batch) -> Vectors:
         """Look up a batch on the CPU."""
-        given = as_given(self.features, batch.ids, batch.bags or None, _CPU)
+        given = read_inputs(self.features, batch.ids, batch.bags or None, _CPU)
         lookups = flatten(cast(Any, self), self._inputs, given)
         found = torch.empty(lookups.slots.shape[0], self.rows.dim, dtype=torch.float32, device="cpu")
         first, state = self.rows.fetch(lookups.slots.numpy(), found.numpy())

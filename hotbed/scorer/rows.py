@@ -58,7 +58,7 @@ class RowSpace(NamedTuple):
     file: RowFile | None = None
 
 
-class Fetched(NamedTuple):
+class FetchedRows(NamedTuple):
     """Of one lookup."""
 
     first: Ints  # positions whose rows are in no file, which the caller fills in
@@ -117,7 +117,7 @@ class Rows:
         """The key of its first row."""
         return int(self.files.starts[table])
 
-    def fetch(self, keys: Ints, out: Floats) -> Fetched:
+    def fetch(self, keys: Ints, out: Floats) -> FetchedRows:
         """out[i] = the row of keys[i], zero for -1: all as of one moment, whatever is shown while files are read."""
         work = _work_of(keys.shape[0], self.dim)
         with self.lock:
@@ -125,7 +125,7 @@ class Rows:
             state, overlay, turn = self.state, self._overlay, self._turn
             if not found[0]:
                 self._count(work, found[1])
-                return Fetched(work.first[: found[1]], state)
+                return FetchedRows(work.first[: found[1]], state)
             self._readers[turn] = self._readers.get(turn, 0) + 1
         try:
             seen = np.full(1 << (2 * found[0] - 1).bit_length(), -1, np.int64)
@@ -140,7 +140,7 @@ class Rows:
                 if not self._readers[turn]:
                     del self._readers[turn]
                     self._no_readers.notify_all()
-        return Fetched(work.first[:num_first], state)
+        return FetchedRows(work.first[:num_first], state)
 
     def put(self, keys: Ints, rows: Floats) -> None:
         """Write rows to their place; whoever looks meanwhile must see them as changes already, or not care.

@@ -24,7 +24,7 @@ from hotbed.host.memory import parse_bytes
 from hotbed.run.predictions import Scores
 from hotbed.scorer.changes import try_changes
 from hotbed.scorer.checkpoints import source_of
-from hotbed.scorer.live import Budget, Live, Scored
+from hotbed.scorer.live import Budget, Live, ScoredBatch
 from hotbed.scorer.rows import RowCounts
 from hotbed.scorer.source import Source, open_source
 from hotbed.types import Batch
@@ -101,7 +101,7 @@ class Scorer:
         """The probability of every sample [B] of a batch, as hotbed's loaders and readers give it."""
         return probabilities(self.live.logits(batch))
 
-    def logits(self, batch: Batch) -> Scored:
+    def logits(self, batch: Batch) -> ScoredBatch:
         """The logit of every sample [B], all by one version of the model."""
         return self.live.logits(batch)
 
@@ -153,7 +153,7 @@ class Scorer:
         return "whole"
 
 
-def probabilities(scored: Scored) -> NDArray[np.float64]:
+def probabilities(scored: ScoredBatch) -> NDArray[np.float64]:
     """In float64, so that confident scores do not collapse to 1."""
     return torch.sigmoid(scored.logits.double()).numpy()
 

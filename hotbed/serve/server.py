@@ -26,7 +26,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hotbed.errors import ConfigError
-from hotbed.host.compiling import Compiled
+from hotbed.host.compiling import CompileReport
 from hotbed.scorer import Scorer
 from hotbed.scorer.source import open_source
 from hotbed.serve.app import Service, is_loopback
@@ -50,7 +50,7 @@ class Address(NamedTuple):
     port: int = 8000  # 0: any that is free
 
 
-class Holding(NamedTuple):
+class ModelStorage(NamedTuple):
     """How the model is held."""
 
     memory: str
@@ -60,7 +60,7 @@ class Holding(NamedTuple):
     mapped: bool = False  # files of rows are mapped into memory
 
 
-def serve(place: Path, address: Address, holding: Holding, limits: Limits) -> None:
+def serve(place: Path, address: Address, holding: ModelStorage, limits: Limits) -> None:
     """Load the model, then listen; returns when asked to stop."""
     if not is_loopback(address.host):
         _log.warning(
@@ -72,7 +72,7 @@ def serve(place: Path, address: Address, holding: Holding, limits: Limits) -> No
         _serve(place, holding, limits, socket_)
 
 
-def _serve(place: Path, holding: Holding, limits: Limits, socket_: socket.socket) -> None:
+def _serve(place: Path, holding: ModelStorage, limits: Limits, socket_: socket.socket) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     torch.set_num_threads(1)  # requests are scored side by side, not each by many threads
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -83,7 +83,7 @@ def _serve(place: Path, holding: Holding, limits: Limits, socket_: socket.socket
     metrics = Metrics()
     pool = Pool(scorer, limits, metrics, holding.threads)
     watch = Watch(place, scorer, metrics, found, holding.poll)
-    compiled = Compiled()
+    compiled = CompileReport()
     pool.warm()
     if compiled.kernels:
         _log.info("%d kernels were compiled in %.1f s, once on this machine", compiled.kernels, compiled.seconds)

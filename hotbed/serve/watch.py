@@ -27,7 +27,7 @@ from hotbed.serve.metrics import Metrics
 _log = logging.getLogger("hotbed.serve")
 
 
-class Found(NamedTuple):
+class ModelOnDisk(NamedTuple):
     """A model on disk."""
 
     place: Path
@@ -36,7 +36,7 @@ class Found(NamedTuple):
     open: Callable[[], Source]
 
 
-def newest(place: Path) -> Found | None:
+def newest(place: Path) -> ModelOnDisk | None:
     """What should score; None where the path is of one checkpoint or of no model, which has no newer one."""
     found = []
     model = place / "model" if (place / "model").is_dir() else place
@@ -56,21 +56,21 @@ def newest(place: Path) -> Found | None:
     return max((one for one in found if one is not None), key=lambda one: one.stamp, default=None)
 
 
-def _found(place: Path, entries: Callable[[], list[Entry]] | None, opens: Callable[[], Source]) -> Found | None:
+def _found(place: Path, entries: Callable[[], list[Entry]] | None, opens: Callable[[], Source]) -> ModelOnDisk | None:
     try:
         state = (place / MANIFEST).stat()
     except OSError:
         return None
-    return Found(place, (state.st_mtime_ns, state.st_ino), entries, opens)
+    return ModelOnDisk(place, (state.st_mtime_ns, state.st_ino), entries, opens)
 
 
 class Watch:
     """One thread that looks, and updates the scorer."""
 
-    def __init__(self, place: Path, scorer: Scorer, metrics: Metrics, at: Found | None, every: float) -> None:
+    def __init__(self, place: Path, scorer: Scorer, metrics: Metrics, at: ModelOnDisk | None, every: float) -> None:
         self._place, self._scorer, self._metrics, self._every = place, scorer, metrics, every
         self._at = at
-        self._refused: Found | None = None
+        self._refused: ModelOnDisk | None = None
         self._looking = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -105,7 +105,7 @@ class Watch:
             _log.info("%s scores now (%s)", self._scorer.version, way)
             return way
 
-    def _refuse(self, found: Found | None, error: str) -> str:
+    def _refuse(self, found: ModelOnDisk | None, error: str) -> str:
         self._refused = found
         self._metrics.not_updated(error)
         _log.warning("a newer model is refused, %s scores on: %s", self._scorer.version, error)
@@ -117,5 +117,5 @@ class Watch:
             self.look()
 
 
-def _same(one: Found, other: Found | None) -> bool:
+def _same(one: ModelOnDisk, other: ModelOnDisk | None) -> bool:
     return other is not None and (one.place, one.stamp) == (other.place, other.stamp)

@@ -139,7 +139,7 @@ def rows_of_batch(tables: Mapping[str, TableSize], batch: Batch) -> dict[str, in
     }
 
 
-class Counted(NamedTuple):
+class BatchSample(NamedTuple):
     """Batches whose rows were counted."""
 
     split: str
@@ -158,7 +158,9 @@ class Counted(NamedTuple):
         return f"{what} of {self.split} ({self.batch_size:,} samples each)"
 
 
-def too_small(counted: Counted, needed: int, num_slots: int, amounts: Amounts, *, on_ssd: bool = False) -> BudgetError:
+def too_small(
+    counted: BatchSample, needed: int, num_slots: int, amounts: Amounts, *, on_ssd: bool = False
+) -> BudgetError:
     """The error for a cache that cannot hold a batch, with those that can; `on_ssd`: memory is the cache."""
     rows = None if amounts.has_dynamic else amounts.rows
     enough, least = (

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from hotbed.ops.index import Scoring
+from hotbed.ops.index import ScoreFunction
 from hotbed.ops.records import Layout
 from hotbed.store.counts import TierHoldings, Tiers
 from hotbed.store.held import Holder
@@ -86,7 +86,7 @@ class Place(NamedTuple):
     memory_slots: int = 0  # rows in memory over the ssd; 0: none, what is not on the device is on the ssd
     grows: bool = False  # the rows are those of dynamic ids: far fewer than there could be
 
-    def open(self, num_rows: int, layout: Layout, first: Callable[[Tensor], Tensor], scoring: Scoring) -> Store:
+    def open(self, num_rows: int, layout: Layout, first: Callable[[Tensor], Tensor], scoring: ScoreFunction) -> Store:
         """A store for that many rows."""
         if self.folder is None:
             return MemoryStore(num_rows, layout, first, grows=self.grows)

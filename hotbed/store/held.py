@@ -64,7 +64,7 @@ class Holder(Protocol):
         """The end; what was not saved counts as touched again."""
 
 
-class Holding(Protocol):
+class HoldableStore(Protocol):
     """A store, as far as this needs it."""
 
     def begin_hold(self, held: HeldRows, touched: bool) -> int:
@@ -77,7 +77,7 @@ class Holding(Protocol):
 class HeldRows:
     """Of the records [R, W] of a store those that `take` finds. Whatever stops on the way, `give_back` undoes it."""
 
-    def __init__(self, store: Holding, records: Tensor) -> None:
+    def __init__(self, store: HoldableStore, records: Tensor) -> None:
         self._store = store
         self._records = records
         self.marks: NDArray[np.uint8] = zeros((records.shape[0],), np.uint8, huge=False)

@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from hotbed.host.intrinsics import prefetch
-from hotbed.ops.index import UNIT, Scoring
+from hotbed.ops.index import UNIT, ScoreFunction
 
 _AHEAD = 24
 _LOOK = 4  # slots looked at for each that is wanted
@@ -68,7 +68,7 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
 
 
 @cache
-def chooser(scoring: Scoring) -> Callable[..., int]:
+def chooser(scoring: ScoreFunction) -> Callable[..., int]:
     """`choose` for one policy."""
     score = njit(nogil=True)(scoring.bind({"where": _where}))
     half = scoring.half_life

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from hotbed.errors import StoreError
 from hotbed.host.pages import zeros
-from hotbed.ops.index import Scoring
+from hotbed.ops.index import ScoreFunction
 from hotbed.ops.move import gather_rows, scatter_rows
 from hotbed.store import ssd as on_ssd
 from hotbed.store import tier_kernels as kernels
 from hotbed.store.counts import TierCounts, TierHoldings, Tiers
-from hotbed.store.ssd import Frozen, FrozenRows, SsdSizes, SsdStore
+from hotbed.store.ssd import FrozenRows, FrozenStore, SsdSizes, SsdStore
 
 BYTES_PER_SLOT = 8 + 4 + 4 + 1 + 8  # key, uses, last, dirty, and a place in the list of free slots
 BYTES_PER_KEY = 4 + on_ssd.BYTES_PER_KEY
@@ -41,7 +41,7 @@ class TieredStore:
         num_rows: int,
         width: int,
         num_slots: int,
-        scoring: Scoring,
+        scoring: ScoreFunction,
         first: Callable[[Tensor], Tensor],
     ) -> None:
         if num_slots < 1:
@@ -127,7 +127,7 @@ class TieredStore:
         self.flush()
         yield from self._ssd.items(chunk)
 
-    def freeze(self) -> Frozen:
+    def freeze(self) -> FrozenStore:
         """The rows as of now, on the ssd, for a checkpoint."""
         self.flush()
         return self._ssd.freeze()

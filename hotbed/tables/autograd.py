@@ -43,7 +43,7 @@ class Front(Protocol):
         """One step of the row optimizer."""
 
 
-class Updated(Protocol):
+class UpdatableTables(Protocol):
     """EmbeddingTables, as far as this needs them."""
 
     num_updates: int
@@ -68,7 +68,7 @@ class Updated(Protocol):
 class Step:
     """One forward call. Its groups are updated together or not at all, under one number."""
 
-    def __init__(self, tables: Updated) -> None:
+    def __init__(self, tables: UpdatableTables) -> None:
         self.tables = tables
         self._taken: tuple[float, int] | None = None
         # by backward pass, those that wait for its end, with their gradients

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 from hotbed.ops.lookups import Lookups
 from hotbed.tables.autograd import Front
 from hotbed.tables.group.group import TableGroup
-from hotbed.tables.inputs import Given, GroupInputs, flatten
-from hotbed.tables.ownership import Planned, Routed
+from hotbed.tables.inputs import BatchInputs, GroupInputs, flatten
+from hotbed.tables.ownership import PreparedBatch, RoutedBatch
 
 
 class Stage(Protocol):
     """What the batches of one feed go through before they are looked up."""
 
-    def settle(self, batches: Iterable[tuple[Any, Any, Any]]) -> Iterator[Routed]:
+    def settle(self, batches: Iterable[tuple[Any, Any, Any]]) -> Iterator[RoutedBatch]:
         """(batch, ids, bags) of this rank, settled with the other ranks ahead of time; in any thread."""
 
     def close(self) -> None:
@@ -33,13 +33,13 @@ class Exchange(Protocol):
     def new_stage(self) -> Stage | None:
         """For one more feed, all ranks in the same order; None: batches are looked up as they are."""
 
-    def settle(self, given: Given, planned: Planned | None) -> Any:
+    def settle(self, given: BatchInputs, planned: PreparedBatch | None) -> Any:
         """What is to be known of a call without a plan, or with one that does not hold any more, before ids are translated."""
 
-    def wishes(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
+    def wishes(self, given: BatchInputs, settled: Any, learns: bool) -> list[Lookups]:
         """What such a call wants of every group here. For dynamic ids one that learns is the next training batch."""
 
-    def calls(self, placed: list[Lookups], planned: Planned | None) -> list[Lookups]:
+    def calls(self, placed: list[Lookups], planned: PreparedBatch | None) -> list[Lookups]:
         """The lookups of the call itself, once the rows that are wanted here are in place."""
 
     def rows_replaced(self) -> None:
@@ -57,15 +57,15 @@ class LocalExchange:
         """Batches are looked up as they are."""
         return None
 
-    def settle(self, given: Given, planned: Planned | None) -> Any:
+    def settle(self, given: BatchInputs, planned: PreparedBatch | None) -> Any:
         """Nothing."""
         return None
 
-    def wishes(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
+    def wishes(self, given: BatchInputs, settled: Any, learns: bool) -> list[Lookups]:
         """The lookups of the batch."""
         return [flatten(group, one, given, learns) for group, one in zip(self._groups, self._inputs)]
 
-    def calls(self, placed: list[Lookups], planned: Planned | None) -> list[Lookups]:
+    def calls(self, placed: list[Lookups], planned: PreparedBatch | None) -> list[Lookups]:
         """The very lookups."""
         return placed
 

@@ -32,7 +32,7 @@ class Feature(NamedTuple):
     pooling: str  # sum, mean or none
 
 
-class Given(NamedTuple):
+class BatchInputs(NamedTuple):
     """The inputs of one forward call, normalised."""
 
     size: int  # B
@@ -42,12 +42,12 @@ class Given(NamedTuple):
     shapes: dict[str, tuple[int, ...]]  # the input shape of every sequence feature
 
 
-def as_given(
+def read_inputs(
     features: Sequence[Feature],
     ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged,
     bags: Mapping[str, Jagged] | None,
     device: torch.device,
-) -> Given:
+) -> BatchInputs:
     """Check the inputs against the features and bring them into one form."""
     ids = bags_of(ids) if is_keyed(ids) else cast("Tensor | Mapping[str, Tensor | Jagged]", ids)
     names = [feature.name for feature in features]
@@ -90,7 +90,7 @@ def as_given(
             raise ShapeError(
                 f"feature {name!r} has offsets for {bag.offsets.shape[0] - 1} samples, but the batch has {size}"
             )
-    return Given(size, matrix, columns, given, shapes)
+    return BatchInputs(size, matrix, columns, given, shapes)
 
 
 class GroupInputs:
@@ -115,7 +115,7 @@ class GroupInputs:
         return self._matrix_spans[size]
 
 
-def flatten(group: TableGroup, inputs: GroupInputs, given: Given, learns: bool = False) -> Lookups:
+def flatten(group: TableGroup, inputs: GroupInputs, given: BatchInputs, learns: bool = False) -> Lookups:
     """The look-ups of one group's features, with spans in the order of `inputs.tables`; their slots are keys so far.
 
     Output rows: sample-major for the pooled features, [B, F'] flattened, then the values of each sequence feature.
@@ -126,7 +126,7 @@ def flatten(group: TableGroup, inputs: GroupInputs, given: Given, learns: bool =
     return _flatten_bags(group, inputs, given, learns)
 
 
-def _flatten_matrix(group: TableGroup, inputs: GroupInputs, given: Given, learns: bool) -> Lookups:
+def _flatten_matrix(group: TableGroup, inputs: GroupInputs, given: BatchInputs, learns: bool) -> Lookups:
     features = inputs.features
     columns = [given.columns[feature.name] for feature in features]
     matrix = given.matrix
@@ -143,7 +143,7 @@ def _flatten_matrix(group: TableGroup, inputs: GroupInputs, given: Given, learns
     return _checked(Lookups(keys, spans, num_out=ids.shape[0], sense=sense), first_bad, refuse)
 
 
-def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: Given, learns: bool) -> Lookups:
+def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: BatchInputs, learns: bool) -> Lookups:
     features, order, tables = inputs.features, inputs.order, inputs.tables
     size, device = given.size, given.matrix.device
     pooled = [feature.name for feature in features if feature.pooling != "none"]

@@ -35,10 +35,10 @@ from hotbed.tables.autograd import Call, Front, LookUp, Step
 from hotbed.tables.exchange import Exchange, LocalExchange
 from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.group.group import TableGroup
-from hotbed.tables.inputs import Feature, Given, GroupInputs, as_given
+from hotbed.tables.inputs import BatchInputs, Feature, GroupInputs, read_inputs
 from hotbed.tables.keyed import KeyedJagged
-from hotbed.tables.ownership import Planned, Turns
-from hotbed.tables.recorded import Recorded
+from hotbed.tables.ownership import Ownership, PreparedBatch
+from hotbed.tables.recorded import RecordedLookups
 from hotbed.tables.snapshot.snapshot import TablesSink, TablesSnapshot
 from hotbed.tables.spec import Output, Table, features_of, groups_of, output_of
 from hotbed.tables.torch_hooks import eager, listen, refuse_average, refuse_tracing
@@ -128,13 +128,18 @@ class EmbeddingTables(nn.Module):
 
     def _begin(self) -> None:
         """What belongs to this process and this object alone: a copy has its own."""
-        self.turns = Turns()
-        self.changes = self.turns.changes
+        self.ownership = Ownership()
+        self.changes = self.ownership.changes
         for group in self.groups:
             group.changes = self.changes
-        self._recorded = None if self.caches else Recorded(self)
+        self._recorded = None if self.caches else RecordedLookups(self)
         self._unchecked: list[Callable[[], None]] = []  # questions whose answer is still on its way from the device
         self.clock = StepClock(partial(mark, self.device, timed=True) if self.device.type == "cuda" else None)
+
+    @property
+    def turns(self) -> Ownership:
+        """`ownership` by the name it had in 0.1."""
+        return self.ownership
 
     def __getstate__(self) -> dict[str, Any]:
         """For copy.deepcopy and pickle, which take rows that are all in one tensor and no others."""
@@ -146,7 +151,7 @@ class EmbeddingTables(nn.Module):
                 "process: inside it), and bring the rows with hotbed.checkpoint.save and load, or with state_dict()"
             )
         self.claim()
-        ours = ("turns", "_recorded", "_unchecked", "clock")
+        ours = ("ownership", "_recorded", "_unchecked", "clock")
         return {name: value for name, value in self.__dict__.items() if name not in ours}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -207,11 +212,11 @@ class EmbeddingTables(nn.Module):
         """
         refuse_tracing()
         with self.changes.lock:
-            planned = self.turns.find(ids, bags)
+            planned = self.ownership.find(ids, bags)
             if planned is None and self._recorded is not None:
                 planned = self._recorded.find(ids, bags)
             learning = torch.is_grad_enabled() and self.learns
-            given = planned.given if planned is not None else as_given(self.features, ids, bags, self.device)
+            given = planned.given if planned is not None else read_inputs(self.features, ids, bags, self.device)
             self._check_ids()
             step = Step(self)
             vectors: dict[str, Tensor] = {}
@@ -373,11 +378,11 @@ class EmbeddingTables(nn.Module):
         rows = sum(table.rows or 0 for table in self.tables.values())
         return f"{len(self.tables)} tables, {rows:,} rows, {self.num_bytes / 2**20:,.1f} MiB, {self.optimizer}"
 
-    def _still_holds(self, planned: Planned, learns: bool) -> bool:
+    def _still_holds(self, planned: PreparedBatch, learns: bool) -> bool:
         """Whether ids would become the same keys in a call now."""
         return all(group.keyspace.fits(each.sense, learns) for group, each in zip(self.groups, planned.lookups))
 
-    def _prepared(self, given: Given, planned: Planned | None, learns: bool) -> list[Lookups]:
+    def _prepared(self, given: BatchInputs, planned: PreparedBatch | None, learns: bool) -> list[Lookups]:
         """The look-ups of every group, their rows in place. For dynamic ids a call that learns is the next training batch."""
         self.changes.check()
         if planned is not None and (not self._translates or self._still_holds(planned, learns)):
@@ -387,14 +392,14 @@ class EmbeddingTables(nn.Module):
             lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, wished)]
         else:
             again = [group.keyspace.asks_again() for group in self.groups]
-            self.turns.claim(drop=learns or any(again))
+            self.ownership.claim(drop=learns or any(again))
             lookups = self._learned(given, self.exchange.settle(given, planned), learns)
         if learns and self._translates:
             for group in self.groups:
                 group.keyspace.count()
         return self.exchange.calls(lookups, planned)
 
-    def _learned(self, given: Given, settled: Any, learns: bool) -> list[Lookups]:
+    def _learned(self, given: BatchInputs, settled: Any, learns: bool) -> list[Lookups]:
         """As `_prepared`, for dynamic ids: they are translated and their rows brought in, or nothing is learned."""
         with self.changes.changing("looking a batch up"):
             if learns:
@@ -415,7 +420,7 @@ class EmbeddingTables(nn.Module):
         """Look-ups whose rows are in their slots; where no feed saw to that, now."""
         if lookups.ticket is not None and lookups.ticket.holds(learns):
             return lookups
-        return group.ensure(lookups, learns, self.turns.claim)
+        return group.ensure(lookups, learns, self.ownership.claim)
 
     def stop_recording(self) -> None:
         """Look every batch up launch by launch."""
@@ -436,7 +441,7 @@ class EmbeddingTables(nn.Module):
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self._recorded.check()
-        self.turns.claim()
+        self.ownership.claim()
 
     def group_of(self, table: str) -> TableGroup:
         """The group of a table."""
@@ -514,7 +519,7 @@ class EmbeddingTables(nn.Module):
             unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
 
 
-def _by_feature(out: Tensor, features: Sequence[Feature], given: Given) -> dict[str, Tensor]:
+def _by_feature(out: Tensor, features: Sequence[Feature], given: BatchInputs) -> dict[str, Tensor]:
     """Cut one group's output rows into features."""
     pooled = [feature.name for feature in features if feature.pooling != "none"]
     sequences = [feature.name for feature in features if feature.pooling == "none"]

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from hotbed.ops.lookups import Lookups
-from hotbed.tables.inputs import Given
+from hotbed.tables.inputs import BatchInputs
 from hotbed.tables.keyed import is_keyed, tensors_of
 from hotbed.tables.transaction import Changes
 
 
-class Feeding(Protocol):
+class Feeder(Protocol):
     """What a feed must be able to do for others."""
 
     def pause(self, *, drop: bool) -> None:
@@ -46,34 +46,34 @@ def contents_of(ids: Any, bags: Any = None) -> Contents:
     return found
 
 
-class Planned(NamedTuple):
+class PreparedBatch(NamedTuple):
     """A batch whose rows are in place, recognised by the objects the tables are called with."""
 
     ids: Any
     bags: Mapping[str, Any] | None
-    given: Given
+    given: BatchInputs
     lookups: list[Lookups]  # one for each group
     contents: Contents | None = None  # of ids and bags, when their rows were looked for
 
 
-class Routed:
+class RoutedBatch:
     """A batch, and what its ranks have settled about it."""
 
-    def __init__(self, batch: Any, given: Given, lookups: Callable[[bool], list[Lookups]]) -> None:
+    def __init__(self, batch: Any, given: BatchInputs, lookups: Callable[[bool], list[Lookups]]) -> None:
         self.batch = batch
         self.given = given
         self.lookups = lookups  # whether it learns -> what all ranks want of this one, by group
 
 
-class Turns:
+class Ownership:
     """Of one EmbeddingTables; whoever calls it holds `changes.lock`."""
 
     def __init__(self) -> None:
         self.changes = Changes()
-        self.feed: Feeding | None = None
-        self.left: deque[Feeding] = deque()  # feeds that are being closed
+        self.feed: Feeder | None = None
+        self.left: deque[Feeder] = deque()  # feeds that are being closed
         self.planners: dict[Any, Any] = {}  # recordings that the next feed can use again
-        self._planned: dict[int, Planned] = {}
+        self._planned: dict[int, PreparedBatch] = {}
 
     def claim(self, *, drop: bool = False) -> None:
         """The training thread's own turn; `drop`: what is known of batches ahead no longer holds."""
@@ -82,7 +82,7 @@ class Turns:
             self.feed.pause(drop=drop)
         self.changes.check()
 
-    def take(self, feed: Feeding) -> None:
+    def take(self, feed: Feeder) -> None:
         """A feed's turn, until another is asked for a batch."""
         self._close_left()
         self.changes.check()
@@ -90,21 +90,21 @@ class Turns:
             self.feed.pause(drop=True)
         self.feed = feed
 
-    def leave(self, feed: Feeding) -> None:
+    def leave(self, feed: Feeder) -> None:
         """A feed has ended."""
         if self.feed is feed:
             self.feed = None
 
-    def deliver(self, planned: Planned) -> None:
+    def deliver(self, planned: PreparedBatch) -> None:
         """From now on the tables may be called with this batch."""
         self._planned[id(planned.ids)] = planned
 
-    def withdraw(self, planned: Planned) -> None:
+    def withdraw(self, planned: PreparedBatch) -> None:
         """The batch has been trained."""
         if self._planned.get(id(planned.ids)) is planned:  # another feed may have delivered the same object
             del self._planned[id(planned.ids)]
 
-    def find(self, ids: Any, bags: Mapping[str, Any] | None) -> Planned | None:
+    def find(self, ids: Any, bags: Mapping[str, Any] | None) -> PreparedBatch | None:
         """The plan of a batch that was delivered."""
         planned = self._planned.get(id(ids))
         if planned is None or planned.ids is not ids:
@@ -115,7 +115,7 @@ class Turns:
                 return None
         return planned if _is_unchanged(planned) else None
 
-    def forget(self, feed: Feeding) -> None:
+    def forget(self, feed: Feeder) -> None:
         """A feed is closed."""
         self.left = deque(one for one in self.left if one is not feed)
 
@@ -129,7 +129,7 @@ class Turns:
         return self.changes.broken
 
 
-def _is_unchanged(planned: Planned) -> bool:
+def _is_unchanged(planned: PreparedBatch) -> bool:
     """Whether its ids are still those whose rows are in place."""
     if planned.contents is None:
         return True

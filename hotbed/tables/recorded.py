@@ -21,60 +21,60 @@ from hotbed.ops.backend import backend_of
 from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.ops.recording import Recordings
 from hotbed.ops.streams import mark
-from hotbed.tables.inputs import Given, as_given, flatten
-from hotbed.tables.ownership import Planned
+from hotbed.tables.inputs import BatchInputs, flatten, read_inputs
+from hotbed.tables.ownership import PreparedBatch
 
 _OFTEN = 6  # times a size must have come
 _SIZES = 4  # sizes that are recorded
 _ROWS = 8  # batches whose keys are kept
 
 
-class Recorded:
+class RecordedLookups:
     """The recordings of one EmbeddingTables."""
 
     def __init__(self, tables: Any) -> None:
         self._tables = weakref.proxy(tables)  # which own this
         self._seen: dict[tuple[int, ...], int] = {}
-        self._lanes: dict[tuple[int, ...], _KeyLane] = {}
+        self._recordings_of_shape: dict[tuple[int, ...], _ShapeRecording] = {}
         features = tables.features
         self._fits = len(tables.groups) == 1 and all(feature.pooling != "none" for feature in features)
 
-    def find(self, ids: Any, bags: Any) -> Planned | None:
+    def find(self, ids: Any, bags: Any) -> PreparedBatch | None:
         """The look-ups of an id matrix, or None for one that is not recorded."""
         if not self._fits or bags or not isinstance(ids, Tensor) or ids.ndim != 2 or ids.dtype != torch.int64:
             return None
         if ids.is_nested or ids.layout != torch.strided:
             return None
         shape = tuple(ids.shape)
-        lane = self._lanes.get(shape)
-        if lane is None:
-            lane = self._new(ids, shape)
-            if lane is None:
+        recording = self._recordings_of_shape.get(shape)
+        if recording is None:
+            recording = self._new(ids, shape)
+            if recording is None:
                 return None
-        if not ids.is_contiguous() or ids.device != lane.device or torch.cuda.is_current_stream_capturing():
+        if not ids.is_contiguous() or ids.device != recording.device or torch.cuda.is_current_stream_capturing():
             return None
-        return lane.look(ids)
+        return recording.look(ids)
 
     def check(self) -> None:
         """Raise for a bad id, as far as the host knows of it."""
-        for lane in self._lanes.values():
-            lane.check()
+        for recording in self._recordings_of_shape.values():
+            recording.check()
 
     def forget(self) -> None:
         """The rows have moved."""
-        self._lanes.clear()
+        self._recordings_of_shape.clear()
 
-    def _new(self, ids: Tensor, shape: tuple[int, ...]) -> _KeyLane | None:
+    def _new(self, ids: Tensor, shape: tuple[int, ...]) -> _ShapeRecording | None:
         tables = self._tables
         self._seen[shape] = self._seen.get(shape, 0) + 1
-        rare = self._seen[shape] < _OFTEN or len(self._lanes) >= _SIZES
+        rare = self._seen[shape] < _OFTEN or len(self._recordings_of_shape) >= _SIZES
         if rare or shape[0] == 0 or shape[1] != len(tables.features) or backend_of(ids) != "triton":
             return None
-        self._lanes[shape] = lane = _KeyLane(tables, shape)
-        return lane
+        self._recordings_of_shape[shape] = recording = _ShapeRecording(tables, shape)
+        return recording
 
 
-class _KeyLane:
+class _ShapeRecording:
     """Id matrices of one shape [B, F]."""
 
     def __init__(self, tables: Any, shape: tuple[int, ...]) -> None:
@@ -102,7 +102,7 @@ class _KeyLane:
         self._size = shape[0]
         self._recordings = Recordings(self.device)
 
-    def look(self, ids: Tensor) -> Planned:
+    def look(self, ids: Tensor) -> PreparedBatch:
         """Keys, and their order, on the current stream."""
         self.check()
         number, self._number = self._number, self._number + 1
@@ -125,7 +125,7 @@ class _KeyLane:
             ticket=ticket,
             renew=lambda: self._flatten(ids),
         )
-        return Planned(ids, None, Given(self._size, ids, self._places, {}, {}), [lookups])
+        return PreparedBatch(ids, None, BatchInputs(self._size, ids, self._places, {}, {}), [lookups])
 
     def check(self) -> None:
         if self._maker.found_bad:
@@ -140,7 +140,7 @@ class _KeyLane:
 
     def _flatten(self, ids: Tensor) -> Lookups:
         tables = self._tables
-        given = as_given(tables.features, ids, None, self.device)
+        given = read_inputs(tables.features, ids, None, self.device)
         return flatten(self._group, tables.group_inputs[0], given)
 
     def _make(self) -> None:

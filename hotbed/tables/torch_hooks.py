@@ -70,7 +70,7 @@ def refuse_average() -> None:
         frame = frame.f_back
 
 
-class Scaled:
+class ScaledBackward:
     """A backward pass whose loss was scaled."""
 
     def __init__(self, scaler: GradScaler, factor: Tensor) -> None:
@@ -90,7 +90,7 @@ class Scaled:
         return None
 
 
-_scaled: OrderedDict[int, Scaled] = OrderedDict()  # by number of the backward pass
+_scaled: OrderedDict[int, ScaledBackward] = OrderedDict()  # by number of the backward pass
 _reports: WeakKeyDictionary[GradScaler, deque[torch.optim.Optimizer]] = WeakKeyDictionary()
 
 
@@ -100,7 +100,7 @@ def current_pass() -> int:
     return number
 
 
-def scaled_pass(around: int) -> Scaled | None:
+def scaled_pass(around: int) -> ScaledBackward | None:
     """What is known of the backward pass that is under way, or else of that around it, if its loss was scaled."""
     return _scaled.get(current_pass()) or _scaled.get(around) if _scaled else None
 
@@ -135,7 +135,7 @@ def _watch(scaler: GradScaler, scale: Callable[[Tensor], Tensor], output: Tensor
         @eager
         def report(grad: Tensor) -> None:
             _scaled.setdefault(
-                current_pass(), Scaled(scaler, factor)
+                current_pass(), ScaledBackward(scaler, factor)
             )  # what was scaled last comes first, and has all of it
             while len(_scaled) > _PASSES:
                 _scaled.popitem(last=False)

@@ -221,7 +221,7 @@ def next_step() -> int | None:
     return None if spans is None or spans.aside or spans.is_over else spans.number + 1
 
 
-class Stretch(NamedTuple):
+class StepRange(NamedTuple):
     """Steps from `first` up to, without, `stop`; counted from 1, or from where the process begins."""
 
     first: int = SKIPPED
@@ -229,10 +229,10 @@ class Stretch(NamedTuple):
     is_relative: bool = True
 
 
-def parse_steps(text: str | None) -> Stretch:
+def parse_steps(text: str | None) -> StepRange:
     """50:100; without a text, 50 steps after the first ten of the process."""
     if text is None:
-        return Stretch()
+        return StepRange()
     first, colon, stop = text.partition(":")
     if not colon or not first.strip().isdecimal() or not stop.strip().isdecimal() or not 1 <= int(first) < int(stop):
         raise ConfigError(f"--trace-steps must be FIRST:STOP, such as 50:100, with 1 <= FIRST < STOP, not {text!r}")
@@ -240,13 +240,13 @@ def parse_steps(text: str | None) -> Stretch:
         raise ConfigError(
             f"--trace-steps {text} are {int(stop) - int(first):,} steps; a trace holds at most {MOST_STEPS:,}"
         )
-    return Stretch(int(first), int(stop), False)
+    return StepRange(int(first), int(stop), False)
 
 
 class TraceWriter:
     """Writes `path` when the last of its steps is done, or when the run ends before."""
 
-    def __init__(self, path: Path, steps: Stretch) -> None:
+    def __init__(self, path: Path, steps: StepRange) -> None:
         self._path, self._steps = path, steps
         self._say: Callable[[str], None] = lambda text: None
         self._clock: StepClock | None = None

@@ -32,7 +32,7 @@ from hotbed.run.model_card import card_of, id_problems, ids_of_train, rows_of_un
 from hotbed.sizing.budget import Budgets
 from hotbed.sizing.fit import (
     Amounts,
-    Counted,
+    BatchSample,
     amounts_of,
     budgets_of,
     model_problems,
@@ -53,7 +53,7 @@ from hotbed.train.build_ranks import (
     rank_problems,
     tables_of,
 )
-from hotbed.train.loop import Course, Loaders, Pace, Training
+from hotbed.train.loop import LearningCourse, Loaders, StepIntervals, Training
 from hotbed.train.run import Subject, cache_sizes
 from hotbed.train.step import Learner
 
@@ -109,7 +109,7 @@ def build(
     loaders = _loaders(config, dataset, device, Share(world.rank, world.size))
     _check_batches_fit(learner, loaders)
     train = config.train
-    pace = Pace(
+    pace = StepIntervals(
         train.epochs,
         train.max_steps,
         train.log_every,
@@ -119,7 +119,7 @@ def build(
         train.keep_checkpoints,
     )
     steps = train.epochs * len(loaders.train)
-    course = Course(
+    course = LearningCourse(
         _schedule(train, min(steps, train.max_steps or steps)), train.plateau_factor, train.patience, train.keep_best
     )
     training = Training(run, learner, loaders, pace, course, Observers(observers))
@@ -221,7 +221,7 @@ def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
     for (split, number), needed in worst.most_common():
         group = rows.groups[number]
         if needed > group.num_slots:
-            counted = Counted(split, splits[split].batch_size, num_read[split], len(splits[split]))
+            counted = BatchSample(split, splits[split].batch_size, num_read[split], len(splits[split]))
             amounts = amounts_of(rows.tables, rows.optimizer, group.layout.precision)
             raise too_small(counted, needed, group.num_slots, amounts, on_ssd=rows.caches[number].is_over_ssd)
 

@@ -18,7 +18,7 @@ import torch
 from hotbed.checkpoint import State, load_entry
 from hotbed.checkpoint.chain import Entry, folders_in
 from hotbed.checkpoint.dense import dense_tensors
-from hotbed.checkpoint.layouts import Saved, newest_in, root_of, worlds_in
+from hotbed.checkpoint.layouts import SavedCheckpoint, newest_in, root_of, worlds_in
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.read import tensors_of
 from hotbed.errors import RunError
@@ -54,11 +54,11 @@ def state_of(run: Path, learner: Learner, progress: Progress, interval: Interval
 
 def load_checkpoint(
     run: Path, learner: Learner, say: Callable[[str], None] = lambda _: None
-) -> tuple[Progress, Interval, Saved]:
+) -> tuple[Progress, Interval, SavedCheckpoint]:
     """Put the learner and the random generators where the run's newest checkpoint left them."""
     world = learner.world
-    newest: Saved | None = newest_in(checkpoint_root(run)) if world.is_first else None
-    found: Saved | None = world.from_first((newest,))[0]
+    newest: SavedCheckpoint | None = newest_in(checkpoint_root(run)) if world.is_first else None
+    found: SavedCheckpoint | None = world.from_first((newest,))[0]
     world.stage("loading a checkpoint", alone=True)
     if found is None:
         raise RunError(_why_none(run))
@@ -103,7 +103,7 @@ def _why_none(run: Path) -> str:
 
 
 def _load_own(
-    found: Saved, learner: Learner, world: World, say: Callable[[str], None]
+    found: SavedCheckpoint, learner: Learner, world: World, say: Callable[[str], None]
 ) -> tuple[dict[str, Any], Interval]:
     """What the newest checkpoint says of the run; its rows and weights are loaded."""
     newest = found.folders[world.rank]
@@ -124,7 +124,7 @@ def _load_own(
 
 
 def _load_others(
-    found: Saved, learner: Learner, world: World, say: Callable[[str], None]
+    found: SavedCheckpoint, learner: Learner, world: World, say: Callable[[str], None]
 ) -> tuple[dict[str, Any], Interval]:
     """From another number of ranks; rank 0 takes over the open interval."""
     entries = [_entry(folder) for folder in found.folders]

@@ -47,7 +47,7 @@ class Loaders(NamedTuple):
     held_out: dict[str, Loader]
 
 
-class Pace(NamedTuple):
+class StepIntervals(NamedTuple):
     """How long and how often, in steps; 0 is off (eval_every 0: after each epoch)."""
 
     epochs: int
@@ -59,7 +59,7 @@ class Pace(NamedTuple):
     keep: int = 2  # checkpoints that stay, with all they need
 
 
-class Course(NamedTuple):
+class LearningCourse(NamedTuple):
     """What the learning rates do, and when to give up."""
 
     schedule: Schedule  # of the factor on both learning rates
@@ -72,7 +72,13 @@ class Training:
     """One run from its start, or from its checkpoint, to its end."""
 
     def __init__(
-        self, run: Path, learner: Learner, loaders: Loaders, pace: Pace, course: Course, observer: Observer
+        self,
+        run: Path,
+        learner: Learner,
+        loaders: Loaders,
+        pace: StepIntervals,
+        course: LearningCourse,
+        observer: Observer,
     ) -> None:
         self.run = run
         self.learner = learner

@@ -29,7 +29,7 @@ from torch import Tensor
 from hotbed.checkpoint import Policy, Saver, State
 from hotbed.checkpoint.chain import Entry, chain_of, folders_in, forget, locked, remove
 from hotbed.checkpoint.dense import DENSE, OPTIMIZER, load_optimizer, mean_of
-from hotbed.checkpoint.layouts import Saved, remove_others, root_of, step_of, unneeded_before
+from hotbed.checkpoint.layouts import SavedCheckpoint, remove_others, root_of, step_of, unneeded_before
 from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import check_sizes, filling, gone_of, refuse_misfits, rows_of, tensors_of
 from hotbed.checkpoint.types import RowPart, Rows, Sink
@@ -202,7 +202,7 @@ class RankSaver:
         if self._world.is_first:
             remove_others(self._checkpoints, self._world.size)
 
-    def go_back_to(self, saved: Saved) -> None:
+    def go_back_to(self, saved: SavedCheckpoint) -> None:
         """A run goes on from here, whoever saved it: later checkpoints of this rank are of another history, and go.
 
         They did not count, because other ranks do not have them; together with what those write from now on they would.

@@ -30,23 +30,23 @@ from hotbed.types import Batch
 FILE = "watched.jsonl"
 
 
-class Watched(NamedTuple):
+class WatchedRow(NamedTuple):
     """One row."""
 
     table: str
     id: int
 
 
-class _Noted(NamedTuple):
+class _RowNote(NamedTuple):
     """Of one row in one step, on the device."""
 
-    row: Watched
+    row: WatchedRow
     step: int
     lookups: Tensor  # []
     norm: Tensor  # []
 
 
-def parse_rows(text: str, tables: Mapping[str, Table]) -> list[Watched]:
+def parse_rows(text: str, tables: Mapping[str, Table]) -> list[WatchedRow]:
     """'ad=123,user=7' -> rows; all mistakes at once."""
     found, wrong = [], []
     for part in (one.strip() for one in text.split(",")):
@@ -60,7 +60,7 @@ def parse_rows(text: str, tables: Mapping[str, Table]) -> list[Watched]:
             wrong.append(f"table {name} has the rows 0 to {rows - 1:,}, not {number}")
         else:
             id_ = int(number) % rows if rows is not None and tables[name].hashing else int(number)
-            found.append(Watched(name, id_))
+            found.append(WatchedRow(name, id_))
     if wrong:
         raise ConfigError(f"--watch-rows takes TABLE=ID,TABLE=ID: {'; '.join(wrong)}.")
     return found
@@ -69,12 +69,12 @@ def parse_rows(text: str, tables: Mapping[str, Table]) -> list[Watched]:
 class RowWatch:
     """Told of every batch before its backward pass, and, as an Observer, of steps and lines."""
 
-    def __init__(self, run: Path, tables: EmbeddingTables, rows: Sequence[Watched]) -> None:
+    def __init__(self, run: Path, tables: EmbeddingTables, rows: Sequence[WatchedRow]) -> None:
         self._path = run / FILE
         self._tables = tables
         self._rows = tuple(rows)
-        self._open: list[tuple[Watched, Tensor, Tensor]] = []  # of the step under way
-        self._noted: list[_Noted] = []
+        self._open: list[tuple[WatchedRow, Tensor, Tensor]] = []  # of the step under way
+        self._noted: list[_RowNote] = []
 
     def watch(self, batch: Batch, vectors: Tensor) -> None:
         """Look at the gradient of `vectors` [B, F, D] when it comes."""
@@ -86,7 +86,7 @@ class RowWatch:
         write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def step(self, progress: Progress) -> None:
-        self._noted += [_Noted(row, progress.step, lookups, norm) for row, lookups, norm in self._open]
+        self._noted += [_RowNote(row, progress.step, lookups, norm) for row, lookups, norm in self._open]
         self._open.clear()
 
     def record(self, record: Record) -> None:
@@ -110,7 +110,7 @@ class RowWatch:
                 lookups, total = uses.sum(), (of_feature * uses.unsqueeze(1)).sum(0)
             self._open.append((row, lookups, total.double().norm()))
 
-    def _of_bags(self, batch: Batch, row: Watched, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def _of_bags(self, batch: Batch, row: WatchedRow, grad: Tensor) -> tuple[Tensor, Tensor]:
         bag = batch.bags[row.table]
         lengths = bag.offsets.diff().to(grad.device)
         sample = torch.repeat_interleave(torch.arange(lengths.shape[0], device=grad.device), lengths)
@@ -119,7 +119,7 @@ class RowWatch:
         shares = times / lengths.clamp(min=1) if self._tables.tables[row.table].pooling == "mean" else times
         return times.sum(), (grad * shares.unsqueeze(1)).sum(0)
 
-    def _is(self, row: Watched, ids: Tensor) -> Tensor:
+    def _is(self, row: WatchedRow, ids: Tensor) -> Tensor:
         table = self._tables.tables[row.table]
         return (ids.remainder(table.rows) if table.hashing and table.rows else ids) == row.id
 

@@ -49,7 +49,7 @@ class Subject(NamedTuple):
     card: dict[str, Any]
 
 
-class Ending(NamedTuple):
+class RunOutcome(NamedTuple):
     """How a run ended; the exit code is 0, or that of the signal that stopped it."""
 
     summary: Summary
@@ -57,7 +57,7 @@ class Ending(NamedTuple):
     unsaved: str = ""  # what the disk refused of a run that has its model
 
 
-def run(training: Training, subject: Subject) -> Ending:
+def run(training: Training, subject: Subject) -> RunOutcome:
     """Train, evaluate, and write everything down."""
     world = training.world
     with StopSignals() as signals, repeatable():
@@ -69,7 +69,7 @@ def run(training: Training, subject: Subject) -> Ending:
             if world.is_first:
                 write_summary(training.run, summary)
             code = 0 if summary["finished"] else max(world.gather(signals.exit_code))
-            return Ending(summary, code, _unsaved(training) if summary["finished"] else "")
+            return RunOutcome(summary, code, _unsaved(training) if summary["finished"] else "")
         except (MemoryError, torch.OutOfMemoryError) as error:
             what = str(error).partition("\n")[0] or "of the host"
             reason = f"out of memory at step {training.progress.step} ({what})."

@@ -43,7 +43,7 @@ PER_BATCH = (
 )
 
 
-class Counting(Protocol):
+class CountingTables(Protocol):
     """Tables, as far as this file needs them."""
 
     def counters(self) -> CacheCounts:
@@ -53,7 +53,7 @@ class Counting(Protocol):
 class CacheWatch:
     """Reads the counters at the ends of intervals."""
 
-    def __init__(self, tables: Counting) -> None:
+    def __init__(self, tables: CountingTables) -> None:
         self._tables = tables
         self._before = tables.counters()  # what is not of the open interval: the past, and all that ran beside training
 
@@ -85,7 +85,7 @@ class CacheWatch:
         }
 
 
-class Telling(Counting, Protocol):
+class ReportingTables(CountingTables, Protocol):
     """Tables, as far as this file needs them."""
 
     clock: StepClock
@@ -104,7 +104,7 @@ class Telling(Counting, Protocol):
 class Watch:
     """Reads the counters at the ends of intervals."""
 
-    def __init__(self, tables: Telling, world: World = ALONE) -> None:
+    def __init__(self, tables: ReportingTables, world: World = ALONE) -> None:
         self._tables, self._world = tables, world
         self.ids: Ids | None = None  # of all ranks, as the last line told them
         self._cache = CacheWatch(tables)
@@ -162,7 +162,7 @@ class Watch:
         return TierCounts() if tiers is None else tiers.counts
 
 
-def ids_of(tables: Telling, world: World = ALONE) -> Ids | None:
+def ids_of(tables: ReportingTables, world: World = ALONE) -> Ids | None:
     """Counts since the run began and rows now, by table, of all ranks; None where no table has dynamic ids."""
     mine = {name: {**counts._asdict(), "rows": counts.rows} for name, counts in tables.id_counts().items()}
     if not mine or world.size == 1:

@@ -8,6 +8,6 @@ records on each side: a step takes two to four times as long.
 
 from hotbed.verify.compare import Difference
 from hotbed.verify.inject import PLACES, inject
-from hotbed.verify.twins import Make, Step, Verdict, Way, verify
+from hotbed.verify.twins import Make, Step, TwinStorage, Verdict, verify
 
-__all__ = ["PLACES", "Difference", "Make", "Step", "Verdict", "Way", "inject", "verify"]
+__all__ = ["PLACES", "Difference", "Make", "Step", "TwinStorage", "Verdict", "inject", "verify"]

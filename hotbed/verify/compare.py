@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.tables.group.group import TableGroup
-from hotbed.verify.watch import Seen
+from hotbed.verify.watch import GroupCall
 
 _AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -51,7 +51,7 @@ class History:
         self._used: list[list[NDArray[np.int64]]] = []  # by step, by group
         self._came: list[tuple[int, int, NDArray[np.int64]]] = []  # (the step they came for, group, keys)
 
-    def note(self, seen: list[Seen], came: list[tuple[int, Tensor]]) -> None:
+    def note(self, seen: list[GroupCall], came: list[tuple[int, Tensor]]) -> None:
         """One step is done, and right."""
         self._used.append([np.unique(one.keys.cpu().numpy()) for one in seen])
         self._came += [(len(self._used), group, keys.numpy()) for group, keys in came]
@@ -80,8 +80,8 @@ class History:
 
 def first_difference(
     step: int,
-    plain: list[Seen],
-    other: list[Seen],
+    plain: list[GroupCall],
+    other: list[GroupCall],
     losses: tuple[Tensor, Tensor],
     history: History,
     came: list[tuple[int, Tensor]],
@@ -131,7 +131,7 @@ def last_difference(step: int, plain: TableGroup, other: TableGroup, keys: NDArr
 
 
 def _of_row(
-    step: int, one: Seen, two: Seen, at: int, history: History, number: int, came: list[tuple[int, Tensor]]
+    step: int, one: GroupCall, two: GroupCall, at: int, history: History, number: int, came: list[tuple[int, Tensor]]
 ) -> Difference:
     key = int(two.keys[at])
     column, element, value, wrong = _column(two.group, one.before[at], two.before[at])
@@ -146,7 +146,7 @@ def _of_row(
     return Difference(step, what, value, wrong, *two.group.keyspace.name_of(key), column, element, since)
 
 
-def _of_vector(step: int, one: Seen, two: Seen, found: tuple[int, int]) -> Difference:
+def _of_vector(step: int, one: GroupCall, two: GroupCall, found: tuple[int, int]) -> Difference:
     """A vector may be pooled from many rows: named is the first of them."""
     out, element = found
     at = out

@@ -25,7 +25,7 @@ Make = Callable[..., tuple[EmbeddingTables, Step]]  # keyword arguments of Embed
 
 
 @dataclass(frozen=True)
-class Way:
+class TwinStorage:
     """How the other twin keeps its rows."""
 
     name: str
@@ -38,7 +38,7 @@ class Way:
 class Verdict(NamedTuple):
     """Of one way."""
 
-    way: Way
+    way: TwinStorage
     steps: int  # that were compared
     lookups: int
     rows: int  # distinct rows that were compared, each with its optimizer state
@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
 def verify(
     make: Make,
     batches: Sequence[Any],
-    way: Way,
+    way: TwinStorage,
     progress: Callable[[int], None] = lambda step: None,
     injected: Callable[[EmbeddingTables], None] | None = None,
     agree: Callable[[bool], bool] = lambda ends: ends,
@@ -94,7 +94,7 @@ def verify(
         other.watch.close()
 
 
-def _ahead(batches: Sequence[Any], tables: EmbeddingTables, way: Way) -> Generator[Any, None, None]:
+def _ahead(batches: Sequence[Any], tables: EmbeddingTables, way: TwinStorage) -> Generator[Any, None, None]:
     if way.ahead:
         yield from prefetch(batches, tables, window=way.window, look_ahead=way.look_ahead)
     else:

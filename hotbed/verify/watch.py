@@ -21,7 +21,7 @@ from hotbed.tables.module import EmbeddingTables
 
 
 @dataclass
-class Seen:
+class GroupCall:
     """One call of one group; L lookups, O vectors, records of W numbers."""
 
     group: TableGroup
@@ -38,7 +38,7 @@ class Watch:
 
     def __init__(self, tables: EmbeddingTables) -> None:
         self.tables = tables
-        self._seen: list[Seen] = []
+        self._seen: list[GroupCall] = []
         self._came: list[tuple[int, Tensor]] = []
         self._undo: list[Callable[[], None]] = []
         tables.stop_recording()  # recorded launches pass by the groups
@@ -49,7 +49,7 @@ class Watch:
                 self._attend(cache, "exchange", self._exchange_of(cache, number))
                 self._attend(cache, "exchange_with", self._exchange_with_of(cache, number))
 
-    def take(self) -> list[Seen]:
+    def take(self) -> list[GroupCall]:
         """The calls since the last time, in their order; those of one step have as many as there are groups."""
         seen, self._seen = self._seen, []
         return seen
@@ -77,7 +77,7 @@ class Watch:
             vectors = lookup(lookups)
             before = _records(group, lookups.slots)
             out_rows = lookups.out_row_of_lookup()
-            self._seen.append(Seen(group, keys_of(lookups), before, vectors.detach().clone(), out_rows))
+            self._seen.append(GroupCall(group, keys_of(lookups), before, vectors.detach().clone(), out_rows))
             return vectors
 
         return watched

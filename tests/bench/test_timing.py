@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hotbed.bench import timing
-from hotbed.bench.timing import COUNTED, Behind, Timing, batches_needed, time_steps
+from hotbed.bench.timing import COUNTED, DensePart, Timing, batches_needed, time_steps
 from hotbed.bench.workload import make_workload
 from tests.bench.fakes import FakeSystem
 
@@ -28,7 +28,7 @@ def timed(setting, monkeypatch):
         clock = Clock(system)
         monkeypatch.setattr(timing, "time", clock)
         workload = make_workload(setting.rows, setting.batch, batches_needed(setting), setting.device)
-        return system, clock, time_steps(system, setting, workload, Behind(setting))
+        return system, clock, time_steps(system, setting, workload, DensePart(setting))
 
     return run
 
@@ -67,7 +67,7 @@ def test_quantiles_over_groups():
 
 @pytest.mark.parametrize("dense", [0, 16])
 def test_what_is_behind_sends_gradients_back(setting, dense):
-    behind = Behind(replace(setting, dense=dense))
+    behind = DensePart(replace(setting, dense=dense))
     out = torch.randn(64, 3, 8, requires_grad=True)
     behind.backward(out)
     assert float(out.grad.abs().sum()) > 0
@@ -77,7 +77,7 @@ def test_every_system_gets_the_same_mlp(setting):
     grads = []
     for shape in ((64, 3, 8), (64, 24)):
         out = torch.linspace(-1, 1, 64 * 24).view(shape).requires_grad_()
-        behind = Behind(replace(setting, dense=16))
+        behind = DensePart(replace(setting, dense=16))
         behind.backward(out)
         behind.backward(out)  # the MLP learned meanwhile
         grads.append(out.grad.view(-1))

@@ -180,14 +180,14 @@ def test_a_lane_decides_as_the_reference(
     stream: list[list[int]], window: int, ahead: int, stride: int, policy: str
 ) -> None:
     """With plain batches in between, which the numbers on the device must catch up with."""
-    from hotbed.cache.recorded_planner import Lane
+    from hotbed.cache.recorded_planner import RecordedCache
     from hotbed.ops.keys.triton import KeyMaker
 
     feeder, reference = Feeder(28, policy, "triton"), ReferenceCache(28, make_policy(policy))
     feeder.cache.stride = reference.stride = stride
     addresses = Addresses(*(np.array([value]) for value in (0, 41, False, True, -1)))
     maker = KeyMaker((Span("a", 0, 9, 1),), addresses, feeder.device)
-    lane = Lane(feeder.cache, maker, 9, window, train=True)
+    lane = RecordedCache(feeder.cache, maker, 9, window, train=True)
     batches = [torch.tensor(keys, device=feeder.device) for keys in stream]
     read = planned = 0
     while planned < len(stream):
@@ -225,14 +225,14 @@ def test_a_lane_finds_room_by_waiting_for_its_oldest_window_and_not_for_the_devi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Counts come with events, as from a device that is behind; two batches that are not counted make room doubtful."""
-    from hotbed.cache.recorded_planner import Lane
+    from hotbed.cache.recorded_planner import RecordedCache
     from hotbed.ops.keys.triton import KeyMaker
 
     feeder = Feeder(8, "oracle", "triton")
     waited: list[int] = []
     feeder.cache.reserve(64)
     addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
-    lane = Lane(feeder.cache, KeyMaker((Span("a", 0, 8, 1),), addresses, feeder.device), 8, 1, train=True)
+    lane = RecordedCache(feeder.cache, KeyMaker((Span("a", 0, 8, 1),), addresses, feeder.device), 8, 1, train=True)
     ids = [torch.arange(8 * n, 8 * n + 8, device=feeder.device) for n in range(6)]
     lane.arrive(ids[0])
     lane.arrive(ids[1])

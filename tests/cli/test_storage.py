@@ -4,7 +4,7 @@ import re
 
 from rich.console import Console
 
-from hotbed.cli.told import id_table, tiers_text
+from hotbed.cli.messages import id_table, tiers_text
 
 TIERS = {
     "memory_hit_rate": 0.75,

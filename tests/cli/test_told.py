@@ -8,7 +8,7 @@ import sys
 from types import SimpleNamespace
 
 from hotbed.cli.console import BEGINS, compiled_text
-from hotbed.cli.told import as_typed, next_commands
+from hotbed.cli.messages import as_typed, next_commands
 from hotbed.errors import RunError
 
 SMALL = ("--set", "model.dim=4", "--set", "model.options.hidden=[8]", "--set", "train.device=cpu")

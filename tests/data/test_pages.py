@@ -14,7 +14,7 @@ from hotbed.data.loader import crc
 from hotbed.data.loader.chunks import read_pages
 from hotbed.data.loader.page_headers import NOT_OURS
 from hotbed.data.loader.pages import scatter_pages
-from hotbed.data.loader.scatter import NO_LIMIT, TILE, Kinds, Spots
+from hotbed.data.loader.scatter import NO_LIMIT, TILE, Kinds, RowPlaces
 
 NUMBERS = {"float": np.float32, "int": np.int32, "long": np.int64}
 
@@ -51,7 +51,7 @@ def spots_of(num_rows, num_ids, slab_rows, num_dense=2):
             )
         )
     addresses = np.asarray([[part.ctypes.data for part in slab] for slab in slabs], dtype=np.int64)
-    return slabs, Spots(addresses, np.empty(1 + num_dense + num_ids, np.int64), slab_rows, 0, 0, num_rows)
+    return slabs, RowPlaces(addresses, np.empty(1 + num_dense + num_ids, np.int64), slab_rows, 0, 0, num_rows)
 
 
 def read(path, columns, place, slab_rows=1000, limit=None):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from hotbed.data.prepare.prepare import prepare
-from hotbed.data.prepare.ranks import Crew
+from hotbed.data.prepare.ranks import PrepareRanks
 from hotbed.errors import ConfigError
 from tests.data.prepare_jobs import digest, run, start, write_logs
 
@@ -85,13 +85,13 @@ def test_torchrun(tmp_path):
 @pytest.mark.parametrize(("rank", "world"), [(2, 2), (-1, 2), (0, 0)])
 def test_wrong_ranks(rank, world):
     with pytest.raises(ConfigError, match="WORLD_SIZE"):
-        Crew(rank, world)
+        PrepareRanks(rank, world)
 
 
 def test_a_moment_of_a_full_disk_does_not_end_the_pulse(tmp_path, monkeypatch):
     import hotbed.data.prepare.ranks as module
 
-    crew, written = Crew(0, 2), []
+    crew, written = PrepareRanks(0, 2), []
     crew._directory = tmp_path
     beats = iter([False, False, False, True])
     monkeypatch.setattr(crew._stop, "wait", lambda _: next(beats))
@@ -107,7 +107,7 @@ def test_a_moment_of_a_full_disk_does_not_end_the_pulse(tmp_path, monkeypatch):
 
 
 def test_the_pulse_ends_with_the_workspace(tmp_path):
-    crew = Crew(0, 2)
+    crew = PrepareRanks(0, 2)
     crew._directory = tmp_path / "gone"
     beats = []
     crew._stop.wait = lambda _: len(beats) > 9 or beats.append("beat")
@@ -121,5 +121,5 @@ def test_a_full_disk_of_a_later_rank_is_an_error_of_the_data(tmp_path):
     from hotbed.errors import DataError
 
     said = pytest.raises(DataError, match=r"out' cannot be written by rank 1: .*No space left")
-    with said, _workspace(tmp_path / "out", False, Crew(1, 2)):
+    with said, _workspace(tmp_path / "out", False, PrepareRanks(1, 2)):
         raise OSError(28, "No space left on device")

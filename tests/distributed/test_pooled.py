@@ -17,7 +17,7 @@ from hotbed.parallel.auto import Speed, Speeds
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.routes import tables_in_parts
 from hotbed.parallel.sharded import ShardedTables
-from hotbed.tables.inputs import as_given
+from hotbed.tables.inputs import read_inputs
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_sharded import OPTIMIZERS, part_of
 
@@ -228,7 +228,7 @@ def weighted():
             weights.grad = None
             sum(vector.sum() for vector in vectors.values()).backward()
         found.append((vectors["w"].detach(), weights.grad, vectors["s"].detach()))
-    (route,) = tables.ranks.routes(as_given(tables.features, inputs, None, tables.device))
+    (route,) = tables.ranks.routes(read_inputs(tables.features, inputs, None, tables.device))
     return *found, route.own.slots.shape[0]
 
 
@@ -296,7 +296,7 @@ def test_tables_in_parts():
     ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
     bag = Jagged(ids, offsets)
     inputs = {"plain": ids[:2], "b1": bag, "b2": ids[:2], "w1": bag, "w2": Jagged(ids, offsets, torch.ones(3))}
-    given = as_given(shared.features, {**inputs, "sequence": bag}, None, shared.device)
+    given = read_inputs(shared.features, {**inputs, "sequence": bag}, None, shared.device)
     assert tables_in_parts(shared.group_inputs[0], given) == (-1, 0, 0, -1, -1, -1)
     inputs = dict.fromkeys(("plain", "b1", "b2", "w1", "w2", "sequence"), ids[:2])
-    assert tables_in_parts(shared.group_inputs[0], as_given(shared.features, inputs, None, shared.device)) is None
+    assert tables_in_parts(shared.group_inputs[0], read_inputs(shared.features, inputs, None, shared.device)) is None

@@ -13,7 +13,7 @@ from hotbed.parallel import auto
 from hotbed.parallel.auto import Speed, Speeds, costs_of, measured
 from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.replicated import ReplicatedFront, Tally
+from hotbed.parallel.replicated import ReplicatedFront, RowTally
 from hotbed.parallel.sharded import ShardedTables
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_sharded import DYNAMIC, OPTIMIZERS, alone, assert_as_one, in_ranks, train_dynamic
@@ -265,7 +265,7 @@ def forecast_and_count():
             if step:
                 before += int((tables.groups[0].shard.owner_of(asked) != dist.get_rank()).sum()) * 4
         sent.append((tables.mesh.traffic.in_node - before) / 5)
-    rows = Tally(*(now - then for now, then in zip(tables.fronts[0].tally, earlier)))
+    rows = RowTally(*(now - then for now, then in zip(tables.fronts[0].tally, earlier)))
     return costs_of(rows, dim * 4, world, SPEEDS["sharded"]), sent
 
 

@@ -18,7 +18,7 @@ from hotbed.cli import main
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
 from hotbed.errors import RunError
-from hotbed.export.onnx_model import Scored, compare, write_onnx
+from hotbed.export.onnx_model import ProbabilityModel, compare, write_onnx
 from hotbed.export.write import Wanted, export
 from hotbed.models import MODELS, build_model
 from hotbed.train.model_folder import load_learner
@@ -256,7 +256,7 @@ def test_a_model_that_onnxruntime_scores_otherwise_is_refused(tmp_path):
     with torch.no_grad():
         changed.linear.bias += 1e-3
     with pytest.raises(RunError, match="onnxruntime disagrees with the model"):
-        compare(tmp_path / "model.onnx", Scored(changed).eval(), changed)
+        compare(tmp_path / "model.onnx", ProbabilityModel(changed).eval(), changed)
 
 
 def test_a_model_without_dense_features_has_one_input(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from hotbed.forecast.curves import lru_curve, policy_points, sizes_between, table_curves
 from hotbed.forecast.optimum import optimum
-from hotbed.forecast.replay import Ahead, Replay, simulate
+from hotbed.forecast.replay import LookAhead, Replay, simulate
 from hotbed.forecast.trace import trace_of
 
 
@@ -55,7 +55,7 @@ def test_points_of_a_policy_are_simulated():
     sizes = sizes_between(trace.most_keys, 300, 5)
     assert sizes[0] == trace.most_keys
     assert sizes[-1] == 300
-    curve = policy_points(Replay(trace), "oracle", sizes, Ahead(1, None))
+    curve = policy_points(Replay(trace), "oracle", sizes, LookAhead(1, None))
     for size, misses in zip(sizes, curve.misses):
         assert misses == pytest.approx(1 - simulate(trace, size, "oracle", window=1).hit_rate)
     assert (np.diff(curve.misses) <= 0).all()

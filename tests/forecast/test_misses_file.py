@@ -6,8 +6,8 @@ import pytest
 
 from hotbed.data.dataset import Dataset
 from hotbed.forecast.comparison import MISSES, quick_outlook, write_misses
-from hotbed.forecast.replay import Ahead, Replay
-from hotbed.forecast.request import Asked
+from hotbed.forecast.replay import LookAhead, Replay
+from hotbed.forecast.request import ForecastRequest
 from hotbed.run.run_file import compose
 from tests.train.small import write_dataset
 
@@ -18,7 +18,7 @@ def asked(tmp_path_factory):
     sets = ("data.batch_size=16", "tables.cache=0.7", "tables.policy=lru", "train.device=cpu")
     config, problems = compose(None, {"data.path": str(folder)}, sets)
     assert problems == []
-    return Asked(config, Dataset.open(folder))
+    return ForecastRequest(config, Dataset.open(folder))
 
 
 def test_a_cache_of_every_size(asked, tmp_path):
@@ -30,7 +30,7 @@ def test_a_cache_of_every_size(asked, tmp_path):
     assert sizes[-1] == found["num_rows"]
     assert missed == sorted(missed, reverse=True)
     replay = Replay(asked.given.trace)
-    largest = replay.run(found["num_rows"], "lru", Ahead(1, 1)).counts
+    largest = replay.run(found["num_rows"], "lru", LookAhead(1, 1)).counts
     assert missed[-1] == pytest.approx(1 - largest.lookup_hit_rate)
 
 

@@ -17,7 +17,7 @@ from hotbed.forecast.network import (
     Exchanges,
     Frequencies,
     Group,
-    Sent,
+    SentBytes,
     all_gather,
     counted,
     dense,
@@ -177,8 +177,8 @@ def test_one_rank_sends_nothing():
     group = Group([zipf(100, 1.05)], 16)
     alone = Cluster(1, 1)
     for sent in (sharded(alone, [group], 10), replicated(alone, [group], 10), plain(alone, [group], 10)):
-        assert sent == Exchanges(Sent(), Sent(), Sent())
-    assert dense(alone, 100) == Sent()
+        assert sent == Exchanges(SentBytes(), SentBytes(), SentBytes())
+    assert dense(alone, 100) == SentBytes()
 
 
 def test_plain_counts_every_lookup_and_pooled_every_bag():

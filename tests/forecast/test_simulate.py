@@ -12,7 +12,7 @@ from hotbed.cache import BYTES_PER_SLOT, POLICIES, CacheCounts
 from hotbed.data.dataset import Dataset, hot_keys
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.forecast.optimum import optimum
-from hotbed.forecast.replay import Ahead, Replay, simulate
+from hotbed.forecast.replay import LookAhead, Replay, simulate
 from hotbed.forecast.trace import read_trace, trace_of
 from hotbed.ops.records import layout_of
 from hotbed.train.run import run
@@ -91,7 +91,7 @@ def test_with_a_budget_in_bytes(policy, given):
     assert cached.groups[0].num_slots == num_slots
     for ids in hotbed.prefetch(batches, cached, **given):
         cached(ids).square().sum().backward()
-    ahead = Ahead(given.get("window"), given.get("look_ahead"), bounded=True)
+    ahead = LookAhead(given.get("window"), given.get("look_ahead"), bounded=True)
     counts = Replay(trace_from(batches)).run(num_slots, policy, ahead).counts
     assert counts == cached.counters()._replace(**MOVED)
     unbounded = simulate(trace_from(batches), num_slots, policy, **given)
@@ -210,7 +210,7 @@ def test_the_index_grows_as_in_training(policy, share):
 
 def test_figures_of_the_first_batches_of_a_longer_run():
     trace = trace_from(random_ids(90, seed=7))
-    whole = Replay(trace).run(100, "oracle", Ahead(1, None))
-    part = Replay(trace).run(100, "oracle", Ahead(1, None), stop=40)
+    whole = Replay(trace).run(100, "oracle", LookAhead(1, None))
+    part = Replay(trace).run(100, "oracle", LookAhead(1, None), stop=40)
     assert part.counts.batches == 40
     assert part.counts.misses == whole.misses[:40].sum()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import scaling
-from hotbed.forecast.network import Cluster, Exchanges, Sent
+from hotbed.forecast.network import Cluster, Exchanges, SentBytes
 from hotbed.forecast.step_time import (
     NVLINK,
     Fabric,
@@ -20,12 +20,12 @@ from hotbed.forecast.step_time import (
 
 FABRIC = Fabric(Wire(1000.0, 0.1, 0.01), Wire(100.0, 0.2, 0.02))
 WORK = Work(compute=2.0, deal=0.5, copy_speed=6000.0)
-SENT = Exchanges(Sent(4.0, 8.0), Sent(500.0, 50.0), Sent(500.0, 50.0))
+SENT = Exchanges(SentBytes(4.0, 8.0), SentBytes(500.0, 50.0), SentBytes(500.0, 50.0))
 
 
 def test_one_node():
-    cluster, dense = Cluster(1, 8), Sent(10.0)
-    found = sharded_time(cluster, FABRIC, WORK, Exchanges(Sent(4.0), Sent(500.0), Sent(500.0)), dense)
+    cluster, dense = Cluster(1, 8), SentBytes(10.0)
+    found = sharded_time(cluster, FABRIC, WORK, Exchanges(SentBytes(4.0), SentBytes(500.0), SentBytes(500.0)), dense)
     assert found.compute == pytest.approx(2.0 + 0.5 + 6 * 500 / 6000)
     assert found.exposed == pytest.approx(2 * (0.1 + 7 * 0.01 + 0.5))
     numbers, keys, summed = 0.1 + 7 * 0.01, 0.1 + 7 * 0.01 + 0.004, 2 * (0.1 + 3 * 0.01) + 0.01
@@ -33,18 +33,20 @@ def test_one_node():
 
 
 def test_two_hops_take_their_time():
-    found = sharded_time(Cluster(3, 2), FABRIC, WORK, SENT, Sent())
+    found = sharded_time(Cluster(3, 2), FABRIC, WORK, SENT, SentBytes())
     hops = 0.1 + 0.01 + 0.2 + 2 * 0.02
     assert found.exposed == pytest.approx(2 * (hops + 0.5 + 0.5))
     assert found.beside == pytest.approx(2 * hops + 0.004 + 0.08 + 2 * (0.1 + 0.01 + 0.2 + 2 * 0.02))
 
 
 def test_sums_wait_for_trees():
-    assert sum_time(Cluster(128, 1), FABRIC, Sent(0.0, 100.0)) == pytest.approx(2 * (0.2 + 7 * 0.02) + 1.0)
+    assert sum_time(Cluster(128, 1), FABRIC, SentBytes(0.0, 100.0)) == pytest.approx(2 * (0.2 + 7 * 0.02) + 1.0)
 
 
 def test_replicated_waits_for_rows_gradients_and_weights():
-    found = replicated_time(Cluster(1, 8), FABRIC, WORK, Exchanges(Sent(4.0), Sent(500.0), Sent(600.0)), Sent())
+    found = replicated_time(
+        Cluster(1, 8), FABRIC, WORK, Exchanges(SentBytes(4.0), SentBytes(500.0), SentBytes(600.0)), SentBytes()
+    )
     hop = 0.1 + 7 * 0.01
     assert found.compute == pytest.approx(2.0 + 0.5 + 6 * 600 / 6000)
     assert found.exposed == pytest.approx(3 * hop + 0.5 + 0.6)
@@ -61,7 +63,7 @@ def test_hidden_and_exposed():
 def test_alone_nothing_is_added():
     alone = Cluster(1, 1)
     for time_of in (sharded_time, replicated_time):
-        assert time_of(alone, FABRIC, WORK, SENT, Sent()) == StepTime(2.0, 0.0, 0.0)
+        assert time_of(alone, FABRIC, WORK, SENT, SentBytes()) == StepTime(2.0, 0.0, 0.0)
 
 
 def test_a_card_is_shared():

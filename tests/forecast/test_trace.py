@@ -8,7 +8,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.forecast.trace import read_trace, trace_of
-from hotbed.tables.inputs import as_given, flatten
+from hotbed.tables.inputs import flatten, read_inputs
 from tests.data.small import make_dataset
 
 
@@ -36,7 +36,7 @@ def test_the_keys_are_those_of_training(dataset, shuffle):
     trace = read_trace(dataset, batch_size=16, shuffle=shuffle, seed=5)
     loader = Loader(dataset, "train", batch_size=16, shuffle=shuffle, seed=5)
     for number, batch in enumerate(loader.epoch(0)):
-        given = as_given(tables.features, batch.ids, batch.bags, tables.device)
+        given = read_inputs(tables.features, batch.ids, batch.bags, tables.device)
         keys, counts = flatten(group, inputs, given).slots.unique(return_counts=True)
         assert trace.batch(number).tolist() == keys.tolist()
         own = slice(trace.offsets[number], trace.offsets[number + 1])

@@ -6,7 +6,7 @@ import time
 import numpy as np
 from numba import njit
 
-from hotbed.host.compiling import Compiled, compile_seconds, compiled_within
+from hotbed.host.compiling import CompileReport, compile_seconds, compiled_within
 
 
 def two_kernels():
@@ -57,7 +57,7 @@ def test_what_takes_long_is_told_once_and_what_does_not_is_not():
 def test_counting_begins_where_it_is_asked_for():
     two_kernels()(np.ones(3))
     before = compile_seconds()
-    later = Compiled()
+    later = CompileReport()
     assert (later.kernels, later.seconds) == (0, 0.0)
     two_kernels()(np.ones(3))
     assert later.seconds == compile_seconds() - before > 0

@@ -31,4 +31,4 @@ def test_names_are_imported_from_old_modules():
 
 def test_other_names_are_not_there():
     with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("hotbed.turns")
+        importlib.import_module("hotbed.ownership")

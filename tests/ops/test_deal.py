@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbed.ops.partition import Dealt, deal, reference
+from hotbed.ops.partition import OwnerPartition, deal, reference
 
 
 @given(st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 2)), max_size=200), st.integers(1, 5))
@@ -33,7 +33,10 @@ def check(keys, world, kinds, padded=True):
 
     real = torch.ones_like(keys, dtype=torch.bool) if slots is None else slots >= 0
     owners = owner_of(keys, kinds)
-    ways = (deal(keys, slots, owner_of, world, kinds), Dealt(*reference.deal(keys, slots, owner_of, world, kinds)))
+    ways = (
+        deal(keys, slots, owner_of, world, kinds),
+        OwnerPartition(*reference.deal(keys, slots, owner_of, world, kinds)),
+    )
     for dealt in ways:
         assert torch.equal(dealt.places < 0, ~real)
         places = dealt.places[real]

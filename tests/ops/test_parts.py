@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotbed.ops.partition import deal
-from hotbed.ops.parts import Parts, Ways, count_ways, reference, split
+from hotbed.ops.parts import Parts, TableAddresses, count_ways, reference, split
 
 BAGS = st.lists(st.lists(st.integers(-2, 30), max_size=9), max_size=25)
 
@@ -39,9 +39,11 @@ def check(bags, world, seed):
     assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(*both(*given)))
     counted = dealt.places, starts, table_of_bag, dealt.counts, 0
     num_tables = int(table_of_bag.max()) + 1 if bags else 0
-    expected = Ways(*([count(keys, table_of_bag.tolist(), t, world)[i] for t in range(num_tables)] for i in range(3)))
+    expected = TableAddresses(
+        *([count(keys, table_of_bag.tolist(), t, world)[i] for t in range(num_tables)] for i in range(3))
+    )
     assert count_ways(*counted) == expected
-    assert Ways(*reference.count_ways(*counted, num_tables).tolist()) == expected
+    assert TableAddresses(*reference.count_ways(*counted, num_tables).tolist()) == expected
 
 
 def both(*given):

@@ -6,7 +6,7 @@ import torch
 
 from hotbed.errors import HotbedError
 from hotbed.ops.move import compiled_transfer as porter_module
-from hotbed.ops.move.compiled_transfer import SLOTS, Porter
+from hotbed.ops.move.compiled_transfer import SLOTS, CompiledTransfer
 
 ROWS, WIDTH, WINDOWS, ROOM = 16, 3, 32, 8
 MISSES, VICTIMS, TAG = 3, 4, 8
@@ -18,7 +18,7 @@ class Windows:
     def __init__(self):
         self.records, self.state = torch.zeros(ROWS, WIDTH), np.zeros(ROWS, dtype=np.uint8)
         self.lists = torch.zeros(WINDOWS, 16, dtype=torch.int64), *torch.zeros(2, WINDOWS, ROOM, dtype=torch.int64)
-        self.porter = Porter(self.records, self.state, self.lists, torch.device("cpu"))
+        self.porter = CompiledTransfer(self.records, self.state, self.lists, torch.device("cpu"))
         self.porter.start(0)
 
     def plan(self, number, misses=(), victims=()):

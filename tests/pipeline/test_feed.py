@@ -20,7 +20,7 @@ import hotbed
 from hotbed import Jagged, Table, optim
 from hotbed.errors import BudgetError, ConfigError, HotbedError, IdError, ShapeError
 from hotbed.pipeline.feed import Feed
-from hotbed.pipeline.transfer_thread import Move, Mover
+from hotbed.pipeline.transfer_thread import TransferThread, WindowRows
 from hotbed.store import MemoryStore
 from hotbed.tables.group.cached import CachedRows
 from hotbed.types import Batch
@@ -98,8 +98,8 @@ def both(script):
         assert_same(cached, plain)
         counts = cached.counters()
         assert counts.keys == counts.hits + counts.misses
-        assert cached.turns.feed is None
-        assert not cached.turns._planned
+        assert cached.ownership.feed is None
+        assert not cached.ownership._planned
     return cached
 
 
@@ -211,7 +211,7 @@ def test_a_feed_collected_by_its_own_reader():
                 thread.join()
     finally:
         gc.enable()
-    assert len(tables.turns.left) == 1
+    assert len(tables.ownership.left) == 1
     for ids in batches:
         assert step(tables, ids) == step(plain, ids)
     assert_same(tables, plain)
@@ -224,7 +224,7 @@ def test_a_feed_collected_amid_a_change(monkeypatch):
     def collecting(*arguments):
         monkeypatch.setattr(CachedRows, "begin", begin)
         gc.collect()
-        assert len(tables.turns.left) == 1
+        assert len(tables.ownership.left) == 1
         return begin(*arguments)
 
     def leave_in_a_ring():
@@ -266,7 +266,7 @@ def test_a_feed_collected_in_a_fork(cache):
 def test_a_feed_that_is_never_asked():
     tables = make(**SMALL)
     feed = hotbed.prefetch(matrices(3), tables)
-    assert tables.turns.feed is None
+    assert tables.ownership.feed is None
     feed.close()
     feed = hotbed.prefetch(matrices(3), tables)
     del feed
@@ -802,14 +802,14 @@ def test_moves_that_were_waiting_when_another_failed():
             asked.wait()
             raise BrokenError
 
-    mover = Mover(torch.device("cpu"))
-    first, second = Move(0, [(Group(), None)]), Move(1, [])
+    mover = TransferThread(torch.device("cpu"))
+    first, second = WindowRows(0, [(Group(), None)]), WindowRows(1, [])
     mover.start()
     mover.write(first)
     mover.read(second)
     mover.write(second)
     asked.set()
-    third = Move(2, [])
+    third = WindowRows(2, [])
     mover.read(third)
     for wait in (lambda: mover.wait(second), mover.drain, lambda: mover.wait(third)):
         with pytest.raises(BrokenError):
@@ -871,7 +871,7 @@ def test_many_short_passes():
         assert feeding() == before
     gc.collect()
     assert resident_bytes() - resident < FLAT
-    assert not tables.turns._planned
+    assert not tables.ownership._planned
 
 
 @needs_proc

@@ -223,7 +223,7 @@ def test_few_lanes_are_kept():
     for size in (1, 2, 3, 4, 5, 6, 3):
         for ids in hotbed.prefetch([torch.arange(size).reshape(-1, 1)], tables, window=1):
             tables(ids).sum().backward()
-    assert [key[0][0] for key in tables.turns.planners] == [4, 5, 6, 3]
+    assert [key[0][0] for key in tables.ownership.planners] == [4, 5, 6, 3]
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")

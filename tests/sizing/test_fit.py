@@ -12,7 +12,7 @@ from hotbed.errors import BudgetError
 from hotbed.forecast.optimum import check_fits
 from hotbed.forecast.trace import trace_of
 from hotbed.sizing.budget import Budgets
-from hotbed.sizing.fit import Counted, amounts_of, rows_of_batch, table_problems, too_small
+from hotbed.sizing.fit import BatchSample, amounts_of, rows_of_batch, table_problems, too_small
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 TABLES = {"user": Table(rows=1000, dim=16), "ad": Table(rows=24, dim=16)}  # records of 32 floats under Adagrad
@@ -89,7 +89,7 @@ def test_rows_of_a_batch_are_distinct_per_table():
 @pytest.mark.parametrize(("needed", "enough"), [(400, 480), (7, 15), (1020, 1024)])
 def test_both_messages_give_the_same_amounts(needed, enough):
     """The one before training and the one of a batch that comes later."""
-    before = str(too_small(Counted("train", 64, 9, 9), needed, 5, AMOUNTS))
+    before = str(too_small(BatchSample("train", 64, 9, 9), needed, 5, AMOUNTS))
     tables = EmbeddingTables(TABLES, optim.Adagrad(lr=0.1), hbm="2KiB")
     with pytest.raises(BudgetError) as caught:
         tables.groups[0].refuse_batch(needed)
@@ -100,7 +100,7 @@ def test_both_messages_give_the_same_amounts(needed, enough):
 
 @pytest.mark.parametrize(("needed", "enough"), [(400, 480), (7, 15), (1020, 1024)])
 def test_the_smallest_cache_that_will_do(needed, enough):
-    error = too_small(Counted("valid", 1000, 9, 20), needed, 5, AMOUNTS)
+    error = too_small(BatchSample("valid", 1000, 9, 20), needed, 5, AMOUNTS)
     assert isinstance(error, BudgetError)
     assert error.num_slots == enough
     assert "the largest of the first 9 of 20 batches of valid (1,000 samples each)" in str(error)
@@ -122,4 +122,4 @@ def test_the_smallest_cache_that_will_do(needed, enough):
 
 
 def test_a_batch_of_all_rows_has_nothing_to_spare():
-    assert "to spare" not in str(too_small(Counted("train", 64, 9, 9), 1024, 5, AMOUNTS))
+    assert "to spare" not in str(too_small(BatchSample("train", 64, 9, 9), 1024, 5, AMOUNTS))

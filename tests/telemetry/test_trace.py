@@ -5,7 +5,7 @@ import time
 import pytest
 
 from hotbed.errors import ConfigError, RunError
-from hotbed.telemetry.spans import MOST_STEPS, Span, Spans, Stretch, TraceWriter, _Seat, parse_steps
+from hotbed.telemetry.spans import MOST_STEPS, Span, Spans, StepRange, TraceWriter, _Seat, parse_steps
 from hotbed.train.run import run
 from tests.train.traces import check_events, events_of, tracks_of
 
@@ -24,7 +24,7 @@ def traced(start, folder, path, steps, *sets):
 @pytest.mark.parametrize("sets", [(), ("tables.cache=0.7", "tables.window=2")], ids=["plain", "cached"])
 def test_a_trace_of_a_run(start, tmp_path, sets):
     path = tmp_path / "trace.json"
-    said = traced(start, tmp_path / "run", path, Stretch(5, 25, False), *sets)
+    said = traced(start, tmp_path / "run", path, StepRange(5, 25, False), *sets)
     assert said == [f"trace: {path} (open it at ui.perfetto.dev)"]
     assert _Seat.taken is None, "nothing is recorded after the last step"
     tracks = tracks_of(events_of(path))
@@ -51,21 +51,21 @@ def test_threads_of_one_name_have_tracks_of_their_own():
 
 def test_the_usual_steps_of_a_short_run_are_its_first(start, tmp_path):
     path = tmp_path / "trace.json"
-    traced(start, tmp_path / "run", path, Stretch(), "train.max_steps=8")
+    traced(start, tmp_path / "run", path, StepRange(), "train.max_steps=8")
     steps = tracks_of(events_of(path))["steps"]
     assert [one["args"]["step"] for one in steps] == list(range(1, 9))
 
 
 def test_steps_that_never_come_are_told(start, tmp_path):
     path = tmp_path / "trace.json"
-    said = traced(start, tmp_path / "run", path, Stretch(500, 600, False))
+    said = traced(start, tmp_path / "run", path, StepRange(500, 600, False))
     assert said == ["no trace: the run had none of the steps 500 to 599"]
     assert not path.exists()
 
 
 def test_texts_of_steps():
-    assert parse_steps("50:100") == Stretch(50, 100, False)
-    assert parse_steps(None) == Stretch()
+    assert parse_steps("50:100") == StepRange(50, 100, False)
+    assert parse_steps(None) == StepRange()
     for wrong in ("", "50", "50:", ":50", "a:b", "9:9", "9:3", "0:5", "-1:5", "1:5:9", "1.5:3"):
         with pytest.raises(ConfigError, match="FIRST:STOP"):
             parse_steps(wrong)
@@ -76,11 +76,11 @@ def test_texts_of_steps():
 def test_a_place_that_cannot_be_is_told_before_training(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere" / "trace.json"):
         with pytest.raises(ConfigError, match="--trace"):
-            TraceWriter(path, Stretch())
+            TraceWriter(path, StepRange())
 
 
 def test_a_disk_that_refuses_is_an_error_with_a_way_out(start, tmp_path):
     path = tmp_path / "trace.json"
     path.with_name("trace.json.tmp").mkdir()
     with pytest.raises(RunError, match="--trace"):
-        traced(start, tmp_path / "run", path, Stretch(1, 3, False))
+        traced(start, tmp_path / "run", path, StepRange(1, 3, False))

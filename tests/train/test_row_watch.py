@@ -15,7 +15,7 @@ from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Progress
 from hotbed.train.build import build
-from hotbed.train.row_watch import FILE, RowWatch, Watched, parse_rows, read_lines
+from hotbed.train.row_watch import FILE, RowWatch, WatchedRow, parse_rows, read_lines
 from hotbed.types import Batch, Jagged
 from tests.data.small import make_dataset
 
@@ -36,7 +36,7 @@ def test_norms_are_those_of_the_updates(tmp_path, pooling, cache):
         row_optimizer("sgd", lr=1.0),
         cache=cache,
     )
-    rows = [Watched("ad", 3), Watched("user", 2), Watched("tags", 7), Watched("ad", 9)]
+    rows = [WatchedRow("ad", 3), WatchedRow("user", 2), WatchedRow("tags", 7), WatchedRow("ad", 9)]
     watch = RowWatch(tmp_path, tables, rows)
     bags = Jagged(torch.tensor([7, 3, 7, 7]), torch.tensor([0, 3, 3, 4]))
     batch = Batch(torch.zeros(3), torch.zeros(3, 0), torch.tensor([[3, 2], [3, 7], [1, 12]]), {"tags": bags})
@@ -56,13 +56,13 @@ def test_a_run_that_goes_back_forgets_what_came_after(tmp_path):
     lines = [{"step": step, "table": "ad", "id": 1, "lookups": 1, "gradient_norm": 0.5} for step in (1, 5, 9)]
     (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 1')
     tables = EmbeddingTables({"ad": Table(10, 4)}, row_optimizer("sgd", lr=1.0))
-    RowWatch(tmp_path, tables, [Watched("ad", 1)]).begin(Progress(step=5), 10)
+    RowWatch(tmp_path, tables, [WatchedRow("ad", 1)]).begin(Progress(step=5), 10)
     assert [line["step"] for line in read_lines(tmp_path / FILE)] == [1, 5]
 
 
 def test_wrong_rows_are_told_together():
     tables = {"ad": Table(10, 4), "user": Table(5, 4, hashing=True)}
-    assert parse_rows("ad=3, user=12", tables) == [Watched("ad", 3), Watched("user", 2)]
+    assert parse_rows("ad=3, user=12", tables) == [WatchedRow("ad", 3), WatchedRow("user", 2)]
     with pytest.raises(ConfigError, match=r"'x' is not TABLE=ID; there is no table 'q'.*rows 0 to 9, not 10"):
         parse_rows("x,q=1,ad=10", tables)
 
@@ -77,7 +77,7 @@ def test_watching_changes_no_bit(tmp_path):
         (tmp_path / name).mkdir()
         training = build(config, Dataset.open(tmp_path / "data"), tmp_path / name).training
         if name == "watched":
-            watch = RowWatch(tmp_path / name, training.learner.tables, [Watched("a", 7)])
+            watch = RowWatch(tmp_path / name, training.learner.tables, [WatchedRow("a", 7)])
             object.__setattr__(training.learner, "watch", watch.watch)
             training.observer = watch
         training.train(lambda: False)

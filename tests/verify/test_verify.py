@@ -7,7 +7,7 @@ from torch import nn
 import hotbed
 from hotbed import Table, optim
 from hotbed.testing import assert_cache_invisible
-from hotbed.verify import PLACES, Way, inject, verify
+from hotbed.verify import PLACES, TwinStorage, inject, verify
 
 TABLES = {"user": Table(400, 8), "ad": Table(300, 8), "place": Table(200, 4)}
 STEPS = 12
@@ -42,9 +42,9 @@ def maker(optimizer=None, dropout=0.2):
 
 
 WAYS = [
-    Way("as asked", {"cache": 0.1}, ahead=False),
-    Way("looked ahead", {"cache": 0.1}),
-    Way("lru", {"cache": 0.12, "policy": "lru"}, window=2, look_ahead=4),
+    TwinStorage("as asked", {"cache": 0.1}, ahead=False),
+    TwinStorage("looked ahead", {"cache": 0.1}),
+    TwinStorage("lru", {"cache": 0.12, "policy": "lru"}, window=2, look_ahead=4),
 ]
 
 
@@ -61,7 +61,7 @@ def test_nothing_to_find(way):
 
 
 def test_tiers(tmp_path):
-    way = Way("tiered", {"cache": 0.1, "memory": "8MiB", "ssd": f"{tmp_path}/rows:64MiB"})
+    way = TwinStorage("tiered", {"cache": 0.1, "memory": "8MiB", "ssd": f"{tmp_path}/rows:64MiB"})
     assert verify(maker(), batches(), way).same
 
 

@@ -10,15 +10,15 @@ from hotbed.cache.policies.lru import LRU
 from hotbed.cache.policies.oracle import ORACLE
 from hotbed.cache.policies.static import STATIC
 from hotbed.errors import ConfigError
-from hotbed.ops.index import Scoring
+from hotbed.ops.index import ScoreFunction
 
 __all__ = ["DEFAULT_POLICY", "LFU", "LRU", "ORACLE", "POLICIES", "STATIC", "make_policy"]
 
-POLICIES: dict[str, Scoring] = {policy.name: policy for policy in (LRU, LFU, STATIC, ORACLE)}
+POLICIES: dict[str, ScoreFunction] = {policy.name: policy for policy in (LRU, LFU, STATIC, ORACLE)}
 DEFAULT_POLICY = "oracle"
 
 
-def make_policy(name: str) -> Scoring:
+def make_policy(name: str) -> ScoreFunction:
     """A policy by name."""
     if name not in POLICIES:
         raise ConfigError(f"no cache policy {name!r}; there are {', '.join(sorted(POLICIES))}")

@@ -5,7 +5,7 @@ Without ageing a row that was hot last week stays for ever. Among rows used equa
 
 from typing import Any
 
-from hotbed.ops.index import Scoring
+from hotbed.ops.index import ScoreFunction
 
 where: Any = None  # Scoring.bind gives it its meaning
 
@@ -14,4 +14,4 @@ def _score(next_use, uses, age, hot):
     return where(uses < 0x400000, uses, 0x400000) * 256 - where(age < 255, age, 255)
 
 
-LFU = Scoring("lfu", _score, half_life=128)
+LFU = ScoreFunction("lfu", _score, half_life=128)

@@ -1,10 +1,10 @@
 """Least recently used: the row whose last use lies farthest back goes first."""
 
-from hotbed.ops.index import Scoring
+from hotbed.ops.index import ScoreFunction
 
 
 def _score(next_use, uses, age, hot):
     return -age
 
 
-LRU = Scoring("lru", _score, half_life=128)
+LRU = ScoreFunction("lru", _score, half_life=128)

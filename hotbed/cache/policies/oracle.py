@@ -5,7 +5,7 @@ Rows that no batch ahead uses rank below all that one does, by their aged count.
 
 from typing import Any
 
-from hotbed.ops.index import Scoring
+from hotbed.ops.index import ScoreFunction
 
 where: Any = None  # Scoring.bind gives it its meaning
 
@@ -14,4 +14,4 @@ def _score(next_use, uses, age, hot):
     return where(next_use > 0, 0x40000000 - next_use, uses)
 
 
-ORACLE = Scoring("oracle", _score, half_life=128)
+ORACLE = ScoreFunction("oracle", _score, half_life=128)

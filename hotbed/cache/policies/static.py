@@ -5,7 +5,7 @@ Right where yesterday's counts are known and today is like yesterday: nothing is
 
 from typing import Any
 
-from hotbed.ops.index import Scoring
+from hotbed.ops.index import ScoreFunction
 
 where: Any = None  # Scoring.bind gives it its meaning
 
@@ -14,4 +14,4 @@ def _score(next_use, uses, age, hot):
     return where(hot > 0, 0x20000000 - age, -age)
 
 
-STATIC = Scoring("static", _score, half_life=128)
+STATIC = ScoreFunction("static", _score, half_life=128)

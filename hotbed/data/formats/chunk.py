@@ -41,7 +41,7 @@ class Floats(NamedTuple):
     values: np.ndarray  # float64 [n]
 
 
-class Hashed(NamedTuple):
+class HashedText(NamedTuple):
     """n strings of which only their 64-bit ids are left (data/hash.py)."""
 
     ids: np.ndarray  # int64 [n]
@@ -62,7 +62,7 @@ class Lists(NamedTuple):
 
 
 Scalar = Text | Integers | Floats
-Column = Scalar | Lists | Hashed | Instants
+Column = Scalar | Lists | HashedText | Instants
 
 NOT_UTF8 = "not UTF-8"  # why a row is bad
 
@@ -167,13 +167,13 @@ def take(column: Column, keep: np.ndarray) -> Column:
         return Integers(column.values[keep], column.missing[keep])
     if isinstance(column, Floats):
         return Floats(column.values[keep])
-    if isinstance(column, Hashed):
-        return Hashed(column.ids[keep])
+    if isinstance(column, HashedText):
+        return HashedText(column.ids[keep])
     if isinstance(column, Instants):
         return Instants(column.micros[keep], column.missing[keep])
     lengths = np.diff(column.offsets)
     values = take(column.values, np.repeat(keep, lengths))
-    assert not isinstance(values, Lists | Hashed | Instants)
+    assert not isinstance(values, Lists | HashedText | Instants)
     return Lists(offsets_of(lengths[keep]), values)
 
 

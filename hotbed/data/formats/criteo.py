@@ -25,7 +25,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.formats.blocks import Block, count_newlines, first_line, read_blocks, text_reels
-from hotbed.data.formats.chunk import WHOLE, BadRow, Chunk, Column, Faults, Hashed, Integers, Reel, Text, take
+from hotbed.data.formats.chunk import WHOLE, BadRow, Chunk, Column, Faults, HashedText, Integers, Reel, Text, take
 from hotbed.data.formats.numbers import MISSING, NOT_A_NUMBER, TOO_LARGE, hex_codes, parse_integers
 from hotbed.data.formats.split import Rows, show_span, split_block
 from hotbed.data.hash import MISSING_ID, hash_span, hash_spans, hash_word, load_word
@@ -86,7 +86,7 @@ def _common_chunk(block: Block, path: Path) -> Chunk:
     rows = read_common_rows(data, block.first_line)
     columns: dict[str, Column] = {LABEL: Text(data, *rows.labels)}
     columns |= {name: Integers(rows.integers[i], rows.missing[i]) for i, name in enumerate(INTEGERS)}
-    columns |= {name: Hashed(rows.ids[i]) for i, name in enumerate(CATEGORICALS)}
+    columns |= {name: HashedText(rows.ids[i]) for i, name in enumerate(CATEGORICALS)}
     lines, begins, ends = rows.lines
     bad: list[BadRow] = []
     if rows.odd.shape[1]:
@@ -109,8 +109,8 @@ def _join(common: Column, odd: Column, order: np.ndarray) -> Column:
             np.concatenate([common.values, odd.values])[order], np.concatenate([common.missing, odd.missing])[order]
         )
     assert isinstance(odd, Text)
-    if isinstance(common, Hashed):
-        return Hashed(np.concatenate([common.ids, hash_spans(*odd)])[order])
+    if isinstance(common, HashedText):
+        return HashedText(np.concatenate([common.ids, hash_spans(*odd)])[order])
     assert isinstance(common, Text)
     starts = np.concatenate([common.starts, len(common.data) + odd.starts])[order]
     ends = np.concatenate([common.ends, len(common.data) + odd.ends])[order]

@@ -20,22 +20,22 @@ _MAX_INT = np.uint64(2**63 - 1)
 _IS_HEX = np.array([chr(byte) in "0123456789abcdefABCDEF" for byte in range(256)])
 
 
-class Parsed(NamedTuple):
+class ParsedNumbers(NamedTuple):
     """Numbers and a code each; a value whose code is not OK is 0 (integers) or NaN (floats)."""
 
     values: np.ndarray  # int64 or float64 [n]
     codes: np.ndarray  # uint8 [n]
 
 
-def parse_integers(text: Text) -> Parsed:
+def parse_integers(text: Text) -> ParsedNumbers:
     """Decimal integers with an optional sign; TOO_LARGE beyond 64 bits."""
     n = len(text.starts)
     values, codes = np.zeros(n, dtype=np.int64), np.empty(n, dtype=np.uint8)
     _parse_integers(text.data, text.starts, text.ends, values, codes)
-    return Parsed(values, codes)
+    return ParsedNumbers(values, codes)
 
 
-def parse_floats(text: Text) -> Parsed:
+def parse_floats(text: Text) -> ParsedNumbers:
     """Decimal numbers; empty, nan, na, null and none (any case) are MISSING, inf and beyond float64 are TOO_LARGE."""
     n = len(text.starts)
     values, codes = np.full(n, np.nan), np.empty(n, dtype=np.uint8)
@@ -46,7 +46,7 @@ def parse_floats(text: Text) -> Parsed:
     infinite = np.isinf(values)
     values[infinite] = np.nan
     codes[infinite] = TOO_LARGE
-    return Parsed(values, codes)
+    return ParsedNumbers(values, codes)
 
 
 def hex_codes(text: Text) -> np.ndarray:

@@ -37,7 +37,7 @@ from torch import Tensor
 from hotbed.data.dataset import AGAIN, RowGroup, stamp_of
 from hotbed.data.loader.chunks import read_pages
 from hotbed.data.loader.pages import scatter_pages
-from hotbed.data.loader.scatter import Kinds, Spots, describe, scatter
+from hotbed.data.loader.scatter import Kinds, RowPlaces, describe, scatter
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import DataError
 from hotbed.types import Jagged
@@ -82,7 +82,7 @@ class _Bags(NamedTuple):
 
 
 def decode(
-    columns: Columns, groups: Sequence[RowGroup], place: NDArray[np.int64], spots: Spots, buffers: Buffers
+    columns: Columns, groups: Sequence[RowGroup], place: NDArray[np.int64], spots: RowPlaces, buffers: Buffers
 ) -> dict[str, Jagged]:
     """Read `groups`; their i-th row becomes row place[i] of the block, whose wanted rows go to their spots.
 
@@ -109,7 +109,7 @@ def _limit(feature: IdFeature) -> int:
     return feature.rows if feature.mode in ("vocabulary", "direct") else 0
 
 
-def _place_pages(group: RowGroup, columns: Columns, place: NDArray[np.int64], spots: Spots) -> bool:
+def _place_pages(group: RowGroup, columns: Columns, place: NDArray[np.int64], spots: RowPlaces) -> bool:
     """Labels, numbers and single ids to their spots, straight from the file; False where Arrow must read them."""
     read = read_pages(group, tuple(columns.flat))
     return read is not None and scatter_pages(read.pages, columns.kinds(read.letters), place, spots) == 0
@@ -137,7 +137,7 @@ def _read(group: RowGroup, names: list[str]) -> pa.RecordBatch:
     return batches[0]
 
 
-def _place(rows: pa.RecordBatch, columns: Columns, place: NDArray[np.int64], spots: Spots, group: RowGroup) -> None:
+def _place(rows: pa.RecordBatch, columns: Columns, place: NDArray[np.int64], spots: RowPlaces, group: RowGroup) -> None:
     """Labels, numbers and single ids to their spots."""
     schema, array = rows.__arrow_c_array__()
     found = describe(_address_in(schema, b"arrow_schema"), _address_in(array, b"arrow_array"))

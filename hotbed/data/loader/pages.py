@@ -17,7 +17,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.loader.page_headers import NOT_OURS
-from hotbed.data.loader.scatter import TILE, Kinds, Spots, is_wrong, place_tile, size_of, workbench
+from hotbed.data.loader.scatter import TILE, Kinds, RowPlaces, is_wrong, place_tile, size_of, workbench
 from hotbed.host.intrinsics import fence, load8, load32, load64, store32, store64
 
 # Of a cursor: the page, and how many of its values are used. In a page of numbers: bits of a number; where the next run
@@ -38,7 +38,7 @@ class Pages(NamedTuple):
 
 
 @njit(nogil=True, cache=True)
-def scatter_pages(pages: Pages, kinds: Kinds, place: NDArray[np.int64], spots: Spots) -> int:
+def scatter_pages(pages: Pages, kinds: Kinds, place: NDArray[np.int64], spots: RowPlaces) -> int:
     """Row r of the pages becomes row place[r] of its block; -1 where a value is wrong or a page not ours, else 0."""
     num_columns = len(kinds.letters)
     is_known = np.empty(num_columns, dtype=np.bool_)

@@ -49,14 +49,14 @@ class Kinds(NamedTuple):
     num_dense: int
 
 
-class Bench(NamedTuple):
+class ScatterBuffers(NamedTuple):
     """Room to work in, for one thread."""
 
     targets: NDArray[np.int64]  # [3, TILE] where the labels, numbers and ids of every row go
     nearby: NDArray[np.int64]  # bytes of _NEAR rows
 
 
-class Spots(NamedTuple):
+class RowPlaces(NamedTuple):
     """Where the rows of a block go: into slabs of `slab_rows` rows, one after the other."""
 
     addresses: NDArray[np.int64]  # [S, 3] of labels, dense and ids of every slab
@@ -82,7 +82,7 @@ def describe(schema: int, array: int) -> NDArray[np.int64]:
 
 
 @njit(nogil=True, cache=True)
-def scatter(addresses: NDArray[np.int64], kinds: Kinds, place: NDArray[np.int64], spots: Spots) -> int:
+def scatter(addresses: NDArray[np.int64], kinds: Kinds, place: NDArray[np.int64], spots: RowPlaces) -> int:
     """Row r of the columns at `addresses` becomes row place[r] of its block; the first wrong column, else -1."""
     bench = workbench(kinds)
     here = addresses.copy()
@@ -105,15 +105,15 @@ def size_of(letter: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def workbench(kinds: Kinds) -> Bench:
+def workbench(kinds: Kinds) -> ScatterBuffers:
     """Memory to place tiles with."""
     row_words = len(kinds.letters)  # of eight bytes: more than a row takes
-    return Bench(np.empty((3, TILE), dtype=np.int64), np.empty(_NEAR * row_words, dtype=np.int64))
+    return ScatterBuffers(np.empty((3, TILE), dtype=np.int64), np.empty(_NEAR * row_words, dtype=np.int64))
 
 
 @njit(nogil=True, cache=True)
 def place_tile(
-    addresses: NDArray[np.int64], kinds: Kinds, place: NDArray[np.int64], spots: Spots, bench: Bench
+    addresses: NDArray[np.int64], kinds: Kinds, place: NDArray[np.int64], spots: RowPlaces, bench: ScatterBuffers
 ) -> None:
     """A tile of rows, whose columns begin at `addresses`, to their spots. `fence` ends the last tile."""
     first_id = kinds.num_labels + kinds.num_dense
@@ -132,7 +132,12 @@ def place_tile(
 
 @njit(nogil=True, cache=True)
 def _place_rows(
-    addresses: NDArray[np.int64], letters: NDArray[np.int64], row_bytes: int, count: int, which: int, bench: Bench
+    addresses: NDArray[np.int64],
+    letters: NDArray[np.int64],
+    row_bytes: int,
+    count: int,
+    which: int,
+    bench: ScatterBuffers,
 ) -> None:
     """Rows that follow each other are put together nearby and streamed; others are written where they go."""
     targets = bench.targets[which]
@@ -167,7 +172,9 @@ def _stream(target: int, source: int, count: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _aim(place: NDArray[np.int64], spots: Spots, dense_bytes: int, ids_bytes: int, targets: NDArray[np.int64]) -> None:
+def _aim(
+    place: NDArray[np.int64], spots: RowPlaces, dense_bytes: int, ids_bytes: int, targets: NDArray[np.int64]
+) -> None:
     """The addresses of the rows of a tile."""
     share = 1.0 / spots.slab_rows
     for row in range(len(place)):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hotbed.data.loader.decode import Buffers, Columns
-from hotbed.data.loader.scatter import Spots
+from hotbed.data.loader.scatter import RowPlaces
 from hotbed.types import Batch, Jagged
 
 SLAB_ROWS = 1 << 14  # at least, where batches are smaller
@@ -78,11 +78,11 @@ class Place(NamedTuple):
     first: int  # the row of the first slab
     num_rows: int
 
-    def spots(self, columns: Columns, begin: int) -> Spots:
+    def spots(self, columns: Columns, begin: int) -> RowPlaces:
         """For a block whose row `begin` is the first wanted one."""
         addresses = np.asarray([slab.addresses for slab in self.slabs], dtype=np.int64)
         unwanted = np.empty(1 + len(columns.flat), dtype=np.int64)
-        return Spots(addresses, unwanted, self.slab_rows, self.first, begin, begin + self.num_rows)
+        return RowPlaces(addresses, unwanted, self.slab_rows, self.first, begin, begin + self.num_rows)
 
     def add_bags(self, bags: dict[str, Jagged], begin: int) -> None:
         """Of a block whose row `begin` is the first wanted one."""

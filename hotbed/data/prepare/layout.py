@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from hotbed.data.encoded import BUCKET_SUFFIX, raw_column
-from hotbed.data.formats import Chunk, Column, Floats, Hashed, Instants, Integers, Lists, Text
+from hotbed.data.formats import Chunk, Column, Floats, HashedText, Instants, Integers, Lists, Text
 from hotbed.data.formats.chunk import shorten
 from hotbed.data.formats.numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.schema import DenseColumn, IdFeature
@@ -44,7 +44,7 @@ MOSTLY = 0.9
 
 
 @dataclass(frozen=True)
-class Wishes:
+class LayoutOptions:
     """What the user said about columns."""
 
     label: str | None = None
@@ -80,7 +80,7 @@ class Layout(NamedTuple):
             )
 
 
-def choose_layout(chunk: Chunk, wishes: Wishes, typed: bool) -> Layout:
+def choose_layout(chunk: Chunk, wishes: LayoutOptions, typed: bool) -> Layout:
     """Decide every column's part; all contradictions come in one ConfigError."""
     label = _label(chunk, wishes)
     mistakes = _mistakes(chunk, wishes, label)
@@ -109,7 +109,7 @@ def choose_layout(chunk: Chunk, wishes: Wishes, typed: bool) -> Layout:
     return Layout(label, tuple(dense), tuple(features), wishes.time)
 
 
-def _label(chunk: Chunk, wishes: Wishes) -> str:
+def _label(chunk: Chunk, wishes: LayoutOptions) -> str:
     known = ", ".join(chunk.columns)
     if wishes.label is not None:
         if wishes.label not in chunk.columns:
@@ -124,7 +124,7 @@ def _label(chunk: Chunk, wishes: Wishes) -> str:
     )
 
 
-def _mistakes(chunk: Chunk, wishes: Wishes, label: str) -> list[str]:
+def _mistakes(chunk: Chunk, wishes: LayoutOptions, label: str) -> list[str]:
     mistakes = []
     if wishes.integers not in INTEGER_MODES:
         mistakes.append(f"--integers {wishes.integers!r} is not one of {', '.join(INTEGER_MODES)}.")
@@ -159,7 +159,7 @@ def _kind(column: Column, typed: bool) -> Kind:
         return "integer"
     if isinstance(column, Floats):
         return "float"
-    if typed or isinstance(column, Hashed):
+    if typed or isinstance(column, HashedText):
         return "string"
     integers, floats = parse_integers(column).codes, parse_floats(column).codes
     enough = max(MOSTLY * int(np.count_nonzero(floats != MISSING)), 1)
@@ -170,7 +170,7 @@ def _kind(column: Column, typed: bool) -> Kind:
     return "string"  # also integers beyond 64 bits: they are names, not quantities
 
 
-def _part(name: str, kind: Kind, wishes: Wishes) -> Literal["multi", "id", "dense"]:
+def _part(name: str, kind: Kind, wishes: LayoutOptions) -> Literal["multi", "id", "dense"]:
     if name in wishes.multi or kind == "list":
         return "multi"
     if name in wishes.ids:
@@ -224,7 +224,7 @@ def _separator(values: list[str]) -> str:
 def label_hint(chunk: Chunk, label: LabelReader) -> str:
     """Which values the label has and which option to paste; empty where all of them can be read."""
     column = chunk.columns[label.name]
-    if isinstance(column, Lists | Hashed | Instants):
+    if isinstance(column, Lists | HashedText | Instants):
         return ""
     texts = (value_text(column, row) for row in range(min(_LABELS, len(chunk.lines))))
     seen = Counter(text for text in texts if text)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hotbed.data.encoded import Encoded, encode
+from hotbed.data.encoded import EncodedRows, encode
 from hotbed.data.formats import BadRow, Format, Reel
 from hotbed.data.prepare.arrays import write_whole
 from hotbed.data.prepare.inputs import Mark, Source
@@ -142,7 +142,7 @@ def parse_reel(
 
 def _encoded(
     task: ReelTask, recipe: Recipe, label: LabelReader, progress: Callable[[int, int], None]
-) -> Iterator[Encoded]:
+) -> Iterator[EncodedRows]:
     """The chunks of a reel as labels, numbers and ids; errors name the file."""
     path, layout = task.source.path, recipe.layout
     latest = -(2**63)
@@ -157,7 +157,7 @@ def _encoded(
                     latest = int(encoded.times[-1])
                 yield encoded
             else:
-                yield Encoded(np.zeros(0, np.float32), [], [], chunk.lines, chunk.bad)
+                yield EncodedRows(np.zeros(0, np.float32), [], [], chunk.lines, chunk.bad)
             progress(chunk.bytes_read - bytes_read, len(chunk.lines))
             bytes_read = chunk.bytes_read
     except FormatError as error:
@@ -166,14 +166,14 @@ def _encoded(
         raise FormatError(f"{path}: {error}") from error
 
 
-def _split_of(task: ReelTask, recipe: Recipe, encoded: Encoded) -> np.ndarray | int:
+def _split_of(task: ReelTask, recipe: Recipe, encoded: EncodedRows) -> np.ndarray | int:
     """The split of every row, of all rows, or -1 where it is known later."""
     if recipe.rule is None:
         return recipe.splits.index(task.source.split or TRAIN)
     return recipe.rule.assign(task.file, encoded.lines) if recipe.rule.kind == "random" else -1
 
 
-def _check_order(encoded: Encoded, latest: int, task: ReelTask) -> None:
+def _check_order(encoded: EncodedRows, latest: int, task: ReelTask) -> None:
     assert encoded.times is not None
     before = np.concatenate([[latest], encoded.times[:-1]])
     back = np.flatnonzero(encoded.times < before)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.data.encoded import Encoded
+from hotbed.data.encoded import EncodedRows
 from hotbed.data.prepare.arrays import write_arrays
 from hotbed.data.prepare.layout import Layout
 from hotbed.data.schema import DenseColumn
@@ -54,7 +54,7 @@ class PieceBuilder:
         self.num_ids = 0
         self.rows = 0
 
-    def add(self, encoded: Encoded, split_of_row: NDArray[np.int64] | int, num_splits: int) -> None:
+    def add(self, encoded: EncodedRows, split_of_row: NDArray[np.int64] | int, num_splits: int) -> None:
         """Rows with a split from 0 (an array, or one number for all) or -1 for `not known yet`; others are left out."""
         n = len(encoded.labels)
         if isinstance(split_of_row, int):

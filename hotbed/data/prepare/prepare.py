@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 from hotbed.data.formats import Format, guess_format, open_format
 from hotbed.data.prepare.inputs import Input, Source, TableFormat, list_sources
-from hotbed.data.prepare.layout import Layout, Wishes, choose_layout, joined_columns, label_hint
+from hotbed.data.prepare.layout import Layout, LayoutOptions, choose_layout, joined_columns, label_hint
 from hotbed.data.prepare.merge import IdRule
 from hotbed.data.prepare.parse import Progress, Recipe
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
-from hotbed.data.prepare.ranks import Crew
-from hotbed.data.prepare.settle import Settled, settle
+from hotbed.data.prepare.ranks import PrepareRanks
+from hotbed.data.prepare.settle import RowAssignment, settle
 from hotbed.data.prepare.splits import TRAIN, SplitRule
 from hotbed.data.prepare.stages import (
     Job,
@@ -92,7 +92,7 @@ def prepare(
     memory: str | int = MEMORY,
     workers: int | None = None,
     overwrite: bool = False,
-    crew: Crew | None = None,
+    crew: PrepareRanks | None = None,
     progress: Callable[[Progress], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> PrepareReport:
@@ -104,7 +104,7 @@ def prepare(
     started = time.perf_counter()
     ids_rule = _id_rule(ids_mode, hash_rows, min_count)
     clock = None if time_column is None else TimeColumn.parse(time_column)
-    wishes = Wishes(
+    wishes = LayoutOptions(
         label, tuple(dense), tuple(ids), dict(multi or {}), tuple(drop), integers, clock.name if clock else None
     )
     rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
@@ -114,7 +114,7 @@ def prepare(
     num_bytes = _memory(memory)
     sources = list_sources(inputs)
     splits = _split_names(sources, rule)
-    crew = crew or Crew()
+    crew = crew or PrepareRanks()
     readers = _readers(sources, format, delimiter, wishes)
     settings = {
         **{"format": [reader.name for reader in readers[:1]], "wishes": repr(wishes), "positive": positive},
@@ -198,7 +198,7 @@ def prepare(
 
 
 @contextmanager
-def _workspace(out: Path, overwrite: bool, crew: Crew) -> Iterator[Workspace]:
+def _workspace(out: Path, overwrite: bool, crew: PrepareRanks) -> Iterator[Workspace]:
     """Rank 0 owns the workspace; the others work in it."""
     work = Workspace(out, overwrite, resumable=True)
     if crew.rank > 0:
@@ -212,7 +212,7 @@ def _workspace(out: Path, overwrite: bool, crew: Crew) -> Iterator[Workspace]:
         yield work
 
 
-def _readers(sources: list[Source], name: str | None, delimiter: str | None, wishes: Wishes) -> list[Format]:
+def _readers(sources: list[Source], name: str | None, delimiter: str | None, wishes: LayoutOptions) -> list[Format]:
     """One reader for all files, one for each table."""
 
     def wanted(column: str) -> bool:
@@ -245,7 +245,7 @@ class _FirstLook(NamedTuple):
 
 
 def _first_look(
-    sources: list[Source], readers: list[Format], wishes: Wishes, limit: MaxBad, positive: str | None
+    sources: list[Source], readers: list[Format], wishes: LayoutOptions, limit: MaxBad, positive: str | None
 ) -> _FirstLook:
     quarantine = Quarantine(limit)
     for source, reader in zip(sources, readers):
@@ -259,7 +259,7 @@ def _first_look(
     raise no_rows(sources)
 
 
-def _check_positive(settled: Settled, positive: str | None, hint: str) -> None:
+def _check_positive(settled: RowAssignment, positive: str | None, hint: str) -> None:
     """A FormatError if --positive names a value that no row has."""
     if positive is not None and hint and not any(settled.positives.values()):
         raise FormatError(f"not one row is positive. {hint}")

@@ -25,8 +25,8 @@ START_WITHIN = 300.0
 _POLL = 0.05
 
 
-class Crew:
-    """`with Crew(...) as crew:` after the workspace exists; rank 0 owns the workspace."""
+class PrepareRanks:
+    """`with PrepareRanks(...) as crew:` after the workspace exists; rank 0 owns the workspace."""
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
         if not 0 <= rank < world:
@@ -39,7 +39,7 @@ class Crew:
         self._seen: dict[int, tuple[str, float]] = {}  # rank -> its number, and when it was new
 
     @classmethod
-    def from_environment(cls) -> Crew:
+    def from_environment(cls) -> PrepareRanks:
         """What torchrun says."""
         try:
             return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
@@ -155,7 +155,7 @@ class Crew:
             self._pulse.join()
             self._pulse = None
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> PrepareRanks:
         return self
 
     def __exit__(

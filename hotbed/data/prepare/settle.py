@@ -17,14 +17,14 @@ from hotbed.data.prepare.arrays import ArrayFile
 from hotbed.data.prepare.merge import CountedPiece
 from hotbed.data.prepare.parse import Recipe, ReelFacts, out_of_order
 from hotbed.data.prepare.piece import Moments, PieceFacts
-from hotbed.data.prepare.splits import Stretch
+from hotbed.data.prepare.splits import SplitRange
 from hotbed.data.prepare.write import Pieces, Span
 from hotbed.data.times import DAY, show_time
 from hotbed.errors import FormatError
 
 
 @dataclass
-class Settled:
+class RowAssignment:
     """All rows, by piece and by split."""
 
     pieces: list[CountedPiece]
@@ -56,9 +56,9 @@ def used_reels(reels: Sequence[ReelFacts], recipe: Recipe) -> list[ReelFacts]:
     return used
 
 
-def settle(reels: Sequence[ReelFacts], recipe: Recipe, work: Path) -> Settled:
+def settle(reels: Sequence[ReelFacts], recipe: Recipe, work: Path) -> RowAssignment:
     _check_time(reels)
-    found = Settled(
+    found = RowAssignment(
         pieces=[],
         sizes=[],
         spans={name: [] for name in recipe.splits},
@@ -87,7 +87,7 @@ def settle(reels: Sequence[ReelFacts], recipe: Recipe, work: Path) -> Settled:
 
 
 def _place(
-    found: Settled, path: Path, piece: PieceFacts, stretches: list[tuple[str, int, int]], recipe: Recipe
+    found: RowAssignment, path: Path, piece: PieceFacts, stretches: list[tuple[str, int, int]], recipe: Recipe
 ) -> None:
     """Note the rows of one piece."""
     number = len(found.pieces)
@@ -114,7 +114,7 @@ def _place(
                 moments.add(arrays.read(f"dense.{i}", *of_train))
 
 
-def _drawn(reels: Sequence[ReelFacts], recipe: Recipe) -> list[Stretch] | None:
+def _drawn(reels: Sequence[ReelFacts], recipe: Recipe) -> list[SplitRange] | None:
     """Stretches of splits that are drawn over all rows; None where they are settled."""
     if recipe.rule is None or recipe.rule.kind == "random":
         return None
@@ -128,7 +128,7 @@ def _drawn(reels: Sequence[ReelFacts], recipe: Recipe) -> list[Stretch] | None:
     return recipe.rule.stretches(rows, list(days.items()))
 
 
-def _within(stretch: Stretch, first: int, rows: int) -> tuple[str, int, int]:
+def _within(stretch: SplitRange, first: int, rows: int) -> tuple[str, int, int]:
     """The part of a stretch that lies in a piece, counted from its start."""
     return stretch.split, max(stretch.begin - first, 0), min(stretch.end - first, rows)
 
@@ -146,7 +146,7 @@ def _check_time(reels: Sequence[ReelFacts]) -> None:
             latest = piece.times[1]
 
 
-def _time_notes(reels: Sequence[ReelFacts], recipe: Recipe, drawn: list[Stretch] | None) -> dict[str, object]:
+def _time_notes(reels: Sequence[ReelFacts], recipe: Recipe, drawn: list[SplitRange] | None) -> dict[str, object]:
     assert recipe.time is not None
     times = [piece.times for reel in reels for piece in reel.pieces if piece.times is not None]
     notes: dict[str, object] = {
@@ -170,7 +170,7 @@ def _time_notes(reels: Sequence[ReelFacts], recipe: Recipe, drawn: list[Stretch]
     return notes
 
 
-def _check_splits(found: Settled, good_rows: int) -> None:
+def _check_splits(found: RowAssignment, good_rows: int) -> None:
     rows = {name: found.rows_of(name) for name in found.spans}
     empty = [name for name, count in rows.items() if count == 0]
     if empty:

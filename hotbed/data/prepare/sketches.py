@@ -48,7 +48,7 @@ _PIECE = 1 << 20
 _SMALL = 1 << 12  # values that are counted one by one to find a median
 
 
-class Counted(NamedTuple):
+class CountedIds(NamedTuple):
     """The ids in the table, in no order, and how often each was seen at least."""
 
     ids: NDArray[np.int64]
@@ -92,9 +92,9 @@ class HeavyHitters:
         self.total = total
         self.error += other.error
 
-    def items(self) -> Counted:
+    def items(self) -> CountedIds:
         used = self._slots[self._slots[:, 1] > 0]
-        return Counted(used[:, 0], used[:, 1])
+        return CountedIds(used[:, 0], used[:, 1])
 
     def _median(self) -> int:
         """Of the counters; most are small, and np.partition is slow where many are equal."""

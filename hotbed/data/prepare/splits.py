@@ -25,7 +25,7 @@ _RESERVED = ("counts", "work")
 _EXAMPLES = "Write train=0.8,valid=0.1,test=0.1 or train=50000,test=10000 or, with --time, days:test=1."
 
 
-class Stretch(NamedTuple):
+class SplitRange(NamedTuple):
     """Good rows begin .. end, counted over all files, that belong to one split."""
 
     split: str
@@ -88,11 +88,11 @@ class SplitRule:
         """Of the random rule: the index into `names` of every row, int64 [n]; len(names) for rows of no split."""
         return np.searchsorted(self._ends, _uniform(file, lines), side="right")
 
-    def stretches(self, rows: int, days: Sequence[tuple[int, int]]) -> list[Stretch]:
+    def stretches(self, rows: int, days: Sequence[tuple[int, int]]) -> list[SplitRange]:
         """Of the other two: what belongs to which split, given all rows and (day, its first row) in order."""
         if self.kind == "count":
             ends = [min(int(end), rows) for end in self._ends]
-            return [Stretch(name, begin, end) for name, begin, end in zip(self.names, [0, *ends], ends)]
+            return [SplitRange(name, begin, end) for name, begin, end in zip(self.names, [0, *ends], ends)]
         if len(days) <= sum(self._shares):
             raise FormatError(
                 f"--split gives {sum(self._shares)} whole days away and train needs one more; the time column spans "
@@ -104,7 +104,7 @@ class SplitRule:
         for share in self._shares:
             borders.append(firsts[left])
             left += int(share)
-        return [Stretch(name, begin, end) for name, begin, end in zip(self.names, borders, [*borders[1:], rows])]
+        return [SplitRange(name, begin, end) for name, begin, end in zip(self.names, borders, [*borders[1:], rows])]
 
 
 @njit(nogil=True, cache=True)

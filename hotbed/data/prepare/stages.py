@@ -34,8 +34,8 @@ from hotbed.data.prepare.merge import BYTES_OF_ID, IdRule, load_feature, merge_f
 from hotbed.data.prepare.parse import Progress, Recipe, ReelFacts, ReelTask, parse_reel
 from hotbed.data.prepare.piece import PIECE_IDS
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
-from hotbed.data.prepare.ranks import Crew
-from hotbed.data.prepare.settle import Settled, used_reels
+from hotbed.data.prepare.ranks import PrepareRanks
+from hotbed.data.prepare.settle import RowAssignment, used_reels
 from hotbed.data.prepare.write import Finish, Part, cut_parts, write_part
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.workspace import Workspace
@@ -60,7 +60,7 @@ class Job:
     label_hint: str  # what to say when labels cannot be read
     memory: int
     workers: int
-    crew: Crew
+    crew: PrepareRanks
     report: Callable[[Progress], None]
     path: Path  # the workspace
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -141,7 +141,7 @@ def _reel_tasks(job: Job) -> Iterator[ReelTask]:
                 yield ReelTask(file, number, source, mark, reel, reader)
 
 
-def count_features(job: Job, settled: Settled) -> list[IdFeature]:
+def count_features(job: Job, settled: RowAssignment) -> list[IdFeature]:
     """Merge what pieces know of every feature."""
     features = job.recipe.layout.features
     gate = _Gate(job.memory // 2)
@@ -185,7 +185,7 @@ class _Gate:
                 self._changed.notify_all()
 
 
-def write_parts(job: Job, settled: Settled, finish: Finish) -> dict[str, list[Part]]:
+def write_parts(job: Job, settled: RowAssignment, finish: Finish) -> dict[str, list[Part]]:
     """Pass 2; the parts of every split. A piece is deleted when all parts made of it are there.
 
     Not where splits are drawn over all rows: a job that goes on reads the pieces at their borders again.

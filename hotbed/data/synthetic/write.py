@@ -49,7 +49,7 @@ class _Part(NamedTuple):
     stop: int
 
 
-class _Written(NamedTuple):
+class _PartSummary(NamedTuple):
     """What a part adds to the schema."""
 
     part: _Part
@@ -141,7 +141,7 @@ class _Sum:
         self.parts: list[_Part] = []
         self.chances = np.zeros((2, CHANCE_BINS), dtype=np.int64)
 
-    def add(self, written: _Written) -> None:
+    def add(self, written: _PartSummary) -> None:
         self.parts.append(written.part)
         self.chances += written.chances
 
@@ -154,11 +154,11 @@ class _Writer:
         self._numbers = numbers
         self._out = out
 
-    def __call__(self, part: _Part) -> _Written:
+    def __call__(self, part: _Part) -> _PartSummary:
         path = self._out / part.file
         note = self._out / "made" / f"{part.file.replace('/', '-')}.npy"
         if path.exists() and note.exists():
-            return _Written(part, np.load(note).astype(np.int64))
+            return _PartSummary(part, np.load(note).astype(np.int64))
         chances = np.zeros((2, CHANCE_BINS), dtype=np.int64)
         partial = path.with_suffix(".partial")
         writer: pq.ParquetWriter | None = None
@@ -178,7 +178,7 @@ class _Writer:
         for one in (note, note.parent):
             flush_to_disk(one)
         place(partial, path)
-        return _Written(part, chances)
+        return _PartSummary(part, chances)
 
     def _table(self, rows: ClickRows) -> pa.Table:
         columns: dict[str, NDArray[np.float32] | NDArray[np.int32] | pa.Array] = {self._log.shape.label: rows.labels}

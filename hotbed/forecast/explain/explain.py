@@ -24,7 +24,7 @@ from hotbed.data.values import BUCKET_STARTS
 from hotbed.errors import ConfigError
 from hotbed.forecast.explain.history import History, NextUse, Uses, census_of, doubts, history_of, next_use_of, uses_of
 from hotbed.forecast.explain.place import CACHE, Norms, Place, Score, key_of, norms_of, place_of, score_of
-from hotbed.forecast.explain.run import Asked, Opened, feature_of, open_run, row_asked
+from hotbed.forecast.explain.run import OpenRun, RowRequest, feature_of, open_run, row_asked
 from hotbed.forecast.trace import Trace
 from hotbed.train.row_watch import FILE, read_lines
 
@@ -47,7 +47,7 @@ class Explanation:
     run: str
     step: int  # of the checkpoint
     finished: bool
-    asked: Asked
+    asked: RowRequest
     place: Place
     norms: Norms | None
     uses: Uses
@@ -159,7 +159,7 @@ def top_rows(run: Path, table: str, count: int, by: str = "uses") -> tuple[list[
     return found, _agreement_notes(opened, census.agreement)
 
 
-def _gradient(opened: Opened, asked: Asked) -> Gradient | None:
+def _gradient(opened: OpenRun, asked: RowRequest) -> Gradient | None:
     lines = [
         line
         for line in read_lines(opened.run / FILE)
@@ -168,7 +168,7 @@ def _gradient(opened: Opened, asked: Asked) -> Gradient | None:
     return Gradient(lines[-1]["step"], lines[-1]["gradient_norm"], len(lines)) if lines else None
 
 
-def _no_history(opened: Opened) -> str:
+def _no_history(opened: OpenRun) -> str:
     """Why the run cannot be replayed, if so."""
     if opened.world > 1:
         return f"the run was trained by {opened.world} ranks; cache moves are known for runs of one process only"
@@ -177,13 +177,13 @@ def _no_history(opened: Opened) -> str:
     return ""
 
 
-def _doubts(opened: Opened, history: History) -> list[str]:
+def _doubts(opened: OpenRun, history: History) -> list[str]:
     if history.agreement is None:
         return ["the run has no cache: every row is on the device, and none comes or leaves"]
     return _agreement_notes(opened, history.agreement)
 
 
-def _agreement_notes(opened: Opened, agreement: float | None) -> list[str]:
+def _agreement_notes(opened: OpenRun, agreement: float | None) -> list[str]:
     if agreement is None or agreement == 1.0:
         return []
     why = "; ".join(doubts(opened)) or "a run that was stopped and resumed plans some windows otherwise"
@@ -193,7 +193,7 @@ def _agreement_notes(opened: Opened, agreement: float | None) -> list[str]:
     ]
 
 
-def _upcoming(opened: Opened, history: History) -> tuple[Trace | None, int]:
+def _upcoming(opened: OpenRun, history: History) -> tuple[Trace | None, int]:
     """The batches that would be planned next, as far as the cache looks ahead; and batches that share a step."""
     held = opened.cache_of(next(iter(opened.tables)))
     if held is None or opened.step >= opened.last_step:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from hotbed.data.dataset import hot_keys
 from hotbed.data.loader.loader import Loader
-from hotbed.forecast.explain.run import Asked, Opened, feature_of
+from hotbed.forecast.explain.run import OpenRun, RowRequest, feature_of
 from hotbed.forecast.replay import CacheReplay, Replay
 from hotbed.forecast.trace import Trace, read_trace
 from hotbed.types import Batch
@@ -35,7 +35,7 @@ from hotbed.types import Batch
 _MOST_WINDOWS_AHEAD = 8  # of the checkpoint's step, that may have been planned by then
 
 
-class Move(NamedTuple):
+class RowMove(NamedTuple):
     """A row between the cache and what is below it."""
 
     step: int  # of the first batch of the window; of an evaluation, the step before it
@@ -59,7 +59,7 @@ class History:
     """Of one row, up to the checkpoint."""
 
     uses: Uses = field(default_factory=Uses)
-    moves: list[Move] = field(default_factory=list)
+    moves: list[RowMove] = field(default_factory=list)
     agreement: float | None = None  # of the rows in the cache with those of the checkpoint; None: there is no cache
     evictions_per_window: float = 0.0
     planned: int = 0  # batches of the open epoch that were planned
@@ -83,10 +83,10 @@ class Census:
     agreement: float | None = None
 
 
-class _Course:
+class _CacheReplay:
     """The run's cache over its passes; `window` is told of every window: pass, first batch, batches planned."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: OpenRun) -> None:
         tables = opened.config.tables
         held = opened.cache_of(next(iter(opened.tables)))
         self._opened = opened
@@ -143,9 +143,9 @@ class _Course:
         return float(same / max(here.shape[0], self._saved.shape[0], 1))
 
 
-def history_of(opened: Opened, key: int) -> History:
+def history_of(opened: OpenRun, key: int) -> History:
     """Of the row with this key."""
-    found, course = History(), _Course(opened)
+    found, course = History(), _CacheReplay(opened)
     was_here = [False]
 
     def used(one: Pass) -> None:
@@ -155,11 +155,11 @@ def history_of(opened: Opened, key: int) -> History:
         assert course.cache is not None
         here = course.cache.slot_of(key) >= 0
         if course.windows == 0 and key in course.warmed:
-            found.moves.append(Move(0, True, False))
+            found.moves.append(RowMove(0, True, False))
             was_here[0] = True
         if here != was_here[0]:
             step = one.first_step + (first if one.learns else 0)
-            found.moves.append(Move(step, here, one.learns))
+            found.moves.append(RowMove(step, here, one.learns))
             was_here[0] = here
 
     course.run(used, window)
@@ -168,11 +168,11 @@ def history_of(opened: Opened, key: int) -> History:
     return found
 
 
-def census_of(opened: Opened) -> Census:
+def census_of(opened: OpenRun) -> Census:
     """Of all rows of all tables, by key."""
     num_rows = sum(shape.rows or 0 for shape in opened.tables.values())
     census = Census(np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64))
-    course = _Course(opened)
+    course = _CacheReplay(opened)
 
     def used(one: Pass) -> None:
         if one.learns:
@@ -223,7 +223,7 @@ class NextUse(NamedTuple):
     every: float | None  # steps between two uses so far; None: it was never used
 
 
-def uses_of(opened: Opened, asked: Asked) -> Uses:
+def uses_of(opened: OpenRun, asked: RowRequest) -> Uses:
     """Up to the checkpoint."""
     uses = Uses()
     for step, lookups in _lookups(opened, asked, 0, opened.step):
@@ -235,7 +235,7 @@ def uses_of(opened: Opened, asked: Asked) -> Uses:
     return uses
 
 
-def next_use_of(opened: Opened, asked: Asked, uses: Uses) -> NextUse:
+def next_use_of(opened: OpenRun, asked: RowRequest, uses: Uses) -> NextUse:
     """Reads the batches that are left until the row comes."""
     every = opened.step / uses.batches if uses.batches else None
     coming = _lookups(opened, asked, opened.step, opened.last_step)
@@ -243,7 +243,7 @@ def next_use_of(opened: Opened, asked: Asked, uses: Uses) -> NextUse:
         return NextUse(next((step for step, lookups in coming if lookups), None), every)
 
 
-def _lookups(opened: Opened, asked: Asked, done: int, end: int) -> Generator[tuple[int, int], None, None]:
+def _lookups(opened: OpenRun, asked: RowRequest, done: int, end: int) -> Generator[tuple[int, int], None, None]:
     """(step, lookups of the row) for the steps after `done`, up to `end`."""
     data, feature = opened.config.data, feature_of(opened, asked.table)
     loader = Loader(
@@ -280,7 +280,7 @@ class Pass(NamedTuple):
         return self.trace.num_batches if self.stop is None else self.stop
 
 
-def passes_of(opened: Opened) -> Iterator[Pass]:
+def passes_of(opened: OpenRun) -> Iterator[Pass]:
     """In the order of the run, up to its checkpoint."""
     every, num_batches = opened.config.train.eval_every, opened.num_batches
     held_out = opened.dataset.schema.splits.get("valid")
@@ -296,7 +296,7 @@ def passes_of(opened: Opened) -> Iterator[Pass]:
         yield Pass(opened.trace(opened.epoch, opened.batch), True, first, opened.batch)
 
 
-def doubts(opened: Opened) -> list[str]:
+def doubts(opened: OpenRun) -> list[str]:
     """What the passes leave out, and may have changed the cache."""
     found = []
     if opened.config.train.eval_every and opened.dataset.schema.splits.get("valid"):
@@ -306,5 +306,5 @@ def doubts(opened: Opened) -> list[str]:
     return found
 
 
-def _evaluation(opened: Opened) -> Trace:
+def _evaluation(opened: OpenRun) -> Trace:
     return read_trace(opened.dataset, batch_size=opened.config.data.eval_batch_size, split="valid")

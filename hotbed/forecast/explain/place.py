@@ -20,7 +20,7 @@ from torch import Tensor
 from hotbed.cache.policies import make_policy
 from hotbed.checkpoint.chain import Entry, chain_of
 from hotbed.checkpoint.read import check_sizes, rows_of
-from hotbed.forecast.explain.run import Asked, Opened
+from hotbed.forecast.explain.run import OpenRun, RowRequest
 from hotbed.forecast.trace import Trace
 from hotbed.ops.shard import Shard
 from hotbed.scorer.checkpoints import parts_of
@@ -60,7 +60,7 @@ class Place(NamedTuple):
     rank: int | None = None  # that owns it, of several
 
 
-def norms_of(opened: Opened, asked: Asked) -> Norms | None:
+def norms_of(opened: OpenRun, asked: RowRequest) -> Norms | None:
     """Of the row, as saved; None: it was never trained, or is no more."""
     found = saved_row(opened.entries, asked.table, asked.id)
     if not found:
@@ -73,14 +73,14 @@ def norms_of(opened: Opened, asked: Asked) -> Norms | None:
     )
 
 
-def key_of(opened: Opened, asked: Asked, norms: Norms | None) -> int | None:
+def key_of(opened: OpenRun, asked: RowRequest, norms: Norms | None) -> int | None:
     """What names the row in its group; None: a dynamic id without a row."""
     if asked.row is not None:
         return opened.base_of(asked.table) + asked.row
     return None if norms is None else norms.numbers.get("row")
 
 
-def place_of(opened: Opened, asked: Asked, key: int | None, norms: Norms | None) -> Place:
+def place_of(opened: OpenRun, asked: RowRequest, key: int | None, norms: Norms | None) -> Place:
     """The tier that has the row."""
     if key is None:
         return Place(GONE, None)
@@ -103,7 +103,7 @@ def place_of(opened: Opened, asked: Asked, key: int | None, norms: Norms | None)
 
 
 def score_of(
-    opened: Opened, asked: Asked, key: int, upcoming: Trace | None, leaving: float, stride: int = 1
+    opened: OpenRun, asked: RowRequest, key: int, upcoming: Trace | None, leaving: float, stride: int = 1
 ) -> Score | None:
     """Of a row in the cache; `upcoming` are the batches that would be planned next, `leaving` rows leave with a window."""
     held = opened.cache_of(asked.table)

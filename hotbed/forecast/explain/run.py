@@ -28,14 +28,14 @@ from hotbed.data.formats.chunk import Faults, Text
 from hotbed.data.schema import IdFeature
 from hotbed.data.values import read_ids
 from hotbed.errors import ConfigError, IdError, RunError
-from hotbed.forecast.replay import Ahead
+from hotbed.forecast.replay import LookAhead
 from hotbed.forecast.trace import Trace, read_trace
 from hotbed.run.config import RunConfig, read_tree
 from hotbed.run.folder import find_data
 from hotbed.sizing.budget import Budgets
 
 
-class Asked(NamedTuple):
+class RowRequest(NamedTuple):
     """One row of a table."""
 
     table: str
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
     meaning: str = ""  # of the id in the raw log, in words, where the dataset tells
 
 
-def feature_of(opened: Opened, table: str) -> IdFeature:
+def feature_of(opened: OpenRun, table: str) -> IdFeature:
     """The feature of a table, or an error that lists all tables."""
     features = {feature.name: feature for feature in opened.dataset.schema.features}
     if table not in features:
@@ -54,7 +54,7 @@ def feature_of(opened: Opened, table: str) -> IdFeature:
     return features[table]
 
 
-def row_asked(opened: Opened, table: str, id_: int | None, value: str | None) -> Asked:
+def row_asked(opened: OpenRun, table: str, id_: int | None, value: str | None) -> RowRequest:
     """The row of an id or of a raw value; one of the two is given."""
     feature = feature_of(opened, table)
     if (id_ is None) == (value is None):
@@ -64,17 +64,17 @@ def row_asked(opened: Opened, table: str, id_: int | None, value: str | None) ->
     assert id_ is not None
     rows = opened.tables[table].rows
     if rows is None:
-        return Asked(table, id_, None, None)
+        return RowRequest(table, id_, None, None)
     if feature.mode == "hash":
-        return Asked(table, id_ % rows, id_ % rows, None)
+        return RowRequest(table, id_ % rows, id_ % rows, None)
     if not 0 <= id_ < rows:
         raise IdError(
             f"--id {id_}: table {table} has the rows 0 to {rows - 1:,}. A value of the raw log is given with --value."
         )
-    return Asked(table, id_, id_, None)
+    return RowRequest(table, id_, id_, None)
 
 
-def _of_value(opened: Opened, feature: IdFeature, value: str) -> Asked:
+def _of_value(opened: OpenRun, feature: IdFeature, value: str) -> RowRequest:
     data = np.frombuffer(value.encode(), dtype=np.uint8).copy()
     faults = Faults(1)
     single = Text(data, np.zeros(1, np.int64), np.array([data.shape[0]]))
@@ -84,14 +84,14 @@ def _of_value(opened: Opened, feature: IdFeature, value: str) -> Asked:
     assert isinstance(ids, np.ndarray)
     number, rows = int(ids[0]), opened.tables[feature.name].rows
     if rows is None:
-        return Asked(feature.name, number, None, value)
+        return RowRequest(feature.name, number, None, value)
     if feature.mode == "hash":
-        return Asked(feature.name, number % rows, number % rows, value)
+        return RowRequest(feature.name, number % rows, number % rows, value)
     places = np.flatnonzero(opened.dataset.counts(feature.name).ids == number)
     if places.shape[0] and places[0] + 1 < rows:
         row = int(places[0]) + 1
-        return Asked(feature.name, row, row, value)
-    return Asked(
+        return RowRequest(feature.name, row, row, value)
+    return RowRequest(
         feature.name, 0, 0, value, f"{value!r} has no row of its own: it shares row 0 with all values that are unknown"
     )
 
@@ -103,7 +103,7 @@ def _single(feature: IdFeature) -> IdFeature:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenRun:
     """A run, as of its newest checkpoint."""
 
     run: Path
@@ -124,11 +124,11 @@ class Opened:
         return len(self.entries)
 
     @property
-    def ahead(self) -> Ahead:
+    def ahead(self) -> LookAhead:
         """How far the run's cache looks."""
         tables = self.config.tables
         budgets = Budgets(tables.cache or None, tables.hbm or None, tables.memory or None, tables.ssd or None)
-        return Ahead(tables.window or None, tables.look_ahead or None, budgets.bounds_index)
+        return LookAhead(tables.window or None, tables.look_ahead or None, budgets.bounds_index)
 
     @cached_property
     def rest(self) -> list[dict[str, Tensor]]:
@@ -174,7 +174,7 @@ class Opened:
         )  # fmt: skip
 
 
-def open_run(run: Path) -> Opened:
+def open_run(run: Path) -> OpenRun:
     """The run, or an error that says what it lacks."""
     if not run.is_dir():
         raise RunError(f"{run} is not a folder; give the folder of a run, such as runs/demo.")
@@ -192,7 +192,7 @@ def open_run(run: Path) -> Opened:
             f"{run} was trained on {config.data.path}, which has changed since: its batches can no longer be read. Bring the "
             "old dataset back."
         )
-    return Opened(run, config, dataset, entries, **_position(progress))
+    return OpenRun(run, config, dataset, entries, **_position(progress))
 
 
 def _position(progress: dict[str, Any]) -> dict[str, int]:

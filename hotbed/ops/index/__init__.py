@@ -39,10 +39,10 @@ __all__ = [
     "SYNC_BIT",
     "UNIT",
     "WAYS",
-    "Arrived",
+    "ArrivalCells",
     "Cells",
     "Lists",
-    "Scoring",
+    "ScoreFunction",
     "SlotState",
     "bits_of",
     "new_cells",
@@ -81,7 +81,7 @@ class SlotState(NamedTuple):
     dirty: Tensor  # uint8 [S]: may differ from the row below
 
 
-class Scoring(NamedTuple):
+class ScoreFunction(NamedTuple):
     """How a policy values a slot: score(next_use, uses, age, hot) -> int32, the lowest leave first.
 
     next_use: steps to the next use, counted from the end of the window; 0 when none is known (a step is a batch, or several).
@@ -98,7 +98,7 @@ class Scoring(NamedTuple):
         return FunctionType(self.score.__code__, dict(names), self.score.__name__)
 
 
-class Arrived(NamedTuple):
+class ArrivalCells(NamedTuple):
     """A batch that has cells."""
 
     cells: Tensor | None  # int32 [U], one for each distinct key; on CUDA they are found again from the sorted keys

@@ -11,7 +11,19 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hotbed.ops.index import CLAIMED, EMPTY, FREE, UNIT, UNPLACED, WAYS, Arrived, Cells, Lists, Scoring, SlotState
+from hotbed.ops.index import (
+    CLAIMED,
+    EMPTY,
+    FREE,
+    UNIT,
+    UNPLACED,
+    WAYS,
+    ArrivalCells,
+    Cells,
+    Lists,
+    ScoreFunction,
+    SlotState,
+)
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S29, _S32 = np.uint64(29), np.uint64(32)
@@ -83,12 +95,12 @@ def _arrive(
         future[cells[i]] = (future[cells[i]] & ~mark) | bits
 
 
-def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> Arrived:
+def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> ArrivalCells:
     """Cells for the keys [L] of a batch, -1 for none; `bits` are set in their futures."""
     cells, cell_of = np.empty(keys.shape[0], dtype=np.int32), np.empty(keys.shape[0], dtype=np.int32)
     arrays = (keys.numpy(), table.key.numpy(), table.future.numpy(), table.spilled.numpy())
     _arrive(*arrays, np.int32(bits), cells, counts.numpy(), cell_of)
-    return Arrived(torch.from_numpy(cells[: int(counts[0])].copy()), torch.from_numpy(cell_of))
+    return ArrivalCells(torch.from_numpy(cells[: int(counts[0])].copy()), torch.from_numpy(cell_of))
 
 
 @njit(nogil=True, cache=True)
@@ -112,7 +124,7 @@ def _collect(
 
 
 def collect(
-    table: Cells, slots: SlotState, batch: Arrived, keys: Tensor, clock: int, since: int, half: int, train: bool,
+    table: Cells, slots: SlotState, batch: ArrivalCells, keys: Tensor, clock: int, since: int, half: int, train: bool,
     misses: Tensor, counts: Tensor,
 ) -> None:  # fmt: skip
     """One batch's turn: counts grow by hits (first use since `since`) and misses, whose cells `misses` holds."""
@@ -144,7 +156,7 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
 
 
 @cache
-def _score_kernel(scoring: Scoring) -> Callable[..., Any]:
+def _score_kernel(scoring: ScoreFunction) -> Callable[..., Any]:
     score = njit(nogil=True)(scoring.bind({"where": _where}))
 
     @njit(nogil=True)
@@ -174,7 +186,9 @@ def _score_kernel(scoring: Scoring) -> Callable[..., Any]:
     return kernel
 
 
-def rank(table: Cells, slots: SlotState, scoring: Scoring, turn: int, clock: int, since: int, count: int) -> Tensor:
+def rank(
+    table: Cells, slots: SlotState, scoring: ScoreFunction, turn: int, clock: int, since: int, count: int
+) -> Tensor:
     """Slots int64 [>= M], in the order in which they may be taken; free ones first, never one used at `since` or later."""
     ranks = np.empty(slots.cell.shape[0], dtype=np.int64)
     arrays = (slots.cell, slots.last, slots.uses, table.key, table.future)
@@ -228,7 +242,9 @@ def _place(cell_of: Any, slot_of: Any, uses: Any, slots: Any, missed: Any) -> No
             missed[7] += uses[slots[i]] == _UNIT
 
 
-def place(table: Cells, state: SlotState, batch: Arrived, keys: Tensor, order: Tensor | None, counts: Tensor) -> Tensor:
+def place(
+    table: Cells, state: SlotState, batch: ArrivalCells, keys: Tensor, order: Tensor | None, counts: Tensor
+) -> Tensor:
     """The slot int64 [L] of every look-up, -1 for none; counts grow by the look-ups of rows that just came in."""
     assert batch.cell_of_lookup is not None
     slots = torch.empty(keys.shape[0], dtype=torch.int64, device="cpu")

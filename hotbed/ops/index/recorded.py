@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.ops.index import Cells, Lists, Scoring, SlotState
+from hotbed.ops.index import Cells, Lists, ScoreFunction, SlotState
 from hotbed.ops.index.triton import (
     BLOCK,
     WIDE,
@@ -34,7 +34,7 @@ WINDOWS = 8  # windows whose counts and lists are kept
 ARRIVED, PLANNED, CLOCK, NUM_WINDOWS = range(4)  # places in the state
 
 
-class LaneBuffers(NamedTuple):
+class RecordedBuffers(NamedTuple):
     """Device memory of a lane, and what the host can read of it."""
 
     state: Tensor  # int64 [4]: batches arrived, batches planned, clock, windows planned
@@ -49,7 +49,9 @@ class LaneBuffers(NamedTuple):
     order: Tensor  # int32 [batches, >= L]
 
 
-def new_buffers(num_lookups: int, batches: int, room: int, key_type: torch.dtype, device: torch.device) -> LaneBuffers:
+def new_buffers(
+    num_lookups: int, batches: int, room: int, key_type: torch.dtype, device: torch.device
+) -> RecordedBuffers:
     """For batches of `num_lookups`, `batches` of them planned and in use at a time. Rows begin at 64 bytes, for kernels."""
     num_lookups, room = -(-num_lookups // 16) * 16, -(-room // 16) * 16
 
@@ -59,7 +61,7 @@ def new_buffers(num_lookups: int, batches: int, room: int, key_type: torch.dtype
     def on_host(*shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
 
-    return LaneBuffers(
+    return RecordedBuffers(
         state=zeros(4),
         arrival_counts=zeros(ARRIVALS, 8),
         host_arrival_counts=on_host(ARRIVALS, 16),
@@ -73,55 +75,64 @@ def new_buffers(num_lookups: int, batches: int, room: int, key_type: torch.dtype
     )
 
 
-def lane_arrive(table: Cells, lane: LaneBuffers, keys: Tensor, stride: int, stamps: Tensor) -> None:
+def recorded_arrive(table: Cells, recorded: RecordedBuffers, keys: Tensor, stride: int, stamps: Tensor) -> None:
     """The next batch ahead; `stride` batches share a bit of `future`. Stamps int32, one of each cell, are the lane's."""
     num = keys.shape[0]
     launch_arrive_unsorted(
-        grid(num), keys.dtype, keys, table.key, table.future, table.spilled, stamps, lane.arrival_counts, lane.state,
+        grid(num), keys.dtype, keys, table.key, table.future, table.spilled, stamps, recorded.arrival_counts, recorded.state,
         num, table.spilled.shape[0], stride, ARRIVALS, BLOCK,
     )  # fmt: skip
-    launch_tick((1,), ARRIVED, lane.arrival_counts, lane.host_arrival_counts, lane.state, 0, ARRIVED, ARRIVALS)
+    launch_tick(
+        (1,), ARRIVED, recorded.arrival_counts, recorded.host_arrival_counts, recorded.state, 0, ARRIVED, ARRIVALS
+    )
 
 
-def lane_plan(
+def recorded_plan(
     table: Cells,
     slots: SlotState,
-    lane: LaneBuffers,
+    recorded: RecordedBuffers,
     window: Sequence[Tensor],
-    scoring: Scoring,
+    scoring: ScoreFunction,
     stride: int,
     train: bool,
 ) -> None:
     """The next window of batches (keys [L] each): decided, placed, and listed for the host."""
     num, num_slots, num_batches = window[0].shape[0], slots.cell.shape[0], len(window)
-    num_buckets, num_cells, room = table.spilled.shape[0], table.key.shape[0], lane.misses.shape[0]
+    num_buckets, num_cells, room = table.spilled.shape[0], table.key.shape[0], recorded.misses.shape[0]
     parts = [torch.sort(keys, stable=True) for keys in window]
     for k, (sorted_keys, _) in enumerate(parts):
         launch_collect(
             grid(num), (sorted_keys.dtype, 1), sorted_keys, table.key, table.spilled, table.slot, slots.last, slots.uses,
-            slots.dirty, lane.misses, lane.window_counts, lane.state, num, num_buckets, k + 1, 0, scoring.half_life,
+            slots.dirty, recorded.misses, recorded.window_counts, recorded.state, num, num_buckets, k + 1, 0, scoring.half_life,
             int(train), WINDOWS, BLOCK,
         )  # fmt: skip
     launch_sweep(
-        grid(num_cells, WIDE), 1, table.key, table.slot, table.future, lane.window_counts, lane.state, 0, num_batches,
+        grid(num_cells, WIDE), 1, table.key, table.slot, table.future, recorded.window_counts, recorded.state, 0, num_batches,
         stride, num_cells, WINDOWS, WIDE,
     )  # fmt: skip
     ranks = torch.empty(num_slots, dtype=torch.int64, device=slots.cell.device)
     launch_score(
         grid(num_slots, WIDE), (scoring.name, 1), slots.cell, slots.last, slots.uses, table.key, table.future, ranks,
-        lane.state, 0, 0, 0, scoring.half_life, num_slots, num_batches, stride, bound(scoring), 1, WIDE,
+        recorded.state, 0, 0, 0, scoring.half_life, num_slots, num_batches, stride, bound(scoring), 1, WIDE,
     )  # fmt: skip
     order = torch.sort(ranks).indices
     launch_assign(
-        grid(room), 1, lane.misses, order, table.key, table.slot, table.future, *slots, *lane.lists,
-        lane.window_counts, lane.state, 0, num_batches, int(train), room, WINDOWS, BLOCK,
+        grid(room), 1, recorded.misses, order, table.key, table.slot, table.future, *slots, *recorded.lists,
+        recorded.window_counts, recorded.state, 0, num_batches, int(train), room, WINDOWS, BLOCK,
     )  # fmt: skip
     for k, (sorted_keys, positions) in enumerate(parts):
         launch_place(
-            grid(num), (sorted_keys.dtype, positions.dtype, lane.slots.shape[0]), sorted_keys, positions, table.key,
-            table.slot, table.spilled, slots.uses, lane.slots, lane.sorted_keys, lane.order, lane.window_counts,
-            lane.state, num, num_buckets, k, lane.slots.shape[1], lane.slots.shape[0], WINDOWS, BLOCK,
+            grid(num), (sorted_keys.dtype, positions.dtype, recorded.slots.shape[0]), sorted_keys, positions, table.key,
+            table.slot, table.spilled, slots.uses, recorded.slots, recorded.sorted_keys, recorded.order, recorded.window_counts,
+            recorded.state, num, num_buckets, k, recorded.slots.shape[1], recorded.slots.shape[0], WINDOWS, BLOCK,
         )  # fmt: skip
     launch_tick(
-        (1,), NUM_WINDOWS, lane.window_counts, lane.host_window_counts, lane.state, num_batches, NUM_WINDOWS, WINDOWS
+        (1,),
+        NUM_WINDOWS,
+        recorded.window_counts,
+        recorded.host_window_counts,
+        recorded.state,
+        num_batches,
+        NUM_WINDOWS,
+        WINDOWS,
     )

@@ -22,10 +22,10 @@ from hotbed.ops.index import (
     UNIT,
     UNPLACED,
     WAYS,
-    Arrived,
+    ArrivalCells,
     Cells,
     Lists,
-    Scoring,
+    ScoreFunction,
     SlotState,
 )
 from hotbed.ops.launch import Launch
@@ -402,7 +402,7 @@ def _where(condition, yes, no):
 
 
 @cache
-def bound(scoring: Scoring) -> Any:
+def bound(scoring: ScoreFunction) -> Any:
     """The policy's score as a Triton function."""
     return triton.jit(scoring.bind({"where": _where, "tl": tl}))
 
@@ -419,7 +419,7 @@ launch_tick = Launch(_tick, num_warps=1)
 launch_go_home, launch_respill = Launch(_go_home), Launch(_respill)
 
 
-def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> Arrived:
+def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> ArrivalCells:
     """Cells for the SORTED keys [L] of a batch, -1 for none; `bits` are set in their futures."""
     num = keys.shape[0]
     if num:
@@ -427,11 +427,11 @@ def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> Arrived:
             grid(num), keys.dtype, keys, table.key, table.future, table.spilled, counts,
             num, table.spilled.shape[0], bits, BLOCK,
         )  # fmt: skip
-    return Arrived(None, None)
+    return ArrivalCells(None, None)
 
 
 def collect(
-    table: Cells, slots: SlotState, batch: Arrived, keys: Tensor, clock: int, since: int, half: int, train: bool,
+    table: Cells, slots: SlotState, batch: ArrivalCells, keys: Tensor, clock: int, since: int, half: int, train: bool,
     misses: Tensor, counts: Tensor,
 ) -> None:  # fmt: skip
     """The turn of a batch with SORTED keys [L]: counts grow by hits (first use since `since`) and misses."""
@@ -451,7 +451,9 @@ def sweep(table: Cells, bits: int, counts: Tensor) -> None:
     )
 
 
-def rank(table: Cells, slots: SlotState, scoring: Scoring, turn: int, clock: int, since: int, count: int) -> Tensor:
+def rank(
+    table: Cells, slots: SlotState, scoring: ScoreFunction, turn: int, clock: int, since: int, count: int
+) -> Tensor:
     """Slots int64 [>= M], in the order in which they may be taken; free ones first, never one used at `since` or later."""
     num_slots = slots.cell.shape[0]
     ranks = torch.empty(num_slots, dtype=torch.int64, device=slots.cell.device)
@@ -474,7 +476,7 @@ def assign(
         )  # fmt: skip
 
 
-def place(table: Cells, state: SlotState, batch: Arrived, keys: Tensor, order: Tensor, counts: Tensor) -> Tensor:
+def place(table: Cells, state: SlotState, batch: ArrivalCells, keys: Tensor, order: Tensor, counts: Tensor) -> Tensor:
     """The slot int32 [L] of every look-up, -1 for none, from SORTED keys [L] and their positions [L].
 
     Counts grow by the look-ups of rows that just came in.

@@ -243,7 +243,7 @@ class Slot(NamedTuple):
     packed: Tensor  # [cap, W]
 
 
-class Porter:
+class CompiledTransfer:
     """Moves rows between a store (records [R, W], state uint8 [R]) and the slots of one group."""
 
     def __init__(self, records: Tensor, state: Any, lists: tuple[Tensor, Tensor, Tensor], device: torch.device) -> None:

@@ -12,12 +12,12 @@ from torch import Tensor
 from hotbed.ops.backend import backend_of
 from hotbed.ops.partition import reference
 
-__all__ = ["Dealt", "Owners", "deal"]
+__all__ = ["OwnerPartition", "Owners", "deal"]
 
 Owners = Callable[[Tensor, Tensor | None], Tensor]  # (keys, their kinds) -> the ranks they belong to, int64
 
 
-class Dealt(NamedTuple):
+class OwnerPartition(NamedTuple):
     """What one rank asks of all."""
 
     keys: Tensor  # int64 [U], distinct, by owner
@@ -27,13 +27,15 @@ class Dealt(NamedTuple):
     places: Tensor  # int64 [L]: where the key of each look-up stands; -1 is padding
 
 
-def deal(keys: Tensor, slots: Tensor | None, owner_of: Owners, world: int, kinds: Tensor | None = None) -> Dealt:
+def deal(
+    keys: Tensor, slots: Tensor | None, owner_of: Owners, world: int, kinds: Tensor | None = None
+) -> OwnerPartition:
     """Keys int64 [L], any; where slots [L] are negative there is padding. Owners are asked for once per distinct key.
 
     With `kinds` int32 [L], keys of different kinds are different.
     """
     if backend_of(keys) != "numba":
-        return Dealt(*reference.deal(keys, slots, owner_of, world, kinds))
+        return OwnerPartition(*reference.deal(keys, slots, owner_of, world, kinds))
     from hotbed.ops.partition import numba
 
     empty = np.empty(0, np.int64)
@@ -45,7 +47,7 @@ def deal(keys: Tensor, slots: Tensor | None, owner_of: Owners, world: int, kinds
     those = None if kinds is None else torch.from_numpy(its_kinds)
     owners = owner_of(torch.from_numpy(found), those).numpy()
     by_owner, its_kinds, times, counts = numba.by_owner(found, its_kinds, times, owners, numbers, world)
-    return Dealt(
+    return OwnerPartition(
         torch.from_numpy(by_owner),
         None if kinds is None else torch.from_numpy(its_kinds),
         torch.from_numpy(times),

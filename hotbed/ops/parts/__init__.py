@@ -18,10 +18,10 @@ from torch import Tensor
 from hotbed.ops.backend import backend_of
 from hotbed.ops.parts import reference
 
-__all__ = ["Parts", "Ways", "count_ways", "split"]
+__all__ = ["Parts", "TableAddresses", "count_ways", "split"]
 
 
-class Ways(NamedTuple):
+class TableAddresses(NamedTuple):
     """Of every table, what is asked of other ranks."""
 
     rows: list[int]  # [T] distinct keys: so many keys and vectors travel if rows do
@@ -40,7 +40,7 @@ class Parts(NamedTuple):
     starts: Tensor  # int64 [N + 1]: the bags among them
 
 
-def count_ways(places: Tensor, starts: Tensor, table_of_bag: Tensor, counts: list[int], rank: int) -> Ways:
+def count_ways(places: Tensor, starts: Tensor, table_of_bag: Tensor, counts: list[int], rank: int) -> TableAddresses:
     """Places [L] among the distinct keys, `counts` [W] of each owner; bags of table -1 are not counted."""
     num_tables = int(table_of_bag.max()) + 1 if table_of_bag.numel() else 0
     if backend_of(places) != "numba":
@@ -50,7 +50,7 @@ def count_ways(places: Tensor, starts: Tensor, table_of_bag: Tensor, counts: lis
 
         arrays = (places.numpy(), starts.numpy(), table_of_bag.numpy(), np.array(counts, np.int64))
         found = torch.from_numpy(numba.count_ways(*arrays, rank, num_tables))
-    return Ways(*found.tolist())
+    return TableAddresses(*found.tolist())
 
 
 def split(places: Tensor, starts: Tensor, in_parts: Tensor, keys: Tensor, counts: list[int]) -> Parts:

@@ -16,7 +16,7 @@ from torch import Tensor
 from hotbed.errors import ConfigError
 
 
-class Run(NamedTuple):
+class ParameterRun(NamedTuple):
     """Neighbours in the flat buffer that move together."""
 
     group: dict[str, Any]  # their param group: lr and the like
@@ -37,7 +37,9 @@ class FlatWeights:
         self._places = [slice(end - size, end) for end, size in zip(ends, sizes)]
         starts = [place.start for place in self._places] + [self.num_weights]
         counts = torch.tensor([0, *(len(group["params"]) for group in groups)], device="cpu").cumsum(0).tolist()
-        self.groups = [Run(group, slice(starts[a], starts[b])) for group, a, b in zip(groups, counts, counts[1:])]
+        self.groups = [
+            ParameterRun(group, slice(starts[a], starts[b])) for group, a, b in zip(groups, counts, counts[1:])
+        ]
         self._groups = [group for group in groups for _ in group["params"]]
         for one, view in zip(tensors, self.views(self.values, tensors)):
             one.data = view
@@ -74,17 +76,17 @@ class FlatWeights:
         if views:
             torch._foreach_copy_(views, gradients)
 
-    def runs(self, *, with_gradient: bool) -> list[Run]:
+    def runs(self, *, with_gradient: bool) -> list[ParameterRun]:
         """What a step moves: parameters that have a gradient, or all that could have one."""
-        runs: list[Run] = []
+        runs: list[ParameterRun] = []
         for one, group, place in zip(self.parameters, self._groups, self._places):
             if (one.grad is None) if with_gradient else not one.requires_grad:
                 continue
             last = runs[-1] if runs else None
             if last is not None and last.group is group and last.place.stop == place.start:
-                runs[-1] = Run(group, slice(last.place.start, place.stop))
+                runs[-1] = ParameterRun(group, slice(last.place.start, place.stop))
             else:
-                runs.append(Run(group, place))
+                runs.append(ParameterRun(group, place))
         return runs
 
 

@@ -30,7 +30,7 @@ from hotbed.errors import RankError
 Over = Literal["all", "node"]
 
 
-class Waiting(Protocol):
+class PendingSum(Protocol):
     """A sum under way."""
 
     def wait(self) -> object:
@@ -49,7 +49,7 @@ class Ranks(Protocol):
     def sum_(self, tensor: Tensor, over: Over = "all") -> None:
         """The sum over all ranks or over this rank's node, in place, the same bits on each."""
 
-    def start_sum(self, tensor: Tensor, over: Over = "all") -> Waiting:
+    def start_sum(self, tensor: Tensor, over: Over = "all") -> PendingSum:
         """The same beside what follows; the tensor is left alone until it has arrived."""
 
     def broadcast_(self, tensor: Tensor) -> None:
@@ -71,10 +71,10 @@ class AllRanks:
         if self.size > 1:
             dist.all_reduce(tensor, group=self._group)
 
-    def start_sum(self, tensor: Tensor, over: Over = "all") -> Waiting:
+    def start_sum(self, tensor: Tensor, over: Over = "all") -> PendingSum:
         if self.size == 1:
             return _Here()
-        started: Waiting = dist.all_reduce(tensor, group=self._group, async_op=True)
+        started: PendingSum = dist.all_reduce(tensor, group=self._group, async_op=True)
         return started
 
     def broadcast_(self, tensor: Tensor) -> None:
@@ -137,7 +137,7 @@ class Merger:
     def __init__(self, local: Local, ranks: Ranks, rule: MergeRule, k: int, delay: int) -> None:
         self.local, self.ranks, self.rule, self.k, self.delay = local, ranks, rule, k, delay
         self.counts = Counts()
-        self._flight: Flight | None = None
+        self._flight: PendingMean | None = None
         self._sent: Tensor | None = None
         self._arrived: Tensor | None = None  # a flight that was waited for before it was due
 
@@ -202,7 +202,7 @@ class Merger:
 
     def _send(self) -> None:
         counts, traveling = self.counts, self._traveling(False)
-        self._flight = Flight(Cargo(traveling, counts.weight, counts.step), self.ranks, overlap=True)
+        self._flight = PendingMean(MeanInput(traveling, counts.weight, counts.step), self.ranks, overlap=True)
         self._sent = torch.cat(traveling) if self.rule == "moments" else self.local.x.clone()
         counts.due_in, counts.sent_at, counts.updates = self.delay, counts.step, 0
         counts.since, counts.weight = 0, 0.0
@@ -225,7 +225,7 @@ class Merger:
     def _merge_now(self, moments: bool) -> None:
         counts, traveling = self.counts, self._traveling(moments)
         weight = counts.weight if counts.since else 1.0
-        mean = Flight(Cargo(traveling, weight, counts.step), self.ranks, overlap=False).mean()
+        mean = PendingMean(MeanInput(traveling, weight, counts.step), self.ranks, overlap=False).mean()
         counts.since, counts.weight = 0, 0.0
         if mean is None:  # nobody moved
             return
@@ -241,7 +241,7 @@ class Merger:
         self.counts.shared_at = step
 
 
-class Cargo(NamedTuple):
+class MeanInput(NamedTuple):
     """What one rank puts into a mean."""
 
     parts: Sequence[Tensor]  # flat
@@ -249,10 +249,10 @@ class Cargo(NamedTuple):
     step: int
 
 
-class Flight:
+class PendingMean:
     """Started when built; it runs beside what follows when `overlap`, and is over otherwise."""
 
-    def __init__(self, cargo: Cargo, ranks: Ranks, *, overlap: bool) -> None:
+    def __init__(self, cargo: MeanInput, ranks: Ranks, *, overlap: bool) -> None:
         self._size, self._step = ranks.size, cargo.step
         number = cargo.step % _STEP_CYCLE
         self._wire = torch.cat([*cargo.parts, cargo.parts[0].new_tensor([cargo.weight, number, number * number])])

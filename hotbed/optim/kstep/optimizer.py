@@ -127,7 +127,7 @@ class KStepAdam(Optimizer):
         for group, place in flat.runs(with_gradient=self._averaging is None) if moves else ():
             x, m, v, _ = (one[place] for one in self._local)
             floor = self._merger.floor(place, group["betas"][1])
-            INNER[self.inner](Stretch(x, self._gradients[place], m, v, floor, self._scale), group, step)
+            INNER[self.inner](RunState(x, self._gradients[place], m, v, floor, self._scale), group, step)
         self._merger.end_step(self._decays, moved=moves)
         return loss
 
@@ -234,7 +234,7 @@ def _check_saved(saved: dict[str, Any], groups: list[dict[str, Any]]) -> None:
                 )
 
 
-class Stretch(NamedTuple):
+class RunState(NamedTuple):
     """The weights of one run, and all that moves them; tensors of one length."""
 
     x: Tensor
@@ -245,10 +245,10 @@ class Stretch(NamedTuple):
     scale: float = 1.0  # of Adam's step, not of its decay
 
 
-Inner = Callable[[Stretch, dict[str, Any], int], None]
+Inner = Callable[[RunState, dict[str, Any], int], None]
 
 
-def adam_(stretch: Stretch, group: dict[str, Any], step: int) -> None:
+def adam_(stretch: RunState, group: dict[str, Any], step: int) -> None:
     """`step` counts from 1; weight decay is added to the gradient."""
     g = stretch.g
     if group["weight_decay"]:
@@ -256,13 +256,13 @@ def adam_(stretch: Stretch, group: dict[str, Any], step: int) -> None:
     _adam_(stretch._replace(g=g), group, step)
 
 
-def adamw_(stretch: Stretch, group: dict[str, Any], step: int) -> None:
+def adamw_(stretch: RunState, group: dict[str, Any], step: int) -> None:
     """Weight decay shrinks the weights beside the step."""
     stretch.x.mul_(1 - group["lr"] * group["weight_decay"])
     _adam_(stretch, group, step)
 
 
-def sgd_(stretch: Stretch, group: dict[str, Any], step: int) -> None:
+def sgd_(stretch: RunState, group: dict[str, Any], step: int) -> None:
     """Plain, or with a momentum that starts as the first gradient."""
     g = stretch.g
     if group["weight_decay"]:
@@ -272,7 +272,7 @@ def sgd_(stretch: Stretch, group: dict[str, Any], step: int) -> None:
     stretch.x.add_(g, alpha=-group["lr"])
 
 
-def _adam_(stretch: Stretch, group: dict[str, Any], step: int) -> None:
+def _adam_(stretch: RunState, group: dict[str, Any], step: int) -> None:
     x, g, m, v, floor, scale = stretch
     beta1, beta2 = group["betas"]
     m.lerp_(g, 1 - beta1)

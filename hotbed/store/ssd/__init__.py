@@ -13,14 +13,14 @@ kernels.py      all that is compiled
 """
 
 from hotbed.store.ssd.format import INDEX_NAME, IndexedSegment
-from hotbed.store.ssd.frozen import Frozen, FrozenRows, frozen_items
+from hotbed.store.ssd.frozen import FrozenRows, FrozenStore, frozen_items
 from hotbed.store.ssd.store import BYTES_PER_KEY, SsdSizes, SsdStore
 
 __all__ = [
     "BYTES_PER_KEY",
     "INDEX_NAME",
-    "Frozen",
     "FrozenRows",
+    "FrozenStore",
     "IndexedSegment",
     "SsdSizes",
     "SsdStore",

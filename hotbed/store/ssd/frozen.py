@@ -29,7 +29,7 @@ from hotbed.store.ssd.segments import Segment, Segments, cannot_write
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 
 
-class Frozen:
+class FrozenStore:
     """All rows of a store as of one moment. The files stay until `release`, or until nobody has this any more.
 
     Made with the lock of the segments held.
@@ -43,7 +43,7 @@ class Frozen:
         self._release.atexit = False
         self._index = Index(segments.width, num_rows, [indexed for _, indexed in held])
 
-    def __enter__(self) -> Frozen:
+    def __enter__(self) -> FrozenStore:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,9 +90,9 @@ class Frozen:
 class FrozenRows:
     """A Holder (held.py) of rows that are all in files: nothing is read, a checkpoint links the files."""
 
-    def __init__(self, freeze: Callable[[], Frozen]) -> None:
+    def __init__(self, freeze: Callable[[], FrozenStore]) -> None:
         self._freeze = freeze
-        self.files: list[Frozen] = []
+        self.files: list[FrozenStore] = []
 
     @property
     def keys(self) -> NDArray[np.int64]:

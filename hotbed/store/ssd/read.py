@@ -17,7 +17,7 @@ from hotbed.store.ssd.scan import damaged, truncated, unreadable
 from hotbed.store.ssd.segments import Segments
 
 
-class Found(NamedTuple):
+class RecordPlaces(NamedTuple):
     """Where the records of some keys are, of one moment."""
 
     places: NDArray[np.int64]
@@ -27,7 +27,7 @@ class Found(NamedTuple):
 
 
 def read_records(
-    segments: Segments, found: Found, rows: NDArray[np.int64], keys: NDArray[np.int64], out: NDArray[np.float32]
+    segments: Segments, found: RecordPlaces, rows: NDArray[np.int64], keys: NDArray[np.int64], out: NDArray[np.float32]
 ) -> int:
     """out[rows[i]] = the record at places[i], verified to be that of keys[rows[i]]: the bytes read."""
     order = np.argsort(found.places)

@@ -34,10 +34,10 @@ from hotbed.store.ssd.adopt import adopt
 from hotbed.store.ssd.append import Appender, NoRoomError, Piece
 from hotbed.store.ssd.compaction import Compaction
 from hotbed.store.ssd.format import HEADER_BYTES, MAX_RECORD_BYTES, IndexedSegment, record_bytes
-from hotbed.store.ssd.frozen import Frozen, FrozenRows, sync
+from hotbed.store.ssd.frozen import FrozenRows, FrozenStore, sync
 from hotbed.store.ssd.integrity import check_integrity
 from hotbed.store.ssd.places import MAX_ROWS, Places
-from hotbed.store.ssd.read import Found, read_records
+from hotbed.store.ssd.read import RecordPlaces, read_records
 from hotbed.store.ssd.segments import Segments, cannot_write
 
 BYTES_PER_KEY = 9  # of the index and the bitmaps
@@ -151,7 +151,7 @@ class SsdStore:
                 self._read(found, np.arange(keys.size), keys, records)
             yield torch.from_numpy(keys), records
 
-    def freeze(self) -> Frozen:
+    def freeze(self) -> FrozenStore:
         """The rows as of now, for a checkpoint: see frozen.py. Its segments stay until it is released."""
         self._compaction.raise_error()
         segments = self._segments
@@ -164,7 +164,7 @@ class SsdStore:
                 if segments.num_live[segment.slot]:
                     live = segment.live[: -(-segment.num_records // 64)].copy()
                     held.append((segment, IndexedSegment(segment.path.name, segment.num_records, live)))
-            return Frozen(segments, held, self._num_rows)
+            return FrozenStore(segments, held, self._num_rows)
 
     def holder(self) -> FrozenRows:
         """For a checkpoint, which links the files."""
@@ -279,15 +279,15 @@ class SsdStore:
         """The conservation laws of index, bitmaps and files; for tests, while nothing else goes on."""
         check_integrity(self._segments, self._places)
 
-    def _find(self, keys: NDArray[np.int64], waits: bool, stack: ExitStack) -> Found:
+    def _find(self, keys: NDArray[np.int64], waits: bool, stack: ExitStack) -> RecordPlaces:
         """Where the records of keys are; they stay readable there until the stack is left."""
         places, found, missing = (np.empty(keys.size, dtype=np.int64) for _ in range(3))
         with self._segments.lock:
             num_found, num_missing = kernels.find(self._places.words, keys, waits, places, found, missing)
             files = stack.enter_context(self._segments.reading())
-        return Found(places[:num_found], found[:num_found], missing[:num_missing], files)
+        return RecordPlaces(places[:num_found], found[:num_found], missing[:num_missing], files)
 
-    def _read(self, found: Found, rows: NDArray[np.int64], keys: NDArray[np.int64], out: Tensor) -> None:
+    def _read(self, found: RecordPlaces, rows: NDArray[np.int64], keys: NDArray[np.int64], out: Tensor) -> None:
         """out[rows[i]] is the record at places[i], which must be of keys[rows[i]]."""
         if rows.size:
             self._bytes_read += read_records(self._segments, found, rows, keys, out.numpy())

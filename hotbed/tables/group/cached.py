@@ -38,9 +38,9 @@ from hotbed.tables.snapshot.cache import load_state, state_of
 from hotbed.tables.transaction import Changes
 
 if TYPE_CHECKING:  # lanes are Triton's, which need not be there
-    from hotbed.cache.recorded_planner import Lane, LanePlan
+    from hotbed.cache.recorded_planner import RecordedCache, RecordedPlan
     from hotbed.ops.keys.triton import KeyMaker
-    from hotbed.ops.move.compiled_transfer import Porter
+    from hotbed.ops.move.compiled_transfer import CompiledTransfer
 
 
 def ordered(lookups: Lookups) -> Lookups:
@@ -51,7 +51,7 @@ def ordered(lookups: Lookups) -> Lookups:
     return lookups._replace(sorted_keys=sorted_keys, order=order)
 
 
-class Ahead(NamedTuple):
+class ArrivedBatch(NamedTuple):
     """A batch that has arrived."""
 
     lookups: Lookups
@@ -221,22 +221,22 @@ class CachedRows:
         if self.keyspace.has_released:
             self._forget_rows(torch.from_numpy(self.keyspace.take_released()))
 
-    def arrive(self, lookups: Lookups, *, at_once: bool = False) -> Ahead:
+    def arrive(self, lookups: Lookups, *, at_once: bool = False) -> ArrivedBatch:
         """Make a batch known; `lookups` name keys. Sorting them here serves the index and the update."""
         keys = lookups.slots
         lookups = ordered(lookups._replace(keys=keys))
         sorted_keys = keys if lookups.sorted_keys is None else lookups.sorted_keys
         arrive = self.cache.arrive_at_once if at_once else self.cache.arrive
-        return Ahead(lookups, arrive(sorted_keys, lookups.order))
+        return ArrivedBatch(lookups, arrive(sorted_keys, lookups.order))
 
-    def begin(self, window: Sequence[Ahead], learns: bool) -> Decision:
+    def begin(self, window: Sequence[ArrivedBatch], learns: bool) -> Decision:
         """Look for the rows of the next batches."""
         try:
             return self.cache.begin([ahead.arrival for ahead in window], learns)
         except BudgetError as error:
             raise self._explain(error) from None
 
-    def finish(self, window: Sequence[Ahead], decision: Decision, ticket: Ticket) -> tuple[Fetch, list[Lookups]]:
+    def finish(self, window: Sequence[ArrivedBatch], decision: Decision, ticket: Ticket) -> tuple[Fetch, list[Lookups]]:
         """Decide what comes and goes; the lookups with their slots, which hold as long as the ticket does."""
         plan = self.cache.finish(decision)
         placed = [a.lookups._replace(slots=self.cache.slots_of(a.arrival, plan), ticket=ticket) for a in window]
@@ -304,32 +304,34 @@ class CachedRows:
                 after(self.records.device, fetch.packed)
             self.store.write(fetch.plan.victim_keys, self._staging.outward(fetch.leaving))
 
-    def new_lane(
+    def new_recorded_cache(
         self, spans: tuple[Span, ...], tables: tuple[str, ...], window: int, learns: bool
-    ) -> tuple[Lane, KeyMaker]:
+    ) -> tuple[RecordedCache, KeyMaker]:
         """A lane for batches of these spans, on CUDA; and what makes its keys."""
-        from hotbed.cache.recorded_planner import Lane
+        from hotbed.cache.recorded_planner import RecordedCache
         from hotbed.ops.keys.triton import KeyMaker
 
         members = {member.name: member for member in self._members}
         keys = KeyMaker(spans, addresses_of(members, tables), self.records.device)
-        return Lane(self.cache, keys, sum(span.length for span in spans), window, learns), keys
+        return RecordedCache(self.cache, keys, sum(span.length for span in spans), window, learns), keys
 
-    def new_porter(self, lane: Lane) -> Porter:
+    def new_transfer(self, recorded: RecordedCache) -> CompiledTransfer:
         """Who moves the rows of a lane's windows."""
-        from hotbed.ops.move.compiled_transfer import Porter
+        from hotbed.ops.move.compiled_transfer import CompiledTransfer
 
         assert isinstance(self.store, MemoryStore), "a porter moves rows of an array"
-        return Porter(*self.store.parts(), lane.host_lists, self.records.device)
+        return CompiledTransfer(*self.store.parts(), recorded.host_lists, self.records.device)
 
     @property
-    def has_lanes(self) -> bool:
+    def can_record(self) -> bool:
         """Whether rows may be moved by a porter, which needs them in an array and creates them from their keys."""
         return isinstance(self.store, MemoryStore) and not self.keyspace.is_dynamic and self._shard.world == 1
 
-    def exchange_with(self, porter: Porter, number: int, plan: LanePlan, num_batches: int, num_lookups: int) -> None:
+    def exchange_with(
+        self, transfer: CompiledTransfer, number: int, plan: RecordedPlan, num_batches: int, num_lookups: int
+    ) -> None:
         """Device: as `exchange`, for a window whose rows the porter moves."""
-        slot, num_rows = porter.staged(number)
+        slot, num_rows = transfer.staged(number)
         num_misses, num_victims = plan.num_misses, plan.num_victims
         miss_keys, miss_slots, victim_slots = plan.device_lists
         if self.records.device.type == "cuda":
@@ -352,7 +354,7 @@ class CachedRows:
         assert isinstance(self.store, MemoryStore), "a porter moves rows of an array"
         if self.store.is_held:
             self.store.keep(plan.victim_keys)
-        porter.exchanged(number, mark(self.records.device))
+        transfer.exchanged(number, mark(self.records.device))
         counts = plan.cache_counts(
             num_batches,
             num_lookups,

@@ -47,20 +47,20 @@ FAR_AHEAD = 330  # batches translated and not trained: more than a feed needs, s
 _CHECK_EVERY = 16  # training batches between two looks at the bytes in use
 
 
-class Guests:
+class RowlessIds:
     """Distinct ids without a row; id n has the key start + n."""
 
     def __init__(self, start: int, tables: Tables, ids: Ints) -> None:
         self.start, self.tables, self.ids = start, tables, ids
 
 
-class Sense(NamedTuple):
+class KeyMeaning(NamedTuple):
     """What the keys of one batch mean, and until when."""
 
     learns: bool
     number: int  # of the training batch; outside training, of the one trained last
     epoch: int  # batches of another one, if not trained, were taken back
-    guests: Guests | None = None  # kept as long as the batch is
+    guests: RowlessIds | None = None  # kept as long as the batch is
 
 
 class DynamicIds:
@@ -76,7 +76,7 @@ class DynamicIds:
         self.num_rows = room.rows
         self.room, self.shard = room, shard
         self._members, self._layout, self._optimizer = members, layout, optimizer
-        self._guests: list[weakref.ref[Guests]] = []
+        self._guests: list[weakref.ref[RowlessIds]] = []
         self._next_guest = GUEST
         self._guests_turn = threading.Lock()
         self._epoch = 0
@@ -150,22 +150,22 @@ class DynamicIds:
         first = np.cumsum(often) - often
         return torch.from_numpy(keys[first]).to(asked.keys.device), sense
 
-    def keys_of(self, numbers: Tables, host: Ints, learns: bool) -> tuple[Ints, Sense]:
+    def keys_of(self, numbers: Tables, host: Ints, learns: bool) -> tuple[Ints, KeyMeaning]:
         """As `keys`, with the number of each id's table."""
         if learns:
             rows = self._learn(numbers, host)
-            sense = Sense(True, self.translator.batch, self._epoch)
+            sense = KeyMeaning(True, self.translator.batch, self._epoch)
         else:
             with self.as_trained():
                 rows = self.translator.translate(numbers, host, learns=False).keys
-            sense = Sense(False, self.num_trained, self._epoch, self._receive(numbers, host, rows))
+            sense = KeyMeaning(False, self.num_trained, self._epoch, self._receive(numbers, host, rows))
         return rows, sense
 
-    def fits(self, sense: Sense, learns: bool) -> bool:
+    def fits(self, sense: KeyMeaning, learns: bool) -> bool:
         """Whether a call now would give these very keys."""
         return sense.epoch == self._epoch and sense.learns == learns and sense.number == self.num_trained + learns
 
-    def refuse_old(self, sense: Sense) -> None:
+    def refuse_old(self, sense: KeyMeaning) -> None:
         """Raise when rows of the batch may belong to other ids by now."""
         later = self.translator.batch - sense.number
         if later > QUARANTINE:
@@ -364,7 +364,7 @@ class DynamicIds:
                 )
         return out
 
-    def _receive(self, tables: Tables, ids: Ints, rows: Ints) -> Guests | None:
+    def _receive(self, tables: Tables, ids: Ints, rows: Ints) -> RowlessIds | None:
         """Put keys of guests in the place of UNKNOWN."""
         unknown = np.flatnonzero(rows == UNKNOWN)
         if not unknown.shape[0]:
@@ -374,7 +374,7 @@ class DynamicIds:
         is_new: NDArray[np.bool_] = np.ones(order.shape[0], dtype=np.bool_)
         tables, ids = tables[order], ids[order]
         is_new[1:] = (tables[1:] != tables[:-1]) | (ids[1:] != ids[:-1])
-        guests = Guests(self._next_guest, tables[is_new], ids[is_new])
+        guests = RowlessIds(self._next_guest, tables[is_new], ids[is_new])
         rows[unknown[order]] = guests.start + np.cumsum(is_new) - 1
         self._next_guest += guests.ids.shape[0]
         with self._guests_turn:

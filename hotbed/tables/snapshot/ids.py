@@ -20,7 +20,7 @@ from hotbed.checkpoint.types import RowPart
 from hotbed.ids.index import Ints
 from hotbed.ops.records import Layout
 from hotbed.ops.shard import Shard
-from hotbed.tables.snapshot.restored_ids import Newcomers, no_room
+from hotbed.tables.snapshot.restored_ids import RestoredIds, no_room
 
 if TYPE_CHECKING:
     from hotbed.store.held import Holder
@@ -105,7 +105,7 @@ class IdsSink:
     def __init__(self, ids: DynamicIds) -> None:
         self._ids = ids
         self._parts: list[Arrays] = []
-        self.newcomers = Newcomers(ids)
+        self.newcomers = RestoredIds(ids)
 
     def add(self, part: RowPart) -> Tensor:
         """Take note of a part; the keys of its rows, -1 for what has none here."""

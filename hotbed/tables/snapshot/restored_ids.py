@@ -25,7 +25,7 @@ Arrays = dict[str, NDArray[Any]]
 _USES = ("last_use", "score")
 
 
-class Newcomers:
+class RestoredIds:
     """Of one group whose translator has seen no batch."""
 
     def __init__(self, ids: DynamicIds) -> None:

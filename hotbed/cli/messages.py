@@ -105,21 +105,21 @@ def foretell(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> 
     """What the run will take, on the screen and in its folder: a few seconds, and nothing is measured."""
     from hotbed.cli.plan import outlook_text
     from hotbed.forecast.comparison import quick_outlook, write_forecast, write_misses
-    from hotbed.forecast.request import Asked
+    from hotbed.forecast.request import ForecastRequest
 
     with nullcontext() if quiet else waiting("forecasting"):
-        asked = Asked(config, dataset)
-        outlook = quick_outlook(asked)
-        if outlook is None:
+        asked = ForecastRequest(config, dataset)
+        forecast = quick_outlook(asked)
+        if forecast is None:
             return
-        write_forecast(folder, outlook)
-        if outlook.traffic is not None:
+        write_forecast(folder, forecast)
+        if forecast.traffic is not None:
             write_misses(folder, asked)
     if not quiet:
         from hotbed.host.memory import in_words
 
-        taken = f"{in_words(outlook.bytes_of('device'))} on the device, {in_words(outlook.bytes_of('memory'))} of host memory"
-        told = [f"forecast: {taken}", outlook_text(outlook), *(f"may not fit: {one}" for one in outlook.problems)]
+        taken = f"{in_words(forecast.bytes_of('device'))} on the device, {in_words(forecast.bytes_of('memory'))} of host memory"
+        told = [f"forecast: {taken}", outlook_text(forecast), *(f"may not fit: {one}" for one in forecast.problems)]
         err().print("\n".join(line for line in told if line), soft_wrap=True)
 
 
@@ -173,7 +173,7 @@ def opening(built: Built) -> str:
 @contextmanager
 def told_of_ways(say: Callable[[str], None]) -> Iterator[None]:
     """Inside, what parallel.mode=auto chooses for the tables of ranks, and why, is said."""
-    log, told = logging.getLogger("hotbed.parallel"), _Told(say)
+    log, told = logging.getLogger("hotbed.parallel"), _LogLines(say)
     level = log.level
     log.addHandler(told)
     log.setLevel(logging.INFO)
@@ -184,7 +184,7 @@ def told_of_ways(say: Callable[[str], None]) -> Iterator[None]:
         log.removeHandler(told)
 
 
-class _Told(logging.Handler):
+class _LogLines(logging.Handler):
     """Lines of a log, said."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Modules that stood elsewhere in 0.1 and are named in its documentation: the old name works, with a DeprecationWarning."""
+"""Modules that stood elsewhere in 0.1 and that others import: the old name is the same module, with a DeprecationWarning."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
+    "hotbed.cache.lane": "hotbed.cache.recorded_planner",
+    "hotbed.cached_group": "hotbed.tables.group.cached",
     "hotbed.clock": "hotbed.telemetry.clock",
+    "hotbed.group": "hotbed.tables.group.group",
     "hotbed.memory": "hotbed.host.memory",
+    "hotbed.ops.index.lane": "hotbed.ops.index.recorded",
+    "hotbed.pipeline.lanes": "hotbed.pipeline.recorded",
     "hotbed.plan": "hotbed.forecast",
     "hotbed.plan.network": "hotbed.forecast.network",
     "hotbed.plan.optimum": "hotbed.forecast.optimum",
     "hotbed.plan.replay": "hotbed.forecast.replay",
     "hotbed.plan.simulate": "hotbed.forecast.replay",
     "hotbed.plan.trace": "hotbed.forecast.trace",
+    "hotbed.train.files": "hotbed.run.files",
+    "hotbed.train.layouts": "hotbed.checkpoint.layouts",
+    "hotbed.train.run_folder": "hotbed.run.folder",
 }
 
 
@@ -31,10 +39,9 @@ class _OldNames(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         new = MOVED[module.__name__]
         warnings.warn(f"{module.__name__} has moved; import {new} instead.", DeprecationWarning, stacklevel=2)
-        found = import_module(new)
-        module.__getattr__ = lambda name: getattr(found, name)  # type: ignore[method-assign]
+        sys.modules[module.__name__] = import_module(new)
 
 
 def keep_old_names() -> None:
     """From now on they can be imported."""
-    sys.meta_path.append(_OldNames())
+    sys.meta_path.insert(0, _OldNames())  # before the one that would find a file in the new package by its old name

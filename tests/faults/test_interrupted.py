@@ -15,7 +15,7 @@ from hotbed.errors import HotbedError
 
 PACKAGE = Path(hotbed.__file__).parent
 SAVING = ["tables/snapshot", "checkpoint", "store"]
-LOADING = [*SAVING, "tables/module.py", "tables/group/group.py", "tables/group/resident.py", "ids/state.py"]
+LOADING = [*SAVING, "tables/module.py", "tables/group", "ids/state.py"]
 KINDS = ["plain", "cached", "tiered", "dynamic", "dynamic tiered"]
 
 

@@ -21,6 +21,7 @@ from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import rows_of, tensors_of
 from hotbed.checkpoint.types import RowPart
 from hotbed.checkpoint.write import REST
+from hotbed.ops.shard import WHOLE
 from hotbed.store.ssd import frozen_items
 
 # what a clock said, or cache and tiers of one process did
@@ -244,13 +245,11 @@ def rows_at(entry: Entry) -> dict[tuple[str, int], bytes]:
     for one in chain:
         for group in {Path(name).parts[1] for name in one.manifest.linked}:  # files of an ssd hold all rows there are
             rows = {key: record for key, record in rows.items() if key[0] != group}
-            place = one.folder / "frozen" / group
-            if owners.is_dynamic(group):
-                for part in owners.thawed(group, place) if one is chain[-1] else ():
-                    rows |= _by_id(part, owners)
-            else:
-                for keys, records in frozen_items(place):
+            if not group.endswith("-dynamic"):
+                for keys, records in frozen_items(one.folder / "frozen" / group):
                     rows |= _named(group, keys, [records])
+        for part in owners.thaw(one, WHOLE, lambda *_: iter(())):  # dynamic ids; the others are by key, above
+            rows |= _by_id(part, owners)
         for part in rows_of(one):
             rows |= _by_id(part, owners)
     return rows

@@ -92,7 +92,7 @@ def test_both_messages_give_the_same_amounts(needed, enough):
     before = str(too_small(BatchSample("train", 64, 9, 9), needed, 5, AMOUNTS))
     tables = EmbeddingTables(TABLES, optim.Adagrad(lr=0.1), hbm="2KiB")
     with pytest.raises(BudgetError) as caught:
-        tables.groups[0].refuse_batch(needed)
+        tables.caches[0].refuse_batch(needed)
     wanted = re.compile(r"--(cache|hbm) ([0-9.]+\w*)")
     assert wanted.findall(before) == wanted.findall(str(caught.value))
     assert len(wanted.findall(before)) == 4

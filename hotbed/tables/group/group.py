@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from hotbed.cache import CacheCounts
+from hotbed.cache import Cache, CacheCounts
 from hotbed.checkpoint.types import group_name
 from hotbed.errors import IdError
 from hotbed.ops.init_rows import stream_of
@@ -29,6 +29,7 @@ from hotbed.ops.records import Layout
 from hotbed.ops.shard import Shard
 from hotbed.ops.update import TableRows, settings_of, update
 from hotbed.optim import RowOptimizer
+from hotbed.store import Store
 from hotbed.store.counts import Tiers
 from hotbed.store.held import Holder
 from hotbed.tables.group.keyspace import Keyspace, Member, addresses_of
@@ -198,6 +199,16 @@ class TableGroup:
     def caches(self) -> Sequence[CachedRows]:
         """What has to bring rows in before a batch; none where all are on the device."""
         return self.residency.caches
+
+    @property
+    def cache(self) -> Cache:
+        """Of rows behind one, to look into: `cache.check_integrity()`."""
+        return self.caches[0].cache
+
+    @property
+    def store(self) -> Store:
+        """Below a cache, to look into."""
+        return self.caches[0].store
 
     def initialise(self, seed: int) -> None:
         """Every row has its initial value."""

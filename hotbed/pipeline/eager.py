@@ -20,7 +20,7 @@ from hotbed.tables.ownership import PreparedBatch, RoutedBatch
 
 
 class ThreadedTransfer:
-    """Rows that a Mover moves."""
+    """Rows that a transfer thread moves."""
 
     waits = holds_memory = True
 

@@ -71,7 +71,7 @@ class GroupWindow(NamedTuple):
 
 
 class RecordedTransfer:
-    """Rows that a Porter of each group moves."""
+    """Rows that a compiled transfer of each group moves."""
 
     waits = False  # the exchange is put on the stream behind the rows
     holds_memory = False  # staging buffers are kept from feed to feed

@@ -35,7 +35,7 @@ def write_curves(path: Path, name: str, curves: Curves, num_slots: int | None = 
 
 
 def outlook_section(figures: Mapping[str, Any]) -> str:
-    """What a run would take, as `Outlook.figures` tells it."""
+    """What a run would take, as `Forecast.figures` says."""
     rows = [
         [text(part["tier"]), text(part["name"]), in_words(part["num_bytes"]), "exact" if part["exact"] else "estimate"]
         for part in figures["bytes"]

@@ -111,7 +111,7 @@ def test_a_disk_that_cannot_hold_the_run_is_told_before_anything_is_trained(hotb
 
 
 def test_hints_can_be_typed_as_they_are(hotbed, tmp_path, monkeypatch):
-    assert "goes with --value 'item 2'." in hotbed("explain", "run", "--table", "t", "--id", "item 2").err
+    assert "use --value 'item 2'." in hotbed("explain", "run", "--table", "t", "--id", "item 2").err
     monkeypatch.setenv("PATH", str(tmp_path))
     command = tmp_path / ".venv" / "bin" / "hotbed"
     command.parent.mkdir(parents=True)

@@ -15,7 +15,7 @@ from tests.data.raw_files import criteo_line, write
 CODE = """
 import json, os, signal, sys
 import hotbed.data.prepare.ranks, hotbed.data.formats.blocks, hotbed.data.prepare.parse, hotbed.data.prepare.write
-from hotbed.data.prepare.ranks import Crew
+from hotbed.data.prepare.ranks import PrepareRanks
 from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import HotbedError
 
@@ -36,7 +36,7 @@ def dying(source, target):
 
 os.replace = dying
 try:
-    prepare(inputs, out, say=print, crew=Crew(rank, world), **options)
+    prepare(inputs, out, say=print, crew=PrepareRanks(rank, world), **options)
 except HotbedError as error:
     sys.exit(f"{type(error).__name__}: {error}")
 print("renames", done)

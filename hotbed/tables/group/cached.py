@@ -6,7 +6,7 @@ Whatever reads or writes whole tables goes to the store, after what changed on t
 
 The steps of one window, as small methods: `arrive`, `begin`, `finish`, then of the Fetch it gives `read`, `exchange`, `write`.
 `placed` is the plain way, one after the other for a batch that is needed now; the pipeline calls the same steps ahead of
-time, `read` and `write` from a thread of its own. One of the two at a time: see Turns.
+time, `read` and `write` from a thread of its own. One of the two at a time: see Ownership.
 """
 
 from __future__ import annotations

@@ -65,9 +65,7 @@ def run(pool: Any, kernel: Any, num_chunks: Any, scratch: Any) -> None:
     _open(pool, kernel, num_chunks, 0)
     _take(pool, scratch)
     looks, most = 0, max(load_acquire(pool + 8 * WATCH), _LOOKS)
-    while (
-        load_acquire(pool + 8 * _DONE) < num_chunks
-    ):  # ends: who has taken a chunk does it in compiled code, to its end
+    while load_acquire(pool + 8 * _DONE) < num_chunks:  # ends: whoever took a chunk runs it to its end, compiled
         pause()
         looks += 1
         if looks > most:  # more threads than cores: let the one that has the last chunk run

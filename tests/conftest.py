@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,9 @@ torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
 if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so it is in what a shell runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("hotbed", deadline=None, print_blob=True, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("hotbed")

@@ -5,6 +5,7 @@ a window and not the tables: batches that are known, rows and lists on their way
 """
 
 import gc
+import weakref
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
 import numpy as np
@@ -31,7 +32,7 @@ def num_bytes(root, without=()):
     seen, found, todo = {id(one) for one in without}, {}, [root]
     while todo:
         one = todo.pop()
-        if id(one) in seen or isinstance(one, _NO_WAY_IN):
+        if id(one) in seen or type(one) in weakref.ProxyTypes or isinstance(one, _NO_WAY_IN):
             continue
         seen.add(id(one))
         if isinstance(one, torch.Tensor):

@@ -14,7 +14,7 @@ are moved is its planner's business (planner.py): recorded for id matrices of on
 
 The plain way (`CachedRows.placed`) runs the same steps one after the other.
 
-Every step that moves rows or changes an index is one change (changes.py). In between, a feed may be left at any point by an
+Every step that moves rows or changes an index is one change (transaction.py). In between, a feed may be left at any point by an
 exception: `close` then carries out what was decided, and if it is interrupted itself, the next call of the tables does.
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hotbed.ops.index import ScoreFunction
 
-where: Any = None  # Scoring.bind gives it its meaning
+where: Any = None  # ScoreFunction.bind gives it its meaning
 
 
 def _score(next_use, uses, age, hot):

@@ -425,7 +425,7 @@ class Cache:
         self._taken += max(0, more)
 
     def expect_cells(self, more: int) -> None:
-        """A batch of a recorded planner may take so many cells; or has been counted, and takes no more."""
+        """A batch of a recorded planner may take this many cells, or has been counted and takes no more."""
         self._expected += more
 
     def settle(self) -> None:

@@ -1,4 +1,4 @@
-"""The plain deep network, all vectors side by side and then an MLP; and Wide & Deep, with a linear model beside it."""
+"""The plain deep network (concatenated vectors, then an MLP), and Wide & Deep, which adds a linear model."""
 
 from __future__ import annotations
 

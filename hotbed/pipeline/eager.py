@@ -48,6 +48,7 @@ class EagerPlanner:
     """For every kind of batch, also of ranks that settle theirs together."""
 
     takes_along = finds_late = False
+    begins_early = True  # the device looks for the rows meanwhile
     may_have_bad_ids = True  # the device may still be checking them
 
     def __init__(self, tables: EmbeddingTables, groups: Sequence[CachedRows]) -> None:
@@ -98,9 +99,6 @@ class EagerPlanner:
         for lookups in batch.ids if isinstance(batch, KnownBatch) else batch.lookups:
             if lookups.check is not None:
                 lookups.check()
-
-    def may_begin(self, num_ahead: int) -> bool:
-        return True  # the device looks for the rows meanwhile
 
     def begin(self, batches: list[KnownBatch]) -> OpenWindow:
         decisions = [

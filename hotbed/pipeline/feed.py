@@ -339,7 +339,7 @@ class Feed:
                         return bool(self._decided)
                     self._drain()  # rows are moved by another thread from here on
                     self._planner = planner
-                if planner.may_begin(len(self._decided)):
+                if planner.begins_early or len(self._decided) < _DECIDED:
                     self._open = self._begin(planner)
                     if self._can_decide(self._open):
                         self._decide()

@@ -118,8 +118,9 @@ class Planner(Protocol):
     def check(self, batch: KnownBatch | PreparedBatch) -> None:
         """Raise IdError for a bad id."""
 
-    def may_begin(self, num_ahead: int) -> bool:
-        """Whether a window can be begun while as many are planned and not used yet."""
+    @property
+    def begins_early(self) -> bool:
+        """Whether a window can be begun before there is room to finish it."""
 
     def begin(self, batches: list[KnownBatch]) -> OpenWindow:
         """Look for the rows of the next batches."""
@@ -138,7 +139,7 @@ class Planner(Protocol):
 
 
 class Trial:
-    """A batch that is refused inside is out of the way: whoever goes on with the loader does not get it again."""
+    """A batch that is refused inside is removed: reading on from the loader does not return it again."""
 
     __slots__ = ("_batches", "_place")
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hotbed.ops.move.compiled_transfer import CompiledTransfer
 
 _MOST_KEPT = 4  # shapes of batches whose planner the next feed finds again; each takes device memory
-_MOST_PLANNED = 2  # windows at a time; each has buffers of its own
 CELLS_FACTOR = 1.6  # cells of an index for every key that it may hold
 CELLS_PER_KEY = 0.6  # of the batches ahead, keys that are no other's and in no slot: a first guess
 
@@ -97,6 +96,7 @@ class RecordedPlanner:
     """For id matrices of one shape [B, F]."""
 
     takes_along = finds_late = True
+    begins_early = False  # each planned window has buffers of its own, and there are few
 
     def __init__(self, tables: EmbeddingTables, shape: tuple[int, ...], window: int, learns: bool) -> None:
         self._tables = weakref.proxy(tables)  # whose ownership record keeps this
@@ -169,9 +169,6 @@ class RecordedPlanner:
         for lookups in self._flatten(named):
             if lookups.check is not None:
                 lookups.check()
-
-    def may_begin(self, num_ahead: int) -> bool:
-        return num_ahead < _MOST_PLANNED
 
     def begin(self, batches: list[KnownBatch]) -> OpenWindow:
         return OpenWindow(batches, self, [])  # all of it is one replay, in `finish`

@@ -12,7 +12,6 @@ import hypothesis
 import pytest
 import torch
 
-from tests.kernel_saves import save_one_at_a_time
 from tests.kernel_sources import kernel_digest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +34,6 @@ LONG = (
 )
 
 os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / f"numba-{kernel_digest(ROOT / 'hotbed')}"))
-save_one_at_a_time()
 
 # Batches of the tests are so small that threads only wait for each other: 2 to 3 s of processor time with one, 7 with two.
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))

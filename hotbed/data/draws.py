@@ -7,10 +7,10 @@ machine, for any order and any number of threads, because nothing but integer ar
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.hash import mix
+from hotbed.host.jit import njit
 
 GOLDEN = 0x9E3779B97F4A7C15  # odd, so that counter * GOLDEN meets every word once
 _MASK = (1 << 64) - 1

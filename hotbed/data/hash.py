@@ -17,7 +17,8 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
+
+from hotbed.host.jit import njit
 
 if TYPE_CHECKING:
     from hotbed.data.formats.chunk import Text

@@ -11,12 +11,12 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.formats.chunk import Column, Faults, Floats, Instants, Integers, Text
 from hotbed.data.formats.numbers import OK, parse_integers
 from hotbed.errors import ConfigError, FormatError
+from hotbed.host.jit import njit
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 
 from hotbed.data.formats.chunk import (
     Column,
@@ -27,6 +26,7 @@ from hotbed.data.formats.parquet import text_of_strings
 from hotbed.data.hash import MISSING_ID, hash_text
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.errors import FormatError
+from hotbed.host.jit import njit
 
 # bucket k > 2 starts where log(x)**2 reaches k - 2, rounded up to a whole number: 3, 5, 6, 8, 10, 12, ...
 BUCKET_STARTS = np.unique([math.ceil(math.exp(math.sqrt(k))) for k in range(1, 1900)]).astype(np.float64)

@@ -7,10 +7,10 @@ bytes per distinct id (about half as much again for a moment while the table gro
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from hotbed.data.hash import mix
 from hotbed.errors import DataError
+from hotbed.host.jit import njit
 
 _FIRST_SLOTS = 1 << 10
 

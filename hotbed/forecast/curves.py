@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.forecast.id_file import TraceSource
 from hotbed.forecast.optimum import optimum
 from hotbed.forecast.replay import AUTOMATIC, LookAhead, Replay
 from hotbed.forecast.trace import Trace
+from hotbed.host.jit import njit
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

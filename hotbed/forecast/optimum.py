@@ -14,11 +14,11 @@ import heapq
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.errors import BudgetError
 from hotbed.forecast.trace import Trace
+from hotbed.host.jit import njit
 from hotbed.sizing.budget import share_of, with_some_to_spare
 
 _NONE = -1

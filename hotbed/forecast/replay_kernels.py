@@ -18,9 +18,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from hotbed.host.jit import digest_of, njit
 from hotbed.ops.index import UNIT, WAYS, ScoreFunction
 
 _FULL, _GROWTH, _PER_SLOT = 0.7, 1.25, 2  # of hotbed/cache/cache.py
@@ -78,9 +78,10 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
 @cache
 def score_kernel(scoring: ScoreFunction) -> Callable[..., Any]:
     """The scores of slots under a policy, compiled from the policy's own function."""
-    value = njit(nogil=True)(scoring.bind({"where": _where}))
+    tag = f"{scoring.name}_{digest_of(tuple(scoring))}"
+    value = njit(scoring.bind({"where": _where}), name=f"score_{tag}", nogil=True)
 
-    @njit(nogil=True)
+    @njit(name=f"kernel_{tag}", nogil=True)
     def kernel(
         last: Any, uses: Any, nxt: Any, used_in: Any, hot: Any, step: int, stride: int, known: int, clock: int,
         since: int, half: int, out: Any,

@@ -17,9 +17,11 @@ from typing import Any
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from hotbed.host.jit import njit
 
 _Address = types.int64
 _BYTE, _INT32, _WORD = ir.IntType(8), ir.IntType(32), ir.IntType(64)

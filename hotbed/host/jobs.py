@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import types
 
 from hotbed.host.intrinsics import (
     call,
@@ -34,6 +34,7 @@ from hotbed.host.intrinsics import (
     syscall,
     usleep,
 )
+from hotbed.host.jit import cfunc, njit
 
 NUM_ARGUMENTS = 16  # words
 # words on cache lines of their own where many threads write
@@ -194,10 +195,9 @@ def wake_all(pool: Any) -> None:
 
 def kernel_address(function: Callable[..., Any]) -> int:
     """Compile function(arguments, chunk, scratch), three addresses or numbers, as the kernel of a job. Keep the result."""
-    compiled = cfunc(types.void(*(types.int64,) * 3), nogil=True, cache=True)(function)
+    compiled = cfunc(types.void(*(types.int64,) * 3), function)
     _kernels.append(compiled)
-    assert compiled.address is not None, "it is compiled when it is decorated"
-    return compiled.address
+    return int(compiled.address)
 
 
 _kernels: list[Any] = []  # they must live as long as their addresses

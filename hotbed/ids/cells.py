@@ -18,10 +18,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hotbed.errors import HotbedError
 from hotbed.host.intrinsics import trailing_zeros
+from hotbed.host.jit import njit
 
 CELLS = 12
 SHARD_BITS = 6

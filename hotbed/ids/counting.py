@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.host.intrinsics import prefetch
+from hotbed.host.jit import njit
 from hotbed.host.pages import HUGE_PAGE, Pages, in_pages
 from hotbed.ids.cells import STEP, mix
 from hotbed.ids.index import MAX_ROWS, Entries, IdIndex, Ints, Tables

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
 
+from hotbed.host.jit import njit
 from hotbed.ids.cells import CELLS, GONE, NUM_SHARDS, bucket_of, hash_of, id_of_owner, shard_of, tag_of
 
 if TYPE_CHECKING:

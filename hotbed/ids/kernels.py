@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hotbed.host.intrinsics import prefetch
+from hotbed.host.jit import njit
 from hotbed.ids.cells import (
     CELLS,
     GONE,

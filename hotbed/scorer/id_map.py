@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.hash import mix
 from hotbed.errors import StoreError
 from hotbed.host.intrinsics import read_fully
+from hotbed.host.jit import njit
 from hotbed.scorer.kernels import WAYS, set_of
 from hotbed.scorer.scratch import scratch_file, write_all
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.hash import mix
 from hotbed.errors import StoreError
 from hotbed.host.intrinsics import copy_bytes, posix_fadvise, preadv2, prefetch, read_fully
+from hotbed.host.jit import njit
 from hotbed.ops.precision import BF16, FP16
 from hotbed.ops.precision.numba import widen
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hotbed.host.intrinsics import read_fully, write_fully
+from hotbed.host.jit import njit
 from hotbed.scorer.kernels import WAYS, is_marked, set_of, table_of
 
 

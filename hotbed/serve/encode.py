@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.encoded import raw_column
@@ -24,6 +23,7 @@ from hotbed.data.hash import MISSING_ID, hash_span
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.data.values import FLOAT32_MAX, LARGEST, Bags, read_dense, read_ids, standardise
 from hotbed.errors import FormatError
+from hotbed.host.jit import njit
 from hotbed.scorer.columns import ColumnEncoder, as_bags
 from hotbed.serve.limits import RequestError
 from hotbed.serve.question import Question

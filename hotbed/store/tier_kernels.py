@@ -11,9 +11,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hotbed.host.intrinsics import prefetch
+from hotbed.host.jit import digest_of, njit
 from hotbed.ops.index import UNIT, ScoreFunction
 
 _AHEAD = 24
@@ -70,10 +70,11 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
 @cache
 def chooser(scoring: ScoreFunction) -> Callable[..., int]:
     """`choose` for one policy."""
-    score = njit(nogil=True)(scoring.bind({"where": _where}))
+    tag = f"{scoring.name}_{digest_of(tuple(scoring))}"
+    score = njit(scoring.bind({"where": _where}), name=f"score_{tag}", nogil=True)
     half = scoring.half_life
 
-    @njit(nogil=True)
+    @njit(name=f"choose_{tag}", nogil=True)
     def choose(key_of_slot: Any, uses: Any, last: Any, clock: int, hand: int, wanted: int, out: Any) -> int:
         """Fill `out` [wanted] with slots to be emptied, the least worth keeping of those behind the hand; the new hand.
 

@@ -4,8 +4,6 @@ from importlib import import_module
 
 from numba.core.registry import cpu_target
 
-from tests.kernel_saves import save_one_at_a_time
-
 MODULES = (
     "hotbed.train.build",
     "hotbed.checkpoint",
@@ -27,4 +25,3 @@ for module in MODULES:
     import_module(module)
 cpu_target.typing_context.refresh()  # what Numba knows of Python and NumPy, else loaded at the first call of a kernel
 cpu_target.target_context.refresh()
-save_one_at_a_time()

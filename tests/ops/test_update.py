@@ -1,15 +1,11 @@
 import dataclasses
-import hashlib
-from pathlib import Path
 
 import pytest
 import torch
 
 from hotbed import optim
-from hotbed.ops.precision import numba as rounding
 from hotbed.ops.records import layout_of
 from hotbed.ops.update import reference, settings_of, update
-from hotbed.optim import rules
 from tests.ops.cases import random_bags, random_matrix
 
 ROWS = [1, 10, 300]
@@ -99,15 +95,3 @@ def test_where_a_row_sits_does_not_change_a_bit():
     update(records, layout, grad, lookups, settings)
     update(moved, layout, grad, elsewhere, settings)
     assert torch.equal(moved[place], records)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule.name)
-def test_kernels_are_found_on_disk_again(optimizer):
-    """Numba keys its files by name and by what a kernel closes over, which would differ in every process."""
-    from hotbed.ops.update.numba import update_kernel
-
-    function = update_kernel(optimizer.rule).py_func
-    sources = b"".join(Path(module.__file__).read_bytes() for module in (rules, rounding))
-    digest = hashlib.sha256(sources).hexdigest()[:12]  # a changed rule is another kernel
-    assert function.__qualname__ == f"update_{optimizer.rule.name}_0_{digest}"
-    assert function.__closure__ is None

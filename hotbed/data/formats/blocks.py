@@ -19,10 +19,10 @@ from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
 from hotbed.data.formats.chunk import REEL_BYTES, WHOLE, Reel
 from hotbed.errors import FormatError
+from hotbed.host.jit import njit
 
 BLOCK_BYTES = 8 << 20
 _NEWLINE = 10

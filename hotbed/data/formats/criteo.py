@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.formats.blocks import Block, count_newlines, first_line, read_blocks, text_reels
@@ -30,6 +29,7 @@ from hotbed.data.formats.numbers import MISSING, NOT_A_NUMBER, TOO_LARGE, hex_co
 from hotbed.data.formats.split import Rows, show_span, split_block
 from hotbed.data.hash import MISSING_ID, hash_span, hash_spans, hash_word, load_word
 from hotbed.errors import FormatError
+from hotbed.host.jit import njit
 
 NUM_INTEGERS, NUM_HEX = 13, 26
 _NEWLINE, _RETURN, _TAB, _MINUS = 10, 13, 9, 45

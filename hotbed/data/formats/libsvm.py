@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 
 from hotbed.data.formats.blocks import first_line, read_blocks, text_reels
 from hotbed.data.formats.chunk import WHOLE, Chunk, Faults, Integers, Lists, Reel, Text, offsets_of, take
 from hotbed.data.formats.numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.formats.split import Rows, show_span, split_block
 from hotbed.errors import FormatError
+from hotbed.host.jit import njit
 
 LABEL = "label"
 INDEX = "index"

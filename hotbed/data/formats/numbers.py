@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from hotbed.data.formats.chunk import Text
+from hotbed.host.jit import njit
 
 OK, MISSING, NOT_A_NUMBER, TOO_LARGE, _SLOW = 0, 1, 2, 3, 4
 

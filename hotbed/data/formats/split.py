@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from hotbed.data.formats.blocks import Block
 from hotbed.data.formats.chunk import NOT_UTF8, BadRow, Text, shorten
+from hotbed.host.jit import njit
 
 _NEWLINE, _RETURN = 10, 13
 _FEW, _MANY, _OPEN, _AFTER, _NUL, _UTF8 = 1, 2, 3, 4, 5, 6

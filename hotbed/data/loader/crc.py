@@ -8,10 +8,10 @@ PCLMULQDQ", Intel 2009): 10 GB/s, where zlib reaches 3.6. Elsewhere, and for the
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.host.intrinsics import fold_by, has_feature, load8, load64, store64
+from hotbed.host.jit import njit
 
 _POLYNOMIAL = 0xEDB88320
 _ONES = np.uint64(0xFFFFFFFF)

@@ -30,7 +30,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -40,6 +39,7 @@ from hotbed.data.loader.pages import scatter_pages
 from hotbed.data.loader.scatter import Kinds, RowPlaces, describe, scatter
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import DataError
+from hotbed.host.jit import njit
 from hotbed.types import Jagged
 
 _SMALL = 1 << 17  # bytes; the C library uses smaller pieces again by itself

@@ -10,10 +10,10 @@ it is: the fields and list items that lead to the value it came to last. Maps ar
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.loader.crc import crc32
+from hotbed.host.jit import njit
 
 FAILED = -1
 OVER, NUMBER, OTHER = 0, 1, 2  # what a step came to: the end, a number, a text or anything else

@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.loader.page_headers import NOT_OURS
 from hotbed.data.loader.scatter import TILE, Kinds, RowPlaces, is_wrong, place_tile, size_of, workbench
 from hotbed.host.intrinsics import fence, load8, load32, load64, store32, store64
+from hotbed.host.jit import njit
 
 # Of a cursor: the page, and how many of its values are used. In a page of numbers: bits of a number; where the next run
 # begins; of this run, how many are left, the number if it is one again and again, else the next bit of the packed ones.

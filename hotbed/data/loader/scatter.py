@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.host.intrinsics import (
@@ -30,6 +29,7 @@ from hotbed.host.intrinsics import (
     transpose_8_bytes,
     transpose_int32_to_int64,
 )
+from hotbed.host.jit import njit
 
 TILE = 512  # rows: their columns and targets fit the second-level cache
 _NEAR = 64  # rows whose targets fit the first-level cache

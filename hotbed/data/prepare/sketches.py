@@ -30,11 +30,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.hash import mix
 from hotbed.errors import ConfigError
+from hotbed.host.jit import njit
 from hotbed.host.pages import zeros
 
 BITS = 16

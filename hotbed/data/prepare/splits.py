@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from hotbed.data.hash import mix
 from hotbed.errors import ConfigError, FormatError
+from hotbed.host.jit import njit
 
 TRAIN = "train"
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,6 +34,7 @@ from hotbed.data.synthetic.shape import (
     inverse_quantiles,
     probabilities,
 )
+from hotbed.host.jit import njit
 
 LATENT = 4  # rank of the pairwise interactions
 RARE = 1e-3  # an id of this probability carries half the effect of a frequent one
@@ -72,7 +72,7 @@ class Ids(NamedTuple):
     clock: NDArray[np.int64]  # [C]; hours after which the hour begins again, 0 for columns that are drawn
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def missing_block(missing: Missing, first: np.uint64, out: NDArray[np.bool_]) -> None:
     """out[g, r]: whether the columns of group g are missing in row first + r."""
     for group in range(out.shape[0]):
@@ -82,7 +82,7 @@ def missing_block(missing: Missing, first: np.uint64, out: NDArray[np.bool_]) ->
             out[group, row] = word >> np.uint64(32) < below
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def _values(
     key: np.uint64, base: NDArray[np.int64], step: NDArray[np.int64], first: np.uint64, out: NDArray[np.int64]
 ) -> None:
@@ -94,7 +94,7 @@ def _values(
         out[row] = base[knot] + ((step[knot] * fraction) >> 20)
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def integer_block(
     draw: Draw,
     signal: Signal,
@@ -123,7 +123,7 @@ def integer_block(
                 logit[row] += integer_effect(values[row], column, signal)
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def id_block(
     draw: Draw,
     ids: Ids,
@@ -172,7 +172,7 @@ def id_block(
         parts[2, row] = 0.5 * (norm - squares[row])
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def _turn(values: NDArray[np.int64], scratch: NDArray[np.float64], day: np.int64, cardinality: np.int64) -> None:
     """Fixed-point ranks to ids.
 
@@ -197,7 +197,7 @@ def _turn(values: NDArray[np.int64], scratch: NDArray[np.float64], day: np.int64
         values[row] = low[k] + (place - size[k] if place >= size[k] else place)
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def click_block(
     key: np.uint64,
     first: np.uint64,
@@ -213,7 +213,7 @@ def click_block(
         labels[row] = 1.0 if float(word >> np.uint64(11)) * 2.0**-53 < chance else 0.0
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def bag_block(key: np.uint64, cardinality: np.int64, ids: NDArray[np.int32], size: int, out: NDArray[np.int32]) -> int:
     """The bags of these first ids, one after the other, and how many values they have; a missing id has an empty bag."""
     at = 0
@@ -285,7 +285,7 @@ def plant(shape: Shape, seed: int) -> Signal:
     return signal
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, inline="always")
 def integer_effect(value: np.int64, column: int, signal: Signal) -> np.float64:
     """What an integer adds to the logit."""
     log = np.log1p(float(abs(value)))
@@ -295,7 +295,7 @@ def integer_effect(value: np.int64, column: int, signal: Signal) -> np.float64:
     return effect
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def _fill_effects(signal: Signal) -> None:
     for column in range(len(signal.effect_low)):
         low, start = signal.effect_low[column], signal.effect_start[column]

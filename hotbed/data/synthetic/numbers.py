@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.formats.chunk import Faults, Integers
@@ -30,6 +29,7 @@ from hotbed.data.values import read_dense
 from hotbed.data.vocabulary import Numbering
 from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import flush_tree, make_folder, write_file
+from hotbed.host.jit import njit
 
 FACTS = "facts.json"  # there once all else is
 DRAWN = 1 << 17  # rows drawn at once

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.data.formats.chunk import Text
@@ -29,6 +28,7 @@ from hotbed.data.synthetic.shapes import SHAPES
 from hotbed.errors import ConfigError, DataError
 from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import put, write_file
+from hotbed.host.jit import njit
 
 NAME = 8  # bytes of an id's name
 FIRST_HOUR = 14102100  # 2014-10-21, midnight

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from hotbed.host.jit import digest_of, njit
 from hotbed.ops.index import (
     CLAIMED,
     EMPTY,
@@ -157,9 +157,10 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
 
 @cache
 def _score_kernel(scoring: ScoreFunction) -> Callable[..., Any]:
-    score = njit(nogil=True)(scoring.bind({"where": _where}))
+    tag = f"{scoring.name}_{digest_of(tuple(scoring))}"
+    score = njit(scoring.bind({"where": _where}), name=f"score_{tag}", nogil=True)
 
-    @njit(nogil=True)
+    @njit(name=f"kernel_{tag}", nogil=True)
     def kernel(
         cell: Any, last: Any, uses: Any, keys: Any, future: Any, turn: int, clock: int, since: int, half: int, out: Any
     ) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hotbed.host.intrinsics import prefetch
+from hotbed.host.jit import njit
 from hotbed.ops.precision.numba import as_float
 
 _AHEAD = 24  # look-ups between asking for a row and reading it

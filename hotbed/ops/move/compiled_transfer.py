@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba import carray, types  # type: ignore[attr-defined]
 from torch import Tensor
 
 from hotbed.errors import HotbedError
 from hotbed.host.intrinsics import as_pointer, bind, external, load_acquire, pause, store_release, usleep
+from hotbed.host.jit import njit
 from hotbed.host.pool import Pool, num_threads
 from hotbed.ops.move.copy import GATHER, SCATTER, copy_kernel, copy_pool, copy_rows
 from hotbed.ops.move.states import EXPECTED, WRITTEN

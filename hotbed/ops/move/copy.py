@@ -10,9 +10,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import njit
-
 from hotbed.host.intrinsics import copy_bytes, load64, prefetch_line, store64
+from hotbed.host.jit import njit
 from hotbed.host.jobs import begin, kernel_address, run
 from hotbed.host.pool import Pool, shared
 

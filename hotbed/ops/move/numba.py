@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import types
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hotbed.host.intrinsics import prefetch
+from hotbed.host.jit import digest_of, njit
 from hotbed.ops.init_rows.distributions import CONSTANT, NORMAL
 from hotbed.ops.init_rows.numba import first_number, row_bits
 from hotbed.ops.precision import FP32
 from hotbed.ops.precision.numba import round_nearest, widen
-from hotbed.optim import rules
 from hotbed.optim.rules import Rule
 
 _LINES_AHEAD = 36  # cache lines asked for before the first of them is read
-# Numba looks at a kernel's own file only: the name carries what the rules say, so that a changed rule is compiled anew
-_SOURCE = hashlib.sha256(Path(rules.__file__).read_bytes()).hexdigest()[:12]
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -121,9 +116,9 @@ def _unpack(
 
 @cache
 def unpack_kernel(rule: Rule) -> Any:
-    """_unpack for one rule, compiled at its first call and then kept on disk under the name and source of its `first`."""
-    bound = rule.bind_first({"where": _where})
-    namespace = {**globals(), "first_state": njit(nogil=True, error_model="numpy")(bound)}
-    function = types.FunctionType(_unpack.__code__, namespace, f"unpack_{rule.name}_{_SOURCE}")
-    function.__qualname__, function.__module__ = function.__name__, __name__
-    return njit(nogil=True, cache=True, error_model="numpy")(function)
+    """_unpack for one rule, compiled at its first call and then kept on disk under the rule's name and code."""
+    tag = f"{rule.name}_{digest_of(tuple(rule))}"
+    first = njit(rule.bind_first({"where": _where}), name=f"first_{tag}", nogil=True, error_model="numpy")
+    function = types.FunctionType(_unpack.__code__, {**globals(), "first_state": first})
+    function.__module__ = __name__
+    return njit(function, name=f"unpack_{tag}", nogil=True, cache=True, error_model="numpy")

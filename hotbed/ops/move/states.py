@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hotbed.host.intrinsics import prefetch
+from hotbed.host.jit import njit
 
 ABSENT, SAVED, EXPECTED, WRITTEN = 0, 1, 2, 3
 HELD, KEPT = 1, 2  # a byte of its own for each row that a snapshot holds: see store/held.py

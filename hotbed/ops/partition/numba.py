@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hotbed.host.intrinsics import prefetch
+from hotbed.host.jit import njit
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S29 = np.uint64(29)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
+from hotbed.host.jit import njit
 from hotbed.ops.precision import FP16
 
 _ABS = np.uint32(0x7FFFFFFF)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hotbed.host.intrinsics import prefetch
+from hotbed.host.jit import njit
 
 _AHEAD = 8  # look-ups between asking for a sum and adding to it
 

@@ -8,21 +8,18 @@ threads ever meet in a row, and no sum depends on the number of threads or parts
 
 from __future__ import annotations
 
-import hashlib
 import math
 import types
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hotbed.host.intrinsics import prefetch
+from hotbed.host.jit import digest_of, njit
 from hotbed.ops.init_rows.numba import row_bits
-from hotbed.ops.precision import FP32, numba
+from hotbed.ops.precision import FP32
 from hotbed.ops.precision.numba import random_bits, round_stochastic, widen
-from hotbed.optim import rules
 from hotbed.optim.rules import Rule
 
 _DIGIT_BITS = 11
@@ -30,8 +27,6 @@ _DIGITS = 1 << _DIGIT_BITS
 _AHEAD = 16  # look-ups between asking for a record or gradient and reading it
 _LOW = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
-# Numba looks at a kernel's own file only: the name carries what the rules say, so that a changed rule is compiled anew
-_SOURCE = hashlib.sha256(b"".join(Path(str(m.__file__)).read_bytes() for m in (rules, numba))).hexdigest()[:12]
 _IDLE = np.uint64(64)  # rows without a gradient that one call takes: a call for each costs more than the rule
 _MEMO = 256  # results of a row rule that depends on the row's state alone (Adam's powers), kept by state
 
@@ -87,15 +82,15 @@ def _prepare(weights: Any, at: Any, g: Any, count: Any, numbers: Any) -> None:
             weights[at, d] *= keep
 
 
-def _compile(rule: Rule) -> tuple[Any, Any]:
+def _compile(rule: Rule, tag: str) -> tuple[Any, Any]:
     """(apply, apply_idle): one rule on one record, and on many that have no gradient, as compiled loops.
 
     The weights of a record are weights[at, :D], its gradient is g[i]; its state is records[slot, state:].
     """
-    row, element = (njit(nogil=True, error_model="numpy")(f) for f in rule.bind(_MATH))
+    row, element = (njit(f, name=f"{f.__name__}_{tag}", nogil=True, error_model="numpy") for f in rule.bind(_MATH))
     num_states, has_row_state, uses_mean_square = len(rule.element_states), bool(rule.row_states), rule.uses_mean_square
 
-    @njit(nogil=True, error_model="numpy", inline="always")
+    @njit(name=f"rates_{tag}", nogil=True, error_model="numpy", inline="always")
     def rates(records: Any, slot: Any, row_state: Any, mean_square: Any, lr: Any, constants: Any, memo: Any) -> Any:
         """The row's part of the rule: its state moved on, and the two numbers that every weight needs."""
         r = 0.0
@@ -113,7 +108,7 @@ def _compile(rule: Rule) -> tuple[Any, Any]:
             records[slot, row_state] = r
         return records.dtype.type(rate), records.dtype.type(factor)
 
-    @njit(nogil=True, error_model="numpy")
+    @njit(name=f"apply_{tag}", nogil=True, error_model="numpy")
     def apply(
         weights: Any,
         at: Any,
@@ -149,7 +144,7 @@ def _compile(rule: Rule) -> tuple[Any, Any]:
                 records[slot, state + d] = a
                 records[slot, state + D + d] = b
 
-    @njit(nogil=True, error_model="numpy")
+    @njit(name=f"apply_idle_{tag}", nogil=True, error_model="numpy")
     def apply_idle(records: Any, slots: Any, count: Any, D: Any, lr: Any, constants: Any, h: Any, memo: Any) -> None:
         zero = records.dtype.type(0)
         for k in range(count):
@@ -354,13 +349,14 @@ def _update(
 
 @cache
 def update_kernel(rule: Rule, kind: int = FP32) -> Any:
-    """_update for one rule and type, compiled at its first call and then kept on disk under the rule's name and source.
+    """_update for one rule and type, compiled at its first call and then kept on disk under the rule's name and code.
 
     The rule goes in through the globals: through a closure, Numba would compile anew in every process; through a switch on
     a number, the update takes a fifth longer.
     """
-    apply, idle = _compile(rule)
+    tag = f"{rule.name}_{digest_of(tuple(rule))}"
+    apply, idle = _compile(rule, tag)
     namespace = {**globals(), "apply_rule": apply, "apply_idle": idle, "KIND": kind}
-    function = types.FunctionType(_update.__code__, namespace, f"update_{rule.name}_{kind}_{_SOURCE}")
-    function.__qualname__, function.__module__ = function.__name__, __name__
-    return njit(nogil=True, cache=True, error_model="numpy")(function)
+    function = types.FunctionType(_update.__code__, namespace)
+    function.__module__ = __name__
+    return njit(function, name=f"update_{tag}_{kind}", nogil=True, cache=True, error_model="numpy")

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hotbed.host.intrinsics import copy_bytes, load_unsigned, prefetch, store_unsigned
+from hotbed.host.jit import njit
 
 EXPECTED = 1 << 62
 _PLACE = EXPECTED - 1

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hotbed.host.intrinsics import (
@@ -23,6 +22,7 @@ from hotbed.host.intrinsics import (
     read_fully,
     store64,
 )
+from hotbed.host.jit import njit
 from hotbed.host.jobs import begin, kernel_address, run
 from hotbed.host.pool import Pool, shared
 from hotbed.store.ssd.format import HEADER_BYTES, MAX_RECORD_BYTES

@@ -7,9 +7,11 @@ whole: they are for arrays that fill up from the front, and for pieces of severa
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import sys
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -57,6 +59,19 @@ class Pages:
 def zeros(shape: tuple[int, ...], dtype: DTypeLike, *, huge: bool = True) -> NDArray[Any]:
     """Pages, as the array they are."""
     return Pages(shape, dtype, huge=huge).array
+
+
+def advise_huge(address: int, size: int) -> None:
+    """Have memory that nobody has written yet in huge pages, where the machine has them; what is left of the last is not."""
+    start = -(-address // HUGE_PAGE) * HUGE_PAGE
+    length = (address + size - start) // HUGE_PAGE * HUGE_PAGE
+    if length > 0 and _HAS_ADVICE:  # advice only: a kernel that refuses it costs speed, not correctness
+        _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def in_pages(size: int, page: int = mmap.PAGESIZE) -> int:

@@ -8,16 +8,13 @@ weights of 16 bits stand two in a word, an odd one beside zeros.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from hotbed.host.pages import advise_huge
 from hotbed.optim import RowOptimizer
-
-_HUGE_PAGE = 2 << 20
 
 Precision = Literal["fp32", "fp16", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -79,9 +76,6 @@ def layout_of(dim: int, optimizer: RowOptimizer, precision: Precision = "fp32") 
 def empty_records(num_rows: int, layout: Layout, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Uninitialised records [num_rows, width]; on Linux hosts in huge pages, which random reads of short rows need."""
     records = torch.empty(num_rows, layout.width, dtype=dtype, device=device)
-    if device.type == "cpu" and records.nbytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        start = -(-records.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
-        length = (records.data_ptr() + records.nbytes - start) // _HUGE_PAGE * _HUGE_PAGE
-        if length > 0:  # advice only: a kernel that refuses it costs speed, not correctness
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+    if device.type == "cpu":
+        advise_huge(records.data_ptr(), records.nbytes)
     return records

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hotbed.host.pool import in_parallel, threads_for
 from hotbed.ops.backend import backend_of
+from hotbed.ops.blocks import empty_block
 from hotbed.ops.lookup import reference
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.precision import BF16, FP16
@@ -29,7 +30,7 @@ def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
         return triton.lookup(numbers, lookups, dim)
     from hotbed.ops.lookup import numba
 
-    out = torch.empty(lookups.num_out, dim, dtype=reference.result_type(numbers), device="cpu")
+    out = empty_block(lookups.num_out, dim, reference.result_type(numbers), numbers.device)
     kind = FP16 if numbers.dtype == torch.float16 else BF16  # of weights of 16 bits
     array = numbers.view(torch.int16).numpy().view(np.uint16) if numbers.itemsize == 2 else numbers.numpy()
     slots = lookups.slots.numpy()

@@ -1,7 +1,7 @@
 """The border to autograd: a look-up is a node of its graph, and when its gradient comes the rows are updated.
 
-Forward: the look-ups of one group in, vectors out. Backward: the gradient of the vectors in; the row optimizer runs at once,
-and no gradient of the rows goes any further.
+Forward: the look-ups of one group in, vectors out, as one block or cut into features. Backward: the gradient of the vectors in;
+the row optimizer runs at once, and no gradient of the rows goes any further.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hotbed.errors import ConfigError, HotbedError
+from hotbed.ops.blocks import Scratch
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.records import Layout
 from hotbed.optim.schedules import Schedule
 from hotbed.tables.group.group import UpdateStep
+from hotbed.tables.outputs import Cut
 from hotbed.tables.torch_hooks import current_pass, eager, scaled_pass
 from hotbed.tables.transaction import Changes
 from hotbed.telemetry.clock import UPDATE, StepClock
@@ -52,6 +54,11 @@ class UpdatableTables(Protocol):
     clock: StepClock
     changes: Changes
     independent: bool
+    scratch: Scratch
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are looked up."""
 
     @property
     def fronts(self) -> list[Front]:
@@ -75,6 +82,13 @@ class Step:
         self._calls: dict[int, list[tuple[Call, Tensor]]] = {}
         self._overflowed = False  # in one group at least: then all stay
         self._around = current_pass()  # a checkpointed model is called again inside a backward pass
+
+    @property
+    def scratch(self) -> Scratch | None:
+        """Memory for a gradient, where its update is over before the next one comes: not on a GPU, nor with several groups."""
+        tables = self.tables
+        at_once = len(tables.fronts) == 1 and not tables.is_shared and tables.device.type == "cpu"
+        return tables.scratch if at_once else None
 
     def unscaled(self, grad: Tensor) -> Tensor | None:
         """The gradient without the factor of a GradScaler; None where it has overflowed, and rows must stay."""
@@ -161,23 +175,31 @@ class Call:
     tables: tuple[str, ...]
     step: Step
     learns: bool  # in eval mode rows stay, and only the weights of a bag get a gradient
+    cut: Cut | None = None  # into features; None: vectors are one block
     done: bool = False
 
 
 class LookUp(torch.autograd.Function):
-    """Vectors of one group; backward runs the row optimizer."""
+    """Vectors of one group, one block or a tuple of features; backward runs the row optimizer."""
 
     @staticmethod
-    def forward(ctx: Any, trigger: Tensor, scale: Tensor | None, call: Call) -> Tensor:
+    def forward(ctx: Any, trigger: Tensor, scale: Tensor | None, call: Call) -> Tensor | tuple[Tensor, ...]:
         call.lookups = call.lookups._replace(scale=None if scale is None else scale.detach())
         ctx.call = call
-        return call.group.lookup(call.lookups)
+        block = call.group.lookup(call.lookups)
+        if call.cut is None:
+            return block
+        ctx.set_materialize_grads(False)
+        # tensors of their own that share memory: torch refuses changes in place of views made here, and these do not overlap
+        return tuple(part.data for part in call.cut.split(block))
 
     @staticmethod
     @once_differentiable
     @eager
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, Tensor | None, None]:
         call: Call = ctx.call
+        if all(grad is None for grad in grads):  # nothing of the loss came through here
+            return None, None, None
         if call.done:
             raise HotbedError(
                 "backward ran twice through one lookup, which would update the rows twice; "
@@ -187,6 +209,8 @@ class LookUp(torch.autograd.Function):
         tables, grad_scale = call.step.tables, None
         with tables.changes.lock:
             before = tables.clock.enter(UPDATE)
+            grad = grads[0] if call.cut is None else call.cut.join(grads, call.step.scratch)
+            assert grad is not None, "a block has a gradient, or its backward is not run"
             if ctx.needs_input_grad[1]:
                 call.lookups = tables.placed(call.group, call.lookups, call.learns)  # they may have been moved
                 out_rows = call.lookups.out_row_of_lookup()

@@ -8,8 +8,9 @@ model does not see them. Rows change only in train mode (`tables.train()`), unde
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from hotbed.checkpoint.types import RowPart
 from hotbed.errors import ConfigError, HotbedError, ShapeError
 from hotbed.host.memory import parse_bytes
 from hotbed.ids import IdCounts
+from hotbed.ops.blocks import Scratch
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.records import PRECISIONS, Precision
 from hotbed.ops.shard import WHOLE, Shard
@@ -35,8 +37,9 @@ from hotbed.tables.autograd import Call, Front, LookUp, Step
 from hotbed.tables.exchange import Exchange, LocalExchange
 from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.group.group import TableGroup
-from hotbed.tables.inputs import BatchInputs, Feature, GroupInputs, read_inputs
+from hotbed.tables.inputs import BatchInputs, GroupInputs, read_inputs
 from hotbed.tables.keyed import KeyedJagged
+from hotbed.tables.outputs import cut_of
 from hotbed.tables.ownership import Ownership, PreparedBatch
 from hotbed.tables.recorded import RecordedLookups
 from hotbed.tables.snapshot.snapshot import TablesSink, TablesSnapshot
@@ -134,6 +137,7 @@ class EmbeddingTables(nn.Module):
             group.changes = self.changes
         self._recorded = None if self.caches else RecordedLookups(self)
         self._unchecked: list[Callable[[], None]] = []  # questions whose answer is still on its way from the device
+        self.scratch = Scratch()
         self.clock = StepClock(partial(mark, self.device, timed=True) if self.device.type == "cuda" else None)
 
     @property
@@ -151,7 +155,7 @@ class EmbeddingTables(nn.Module):
                 "process: inside it), and bring the rows with hotbed.checkpoint.save and load, or with state_dict()"
             )
         self.claim()
-        ours = ("ownership", "_recorded", "_unchecked", "clock")
+        ours = ("ownership", "_recorded", "_unchecked", "clock", "scratch")
         return {name: value for name, value in self.__dict__.items() if name not in ours}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -224,17 +228,21 @@ class EmbeddingTables(nn.Module):
             for group, inputs, lookups in zip(self.exchange.fronts, self.group_inputs, all_lookups):
                 if lookups.ticket is None and lookups.check is not None:
                     self._unchecked.append(lookups.check)
+                is_block = self.output != "dict" and len(self.groups) == 1
+                cut = None if is_block else cut_of(inputs.features, given)
                 weighted = lookups.scale is not None and lookups.scale.requires_grad
                 if learning or (weighted and torch.is_grad_enabled()):
-                    call = Call(group, lookups, inputs.tables, step, learning)
-                    out: Tensor = LookUp.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
+                    call = Call(group, lookups, inputs.tables, step, learning, cut)
+                    out: Any = LookUp.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
                 else:
                     scale = None if lookups.scale is None else lookups.scale.detach()
-                    out = group.lookup(lookups._replace(scale=scale))
-                if self.output != "dict" and len(self.groups) == 1:  # a view: autograd has nothing to put together
+                    block = group.lookup(lookups._replace(scale=scale))
+                    out = block if cut is None else cut.split(block)
+                if cut is None:
                     shape = (len(inputs.features), group.layout.dim)
-                    return out.view(given.size, *(shape if self.output == "stack" else (shape[0] * shape[1],)))
-                vectors |= _by_feature(out, inputs.features, given)
+                    whole: Tensor = out.view(given.size, *(shape if self.output == "stack" else (math.prod(shape),)))
+                    return whole
+                vectors |= zip(cut.names, out)
             if self.output == "concat":
                 return torch.cat([vectors[feature.name] for feature in self.features], dim=1)
             if self.output == "stack":
@@ -517,17 +525,3 @@ class EmbeddingTables(nn.Module):
         if strict:
             known = {prefix + name for name in (*columns, *counters)}
             unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
-
-
-def _by_feature(out: Tensor, features: Sequence[Feature], given: BatchInputs) -> dict[str, Tensor]:
-    """Cut one group's output rows into features."""
-    pooled = [feature.name for feature in features if feature.pooling != "none"]
-    sequences = [feature.name for feature in features if feature.pooling == "none"]
-    counts = [int(given.bags[name].values.shape[0]) if name in given.bags else given.size for name in sequences]
-    # One node of the graph for all features: slices would each add a gradient as large as `out`, 4 times the step's time.
-    block, *parts = out.split([given.size * len(pooled), *counts]) if sequences else (out,)  # type: ignore[no-untyped-call]
-    vectors = dict(zip(pooled, block.view(given.size, len(pooled), out.shape[1]).unbind(1)))
-    for name, part in zip(sequences, parts):
-        shape = given.shapes.get(name)
-        vectors[name] = part if shape is None else part.view(*shape, out.shape[1])
-    return vectors

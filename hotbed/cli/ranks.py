@@ -24,6 +24,7 @@ import typer
 from hotbed.errors import HotbedError, RankError
 
 if TYPE_CHECKING:
+    from hotbed.host.threads import CoreShare
     from hotbed.parallel.world import Heartbeat, World
 
 _STARTING = 300.0  # seconds for which ranks wait for each other until the settings say how long
@@ -47,6 +48,7 @@ class Ranks:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.pulse: Heartbeat | None = None
+        self.cores: CoreShare | None = None  # where torchrun's one thread was not kept
         self._store: Any = None
         self._lasting: Any = None  # outlives a restart
         if self.size > 1:
@@ -69,7 +71,8 @@ class Ranks:
         self.pulse = Heartbeat(PrefixStore(str(self.attempt), self._lasting), self.rank, self.size, _STARTING)
 
     def connect(self, device: str, timeout: float) -> World:
-        """The process groups; `device` as the settings say it."""
+        """The process groups, and this rank's share of the cores; `device` as the settings say it."""
+        from hotbed.host.threads import share_cores
         from hotbed.parallel.world import ALONE, World
 
         if self.pulse is None:
@@ -77,6 +80,7 @@ class Ranks:
         import torch
         import torch.distributed as dist
 
+        self.cores = share_cores()
         self.pulse.timeout = timeout
         self.pulse.enter("connecting")
         on_cuda = device == "cuda" or (

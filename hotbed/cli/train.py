@@ -178,6 +178,8 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: StartOp
     fresh = default_run(config.model.name, config.data.path)
     start = world.from_first(ranks.start(asked, fresh) if world.is_first else None)
     run_folder, quiet = start.run, manner.quiet or not world.is_first
+    if ranks.cores is not None and not quiet:
+        _say(str(ranks.cores))
     entries = None if manner.source is None or start.resume else source_of(manner.source, run_folder)
     data = find_data_or_say(config.data.path, run_folder) if start.resume else config.data.path
     dataset = _dataset(data, ranks, world)

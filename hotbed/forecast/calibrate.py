@@ -37,6 +37,7 @@ from hotbed.forecast.measure import plan_seconds
 from hotbed.forecast.memory import READ_AHEAD
 from hotbed.host.atomic import place, rewriting
 from hotbed.host.devices import pick_device
+from hotbed.host.threads import num_cores
 from hotbed.run.config import RunConfig
 from hotbed.sizing.fit import rows_of_batch
 from hotbed.tables.module import EmbeddingTables
@@ -125,7 +126,7 @@ def _measure(config: RunConfig, dataset: Dataset, found: Sketch, device: torch.d
     return Calibration(
         measured_at=time.time(),
         seconds=time.perf_counter() - began,
-        cores=_cores(),
+        cores=num_cores(),
         reader=reader,
         reader_cores=reader_cores,
         first_batch=first_batch,
@@ -353,11 +354,6 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _name(config: RunConfig, dataset: Dataset, device: torch.device, cached: bool) -> str:
     """Of an entry: all that a measurement depends on."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
@@ -366,7 +362,7 @@ def _name(config: RunConfig, dataset: Dataset, device: torch.device, cached: boo
         "cached": cached,
         "host": platform.node(),
         "device": f"{device.type} {hardware}",
-        "cores": _cores(),
+        "cores": num_cores(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "data": dataset.fingerprint,

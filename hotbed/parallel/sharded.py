@@ -10,6 +10,8 @@ others ask for is a batch like any other.
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import ConfigError
+from hotbed.host.threads import share_cores
 from hotbed.ops.shard import Shard
 from hotbed.optim import RowOptimizer
 from hotbed.parallel.auto import Mode, check_mode
@@ -31,6 +34,7 @@ from hotbed.tables.spec import Table
 from hotbed.tables.torch_hooks import eager
 from hotbed.types import Jagged
 
+_LOG = logging.getLogger("hotbed.parallel")
 _ALIKE = ("seed", "precision")  # options that are the same on all ranks
 
 
@@ -68,6 +72,9 @@ class ShardedTables(EmbeddingTables):
         pooled: Pooled = "auto",
         **options: Any,
     ) -> None:
+        share = share_cores()
+        if share is not None and int(os.environ.get("RANK", "0")) == 0:
+            _LOG.info("%s", share)
         mesh = Mesh.from_environment() if mesh is None else mesh
         order = Order(mesh)
         try:

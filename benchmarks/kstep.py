@@ -38,7 +38,7 @@ from hotbed.parallel.mesh import Link, Mesh
 from hotbed.train.metrics import Metrics, measure
 
 WORLD = 4
-RULES = ("params", "moments", "shared_v")
+RULES = ("params", "moments", "shared_v", "frozen_v")
 KS = (4, 16, 64)
 RESULTS = Path("benchmarks/results")
 AUC, TIME = RESULTS / "kstep_auc.csv", RESULTS / "kstep_time.csv"

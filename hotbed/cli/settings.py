@@ -80,7 +80,11 @@ def resumed_config(folder: Path, given: dict[str, Any], sets: list[str], refused
     both = [name for name, value in refused.items() if value]
     if both:
         raise ConfigError(f"--resume continues with the settings and folder of its run; leave out {', '.join(both)}.")
-    before = read_tree(read_json(folder / "config.json"))
+    saved = read_json(folder / "config.json")
+    if "scale_lr" not in saved.get("parallel", {}):  # of version 0.1: it had no such setting, and did not scale
+        given = {"parallel.scale_lr": False, **given}
+        saved = {**saved, "parallel": {**saved.get("parallel", {}), "scale_lr": False}}
+    before = read_tree(saved)
     after = read_config(folder / "config.json", given, sets)
     fixed = [path for path in changed_settings(before, after) if path not in _RESUME_MAY_CHANGE]
     if fixed:

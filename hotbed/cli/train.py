@@ -77,7 +77,21 @@ def train_command(
     ),
     checkpoint_every: int | None = typer.Option(None, help="Steps between checkpoints; 0 saves at the end only."),
     k_step: int | None = typer.Option(
-        None, help="With torchrun: steps between merges of the dense weights; 1 averages gradients at every step."
+        None,
+        min=1,
+        help="With torchrun: steps between merges of the dense weights; 1 averages gradients at every step.",
+    ),
+    merge: str | None = typer.Option(
+        None,
+        help="What is merged beside them: frozen_v, shared_v, moments or params. Left out: frozen_v, for SGD params.",
+    ),
+    scale_lr: bool | None = typer.Option(
+        None, help="Between merges, make Adam's steps longer by the root of the number of ranks. On unless told."
+    ),
+    overlap: bool | None = typer.Option(None, help="Let merges travel beside the next steps. On unless told."),
+    delay: int | None = typer.Option(None, min=0, help="Steps until such a merge is used; 0, the default, is k / 4."),
+    across_only: bool | None = typer.Option(
+        None, help="Average gradients inside a machine at every step, and merge across machines only."
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Start again in a folder that holds a run."),
     quiet: bool = typer.Option(False, "--quiet", help="Print only the result."),
@@ -119,6 +133,8 @@ def train_command(
 
     torchrun --nproc-per-node 2 -m hotbed train --out runs/two
 
+    torchrun --nproc-per-node 4 -m hotbed train --k-step 16 --out runs/merged
+
     hotbed train --warm-start runs/wide --data new-clicks --set tables.optimizer=adam --out runs/next
     """
     flags = {
@@ -136,6 +152,11 @@ def train_command(
         "tables.expire": expire,
         "train.checkpoint_every": checkpoint_every,
         "parallel.k_step": k_step,
+        "parallel.merge": merge,
+        "parallel.scale_lr": scale_lr,
+        "parallel.overlap": overlap,
+        "parallel.delay": delay,
+        "parallel.across_only": across_only,
     }
     given = {path: value for path, value in flags.items() if value is not None}
     if show:

@@ -30,7 +30,7 @@ POLICIES = ("oracle", "lfu", "lru", "static")
 MOST_WINDOW, MOST_AHEAD = 30, 233  # batches; what the cache can keep track of
 PRECISIONS = ("fp32", "fp16", "bf16")
 MODES = ("sharded", "replicated", "auto")
-MERGES = ("params", "moments", "shared_v")
+MERGES = ("auto", "frozen_v", "shared_v", "moments", "params")
 
 
 def setting(
@@ -179,7 +179,15 @@ class ParallelConfig:
     """The ranks of a run that torchrun starts; one process makes no use of it."""
 
     k_step: int = setting(1, "steps between merges of the dense weights; 1 averages gradients at every step", least=1)
-    merge: str = setting("params", "what is merged in addition to the dense weights, for k_step above 1", one_of=MERGES)
+    merge: str = setting(
+        "auto",
+        "what is merged in addition to the dense weights, for k_step above 1; auto: frozen_v, for sgd params",
+        one_of=MERGES,
+    )
+    scale_lr: bool = setting(True, "between merges, Adam's steps are longer by the root of the number of ranks")
+    overlap: bool = setting(True, "a merge travels beside the next steps instead of being waited for")
+    delay: int = setting(0, "steps between the start of an overlapped merge and its use; 0: k_step / 4", least=0)
+    across_only: bool = setting(False, "average gradients inside a machine at every step, merge across machines")
     mode: str = setting(
         "sharded", "how ranks get rows that others own; the same result, bags up to rounding", one_of=MODES
     )
@@ -295,7 +303,7 @@ def from_flat(flat: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
             sections[section][name] = value
     config = RunConfig(**{name: SECTIONS[name](**values) for name, values in sections.items()})
     wrong = _contradictions(config.train) + _cache_contradictions(config.tables) + _id_contradictions(config.tables)
-    return config, problems + wrong
+    return config, problems + wrong + _merge_contradictions(config)
 
 
 def _cache_contradictions(tables: TablesConfig) -> list[str]:
@@ -335,6 +343,21 @@ def _id_contradictions(tables: TablesConfig) -> list[str]:
     if tables.decay_scope == "table" and not (tables.cache or tables.hbm):
         why = "dynamic ids are looked up in a cache, and it holds only some rows"
         problems.append(f"tables.decay_scope: must be touched with tables.dynamic, not 'table'; {why}")
+    return problems
+
+
+def _merge_contradictions(config: RunConfig) -> list[str]:
+    problems, parallel = [], config.parallel
+    if parallel.delay > parallel.k_step:
+        problems.append(
+            f"parallel.delay: must be at most parallel.k_step ({parallel.k_step}), not {parallel.delay}: a merge is used "
+            "before the next one starts"
+        )
+    if config.dense.optimizer == "sgd" and parallel.merge in ("frozen_v", "shared_v"):
+        problems.append(
+            f"parallel.merge: must be auto, moments or params with dense.optimizer=sgd, not {parallel.merge!r}; SGD has no "
+            "second moment to share"
+        )
     return problems
 
 

@@ -100,19 +100,26 @@ class Training:
             total = max(sum(weights[node]), 1e-300)  # no gradient where nobody has samples
             mean = sum(weight * g for weight, g in zip(weights[node], gradients[node])) / total
             gradients[node] = [mean] * together
-        for rank, g, weight in zip(self.ranks, gradients, weights):
+        squares = [g**2 for g in gradients]
+        if case.rule == "frozen_v" and not self.shared_at and world > 1 and case.k > 1:
+            together, total = world, max(sum(weights), 1e-300)
+            squares = [sum(weight * g**2 for weight, g in zip(weights, gradients)) / total] * world
+            gradients = [sum(weight * g for weight, g in zip(weights, gradients)) / total] * world
+        for rank, g, square, weight in zip(self.ranks, gradients, squares, weights):
             rank.weight += weight
             if weight or together > 1:
                 rank.updates += 1
                 for place, lr, betas in GROUPS:
-                    self.move_group(rank, g[place], (place, lr, betas), step)
+                    self.move_group(rank, (g[place], square[place]), (place, lr, betas), step)
 
-    def move_group(self, rank: Rank, g: np.ndarray, group: tuple, step: int) -> None:
+    def move_group(self, rank: Rank, gradient: tuple, group: tuple, step: int) -> None:
+        g, square = gradient
         place, lr, (beta1, beta2) = group
         case, x = self.case, rank.x[place]
         if case.inner == "adamw":
             x = (1 - lr * case.weight_decay) * x
         else:
+            square = square + (g + case.weight_decay * x) ** 2 - g**2
             g = g + case.weight_decay * x
         rank.x = rank.x.copy()
         if case.inner == "sgd":
@@ -120,13 +127,17 @@ class Training:
             rank.x[place] = x - lr * rank.m[place]
             return
         rank.m[place] = beta1 * rank.m[place] + (1 - beta1) * g
-        rank.v[place] = beta2 * rank.v[place] + (1 - beta2) * g**2
-        second = rank.v[place] / (1 - beta2**step)
+        rank.v[place] = beta2 * rank.v[place] + (1 - beta2) * square
+        second, most = rank.v[place] / (1 - beta2**step), np.inf
         if self.shared_at:
-            second = np.maximum(second, self.shared[place] / (1 - beta2**self.shared_at))
+            shared = self.shared[place] / (1 - beta2**self.shared_at)
+            second = shared if case.rule == "frozen_v" else np.maximum(second, shared)
+            if case.rule == "frozen_v":
+                most = (1 - beta1) / np.sqrt((1 - beta2) * (1 - beta1**2 / beta2))
         if case.scale_lr and case.k > 1:
             lr = lr * np.sqrt(case.nodes if case.across_only else len(self.ranks))
-        rank.x[place] = x - lr * rank.m[place] / (1 - beta1**step) / (np.sqrt(second) + EPS)
+        move = rank.m[place] / (1 - beta1**step) / (np.sqrt(second) + EPS)
+        rank.x[place] = x - lr * np.clip(move, -most, most)
 
     def average(self) -> tuple[np.ndarray, ...]:
         """Of x, m and v, by what each rank did since the last merge."""
@@ -136,7 +147,7 @@ class Training:
             rank.weight = 0.0
         held = [rank.held() for rank in self.ranks]
         if not any(weights):  # nobody moved: x is equal, and v says nothing new
-            return held[0][0], held[0][1], np.zeros(NUM_WEIGHTS)
+            return held[0][0], held[0][1], None if self.case.rule == "frozen_v" else np.zeros(NUM_WEIGHTS)
         return tuple(np.average([one[i] for one in held], axis=0, weights=weights) for i in range(3))
 
     def merge(self, step: int, moments: bool) -> None:
@@ -165,8 +176,9 @@ class Training:
         self.mean = None
 
     def share(self, v: np.ndarray, step: int) -> None:
-        if self.case.rule == "shared_v":
-            self.shared, self.shared_at = np.maximum(self.shared, v), step
+        if self.case.rule in ("shared_v", "frozen_v") and v is not None:
+            largest = np.maximum(self.shared, v) if self.case.rule == "shared_v" else v
+            self.shared, self.shared_at = largest, step
 
 
 def train(case: Case, world: int) -> list[Rank]:

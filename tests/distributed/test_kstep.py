@@ -16,7 +16,7 @@ from tests.distributed import kstep_reference as reference
 from tests.distributed.kstep_reference import GROUPS, SHAPES, SIZES, Case
 from tests.distributed.ranks import run_ranks
 
-RULES = ("params", "moments", "shared_v")
+RULES = ("params", "moments", "shared_v", "frozen_v")
 
 
 class Weights(nn.Module):
@@ -111,6 +111,8 @@ def test_every_rule_is_its_formula(world):
         for k, delay, merges in [(4, 0, (13,)), (4, 1, ()), (4, 3, (9, 13)), (5, 5, (7,)), (3, 0, ()), (64, 0, (13,))]
     ]
     cases += [Case("params", 4, 0, inner="adamw", weight_decay=0.1), Case("moments", 4, 2, weight_decay=0.1)]
+    cases += [Case("frozen_v", 4, 2, inner="adamw", weight_decay=0.1), Case("frozen_v", 4, 2, weight_decay=0.1)]
+    cases += [Case("frozen_v", 4, 2, scale_lr=True)]
     cases += [Case("moments", 4, 0, inner="sgd", momentum=0.9), Case("params", 4, 1, inner="sgd")]
     cases += [Case(k=4, scale_lr=True), Case(k=4, scale_lr=True, inner="adamw", weight_decay=0.1)]
     found = check(cases, world)
@@ -172,6 +174,59 @@ def test_alone_it_is_adam_to_the_bit():
         assert np.array_equal(ours.flat(), theirs.flat())
 
 
+class Tug(nn.Module):
+    """One weight that a rank pulls to zero by 4 and two others push away by 1: the mean is a valley with its floor at zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.x = nn.Parameter(torch.tensor([2.0]))
+
+    def loss(self, rank):
+        return (4.0 if rank == 0 else -1.0) * torch.where(
+            self.x.abs() < 1, self.x.square() / 2, self.x.abs() - 0.5
+        ).sum()
+
+
+def pulled(rules):
+    ends = []
+    for rule in rules:
+        model = Tug()
+        optimizer = KStepAdam(model.parameters(), lr=0.01, k=8, merge=rule, delay=2)
+        for _ in range(1200):
+            optimizer.zero_grad()
+            model.loss(dist.get_rank()).backward()
+            optimizer.step()
+        optimizer.merge()
+        ends.append(float(model.x))
+    return ends
+
+
+def test_local_adam_runs_away_where_the_default_converges():
+    """Two ranks of three outvote the third if each divides by its own second moment: then only signs are left."""
+    naive, default = run_ranks(pulled, 3, ("params", None))[0]
+    assert naive > 5
+    assert abs(default) < 0.05
+
+
+def denominators():
+    """What each rank divides by after equal steps: its first moment over its move."""
+    model = Tug()
+    optimizer = KStepAdam(model.parameters(), lr=0.01, k=8, overlap=False, scale_lr=False)
+    for _ in range(12):
+        optimizer.zero_grad()
+        model.loss(dist.get_rank()).backward()
+        before = model.x.detach().clone()
+        optimizer.step()
+    moved = float(before - model.x.detach()) / 0.01
+    return float(optimizer.state[model.x]["exp_avg"]) / (1 - 0.9**12) / moved
+
+
+def test_all_ranks_divide_by_one_second_moment():
+    found = run_ranks(denominators, 2)
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    assert found[0] > 1
+
+
 def test_uneven_ranks():
     """Rank 0 ends early, rank 1 skips and both count by their samples; across nodes and inside."""
     uneven = (tuple([2.0] * 5 + [0.0] * 8), tuple([3.0, 0.0, 1.0] * 4 + [3.0]), (1.0,) * 13, (0.0, 1.0) * 6 + (1.0,))
@@ -182,6 +237,8 @@ def test_uneven_ranks():
             for k, delay in [(4, 0), (4, 2)]
         ]
         check([*cases, Case("params", 1, 0, weights=uneven[:world])], world)
+        nobody = tuple(one[:4] + (0.0,) * 9 for one in uneven[:world])  # from step 5 on no rank has samples
+        check([Case("frozen_v", 4, delay, weights=nobody, merges=(13,)) for delay in (0, 2)], world)
 
 
 def test_across_nodes_only():
@@ -344,12 +401,12 @@ def test_sparse_gradients_are_refused():
         optimizer.step()
 
 
-def sent_bytes(ks):
+def sent_bytes(ks, rule):
     found = []
     for k in ks:
         mesh = Mesh(nodes=2, local=1)
         model = Weights(torch.float32)
-        optimizer = KStepAdam(model.groups(), k=k, mesh=mesh)
+        optimizer = KStepAdam(model.groups(), k=k, mesh=mesh, merge=rule)
         before, collectives = mesh.traffic.across, mesh.traffic.num_collectives
         steps(model, optimizer, Case(), range(1, 17))
         optimizer.state_dict()
@@ -359,8 +416,14 @@ def sent_bytes(ks):
 
 def test_traffic_falls_with_k():
     """One collective per merge: 15 floats and their weight at k = 1, and two numbers of the step more above."""
-    for found in run_ranks(sent_bytes, 2, (1, 4, 16)):
+    for found in run_ranks(sent_bytes, 2, (1, 4, 16), "params"):
         assert found == [(16, 16 * 16 * 4), (4, 4 * 18 * 4), (1, 18 * 4)]
+
+
+def test_a_frozen_second_moment_travels_with_the_weights():
+    """Until the first one is there, after four steps and one of delay, gradients and squares do."""
+    for found in run_ranks(sent_bytes, 2, (4,), None):
+        assert found == [(5 + 4, 5 * 31 * 4 + 4 * 33 * 4)]
 
 
 @pytest.mark.gpu

@@ -170,7 +170,7 @@ def test_k_steps_end_the_same_after_a_stop(tmp_path):
     runs = []
     for name in ("whole", "stopped"):
         run = tmp_path / name
-        ranks = TrainRanks(arguments(run, "--k-step", "4", "--set", "parallel.merge=shared_v"), run)
+        ranks = TrainRanks(arguments(run, "--k-step", "4", "--delay", "3"), run)
         if name == "stopped":
             ranks.wait_for_checkpoint(run, CHECKPOINT)
             ranks.signal(0, signal.SIGKILL)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotbed.cli.settings import resumed_config
 from hotbed.errors import ConfigError
 from hotbed.run.config import (
     DENSE_RATES,
@@ -244,6 +245,24 @@ def test_warmup_needs_its_schedule():
     assert "at least 1" in compose(sets=["train.schedule=warmup"])[1][0]
     assert "must be 0" in compose(sets=["train.warmup_steps=5"])[1][0]
     assert compose(sets=["train.schedule=cosine", "train.warmup_steps=5"])[1] == []
+
+
+def test_a_merge_is_used_before_the_next_and_shares_only_what_there_is():
+    assert "at most parallel.k_step (4)" in compose(sets=["parallel.k_step=4", "parallel.delay=5"])[1][0]
+    assert compose(sets=["parallel.k_step=4", "parallel.delay=4"])[1] == []
+    for rule in ("frozen_v", "shared_v"):
+        assert "SGD has no" in compose(sets=["dense.optimizer=sgd", f"parallel.merge={rule}"])[1][0]
+    assert compose(sets=["dense.optimizer=sgd", "parallel.k_step=4"])[1] == []
+
+
+def test_a_run_of_the_first_version_goes_on_without_scaled_steps(tmp_path):
+    """It has no such setting; one that is younger says it either way."""
+    for said, expected in ((None, False), (True, True), (False, False)):
+        tree = json.loads(RunConfig().to_json())
+        del tree["parallel"]["scale_lr"]
+        tree["parallel"] |= {} if said is None else {"scale_lr": said}
+        (tmp_path / "config.json").write_text(json.dumps(tree))
+        assert resumed_config(tmp_path, {}, [], {}).parallel.scale_lr == expected
 
 
 def test_an_evaluation_batch_is_a_training_batch_unless_said():

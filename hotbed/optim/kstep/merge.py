@@ -88,9 +88,11 @@ class _Here:
 
 
 _NUM_EXTRA = 3
+_NO_MEAN = -1.0  # instead of a mean of v, which is not below zero: no rank had any weight
 _STEP_CYCLE = 61  # step numbers travel modulo this: their squares stay exact in float32, also over thousands of ranks
-MergeRule = Literal["params", "moments", "shared_v"]
-MERGE_RULES: tuple[MergeRule, ...] = ("params", "moments", "shared_v")
+MergeRule = Literal["params", "moments", "shared_v", "frozen_v"]
+MERGE_RULES: tuple[MergeRule, ...] = ("params", "moments", "shared_v", "frozen_v")
+SHARING: tuple[MergeRule, ...] = ("shared_v", "frozen_v")  # rules by which ranks share a second moment
 
 
 class Local(NamedTuple):
@@ -99,7 +101,9 @@ class Local(NamedTuple):
     x: Tensor  # weights, then running statistics
     m: Tensor  # first moment of the weights
     v: Tensor  # second moment
-    shared: Tensor  # the largest mean of v that any merge has seen; empty but for "shared_v"
+    shared: (
+        Tensor  # of the means of v that merges have seen: the largest ("shared_v") or the last ("frozen_v"); else empty
+    )
 
 
 class Decay(NamedTuple):
@@ -172,7 +176,12 @@ class Merger:
         if self.counts.since or moments or in_flight:  # a mean that was added leaves ranks equal to rounding only
             self._merge_now(moments)
 
-    def floor(self, place: slice, beta2: float) -> Tensor | None:
+    @property
+    def knows_no_v(self) -> bool:
+        """Whether ranks have to divide by one second moment, and no mean of it has arrived yet."""
+        return self.rule == "frozen_v" and self.ranks.size > 1 and not self.counts.shared_at
+
+    def shared_v(self, place: slice, beta2: float) -> Tensor | None:
         """What is shared of the second moment, its bias taken out."""
         if not self.local.shared.numel() or not self.counts.shared_at:
             return None
@@ -184,6 +193,7 @@ class Merger:
             mean = self._flight.mean()
             if mean is None:
                 mean = self._sent.new_zeros(sum(one.numel() for one in self._traveling(False)))
+                mean[self.local.x.numel() :].fill_(_NO_MEAN if self.rule == "frozen_v" else 0)
             else:
                 mean[: self._sent.numel()].sub_(self._sent)
             self._arrived, self._flight, self._sent = mean, None, None
@@ -198,7 +208,7 @@ class Merger:
         local = self.local
         if moments or self.rule == "moments":
             return [local.x, local.m, local.v]
-        return [local.x, local.v] if self.rule == "shared_v" else [local.x]
+        return [local.x, local.v] if self.rule in SHARING else [local.x]
 
     def _send(self) -> None:
         counts, traveling = self.counts, self._traveling(False)
@@ -218,7 +228,7 @@ class Merger:
             for place, beta1, beta2 in decays:
                 local.m[place].add_(m[place], alpha=beta1**counts.updates)
                 local.v[place].add_(v[place], alpha=beta2**counts.updates).clamp_min_(0)
-        elif self.rule == "shared_v":
+        elif self.rule in SHARING:
             self._share(rest[0], counts.sent_at)
         self._arrived, counts.due_in = None, 0
 
@@ -233,11 +243,16 @@ class Merger:
         averaged = traveling if moments or self.rule == "moments" else traveling[:1]
         for mine, part in zip(averaged, parts):
             mine.copy_(part)
-        if self.rule == "shared_v":
+        if self.rule in SHARING:
             self._share(parts[-1], counts.step)
 
     def _share(self, mean_v: Tensor, step: int) -> None:
-        torch.maximum(self.local.shared, mean_v, out=self.local.shared)
+        if self.rule == "shared_v":
+            torch.maximum(self.local.shared, mean_v, out=self.local.shared)
+        elif mean_v.numel() and float(mean_v[0]) == _NO_MEAN:
+            return
+        else:
+            self.local.shared.copy_(mean_v)
         self.counts.shared_at = step
 
 

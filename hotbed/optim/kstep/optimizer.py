@@ -16,7 +16,18 @@ from torch.optim import Optimizer
 
 from hotbed.errors import ConfigError
 from hotbed.optim.kstep.flat import FlatWeights
-from hotbed.optim.kstep.merge import MERGE_RULES, AllRanks, Counts, Decay, Local, Merger, MergeRule, Over, Ranks
+from hotbed.optim.kstep.merge import (
+    MERGE_RULES,
+    SHARING,
+    AllRanks,
+    Counts,
+    Decay,
+    Local,
+    Merger,
+    MergeRule,
+    Over,
+    Ranks,
+)
 
 COUNTS, ARRIVING = "kstep_counts", "kstep_arriving"  # in the state of the first parameter
 
@@ -32,15 +43,16 @@ class KStepAdam(Optimizer):
         params: parameters, or param groups with their own lr, betas, eps, weight_decay, momentum.
         lr: learning rate.
         k: steps between merges; 1 averages gradients before every step instead.
-        merge: what is merged besides the weights: nothing ("params"), both moments ("moments"), or the second moment
-            alone, whose largest mean so far is a floor under every rank's own ("shared_v").
+        merge: what is merged besides the weights: the second moment, whose last mean all ranks divide by until the next
+            one ("frozen_v"); the same, as a floor under every rank's own ("shared_v"); both moments ("moments");
+            or nothing ("params"). None: "frozen_v", for "sgd" "params".
         inner: the local rule.
         mesh: a `hotbed.parallel.mesh.Mesh`, which spares the wires between nodes; without one all ranks are equals.
         across_only: average gradients inside each node every step, and merge across nodes every k.
         overlap: let a merge travel beside the next `delay` steps instead of waiting for it.
         scale_lr: between merges, multiply the steps of Adam and AdamW by the square root of the number of ranks (of nodes
             with across_only). Local gradients are noisier than their mean, so local Adam takes smaller steps; with it
-            an lr that suits synchronous training stays right. Off by default, as in published code.
+            an lr that suits synchronous training stays right.
         delay: steps between the start of a merge and its use, at most k; k // 4 and at least 1 when None.
         betas: of Adam.
         eps: of Adam.
@@ -55,11 +67,11 @@ class KStepAdam(Optimizer):
         lr: float = 1e-3,
         *,
         k: int = 16,
-        merge: MergeRule = "params",
+        merge: MergeRule | None = None,
         inner: Literal["adam", "adamw", "sgd"] = "adam",
         mesh: Ranks | None = None,
         across_only: bool = False,
-        scale_lr: bool = False,
+        scale_lr: bool = True,
         overlap: bool = True,
         delay: int | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -69,6 +81,7 @@ class KStepAdam(Optimizer):
         buffers: Iterable[Tensor] = (),
     ) -> None:
         delay = max(1, k // 4) if delay is None else delay
+        merge = merge or ("params" if inner == "sgd" else "frozen_v")
         _check_settings(k, merge, inner, delay)
         if across_only and mesh is None:
             raise ConfigError("across_only=True needs to know the nodes; give mesh=Mesh.from_environment()")
@@ -79,11 +92,13 @@ class KStepAdam(Optimizer):
         ranks = mesh.apart() if mesh is not None else AllRanks()
         self._averaging = ranks if k == 1 and ranks.size > 1 else None  # gradients, every step
         self._over: Over = "all"
-        if mesh is not None and across_only and k > 1:
-            self._averaging, self._over = mesh.apart(), "node"  # beside merges, so in groups of its own
+        if ranks.size > 1 and k > 1 and (across_only or merge == "frozen_v"):
+            self._beside = ranks.apart()  # merges under way must not meet other sums
+            if across_only:
+                self._averaging, self._over = self._beside, "node"
         self._flat = flat = FlatWeights(self.param_groups, [one for one in buffers if one.is_floating_point()])
         self._gradients = torch.zeros_like(flat.values[: flat.num_weights])
-        self._local = self._make_local(flat, shared=merge == "shared_v" and k > 1 and ranks.size > 1)
+        self._local = self._make_local(flat, shared=merge in SHARING and k > 1 and ranks.size > 1)
         # Averaged gradients keep all but the running statistics equal.
         merged = self._local if k > 1 else Local(flat.values[flat.num_weights :], *(self._gradients[:0],) * 3)
         self._merger = Merger(
@@ -123,11 +138,16 @@ class KStepAdam(Optimizer):
         step = self._merger.begin_step(weight)
         if self._averaging is not None:
             self._average_gradients(weight, self._averaging)
-        moves = weight > 0 or self._averaging is not None
-        for group, place in flat.runs(with_gradient=self._averaging is None) if moves else ():
+        squares = self._average_both(weight) if self._merger.knows_no_v else None
+        averaged = self._averaging is not None or squares is not None
+        moves = weight > 0 or averaged
+        for group, place in flat.runs(with_gradient=not averaged) if moves else ():
             x, m, v, _ = (one[place] for one in self._local)
-            floor = self._merger.floor(place, group["betas"][1])
-            INNER[self.inner](RunState(x, self._gradients[place], m, v, floor, self._scale), group, step)
+            square = None if squares is None else squares[place]
+            shared = self._merger.shared_v(place, group["betas"][1])
+            frozen = self._merger.rule == "frozen_v"
+            stretch = RunState(x, self._gradients[place], m, v, square, shared, frozen, self._scale)
+            INNER[self.inner](stretch, group, step)
         self._merger.end_step(self._decays, moved=moves)
         return loss
 
@@ -191,6 +211,15 @@ class KStepAdam(Optimizer):
         # Nothing waits for the device: where no rank has weight the gradients are zero, and stay so.
         torch.div(wire[:-1], wire[-1].clamp_min(torch.finfo(wire.dtype).tiny), out=self._gradients)
 
+    def _average_both(self, weight: float) -> Tensor:
+        """Average the gradients over all ranks, and their squares, which are returned: v grows as it would by merges."""
+        size = self._gradients.numel()
+        wire = torch.cat([self._gradients, self._gradients.square(), self._gradients.new_ones(1)]).mul_(weight)
+        self._beside.sum_(wire)
+        mean = wire[:-1].div_(wire[-1].clamp_min(torch.finfo(wire.dtype).tiny))
+        self._gradients.copy_(mean[:size])
+        return mean[size:]
+
     def _decays(self) -> list[Decay]:
         sgd = self.inner == "sgd"
         places = self._weights().groups
@@ -207,8 +236,8 @@ def _check_settings(k: int, merge: str, inner: str, delay: int) -> None:
         problems.append(f"merge is one of {', '.join(MERGE_RULES)}; given: {merge!r}")
     if inner not in INNER:
         problems.append(f"inner is one of {', '.join(INNER)}; given: {inner!r}")
-    if inner == "sgd" and merge == "shared_v":
-        problems.append('merge="shared_v" shares a second moment, and inner="sgd" has none; use "params" or "moments"')
+    if inner == "sgd" and merge in SHARING:
+        problems.append(f'merge="{merge}" shares a second moment, and inner="sgd" has none; use "params" or "moments"')
     if not 1 <= delay <= max(1, k):
         problems.append(
             f"delay is at least 1 and at most k ({k}), so that a merge is used before the next; given: {delay}"
@@ -241,7 +270,9 @@ class RunState(NamedTuple):
     g: Tensor  # gradient
     m: Tensor  # first moment; empty where the rule has none
     v: Tensor  # second moment; likewise
-    floor: Tensor | None = None  # of the second moment with its bias taken out: what all ranks share
+    square: Tensor | None = None  # what v grows by, if it is not the gradient's own square
+    shared: Tensor | None = None  # the second moment that all ranks share, its bias taken out
+    frozen: bool = False  # divide by it alone, not by the larger of it and v
     scale: float = 1.0  # of Adam's step, not of its decay
 
 
@@ -250,10 +281,12 @@ Inner = Callable[[RunState, dict[str, Any], int], None]
 
 def adam_(stretch: RunState, group: dict[str, Any], step: int) -> None:
     """`step` counts from 1; weight decay is added to the gradient."""
-    g = stretch.g
+    g, square = stretch.g, stretch.square
     if group["weight_decay"]:
         g = g.add(stretch.x, alpha=group["weight_decay"])
-    _adam_(stretch._replace(g=g), group, step)
+        if square is not None:  # the mean of (g + d)^2, d the same everywhere
+            square = square.add(g.square()).sub_(stretch.g.square()).clamp_min_(0)
+    _adam_(stretch._replace(g=g, square=square), group, step)
 
 
 def adamw_(stretch: RunState, group: dict[str, Any], step: int) -> None:
@@ -273,16 +306,26 @@ def sgd_(stretch: RunState, group: dict[str, Any], step: int) -> None:
 
 
 def _adam_(stretch: RunState, group: dict[str, Any], step: int) -> None:
-    x, g, m, v, floor, scale = stretch
+    x, g, m, v, square, shared, frozen, scale = stretch
     beta1, beta2 = group["betas"]
     m.lerp_(g, 1 - beta1)
-    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    v.mul_(beta2)
+    v.addcmul_(g, g, value=1 - beta2) if square is None else v.add_(square, alpha=1 - beta2)
+    rate = scale * group["lr"]
+    if shared is not None and frozen:
+        most = _longest_step(beta1, beta2)
+        move = m.div(1 - beta1**step).div_(shared.sqrt().add_(group["eps"])).clamp_(-most, most)
+        x.add_(move, alpha=-rate)
+        return
     correction = 1 - beta2**step
-    if floor is None:
-        root = v.sqrt().div_(correction**0.5)
-    else:
-        root = torch.maximum(v / correction, floor).sqrt_()
-    x.addcdiv_(m, root.add_(group["eps"]), value=-scale * group["lr"] / (1 - beta1**step))
+    root = v.sqrt().div_(correction**0.5) if shared is None else torch.maximum(v / correction, shared).sqrt_()
+    x.addcdiv_(m, root.add_(group["eps"]), value=-rate / (1 - beta1**step))
+
+
+def _longest_step(beta1: float, beta2: float) -> float:
+    """How many times its rate Adam moves a weight at most, whatever the gradients (Cauchy and Schwarz; 7.3 by default)."""
+    rest = (1 - beta2) * (1 - beta1**2 / beta2) if beta2 else 0.0
+    return (1 - beta1) / rest**0.5 if rest > 0 else float("inf")
 
 
 INNER: dict[str, Inner] = {"adam": adam_, "adamw": adamw_, "sgd": sgd_}

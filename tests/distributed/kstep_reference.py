@@ -78,10 +78,11 @@ class Training:
         for step in range(1, case.steps + 1):
             self.move(step)
             self.since += 1
-            if self.mean is not None and step == self.sent_at + case.delay:
+            if self.mean is not None and step == self.sent_at + min(case.delay, self.interval(self.sent_at)):
                 self.use()
-            if 1 < case.k == self.since:
-                self.send(step) if case.delay else self.merge(step, case.rule == "moments")
+            if case.k > 1 and self.since == self.interval(step - self.since):
+                waits = not case.delay or (case.rule == "frozen_v" and not self.shared_at)
+                self.merge(step, case.rule == "moments") if waits else self.send(step)
             if case.k > 1 and step in case.merges:
                 in_flight = self.mean is not None
                 if in_flight:
@@ -89,6 +90,9 @@ class Training:
                 if self.since or in_flight or case.all_moments:
                     self.merge(step, case.all_moments or case.rule == "moments")
         return self.ranks
+
+    def interval(self, merged_at: int) -> int:
+        return min(self.case.k, max(8, merged_at)) if self.case.rule == "frozen_v" else self.case.k
 
     def move(self, step: int) -> None:
         case, world = self.case, len(self.ranks)

@@ -113,6 +113,9 @@ def test_every_rule_is_its_formula(world):
     cases += [Case("params", 4, 0, inner="adamw", weight_decay=0.1), Case("moments", 4, 2, weight_decay=0.1)]
     cases += [Case("frozen_v", 4, 2, inner="adamw", weight_decay=0.1), Case("frozen_v", 4, 2, weight_decay=0.1)]
     cases += [Case("frozen_v", 4, 2, scale_lr=True)]
+    cases += [
+        Case("frozen_v", k, delay, steps=45, merges=merges) for k, delay, merges in ((16, 10, ()), (64, 0, (13,)))
+    ]
     cases += [Case("moments", 4, 0, inner="sgd", momentum=0.9), Case("params", 4, 1, inner="sgd")]
     cases += [Case(k=4, scale_lr=True), Case(k=4, scale_lr=True, inner="adamw", weight_decay=0.1)]
     found = check(cases, world)
@@ -121,7 +124,9 @@ def test_every_rule_is_its_formula(world):
         same = [
             np.array_equal(results[0][0], result[0]) and torch.equal(results[0][3], result[3]) for result in results
         ]
-        assert all(same) == (13 in case.merges), case  # merge() leaves the same bits on all ranks, statistics too
+        assert all(same) == (case.steps in case.merges), (
+            case
+        )  # merge() leaves the same bits on all ranks, statistics too
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -421,9 +426,9 @@ def test_traffic_falls_with_k():
 
 
 def test_a_frozen_second_moment_travels_with_the_weights():
-    """Until the first one is there, after four steps and one of delay, gradients and squares do."""
-    for found in run_ranks(sent_bytes, 2, (4,), None):
-        assert found == [(5 + 4, 5 * 31 * 4 + 4 * 33 * 4)]
+    """Until the first one is there, after k steps or eight, gradients and squares do."""
+    for found in run_ranks(sent_bytes, 2, (4, 64), None):
+        assert found == [(4 + 4, 4 * 31 * 4 + 4 * 33 * 4), (8 + 2, 8 * 31 * 4 + 2 * 33 * 4)]
 
 
 @pytest.mark.gpu

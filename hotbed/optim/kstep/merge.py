@@ -88,6 +88,7 @@ class _Here:
 
 
 _NUM_EXTRA = 3
+_FIRST_V = 8  # steps before the first merge of a second moment that is frozen, if k is not less
 _NO_MEAN = -1.0  # instead of a mean of v, which is not below zero: no rank had any weight
 _STEP_CYCLE = 61  # step numbers travel modulo this: their squares stay exact in float32, also over thousands of ranks
 MergeRule = Literal["params", "moments", "shared_v", "frozen_v"]
@@ -160,8 +161,8 @@ class Merger:
             counts.due_in -= 1
             if counts.due_in == 0:
                 self._use(decays())
-        if 0 < self.k <= counts.since and self.ranks.size > 1:
-            if self.delay:
+        if self.k and self._interval(counts.step - counts.since) <= counts.since and self.ranks.size > 1:
+            if self.delay and not self.knows_no_v:
                 self._send()
             else:
                 self._merge_now(moments=False)
@@ -204,6 +205,10 @@ class Merger:
         self.arriving()
         self.counts, self._arrived = counts, arrived
 
+    def _interval(self, step: int) -> int:
+        """Steps from `step`, when ranks have merged, to the next merge: a second moment to divide by is young at first."""
+        return min(self.k, max(_FIRST_V, step)) if self.rule == "frozen_v" else self.k
+
     def _traveling(self, moments: bool) -> list[Tensor]:
         local = self.local
         if moments or self.rule == "moments":
@@ -214,7 +219,7 @@ class Merger:
         counts, traveling = self.counts, self._traveling(False)
         self._flight = PendingMean(MeanInput(traveling, counts.weight, counts.step), self.ranks, overlap=True)
         self._sent = torch.cat(traveling) if self.rule == "moments" else self.local.x.clone()
-        counts.due_in, counts.sent_at, counts.updates = self.delay, counts.step, 0
+        counts.due_in, counts.sent_at, counts.updates = min(self.delay, self._interval(counts.step)), counts.step, 0
         counts.since, counts.weight = 0, 0.0
 
     def _use(self, decays: list[Decay]) -> None:

@@ -12,6 +12,7 @@ LINES = {  # of one rule: its name on the page, its colour
     ("params", "1"): ("params", "#2463a8"),
     ("moments", "1"): ("moments", "#c2571a"),
     ("shared_v", "1"): ("shared_v", "#2f8052"),
+    ("frozen_v", "1"): ("frozen_v", "#b8336a"),
     ("params", "0"): ("params, lr not scaled", "#7a7a7a"),
 }
 WIDTH, HEIGHT, GAP = 250, 210, 62  # of a panel, and between panels

@@ -59,23 +59,23 @@ class Stream:
         from hotbed.cache.policies import ORACLE
         from hotbed.cache.recorded_planner import RecordedCache
         from hotbed.ops.index import new_cells, triton
+        from hotbed.ops.inputs import Capacity, InputLayout, describe_ids
+        from hotbed.ops.inputs.triton import Descriptions
         from hotbed.ops.keys import Addresses
-        from hotbed.ops.keys.triton import KeyMaker
-        from hotbed.ops.lookups import Span
 
         self.cache = Cache(case.num_slots, ORACLE, device, bounded=True, name="the cache of this benchmark")
         self.cache._cells = new_cells(bounded_cells(case.num_slots, "cuda"), device)  # as small without CUDA, too
         self.cache._ops = triton
         addresses = Addresses(*(np.array([value]) for value in (0, _NUM_IDS, False, False, 0)))
-        self.lane = RecordedCache(
-            self.cache, KeyMaker((Span("a", 0, case.batch, 1),), addresses, device), case.batch, _WINDOW, True
-        )
+        self._describe = describe_ids
+        inputs = Descriptions(InputLayout(addresses, is_bags=False), device)
+        self.lane = RecordedCache(self.cache, inputs, Capacity(case.batch, case.batch), _WINDOW)
         self._draw = torch.Generator(device).manual_seed(0)
         self._case, self._device = case, device
         self.look_ahead = self.cache.look_ahead(case.batch, None)
         self.waiting = [self.next() for _ in range(self.look_ahead)]
         for ids in self.waiting:
-            self.lane.arrive(ids)
+            self.lane.arrive(self._describe(ids))
         self.wrong = torch.zeros((), dtype=torch.int64, device=device)  # look-ups in another slot than their key's
 
     def next(self) -> torch.Tensor:
@@ -85,7 +85,7 @@ class Stream:
         """A window's turn, while as many batches arrive."""
         window, new = self.waiting[:_WINDOW], [self.next() for _ in range(_WINDOW)]
         self.waiting = self.waiting[_WINDOW:] + new
-        _, placed = self.lane.plan(_WINDOW, new)
+        _, placed = self.lane.plan(_WINDOW, [self._describe(ids) for ids in new])
         cells, slots = self.cache.parts()
         for ids, row in zip(window, placed):
             there = cells.key[slots.cell[row.slots.to(torch.int64)].to(torch.int64)]

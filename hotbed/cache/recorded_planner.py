@@ -1,9 +1,12 @@
-"""A recorded cache: batches of one shape, known and planned by replaying two recordings.
+"""A recorded cache: batches below a capacity, known and planned by replaying recordings.
 
 Knowing a batch is some twenty launches, planning a window some fifty; from Python each takes longer than the kernels run. So
-they are recorded once as CUDA graphs and replayed, and everything that changes from batch to batch stays on the device. The
-host reads what it wants from memory the kernels write to. Decisions are those of `Cache` to the row, and the two may take
-turns: what it has on the device is brought up to date when the cache was used in between.
+they are recorded once as CUDA graphs and replayed, and everything that changes from batch to batch, the number of its
+lookups too, stays on the device. The host reads what it wants from memory the kernels write to. Decisions are those of `Cache`
+to the row, and the two may take turns: what it has on the device is brought up to date when the cache was used in between.
+
+A recording works on as many lookups as it was made for: a batch takes the smallest that holds it, and batches of which many are
+less than half of that get one of their own.
 
 Everything runs on the stream that is current, which is the one that trains; a row of slots is written again only after
 `batches` further ones, so nothing there is overwritten while it is used.
@@ -26,20 +29,39 @@ from hotbed.ops.index import (
     UNPLACED,
     Lists,
 )
-from hotbed.ops.index.recorded import ARRIVALS, ARRIVED, PLANNED, WINDOWS, new_buffers, recorded_arrive, recorded_plan
-from hotbed.ops.keys.triton import BATCHES, KeyMaker
+from hotbed.ops.index.recorded import (
+    ARRIVALS,
+    ARRIVED,
+    WINDOWS,
+    RecordedBuffers,
+    new_buffers,
+    recorded_arrive,
+    recorded_plan,
+)
+from hotbed.ops.inputs import BATCHES, Capacity, Description, bucket
+from hotbed.ops.inputs.triton import Descriptions
 from hotbed.ops.recording import Recordings
 from hotbed.ops.streams import mark
 
 _NUMBER = 8  # place of the tag in a row of counts on the host
+_OFTEN = 6  # batches that are less than half of the lookups of a recording, before they get their own
+_SIZES = 4  # numbers of lookups for which there are recordings
 
 
 class BatchSlots(NamedTuple):
-    """Where the look-ups of a planned batch go."""
+    """Where the L look-ups of a planned batch go; of N bags also where each begins."""
 
     slots: Tensor  # int32 [L]
     sorted_keys: Tensor  # [L]
     order: Tensor  # int32 [L]
+    starts: Tensor | None = None  # int64 [N + 1]
+    out_row: Tensor | None = None  # int32 [L]
+    scale: Tensor | None = None  # float32 [L]
+
+
+def _row_of(buffers: RecordedBuffers, row: int) -> BatchSlots:
+    bags = (None if part is None else part[row] for part in (buffers.starts, buffers.out_row, buffers.scale))
+    return BatchSlots(buffers.slots[row], buffers.sorted_keys[row], buffers.order[row], *bags)
 
 
 class RecordedPlan(WindowPlan):
@@ -82,22 +104,20 @@ class RecordedPlan(WindowPlan):
 
 
 class RecordedCache:
-    """Batches of L look-ups for one cache, at most `window` of them planned together."""
+    """Batches below a capacity for one cache, at most `window` of them planned together."""
 
-    def __init__(self, cache: Cache, make_keys: KeyMaker, num_lookups: int, window: int, train: bool) -> None:
-        self.num_lookups = num_lookups
+    def __init__(self, cache: Cache, inputs: Descriptions, capacity: Capacity, window: int) -> None:
+        self.capacity = capacity
         self._cache = cache
-        self._make_keys = make_keys
-        self._train = train
-        self._addresses = torch.zeros(BATCHES, dtype=torch.int64, pin_memory=cache.device.type == "cuda", device="cpu")
-        self._host_addresses = self._addresses.numpy()
-        self._device_addresses = torch.zeros(BATCHES, dtype=torch.int64, device=cache.device)
-        room = min(cache.num_slots, num_lookups * window)
-        self._buffers = new_buffers(num_lookups, 6 * window, room, make_keys.type, cache.device)
+        self._inputs = inputs
+        room = min(cache.num_slots, capacity.num_lookups * window)
+        self._buffers = new_buffers(capacity, 6 * window, room, inputs.layout, cache.device)
         self._host_arrivals = self._buffers.host_arrival_counts.numpy()
         self._host_windows = self._buffers.host_window_counts.numpy()
-        parts = (part[:, :num_lookups].unbind(0) for part in self._buffers[-3:])
-        self._rows = [BatchSlots(*rows) for rows in zip(*parts)]
+        self._rows = [_row_of(self._buffers, row) for row in range(6 * window)]
+        self._sizes = [max(1, capacity.num_lookups)]  # lookups that recordings are made for, ascending
+        self._num_small = 0  # batches that would have wanted a smaller one
+        self._counts = [(0, 0)] * BATCHES  # lookups and samples of the batches that have arrived
         self._usual = 0  # cells a batch has taken lately
         lists = self._buffers.lists
         self._device_lists = list(zip(*(part.unbind(0) for part in lists[:3])))
@@ -109,40 +129,47 @@ class RecordedCache:
             0, dtype=torch.int32, device=cache.device
         )  # batch number + 1 of each cell's last arrival
         self._uncounted: list[RecordedPlan] = []
-        self._pending: deque[int] = deque()  # arrivals whose cells are not counted
+        self._pending: deque[tuple[int, int]] = deque()  # (number, lookups) of arrivals whose cells are not counted
 
-    def arrive(self, ids: Tensor) -> int:
-        """A batch ahead, ids int64 [L], which stay where they are until it is planned; its number."""
-        self._make_room(1)
+    def arrive(self, batch: Description) -> int:
+        """A batch ahead, whose ids stay where they are until it is planned; its number."""
+        self._make_room([batch])
         self._catch_up()
-        self._note(ids)
-        self._cache.expect_cells(self.num_lookups)
-        self._recordings.run(("arrive", self._cache.stride), lambda: self._arrive(1))
+        self._note(batch)
+        self._cache.expect_cells(batch.num_lookups)
+        size = self._size_for(batch.num_lookups)
+        self._recordings.run(("arrive", size, self._cache.stride), lambda: self._arrive(1, size))
         self._remember()
         return self._cache.num_arrived - 1
 
-    def plan(self, count: int, arriving: Sequence[Tensor] = ()) -> tuple[RecordedPlan, list[BatchSlots]]:
+    def plan(self, count: int, arriving: Sequence[Description] = ()) -> tuple[RecordedPlan, list[BatchSlots]]:
         """The turn of the next `count` batches; then as many arrive, or none.
 
         They arrive in the same recording if there is room for all, else one after the other, and each makes its own.
         """
         assert len(arriving) in (0, count)
-        together = arriving if arriving and self._make_room(count) else ()
+        together = arriving if arriving and self._make_room(arriving) else ()
         found = self._plan_window(count, together)
         if not together:
-            for ids in arriving:
-                self.arrive(ids)
+            for batch in arriving:
+                self.arrive(batch)
         return found
 
-    def _plan_window(self, count: int, arriving: Sequence[Tensor]) -> tuple[RecordedPlan, list[BatchSlots]]:
+    def num_lookups(self, number: int) -> int:
+        """Of a batch that has arrived."""
+        return self._counts[number % BATCHES][0]
+
+    def _plan_window(self, count: int, arriving: Sequence[Description]) -> tuple[RecordedPlan, list[BatchSlots]]:
         self._catch_up()
         first = self._cache.num_planned
         self._cache.note_planned(count)
-        for ids in arriving:
-            self._note(ids)
-        self._cache.expect_cells(self.num_lookups * len(arriving))
+        for batch in arriving:
+            self._note(batch)
+        new = [batch.num_lookups for batch in arriving]
+        self._cache.expect_cells(sum(new))
+        size = self._size_for(max(*new, *(self.num_lookups(first + k) for k in range(count)), 0))
         self._recordings.run(
-            ("plan", count, bool(arriving), self._cache.stride), lambda: self._plan(count, bool(arriving))
+            ("plan", count, size, bool(arriving), self._cache.stride), lambda: self._plan(count, size, bool(arriving))
         )
         self._cache.clock += count
         self._cache.note_window()
@@ -150,13 +177,38 @@ class RecordedCache:
         plan = RecordedPlan(self, self._num_windows, self._buffers.lists, mark(self._cache.device))
         self._num_windows += 1
         self._uncounted.append(plan)
-        return plan, [self._rows[(first + k) % len(self._rows)] for k in range(count)]
+        return plan, [self._row(first + k) for k in range(count)]
 
-    def _note(self, ids: Tensor) -> None:
+    def _row(self, number: int) -> BatchSlots:
+        """What was planned for a batch, without the padding."""
+        num_lookups, num_samples = self._counts[number % BATCHES]
+        slots, sorted_keys, order, starts, out_row, scale = self._rows[number % len(self._rows)]
+        return BatchSlots(
+            slots[:num_lookups],
+            sorted_keys[:num_lookups],
+            order[:num_lookups],
+            None if starts is None else starts[: num_samples * self._inputs.layout.num_spans + 1],
+            None if out_row is None else out_row[:num_lookups],
+            None if scale is None else scale[:num_lookups],
+        )
+
+    def _size_for(self, num_lookups: int) -> int:
+        """Lookups of the recording that a batch is replayed with."""
+        size = next(size for size in self._sizes if size >= num_lookups)
+        if size > 2 * num_lookups:
+            self._num_small += 1
+            if self._num_small >= _OFTEN and len(self._sizes) < _SIZES:
+                size, self._num_small = max(1, bucket(num_lookups)), 0
+                self._sizes = sorted({*self._sizes, size})
+        return size
+
+    def _note(self, batch: Description) -> None:
+        assert self.capacity.holds(batch), f"{batch[1:3]} lookups and samples are above the capacity, {self.capacity}"
         number = self._cache.num_arrived
-        self._host_addresses[number % BATCHES] = ids.data_ptr()
+        self._counts[number % BATCHES] = (batch.num_lookups, batch.num_samples)
+        self._inputs.note(number, batch)
         self._cache.note_arrival()
-        self._pending.append(number)
+        self._pending.append((number, batch.num_lookups))
 
     def num_keys(self, number: int) -> int:
         """Distinct keys of a batch ahead; waits for the device if it has not come so far."""
@@ -189,7 +241,7 @@ class RecordedCache:
     def forget(self) -> None:
         """The batches ahead are about to be dropped."""
         self.settle()
-        self._cache.expect_cells(-self.num_lookups * len(self._pending))
+        self._cache.expect_cells(-sum(num_lookups for _, num_lookups in self._pending))
         self._pending.clear()
         self._host_arrivals[:, _NUMBER] = 0
         self._left_behind = None
@@ -204,13 +256,13 @@ class RecordedCache:
             self._cache.check_placed(numbers[UNPLACED])
         return numbers
 
-    def _make_room(self, count: int) -> bool:
+    def _make_room(self, batches: Sequence[Description]) -> bool:
         """Grow the table before it is full; it is known late how many cells a batch took.
 
         Windows are waited for one by one, the oldest first: the training thread stays ahead of the device if that is enough.
-        False if `count` batches have no room in a bounded table, where one after the other may have.
+        False if several batches have no room in a bounded table, where one after the other may have.
         """
-        cache, most = self._cache, self.num_lookups * count
+        cache, count, most = self._cache, len(batches), sum(batch.num_lookups for batch in batches)
         self._count()
         while not cache.has_room(2 * self._usual * (len(self._pending) + count), most):  # ends: fewer windows each time
             if cache.bounded and count > 1:
@@ -234,15 +286,15 @@ class RecordedCache:
     def _count(self) -> None:
         """Cells that were taken and freed, as far as it is known."""
         cache, arrivals, windows = self._cache, self._host_arrivals, self._host_windows
-        num_batches = num_cells = 0
-        while self._pending and arrivals[self._pending[0] % ARRIVALS, _NUMBER] == self._pending[0] + 1:
-            taken = int(arrivals[self._pending.popleft() % ARRIVALS, NEW_CELLS])
+        expected = num_cells = 0
+        while self._pending and arrivals[self._pending[0][0] % ARRIVALS, _NUMBER] == self._pending[0][0] + 1:
+            number, num_lookups = self._pending.popleft()
+            taken = int(arrivals[number % ARRIVALS, NEW_CELLS])
             self._usual = max(taken, self._usual - self._usual // 8)
-            num_batches += 1
+            expected += num_lookups
             num_cells += taken
-        if num_batches:
-            cache.expect_cells(-self.num_lookups * num_batches)
-            cache.count_cells(num_cells)
+        cache.expect_cells(-expected)
+        cache.count_cells(num_cells)
         while self._uncounted and (
             self._uncounted[0].is_read
             or windows[self._uncounted[0].number % WINDOWS, _NUMBER] == self._uncounted[0].number + 1
@@ -266,21 +318,17 @@ class RecordedCache:
     def _remember(self) -> None:
         self._left_behind = (self._cache.num_arrived, self._cache.num_planned, self._cache.clock)
 
-    def _arrive(self, count: int) -> None:
+    def _arrive(self, count: int, size: int) -> None:
         cells, _ = self._cache.parts()
-        self._bring_addresses()
+        self._inputs.bring(self._buffers.state, ARRIVED, count)
         for _ in range(count):
-            keys = self._make_keys(self._device_addresses, self._buffers.state, ARRIVED, 0)
-            recorded_arrive(cells, self._buffers, keys, self._cache.stride, self._stamps)
+            recorded_arrive(cells, self._buffers, self._inputs, size, self._cache.stride, self._stamps)
 
-    def _plan(self, count: int, arriving: bool) -> None:
+    def _plan(self, count: int, size: int, arriving: bool) -> None:
         cells, slots = self._cache.parts()
-        self._bring_addresses()
-        keys = [self._make_keys(self._device_addresses, self._buffers.state, PLANNED, k) for k in range(count)]
-        recorded_plan(cells, slots, self._buffers, keys, self._cache.policy, self._cache.stride, self._train)
+        recorded_plan(
+            cells, slots, self._buffers, self._inputs, size, count, self.capacity.num_samples, self._cache.policy,
+            self._cache.stride,
+        )  # fmt: skip
         if arriving:
-            self._arrive(count)
-
-    def _bring_addresses(self) -> None:
-        """To the device: a thousand programs that each ask the host for one take 15 us longer."""
-        self._device_addresses.copy_(self._addresses, non_blocking=True)
+            self._arrive(count, size)

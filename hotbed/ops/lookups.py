@@ -52,6 +52,7 @@ class Lookups(NamedTuple):
     keys: Tensor | None = None  # [L], where a slot is not its key: sums run in key order, never in slot order
     sorted_keys: Tensor | None = None  # [L], on CUDA, where they are known ahead
     order: Tensor | None = None  # [L], their positions; equal keys keep the order of the batch
+    out_row: Tensor | None = None  # [L], with starts, where it is known ahead: the output row of each look-up
     bad: Tensor | None = None  # int64 [1], on CUDA: NONE, or the position of a bad id; then the update does nothing
     check: Callable[[], None] | None = None  # waits for the ids to be checked and raises IdError
     ticket: Ticket | None = None  # says whether the slots still hold
@@ -60,9 +61,11 @@ class Lookups(NamedTuple):
     route: Any = None  # between ranks: who asks for these rows, or who was asked
 
     def out_row_of_lookup(self) -> Tensor | None:
-        """The output row each look-up goes to, int64 [L]; None when look-up i goes to row i."""
+        """The output row each look-up goes to, [L]; None when look-up i goes to row i."""
         if self.starts is None or self.out_rows is None:
             return None
+        if self.out_row is not None:
+            return self.out_row
         return torch.repeat_interleave(self.out_rows, self.starts.diff(), output_size=self.slots.shape[0])
 
 

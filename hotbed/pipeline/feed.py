@@ -10,7 +10,7 @@ in flight cost the policy nothing.
 
 Planning runs on the training thread and stream, a little at every batch: it only starts kernels, and a second thread that did
 so would spend its time passing Python's lock to and fro. It never waits for the device. How a batch is planned and how its rows
-are moved is its planner's business (planner.py): recorded for id matrices of one size on CUDA, launch by launch for all others.
+are moved is its planner's business (planner.py; choice.py says whose): recorded on CUDA where it can be, else launch by launch.
 
 The plain way (`CachedRows.placed`) runs the same steps one after the other.
 
@@ -32,10 +32,10 @@ from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
 from hotbed.ops.lookups import Ticket
 from hotbed.ops.streams import after, mark
 from hotbed.pipeline.batches import ids_of, to_device
+from hotbed.pipeline.choice import PlannerChoice
 from hotbed.pipeline.eager import EagerPlanner
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow, Planner, Trial, Window
 from hotbed.pipeline.reader import MOST_SHARED, Reader
-from hotbed.pipeline.recorded import RecordedPlanner, recorded_for
 from hotbed.tables.group.dynamic import FAR_AHEAD
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import PreparedBatch, RoutedBatch
@@ -68,7 +68,7 @@ class Feed:
         self._stage = tables.exchange.new_stage()  # of ranks that settle their batches together
         self._reader = Reader(loader, self._device, None if self._stage is None else self._settled)
         self._eager = EagerPlanner(tables, self._cached)
-        self._recorded: RecordedPlanner | None = None  # once a batch came that can have one
+        self._choice = PlannerChoice(tables, self._eager, window)
         self._planner: Planner = self._eager  # of the window planned last
         self._waiting: deque[KnownBatch] = deque()
         self._open: OpenWindow | None = None
@@ -77,7 +77,7 @@ class Feed:
         self._unknown: deque[tuple[Any, Any]] = deque()  # read, and not known to the caches
         self.offered: tuple[Any, ...] = ()  # the batch that `next` gave, until whoever asked has handed it out
         self._untrained: list[Any] | None = None  # batches in hand when the feed was left
-        self._started = self._paused = self._rearrive = self._chose_planners = False
+        self._started = self._paused = self._rearrive = False
         self._retired: deque[tuple[Any, Any]] = deque()  # device memory that the training stream may still read
         self._waits: deque[tuple[Any, Any]] = deque()  # marks around the waits of the training stream
 
@@ -247,14 +247,12 @@ class Feed:
         self._unknown.extendleft((waiting.batch, None) for waiting in reversed(self._waiting))
         self._waiting.clear()
         self._look_ahead = 1
-        if self._recorded is not None:
-            self._recorded.stop()
-        self._recorded, self._planner = None, self._eager
-        self._chose_planners = False
+        self._choice.begin_anew()
+        self._planner = self._eager
 
     @property
     def _planners(self) -> list[Planner]:
-        return [self._eager] if self._recorded is None else [self._eager, self._recorded]
+        return self._choice.planners
 
     def _break(self, error: BaseException) -> BaseException:
         """A copy failed: rows on their way may be lost."""
@@ -339,6 +337,7 @@ class Feed:
                         return bool(self._decided)
                     self._drain()  # rows are moved by another thread from here on
                     self._planner = planner
+                    self._choice.retire(planner)
                 if planner.begins_early or len(self._decided) < _DECIDED:
                     self._open = self._begin(planner)
                     if self._can_decide(self._open):
@@ -405,19 +404,10 @@ class Feed:
             return self._candidate(*self._unknown[0])
 
     def _candidate(self, batch: Any, point: Any) -> Candidate:
-        """A batch that was read, its ids, and who will plan it. The first one says whether there is a choice."""
+        """A batch that was read, its ids, and who will plan it."""
         after(self._device, point)
         named = ids_of(batch.batch if isinstance(batch, RoutedBatch) else batch, self._names)
-        if not self._chose_planners:
-            self._chose_planners = True
-            self._recorded = recorded_for(self._tables, named, self._given_window or MOST_BATCHES, self._learns)
-            if self._recorded is not None:
-                self._recorded.start()
-        if self._recorded is not None:
-            flat = self._recorded.flat(named)
-            if flat is not None:
-                return Candidate(batch, named, self._recorded, flat)
-        return Candidate(batch, named, self._eager, None)
+        return self._choice.choose(batch, named)
 
     def _from_reader(self, *, wanted: bool = False) -> tuple[Any, Any] | None:
         num_ready = self._reader.num_ready

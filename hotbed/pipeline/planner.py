@@ -3,9 +3,9 @@
     Planner     batches become known, windows of them are planned      EagerPlanner, RecordedPlanner
     Transfer    the rows of a planned window are staged and exchanged   ThreadedTransfer, RecordedTransfer
 
-Eager: launch by launch, for every kind of batch, rows moved by a thread of Python. Recorded: for id matrices of one shape on
-CUDA, launches recorded as CUDA graphs, rows moved by compiled code. A feed asks a batch's planner and a window's transfer, and
-never which of the two they are.
+Eager: launch by launch, for every kind of batch, rows moved by a thread of Python. Recorded: on CUDA, launches recorded as
+CUDA graphs, rows moved by compiled code. A feed asks a batch's planner and a window's transfer, and never which of the two they
+are; choice.py decides.
 """
 
 from __future__ import annotations

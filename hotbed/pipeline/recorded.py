@@ -1,63 +1,67 @@
 """Planning by replaying recordings (cache/recorded_planner.py), one for each group, and moving rows by compiled code.
 
-For id matrices of one shape on CUDA, over rows in host memory.
+On CUDA, over rows in host memory, for batches of any size up to a capacity: single ids, bags, or both. A batch is described by
+numbers in device memory (tables/descriptions.py), so batches of other sizes replay the same recordings. One that is too large
+gets a planner of more capacity, and so do those that follow.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from hotbed.ops.backend import backend_of
+from hotbed.ops.inputs import Capacity, Description
 from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.pipeline.batches import Ids
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow
+from hotbed.tables.descriptions import BatchParts, GroupDescriber, Kinds, capacity_for, why_not_described
 from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.inputs import BatchInputs, flatten, read_inputs
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import PreparedBatch
 
 if TYPE_CHECKING:
-    from hotbed.cache.recorded_planner import RecordedPlan
+    from hotbed.cache.recorded_planner import BatchSlots, RecordedPlan
     from hotbed.ops.move.compiled_transfer import CompiledTransfer
 
-_MOST_KEPT = 4  # shapes of batches whose planner the next feed finds again; each takes device memory
+_MOST_KEPT = 4  # planners that the next feed finds again; each takes device memory
 CELLS_FACTOR = 1.6  # cells of an index for every key that it may hold
 CELLS_PER_KEY = 0.6  # of the batches ahead, keys that are no other's and in no slot: a first guess
 
 
-def recorded_for(tables: EmbeddingTables, named: Ids, window: int, learns: bool) -> RecordedPlanner | None:
-    """A planner for batches like this one, or None: it needs CUDA, a cache over memory, and one id a feature."""
-    ids = named.ids
-    alike = (
-        isinstance(ids, Tensor) and not named.bags and ids.ndim == 2 and ids.shape[0] > 0 and ids.dtype == torch.int64
-    )
-    if not alike or backend_of(ids) != "triton" or ids.device != tables.device or ids.shape[1] != len(tables.features):
-        return None
-    if not tables.caches or not all(group.can_record for group in tables.caches):
-        return None
-    if any(feature.pooling == "none" for feature in tables.features):
-        return None
-    return _kept(tables, tuple(ids.shape), window, learns)
+def why_not_recorded(tables: EmbeddingTables) -> str | None:
+    """Why no batch of these tables can have a recorded planner; None where it can."""
+    if not tables.caches or backend_of(tables.caches[0].records) != "triton":
+        return "there is no cache on a CUDA device"
+    reasons = (group.why_not_recorded for group in tables.caches)
+    return next((reason for reason in reasons if reason is not None), why_not_described(tables.features))
 
 
-def _kept(tables: EmbeddingTables, shape: tuple[int, ...], window: int, learns: bool) -> RecordedPlanner:
-    """The planner of an earlier feed, with its recordings, or a new one; those used last are kept."""
-    kept, key = tables.ownership.planners, (shape, window, learns)
-    if key in kept and kept[key].busy:
-        return RecordedPlanner(tables, shape, window, learns)  # another feed will go on with that one
-    planner: RecordedPlanner | None = kept.pop(key, None)
-    if planner is None or not planner.serves(tables):
-        planner = RecordedPlanner(tables, shape, window, learns)
-    kept[key] = planner
-    for old in list(kept)[:-_MOST_KEPT]:
-        if not kept[old].busy:
-            del kept[old]
-    return planner
+def recorded_for(
+    tables: EmbeddingTables, batch: BatchParts, window: int, too_small: RecordedPlanner | None
+) -> RecordedPlanner:
+    """A planner that holds this batch, and what one that was too small holds; those used last are kept.
+
+    That of an earlier feed, with its recordings, or a new one.
+    """
+    kept: list[RecordedPlanner] = tables.ownership.planners
+    kept[:] = [planner for planner in kept if planner.busy or planner.serves(tables)]
+    fitting = (p for p in reversed(kept) if not p.busy and p.window == window and p.holds(batch))
+    found = next((p for p in fitting if too_small is None or p.replaces(too_small)), None)
+    if found is None:
+        found = RecordedPlanner(tables, batch, window, None if too_small is None else too_small.capacities)
+        kept[:] = [planner for planner in kept if planner.busy or not found.replaces(planner)]
+    else:
+        kept.remove(found)
+    kept.append(found)
+    for old in kept[:-_MOST_KEPT]:
+        if not old.busy:
+            kept.remove(old)
+    return found
 
 
 class GroupWindow(NamedTuple):
@@ -93,44 +97,62 @@ class RecordedTransfer:
 
 
 class RecordedPlanner:
-    """For id matrices of one shape [B, F]."""
+    """For batches of some kinds of features, up to a capacity."""
 
     takes_along = finds_late = True
     begins_early = False  # each planned window has buffers of its own, and there are few
 
-    def __init__(self, tables: EmbeddingTables, shape: tuple[int, ...], window: int, learns: bool) -> None:
+    def __init__(
+        self, tables: EmbeddingTables, batch: BatchParts, window: int, at_least: Sequence[Capacity] | None = None
+    ) -> None:
+        """For batches like this one, and smaller ones; with `at_least` that capacity by group."""
         self._tables = weakref.proxy(tables)  # whose ownership record keeps this
-        self._shape = shape
-        self._names = [feature.name for feature in tables.features]
-        self._columns_of = {name: column for column, name in enumerate(self._names)}
+        self.kinds: Kinds = batch.kinds
+        self.window = window
+        self.learns = True  # whether rows will be updated
         self._groups = tables.caches
-        self._spans = [inputs.matrix_spans(shape[0]) for inputs in tables.group_inputs]
-        self._columns: list[list[int] | None] = []
-        self._recorded_caches, self._makers, self._transfers = [], [], []
+        names = [feature.name for feature in tables.features]
+        groups = zip(tables.groups, tables.group_inputs)
+        self._describers = [GroupDescriber(group, inputs, names, batch.kinds) for group, inputs in groups]
+        before = [Capacity(0, 0)] * len(self._groups) if at_least is None else at_least
+        self.capacities = [
+            capacity_for(describer.describe(batch, False), batch.varies, capacity)
+            for describer, capacity in zip(self._describers, before)
+        ]
+        self._nothing = torch.empty(0, 0, dtype=torch.int64, device=tables.device)
+        self._recorded_caches, self._inputs, self._transfers = [], [], []
         self.busy = False  # between start and stop
-        for group, inputs, spans in zip(self._groups, tables.group_inputs, self._spans):
-            columns = [self._names.index(feature.name) for feature in inputs.features]
-            self._columns.append(None if columns == list(range(len(self._names))) else columns)
-            recorded, maker = group.new_recorded_cache(spans, inputs.tables, window, learns)
+        for group, describer, capacity in zip(self._groups, self._describers, self.capacities):
+            recorded, inputs = group.new_recorded_cache(describer.layout, capacity, window)
             self._recorded_caches.append(recorded)
-            self._makers.append(maker)
+            self._inputs.append(inputs)
             self._transfers.append(group.new_transfer(recorded))
+
+    def holds(self, batch: BatchParts) -> bool:
+        """Whether it has room for a batch."""
+        return batch.kinds == self.kinds and self.describe(batch) is not None
+
+    def replaces(self, other: RecordedPlanner) -> bool:
+        """Whether it takes every batch that the other takes."""
+        same = self.kinds == other.kinds and self.window == other.window
+        return same and all(
+            ours.num_lookups >= theirs.num_lookups and ours.num_samples >= theirs.num_samples
+            for ours, theirs in zip(self.capacities, other.capacities)
+        )
+
+    def describe(self, batch: BatchParts) -> list[Description] | None:
+        """A batch of these kinds, for each group; None for one that is too large."""
+        found = [describer.describe(batch, self.learns) for describer in self._describers]
+        return found if all(map(Capacity.holds, self.capacities, found)) else None
 
     def serves(self, tables: EmbeddingTables) -> bool:
         """Whether it still belongs to the tables' caches: loading rows makes new ones."""
         return all(recorded.serves(group.cache) for recorded, group in zip(self._recorded_caches, self._groups))
 
-    def flat(self, named: Ids) -> list[Tensor] | None:
-        """The ids of each group, one after the other; None for a batch that does not fit."""
-        ids = named.ids
-        if not isinstance(ids, Tensor) or ids.shape != self._shape or ids.dtype != torch.int64 or named.bags:
-            return None
-        return [(ids if columns is None else ids[:, columns]).reshape(-1) for columns in self._columns]
-
     def start(self) -> None:
         self.busy = True
-        for maker in self._makers:
-            maker.clear()  # a bad id ended the feed before
+        for inputs in self._inputs:
+            inputs.clear()  # a bad id ended the feed before
         for transfer, recorded in zip(self._transfers, self._recorded_caches):
             transfer.start(recorded.num_windows)
 
@@ -142,11 +164,12 @@ class RecordedPlanner:
     abandon = stop
 
     def prepare(self, candidate: Candidate) -> KnownBatch:
-        given = BatchInputs(self._shape[0], candidate.named.ids, self._columns_of, {}, {})
+        size = candidate.ids[0].num_samples
+        given = BatchInputs(size, self._nothing, {}, {}, {})  # of pooled features nothing else is asked for
         return KnownBatch(candidate.batch, candidate.named, given, self, candidate.ids, None)
 
     def arrive(self, batch: KnownBatch) -> KnownBatch:
-        numbers = [recorded.arrive(ids) for recorded, ids in zip(self._recorded_caches, batch.ids)]
+        numbers = [recorded.arrive(each) for recorded, each in zip(self._recorded_caches, batch.ids)]
         return batch._replace(place=numbers[0])
 
     def num_keys(self, batch: KnownBatch) -> list[int]:
@@ -162,7 +185,7 @@ class RecordedPlanner:
     @property
     def may_have_bad_ids(self) -> bool:
         """Whether a kernel has seen one in any batch that has arrived. Those whose counts are on the host are known."""
-        return any(maker.found_bad for maker in self._makers)
+        return any(inputs.found_bad for inputs in self._inputs)
 
     def check(self, batch: KnownBatch | PreparedBatch) -> None:
         named = batch.named if isinstance(batch, KnownBatch) else batch
@@ -181,8 +204,9 @@ class RecordedPlanner:
         windows, placed = [], []
         for g, recorded in enumerate(self._recorded_caches):
             plan, rows = recorded.plan(len(batches), [candidate.ids[g] for candidate in arriving])
-            windows.append(GroupWindow(plan.number, plan, len(batches), len(batches) * recorded.num_lookups))
-            placed.append([self._lookups(g, row, batch.named, ticket) for row, batch in zip(rows, batches)])
+            num_lookups = sum(batch.ids[g].num_lookups for batch in batches)
+            windows.append(GroupWindow(plan.number, plan, len(batches), num_lookups))
+            placed.append([self._lookups(g, row, batch, ticket) for row, batch in zip(rows, batches)])
         arrived = [self.prepare(candidate)._replace(place=number + i) for i, candidate in enumerate(arriving)]
         return PlannedWindow(RecordedTransfer(self._groups, self._transfers, windows), placed, arrived)
 
@@ -194,15 +218,20 @@ class RecordedPlanner:
         for recorded in self._recorded_caches:
             recorded.forget()
 
-    def _lookups(self, g: int, row: Any, named: Ids, ticket: Ticket) -> Lookups:
-        return Lookups(
-            slots=row.slots,
-            spans=self._spans[g],
-            num_out=self._recorded_caches[g].num_lookups,
-            sorted_keys=row.sorted_keys,
-            order=row.order,
-            ticket=ticket,
-            renew=lambda: self._flatten(named)[g],
+    def _lookups(self, g: int, row: BatchSlots, batch: KnownBatch, ticket: Ticket) -> Lookups:
+        named = batch.named
+        return (
+            self._describers[g]
+            .lookups(batch.ids[g], row.slots)
+            ._replace(
+                starts=row.starts,
+                out_row=row.out_row,
+                scale=row.scale,
+                sorted_keys=row.sorted_keys,
+                order=row.order,
+                ticket=ticket,
+                renew=lambda: self._flatten(named)[g],
+            )
         )
 
     def _flatten(self, named: Ids | PreparedBatch) -> list[Lookups]:

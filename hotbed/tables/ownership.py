@@ -72,7 +72,8 @@ class Ownership:
         self.changes = Changes()
         self.feed: Feeder | None = None
         self.left: deque[Feeder] = deque()  # feeds that are being closed
-        self.planners: dict[Any, Any] = {}  # recordings that the next feed can use again
+        self.planners: list[Any] = []  # recordings that the next feed can use again
+        self.reasons: set[str] = set()  # why batches were planned launch by launch, as far as it was logged
         self._planned: dict[int, PreparedBatch] = {}
 
     def claim(self, *, drop: bool = False) -> None:

@@ -14,8 +14,8 @@ from hotbed.cache import POLICIES, Arrival, Cache, CachePlan, make_policy
 from hotbed.cache.reference import ReferenceCache
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.ops.index import AHEAD_BITS
+from hotbed.ops.inputs import Capacity, InputLayout, describe_ids
 from hotbed.ops.keys import Addresses
-from hotbed.ops.lookups import Span
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -170,7 +170,7 @@ def test_unknown_policy() -> None:
 @needs_triton
 @settings(max_examples=8)
 @given(
-    stream=st.lists(st.lists(st.integers(-1, 40), min_size=9, max_size=9), min_size=1, max_size=12),
+    stream=st.lists(st.lists(st.integers(-1, 40), max_size=9), min_size=1, max_size=12),
     window=st.integers(1, 2),
     ahead=st.integers(2, 6),
     stride=st.integers(1, 3),
@@ -179,16 +179,16 @@ def test_unknown_policy() -> None:
 def test_a_lane_decides_as_the_reference(
     stream: list[list[int]], window: int, ahead: int, stride: int, policy: str
 ) -> None:
-    """With plain batches in between, which the numbers on the device must catch up with."""
+    """Batches of any size up to its capacity, and plain ones in between, which the numbers on the device must catch up with."""
     from hotbed.cache.recorded_planner import RecordedCache
-    from hotbed.ops.keys.triton import KeyMaker
+    from hotbed.ops.inputs.triton import Descriptions
 
     feeder, reference = Feeder(28, policy, "triton"), ReferenceCache(28, make_policy(policy))
     feeder.cache.stride = reference.stride = stride
     addresses = Addresses(*(np.array([value]) for value in (0, 41, False, True, -1)))
-    maker = KeyMaker((Span("a", 0, 9, 1),), addresses, feeder.device)
-    lane = RecordedCache(feeder.cache, maker, 9, window, train=True)
-    batches = [torch.tensor(keys, device=feeder.device) for keys in stream]
+    inputs = Descriptions(InputLayout(addresses, is_bags=False), feeder.device)
+    lane = RecordedCache(feeder.cache, inputs, Capacity(9, 9), window)
+    batches = [describe_ids(torch.tensor(keys, dtype=torch.int64, device=feeder.device)) for keys in stream]
     read = planned = 0
     while planned < len(stream):
         while read < len(stream) and read - planned < ahead:
@@ -226,14 +226,15 @@ def test_a_lane_finds_room_by_waiting_for_its_oldest_window_and_not_for_the_devi
 ) -> None:
     """Counts come with events, as from a device that is behind; two batches that are not counted make room doubtful."""
     from hotbed.cache.recorded_planner import RecordedCache
-    from hotbed.ops.keys.triton import KeyMaker
+    from hotbed.ops.inputs.triton import Descriptions
 
     feeder = Feeder(8, "oracle", "triton")
     waited: list[int] = []
     feeder.cache.reserve(64)
     addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
-    lane = RecordedCache(feeder.cache, KeyMaker((Span("a", 0, 8, 1),), addresses, feeder.device), 8, 1, train=True)
-    ids = [torch.arange(8 * n, 8 * n + 8, device=feeder.device) for n in range(6)]
+    inputs = Descriptions(InputLayout(addresses, is_bags=False), feeder.device)
+    lane = RecordedCache(feeder.cache, inputs, Capacity(8, 8), 1)
+    ids = [describe_ids(torch.arange(8 * n, 8 * n + 8, device=feeder.device)) for n in range(6)]
     lane.arrive(ids[0])
     lane.arrive(ids[1])
     lane.settle()

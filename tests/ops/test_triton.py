@@ -76,6 +76,43 @@ def test_update(optimizer, make):
         torch.testing.assert_close(actual.cpu(), records, rtol=3e-5, atol=3e-5)
 
 
+def test_output_rows_that_are_known_ahead_change_nothing():
+    """As a recording hands them over: views of longer buffers, int32, padding behind them that nobody may look at."""
+    from hotbed.ops.lookup.triton import lookup
+    from hotbed.ops.update.triton import update
+
+    optimizer, dim = hotbed.optim.Adagrad(lr=0.1), 5
+    generator = torch.Generator().manual_seed(1)
+    lookups, tables = random_bags(ROWS, 30, generator)
+    layout, records = start(optimizer, dim, generator)
+    grad = torch.randn(lookups.num_out, dim, generator=generator).to(DEVICE)
+    ours = on_device(lookups)
+    num, num_starts = ours.slots.shape[0], ours.starts.shape[0]
+    sorted_keys, order = torch.sort(ours.slots, stable=True)
+
+    def padded(tensor, dtype, fill):
+        longer = torch.full((tensor.shape[0] + 77,), fill, dtype=dtype, device=DEVICE)
+        longer[: tensor.shape[0]] = tensor
+        return longer
+
+    theirs = ours._replace(
+        slots=padded(ours.slots, torch.int32, -7)[:num],
+        starts=padded(ours.starts, torch.int64, -7)[:num_starts],
+        scale=padded(ours.scale, torch.float32, torch.nan)[:num],
+        out_row=padded(ours.out_row_of_lookup(), torch.int32, -7)[:num],
+        sorted_keys=padded(sorted_keys, torch.int32, 2**31 - 1)[:num],
+        order=padded(order, torch.int32, -7)[:num],
+    )
+    found = []
+    for each in (ours, theirs):
+        changed = records.to(DEVICE, copy=True)
+        vectors = lookup(changed, each, dim)
+        update(changed, layout, grad, each, settings_of(optimizer, 0.1, tables))
+        found.append((vectors, changed))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
 def test_hot_rows_cross_many_chunks():
     """Rows of 1, 63, 64, 65 and 1,300 look-ups: inside a chunk, at its borders, across twenty of them."""
     from hotbed.ops.update.triton import update

@@ -12,31 +12,6 @@ from hotbed.errors import BudgetError, IdError
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
 
 
-@pytest.fixture
-def lanes_on_cpu(monkeypatch):
-    """Where there is no CUDA device the CPU stands in for it: kernels are interpreted, copies are the C library's."""
-    if torch.cuda.is_available():
-        pytest.skip("tests/gpu covers this on the device")
-    from hotbed.ops.index import triton
-
-    monkeypatch.setattr("hotbed.pipeline.recorded.backend_of", lambda tensor: "triton")
-    monkeypatch.setattr("hotbed.cache.cache.ops_for", lambda tensor: triton)
-
-    def ordered(lookups):
-        keys, order = torch.sort(lookups.slots, stable=True)
-        return lookups._replace(sorted_keys=keys, order=order)
-
-    monkeypatch.setattr("hotbed.tables.group.cached.ordered", ordered)
-    place = triton.place
-    monkeypatch.setattr(triton, "place", lambda *arguments: place(*arguments).to(torch.int64))
-    original = hotbed.pipeline.recorded.RecordedPlanner._lookups
-
-    def lookups(lanes, g, row, named, ticket):  # the compiled lookup on the CPU takes 64-bit slots
-        return original(lanes, g, row._replace(slots=row.slots.to(torch.int64)), named, ticket)
-
-    monkeypatch.setattr(hotbed.pipeline.recorded.RecordedPlanner, "_lookups", lookups)
-
-
 def batches(count, size, seed=0):
     generator = torch.Generator().manual_seed(seed)
     columns = [(torch.rand(count, size, generator=generator) ** 3 * limit).long() for limit in (40, 25, 60)]
@@ -185,9 +160,9 @@ def test_counts_begin_at_zero_after_a_batch_of_another_size(monkeypatch):
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("look_ahead", [1, 2, 6])
 def test_a_bad_id_is_reported_at_its_turn(late, look_ahead, monkeypatch):
-    from hotbed.ops.keys.triton import KeyMaker
+    from hotbed.ops.inputs.triton import Descriptions
 
-    found_bad = KeyMaker.found_bad.fget
+    found_bad = Descriptions.found_bad.fget
     seen = [False]
 
     def one_look_late(maker):  # the device is one launch behind
@@ -195,7 +170,7 @@ def test_a_bad_id_is_reported_at_its_turn(late, look_ahead, monkeypatch):
         return seen[-2]
 
     if late:
-        monkeypatch.setattr(KeyMaker, "found_bad", property(one_look_late))
+        monkeypatch.setattr(Descriptions, "found_bad", property(one_look_late))
     tables = hotbed.EmbeddingTables({"a": Table(100, 2)}, optim.SGD(lr=0.1), cache=0.5)
     loader = [torch.tensor([[n], [n + 1]]) for n in range(12)]
     good = [ids.clone() for ids in loader]
@@ -218,12 +193,20 @@ def test_a_bad_id_is_reported_at_its_turn(late, look_ahead, monkeypatch):
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")
-def test_few_lanes_are_kept():
+def test_few_planners_are_kept():
+    """One for the largest batch of each kind and window; those used last stay."""
     tables = hotbed.EmbeddingTables({"a": Table(100, 2)}, optim.SGD(lr=0.1), cache=0.5)
-    for size in (1, 2, 3, 4, 5, 6, 3):
-        for ids in hotbed.prefetch([torch.arange(size).reshape(-1, 1)], tables, window=1):
+
+    def feed(size, window):
+        for ids in hotbed.prefetch([torch.arange(size).reshape(-1, 1)], tables, window=window):
             tables(ids).sum().backward()
-    assert [key[0][0] for key in tables.ownership.planners] == [4, 5, 6, 3]
+        return [(planner.window, planner.capacities[0].num_samples) for planner in tables.ownership.planners]
+
+    assert [feed(size, 1) for size in (1, 5, 3)] == [[(1, 1)], [(1, 5)], [(1, 5)]]
+    for window in (2, 3, 4, 1):
+        found = feed(2, window)
+    assert found == [(2, 2), (3, 2), (4, 2), (1, 5)]
+    assert feed(2, 5) == [(3, 2), (4, 2), (1, 5), (5, 2)]
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")

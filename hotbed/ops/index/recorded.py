@@ -1,14 +1,15 @@
-"""The index for batches of one shape, CUDA only: every number that changes from batch to batch stays on the device.
+"""The index for batches below a capacity, CUDA only: every number that changes from batch to batch stays on the device.
 
-So a whole arrival, and a whole plan, is the same sequence of launches every time, and can be recorded once and replayed.
-Numbers and lists that the host wants are written by the kernels into memory it can read.
+So a whole arrival, and a whole plan, is the same sequence of launches every time, and can be recorded once and replayed. How
+many lookups a batch has and whether rows learn is in its description (ops/inputs); what lies beyond is padding, which sorts
+last and is looked at by nobody. Numbers and lists that the host wants are written by the kernels into memory it can read.
 
-Shapes: L look-ups of a batch, K batches of a window, S slots, `room` misses of a window at most.
+Shapes: C lookups that a batch may have, N bags that it may have, K batches of a window, S slots, `room` misses of a window at
+most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,8 @@ from hotbed.ops.index.triton import (
     launch_sweep,
     launch_tick,
 )
+from hotbed.ops.inputs import BATCHES, Capacity, InputLayout
+from hotbed.ops.inputs.triton import Descriptions
 
 ARRIVALS = 512  # batches ahead whose counts are kept
 WINDOWS = 8  # windows whose counts and lists are kept
@@ -44,16 +47,20 @@ class RecordedBuffers(NamedTuple):
     host_window_counts: Tensor  # int64 [WINDOWS, 16], likewise
     misses: Tensor  # int32 [room], cells
     lists: Lists  # [WINDOWS, room] each
-    slots: Tensor  # int32 [batches, >= L]
-    sorted_keys: Tensor  # [batches, >= L]
-    order: Tensor  # int32 [batches, >= L]
+    slots: Tensor  # int32 [batches, >= C]
+    sorted_keys: Tensor  # [batches, >= C]
+    order: Tensor  # int32 [batches, >= C]
+    starts: Tensor | None  # of bags: int64 [batches, > N]
+    out_row: Tensor | None  # of bags: int32 [batches, >= C]
+    scale: Tensor | None  # of bags whose lookups have weights: float32 [batches, >= C]
 
 
 def new_buffers(
-    num_lookups: int, batches: int, room: int, key_type: torch.dtype, device: torch.device
+    capacity: Capacity, batches: int, room: int, layout: InputLayout, device: torch.device
 ) -> RecordedBuffers:
-    """For batches of `num_lookups`, `batches` of them planned and in use at a time. Rows begin at 64 bytes, for kernels."""
-    num_lookups, room = -(-num_lookups // 16) * 16, -(-room // 16) * 16
+    """For batches below a capacity, `batches` of them planned and in use at a time. Rows begin at 64 bytes, for kernels."""
+    num_lookups, room = _aligned(capacity.num_lookups), _aligned(room)
+    num_starts = _aligned(layout.num_spans * capacity.num_samples + 1)
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(*shape, dtype=dtype, device=device)
@@ -70,17 +77,29 @@ def new_buffers(
         misses=zeros(room, dtype=torch.int32),
         lists=Lists(*(zeros(WINDOWS, room) for _ in range(3)), *(on_host(WINDOWS, room) for _ in range(2))),
         slots=zeros(batches, num_lookups, dtype=torch.int32),
-        sorted_keys=zeros(batches, num_lookups, dtype=key_type),
+        sorted_keys=zeros(batches, num_lookups, dtype=layout.key_type),
         order=zeros(batches, num_lookups, dtype=torch.int32),
+        starts=zeros(batches, num_starts) if layout.is_bags else None,
+        out_row=zeros(batches, num_lookups, dtype=torch.int32) if layout.is_bags else None,
+        scale=zeros(batches, num_lookups, dtype=torch.float32) if layout.is_scaled else None,
     )
 
 
-def recorded_arrive(table: Cells, recorded: RecordedBuffers, keys: Tensor, stride: int, stamps: Tensor) -> None:
-    """The next batch ahead; `stride` batches share a bit of `future`. Stamps int32, one of each cell, are the lane's."""
-    num = keys.shape[0]
+def _aligned(count: int) -> int:
+    return max(16, -(-count // 16) * 16)
+
+
+def recorded_arrive(
+    table: Cells, recorded: RecordedBuffers, inputs: Descriptions, num: int, stride: int, stamps: Tensor
+) -> None:
+    """The next batch ahead, of at most `num` lookups; `stride` batches share a bit of `future`.
+
+    Stamps int32, one of each cell, are the lane's.
+    """
+    keys = inputs.make_keys(recorded.state, ARRIVED, 0, num)
     launch_arrive_unsorted(
         grid(num), keys.dtype, keys, table.key, table.future, table.spilled, stamps, recorded.arrival_counts, recorded.state,
-        num, table.spilled.shape[0], stride, ARRIVALS, BLOCK,
+        inputs.rows, inputs.words, table.spilled.shape[0], stride, ARRIVALS, BATCHES, BLOCK,
     )  # fmt: skip
     launch_tick(
         (1,), ARRIVED, recorded.arrival_counts, recorded.host_arrival_counts, recorded.state, 0, ARRIVED, ARRIVALS
@@ -91,20 +110,28 @@ def recorded_plan(
     table: Cells,
     slots: SlotState,
     recorded: RecordedBuffers,
-    window: Sequence[Tensor],
+    inputs: Descriptions,
+    num: int,
+    num_batches: int,
+    num_samples: int,
     scoring: ScoreFunction,
     stride: int,
-    train: bool,
 ) -> None:
-    """The next window of batches (keys [L] each): decided, placed, and listed for the host."""
-    num, num_slots, num_batches = window[0].shape[0], slots.cell.shape[0], len(window)
+    """The next window of batches, of at most `num` lookups and `num_samples` samples: decided, placed, listed for the host."""
+    num_slots = slots.cell.shape[0]
     num_buckets, num_cells, room = table.spilled.shape[0], table.key.shape[0], recorded.misses.shape[0]
-    parts = [torch.sort(keys, stable=True) for keys in window]
+    parts = []
+    for k in range(num_batches):
+        keys = inputs.make_keys(recorded.state, PLANNED, k, num)
+        if recorded.starts is not None and recorded.out_row is not None:
+            bags = (recorded.starts, recorded.out_row, recorded.scale)
+            inputs.lay_bags(keys, recorded.state, PLANNED, k, num_samples, *bags)
+        parts.append(torch.sort(keys, stable=True))
     for k, (sorted_keys, _) in enumerate(parts):
         launch_collect(
             grid(num), (sorted_keys.dtype, 1), sorted_keys, table.key, table.spilled, table.slot, slots.last, slots.uses,
-            slots.dirty, recorded.misses, recorded.window_counts, recorded.state, num, num_buckets, k + 1, 0, scoring.half_life,
-            int(train), WINDOWS, BLOCK,
+            slots.dirty, recorded.misses, recorded.window_counts, recorded.state, inputs.rows, 0, num_buckets, k + 1, 0,
+            scoring.half_life, 0, inputs.words, WINDOWS, BATCHES, BLOCK,
         )  # fmt: skip
     launch_sweep(
         grid(num_cells, WIDE), 1, table.key, table.slot, table.future, recorded.window_counts, recorded.state, 0, num_batches,
@@ -117,14 +144,16 @@ def recorded_plan(
     )  # fmt: skip
     order = torch.sort(ranks).indices
     launch_assign(
-        grid(room), 1, recorded.misses, order, table.key, table.slot, table.future, *slots, *recorded.lists,
-        recorded.window_counts, recorded.state, 0, num_batches, int(train), room, WINDOWS, BLOCK,
+        grid(min(room, num * num_batches)), 1, recorded.misses, order, table.key, table.slot, table.future, *slots,
+        *recorded.lists, recorded.window_counts, recorded.state, inputs.rows, 0, num_batches, 0, room, inputs.words, WINDOWS,
+        BATCHES, BLOCK,
     )  # fmt: skip
     for k, (sorted_keys, positions) in enumerate(parts):
         launch_place(
             grid(num), (sorted_keys.dtype, positions.dtype, recorded.slots.shape[0]), sorted_keys, positions, table.key,
             table.slot, table.spilled, slots.uses, recorded.slots, recorded.sorted_keys, recorded.order, recorded.window_counts,
-            recorded.state, num, num_buckets, k, recorded.slots.shape[1], recorded.slots.shape[0], WINDOWS, BLOCK,
+            recorded.state, inputs.rows, 0, num_buckets, k, recorded.slots.shape[1], inputs.words, recorded.slots.shape[0],
+            WINDOWS, BATCHES, BLOCK,
         )  # fmt: skip
     launch_tick(
         (1,),

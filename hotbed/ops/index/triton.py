@@ -115,16 +115,19 @@ def _arrive(keys, cell_key, cell_future, spilled, counts, num_lookups, num_bucke
         tl.atomic_add(counts + _UNPLACED, num_unplaced)
 
 
-@triton.jit(do_not_specialize=["num_lookups", "num_buckets", "stride"])
+@triton.jit(do_not_specialize=["words", "num_buckets", "stride"])
 def _arrive_unsorted(
-    keys, cell_key, cell_future, spilled, stamps, counts, state, num_lookups, num_buckets, stride,
-    ARRIVALS: tl.constexpr, BLOCK: tl.constexpr,
+    keys, cell_key, cell_future, spilled, stamps, counts, state, batches, words, num_buckets, stride,
+    ARRIVALS: tl.constexpr, BATCHES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """As `_arrive`, for keys in any order, many of them equal: stamps say in which batch a cell was last used.
+
+    How many keys there are is in the batch's description (ops/inputs): batches [BATCHES, words].
 
     Two lanes with one new key try the same cell, because both try the first empty one: who comes second finds the key there.
     """
     number = tl.load(state)
+    num_lookups = tl.load(batches + (number % BATCHES) * words)
     stamp = (number + 1).to(tl.int32)
     bits = tl.full([], 1, dtype=tl.int32) << ((number // stride) % 30).to(tl.int32)
     counts += (number % ARRIVALS) * 8
@@ -171,12 +174,18 @@ def _arrive_unsorted(
         tl.atomic_add(counts + _UNPLACED, num_unplaced)
 
 
-@triton.jit(do_not_specialize=["num_lookups", "num_buckets", "clock", "since", "half", "train"])
+@triton.jit(do_not_specialize=["num_lookups", "num_buckets", "clock", "since", "half", "train", "words"])
 def _collect(
-    keys, cell_key, spilled, slot_of, last, uses, dirty, misses, counts, state,
-    num_lookups, num_buckets, clock, since, half, train, LANE: tl.constexpr, BLOCK: tl.constexpr,
+    keys, cell_key, spilled, slot_of, last, uses, dirty, misses, counts, state, batches,
+    num_lookups, num_buckets, clock, since, half, train, words,
+    LANE: tl.constexpr, BATCHES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    if LANE:  # `clock` counts the batches of the window up to this one
+    if (
+        LANE
+    ):  # `clock` counts the batches of the window up to this one, which is described in `batches` [BATCHES, words]
+        described = batches + ((tl.load(state + 1) + clock - 1) % BATCHES) * words
+        num_lookups = tl.load(described)
+        train = tl.load(described + 2)
         since = tl.load(state + 2).to(tl.int32) + 1
         clock = since + clock - 1
         counts += (tl.load(state + 3) % LANE) * 8
@@ -257,12 +266,14 @@ def _score(
     tl.store(ranks + s, (value << 32) | key, mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "clock", "train", "room"])
+@triton.jit(do_not_specialize=["count", "clock", "train", "room", "words"])
 def _assign(
     misses, order, cell_key, slot_of, cell_future, cell_in, last, uses, dirty, miss_keys, miss_slots, victim_slots,
-    host_miss_keys, host_victim_keys, counts, state, count, clock, train, room, LANE: tl.constexpr, BLOCK: tl.constexpr,
+    host_miss_keys, host_victim_keys, counts, state, batches, count, clock, train, room, words,
+    LANE: tl.constexpr, BATCHES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    if LANE:
+    if LANE:  # all batches of a window learn, or none does
+        train = tl.load(batches + (tl.load(state + 1) % BATCHES) * words + 2)
         window = tl.load(state + 3) % LANE
         counts += window * 8
         count = tl.load(counts + 3).to(tl.int32)
@@ -306,13 +317,16 @@ def _assign(
     tl.store(miss_slots + i, slot, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_lookups", "num_buckets", "batch", "row_length"])
+@triton.jit(do_not_specialize=["num_lookups", "num_buckets", "batch", "row_length", "words"])
 def _place(
-    keys, order, cell_key, slot_of, spilled, uses, slots, kept_keys, kept_order, counts, state,
-    num_lookups, num_buckets, batch, row_length, LANE: tl.constexpr, WINDOWS: tl.constexpr, BLOCK: tl.constexpr,
+    keys, order, cell_key, slot_of, spilled, uses, slots, kept_keys, kept_order, counts, state, batches,
+    num_lookups, num_buckets, batch, row_length, words,
+    LANE: tl.constexpr, WINDOWS: tl.constexpr, BATCHES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if LANE:  # LANE rows of slots, sorted keys and their order; `batch` is the place in the window
-        row = (tl.load(state + 1) + batch) % LANE
+        number = tl.load(state + 1) + batch
+        num_lookups = tl.load(batches + (number % BATCHES) * words)
+        row = number % LANE
         counts += (tl.load(state + 3) % WINDOWS) * 8
         slots += row * row_length
         kept_keys += row * row_length
@@ -438,8 +452,8 @@ def collect(
     if keys.shape[0]:
         launch_collect(
             grid(keys.shape[0]), keys.dtype, keys, table.key, table.spilled, table.slot, slots.last, slots.uses,
-            slots.dirty, misses, counts, counts, keys.shape[0], table.spilled.shape[0], clock, since, half, int(train),
-            0, BLOCK,
+            slots.dirty, misses, counts, counts, counts, keys.shape[0], table.spilled.shape[0], clock, since, half,
+            int(train), 0, 0, 1, BLOCK,
         )  # fmt: skip
 
 
@@ -472,7 +486,7 @@ def assign(
     if num:
         launch_assign(
             grid(num), 0, misses, order, table.key, table.slot, table.future, *slots, *lists, counts, counts,
-            num, clock, int(train), 0, 0, BLOCK,
+            counts, num, clock, int(train), 0, 0, 0, 1, BLOCK,
         )  # fmt: skip
 
 
@@ -485,7 +499,8 @@ def place(table: Cells, state: SlotState, batch: ArrivalCells, keys: Tensor, ord
     if keys.shape[0]:
         launch_place(
             grid(keys.shape[0]), (keys.dtype, order.dtype), keys, order, table.key, table.slot, table.spilled,
-            state.uses, slots, slots, slots, counts, counts, keys.shape[0], table.spilled.shape[0], 0, 0, 0, 0, BLOCK,
+            state.uses, slots, slots, slots, counts, counts, counts, keys.shape[0], table.spilled.shape[0], 0, 0, 0, 0, 0,
+            1, BLOCK,
         )  # fmt: skip
     return slots
 

@@ -13,8 +13,8 @@ launch but a number here: how many samples and lookups there are, whether rows l
 
 Lookups stand as `tables/inputs.py` lays them out launch by launch: of single ids lookup i * P + p is feature p of sample i; of
 bags they stand feature after feature, sample after sample. Buffers are as long as a recording's capacity. Lookups beyond
-`num_lookups` are padding: their key is the largest number of its type, so they sort last and move no other lookup, and kernels stop
-before them.
+`num_lookups` are padding: their key is the largest number of its type, so they sort last and move no other lookup, and kernels
+stop before them.
 
 Shapes: B samples, P features (spans), L lookups, N = P * B bags.
 """
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hotbed.ops.keys.addresses import Addresses
 
@@ -85,3 +86,9 @@ def describe(spans: list[list[int]], num_lookups: int, num_samples: int, learns:
     """A row of numbers; each span is given as its eight."""
     words = np.array([[num_lookups, num_samples, int(learns), 0, 0, 0, 0, 0], *spans], dtype=np.int64).reshape(-1)
     return Description(words, num_lookups, num_samples, kept)
+
+
+def describe_ids(ids: Tensor, learns: bool = True) -> Description:
+    """A batch of one feature with one id for each sample, int64 [B]."""
+    size = int(ids.shape[0])
+    return describe([[ids.data_ptr(), int(ids.stride(0)), 0, size, 0, 1, 0, 0]], size, size, learns, kept=ids)

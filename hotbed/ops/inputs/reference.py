@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ def lay_out(layout: InputLayout, spans: list[SpanInputs]) -> LaidOut:
         lengths = offsets.diff()
         scale = torch.ones(values.shape[0]) if weights is None else weights
         if layout.is_bags and layout.is_mean[p]:
-            counts = torch.stack([(key[a:b] >= 0).sum() for a, b in zip(offsets, offsets[1:])]) if size else lengths
+            counts = torch.stack([(key[a:b] >= 0).sum() for a, b in pairwise(offsets)]) if size else lengths
             scale = torch.repeat_interleave(1.0 / counts.clamp(min=1).to(torch.float32), lengths)
         column = layout.columns[p] if layout.is_bags else p
         keys.append(key)

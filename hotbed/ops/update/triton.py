@@ -385,6 +385,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
         keys.dtype,
         order.dtype,
         lookups.slots.dtype,
+        None if out_rows is None else out_rows.dtype,
         grad.dtype,
         grad.data_ptr() % 16,
         salt.bit_length() > 31,

@@ -23,7 +23,7 @@ from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, Decision, make_
 from hotbed.cache.holdings import hot_keys
 from hotbed.cache.policies import LFU
 from hotbed.errors import BudgetError, ConfigError
-from hotbed.ops.lookups import Lookups, Span, Ticket
+from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.ops.move import pack, unpack
 from hotbed.ops.records import Layout, empty_records
 from hotbed.ops.shard import Shard
@@ -32,14 +32,15 @@ from hotbed.sizing.budget import Room, enough_for
 from hotbed.store import MemoryStore
 from hotbed.store.counts import Tiers
 from hotbed.store.held import Holder
-from hotbed.tables.group.keyspace import CHUNK, Keyspace, Member, addresses_of
+from hotbed.tables.group.keyspace import CHUNK, Keyspace, Member
 from hotbed.tables.group.staging import Staging
 from hotbed.tables.snapshot.cache import load_state, state_of
 from hotbed.tables.transaction import Changes
 
 if TYPE_CHECKING:  # lanes are Triton's, which need not be there
     from hotbed.cache.recorded_planner import RecordedCache, RecordedPlan
-    from hotbed.ops.keys.triton import KeyMaker
+    from hotbed.ops.inputs import Capacity, InputLayout
+    from hotbed.ops.inputs.triton import Descriptions
     from hotbed.ops.move.compiled_transfer import CompiledTransfer
 
 
@@ -305,15 +306,14 @@ class CachedRows:
             self.store.write(fetch.plan.victim_keys, self._staging.outward(fetch.leaving))
 
     def new_recorded_cache(
-        self, spans: tuple[Span, ...], tables: tuple[str, ...], window: int, learns: bool
-    ) -> tuple[RecordedCache, KeyMaker]:
-        """A lane for batches of these spans, on CUDA; and what makes its keys."""
+        self, layout: InputLayout, capacity: Capacity, window: int
+    ) -> tuple[RecordedCache, Descriptions]:
+        """A lane for batches of this layout and capacity, on CUDA; and where they are described."""
         from hotbed.cache.recorded_planner import RecordedCache
-        from hotbed.ops.keys.triton import KeyMaker
+        from hotbed.ops.inputs.triton import Descriptions
 
-        members = {member.name: member for member in self._members}
-        keys = KeyMaker(spans, addresses_of(members, tables), self.records.device)
-        return RecordedCache(self.cache, keys, sum(span.length for span in spans), window, learns), keys
+        inputs = Descriptions(layout, self.records.device)
+        return RecordedCache(self.cache, inputs, capacity, window), inputs
 
     def new_transfer(self, recorded: RecordedCache) -> CompiledTransfer:
         """Who moves the rows of a lane's windows."""
@@ -323,9 +323,13 @@ class CachedRows:
         return CompiledTransfer(*self.store.parts(), recorded.host_lists, self.records.device)
 
     @property
-    def can_record(self) -> bool:
-        """Whether rows may be moved by a porter, which needs them in an array and creates them from their keys."""
-        return isinstance(self.store, MemoryStore) and not self.keyspace.is_dynamic and self._shard.world == 1
+    def why_not_recorded(self) -> str | None:
+        """Why a porter may not move the rows, which needs them in an array and creates them from their keys; None if it may."""
+        if self.keyspace.is_dynamic:
+            return "ids are dynamic"
+        if not isinstance(self.store, MemoryStore):
+            return "rows are on an ssd"
+        return "rows are spread over ranks" if self._shard.world > 1 else None
 
     def exchange_with(
         self, transfer: CompiledTransfer, number: int, plan: RecordedPlan, num_batches: int, num_lookups: int

@@ -5,9 +5,6 @@ they are recorded once as CUDA graphs and replayed, and everything that changes 
 lookups too, stays on the device. The host reads what it wants from memory the kernels write to. Decisions are those of `Cache`
 to the row, and the two may take turns: what it has on the device is brought up to date when the cache was used in between.
 
-A recording works on as many lookups as it was made for: a batch takes the smallest that holds it, and batches of which many are
-less than half of that get one of their own.
-
 Everything runs on the stream that is current, which is the one that trains; a row of slots is written again only after
 `batches` further ones, so nothing there is overwritten while it is used.
 """
@@ -38,14 +35,12 @@ from hotbed.ops.index.recorded import (
     recorded_arrive,
     recorded_plan,
 )
-from hotbed.ops.inputs import BATCHES, Capacity, Description, bucket
+from hotbed.ops.inputs import BATCHES, Capacity, Description
 from hotbed.ops.inputs.triton import Descriptions
-from hotbed.ops.recording import Recordings
+from hotbed.ops.recording import RecordedSizes, Recordings
 from hotbed.ops.streams import mark
 
 _NUMBER = 8  # place of the tag in a row of counts on the host
-_OFTEN = 6  # batches that are less than half of the lookups of a recording, before they get their own
-_SIZES = 4  # numbers of lookups for which there are recordings
 
 
 class BatchSlots(NamedTuple):
@@ -57,6 +52,17 @@ class BatchSlots(NamedTuple):
     starts: Tensor | None = None  # int64 [N + 1]
     out_row: Tensor | None = None  # int32 [L]
     scale: Tensor | None = None  # float32 [L]
+
+    def cut(self, num_lookups: int, num_bags: int) -> BatchSlots:
+        """Without what is beyond these numbers."""
+        return BatchSlots(
+            self.slots[:num_lookups],
+            self.sorted_keys[:num_lookups],
+            self.order[:num_lookups],
+            None if self.starts is None else self.starts[: num_bags + 1],
+            None if self.out_row is None else self.out_row[:num_lookups],
+            None if self.scale is None else self.scale[:num_lookups],
+        )
 
 
 def _row_of(buffers: RecordedBuffers, row: int) -> BatchSlots:
@@ -114,9 +120,9 @@ class RecordedCache:
         self._buffers = new_buffers(capacity, 6 * window, room, inputs.layout, cache.device)
         self._host_arrivals = self._buffers.host_arrival_counts.numpy()
         self._host_windows = self._buffers.host_window_counts.numpy()
-        self._rows = [_row_of(self._buffers, row) for row in range(6 * window)]
-        self._sizes = [max(1, capacity.num_lookups)]  # lookups that recordings are made for, ascending
-        self._num_small = 0  # batches that would have wanted a smaller one
+        num_bags = capacity.num_samples * inputs.layout.num_spans
+        self._rows = [_row_of(self._buffers, row).cut(capacity.num_lookups, num_bags) for row in range(6 * window)]
+        self._sizes = RecordedSizes(capacity.num_lookups)
         self._counts = [(0, 0)] * BATCHES  # lookups and samples of the batches that have arrived
         self._usual = 0  # cells a batch has taken lately
         lists = self._buffers.lists
@@ -137,7 +143,7 @@ class RecordedCache:
         self._catch_up()
         self._note(batch)
         self._cache.expect_cells(batch.num_lookups)
-        size = self._size_for(batch.num_lookups)
+        size = self._sizes.size_for(batch.num_lookups)
         self._recordings.run(("arrive", size, self._cache.stride), lambda: self._arrive(1, size))
         self._remember()
         return self._cache.num_arrived - 1
@@ -167,7 +173,7 @@ class RecordedCache:
             self._note(batch)
         new = [batch.num_lookups for batch in arriving]
         self._cache.expect_cells(sum(new))
-        size = self._size_for(max(*new, *(self.num_lookups(first + k) for k in range(count)), 0))
+        size = self._sizes.size_for(max(*new, *(self.num_lookups(first + k) for k in range(count)), 0))
         self._recordings.run(
             ("plan", count, size, bool(arriving), self._cache.stride), lambda: self._plan(count, size, bool(arriving))
         )
@@ -182,25 +188,10 @@ class RecordedCache:
     def _row(self, number: int) -> BatchSlots:
         """What was planned for a batch, without the padding."""
         num_lookups, num_samples = self._counts[number % BATCHES]
-        slots, sorted_keys, order, starts, out_row, scale = self._rows[number % len(self._rows)]
-        return BatchSlots(
-            slots[:num_lookups],
-            sorted_keys[:num_lookups],
-            order[:num_lookups],
-            None if starts is None else starts[: num_samples * self._inputs.layout.num_spans + 1],
-            None if out_row is None else out_row[:num_lookups],
-            None if scale is None else scale[:num_lookups],
-        )
-
-    def _size_for(self, num_lookups: int) -> int:
-        """Lookups of the recording that a batch is replayed with."""
-        size = next(size for size in self._sizes if size >= num_lookups)
-        if size > 2 * num_lookups:
-            self._num_small += 1
-            if self._num_small >= _OFTEN and len(self._sizes) < _SIZES:
-                size, self._num_small = max(1, bucket(num_lookups)), 0
-                self._sizes = sorted({*self._sizes, size})
-        return size
+        row = self._rows[number % len(self._rows)]
+        if (num_lookups, num_samples) == self.capacity:  # most batches, and a view takes a microsecond
+            return row
+        return row.cut(num_lookups, num_samples * self._inputs.layout.num_spans)
 
     def _note(self, batch: Description) -> None:
         assert self.capacity.holds(batch), f"{batch[1:3]} lookups and samples are above the capacity, {self.capacity}"

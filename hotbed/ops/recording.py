@@ -9,6 +9,11 @@ from typing import Any
 
 import torch
 
+from hotbed.ops.inputs import bucket
+
+_OFTEN = 6  # batches that have less than half of the lookups of a recording, before they get their own
+_SIZES = 4  # numbers of lookups for which there are recordings
+
 
 @contextmanager
 def recording(pool: Any = None) -> Iterator[Any]:
@@ -25,6 +30,27 @@ def recording(pool: Any = None) -> Iterator[Any]:
     finally:
         if collects:
             gc.enable()
+
+
+class RecordedSizes:
+    """How many lookups recordings are made for: a batch takes the smallest that holds it.
+
+    Batches of which several have less than half of that get one of their own; a single short batch takes what is there.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._sizes = [max(1, most)]  # ascending
+        self._num_small = 0  # batches that would have wanted a smaller one
+
+    def size_for(self, num_lookups: int) -> int:
+        """Lookups of the recording that a batch is replayed with."""
+        size = next(size for size in self._sizes if size >= num_lookups)
+        if size > 2 * num_lookups:
+            self._num_small += 1
+            if self._num_small >= _OFTEN and len(self._sizes) < _SIZES:
+                size, self._num_small = max(1, bucket(num_lookups)), 0
+                self._sizes = sorted({*self._sizes, size})
+        return size
 
 
 class Recordings:

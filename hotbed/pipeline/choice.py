@@ -1,12 +1,11 @@
 """Which planner takes a batch, decided in one place: a recorded one wherever it can, the eager one for all others.
 
-What stays eager on CUDA, and why, is logged once ("hotbed.pipeline"): dynamic ids, rows on an ssd, rows spread over ranks,
+What stays eager on CUDA, and why, is logged once ("hotbed.tables"): dynamic ids, rows on an ssd, rows spread over ranks,
 features that are not pooled, weights of bags that want a gradient. Malformed batches go there too, which reports them.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from hotbed.cache import MOST_BATCHES
@@ -16,8 +15,6 @@ from hotbed.pipeline.planner import Candidate, Planner
 from hotbed.pipeline.recorded import RecordedPlanner, recorded_for, why_not_recorded
 from hotbed.tables.descriptions import MALFORMED, BatchParts, parts_of
 from hotbed.tables.module import EmbeddingTables
-
-_log = logging.getLogger("hotbed.pipeline")
 
 
 class PlannerChoice:
@@ -80,8 +77,6 @@ class PlannerChoice:
         self._asked = False
 
     def _say(self, reason: str | None) -> None:
-        """Log why batches are planned launch by launch on CUDA, once for these tables."""
-        said = self._tables.ownership.reasons
-        if reason is not None and self._tables.device.type == "cuda" and reason not in said:
-            said.add(reason)
-            _log.info("batches are planned launch by launch, not by replaying CUDA graphs: %s", reason)
+        """On a CPU launch by launch is the way."""
+        if reason is not None and self._tables.device.type == "cuda":
+            self._tables.ownership.say_eager(reason)

@@ -74,10 +74,10 @@ def why_not_described(features: Sequence[Feature]) -> str | None:
 
 def parts_of(features: Sequence[Feature], ids: Any, bags: Any, device: torch.device) -> BatchParts | str:
     """The parts of a batch, or why it cannot be described. Tensors that must be converted are, on the current stream."""
-    if isinstance(ids, Tensor) and not bags:
-        fits = ids.ndim == 2 and ids.shape[1] == len(features) and _is_plain(ids, device)
-        if fits and ids.dtype == torch.int64 and ids.is_contiguous():
-            return BatchParts(int(ids.shape[0]), (SINGLE,) * len(features), [], ids)
+    if isinstance(ids, Tensor) and _is_plain(ids, device) and ids.ndim == 2:
+        ids = ids.to(torch.int64)
+        if not bags and ids.shape[1] == len(features):
+            return BatchParts(int(ids.shape[0]), (SINGLE,) * len(features), [], ids.contiguous())
     names = [feature.name for feature in features]
     given = _by_name(names, bags_of(ids) if is_keyed(ids) else ids, bags)
     if given is None:
@@ -230,8 +230,11 @@ class GroupDescriber:
 
 
 def capacity_for(batch: Description, varies: bool, before: Capacity) -> Capacity:
-    """Of buffers for batches like this one, no less than before: exact, or a bucket with some to spare where lookups vary."""
+    """Of buffers for batches like this one, no less than before: exact, or a bucket with some to spare where lookups vary.
+
+    Where there was a capacity before, they do.
+    """
     num_lookups, num_samples = batch.num_lookups, batch.num_samples
-    if varies:
+    if varies or before.num_samples:
         num_lookups, num_samples = bucket(num_lookups + num_lookups // 16), bucket(num_samples)
     return Capacity(max(num_lookups, before.num_lookups), max(num_samples, before.num_samples))

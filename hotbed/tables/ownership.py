@@ -6,6 +6,7 @@ and resumes when it is next asked for a batch. One thread at a time: every call 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +17,8 @@ from hotbed.ops.lookups import Lookups
 from hotbed.tables.inputs import BatchInputs
 from hotbed.tables.keyed import is_keyed, tensors_of
 from hotbed.tables.transaction import Changes
+
+_log = logging.getLogger("hotbed.tables")
 
 
 class Feeder(Protocol):
@@ -73,8 +76,14 @@ class Ownership:
         self.feed: Feeder | None = None
         self.left: deque[Feeder] = deque()  # feeds that are being closed
         self.planners: list[Any] = []  # recordings that the next feed can use again
-        self.reasons: set[str] = set()  # why batches were planned launch by launch, as far as it was logged
+        self._reasons: set[str] = set()  # why batches were not recorded, as far as it was logged
         self._planned: dict[int, PreparedBatch] = {}
+
+    def say_eager(self, reason: str) -> None:
+        """Log why a batch on CUDA goes launch by launch, once."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            _log.info("batches are launched one kernel at a time, not replayed as CUDA graphs: %s", reason)
 
     def claim(self, *, drop: bool = False) -> None:
         """The training thread's own turn; `drop`: what is known of batches ahead no longer holds."""

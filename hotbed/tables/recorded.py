@@ -1,31 +1,47 @@
-"""Keys of id matrices of one size, recorded: where every row is on a CUDA device, the plain loop's own shortcut.
+"""Keys of batches, recorded: where every row is on a CUDA device, the plain loop's own shortcut.
 
-Making keys and sorting them takes a dozen launches, from Python longer than the kernels run. A size that has come a few
-times is recorded as one CUDA graph and replayed. What it gives stays valid for seven further batches; a backward that comes
-later works it out again.
+Making keys and sorting them takes a dozen launches, of bags several hundred, from Python longer than the kernels run. Batches
+whose features come in the same kinds (one id, bags, bags with weights) are recorded as one CUDA graph when they have come a few
+times, and replayed whatever their sizes are, up to a capacity that grows (ops/inputs). What it gives stays valid for seven
+further batches; a backward that comes later works it out again.
 
-An id outside its table stops all updates on the device from that batch on, and is reported by one of the next calls.
+An id outside its table, or wrong offsets of bags, stop all updates on the device from that batch on, and are reported by one of
+the next calls.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hotbed.errors import HotbedError
 from hotbed.ops.backend import backend_of
+from hotbed.ops.inputs import Capacity, Description
 from hotbed.ops.lookups import Lookups, Ticket
-from hotbed.ops.recording import Recordings
+from hotbed.ops.recording import RecordedSizes, Recordings
 from hotbed.ops.streams import mark
+from hotbed.tables.descriptions import (
+    MALFORMED,
+    BatchParts,
+    GroupDescriber,
+    Kinds,
+    capacity_for,
+    parts_of,
+    why_not_described,
+)
 from hotbed.tables.inputs import BatchInputs, flatten, read_inputs
 from hotbed.tables.ownership import PreparedBatch
 
-_OFTEN = 6  # times a size must have come
-_SIZES = 4  # sizes that are recorded
+if TYPE_CHECKING:
+    from hotbed.ops.inputs.triton import Descriptions
+
+_OFTEN = 6  # times that batches of some kinds must have come
+_KINDS = 4  # that are recorded
 _ROWS = 8  # batches whose keys are kept
 
 
@@ -34,119 +50,198 @@ class RecordedLookups:
 
     def __init__(self, tables: Any) -> None:
         self._tables = weakref.proxy(tables)  # which own this
-        self._seen: dict[tuple[int, ...], int] = {}
-        self._recordings_of_shape: dict[tuple[int, ...], _ShapeRecording] = {}
-        features = tables.features
-        self._fits = len(tables.groups) == 1 and all(feature.pooling != "none" for feature in features)
+        self._seen: dict[Kinds, int] = {}
+        self._recordings: dict[Kinds, _KindsRecording] = {}
+        dynamic = any(group.keyspace.is_dynamic for group in tables.groups)
+        self._never = "ids are dynamic" if dynamic else why_not_described(tables.features)
 
     def find(self, ids: Any, bags: Any) -> PreparedBatch | None:
-        """The look-ups of an id matrix, or None for one that is not recorded."""
-        if not self._fits or bags or not isinstance(ids, Tensor) or ids.ndim != 2 or ids.dtype != torch.int64:
+        """The look-ups of a batch, or None for one that is not recorded."""
+        tables = self._tables
+        if backend_of(tables.groups[0].records) != "triton":
             return None
-        if ids.is_nested or ids.layout != torch.strided:
+        if self._never is not None:
+            tables.ownership.say_eager(self._never)
             return None
-        shape = tuple(ids.shape)
-        recording = self._recordings_of_shape.get(shape)
-        if recording is None:
-            recording = self._new(ids, shape)
+        if tables.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return None
+        parts = parts_of(tables.features, ids, bags, tables.device)
+        if isinstance(parts, str):
+            if parts != MALFORMED:
+                tables.ownership.say_eager(parts)
+            return None
+        recording = self._recordings.get(parts.kinds)
+        described = None if recording is None else recording.describe(parts)
+        if recording is None or described is None:
+            recording = self._new(parts, recording)
             if recording is None:
                 return None
-        if not ids.is_contiguous() or ids.device != recording.device or torch.cuda.is_current_stream_capturing():
-            return None
-        return recording.look(ids)
+            described = recording.describe(parts)
+        assert described is not None, "a recording holds the batch that it was made for"
+        return recording.look(ids, bags, described)
 
     def check(self) -> None:
-        """Raise for a bad id, as far as the host knows of it."""
-        for recording in self._recordings_of_shape.values():
+        """Raise for what is wrong in a batch, as far as the host knows of it."""
+        for recording in self._recordings.values():
             recording.check()
 
     def forget(self) -> None:
         """The rows have moved."""
-        self._recordings_of_shape.clear()
+        self._recordings.clear()
 
-    def _new(self, ids: Tensor, shape: tuple[int, ...]) -> _ShapeRecording | None:
-        tables = self._tables
-        self._seen[shape] = self._seen.get(shape, 0) + 1
-        rare = self._seen[shape] < _OFTEN or len(self._recordings_of_shape) >= _SIZES
-        if rare or shape[0] == 0 or shape[1] != len(tables.features) or backend_of(ids) != "triton":
+    def _new(self, parts: BatchParts, too_small: _KindsRecording | None) -> _KindsRecording | None:
+        """A recording for these batches, once they have come often; one for larger ones in the place of another."""
+        kinds = parts.kinds
+        self._seen[kinds] = self._seen.get(kinds, 0) + 1
+        rare = self._seen[kinds] < _OFTEN or len(self._recordings) >= _KINDS
+        if too_small is None and (rare or parts.size == 0):
             return None
-        self._recordings_of_shape[shape] = recording = _ShapeRecording(tables, shape)
+        if too_small is not None:
+            too_small.finish()
+        recording = _KindsRecording(self._tables, parts, None if too_small is None else too_small.capacities)
+        if not recording.fits:
+            self._never = "rows are not float32"
+            return None
+        self._recordings[kinds] = recording
         return recording
 
 
-class _ShapeRecording:
-    """Id matrices of one shape [B, F]."""
+class _GroupKeys(NamedTuple):
+    """Of one group: how batches are described, and the last of them, laid out. C lookups and N bags at most."""
 
-    def __init__(self, tables: Any, shape: tuple[int, ...]) -> None:
-        from hotbed.ops.keys.triton import BATCHES, KeyMaker
+    describer: GroupDescriber
+    inputs: Descriptions
+    capacity: Capacity
+    sizes: RecordedSizes
+    kept: list[Tensor]  # keys, sorted keys and their order [8, >= C]
+    starts: Tensor | None  # of bags: int64 [8, > N]
+    out_row: Tensor | None  # of bags: int32 [8, >= C]
+    scale: Tensor | None  # of bags with weights or means: float32 [8, >= C]
 
-        self._tables = tables
-        self._group, inputs = tables.groups[0], tables.group_inputs[0]
-        self.device = self._group.records.device
-        self._spans = inputs.matrix_spans(shape[0])
-        self._maker = KeyMaker(self._spans, self._group.addresses(inputs.tables), self.device)
-        self._addresses = torch.zeros(BATCHES, dtype=torch.int64, pin_memory=self.device.type == "cuda", device="cpu")
-        self._host_addresses = self._addresses.numpy()
-        self._device_addresses = torch.zeros(BATCHES, dtype=torch.int64, device=self.device)
-        self._state = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._num_lookups = shape[0] * shape[1]
-        length = -(-self._num_lookups // 16) * 16
-        kinds = (self._maker.type, self._maker.type, torch.int32)
-        self._kept = [torch.zeros(_ROWS, length, dtype=kind, device=self.device) for kind in kinds]
-        self._rows = list(zip(*(part[:, : self._num_lookups].unbind(0) for part in self._kept)))
+
+class _KindsRecording:
+    """Batches of some kinds, up to a capacity."""
+
+    def __init__(self, tables: Any, parts: BatchParts, at_least: Sequence[Capacity] | None) -> None:
+        from hotbed.ops.keys.addresses import Flags
+
+        self._tables, self._device = tables, tables.groups[0].records.device
+        self._groups: list[_GroupKeys] = []
+        self._flags = Flags(self._device)  # of all groups: a batch is good or bad as a whole
+        names = [feature.name for feature in tables.features]
+        before = at_least or [Capacity(0, 0)] * len(tables.groups)
+        for group, inputs, capacity in zip(tables.groups, tables.group_inputs, before):
+            self._groups.append(self._new_group(GroupDescriber(group, inputs, names, parts.kinds), parts, capacity))
+        self.capacities = [group.capacity for group in self._groups]
+        self.fits = all(group.records.dtype == torch.float32 for group in tables.groups) or not any(
+            group.describer.layout.is_scaled for group in self._groups
+        )
+        self._state = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._tickets = [Ticket(True) for _ in range(_ROWS)]
         self._number = 0
-        self._recent: deque[tuple[Tensor, Any]] = deque()  # batches whose ids the host does not know to be good
-        names = [feature.name for feature in tables.features]
-        self._places = {name: column for column, name in enumerate(names)}
-        self._size = shape[0]
-        self._recordings = Recordings(self.device)
+        self._recent: deque[tuple[Any, Any, Any]] = deque()  # (ids, bags, mark) that the host does not know to be good
+        self._nothing = torch.empty(0, 0, dtype=torch.int64, device=self._device)
+        self._recordings = Recordings(self._device)
 
-    def look(self, ids: Tensor) -> PreparedBatch:
+    def _new_group(self, describer: GroupDescriber, parts: BatchParts, before: Capacity) -> _GroupKeys:
+        from hotbed.ops.inputs.triton import Descriptions
+
+        layout, device = describer.layout, self._device
+        capacity = capacity_for(describer.describe(parts, True), parts.varies, before)
+        length = max(16, -(-capacity.num_lookups // 16) * 16)  # rows begin at 64 bytes, for kernels
+        num_starts = -(-(capacity.num_samples * layout.num_spans + 1) // 16) * 16
+
+        def zeros(width: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(_ROWS, width, dtype=dtype, device=device)
+
+        return _GroupKeys(
+            describer,
+            Descriptions(layout, device, self._flags),
+            capacity,
+            RecordedSizes(capacity.num_lookups),
+            [zeros(length, kind) for kind in (layout.key_type, layout.key_type, torch.int32)],
+            zeros(num_starts, torch.int64) if layout.is_bags else None,
+            zeros(length, torch.int32) if layout.is_bags else None,
+            zeros(length, torch.float32) if layout.is_scaled else None,
+        )
+
+    def describe(self, parts: BatchParts) -> list[Description] | None:
+        """A batch for each group; None for one that is too large."""
+        found = [group.describer.describe(parts, True) for group in self._groups]
+        return found if all(map(Capacity.holds, self.capacities, found)) else None
+
+    def look(self, ids: Any, bags: Mapping[str, Any] | None, batch: Sequence[Description]) -> PreparedBatch:
         """Keys, and their order, on the current stream."""
         self.check()
         number, self._number = self._number, self._number + 1
-        row = number % _ROWS
-        self._tickets[row].valid = False
-        ticket = self._tickets[row] = Ticket(True)
-        self._host_addresses[number % self._host_addresses.shape[0]] = ids.data_ptr()
-        self._recordings.run("keys", self._make)
-        self._recent.append((ids, mark(self.device)))
+        self._tickets[number % _ROWS].valid = False
+        ticket = self._tickets[number % _ROWS] = Ticket(True)
+        for group, each in zip(self._groups, batch):
+            group.inputs.note(number, each)
+        sizes = tuple(group.sizes.size_for(each.num_lookups) for group, each in zip(self._groups, batch))
+        self._recordings.run(sizes, lambda: self._make(sizes))
+        self._recent.append((ids, bags, mark(self._device)))
         if len(self._recent) == _ROWS:
-            self._recent.popleft()[1].synchronize()  # let the host be no farther ahead than what it can still check
-        keys, sorted_keys, order = self._rows[row]
-        lookups = Lookups(
-            slots=keys,
-            spans=self._spans,
-            num_out=self._num_lookups,
-            sorted_keys=sorted_keys,
-            order=order,
-            bad=self._maker.flag,
-            ticket=ticket,
-            renew=lambda: self._flatten(ids),
-        )
-        return PreparedBatch(ids, None, BatchInputs(self._size, ids, self._places, {}, {}), [lookups])
+            point = self._recent.popleft()[2]
+            if point is not None:
+                point.synchronize()  # let the host be no farther ahead than what it can still check
+        lookups = [self._lookups(g, each, number % _ROWS, ticket, (ids, bags)) for g, each in enumerate(batch)]
+        given = BatchInputs(
+            batch[0].num_samples, self._nothing, {}, {}, {}
+        )  # of pooled features nothing else is asked for
+        return PreparedBatch(ids, bags, given, lookups)
 
     def check(self) -> None:
-        if self._maker.found_bad:
-            recent, self._recent = [ids for ids, _ in self._recent], deque()
-            torch.cuda.synchronize(self.device)
-            self._maker.clear()
-            for ids in recent:
-                lookups = self._flatten(ids)
-                if lookups.check is not None:
-                    lookups.check()
+        """Raise for what is wrong in one of the last batches."""
+        if self._groups[0].inputs.found_bad:
+            recent, self._recent = list(self._recent), deque()
+            self._wait()
+            self._groups[0].inputs.clear()
+            for ids, bags, _ in recent:
+                for lookups in self._flatten(ids, bags):
+                    if lookups.check is not None:
+                        lookups.check()
             raise HotbedError("an id was outside its table, in a batch that was changed since")
 
-    def _flatten(self, ids: Tensor) -> Lookups:
+    def finish(self) -> None:
+        """No batch comes any more: all that came are known to be good."""
+        self._wait()
+        self.check()
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _lookups(self, g: int, batch: Description, row: int, ticket: Ticket, given: tuple[Any, Any]) -> Lookups:
+        group, num = self._groups[g], batch.num_lookups
+        keys, sorted_keys, order = (part[row, :num] for part in group.kept)
+        num_bags = batch.num_samples * group.describer.layout.num_spans
+        return group.describer.lookups(batch, keys)._replace(
+            sorted_keys=sorted_keys,
+            order=order,
+            starts=None if group.starts is None else group.starts[row, : num_bags + 1],
+            out_row=None if group.out_row is None else group.out_row[row, :num],
+            scale=None if group.scale is None else group.scale[row, :num],
+            bad=group.inputs.flag,
+            ticket=ticket,
+            renew=lambda: self._flatten(*given)[g],
+        )
+
+    def _flatten(self, ids: Any, bags: Any) -> list[Lookups]:
         tables = self._tables
-        given = read_inputs(tables.features, ids, None, self.device)
-        return flatten(self._group, tables.group_inputs[0], given)
+        given = read_inputs(tables.features, ids, bags, self._device)
+        return [flatten(group, inputs, given) for group, inputs in zip(tables.groups, tables.group_inputs)]
 
-    def _make(self) -> None:
-        from hotbed.ops.keys.triton import keep
+    def _make(self, sizes: Sequence[int]) -> None:
+        from hotbed.ops.inputs.triton import count_up, keep
 
-        self._device_addresses.copy_(self._addresses, non_blocking=True)
-        keys = self._maker(self._device_addresses, self._state, 0, 0)
-        sorted_keys, order = torch.sort(keys, stable=True)
-        keep(keys, sorted_keys, order, self._kept, self._state)
+        for group, size in zip(self._groups, sizes):
+            inputs, state = group.inputs, self._state
+            inputs.bring(state, 0, 1)
+            keys = inputs.make_keys(state, 0, 0, size)
+            if group.starts is not None and group.out_row is not None:
+                bags = (group.starts, group.out_row, group.scale)
+                inputs.lay_bags(keys, state, 0, 0, group.capacity.num_samples, *bags)
+            sorted_keys, order = torch.sort(keys, stable=True)
+            keep(keys, sorted_keys, order, group.kept, state)
+        count_up(self._state)

@@ -6,6 +6,8 @@ An id outside its table, or offsets that do not rise from 0 to the number of val
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import triton
@@ -163,14 +165,47 @@ def _lay_bags(
         start += tl.num_programs(0) * BLOCK_N
 
 
+@triton.jit(do_not_specialize=["num_lookups", "row_length"])
+def _keep(
+    keys, sorted_keys, order, kept_keys, kept_sorted, kept_order, state, num_lookups, row_length,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Into row state[0] % ROWS."""
+    first = (tl.load(state) % ROWS) * row_length
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < num_lookups
+    tl.store(kept_keys + first + i, tl.load(keys + i, mask=inside, other=0), mask=inside)
+    tl.store(kept_sorted + first + i, tl.load(sorted_keys + i, mask=inside, other=0), mask=inside)
+    tl.store(kept_order + first + i, tl.load(order + i, mask=inside, other=0).to(tl.int32), mask=inside)
+
+
+@triton.jit
+def _count_up(state):
+    tl.store(state, tl.load(state) + 1)
+
+
 _launch_bring = Launch(_bring, num_warps=1)
 _launch_keys, _launch_bags = Launch(_make_keys), Launch(_lay_bags)
+_launch_keep, _launch_count = Launch(_keep), Launch(_count_up, num_warps=1)
+
+
+def keep(keys: Tensor, sorted_keys: Tensor, order: Tensor, kept: Sequence[Tensor], state: Tensor) -> None:
+    """Copy keys [C], sorted keys [C] and their order [C] to row state[0] of `kept` [R, >= C]."""
+    num, (rows, length) = keys.shape[0], kept[0].shape
+    grid = (triton.cdiv(num, _BLOCK),)
+    _launch_keep(grid, (keys.dtype, rows), keys, sorted_keys, order, *kept, state, num, length, rows, _BLOCK)
+
+
+def count_up(state: Tensor) -> None:
+    """The next batch."""
+    _launch_count((1,), 0, state)
 
 
 class Descriptions:
     """The descriptions of one group's batches, on the host and on the device, and what kernels make of them."""
 
-    def __init__(self, layout: InputLayout, device: torch.device) -> None:
+    def __init__(self, layout: InputLayout, device: torch.device, flags: Flags | None = None) -> None:
+        """`flags`: of groups whose batches are bad together."""
         self.layout = layout
         self.key_type = layout.key_type
         self._pad = 2**31 - 1 if self.key_type == torch.int32 else 2**63 - 1
@@ -186,7 +221,7 @@ class Descriptions:
         if layout.is_bags:
             rules[:, 5], rules[:, 6] = layout.columns, layout.is_mean
         self._rules = torch.from_numpy(rules).to(device)
-        self._flags = Flags(device)
+        self._flags = Flags(device) if flags is None else flags
         self._found = self._flags.on_host.numpy()
 
     def note(self, number: int, batch: Description) -> None:

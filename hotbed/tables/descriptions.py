@@ -89,16 +89,17 @@ def parts_of(features: Sequence[Feature], ids: Any, bags: Any, device: torch.dev
         parts = _bag(value, device) if isinstance(value, Jagged) else _tensor(value, device)
         if isinstance(parts, str):
             return parts
-        samples = int(value.offsets.shape[0]) - 1 if isinstance(value, Jagged) else int(value.shape[0])
-        if (
-            (size >= 0 and samples != size)
-            or (samples == 0 and parts.length)
-            or (parts.weights is not None and feature.pooling != "sum")
-        ):
+        samples = len(value) if parts.offsets is None else parts.offsets.numel() - 1
+        if samples != size:
+            if size >= 0:
+                return MALFORMED
+            size = samples
+        if parts.weights is not None and feature.pooling != "sum":
             return MALFORMED
-        size = samples
         found.append(parts)
-    return BatchParts(size, tuple(parts.kind for parts in found), found)
+    if size == 0 and any(parts.length for parts in found):
+        return MALFORMED
+    return BatchParts(size, tuple([parts.kind for parts in found]), found)
 
 
 def _by_name(names: list[str], ids: Any, bags: Any) -> dict[str, Any] | None:
@@ -140,8 +141,22 @@ def _tensor(value: Any, device: torch.device) -> FeatureParts | str:
     return FeatureParts(BAGS, values, 1, int(values.numel()), bag=int(values.shape[1]))
 
 
+def _is_ready(tensor: Any, device: torch.device) -> bool:
+    """Whether it can be described as it is: most are."""
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.dtype is torch.int64
+        and tensor.layout is torch.strided
+        and tensor.dim() == 1
+        and tensor.device == device
+        and tensor.is_contiguous()
+    )
+
+
 def _bag(bag: Jagged, device: torch.device) -> FeatureParts | str:
     values, offsets, weights = bag
+    if weights is None and _is_ready(values, device) and _is_ready(offsets, device) and offsets.numel():
+        return FeatureParts(BAGS, values, 1, values.numel(), 0, offsets)
     if not _is_plain(values, device) or not _is_plain(offsets, device):
         return MALFORMED
     if values.ndim != 1 or offsets.ndim != 1 or offsets.shape[0] < 1:

@@ -36,17 +36,25 @@ Contents = list[tuple[Tensor, int]]
 
 def contents_of(ids: Any, bags: Any = None) -> Contents:
     """The tensors inside ids and bags, and how often each has been written to."""
-    found = [] if bags is None else contents_of(bags)
-    if isinstance(ids, Tensor):
-        found.append((ids, 0 if ids.is_inference() else ids._version))
-        return found
-    if is_keyed(ids):
-        parts: Any = tensors_of(ids)
-    else:
-        parts = ids.values() if isinstance(ids, Mapping) else ids if isinstance(ids, tuple) else ()
-    for part in parts:
-        found += contents_of(part)
+    found: Contents = []
+    if bags is not None:
+        _add_contents(bags, found)
+    _add_contents(ids, found)
     return found
+
+
+def _add_contents(value: Any, found: Contents) -> None:
+    if isinstance(value, Tensor):
+        found.append((value, 0 if value.is_inference() else value._version))
+    elif isinstance(value, tuple):  # a Jagged, of which there may be many: asked early, 26 take 18 us instead of 48
+        for part in value:
+            if part is not None:
+                _add_contents(part, found)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            _add_contents(part, found)
+    elif is_keyed(value):
+        _add_contents(tensors_of(value), found)
 
 
 class PreparedBatch(NamedTuple):
@@ -76,6 +84,7 @@ class Ownership:
         self.feed: Feeder | None = None
         self.left: deque[Feeder] = deque()  # feeds that are being closed
         self.planners: list[Any] = []  # recordings that the next feed can use again
+        self.records = True  # recordings are made where they can be
         self._reasons: set[str] = set()  # why batches were not recorded, as far as it was logged
         self._planned: dict[int, PreparedBatch] = {}
 

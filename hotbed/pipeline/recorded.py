@@ -37,6 +37,8 @@ def why_not_recorded(tables: EmbeddingTables) -> str | None:
     """Why no batch of these tables can have a recorded planner; None where it can."""
     if not tables.caches or backend_of(tables.caches[0].records) != "triton":
         return "there is no cache on a CUDA device"
+    if not tables.ownership.records:
+        return "recording was stopped"
     reasons = (group.why_not_recorded for group in tables.caches)
     return next((reason for reason in reasons if reason is not None), why_not_described(tables.features))
 

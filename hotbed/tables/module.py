@@ -430,9 +430,10 @@ class EmbeddingTables(nn.Module):
             return lookups
         return group.ensure(lookups, learns, self.ownership.claim)
 
-    def stop_recording(self) -> None:
-        """Look every batch up launch by launch."""
+    def stop_recording(self, *, feeds: bool = False) -> None:
+        """Look every batch up launch by launch; with `feeds`, those of `hotbed.prefetch` are planned so, too."""
         self._recorded = None
+        self.ownership.records = not feeds
 
     def _check_ids(self) -> None:
         """Raise for a bad id of the batch before; its rows were not updated."""

@@ -77,6 +77,9 @@ class Watch:
             vectors = lookup(lookups)
             before = _records(group, lookups.slots)
             out_rows = lookups.out_row_of_lookup()
+            out_rows = (
+                None if out_rows is None else out_rows.to(torch.int64, copy=True)
+            )  # a recording may write there again
             self._seen.append(GroupCall(group, keys_of(lookups), before, vectors.detach().clone(), out_rows))
             return vectors
 

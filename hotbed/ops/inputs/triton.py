@@ -29,7 +29,8 @@ def _bring(host_rows, rows, state, place, words, BLOCK: tl.constexpr):
     """Descriptions from the host, one for each program: a thousand programs that each ask the host take 15 us longer."""
     row = ((tl.load(state + place) + tl.program_id(0)) % _BATCHES) * words
     w = tl.arange(0, BLOCK)
-    tl.store(rows + row + w, tl.load(host_rows + row + w, mask=w < words, other=0), mask=w < words)
+    described = tl.load(host_rows + row + w, mask=w < words, other=0, volatile=True)
+    tl.store(rows + row + w, described, mask=w < words)
 
 
 @triton.jit

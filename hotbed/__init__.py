@@ -11,6 +11,7 @@ from hotbed.host.moved import keep_old_names
 
 if TYPE_CHECKING:
     from hotbed import checkpoint, data, errors, export, interop, models, optim
+    from hotbed.cli.fit import Run, fit
     from hotbed.data.prepare.prepare import prepare
     from hotbed.embedding_bag import EmbeddingBag
     from hotbed.ids import Admit, Expire
@@ -32,6 +33,7 @@ __all__ = [
     "Expire",
     "Jagged",
     "Normal",
+    "Run",
     "ShardedTables",
     "Table",
     "Uniform",
@@ -39,6 +41,7 @@ __all__ = [
     "data",
     "errors",
     "export",
+    "fit",
     "interop",
     "load",
     "models",
@@ -56,9 +59,11 @@ _HOME = {
     "Expire": "hotbed.ids",
     "Jagged": "hotbed.types",
     "Normal": "hotbed.ops.init_rows",
+    "Run": "hotbed.cli.fit",
     "ShardedTables": "hotbed.parallel.sharded",
     "Table": "hotbed.tables.module",
     "Uniform": "hotbed.ops.init_rows",
+    "fit": "hotbed.cli.fit",
     "load": "hotbed.scorer",
     "prefetch": "hotbed.pipeline",
     "prepare": "hotbed.data.prepare.prepare",

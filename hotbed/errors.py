@@ -8,6 +8,7 @@
     ├── BudgetError      a batch needs more rows at once than the cache has slots
     ├── IdError          an id lies outside its table; names table, feature, sample and id
     ├── ShapeError       tensors of the wrong shape or type reach a table or a model
+    ├── ModelError       a model of the user's own fails, or is code that nobody here has said to run
     ├── RunError         a run directory cannot be written, resumed or read
     ├── StoreError       rows cannot be kept or read back: a full disk, damaged or missing files
     └── RankError        another rank stopped, or asks for something else than this one
@@ -51,6 +52,10 @@ class IdError(HotbedError, IndexError):
 
 class ShapeError(HotbedError, ValueError):
     """Tensors of the wrong shape or type reach a table or a model."""
+
+
+class ModelError(HotbedError):
+    """A model of the user's own fails; the message begins with the line of its file."""
 
 
 class RunError(HotbedError):

@@ -69,6 +69,7 @@ def _subject(place: Path) -> Subject:
     """A run with its model, or one of its checkpoints, the newest of a folder of them."""
     from hotbed.checkpoint.layouts import entries_of, run_of
     from hotbed.errors import RunError
+    from hotbed.models import shown_name
     from hotbed.run.model_card import read_card
 
     if place.is_dir() and not (place / "config.json").is_file() and not (place / "model").is_dir():
@@ -78,7 +79,7 @@ def _subject(place: Path) -> Subject:
                 name = f"{config['model']['name']} at step {entry.manifest.step:,}"
                 return Subject(name, config["data"]["path"], run_of(entry.folder))
     card = read_card(place / "model")
-    return Subject(card["model"]["name"], card["dataset"], place)
+    return Subject(shown_name(card["model"]["name"]), card["dataset"], place)
 
 
 def predict_command(

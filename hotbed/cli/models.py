@@ -8,7 +8,7 @@ def models_command() -> None:
     from rich.table import Table
 
     from hotbed.cli.console import out
-    from hotbed.models import MODELS, model_card
+    from hotbed.models import MODELS, model_card, own_names, read_source
 
     table = Table(title="Models (hotbed train --model NAME)", show_lines=True)
     for heading in ("name", "what it is", "row width", "options", "reference"):
@@ -18,6 +18,9 @@ def models_command() -> None:
         options = "\n".join(f"{option}={_shown(default)}" for option, default in card.options.items())
         table.add_row(card.name, card.summary, card.width, options or "-", card.reference)
     out().print(table)
+    for name in own_names():
+        out().print(f"{name}: {read_source(name).name}, of an installed package", soft_wrap=True)
+    out().print("a model of your own: --model my_model.py:MyModel (docs/own-models.md)", soft_wrap=True)
 
 
 def _shown(value: object) -> str:

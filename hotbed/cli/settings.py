@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,23 @@ def read_config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -
         from hotbed.train.build import option_problems
     raise_problems(problems + option_problems(config))
     return config
+
+
+def with_source(config: RunConfig) -> RunConfig:
+    """With the text of the user's own model, if it has one; a text that is there already is what the run means."""
+    from hotbed.models import is_own, read_source
+    from hotbed.models.own import has_changed
+
+    name, kept = config.model.name, config.model.source
+    if not is_own(name):
+        return config
+    if kept:
+        if has_changed(name, kept):
+            err().print(
+                f"{name} has changed since this run began; it goes on with the model it began with.", soft_wrap=True
+            )
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, source=read_source(name)._asdict()))
 
 
 def resumed_config(folder: Path, given: dict[str, Any], sets: list[str], refused: dict[str, Any]) -> RunConfig:

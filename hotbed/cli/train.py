@@ -25,7 +25,7 @@ from hotbed.cli.messages import (
 from hotbed.cli.options import CacheBytes, CachePolicy, CacheShare, HostMemory, ModelName, RunDevice, TrainData
 from hotbed.cli.progress import Warnings, WatchOptions, opened, watcher
 from hotbed.cli.ranks import Ranks, Start, joined
-from hotbed.cli.settings import cache_flags, open_dataset, read_config, resumed_config
+from hotbed.cli.settings import cache_flags, open_dataset, read_config, resumed_config, with_source
 
 if TYPE_CHECKING:
     from hotbed.data.dataset import Dataset
@@ -174,7 +174,7 @@ def train_command(
             manner = StartOptions(quiet, watching=watching, rows=watch_rows)
             config, asked = resumed_config(resume, given, sets, refused), Start(resume, resume=True)
         with told_of_compiling(quiet or ranks.rank > 0) as compiled:
-            _train(config, asked, ranks, manner, compiled)
+            train_run(config, asked, ranks, manner, compiled)
 
 
 class StartOptions(NamedTuple):
@@ -187,7 +187,10 @@ class StartOptions(NamedTuple):
     rows: str | None = None  # that are watched
 
 
-def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: StartOptions, compiled: CompileReport) -> None:
+def train_run(
+    config: RunConfig, asked: Start | None, ranks: Ranks, manner: StartOptions, compiled: CompileReport
+) -> Path:
+    """Start or continue a run, train it to its end, and tell of it; its folder."""
     from hotbed.data.dataset import describe
     from hotbed.run.files import write_text
     from hotbed.run.folder import alone, default_run, find_data_or_say, make_run, read_json
@@ -195,6 +198,7 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: StartOp
     from hotbed.train.disk_room import check_room
     from hotbed.train.warm_start import source_of, start_from
 
+    config = with_source(config)
     world = ranks.connect(config.train.device, config.parallel.timeout)
     fresh = default_run(config.model.name, config.data.path)
     start = world.from_first(ranks.start(asked, fresh) if world.is_first else None)
@@ -221,7 +225,7 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: StartOp
                         _refuse_finished(built.training)
                     if world.is_first:  # a rank was lost after the end
                         tell(read_json(run_folder / "summary.json"), run_folder)
-                    return
+                    return run_folder
             if world.is_first:
                 check_room(built.training, start.overwrite)
                 if not start.resume:
@@ -241,6 +245,7 @@ def _train(config: RunConfig, asked: Start | None, ranks: Ranks, manner: StartOp
         if manner.forecast and world.size == 1:
             foretell(config, dataset, run_folder, quiet)
         _run(built, quiet, compiled)
+    return run_folder
 
 
 def _watch_rows(training: Training, text: str) -> None:

@@ -51,17 +51,24 @@ def write_onnx(path: Path, model: Model) -> None:
     whole = ProbabilityModel(model).eval()
     example = _inputs(model, 3)
     batch = torch.export.Dim("batch", min=1)
-    with _quiet():
-        program = torch.onnx.export(
-            whole,
-            example,
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=list(input_shapes(model)),
-            output_names=["logit", "probability"],
-            dynamic_shapes=tuple({0: batch} for _ in example),
-        )
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                whole,
+                example,
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=list(input_shapes(model)),
+                output_names=["logit", "probability"],
+                dynamic_shapes=tuple({0: batch} for _ in example),
+            )
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise RunError(
+            f"torch cannot write this model as ONNX for batches of any size: {reason}. --no-onnx exports rows and dense "
+            "weights alone."
+        ) from error
     assert program is not None, "torch.onnx.export gives a program"
     proto = program.model_proto
     for node in proto.graph.node:

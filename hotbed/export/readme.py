@@ -7,6 +7,7 @@ from typing import Any
 
 from hotbed.data.encoded import raw_column
 from hotbed.data.schema import IdFeature, Schema
+from hotbed.models import shown_name
 
 _BOUNDS = {
     "fp32": "float32, as they were trained.",
@@ -40,7 +41,7 @@ def _head(schema: Schema, card: dict[str, Any], about: dict[str, Any]) -> str:
     source = about["source"]
     came = "the model of a run" if source["kind"] == "model" else f"a checkpoint of step {source['step']:,}"
     num_rows = sum(one["num_rows"] for one in about["tables"].values())
-    return f"""# A trained {card["model"]["name"]} model
+    return f"""# A trained {shown_name(card["model"]["name"])} model
 
 Exported from {came} by hotbed: {len(schema.features)} id features, {len(schema.dense)} dense features, {num_rows:,} rows.
 It scores one sample as the probability of `{schema.label}`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hotbed.errors import ConfigError
@@ -20,8 +20,23 @@ from hotbed.models.dlrm import DLRM
 from hotbed.models.dnn import DNN, WideDeep
 from hotbed.models.finalmlp import FinalMLP
 from hotbed.models.fm import FM, LR, DeepFM
+from hotbed.models.own import ModelInputs, ModelSchema, build_own, check_own, is_own, own_names, read_source, shown_name
 
-__all__ = ["MODELS", "Model", "ModelCard", "build_model", "check_model", "model_card"]
+__all__ = [
+    "MODELS",
+    "Model",
+    "ModelCard",
+    "ModelInputs",
+    "ModelSchema",
+    "build_model",
+    "check_model",
+    "is_own",
+    "model_card",
+    "own_names",
+    "read_source",
+    "shown_name",
+    "vector_width",
+]
 
 MODELS: dict[str, type[Model]] = {
     "lr": LR,
@@ -52,19 +67,42 @@ def find_model(name: str) -> type[Model]:
     if name not in MODELS:
         close = [model for model in MODELS if name and (model.startswith(name) or name.startswith(model))]
         close = close or difflib.get_close_matches(name, MODELS, n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"no model {name!r}; there are {', '.join(MODELS)}.{hint}")
+        hint = f" Did you mean {close[0]}?" if close else " A model of your own is named my_model.py:MyModel."
+        raise ConfigError(f"no model {name!r}; there are {', '.join([*MODELS, *own_names()])}.{hint}")
     return MODELS[name]
 
 
-def check_model(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def check_model(name: str, options: Mapping[str, Any], source: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The options in the types the model takes, before any data is known; a ConfigError lists every mistake."""
+    if is_own(name):
+        return check_own(name, options, source)
     return check_options(name, find_model(name), options)
 
 
-def build_model(name: str, *, num_features: int, dim: int, num_dense: int, options: Mapping[str, Any]) -> Model:
-    """The model `name` with its options, initialised from torch's global generator."""
-    return find_model(name)(num_features, dim, num_dense, **check_model(name, options))
+def build_model(
+    name: str,
+    *,
+    num_features: int,
+    dim: int,
+    num_dense: int,
+    options: Mapping[str, Any],
+    features: Sequence[str] = (),
+    dense: Sequence[str] = (),
+    source: Mapping[str, Any] | None = None,
+) -> Model:
+    """The model `name` with its options, initialised from torch's global generator.
+
+    A model of the user's own is told the names of its features; `source` is its kept text.
+    """
+    checked = check_model(name, options, source)
+    if is_own(name):
+        return build_own(name, features, dim, dense, checked, source)
+    return find_model(name)(num_features, dim, num_dense, **checked)
+
+
+def vector_width(name: str, dim: int) -> int:
+    """How wide the rows of tables are that a model reads."""
+    return dim if is_own(name) else find_model(name).vector_width(dim)
 
 
 def model_card(name: str) -> ModelCard:

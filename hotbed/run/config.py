@@ -78,10 +78,13 @@ class DataConfig:
 class ModelConfig:
     """What turns looked-up vectors and dense features into a logit."""
 
-    name: str = setting("deepfm", "see `hotbed models`", form=(r"\S.*", "a name"))
+    name: str = setting("deepfm", "see `hotbed models`; your own: my_model.py:MyModel", form=(r"\S.*", "a name"))
     dim: int = setting(16, "width of an embedding vector", least=1, most=4096)
     options: dict[str, Any] = field(
         default_factory=dict, metadata={"about": "the model's own settings, e.g. hidden, dropout; see `hotbed models`"}
+    )
+    source: dict[str, Any] = field(
+        default_factory=dict, metadata={"about": "text of the file of your own model, noted when a run starts"}
     )
 
 

@@ -58,6 +58,7 @@ _BEFORE_STEPS = {  # written, or opened, before anything is trained; and the acc
 
 def default_run(model: str, dataset: str, parent: Path = Path("runs")) -> Path:
     """runs/<model>-<dataset>-<n> with the first n that is free."""
+    model = re.sub(r"\W+", "-", model.rpartition(":")[2].removesuffix(".py")).strip("-").lower() or "model"
     name = re.sub(r"[^\w.-]+", "-", Path(dataset).name).strip("-") or "data"
     number = 1
     while (parent / f"{model}-{name}-{number}").exists():

@@ -22,7 +22,7 @@ from hotbed.checkpoint.layouts import newest_in
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import RunError
 from hotbed.ids.rules import parse_admit, parse_expire
-from hotbed.models import MODELS
+from hotbed.models import is_own, vector_width
 from hotbed.ops.init_rows import parse_init
 from hotbed.run.config import RunConfig
 from hotbed.run.files import check_folder, recover_folder
@@ -36,7 +36,7 @@ FORMAT_VERSION = 2  # 1: no dynamic ids
 def table_specs(config: RunConfig, schema: Schema) -> dict[str, Table]:
     """One table per id feature, as wide as the model reads."""
     given = config.tables
-    width = MODELS[config.model.name].vector_width(config.model.dim)
+    width = vector_width(config.model.name, config.model.dim)
     tables = {}
     for feature in schema.features:
         pooling: Pooling = "mean" if feature.multi and given.pooling == "mean" else "sum"
@@ -51,16 +51,26 @@ def table_specs(config: RunConfig, schema: Schema) -> dict[str, Table]:
 def card_of(config: RunConfig, schema: Schema) -> dict[str, Any]:
     """model.json: what is needed to build the model again and to score with it."""
     return {
-        "model": {
-            "name": config.model.name,
-            "num_features": len(schema.features),
-            "dim": config.model.dim,
-            "num_dense": len(schema.dense),
-            "options": config.model.options,
-        },
+        "model": model_settings(config, schema),
         "tables": {name: _table_card(table, config) for name, table in table_specs(config, schema).items()},
         "dataset": config.data.path,
     }
+
+
+def model_settings(config: RunConfig, schema: Schema) -> dict[str, Any]:
+    """What build_model takes; of a model of the user's own also names and the text of its file."""
+    given = config.model
+    settings = {
+        "name": given.name,
+        "num_features": len(schema.features),
+        "dim": given.dim,
+        "num_dense": len(schema.dense),
+        "options": given.options,
+    }
+    if is_own(given.name):
+        names = [one.name for one in schema.features], [one.name for one in schema.dense]
+        settings |= {"features": names[0], "dense": names[1], "source": given.source}
+    return settings
 
 
 def _table_card(table: Table, config: RunConfig) -> dict[str, Any]:

@@ -22,13 +22,13 @@ from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
 from hotbed.host.devices import pick_device
 from hotbed.ids.rules import parse_admit, parse_expire
-from hotbed.models import build_model, check_model
+from hotbed.models import build_model, check_model, is_own, shown_name
 from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
 from hotbed.parallel.world import ALONE, World
 from hotbed.run.config import RunConfig, TrainConfig, check, raise_problems
-from hotbed.run.model_card import card_of, id_problems, ids_of_train, rows_of_unseen, table_specs
+from hotbed.run.model_card import card_of, id_problems, ids_of_train, model_settings, rows_of_unseen, table_specs
 from hotbed.sizing.budget import Budgets
 from hotbed.sizing.fit import (
     Amounts,
@@ -84,7 +84,7 @@ def option_problems(config: RunConfig) -> list[str]:
     """What the model and the row optimizer do not understand of their options."""
     problems = []
     for path, attempt in (
-        ("model", lambda: check_model(config.model.name, config.model.options)),
+        ("model", lambda: check_model(config.model.name, config.model.options, config.model.source)),
         ("tables", lambda: _row_optimizer(config)),
         ("tables.init", lambda: parse_init(config.tables.init)),
         ("tables.admit", lambda: parse_admit(config.tables.admit)),
@@ -124,7 +124,7 @@ def build(
     )
     training = Training(run, learner, loaders, pace, course, Observers(observers))
     card = card_of(config, dataset.schema)
-    return Built(training, Subject(config.model.name, config.data.path, dataset, card))
+    return Built(training, Subject(shown_name(config.model.name), config.data.path, dataset, card))
 
 
 class Sketch(NamedTuple):
@@ -154,21 +154,16 @@ def sketch(config: RunConfig, dataset: Dataset, world: World = ALONE) -> Sketch:
 
 def model_of(config: RunConfig, schema: Schema) -> nn.Module:
     """The model, its first weights drawn from torch's generator."""
-    return build_model(
-        config.model.name,
-        num_features=len(schema.features),
-        dim=config.model.dim,
-        num_dense=len(schema.dense),
-        options=config.model.options,
-    )
+    return build_model(**model_settings(config, schema))
 
 
 def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: World) -> Learner:
     given, schema = config.tables, dataset.schema
     tables, optimizer, budgets, precision, amounts, most_used = sketch(config, dataset, world)
     raise_problems(table_problems(budgets, amounts, device, most_used))
-    with torch.device("meta"):  # shapes without memory
-        raise_problems(model_problems(model_of(config, schema), device))
+    if not is_own(config.model.name):  # constructors of users' own may compute
+        with torch.device("meta"):  # shapes without memory
+            raise_problems(model_problems(model_of(config, schema), device))
     torch.manual_seed(config.train.seed)
     model = model_of(config, schema).to(device)
     rows = tables_of(config, world)(

@@ -35,9 +35,10 @@ from torch import Tensor
 from benchmarks.gpu_bars import ANCHOR
 from benchmarks.results_file import append_rows
 from hotbed.bench.check import check
+from hotbed.bench.setting import Setting, scaled_rows
 from hotbed.bench.systems import KINDS, missing
 from hotbed.bench.timing import DensePart, batches_needed, time_steps
-from hotbed.bench.workload import Setting, Workload, make_workload, scaled_rows
+from hotbed.bench.workload import FlatIds, Workload, make_workload
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
 from hotbed.data.prepare.write import GROUP_ROWS, PART_ROWS, WRITING
@@ -53,22 +54,22 @@ SYSTEMS = {OURS: "hotbed-cached", ALL_OURS: "hotbed-hbm", THEIRS: "fbgemm-hbm", 
 class Again:
     """A stream of ids that begins anew whenever it is asked for."""
 
-    begin: Callable[[], Iterator[Tensor]]
+    begin: Callable[[], Iterator[Any]]
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         return self.begin()
 
 
-def write_files(folder: Path, workload: Workload) -> Dataset:
+def write_files(folder: Path, setting: Setting, workload: Workload) -> Dataset:
     """The ids of the workload, batch after batch, as a dataset."""
-    ids = torch.cat([one.cpu() for one in workload.matrices]).to(torch.int32).numpy()
+    ids = torch.cat([one.cpu() for one in workload.batches if isinstance(one, Tensor)]).to(torch.int32).numpy()
     rng = np.random.default_rng(0)
     columns = {"label": (rng.random(len(ids)) < 0.25).astype(np.float32)}
     for number in range(NUM_DENSE):
         columns[f"I{number}"] = rng.lognormal(size=len(ids)).round(2).astype(np.float32)
     for number in range(ids.shape[1]):
         columns[f"C{number}"] = np.ascontiguousarray(ids[:, number])
-    names = [name for name in columns if not name.startswith("C") or workload.rows[int(name[1:])] <= 1 << 15]
+    names = [name for name in columns if not name.startswith("C") or setting.rows[int(name[1:])] <= 1 << 15]
     fields = [pa.field(name, pa.from_numpy_dtype(column.dtype), nullable=False) for name, column in columns.items()]
     table = pa.table(columns, schema=pa.schema(fields))
     (folder / "train").mkdir(parents=True)
@@ -79,7 +80,7 @@ def write_files(folder: Path, workload: Workload) -> Dataset:
         sizes.append(part.num_rows)
         pq.write_table(part, folder / files[-1], row_group_size=GROUP_ROWS, use_dictionary=names, **WRITING)
     dense = tuple(DenseColumn(f"I{number}") for number in range(NUM_DENSE))
-    features = tuple(IdFeature(f"C{i}", rows, mode="direct") for i, rows in enumerate(workload.rows))
+    features = tuple(IdFeature(f"C{i}", rows, mode="direct") for i, rows in enumerate(setting.rows))
     positives = int(columns["label"].sum())
     Schema("label", dense, features, {"train": Split(tuple(files), tuple(sizes), positives)}).save(folder)
     return Dataset.open(folder)
@@ -89,12 +90,12 @@ def check_files(dataset: Dataset, setting: Setting, workload: Workload, threads:
     """End the program unless the files hold the rows of the workload."""
     loader = Loader(dataset, "train", batch_size=setting.batch, threads=threads)
     batches = 0
-    for batch, ids in zip(loader.epoch(0), workload.matrices):
-        if not torch.equal(batch.ids, ids.cpu()):
+    for batch, ids in zip(loader.epoch(0), workload.batches):
+        if not isinstance(ids, Tensor) or not torch.equal(batch.ids, ids.cpu()):
             raise SystemExit(f"batch {batches} of the files is not the one that was written")
         batches += 1
-    if batches != len(workload.matrices):
-        raise SystemExit(f"the files hold {batches} batches; {len(workload.matrices)} were written")
+    if batches != len(workload.batches):
+        raise SystemExit(f"the files hold {batches} batches; {len(workload.batches)} were written")
 
 
 def stream(name: str, setting: Setting, workload: Workload, loader: Loader) -> Workload:
@@ -108,16 +109,16 @@ def stream(name: str, setting: Setting, workload: Workload, loader: Loader) -> W
                 if batch.size == setting.batch:
                     yield batch.ids
 
-    def flat() -> Iterator[Tensor]:
+    def flat() -> Iterator[FlatIds]:
         for ids in matrices():
-            yield ids.to(setting.device, non_blocking=True).t().reshape(-1)
+            yield workload.flat[0]._replace(values=ids.to(setting.device, non_blocking=True).t().reshape(-1))
 
     def on_device() -> Iterator[Tensor]:
         for ids in matrices():
             yield ids.to(setting.device, non_blocking=True)
 
     plain = Again(matrices if name == OURS else on_device)  # prefetch copies by itself
-    streams: Any = {"flat": Again(flat), "matrices": plain}  # systems only walk over their ids: streams will do
+    streams: Any = {"flat": Again(flat), "batches": plain}  # systems only walk over their ids: streams will do
     return replace(workload, **streams)
 
 
@@ -164,8 +165,8 @@ def main() -> int:
             raise SystemExit(f"{kind} is wrong: {wrong}")
     folder = Path(tempfile.mkdtemp(prefix="hotbed-from-files-", dir=asked.folder))
     try:
-        workload = make_workload(setting.rows, setting.batch, batches_needed(setting), device)
-        dataset = write_files(folder, workload)
+        workload = make_workload(setting, batches_needed(setting))
+        dataset = write_files(folder, setting, workload)
         check_files(dataset, setting, workload, asked.threads)
         loader = Loader(
             dataset, "train", batch_size=setting.batch, shuffle=True, threads=asked.threads, pin_memory=True

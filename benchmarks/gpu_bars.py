@@ -19,23 +19,10 @@ import torch
 
 from hotbed.bench.results import CsvFile, Result, columns, environment
 from hotbed.bench.run import Skip, run
-from hotbed.bench.workload import Setting
+from hotbed.bench.setting import Setting
 
 SYSTEMS = ("fbgemm-hbm", "fbgemm-lru-managed", "hotbed-hbm", "hotbed-cached")
-ANCHOR = Setting(
-    device=torch.device("cuda", 0),
-    dim=128,
-    batch=16384,
-    optimizer="rowwise_adagrad",
-    dense=0,
-    cache=0.015,
-    policy=None,
-    window=None,
-    look_ahead=None,
-    warm_store=False,
-    steps=100,
-    warmup=80,
-)
+ANCHOR = Setting(torch.device("cuda", 0))
 CASES = (("rowwise_adagrad", 128), ("adam", 128), ("rowwise_adagrad", 64), ("rowwise_adagrad", 32))
 SMALL_BATCH = [replace(ANCHOR, optimizer=name, dim=dim, dense=dense) for name, dim in CASES for dense in (0, 1024)]
 LARGE_BATCH = [replace(ANCHOR, dim=64, batch=65536, cache=0.05, dense=dense) for dense in (0, 1024)]

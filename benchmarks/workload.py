@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotbed.bench.workload import KAGGLE_ROWS, ZIPF, make_workload
+from hotbed.bench.setting import KAGGLE_ROWS, ZIPF, Setting
+from hotbed.bench.workload import make_workload
 
 __all__ = ["KAGGLE_ROWS", "batches"]
 
@@ -14,4 +15,5 @@ def batches(
     rows: tuple[int, ...], batch_size: int, count: int, *, exponent: float = ZIPF, seed: int = 0
 ) -> list[Tensor]:
     """`count` id matrices int64 [B, F]."""
-    return make_workload(rows, batch_size, count, torch.device("cpu"), zipf=exponent, seed=seed).matrices
+    setting = Setting(torch.device("cpu"), batch=batch_size, zipf=exponent, rows=rows)
+    return [ids for ids in make_workload(setting, count, seed=seed).batches if isinstance(ids, Tensor)]

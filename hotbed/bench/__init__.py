@@ -1,12 +1,11 @@
-"""The embedding step and the whole training step, ours beside FBGEMM's and torch's, on the same ids in one process.
+"""The embedding step and the whole training step, ours compared with FBGEMM's and torch's, on the same ids in one process.
 
-workload    ids with Criteo-Kaggle's cardinalities, made once on the device
 setting     what one measurement varies
-systems     the systems by name; hotbed_systems, fbgemm and torch_bags hold them
+workload    ids with Criteo-Kaggle's cardinalities, made once on the device
+systems     the systems by name: hotbed's and torch's; fbgemm holds the others
 check       the gate: a system whose results differ from a float64 reference is not timed
-timing      wall clock over groups of steps
-limits      the fewest bytes of a step, and how fast this device copies
-environment hardware, versions and commit
-results     one CSV row per measurement
+timing      wall clock over groups of steps; busy: the time in which the GPU works
+ranks       the same in several processes
 run         all settings, all systems, one after the other
+results     one CSV row per measurement, with hardware, versions and commit
 """

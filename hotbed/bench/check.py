@@ -15,10 +15,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from hotbed.bench.systems import EXACT_TWIN, KINDS, System
-from hotbed.bench.workload import EPS, LR, Setting, Workload, make_workload
+from hotbed.bench.ranks import in_ranks
+from hotbed.bench.setting import EPS, LR, Setting
+from hotbed.bench.systems import EXACT_TWIN, OURS, System, Vectors, built
+from hotbed.bench.workload import FlatIds, Workload, make_workload, offsets_of, part_of, values_of
 
 _ROWS = (3, 50, 3_000, 400)
 _BATCH, _STEPS = 256, 12
@@ -29,29 +32,49 @@ _BETA1, _BETA2 = 0.9, 0.999
 
 def check(name: str, setting: Setting) -> str | None:
     """What is wrong with a system's results; None if nothing is."""
-    small = replace(setting, rows=_ROWS, batch=_BATCH, cache=_CACHE, dense=0, window=None, look_ahead=None)
-    workload = make_workload(_ROWS, _BATCH, _STEPS, setting.device, zipf=_ZIPF, seed=7)
-    wrong, weights = _train(KINDS[name].make(small), small, workload)
-    if wrong is None and name in EXACT_TWIN:
+    small = replace(
+        setting, rows=_ROWS, batch=_BATCH, cache=_CACHE, zipf=_ZIPF, dense=0, window=None, look_ahead=None, cold=False
+    )
+    if small.ids in ("bags", "varying"):
+        small = replace(small, batch=_BATCH // 2)  # which reads as many rows
+    if small.ranks and name in OURS:
+        return next((wrong for wrong in in_ranks(check_rank, small, name) if wrong is not None), None)
+    workload = make_workload(small, _STEPS, seed=7)
+    with built(name, small) as system:
+        wrong, weights = _train(system, workload)
+    if wrong is None and name in EXACT_TWIN and small.ids != "dynamic":  # dynamic ids have no form without a cache
         twin = EXACT_TWIN[name]
-        _, others = _train(KINDS[twin].make(small), small, workload)
+        with built(twin, small) as other:
+            _, others = _train(other, workload)
         if not all(map(torch.equal, weights, others)):
             return f"its rows are not those of {twin} to the bit"
     return wrong
 
 
-def _train(system: System, setting: Setting, workload: Workload) -> tuple[str | None, list[Tensor]]:
-    """Train a system beside the reference."""
+def check_rank(setting: Setting, name: str) -> str | None:
+    """As `check`, in one of several ranks: its own vectors, and the rows of all."""
+    rank = dist.get_rank()
+    samples = slice(*part_of(setting.batch, rank, setting.ranks))
+    workload = make_workload(setting, _STEPS, seed=7)
+    with built(name, setting) as system:
+        return _train(system, workload, workload.part(rank, setting.ranks), samples)[0]
+
+
+def _train(
+    system: System, workload: Workload, part: Workload | None = None, samples: slice = slice(None)
+) -> tuple[str | None, list[Tensor]]:
+    """Train a system on a workload, or on its part of it, beside the reference."""
     first = [weight.double() for weight in system.weights()]
     reference = Reference(first, system.rule)
     generator = torch.Generator().manual_seed(1)
     worst = 0.0
-    for step, out in enumerate(system.vectors(workload)):
-        expected = reference.look_up(workload.matrices[step].cpu())
-        worst = max(worst, distance(out.detach().view(expected.shape).cpu().double(), expected))
+    for step, out in enumerate(system.vectors(workload if part is None else part)):
+        expected = reference.look_up(workload.flat[step], workload.batch)
+        worst = max(worst, distance(_block(out).detach().cpu().double(), expected[samples].flatten(1)))
         grad = _gradient(expected.shape, generator)
         reference.update(grad.double())
-        out.backward(grad.view(out.shape).to(out.device))  # type: ignore[no-untyped-call]
+        block = _block(out)
+        block.backward(grad[samples].reshape(block.shape).to(block.device))  # type: ignore[no-untyped-call]
     weights = system.weights()
     moved = torch.cat([after.double() - before for after, before in zip(weights, first)])
     expected = torch.cat([after - before for after, before in zip(reference.weights, first)])
@@ -61,6 +84,11 @@ def _train(system: System, setting: Setting, workload: Workload) -> tuple[str | 
     if not rows_off <= _ROWS_OFF:
         return f"its updates are {rows_off:.1e} off the float64 reference (limit {_ROWS_OFF:.0e})", weights
     return None, weights
+
+
+def _block(out: Vectors) -> Tensor:
+    """[B, F * D], whatever form the vectors have."""
+    return torch.cat(list(out.values()), dim=1) if isinstance(out, dict) else out.flatten(1)
 
 
 def _gradient(shape: torch.Size, generator: torch.Generator) -> Tensor:
@@ -82,20 +110,26 @@ class Reference:
         self.weights = [weight.clone() for weight in first]
         self._states = [[torch.zeros_like(weight) for _ in range(3)] for weight in first]  # two moments, row steps
         self._rule = RULES[rule]
-        self._ids = torch.empty(0)
+        self._rows: list[Tensor] = []  # of the last lookup, table by table
+        self._samples: list[Tensor] = []
         self._step = 0
 
-    def look_up(self, ids_BF: Tensor) -> Tensor:
+    def look_up(self, ids: FlatIds, batch: int) -> Tensor:
         """[B, F, D]."""
-        self._ids = ids_BF
-        return torch.stack([weight[ids] for weight, ids in zip(self.weights, ids_BF.t())], dim=1)
+        offsets = [offsets_of(ids, f, batch).cpu() for f in range(len(self.weights))]
+        self._rows = [values_of(ids, f).cpu() for f in range(len(self.weights))]
+        self._samples = [torch.arange(batch).repeat_interleave(each.diff()) for each in offsets]
+        out = torch.zeros(batch, len(self.weights), self.weights[0].shape[1], dtype=torch.float64)
+        for f, (weight, rows, samples) in enumerate(zip(self.weights, self._rows, self._samples)):
+            out[:, f].index_add_(0, samples, weight[rows])
+        return out
 
     def update(self, grad_BFD: Tensor) -> None:
         self._step += 1
-        for i, (weight, state) in enumerate(zip(self.weights, self._states)):
-            rows, where = torch.unique(self._ids[:, i], return_inverse=True)
+        for f, (weight, state) in enumerate(zip(self.weights, self._states)):
+            rows, where = torch.unique(self._rows[f], return_inverse=True)
             grad = torch.zeros(rows.shape[0], weight.shape[1], dtype=torch.float64)
-            grad.index_add_(0, where, grad_BFD[:, i])
+            grad.index_add_(0, where, grad_BFD[self._samples[f], f])
             parts = [column[rows] for column in state]
             parts[2] += 1
             weight[rows] -= self._rule(grad, parts, self._step)

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.bench.workload import EPS, LR, Setting, Workload
+from hotbed.bench.setting import EPS, LR, Setting
+from hotbed.bench.workload import FlatIds, Workload
 from hotbed.errors import ConfigError
 
 
@@ -29,7 +30,6 @@ class FbgemmSystem:
     def __init__(self, setting: Setting, way: str) -> None:
         self.rule = "adam_by_table" if setting.optimizer == "adam" else setting.optimizer
         self._prefetch = "prefetch" in way
-        self._offsets = torch.arange(len(setting.rows) * setting.batch + 1, device=setting.device)
         logging.disable(logging.ERROR)  # it logs every table
         try:
             with warnings.catch_warnings():
@@ -44,7 +44,7 @@ class FbgemmSystem:
             yield from self._prefetched(workload.flat)
         else:
             for ids in workload.flat:
-                yield self._module(ids, self._offsets)
+                yield self._module(ids.values, ids.offsets)
 
     def weights(self) -> list[Tensor]:
         self._module.flush()
@@ -53,18 +53,21 @@ class FbgemmSystem:
     def counts(self) -> None:
         return None
 
-    def _prefetched(self, flat: list[Tensor]) -> Iterator[Tensor]:
+    def close(self) -> None:
+        pass
+
+    def _prefetched(self, flat: list[FlatIds]) -> Iterator[Tensor]:
         main: torch.cuda.Stream = torch.cuda.current_stream()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-        def fetch(ids: Tensor) -> None:
+        def fetch(ids: FlatIds) -> None:
             with torch.cuda.stream(side):
-                self._module.prefetch(ids, self._offsets, main)
+                self._module.prefetch(ids.values, ids.offsets, main)
 
         fetch(flat[0])
         for i, ids in enumerate(flat):
             main.wait_stream(side)
-            out = self._module(ids, self._offsets)
+            out = self._module(ids.values, ids.offsets)
             if i + 1 < len(flat):
                 fetch(flat[i + 1])
             yield out

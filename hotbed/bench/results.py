@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 
 import hotbed
+from hotbed.bench.setting import Setting
+from hotbed.bench.systems import OURS
 from hotbed.bench.timing import COUNTED, Timing
-from hotbed.bench.workload import Setting
 from hotbed.cache import DEFAULT_POLICY
 from hotbed.errors import ConfigError
 
@@ -61,6 +62,9 @@ class Result(NamedTuple):
             "dim": one.dim,
             "batch": one.batch,
             "dense": one.dense,
+            "ids": one.ids,
+            "ids_per_sample": one.ids_per_sample,
+            "zipf": one.zipf,
             "table_rows": sum(one.rows),
             **_cache_columns(self.system, one),
             "steps": one.steps,
@@ -69,6 +73,7 @@ class Result(NamedTuple):
             "ms_p50": _rounded(self.ms, 4),
             "ms_p80": _rounded(timing.quantile(8), 4),
             "ms_mean": _rounded(timing.ms_mean, 4),
+            "gpu_ms": _rounded(timing.gpu_ms, 4),
             "samples_per_s": round(self.samples_per_s),
             "baseline": self.baseline,
             "ratio": _rounded(self.ratio, 3),
@@ -88,14 +93,17 @@ def columns(setting: Setting) -> list[str]:
 
 
 def _cache_columns(system: str, setting: Setting) -> dict[str, object]:
+    ours = system in OURS
     cached = system not in ("torch", "hotbed-hbm", "fbgemm-hbm", "fbgemm-cpu")
-    ours = system.startswith("hotbed") and cached
     return {
+        "output": setting.output if ours else "",
+        "ranks": setting.ranks if ours else "",
         "cache": setting.cache if cached else "",
-        "policy": (setting.policy or DEFAULT_POLICY) if ours else "",
-        "window": (setting.window or "auto") if ours else "",
-        "look_ahead": (setting.look_ahead or "auto") if ours else "",
-        "warm_store": setting.warm_store if ours else "",
+        "memory": ("" if setting.ssd is None else setting.ssd) if ours and cached else "",
+        "policy": (setting.policy or DEFAULT_POLICY) if ours and cached else "",
+        "window": (setting.window or "auto") if ours and cached else "",
+        "look_ahead": (setting.look_ahead or "auto") if ours and cached else "",
+        "cold": setting.cold if ours and cached else "",
     }
 
 

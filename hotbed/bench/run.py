@@ -1,6 +1,6 @@
 """All settings, all systems, one after the other in one process.
 
-In: settings that share their ids, and names of systems. Out: a Result or a Skip for every pair, as soon as it is known. A
+In: settings and names of systems. Out: a Result or a Skip for every pair, as soon as it is known. A
 system that is missing, has no room, fails its check or raises is skipped with a reason, and the others go on. Between two
 systems all memory is given back.
 """
@@ -8,20 +8,25 @@ systems all memory is given back.
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from hotbed.bench.check import check
+from hotbed.bench.ranks import BrokenRankError, in_ranks
 from hotbed.bench.results import Result
-from hotbed.bench.systems import BASELINES, KINDS, first_line, missing, no_room
-from hotbed.bench.timing import DensePart, batches_needed, time_steps
-from hotbed.bench.workload import Setting, Workload, make_workload
+from hotbed.bench.setting import Setting
+from hotbed.bench.systems import BASELINES, OURS, built, first_line, missing, no_room
+from hotbed.bench.timing import DensePart, Timing, batches_needed, time_steps
+from hotbed.bench.workload import Workload, make_workload
 from hotbed.errors import BudgetError, ConfigError
 
 _TRIALS, _COPIES = 5, 10  # ten copies at a time, so that launching them does not show
@@ -46,39 +51,51 @@ class BenchContext(NamedTuple):
     absent: dict[str, str]  # why a system cannot be had
 
 
+Verdicts = dict[tuple[object, ...], Skip | None]
+
+
 def run(settings: Sequence[Setting], systems: Sequence[str]) -> Iterator[Result | Skip]:
-    """Measure every system at every setting, in this order; settings differ in dim, optimizer and dense alone."""
-    ground = _prepare(settings, systems)
-    verdicts: dict[tuple[str, str, int], Skip | None] = {}
-    for setting in settings:
-        baseline = BASELINES[setting.device.type]
-        baseline_ms: float | None = None
-        for name in systems:
-            outcome = _attempt(name, setting, ground, verdicts)
-            _release()
-            if isinstance(outcome, Result):
-                baseline_ms = outcome.ms if name == baseline else baseline_ms
-                if baseline_ms is not None:
-                    outcome = outcome._replace(baseline=baseline, ratio=outcome.ms / baseline_ms)
-            yield outcome
-
-
-def _prepare(settings: Sequence[Setting], systems: Sequence[str]) -> BenchContext:
-    one = settings[0]
-    if one.device.type == "cuda":
-        torch.cuda.set_device(one.device)  # FBGEMM builds on the current device
-    workload = make_workload(one.rows, one.batch, max(map(batches_needed, settings)), one.device)
+    """Measure every system at every setting, in this order; ids are drawn again where settings differ in them."""
     absent = {name: reason for name in systems if (reason := missing(name))}
-    return BenchContext(workload, workload.distinct_keys(), copy_speed(one.device), absent)
+    verdicts: Verdicts = {}
+    speed = 0.0
+    count = max(map(batches_needed, settings))
+    for (device, *_), group in itertools.groupby(settings, key=_drawn_from):
+        some = list(group)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # FBGEMM builds on the current device
+        workload = make_workload(some[0], count)
+        speed = speed or copy_speed(device)
+        ground = BenchContext(workload, workload.distinct_keys(), speed, absent)
+        for setting in some:
+            yield from _run(setting, systems, ground, verdicts)
+        del workload, ground
+        _release()
 
 
-def _attempt(
-    name: str, setting: Setting, ground: BenchContext, verdicts: dict[tuple[str, str, int], Skip | None]
-) -> Result | Skip:
+def _drawn_from(setting: Setting) -> tuple[torch.device, *tuple[object, ...]]:
+    """What the ids of a setting depend on."""
+    return setting.device, setting.rows, setting.batch, setting.ids, setting.zipf
+
+
+def _run(setting: Setting, systems: Sequence[str], ground: BenchContext, verdicts: Verdicts) -> Iterator[Result | Skip]:
+    baseline = BASELINES[setting.device.type]
+    baseline_ms: float | None = None
+    for name in systems:
+        outcome = _attempt(name, setting, ground, verdicts)
+        _release()
+        if isinstance(outcome, Result):
+            baseline_ms = outcome.ms if name == baseline else baseline_ms
+            if baseline_ms is not None:
+                outcome = outcome._replace(baseline=baseline, ratio=outcome.ms / baseline_ms)
+        yield outcome
+
+
+def _attempt(name: str, setting: Setting, ground: BenchContext, verdicts: Verdicts) -> Result | Skip:
     reason = ground.absent.get(name) or no_room(name, setting)
     if reason:
         return Skip(name, setting, reason)
-    case = (name, setting.optimizer, setting.dim)
+    case = (name, setting.optimizer, setting.dim, setting.ids, setting.output, setting.ssd, setting.ranks)
     try:
         if case not in verdicts:
             wrong = check(name, setting)
@@ -88,20 +105,45 @@ def _attempt(
         return _measure(name, setting, ground) if verdict is None else verdict._replace(setting=setting)
     except (ConfigError, BudgetError) as error:
         return Skip(name, setting, str(error))
+    except BrokenRankError as error:
+        last = str(error).strip().splitlines()[-1]
+        return Skip(name, setting, f"failed: {last}", is_fault=True, trace=str(error))
     except Exception as error:  # a peer may raise anything, and the others must go on
         return Skip(name, setting, f"failed: {first_line(error)}", is_fault=True, trace=traceback.format_exc())
 
 
+class Measurement(NamedTuple):
+    """Of one process."""
+
+    rule: str
+    timing: Timing
+    peak_bytes: int
+
+
 def _measure(name: str, setting: Setting, ground: BenchContext) -> Result:
-    behind = DensePart(setting)
+    if setting.ranks and name in OURS:
+        found: Measurement = in_ranks(measure_rank, setting, name)[0]
+    else:
+        found = _time(name, setting, ground.workload)
+    return Result(name, found.rule, setting, *found[1:], step_bytes(setting, ground.distinct), ground.copy_speed)
+
+
+def measure_rank(setting: Setting, name: str) -> Measurement:
+    """In one of several ranks."""
+    workload = make_workload(setting, batches_needed(setting)).part(dist.get_rank(), setting.ranks)
+    return _time(name, setting, workload)
+
+
+def _time(name: str, setting: Setting, workload: Workload) -> Measurement:
+    behind = DensePart(replace(setting, batch=workload.batch))
     on_device = setting.device.type == "cuda"
     shared = torch.cuda.memory_allocated(setting.device) if on_device else 0
     if on_device:
         torch.cuda.reset_peak_memory_stats(setting.device)
-    system = KINDS[name].make(setting)
-    timing = time_steps(system, setting, ground.workload, behind)
-    peak = torch.cuda.max_memory_allocated(setting.device) - shared if on_device else 0
-    return Result(name, system.rule, setting, timing, peak, step_bytes(setting, ground.distinct), ground.copy_speed)
+    with built(name, setting) as system:
+        timing = time_steps(system, setting, workload, behind)
+        peak = torch.cuda.max_memory_allocated(setting.device) - shared if on_device else 0
+        return Measurement(system.rule, timing, peak)
 
 
 def _release() -> None:
@@ -124,7 +166,7 @@ def step_bytes(setting: Setting, distinct: float) -> float:
     written with its optimizer state for the update.
     """
     vectors = 2 * 4 * setting.batch * setting.width
-    ids = 2 * 8 * setting.batch * len(setting.rows)
+    ids = 2 * 8 * setting.batch * setting.ids_per_sample
     return vectors + ids + distinct * (4 * setting.dim + 2 * setting.record_bytes)
 
 

@@ -4,71 +4,136 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import hotbed
 from hotbed.bench.fbgemm import FbgemmSystem
-from hotbed.bench.workload import EPS, LR, Setting, Workload
-from hotbed.cache import CacheCounts
+from hotbed.bench.setting import EPS, LR, Setting
+from hotbed.bench.workload import Workload, id_of_row, offsets_of, values_of
+from hotbed.cache import BYTES_PER_SLOT, CacheCounts
+from hotbed.checkpoint.types import RowPart
 from hotbed.errors import ConfigError
 from hotbed.host.memory import available_memory, in_words
+from hotbed.ops.records import layout_of
 from hotbed.optim import RowOptimizer, row_optimizer
-from hotbed.store import MemoryStore
+from hotbed.sizing.budget import least_over_ssd
+from hotbed.types import Batch
+
+_CHUNK = 1 << 18  # rows written at once
+_SSD_SLACK = 64 << 20  # bytes: segments that are half full
+Vectors = Tensor | dict[str, Tensor]  # [B, F, D] or [B, F * D]; of every feature [B, D]
 
 
 class HotbedSystem:
-    """EmbeddingTables without a cache."""
+    """EmbeddingTables without a cache; with ranks, this rank's part of ShardedTables."""
 
-    def __init__(self, setting: Setting, **cache: Any) -> None:
+    def __init__(self, setting: Setting, **budgets: Any) -> None:
         self.rule = setting.optimizer
-        tables = {f"C{i}": hotbed.Table(n, setting.dim) for i, n in enumerate(setting.rows)}
-        self.tables = hotbed.EmbeddingTables(tables, _optimizer(setting), device=setting.device, **cache)
+        self._setting = setting
+        count = [None if setting.ids == "dynamic" else rows for rows in setting.rows]
+        declared = {f"C{i}": hotbed.Table(rows, setting.dim) for i, rows in enumerate(count)}
+        make: Any = partial(hotbed.ShardedTables, gradients="sum") if setting.ranks else hotbed.EmbeddingTables
+        self.tables: hotbed.EmbeddingTables = make(
+            declared, _optimizer(setting), device=setting.device, output=setting.output, **budgets
+        )
+        if not setting.cold:
+            _write_all_rows(self.tables, setting)
 
-    def vectors(self, workload: Workload) -> Iterator[Tensor]:
-        for ids in workload.matrices:
-            yield self.tables(ids)
+    def vectors(self, workload: Workload) -> Iterator[Vectors]:
+        for batch in workload.batches:
+            yield self._look_up(batch)
+
+    def _look_up(self, batch: Tensor | Batch) -> Vectors:
+        out: Vectors = self.tables(batch) if isinstance(batch, Tensor) else self.tables(batch.ids, batch.bags)
+        return out
 
     def weights(self) -> list[Tensor]:
-        return [self.tables.weight(name).detach().clone().cpu() for name in self.tables.tables]
+        return [self._weight(name, rows) for name, rows in zip(self.tables.tables, self._setting.rows)]
+
+    def _weight(self, name: str, num_rows: int) -> Tensor:
+        ids, columns = self.tables.rows(name)
+        parts = [(ids, columns["weight"])]
+        if self._setting.ranks:  # each has the rows it owns
+            parts *= self._setting.ranks
+            dist.all_gather_object(parts, parts[0])
+        ids, weight = (torch.cat(part) for part in zip(*parts))
+        rows = torch.arange(num_rows)
+        if self._setting.ids == "dynamic":
+            rows = id_of_row(rows)
+        found, order = ids.sort()
+        return weight[order[torch.searchsorted(found, rows)]]
 
     def counts(self) -> CacheCounts | None:
-        return None
+        return self.tables.counters() if self.tables.caches else None
+
+    def close(self) -> None:
+        for cache in self.tables.caches:
+            cache.store.close()
 
 
 class CachedSystem(HotbedSystem):
     """A share of the rows on the device, every batch waiting for its own copies."""
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__(setting, cache=setting.cache, **({"policy": setting.policy} if setting.policy else {}))
-        self._ahead = {"window": setting.window, "look_ahead": setting.look_ahead}
-        if setting.warm_store:
-            for cache in self.tables.caches:
-                cast(MemoryStore, cache.store).write_first_values()
-
-    def counts(self) -> CacheCounts:
-        return self.tables.counters()
+        super().__init__(setting, **_budgets(setting), **({"policy": setting.policy} if setting.policy else {}))
 
 
 class PrefetchedSystem(CachedSystem):
     """The same with copies under way while earlier batches train."""
 
-    def vectors(self, workload: Workload) -> Iterator[Tensor]:
-        ahead: Any = hotbed.prefetch(workload.matrices, self.tables, **self._ahead)
+    def vectors(self, workload: Workload) -> Iterator[Vectors]:
+        one = self._setting
+        ahead: Any = hotbed.prefetch(workload.batches, self.tables, window=one.window, look_ahead=one.look_ahead)
         with closing(ahead) as batches:
-            for ids in batches:
-                yield self.tables(ids)
+            for batch in batches:
+                yield self._look_up(batch)
 
 
 def _optimizer(setting: Setting) -> RowOptimizer:
     eps = {} if setting.optimizer == "sgd" else {"eps": EPS}
     return row_optimizer(setting.optimizer, lr=LR, **eps)
+
+
+def _budgets(setting: Setting) -> dict[str, Any]:
+    """The arguments of tables behind a cache; the rows of ranks are divided, and so are their bytes."""
+    rows = -(-sum(setting.rows) // max(1, setting.ranks))
+    record = layout_of(setting.dim, _optimizer(setting)).width * 4
+    if setting.ids == "dynamic":  # their rows have no number of which a cache could be a share
+        return {"hbm": round(setting.cache * rows * (record + BYTES_PER_SLOT))}
+    if setting.ssd is None:
+        return {"cache": setting.cache}
+    memory = least_over_ssd([(rows, record)], rows, round(setting.ssd * rows))
+    return {"cache": setting.cache, "memory": memory, "ssd": f"{setting.ssd_folder}:{4 * rows * record + _SSD_SLACK}"}
+
+
+def _write_all_rows(tables: hotbed.EmbeddingTables, setting: Setting) -> None:
+    """What a run that has seen all its ids looks like: every row below the cache is written, and none is created any more."""
+    if setting.ids == "dynamic":
+        ids = (id_of_row(torch.arange(rows)).sort().values for rows in setting.rows)
+        tables.load_rows(part for name, some in zip(tables.tables, ids) for part in _first_rows(tables, name, some))
+        return
+    for cache in tables.caches:
+        for keys in torch.split(torch.arange(cache.keyspace.num_rows), _CHUNK):
+            records = torch.empty(keys.shape[0], cache.layout.width, device="cpu")
+            cache.store.read(keys, records)
+            cache.store.write(keys, records)
+
+
+def _first_rows(tables: hotbed.EmbeddingTables, name: str, ids: Tensor) -> Iterator[RowPart]:
+    group = tables.group_of(name)
+    for some in torch.split(ids, _CHUNK):
+        yield RowPart(name, some, {"weight": group.first(name, some)["weight"]})
 
 
 class TorchSystem:
@@ -78,7 +143,6 @@ class TorchSystem:
         # as is the default; said aloud, torch does not warn of it
         torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
         self._bags = nn.ModuleList(_bag(n, setting) for n in setting.rows)
-        self._offsets = torch.arange(setting.batch, device=setting.device)
         parameters = list(self._bags.parameters())
         self._optimizer: torch.optim.Optimizer
         if setting.optimizer == "adam":
@@ -92,9 +156,9 @@ class TorchSystem:
             self._optimizer = torch.optim.SGD(parameters, lr=LR)
 
     def vectors(self, workload: Workload) -> Iterator[Tensor]:
-        for flat in workload.flat:
-            columns = flat.view(len(self._bags), -1)
-            out = torch.cat([bag(ids, self._offsets) for bag, ids in zip(self._bags, columns)], dim=1)
+        for ids in workload.flat:
+            inputs = [(values_of(ids, f), offsets_of(ids, f, workload.batch)) for f in range(len(self._bags))]
+            out = torch.cat([bag(*each) for bag, each in zip(self._bags, inputs)], dim=1)
             self._optimizer.zero_grad(set_to_none=True)
             yield out
             del out
@@ -106,10 +170,13 @@ class TorchSystem:
     def counts(self) -> None:
         return None
 
+    def close(self) -> None:
+        pass
+
 
 def _bag(rows: int, setting: Setting) -> nn.EmbeddingBag:
     first = torch.empty(rows, setting.dim, device=setting.device).uniform_(-0.01, 0.01)
-    return nn.EmbeddingBag(rows, setting.dim, mode="sum", sparse=True, _weight=first)
+    return nn.EmbeddingBag(rows, setting.dim, mode="sum", sparse=True, include_last_offset=True, _weight=first)
 
 
 Holds = Literal["device", "host", "managed"]
@@ -120,8 +187,8 @@ class System(Protocol):
 
     rule: str  # the row optimizer it really applies, as check.RULES names it
 
-    def vectors(self, workload: Workload) -> Iterator[Tensor]:
-        """Look up batch after batch, [B, F, D] or [B, F * D]; the caller runs backward before it asks for the next."""
+    def vectors(self, workload: Workload) -> Iterator[Vectors]:
+        """Look up batch after batch; the caller runs backward before it asks for the next."""
         ...
 
     def weights(self) -> list[Tensor]:
@@ -130,6 +197,10 @@ class System(Protocol):
 
     def counts(self) -> CacheCounts | None:
         """What its cache has done since it was made, where that is counted."""
+        ...
+
+    def close(self) -> None:
+        """Close its files."""
         ...
 
 
@@ -162,8 +233,24 @@ KINDS = {
     "hotbed-cached": Kind("hotbed, a cache under hotbed.prefetch", PrefetchedSystem, _BOTH, "host"),
     "hotbed-cached-plain": Kind("the same cache in a plain loop", CachedSystem, _BOTH, "host"),
 }
+OURS = ("hotbed-hbm", "hotbed-cached", "hotbed-cached-plain")
 BASELINES = {"cuda": "fbgemm-hbm", "cpu": "fbgemm-cpu"}  # what ratios are to
 EXACT_TWIN = {"hotbed-cached": "hotbed-hbm", "hotbed-cached-plain": "hotbed-hbm"}  # rows must be equal to the bit
+
+
+@contextmanager
+def built(name: str, setting: Setting) -> Iterator[System]:
+    """A system, with a folder of its own for files where it has some; both are gone afterwards."""
+    if setting.ssd is None:
+        yield KINDS[name].make(setting)
+        return
+    Path(setting.ssd_folder or tempfile.gettempdir()).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="hotbed-bench-", dir=setting.ssd_folder or None) as folder:
+        system = KINDS[name].make(replace(setting, ssd_folder=folder))
+        try:
+            yield system
+        finally:
+            system.close()
 
 
 def choose_systems(names: Sequence[str], device: torch.device) -> list[str]:

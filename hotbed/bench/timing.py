@@ -14,11 +14,17 @@ from contextlib import closing
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import nn
 
-from hotbed.bench.systems import System
-from hotbed.bench.workload import GROUP, Setting, Workload
+from hotbed.bench.busy import BusyClock
+from hotbed.bench.setting import Setting
+from hotbed.bench.systems import System, Vectors
+from hotbed.bench.workload import Workload
 from hotbed.cache import CacheCounts
+
+GROUP = 10  # steps between two looks at the clock
+PROFILED = 10  # steps after those that are timed
 
 COUNTED = (
     *("windows", "hits", "misses", "created", "evictions", "written_back"),
@@ -32,6 +38,7 @@ class Timing(NamedTuple):
     ms_of_group: list[float]  # a step's milliseconds in each group
     counts_per_step: dict[str, float]  # empty without a cache
     stall_share: float | None  # of the time, the training stream waited for a window's rows
+    gpu_ms: float | None = None  # of a step, some kernel or copy ran on the GPU; None on a CPU
 
     def quantile(self, tenths: int) -> float:
         """Milliseconds that `tenths` of ten groups stay under."""
@@ -52,6 +59,7 @@ class DensePart:
         self._mlp: nn.Sequential | None = None
         if not setting.dense:
             self._grad = torch.randn(setting.batch, setting.width, device=setting.device) * 1e-3
+            self._parts = self._grad.view(setting.batch, len(setting.rows), setting.dim).unbind(1)
             return
         width, w = setting.width, setting.dense
         layers: list[nn.Module] = [nn.Linear(width, w), nn.ReLU(), nn.Linear(w, w), nn.ReLU()]
@@ -59,49 +67,78 @@ class DensePart:
         self._mlp = nn.Sequential(*layers).to(setting.device, torch.bfloat16)
         self._optimizer = torch.optim.SGD(self._mlp.parameters(), lr=1e-3)
 
-    def backward(self, out: Tensor) -> None:
+    def backward(self, out: Vectors) -> None:
         """Finish the step: gradients into the rows, and into the MLP where there is one."""
         if self._mlp is None:
-            out.backward(self._grad.view(out.shape))  # type: ignore[no-untyped-call]
+            if isinstance(out, dict):
+                torch.autograd.backward(list(out.values()), self._parts)
+            else:
+                out.backward(self._grad.view(out.shape))  # type: ignore[no-untyped-call]
             return
         self._optimizer.zero_grad(set_to_none=True)
-        self._mlp(out.flatten(1).to(torch.bfloat16)).float().mean().backward()
+        block = torch.cat(list(out.values()), dim=1) if isinstance(out, dict) else out.flatten(1)
+        self._mlp(block.to(torch.bfloat16)).float().mean().backward()
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            self._average()
         self._optimizer.step()
+
+    def _average(self) -> None:
+        assert self._mlp is not None
+        grads = [parameter.grad for parameter in self._mlp.parameters() if parameter.grad is not None]
+        flat = torch.cat([grad.float().view(-1) for grad in grads])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for grad, mean in zip(grads, torch.split(flat, [grad.numel() for grad in grads])):
+            grad.copy_(mean.view_as(grad))
 
 
 def batches_needed(setting: Setting) -> int:
-    """Warm-up, timed steps, and what a pipeline reads ahead of the last of them."""
-    return setting.warmup + setting.steps + (setting.look_ahead or 32) + 3 * (setting.window or 8)
+    """Warm-up, timed and profiled steps, and what a pipeline reads ahead of the last of them."""
+    steps = setting.warmup + setting.steps + (PROFILED if setting.device.type == "cuda" else 0)
+    return steps + (setting.look_ahead or 32) + 3 * (setting.window or 8)
 
 
 def time_steps(system: System, setting: Setting, workload: Workload, behind: DensePart) -> Timing:
-    """Warm up, then time `steps` steps in groups; the pipeline runs on behind the last one until it is closed."""
+    """Warm up, then time `steps` steps in groups; the pipeline runs on behind the last one until it is closed.
+
+    On a GPU a few more steps are profiled after the clock was read.
+    """
     marks: list[float] = []
     before: CacheCounts | None = None
     after: CacheCounts | None = None
+    gpu_ms: float | None = None
     done = -setting.warmup
     running: Any = system.vectors(workload)
-    with closing(running) as vectors:
+    with closing(running) as vectors, BusyClock(setting.device) as busy:
         for out in vectors:
             behind.backward(out)
             done += 1
-            if done >= 0 and done % GROUP == 0:
+            if done >= 0 and done % GROUP == 0 and done <= setting.steps:
                 _wait(setting.device)
                 before = system.counts() if not marks else before
                 marks.append(time.perf_counter())
             if done == setting.steps:
                 after = system.counts()
                 # the training step's loss is the mean of a free output: it falls for ever, under Adam beyond all numbers
-                if not setting.dense and not bool(torch.isfinite(out.detach()).all()):
+                if not setting.dense and not _is_finite(out):
                     raise ArithmeticError("vectors are not finite after training")
+                if not busy.start():
+                    break
+            if done == setting.steps + PROFILED:
+                gpu_ms = busy.stop() / PROFILED
                 break
             del out  # its memory serves the next lookup
     milliseconds = [(stop - start) * 1e3 / GROUP for start, stop in itertools.pairwise(marks)]
     if before is None or after is None:
-        return Timing(milliseconds, {}, None)
+        return Timing(milliseconds, {}, None, gpu_ms)
     during = after.minus(before)
     counts = {name: getattr(during, name) / setting.steps for name in COUNTED}
-    return Timing(milliseconds, counts, during.stall_seconds / (marks[-1] - marks[0]))
+    return Timing(milliseconds, counts, during.stall_seconds / (marks[-1] - marks[0]), gpu_ms)
+
+
+def _is_finite(out: Vectors) -> bool:
+    parts = out.values() if isinstance(out, dict) else [out]
+    return all(bool(torch.isfinite(part.detach()).all()) for part in parts)
 
 
 def _wait(device: torch.device) -> None:

@@ -1,53 +1,91 @@
-"""The lookups every system gets: Criteo-Kaggle cardinalities, one Zipf id per feature, scattered rows.
+"""The ids every system gets: Zipf draws from tables of Criteo-Kaggle's sizes, scattered over the rows.
 
-Out: the same numbers in two shapes, both on the device before anything is timed: [F * B] table by table, which FBGEMM takes,
-and [B, F], which hotbed takes. Batches are drawn in order from one seed, so a longer run begins with a shorter one's ids.
+Out: the same numbers in two forms, both on the device before anything is timed: table by table with offsets, which FBGEMM
+takes, and as hotbed's loader gives them, a matrix of single ids and a Jagged for every feature of bags. Batches are drawn in
+order from one seed, so a longer run begins with a shorter one's ids.
 
-Shapes: B samples of a batch, F features (one table each).
+    single    one id of every feature
+    bags      as many as MLPerf's multi-hot Criteo has, 214 a sample
+    varying   0 to twice as many, drawn for every sample: 214 on average
+    dynamic   one id of every feature, 64 bits wide; peers without such ids get the number of its row
+
+Shapes: B samples of a batch, F features (one table each), L ids of a batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-OPTIMIZERS = ("rowwise_adagrad", "adam", "adagrad", "sgd")
-LR, EPS = 0.01, 1e-8  # of the rows, for every system
-GROUP = 10  # steps between two looks at the clock
-_STATES = {"rowwise_adagrad": (1, 0), "adam": (1, 2), "adagrad": (0, 1), "sgd": (0, 0)}  # numbers (per row, per weight)
-KAGGLE_ROWS = (
-    *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306),
-    *(10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
-)
-ZIPF = 1.05
+from hotbed.bench.setting import Setting
+from hotbed.types import Batch, Jagged
+
+_SCATTER = -7046029254386353131  # odd, so that no two rows get the same id: 0x9E3779B97F4A7C15 as int64
+
+
+class FlatIds(NamedTuple):
+    """The rows that one batch reads, table by table."""
+
+    values: Tensor  # int64 [L]
+    offsets: Tensor  # int64 [F * B + 1]: bag f * B + b is that of sample b in table f
+    starts: tuple[int, ...]  # F + 1, on the host: where the values of each table begin
 
 
 @dataclass(frozen=True)
 class Workload:
     """The ids of a run."""
 
-    rows: tuple[int, ...]
     batch: int
-    flat: list[Tensor]  # int64 [F * B] each, table by table
-    matrices: list[Tensor]  # int64 [B, F] each, the same ids
+    flat: list[FlatIds]
+    batches: list[Tensor | Batch]  # the same as hotbed takes them; a Tensor is int64 [B, F]
 
     def distinct_keys(self, batches: int = 8) -> float:
         """The mean number of distinct rows a batch touches, over the first `batches`."""
-        bases = torch.tensor([0, *self.rows[:-1]], device=self.flat[0].device).cumsum(0)
-        some = self.matrices[:batches]
-        return sum(int(torch.unique(ids + bases).shape[0]) for ids in some) / len(some)
+        some = self.flat[:batches]
+        counts: list[int] = [
+            torch.unique(values_of(ids, f)).numel() for ids in some for f in range(len(ids.starts) - 1)
+        ]
+        return sum(counts) / len(some)
+
+    def part(self, rank: int, ranks: int) -> Workload:
+        """What one of several ranks reads."""
+        start, stop = part_of(self.batch, rank, ranks)
+        return Workload(stop - start, self.flat, [_samples(batch, start, stop) for batch in self.batches])
 
 
-def make_workload(
-    rows: tuple[int, ...], batch: int, count: int, device: torch.device, *, zipf: float = ZIPF, seed: int = 0
-) -> Workload:
-    """Draw `count` batches on `device`."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    flat = [torch.cat([zipf_ids(n, batch, zipf, generator) for n in rows]) for _ in range(count)]
-    return Workload(rows, batch, flat, [ids.view(len(rows), batch).t().contiguous() for ids in flat])
+def part_of(batch: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The samples of one rank: first, and one past the last."""
+    return batch * rank // ranks, batch * (rank + 1) // ranks
+
+
+def values_of(ids: FlatIds, table: int) -> Tensor:
+    """The rows that a batch reads of one table."""
+    return ids.values[ids.starts[table] : ids.starts[table + 1]]
+
+
+def offsets_of(ids: FlatIds, table: int, batch: int) -> Tensor:
+    """[B + 1]: where the bags of one table begin, from 0."""
+    return ids.offsets[table * batch : (table + 1) * batch + 1] - ids.starts[table]
+
+
+def make_workload(setting: Setting, count: int, *, seed: int = 0) -> Workload:
+    """Draw `count` batches on the device of the setting."""
+    generator = torch.Generator(device=setting.device).manual_seed(seed)
+    flat = [_draw(setting, generator) for _ in range(count)]
+    if setting.ids in ("single", "dynamic"):
+        shape = (len(setting.rows), setting.batch)
+        matrices = [ids.values.view(shape).t().contiguous() for ids in flat]
+        return Workload(setting.batch, flat, [id_of_row(one) if setting.ids == "dynamic" else one for one in matrices])
+    return Workload(setting.batch, flat, [_batch(ids, setting) for ids in flat])
+
+
+def id_of_row(rows: Tensor) -> Tensor:
+    """The 64-bit id that stands for a row where ids are dynamic: of all sizes, also below 0."""
+    return rows * _SCATTER
 
 
 def zipf_ids(num_rows: int, count: int, exponent: float, generator: torch.Generator) -> Tensor:
@@ -61,41 +99,38 @@ def zipf_ids(num_rows: int, count: int, exponent: float, generator: torch.Genera
     return rank * stride % num_rows
 
 
-def scaled_rows(scale: float) -> tuple[int, ...]:
-    """Kaggle's tables with `scale` times the rows; small tables keep at least their first hundred rows."""
-    return tuple(max(min(n, 100), round(n * scale)) for n in KAGGLE_ROWS)
+def _draw(setting: Setting, generator: torch.Generator) -> FlatIds:
+    values, lengths, starts = [], [], [0]
+    for rows, size in zip(setting.rows, setting.bag_sizes):
+        if setting.ids == "varying":
+            each = torch.randint(0, 2 * size + 1, (setting.batch,), generator=generator, device=setting.device)
+        else:
+            each = torch.full((setting.batch,), size, device=setting.device)
+        lengths.append(each)
+        starts.append(starts[-1] + int(each.sum()))
+        values.append(zipf_ids(rows, starts[-1] - starts[-2], setting.zipf, generator))
+    offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
+    return FlatIds(torch.cat(values), offsets, tuple(starts))
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One line of the benchmark, for every system."""
+def _batch(ids: FlatIds, setting: Setting) -> Batch:
+    """As a loader gives it: features of one id in a matrix, the others as bags."""
+    columns, bags = [], {}
+    for f, size in enumerate(setting.bag_sizes):
+        if size == 1 and setting.ids == "bags":
+            columns.append(values_of(ids, f))
+        else:
+            bags[f"C{f}"] = Jagged(values_of(ids, f).clone(), offsets_of(ids, f, setting.batch))
+    unused = torch.zeros(setting.batch, 0, device=setting.device)
+    matrix = torch.stack(columns, dim=1) if columns else unused.long()
+    return Batch(unused.sum(1), unused, matrix, bags)
 
-    device: torch.device
-    dim: int
-    batch: int
-    optimizer: str
-    dense: int  # width of the MLP behind the lookup; 0: a given gradient instead, the embedding step alone
-    cache: float  # share of the rows on the device, where a system has a cache
-    policy: str | None  # hotbed's; None: its default
-    window: int | None
-    look_ahead: int | None
-    warm_store: bool  # hotbed's store counts every row as written before the first step
-    steps: int
-    warmup: int
-    rows: tuple[int, ...] = KAGGLE_ROWS
 
-    @property
-    def width(self) -> int:
-        """Numbers of one sample's vectors."""
-        return len(self.rows) * self.dim
-
-    @property
-    def record_bytes(self) -> int:
-        """One row with its optimizer state."""
-        per_row, per_weight = _STATES[self.optimizer]
-        return 4 * (self.dim * (1 + per_weight) + per_row)
-
-    @property
-    def table_bytes(self) -> int:
-        """All rows with their optimizer state."""
-        return sum(self.rows) * self.record_bytes
+def _samples(batch: Tensor | Batch, start: int, stop: int) -> Tensor | Batch:
+    if isinstance(batch, Tensor):
+        return batch[start:stop].contiguous()
+    bags = {}
+    for name, (values, offsets, _) in batch.bags.items():
+        first, last = int(offsets[start]), int(offsets[stop])
+        bags[name] = Jagged(values[first:last].clone(), offsets[start : stop + 1] - first)
+    return Batch(batch.labels[start:stop], batch.dense[start:stop], batch.ids[start:stop].contiguous(), bags)

@@ -24,8 +24,18 @@ class Line(NamedTuple):
     joined: bool = True  # else only the points are drawn
 
 
-def plot(lines: Sequence[Line], x_label: str, show_x: Callable[[float], str]) -> str:
-    """Shares of y over x, the first lines on top; "" where there is nothing to draw."""
+def percent(share: float) -> str:
+    """Two digits of a share."""
+    return f"{float(f'{100 * share:.2g}'):g} %"
+
+
+def plot(
+    lines: Sequence[Line],
+    x_label: str,
+    show_x: Callable[[float], str],
+    show_y: Callable[[float], str] = lambda share: f"{100 * share:.0f} %",
+) -> str:
+    """y over x, the first lines on top; "" where there is nothing to draw."""
     lines = [line for line in lines if line.points]
     if not lines:
         return ""
@@ -43,7 +53,7 @@ def plot(lines: Sequence[Line], x_label: str, show_x: Callable[[float], str]) ->
     rows = []
     for number, cell in enumerate(cells):
         value = top * (HEIGHT - 1 - number) / (HEIGHT - 1)
-        label = f"{100 * value:.0f} %" if number % 3 == 0 else ""
+        label = show_y(value) if number % 3 == 0 else ""
         rows.append(f"{label:>{_MARGIN - 2}} |{''.join(cell).rstrip()}")
     first, last = show_x(min(xs)), show_x(max(xs))
     rows.append(" " * (_MARGIN - 1) + "+" + "-" * WIDTH)
@@ -77,9 +87,6 @@ def curve_text(curves: Curves) -> str:
     def line(curve: Curve) -> Line:
         points = [(float(size) / rows, float(y)) for size, y in zip(curve.sizes, curve.misses) if size >= max(least, 1)]
         return Line(curve.name, points, joined=curve.is_whole)
-
-    def percent(share: float) -> str:
-        return f"{float(f'{100 * share:.2g}'):g} %"
 
     told = [plot([line(curve) for curve in curves.all], "share of the rows in the cache", percent)]
     whole = next(curve for curve in curves.all if curve.is_whole)

@@ -162,12 +162,6 @@ class MemoryStore:
         """(records [R, W], state [R]) for who moves rows without asking."""
         return self._records, self._state
 
-    def write_first_values(self) -> None:
-        """Write every row that was never written: what a run that has seen all its ids looks like."""
-        for start in range(0, self._records.shape[0], _CHUNK):
-            keys = torch.from_numpy(np.flatnonzero(self._state[start : start + _CHUNK] == ABSENT) + start)
-            self.write(keys, self._first(keys))
-
     def items(self, chunk: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of every row ever written, in key order."""
         for written in marked(self._state[: self._end], chunk):

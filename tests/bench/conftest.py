@@ -3,27 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hotbed.bench.workload import Setting
+from hotbed.bench.setting import Setting
 
 
 @pytest.fixture
 def setting():
     """A setting that takes milliseconds on the CPU."""
-    return Setting(
-        device=torch.device("cpu"),
-        dim=8,
-        batch=64,
-        optimizer="rowwise_adagrad",
-        dense=0,
-        cache=0.2,
-        policy=None,
-        window=None,
-        look_ahead=None,
-        warm_store=False,
-        steps=20,
-        warmup=4,
-        rows=(5, 300, 2000),
-    )
+    return Setting(torch.device("cpu"), dim=8, batch=64, cache=0.2, cold=True, steps=20, warmup=4, rows=(5, 300, 2000))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -20,7 +20,7 @@ class FakeSystem:
 
     def vectors(self, workload):
         try:
-            for ids in workload.matrices:
+            for ids in workload.batches:
                 yield self._step(ids)
         finally:
             self.is_closed = True
@@ -47,6 +47,9 @@ class FakeSystem:
 
     def weights(self):
         return [table.clone() for table in self.tables]
+
+    def close(self):
+        pass
 
     def counts(self):
         if self.wrong != "counts":

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from hotbed.bench import check as gate
+from hotbed.bench.ranks import BrokenRankError, in_ranks
+from hotbed.bench.setting import OPTIMIZERS
 from hotbed.bench.systems import EXACT_TWIN, KINDS, Kind, missing
-from hotbed.bench.workload import OPTIMIZERS
+from hotbed.errors import ConfigError
 from tests.bench.fakes import FakeSystem
 
 
@@ -83,3 +85,52 @@ def test_hotbeds_caches_pass_though_they_evict(setting, name, policy, monkeypatc
     counts = made[0].counts()
     assert counts.evictions > 0
     assert counts.bytes_in > 0  # rows came back that had left
+
+
+@pytest.mark.parametrize("ids", ["bags", "varying", "dynamic"])
+@pytest.mark.parametrize("name", ["hotbed-hbm", "hotbed-cached", "hotbed-cached-plain", "torch", "fbgemm-cpu"])
+def test_every_kind_of_ids_is_checked(setting, name, ids, monkeypatch):
+    if missing(name):
+        pytest.skip(missing(name))
+    made, kind = [], KINDS[name]
+    monkeypatch.setitem(KINDS, name, kind._replace(make=lambda small: made.append(kind.make(small)) or made[-1]))
+    if (name, ids) == ("hotbed-hbm", "dynamic"):
+        with pytest.raises(ConfigError, match="looked up in a cache"):
+            gate.check(name, replace(setting, ids=ids))
+        return
+    assert gate.check(name, replace(setting, ids=ids, optimizer="adagrad")) is None
+    if "cached" in name:
+        assert made[0].counts().evictions > 0
+        assert made[0].counts().created == 0  # every row was written beforehand
+
+
+@pytest.mark.parametrize("name", ["hotbed-hbm", "hotbed-cached"])
+@pytest.mark.parametrize("output", ["concat", "dict"])
+def test_every_output_is_checked(setting, name, output):
+    assert gate.check(name, replace(setting, output=output)) is None
+
+
+@pytest.mark.parametrize("ids", ["single", "varying"])
+def test_rows_on_an_ssd_are_checked_and_leave_no_file(setting, ids, tmp_path, monkeypatch):
+    made, kind = [], KINDS["hotbed-cached"]
+    monkeypatch.setitem(
+        KINDS, "hotbed-cached", kind._replace(make=lambda small: made.append(kind.make(small)) or made[-1])
+    )
+    assert gate.check("hotbed-cached", replace(setting, ids=ids, ssd=0.3, ssd_folder=str(tmp_path))) is None
+    tiers = made[0].tables.tiers()
+    assert tiers.counts.from_ssd > 0
+    assert tiers.counts.from_memory > 0
+    assert tiers.sizes.memory_slots == pytest.approx(0.3 * sum(gate._ROWS), abs=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "ids"), [("hotbed-hbm", "varying"), ("hotbed-cached", "single")])
+def test_ranks_are_checked(setting, name, ids):
+    assert gate.check(name, replace(setting, ids=ids, ranks=2)) is None
+
+
+def test_a_rank_that_refuses_or_breaks_is_told(setting):
+    with pytest.raises(ConfigError, match="looked up in a cache"):
+        gate.check("hotbed-hbm", replace(setting, ids="dynamic", ranks=2))
+    with pytest.raises(BrokenRankError, match=r"rank 0: Traceback(.|\n)*KeyError"):
+        in_ranks(gate.check_rank, replace(setting, ranks=1), "no such system")

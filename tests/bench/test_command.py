@@ -43,15 +43,72 @@ def test_hotbed_beside_its_peer(tmp_path):
     assert "commit" in result.stdout
 
 
-def test_a_warm_store_creates_no_rows(tmp_path):
+def rows_of(path, *options):
+    result = run(*SMALL, "--dense", "0", "--csv", path, *options)
+    assert result.exit_code == 0, result.output
+    return list(csv.DictReader(path.read_text().splitlines())), result
+
+
+def test_every_row_is_written_beforehand_unless_the_start_is_cold(tmp_path):
     created = []
-    for options in ((), ("--warm-store",)):
-        path = tmp_path / f"{len(created)}.csv"
-        run(*SMALL, "--systems", "hotbed-cached", "--dense", "0", "--csv", path, *options)
-        (row,) = csv.DictReader(path.read_text().splitlines())
+    for options in ((), ("--cold",)):
+        (row,), _ = rows_of(tmp_path / f"{len(created)}.csv", "--systems", "hotbed-cached", *options)
         created.append(float(row["created_per_step"]))
-    assert created[0] > 0
-    assert created[1] == 0
+        assert row["cold"] == str(bool(options))
+    assert created[0] == 0
+    assert created[1] > 0
+
+
+def test_all_kinds_of_ids(tmp_path):
+    path = tmp_path / "bench.csv"
+    rows, result = rows_of(
+        path, "--systems", "torch,hotbed-cached", "--ids", "single,bags,varying,dynamic", "--cache", "0.3"
+    )
+    assert [(row["ids"], row["system"]) for row in rows] == [
+        (ids, system) for ids in ("single", "bags", "varying", "dynamic") for system in ("torch", "hotbed-cached")
+    ]
+    assert [row["ids_per_sample"] for row in rows[::2]] == ["26", "214", "214", "26"]
+    assert all(float(row["misses_per_step"]) > 0 for row in rows[1::2])
+    assert all(row["created_per_step"] in ("", "0.0") for row in rows)
+    assert all(row["gpu_ms"] == "" for row in rows)
+    assert "batch 64, varying, embedding step" in result.stdout
+
+
+def test_all_outputs(tmp_path):
+    path = tmp_path / "bench.csv"
+    run(*SMALL, "--systems", "hotbed-hbm", "--dense", "0,8", "--output", "stack,concat,dict", "--csv", path)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    outputs = [(row["output"], row["dense"]) for row in rows]
+    assert outputs == [(output, dense) for output in ("stack", "concat", "dict") for dense in ("0", "8")]
+
+
+def test_a_sweep_of_the_cache_is_drawn(tmp_path):
+    path = tmp_path / "bench.csv"
+    rows, result = rows_of(path, "--systems", "hotbed-hbm,hotbed-cached", "--cache", "0.05,0.2,0.8")
+    assert [row["cache"] for row in rows] == ["", "0.05", "", "0.2", "", "0.8"]
+    misses = [float(row["misses_per_step"]) for row in rows[1::2]]
+    assert misses[0] > max(misses[1:])  # these two hold most of what ten steps read
+    drawing = result.stdout[result.stdout.index("embedding step: ms a step") :]
+    assert "share of the rows on the device" in drawing
+    assert "* hotbed-hbm" in drawing
+    assert "5 %" in drawing
+    assert "80 %" in drawing
+
+
+def test_rows_on_an_ssd(tmp_path):
+    folder = tmp_path / "fast"
+    options = ("--systems", "hotbed-hbm,hotbed-cached", "--ssd", "0.3", "--ssd-folder", folder)
+    rows, result = rows_of(tmp_path / "bench.csv", *options)
+    assert [row["memory"] for row in rows] == ["", "0.3"]
+    assert "30 % in memory" in result.stdout
+    assert list(folder.iterdir()) == []
+
+
+def test_ranks(tmp_path):
+    rows, result = rows_of(tmp_path / "bench.csv", "--systems", "torch,hotbed-cached", "--ranks", "2", "--cache", "0.3")
+    assert [row["ranks"] for row in rows] == ["", "2"]
+    assert float(rows[1]["misses_per_step"]) > 0
+    assert "2 ranks" in result.stdout
 
 
 def test_a_missing_peer_is_one_line(monkeypatch):
@@ -88,11 +145,21 @@ def test_all_mistakes_at_once():
             "--dense",
             "-1",
             "--cache",
-            "2",
+            "0.1,x,2",
             "--steps",
             "0",
             "--window",
             "0",
+            "--ids",
+            "dynamic,jagged",
+            "--output",
+            "tuple",
+            "--ssd",
+            "3",
+            "--ranks",
+            "-1",
+            "--zipf",
+            "1",
             *more,
         )
     message = str(caught.value)
@@ -100,11 +167,18 @@ def test_all_mistakes_at_once():
         "--dim takes",
         "adamw",
         "--dense takes",
-        "--cache is",
+        "--cache is a share, above 0 and at most 1, not 2",
+        "--cache takes shares by comma, not x",
         "--steps must",
         "--window must",
         "--look-ahead is at most 233",
         "lucky",
+        "--ids is one or more of single, bags, varying, dynamic, not jagged",
+        "--output is one or more of stack, concat, dict, not tuple",
+        "--ssd is a share, above 0 and at most 1, not 3",
+        "--ssd is a share of the rows, and dynamic ids",
+        "--ranks is 0 for none",
+        "--zipf must be above 0 and not 1",
     ):
         assert part in message
 

@@ -8,8 +8,8 @@ import pytest
 from hotbed.bench import run
 from hotbed.bench.results import CsvFile, Result, columns, commit, environment
 from hotbed.bench.run import copy_speed, step_bytes
+from hotbed.bench.setting import KAGGLE_ROWS
 from hotbed.bench.timing import Timing
-from hotbed.bench.workload import KAGGLE_ROWS
 from hotbed.errors import ConfigError
 
 

@@ -27,7 +27,7 @@ def timed(setting, monkeypatch):
         system = FakeSystem(setting, **options)
         clock = Clock(system)
         monkeypatch.setattr(timing, "time", clock)
-        workload = make_workload(setting.rows, setting.batch, batches_needed(setting), setting.device)
+        workload = make_workload(setting, batches_needed(setting))
         return system, clock, time_steps(system, setting, workload, DensePart(setting))
 
     return run

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from hotbed import Jagged, Table, optim
-from hotbed.bench.workload import KAGGLE_ROWS, scaled_rows, zipf_ids
+from hotbed.bench.setting import KAGGLE_ROWS, scaled_rows
+from hotbed.bench.workload import zipf_ids
 from hotbed.errors import ConfigError
 from hotbed.forecast.network import (
     Cluster,

@@ -175,7 +175,8 @@ def test_a_snapshot_of_few_rows_of_many_takes_little_memory():
 def test_a_snapshot_of_all_rows_copies_a_chunk_at_a_time():
     layout = layout_of(64, optim.SGD())
     store = MemoryStore(400_000, layout, lambda keys: torch.ones(keys.shape[0], layout.width))
-    store.write_first_values()  # 102 MB
+    for keys in torch.arange(400_000).split(1 << 16):  # 102 MB
+        store.write(keys, torch.ones(keys.shape[0], layout.width))
     store.hold(touched=False).give_back()
     taken, held = peak_bytes(lambda: store.hold(touched=False))
     assert taken < 10e6

@@ -1,8 +1,8 @@
-"""The speed bars of one GPU, all in one process: `python -m benchmarks.gpu_bars [--csv FILE.csv]`, eight minutes on an H200.
+"""The speed bars of one GPU, all in one process: `python -m benchmarks.gpu_bars [--only outputs] [--csv FILE.csv]`.
 
-Runs `hotbed bench` over the settings the bars name, FBGEMM beside hotbed, and says of each bar whether it is met. A host is not
-equally fast from second to second, and half of all settings wait for it: so every bar is judged by the median of the ratios of
-three rounds, each of two measurements seconds apart. Exits with 1 if a bar is missed or could not be measured.
+Runs `hotbed bench` over the settings the bars name, every row written beforehand, FBGEMM beside hotbed, and says of each bar
+whether it is met. A host is not equally fast from second to second, and half of all settings wait for it: so every bar is
+judged by the median of the ratios of three rounds. Exits with 1 if a bar is missed or could not be measured.
 """
 
 from __future__ import annotations
@@ -18,72 +18,91 @@ from typing import NamedTuple
 import torch
 
 from hotbed.bench.results import CsvFile, Result, columns, environment
-from hotbed.bench.run import Skip, run
+from hotbed.bench.run import Skip, drawn_from, run
 from hotbed.bench.setting import Setting
 
-SYSTEMS = ("fbgemm-hbm", "fbgemm-lru-managed", "hotbed-hbm", "hotbed-cached")
+HBM, CACHED = "hotbed-hbm", "hotbed-cached"
+FBGEMM, FBGEMM_CACHE = (
+    "fbgemm-hbm",
+    "fbgemm-lru-managed",
+)  # the second is the best of its caches wherever we measured all
+SYSTEMS = (FBGEMM, FBGEMM_CACHE, HBM, CACHED)
 ANCHOR = Setting(torch.device("cuda", 0))
-CASES = (("rowwise_adagrad", 128), ("adam", 128), ("rowwise_adagrad", 64), ("rowwise_adagrad", 32))
-SMALL_BATCH = [replace(ANCHOR, optimizer=name, dim=dim, dense=dense) for name, dim in CASES for dense in (0, 1024)]
-LARGE_BATCH = [replace(ANCHOR, dim=64, batch=65536, cache=0.05, dense=dense) for dense in (0, 1024)]
+MLP = 1024
+BAGS = replace(ANCHOR, ids="bags", batch=4096, cache=0.05)
+HARD = replace(ANCHOR, batch=32768, cache=0.03, zipf=0.9)
+ADAM = replace(ANCHOR, optimizer="adam")
+SMALL = replace(ANCHOR, dim=64)
+
+Results = dict[tuple[Setting, str], Result]  # of one round
 
 
 class Bar(NamedTuple):
-    """A limit on hotbed's time over a peer's, or on another figure."""
+    """A limit on hotbed's time over another's at a setting."""
 
+    part: str  # of the bars, for --only
     about: str
-    holds_for: Callable[[Setting], bool]
-    measure: Callable[[dict[str, Result]], float]  # from the results of one setting; KeyError if one is lacking
+    setting: Setting
+    system: str
+    other: tuple[Setting, str]
     limit: float
 
-
-def _over(ours: str, theirs: str) -> Callable[[dict[str, Result]], float]:
-    return lambda results: results[ours].ms / results[theirs].ms
-
-
-def _stall(results: dict[str, Result]) -> float:
-    share = results["hotbed-cached"].timing.stall_share
-    return float("nan") if share is None else share
+    def measure(self, results: Results) -> float:
+        """The ratio in one round; KeyError if one of the two is lacking."""
+        return results[self.setting, self.system].ms / results[self.other].ms
 
 
-BARS = (
-    Bar(
-        "row-wise Adagrad, cached, with the MLP: over FBGEMM in HBM",
-        lambda one: one.optimizer == "rowwise_adagrad" and one.dense > 0,
-        _over("hotbed-cached", "fbgemm-hbm"),
-        1.0,
-    ),
-    Bar(
-        "row-wise Adagrad, cached, embedding step: over FBGEMM in HBM",
-        lambda one: one.optimizer == "rowwise_adagrad" and not one.dense,
-        _over("hotbed-cached", "fbgemm-hbm"),
-        1.2,
-    ),
-    Bar(
-        "Adam, cached, with the MLP: over FBGEMM in HBM",
-        lambda one: one.optimizer == "adam" and one.dense > 0,
-        _over("hotbed-cached", "fbgemm-hbm"),
-        1.1,
-    ),
-    Bar(
-        "Adam, cached, embedding step: over FBGEMM's best cache",
-        lambda one: one.optimizer == "adam" and not one.dense,
-        _over("hotbed-cached", "fbgemm-lru-managed"),
-        0.6,
-    ),
-    Bar(
-        "every row in HBM, embedding step: over FBGEMM in HBM",
-        lambda one: not one.dense,
-        _over("hotbed-hbm", "fbgemm-hbm"),
-        0.6,
-    ),
-    Bar("cached, with the MLP: share of time stalled", lambda one: one.dense > 0, _stall, 0.05),
-)
+def _over_peer(part: str, setting: Setting, system: str, peer: str, limit: float) -> Bar:
+    where = f"dim {setting.dim}, batch {setting.batch:,}, {100 * setting.cache:g} %"
+    behind = ", MLP" if setting.dense else ""
+    about = f"{system} over {peer}: {setting.optimizer}, {setting.ids}, Zipf {setting.zipf:g}, {where}{behind}"
+    return Bar(part, about, setting, system, (setting, peer), limit)
+
+
+def _bars() -> list[Bar]:
+    widths = (0, MLP)
+    bars = [
+        _over_peer("single", replace(ANCHOR, dim=dim, dense=dense), CACHED, FBGEMM, 1.0)
+        for dim in (128, 64, 32)
+        for dense in widths
+    ]
+    bars += [_over_peer("single", replace(ANCHOR, dim=dim), HBM, FBGEMM, 0.6) for dim in (128, 64, 32)]
+    bars.append(_over_peer("hard", HARD, CACHED, FBGEMM_CACHE, 0.6))
+    bars.append(_over_peer("adam", ADAM, CACHED, FBGEMM_CACHE, 0.6))
+    bars.append(_over_peer("adam", replace(ADAM, dense=MLP), CACHED, FBGEMM, 1.1))
+    for kind in ("bags", "varying"):
+        alone = replace(BAGS, ids=kind)
+        bars.append(_over_peer("bags", alone, HBM, FBGEMM, 0.8))
+        bars.append(_over_peer("bags", alone, CACHED, FBGEMM_CACHE, 0.7))
+        bars.append(_over_peer("bags", replace(alone, dense=MLP), CACHED, FBGEMM, 1.1))
+    kinds = {
+        "dynamic ids over preset ones": ("dynamic", replace(SMALL, ids="dynamic"), 1.25),
+        "a tenth of the rows in memory, the others on an ssd, over all in memory": (
+            "ssd",
+            replace(SMALL, ssd=0.1),
+            1.25,
+        ),
+        "one rank over no ranks": ("ranks", replace(SMALL, ranks=1), 1.15),
+    }
+    bars += [Bar(part, about, one, CACHED, (SMALL, CACHED), limit) for about, (part, one, limit) in kinds.items()]
+    for output in ("concat", "dict"):
+        for dense in widths:
+            one, stack = replace(ANCHOR, output=output, dense=dense), replace(ANCHOR, dense=dense)
+            about = f"output {output} over stack{', MLP' if dense else ''}"
+            bars += [
+                Bar("outputs", f"{system}, {about}", one, system, (stack, system), 1.15) for system in (HBM, CACHED)
+            ]
+    return bars
+
+
+BARS = _bars()
+PARTS = tuple(dict.fromkeys(bar.part for bar in BARS))
 
 
 class Verdict(NamedTuple):
+    """A bar, judged."""
+
     bar: Bar
-    setting: Setting
     values: list[float]  # of the rounds in which it could be measured
 
     @property
@@ -95,57 +114,71 @@ class Verdict(NamedTuple):
         return self.value is not None and self.value <= self.bar.limit
 
     def __str__(self) -> str:
-        one = self.setting
-        where = f"dim {one.dim}, batch {one.batch:,}, {100 * one.cache:g} %"
         value = "not measured" if self.value is None else f"{self.value:.3f}"
         spread = f"{min(self.values):.3f} to {max(self.values):.3f}" if len(self.values) > 1 else ""
         verdict = "met   " if self.is_met else "MISSED"
-        return f"{verdict}  {value:>12} of {self.bar.limit:<5} {spread:16s} {self.bar.about} ({where})"
+        return f"{verdict}  {value:>12} of {self.bar.limit:<5} {spread:16s} {self.bar.about}"
 
 
-def judge(rounds: Sequence[Sequence[Result]], settings: Sequence[Setting]) -> list[Verdict]:
-    """Every bar at every setting it holds for."""
+def judge(rounds: Sequence[Results], bars: Sequence[Bar] = BARS) -> list[Verdict]:
+    """Every bar, by the rounds in which both of its measurements are."""
     verdicts = []
-    for bar in BARS:
-        for setting in filter(bar.holds_for, settings):
-            values = []
-            for results in rounds:
-                found = {result.system: result for result in results if result.setting == setting}
-                with suppress(KeyError):
-                    values.append(bar.measure(found))
-            verdicts.append(Verdict(bar, setting, values))
+    for bar in bars:
+        values = []
+        for results in rounds:
+            with suppress(KeyError):
+                values.append(bar.measure(results))
+        verdicts.append(Verdict(bar, values))
     return verdicts
 
 
-def measure(settings: Sequence[Setting], file: CsvFile | None) -> list[Result]:
+def wanted(bars: Sequence[Bar]) -> dict[Setting, list[str]]:
+    """The systems to time at every setting, peers first; settings of the same ids, dim and MLP follow each other."""
+    found: dict[Setting, set[str]] = {}
+    for bar in bars:
+        for setting, system in (bar.other, (bar.setting, bar.system)):
+            found.setdefault(setting, set()).add(system)
+    kinds = {drawn_from(setting): number for number, setting in enumerate(reversed(found))}
+    order = sorted(found, key=lambda one: (-kinds[drawn_from(one)], one.optimizer, -one.dim, one.dense))  # stable
+    return {setting: [name for name in SYSTEMS if name in found[setting]] for setting in order}
+
+
+def measure(bars: Sequence[Bar], add: Callable[[Result], None]) -> Results:
     """One round."""
-    results: list[Result] = []
-    for outcome in run(settings, SYSTEMS):
+    results: Results = {}
+    for outcome in run(wanted(bars)):
         one = outcome.setting
-        name = f"{outcome.system:20s} {one.optimizer:16s} dim {one.dim:3d} batch {one.batch:,} dense {one.dense:4d}"
+        what = f"{one.optimizer}, {one.ids}, dim {one.dim}, batch {one.batch:,}, {one.output}, MLP {one.dense}"
         if isinstance(outcome, Skip):
-            print(f"{name}  skipped: {outcome.reason}\n{outcome.trace}", flush=True)
+            print(f"{outcome.system:20s} {what}  skipped: {outcome.reason}\n{outcome.trace}", flush=True)
             continue
-        results.append(outcome)
-        print(f"{name}  {outcome.ms:.3f} ms  {outcome.peak_bytes / 2**30:.2f} GiB", flush=True)
-        if file:
-            file.add({**outcome.row(), **environment(one.device)})
+        results[one, outcome.system] = outcome
+        gpu = "" if outcome.timing.gpu_ms is None else f", the GPU works {outcome.timing.gpu_ms:.3f}"
+        print(f"{outcome.system:20s} {what}  {outcome.ms:.3f} ms{gpu}", flush=True)
+        add(outcome)
     return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help=f"parts of the bars, by comma: {', '.join(PARTS)}; left out: all")
     parser.add_argument("--csv", type=Path, help="append one row per result to this file")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured")
     args = parser.parse_args()
+    parts = args.only.split(",") if args.only else PARTS
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        parser.error(f"--only {', '.join(unknown)}: the parts are {', '.join(PARTS)}")
     if not torch.cuda.is_available():
         parser.error("torch finds no CUDA device, and these bars are of one; `hotbed bench --device cpu` times a CPU")
     file = CsvFile(args.csv, [*columns(ANCHOR), *environment(ANCHOR.device)]) if args.csv else None
-    rounds = [
-        [result for settings in (SMALL_BATCH, LARGE_BATCH) for result in measure(settings, file)]
-        for _ in range(args.rounds)
-    ]
-    verdicts = judge(rounds, [*SMALL_BATCH, *LARGE_BATCH])
+    bars = [bar for bar in BARS if bar.part in parts]
+
+    def add(result: Result) -> None:
+        if file is not None:
+            file.add({**result.row(), **environment(result.setting.device)})
+
+    verdicts = judge([measure(bars, add) for _ in range(args.rounds)], bars)
     print(*verdicts, sep="\n")
     raise SystemExit(not all(verdict.is_met for verdict in verdicts))
 

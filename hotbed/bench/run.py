@@ -1,6 +1,6 @@
 """All settings, all systems, one after the other in one process.
 
-In: settings and names of systems. Out: a Result or a Skip for every pair, as soon as it is known. A
+In: settings, each with the names of its systems. Out: a Result or a Skip for every pair, as soon as it is known. A
 system that is missing, has no room, fails its check or raises is skipped with a reason, and the others go on. Between two
 systems all memory is given back.
 """
@@ -12,7 +12,7 @@ import itertools
 import statistics
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -54,13 +54,13 @@ class BenchContext(NamedTuple):
 Verdicts = dict[tuple[object, ...], Skip | None]
 
 
-def run(settings: Sequence[Setting], systems: Sequence[str]) -> Iterator[Result | Skip]:
-    """Measure every system at every setting, in this order; ids are drawn again where settings differ in them."""
-    absent = {name: reason for name in systems if (reason := missing(name))}
+def run(systems: Mapping[Setting, Sequence[str]]) -> Iterator[Result | Skip]:
+    """Measure the systems of every setting, in this order; ids are drawn again where a setting has others than the last."""
+    absent = {name: reason for name in set().union(*systems.values()) if (reason := missing(name))}
     verdicts: Verdicts = {}
     speed = 0.0
-    count = max(map(batches_needed, settings))
-    for (device, *_), group in itertools.groupby(settings, key=_drawn_from):
+    count = max(map(batches_needed, systems))
+    for (device, *_), group in itertools.groupby(systems, key=drawn_from):
         some = list(group)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # FBGEMM builds on the current device
@@ -68,12 +68,12 @@ def run(settings: Sequence[Setting], systems: Sequence[str]) -> Iterator[Result 
         speed = speed or copy_speed(device)
         ground = BenchContext(workload, workload.distinct_keys(), speed, absent)
         for setting in some:
-            yield from _run(setting, systems, ground, verdicts)
+            yield from _run(setting, systems[setting], ground, verdicts)
         del workload, ground
         _release()
 
 
-def _drawn_from(setting: Setting) -> tuple[torch.device, *tuple[object, ...]]:
+def drawn_from(setting: Setting) -> tuple[torch.device, *tuple[object, ...]]:
     """What the ids of a setting depend on."""
     return setting.device, setting.rows, setting.batch, setting.ids, setting.zipf
 

@@ -27,7 +27,7 @@ def report(settings: list[Setting], systems: list[str], csv: Path | None) -> boo
     told: set[str] = set()
     faults = False
     everything: list[Result] = []
-    for setting, group in itertools.groupby(run(settings, systems), key=lambda outcome: outcome.setting):
+    for setting, group in itertools.groupby(run(dict.fromkeys(settings, systems)), key=lambda outcome: outcome.setting):
         results: list[Result] = []
         for outcome in group:
             if isinstance(outcome, Skip):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from hotbed.bench import run as bench_run
 from hotbed.bench.results import Result
 from hotbed.bench.run import Skip, _release, run
 from hotbed.bench.systems import BASELINES, KINDS, Kind, choose_systems, missing
@@ -32,7 +33,7 @@ def test_trouble_is_reported_and_the_others_go_on(setting, fake):
     fake("lies", wrong="rate")
     fake("absent", needs="no_such_module")
     fake("works")
-    broken, lying, absent, right = run([setting], ["breaks", "lies", "absent", "works"])
+    broken, lying, absent, right = run({setting: ["breaks", "lies", "absent", "works"]})
     assert broken.reason == "failed: RuntimeError: out of luck"
     assert "second line" in broken.trace
     assert lying.reason.startswith("check failed: its vectors")
@@ -47,7 +48,7 @@ def test_trouble_is_reported_and_the_others_go_on(setting, fake):
 
 def test_a_system_that_lies_is_checked_once_and_never_timed(setting, fake):
     built = fake("lies", wrong="rate")
-    outcomes = list(run([setting, replace(setting, dense=8)], ["lies"]))
+    outcomes = list(run(dict.fromkeys([setting, replace(setting, dense=8)], ("lies",))))
     assert [outcome.setting.dense for outcome in outcomes] == [0, 8]
     assert all(isinstance(outcome, Skip) for outcome in outcomes)
     assert len(built) == 1
@@ -55,14 +56,14 @@ def test_a_system_that_lies_is_checked_once_and_never_timed(setting, fake):
 
 def test_each_optimizer_and_dim_is_checked(setting, fake):
     built = fake("works")
-    list(run([setting, replace(setting, dim=4), replace(setting, optimizer="sgd")], ["works"]))
+    list(run(dict.fromkeys([setting, replace(setting, dim=4), replace(setting, optimizer="sgd")], ("works",))))
     assert len(built) == 6  # checked and timed, three times
 
 
 def test_ratios_are_to_the_baseline_of_the_same_setting(setting, fake):
     fake(BASELINES["cpu"])
     fake("works")
-    outcomes = list(run([setting, replace(setting, dense=8)], [BASELINES["cpu"], "works"]))
+    outcomes = list(run(dict.fromkeys([setting, replace(setting, dense=8)], (BASELINES["cpu"], "works"))))
     for base, other in (outcomes[:2], outcomes[2:]):
         assert base.ratio == 1
         assert other.ratio == pytest.approx(other.ms / base.ms)
@@ -72,7 +73,7 @@ def test_ratios_are_to_the_baseline_of_the_same_setting(setting, fake):
 def test_rows_without_room_are_not_tried(setting, fake, monkeypatch):
     built = fake("works")
     monkeypatch.setattr("hotbed.bench.systems.available_memory", lambda device: 1000)
-    (skip,) = run([setting], ["works"])
+    (skip,) = run({setting: ["works"]})
     assert "1000 bytes free" in skip.reason
     assert built == []
 
@@ -109,5 +110,15 @@ def test_a_system_is_gone_before_the_next_is_built(setting, monkeypatch, wrong):
 
     for name in ("first", "second"):
         monkeypatch.setitem(KINDS, name, Kind("fake", make, ("cpu",), "device"))
-    list(run([setting], ["first", "second"]))
+    list(run({setting: ["first", "second"]}))
     assert alive_when_built == [0] * (2 if wrong else 4)
+
+
+def test_ids_are_drawn_once_for_settings_that_share_them(setting, fake, monkeypatch):
+    drawn, make = [], bench_run.make_workload
+    monkeypatch.setattr(bench_run, "make_workload", lambda one, count: drawn.append(one.zipf) or make(one, count))
+    fake("works")
+    settings = [setting, replace(setting, dim=4), replace(setting, zipf=0.5), replace(setting, zipf=0.5, dense=8)]
+    outcomes = list(run(dict.fromkeys(settings, ("works",))))
+    assert [outcome.setting for outcome in outcomes] == settings
+    assert drawn == [setting.zipf, 0.5]

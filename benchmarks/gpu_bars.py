@@ -30,6 +30,7 @@ SYSTEMS = (FBGEMM, FBGEMM_CACHE, HBM, CACHED)
 ANCHOR = Setting(torch.device("cuda", 0))
 MLP = 1024
 BAGS = replace(ANCHOR, ids="bags", batch=4096, cache=0.05)
+LARGE = replace(ANCHOR, dim=64, batch=65536, cache=0.05)
 HARD = replace(ANCHOR, batch=32768, cache=0.03, zipf=0.9)
 ADAM = replace(ANCHOR, optimizer="adam")
 SMALL = replace(ANCHOR, dim=64)
@@ -67,6 +68,7 @@ def _bars() -> list[Bar]:
         for dense in widths
     ]
     bars += [_over_peer("single", replace(ANCHOR, dim=dim), HBM, FBGEMM, 0.6) for dim in (128, 64, 32)]
+    bars += [_over_peer("large", replace(LARGE, dense=dense), CACHED, FBGEMM, 1.0) for dense in widths]
     bars.append(_over_peer("hard", HARD, CACHED, FBGEMM_CACHE, 0.6))
     bars.append(_over_peer("adam", ADAM, CACHED, FBGEMM_CACHE, 0.6))
     bars.append(_over_peer("adam", replace(ADAM, dense=MLP), CACHED, FBGEMM, 1.1))

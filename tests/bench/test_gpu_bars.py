@@ -50,8 +50,8 @@ def test_a_fast_run_meets_all():
     [
         (HBM, 0.61, {"single"}),
         (HBM, 0.81, {"single", "bags"}),
-        (CACHED, 1.05, {"single", "hard", "adam"}),
-        (CACHED, 1.15, {"single", "hard", "adam", "bags"}),
+        (CACHED, 1.05, {"single", "large", "hard", "adam"}),
+        (CACHED, 1.15, {"single", "large", "hard", "adam", "bags"}),
         (FBGEMM_CACHE, 1.0, {"hard", "adam", "bags"}),
     ],
 )

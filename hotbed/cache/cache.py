@@ -18,7 +18,7 @@ Shapes: L look-ups of a batch, U distinct keys of it, M misses of a window, V vi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from hotbed.ops.index import (
     WAYS,
     Cells,
     Lists,
+    Moment,
     ScoreFunction,
     SlotState,
     bits_of,
@@ -44,6 +45,7 @@ from hotbed.ops.index import (
     new_slots,
     ops_for,
 )
+from hotbed.ops.index.victims import LINE_BYTES, Victims
 
 _CELLS_PER_SLOT = 2
 _FULL = 0.7  # of the cells; above it the table grows
@@ -85,9 +87,10 @@ def look_far(num_keys: int, num_slots: int, given: int | None, bounded: bool = F
 
 
 def bounded_cells(num_slots: int, device_type: str) -> int:
-    """Cells of an index that takes no more than BYTES_PER_SLOT with the state of the slots: 4.1 a slot, on CUDA 3.3."""
-    per_cell = _CELL + (_STAMP if device_type == "cuda" else 0)
-    return max(1, int(num_slots * (BYTES_PER_SLOT - _STATE) / per_cell) // WAYS) * WAYS
+    """Cells of an index that takes no more than BYTES_PER_SLOT with the state of the slots: 3.6 a slot, on CUDA 3.3."""
+    on_cuda = device_type == "cuda"
+    per_cell, state = _CELL + (_STAMP if on_cuda else 0), _STATE + (0 if on_cuda else LINE_BYTES)
+    return max(1, int(num_slots * (BYTES_PER_SLOT - state) / per_cell) // WAYS) * WAYS
 
 
 class Cache:
@@ -116,6 +119,7 @@ class Cache:
         num_cells = bounded_cells(num_slots, device.type) if bounded else _CELLS_PER_SLOT * num_slots
         self._cells = new_cells(num_cells, device)
         self._ops = ops_for(self._cells.key)
+        self._victims = Victims(num_slots, policy)
         self._live = 0  # cells in use, as far as it is known
         self._taken = 0  # cells taken since the marks of spilled buckets were worked out
         self._expected = 0  # cells that batches of recorded planners may have taken, which are not in _live yet
@@ -125,9 +129,21 @@ class Cache:
         self._most_keys = 0  # of a batch
         self._windows = 0
         self._ahead: deque[Arrival] = deque()  # arrived, not planned, in order
+        self._unswept: deque[Arrival] = deque()  # planned, but others that share their bit are not
         self.num_arrived = self.num_planned = 0  # batches, since none was ahead
-        self.stride = 1  # batches that share one bit of `future`
+        self._stride = 1
         self.version = 0  # of the table: cells move when it grows
+
+    @property
+    def stride(self) -> int:
+        """Batches that share one bit of `future`."""
+        return self._stride
+
+    @stride.setter
+    def stride(self, stride: int) -> None:
+        if stride != self._stride:
+            self._victims.reset()
+        self._stride = stride
 
     def look_ahead(self, num_keys: int, given: int | None) -> int:
         """How many batches to know before a window is planned; called when the first one has `num_keys` distinct keys."""
@@ -155,7 +171,9 @@ class Cache:
     def drop_ahead(self) -> None:
         """Forget every batch that has arrived and is not planned."""
         self._drop((1 << AHEAD_BITS) - 1)
+        self._victims.reset()
         self._ahead.clear()
+        self._unswept.clear()
         self.num_arrived = self.num_planned = 0
 
     def drop_sync(self) -> None:
@@ -184,21 +202,37 @@ class Cache:
         row = self.numbers.take()
         since = self.clock + 1
         misses = torch.empty(most, dtype=torch.int32, device=self.device)
+        bits = self._take_from_ahead(window)
         for arrival in window:
             self.clock += 1
             self._ops.collect(
                 self._cells, self._slots, arrival.arrived, arrival.sorted_keys, self.clock, since, self.policy.half_life,
-                train, misses, row.counts,
+                train, bits, misses, row.counts,
             )  # fmt: skip
-        bits = bits_of(SYNC_BIT)
-        if window[0].number is not None:
-            for arrival in window:
-                first = self._ahead.popleft()
-                assert first is arrival, f"batch {arrival.number} is planned before batch {first.number}"
-            bits = self.note_planned(len(window))
         if bits:
-            self._ops.sweep(self._cells, bits, row.counts)
-        return Decision(window, row, misses, since, self.turn, self.clock, train)
+            past = [arrival.arrived for arrival in self._pop_past()]
+            self._ops.sweep(self._cells, bits, row.counts, past)
+            self._ops.note(self._cells, self._victims, past)
+        moment = Moment(self.turn, self.num_planned // self.stride, self.clock, since, most)
+        return Decision(window, row, misses, moment, train)
+
+    def _take_from_ahead(self, window: Sequence[Arrival]) -> int:
+        """The batches of a window are ahead no longer; the bits that nobody ahead has any more."""
+        if window[0].number is None:
+            return bits_of(SYNC_BIT)
+        for arrival in window:
+            first = self._ahead.popleft()
+            assert first is arrival, f"batch {arrival.number} is planned before batch {first.number}"
+        bits = self.note_planned(len(window))
+        stop = self.num_planned // self.stride * self.stride
+        self._unswept.extend(arrival for arrival in window if (arrival.number or 0) >= stop)
+        return bits
+
+    def _pop_past(self) -> Iterator[Arrival]:
+        """Earlier batches whose bit others shared, which are planned now."""
+        stop = self.num_planned // self.stride * self.stride
+        while self._unswept and (self._unswept[0].number or 0) < stop:
+            yield self._unswept.popleft()
 
     def note_planned(self, num_batches: int) -> int:
         """The next batches ahead are planned; the bits that nobody ahead has any more."""
@@ -221,13 +255,12 @@ class Cache:
         num_misses = numbers[MISSES]
         lists = self._lists(num_misses)
         if num_misses:
-            order = self._ops.rank(
-                self._cells, self._slots, self.policy, decision.turn, decision.clock, decision.since, num_misses
-            )
+            order = self._ops.rank(self._cells, self._slots, self._victims, decision.moment, num_misses)
             self._ops.assign(
-                self._cells, self._slots, decision.misses[:num_misses], order, decision.clock, decision.train, lists,
-                row.counts,
+                self._cells, self._slots, decision.misses[:num_misses], order, decision.moment.clock, decision.train,
+                lists, row.counts,
             )  # fmt: skip
+        self._ops.note(self._cells, self._victims, (arrival.arrived for arrival in decision.window))
         row.again()
         plan = CachePlan(num_misses, lists, row)
         self._uncounted.append(plan)
@@ -258,6 +291,7 @@ class Cache:
         """Tell the policy that these keys (distinct, ascending, at most S) are hot."""
         assert keys.shape[0] <= self.num_slots, f"{keys.shape[0]} hot rows for {self.num_slots} slots"
         self.check_placed(self._arrive(keys.to(self.device), None, HOT_BIT, None).num_unplaced)
+        self._victims.reset()
 
     def dirty(self) -> tuple[Tensor, Tensor]:
         """(keys, slots) of all rows that may differ from those below."""
@@ -270,6 +304,7 @@ class Cache:
         No window may be half decided.
         """
         self._count_live(wait=True)
+        self._victims.reset()
         resident, slots = self.resident()
         slots = slots[torch.isin(resident, keys)]
         cells = self._slots.cell[slots].to(torch.int64)
@@ -296,7 +331,7 @@ class Cache:
     @property
     def num_bytes(self) -> int:
         """Device memory of index and slot states."""
-        return sum(part.nbytes for part in (*self._cells, *self._slots))
+        return sum(part.nbytes for part in (*self._cells, *self._slots)) + self._victims.num_bytes
 
     def check_integrity(self) -> None:
         """Cells and slots tell the same story: every key in one cell and at most one slot, and each points at the other."""
@@ -447,10 +482,10 @@ class Cache:
         new_cell = torch.full((old.key.shape[0] + 1,), FREE, dtype=torch.int32, device=self.device)  # [-1] stays -1
         new_cell[from_cells] = to_cells.to(torch.int32)
         self._slots.cell.copy_(new_cell[self._slots.cell.to(torch.int64)])
-        for arrival in self._ahead:
-            for cells in arrival.arrived:
-                if cells is not None:
-                    cells.copy_(new_cell[cells.to(torch.int64)])
+        for arrival in (*self._unswept, *self._ahead):
+            cells = arrival.arrived.cells
+            if cells is not None:
+                cells.copy_(new_cell[cells.to(torch.int64)])
         self.version += 1
         self._taken = 0
 

@@ -27,6 +27,7 @@ from hotbed.ops.index import (
     VICTIMS,
     ArrivalCells,
     Lists,
+    Moment,
 )
 
 
@@ -73,9 +74,7 @@ class Decision(NamedTuple):
     window: Sequence[Arrival]
     row: Row
     misses: Tensor  # int32 [>= M], cells
-    since: int  # the clock at its first batch
-    turn: int  # bit of the batch after it
-    clock: int  # at its last batch
+    moment: Moment  # of its last batch
     train: bool
 
 

@@ -11,7 +11,7 @@ where: Any = None  # ScoreFunction.bind gives it its meaning
 
 
 def _score(next_use, uses, age, hot):
-    return where(uses < 0x400000, uses, 0x400000) * 256 - where(age < 255, age, 255)
+    return where(uses < 0x200000, uses, 0x200000) * 512 - where(age < 255, age, 255)
 
 
-LFU = ScoreFunction("lfu", _score, half_life=128)
+LFU = ScoreFunction("lfu", _score, half_life=128, oldest=255)

@@ -42,6 +42,7 @@ __all__ = [
     "ArrivalCells",
     "Cells",
     "Lists",
+    "Moment",
     "ScoreFunction",
     "SlotState",
     "bits_of",
@@ -87,22 +88,37 @@ class ScoreFunction(NamedTuple):
     next_use: steps to the next use, counted from the end of the window; 0 when none is known (a step is a batch, or several).
     uses: aged count. age: batches since the last use. hot: 1 for rows the policy was told to keep. Integer arithmetic and
     `where` only, so that every device and the simulator agree.
+
+    Of two slots that nothing happens to, the one with the lower score keeps the lower one while both grow older, except where
+    one comes to a multiple of the half-life or to `oldest`; and a slot's score does not fall when a next use becomes known. So
+    the CPU need not look at all of them (victims.py). An age may be negative there: that of a use after the moment in question.
     """
 
     name: str
     score: Callable[..., Any]
     half_life: int  # batches without use after which a count is halved
+    oldest: int = 0  # ages from this one on count alike; 0: none do
 
     def bind(self, names: Mapping[str, Any]) -> Callable[..., Any]:
         """The score with `where` taken from `names`."""
         return FunctionType(self.score.__code__, dict(names), self.score.__name__)
 
 
+class Moment(NamedTuple):
+    """At which a window chooses its slots."""
+
+    turn: int  # bit of the next batch ahead
+    step: int  # the same, counted on
+    clock: int  # of its last batch
+    since: int  # of its first one
+    num_keys: int  # distinct keys of its batches, one by one
+
+
 class ArrivalCells(NamedTuple):
     """A batch that has cells."""
 
     cells: Tensor | None  # int32 [U], one for each distinct key; on CUDA they are found again from the sorted keys
-    cell_of_lookup: Tensor | None  # int32 [L], likewise
+    number_of_lookup: Tensor | None  # int32 [L]: which of the distinct keys, -1 for none; likewise
 
 
 class Lists(NamedTuple):

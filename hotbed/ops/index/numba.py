@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.host.jit import digest_of, njit
+from hotbed.host.intrinsics import prefetch
+from hotbed.host.jit import njit
 from hotbed.ops.index import (
     CLAIMED,
     EMPTY,
@@ -21,11 +22,17 @@ from hotbed.ops.index import (
     ArrivalCells,
     Cells,
     Lists,
-    ScoreFunction,
+    Moment,
     SlotState,
 )
+from hotbed.ops.index.victims import Victims, aged
 
+_AHEAD = 16  # keys between asking for a cache line and reading it
+_LINE = 8  # keys of a cache line
+_DIGIT_BITS = 11
+_DIGITS = 1 << _DIGIT_BITS
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NOTHING = np.uint64(0xFFFFFFFFFFFFFFFF)
 _S29, _S32 = np.uint64(29), np.uint64(32)
 TIDY = (
     2  # a table more than half full is tidied when one cell in so many has been taken anew: 6 ns each, at 3 ns a cell
@@ -41,15 +48,30 @@ def _home(key: Any, num_buckets: int) -> Any:
 
 
 @njit(nogil=True, cache=True, inline="always")
+def _way_of(keys: Any, bucket: Any, key: Any) -> Any:
+    """The first cell of this bucket that holds the key (or is empty, if that is asked for), or -1.
+
+    Eight at once, which are a cache line: few buckets have more keys than that.
+    """
+    first = np.uint64(bucket) * np.uint64(_WAYS)
+    for _ in range(_WAYS // _LINE):
+        found = _LINE
+        for way in range(_LINE - 1, -1, -1):
+            found = way if keys[first + np.uint64(way)] == key else found
+        if found < _LINE:
+            return np.int64(first) + found
+        first += np.uint64(_LINE)
+    return -1
+
+
+@njit(nogil=True, cache=True, inline="always")
 def _find(keys: Any, spilled: Any, key: Any) -> Any:
     """The key's cell, or -1."""
     bucket = _home(key, spilled.size)
     for _ in range(spilled.size):  # all buckets of a nearly full table may be marked
-        for cell in range(bucket * _WAYS, (bucket + 1) * _WAYS):
-            if keys[cell] == key:
-                return cell
-        if spilled[bucket] == 0:
-            return -1
+        cell = _way_of(keys, bucket, key)
+        if cell >= 0 or spilled[bucket] == 0:
+            return cell
         bucket = bucket + 1 if bucket + 1 < spilled.size else 0
     return -1
 
@@ -59,85 +81,146 @@ def _insert(keys: Any, spilled: Any, key: Any) -> Any:
     """A cell for a key that has none; -1 when all are taken."""
     bucket = _home(key, spilled.size)
     for _ in range(spilled.size):
-        for cell in range(bucket * _WAYS, (bucket + 1) * _WAYS):
-            if keys[cell] == _EMPTY:
-                keys[cell] = key
-                return cell
+        cell = _way_of(keys, bucket, _EMPTY)
+        if cell >= 0:
+            keys[cell] = key
+            return cell
         spilled[bucket] = 1
         bucket = bucket + 1 if bucket + 1 < spilled.size else 0
     return -1
 
 
 @njit(nogil=True, cache=True)
-def _arrive(
-    lookups: Any, keys: Any, future: Any, spilled: Any, bits: Any, cells: Any, counts: Any, cell_of: Any
-) -> None:
-    mark = np.int32(
-        -0x80000000
-    )  # the bit of batches planned at once; it tells the first look-up of a key from the others
+def _number(lookups: Any, words: Any, split: Any, distinct: Any, number_of: Any) -> Any:
+    """Number the distinct keys of a batch in the order in which they come: (how many there are, all bits of all keys).
+
+    words [a power of two] is a hash table, all NOTHING: the lower `split` bits of a word are a number, the others a key. Where
+    three quarters of it are not enough there are -1.
+    """
+    size, shift = words.size, np.uint64(64)
+    while size > 1:  # ends: it is halved
+        size >>= 1
+        shift -= np.uint64(1)
+    mask, low, most = np.uint64(words.size - 1), (np.uint64(1) << split) - np.uint64(1), np.uint64(words.size * 3 // 4)
+    count, seen = np.uint64(0), np.uint64(0)
     for i in range(lookups.size):
-        key = lookups[i]
-        if key < 0:
-            cell_of[i] = -1
+        key = np.uint64(lookups[i])
+        if lookups[i] < 0:
+            number_of[i] = -1
             continue
+        seen |= key
+        mine, place = key << split, (key * _GOLDEN) >> shift
+        word = words[place]
+        if (word ^ mine) > low:
+            while word != _NOTHING and (word ^ mine) > low:  # ends: a quarter of the words is free
+                place = (place + np.uint64(1)) & mask
+                word = words[place]
+            if word == _NOTHING:
+                if count == most:
+                    return np.int64(-1), seen
+                word = mine | count
+                words[place] = word
+                distinct[count] = key
+                count += np.uint64(1)
+        number_of[i] = np.int32(word & low)
+    return np.int64(count), seen
+
+
+def _numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """(distinct keys [U], the number of every key among them [L], -1 for none).
+
+    The hash table has half as many words as there are keys, so that it stays in the second-level cache; eight times as many
+    where hardly a key comes twice.
+    """
+    distinct, number_of = np.empty(keys.size, dtype=np.int64), np.empty(keys.size, dtype=np.int32)
+    split, count, bits, seen = keys.size.bit_length(), -1, max(8, (keys.size // 2).bit_length()), np.uint64(0)
+    while count < 0:  # ends: in a table twice as large as the batch
+        words = np.full(1 << bits, _NOTHING, dtype=np.uint64)
+        count, seen = _number(keys, words, np.uint64(split), distinct, number_of)
+        bits += 3
+    assert int(seen).bit_length() <= 64 - split, f"keys of {int(seen).bit_length()} bits, {64 - split} at most"
+    return distinct[:count], number_of
+
+
+@njit(nogil=True, cache=True)
+def _arrive(distinct: Any, keys: Any, future: Any, spilled: Any, bits: Any, cells: Any, counts: Any) -> None:
+    buckets, futures = keys.reshape(-1, _WAYS), future.reshape(-1, _WAYS)
+    for i in range(distinct.size):
+        if i + _AHEAD < distinct.size:
+            home = _home(distinct[i + _AHEAD], spilled.size)
+            prefetch(buckets, home, 0)
+            prefetch(buckets, home, _LINE)
+            prefetch(futures, home, 0)
+        key = distinct[i]
         cell = _find(keys, spilled, key)
         if cell < 0:
             cell = _insert(keys, spilled, key)
             counts[1 if cell >= 0 else _UNPLACED] += 1
-        cell_of[i] = cell
-        if cell < 0:
-            continue
-        if future[cell] & mark == 0:
-            future[cell] |= mark
-            cells[counts[0]] = cell
-            counts[0] += 1
-    for i in range(counts[0]):
-        future[cells[i]] = (future[cells[i]] & ~mark) | bits
+        cells[i] = cell
+        if cell >= 0:
+            future[cell] |= bits
+    counts[0] += distinct.size
 
 
 def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> ArrivalCells:
     """Cells for the keys [L] of a batch, -1 for none; `bits` are set in their futures."""
-    cells, cell_of = np.empty(keys.shape[0], dtype=np.int32), np.empty(keys.shape[0], dtype=np.int32)
-    arrays = (keys.numpy(), table.key.numpy(), table.future.numpy(), table.spilled.numpy())
-    _arrive(*arrays, np.int32(bits), cells, counts.numpy(), cell_of)
-    return ArrivalCells(torch.from_numpy(cells[: int(counts[0])].copy()), torch.from_numpy(cell_of))
+    distinct, number_of = _numbered(keys.numpy())
+    cells = np.empty(distinct.size, dtype=np.int32)
+    arrays = (table.key.numpy(), table.future.numpy(), table.spilled.numpy())
+    _arrive(distinct, *arrays, np.int32(bits), cells, counts.numpy())
+    return ArrivalCells(torch.from_numpy(cells), torch.from_numpy(number_of))
 
 
 @njit(nogil=True, cache=True)
 def _collect(
-    batch: Any, slot_of: Any, last: Any, uses: Any, dirty: Any, clock: int, since: int, half: int, train: Any,
-    misses: Any, counts: Any,
+    batch: Any, slot_of: Any, future: Any, last: Any, uses: Any, dirty: Any, clock: int, since: int, half: int,
+    train: Any, past: Any, misses: Any, counts: Any,
 ) -> None:  # fmt: skip
+    places, futures = slot_of.reshape(-1, 1), future.reshape(-1, 1)
+    lasts, all_uses = last.reshape(-1, 1), uses.reshape(-1, 1)
+    hits, num_misses = 0, counts[3]
     for i in range(batch.size):
+        if i + 2 * _AHEAD < batch.size:
+            prefetch(places, batch[i + 2 * _AHEAD], 0)
+            prefetch(futures, batch[i + 2 * _AHEAD], 0)
+            soon = slot_of[batch[i + _AHEAD]]
+            if soon >= 0:
+                prefetch(lasts, soon, 0)
+                prefetch(all_uses, soon, 0)
         cell = batch[i]
         slot = slot_of[cell]
+        future[cell] &= ~past
         if slot >= 0:
-            if last[slot] < since:
-                counts[2] += 1
-            uses[slot] = max(uses[slot] >> min((clock - last[slot]) // half, 31), 1) + _UNIT
+            hits += last[slot] < since
+            uses[slot] = max(aged(uses[slot], clock - last[slot], half), 1) + _UNIT
             last[slot] = clock
             dirty[slot] |= train
         elif slot == _FREE:
             slot_of[cell] = _CLAIMED
-            misses[counts[3]] = cell
-            counts[3] += 1
+            misses[num_misses] = cell
+            num_misses += 1
+    counts[2] += hits
+    counts[3] = num_misses
 
 
 def collect(
     table: Cells, slots: SlotState, batch: ArrivalCells, keys: Tensor, clock: int, since: int, half: int, train: bool,
-    misses: Tensor, counts: Tensor,
+    past: int, misses: Tensor, counts: Tensor,
 ) -> None:  # fmt: skip
-    """One batch's turn: counts grow by hits (first use since `since`) and misses, whose cells `misses` holds."""
+    """One batch's turn: counts grow by hits (first use since `since`) and misses, whose cells `misses` holds.
+
+    The bits of `past` are cleared in its futures.
+    """
     assert batch.cells is not None
     _collect(
-        batch.cells.numpy(), table.slot.numpy(), slots.last.numpy(), slots.uses.numpy(), slots.dirty.numpy(),
-        clock, since, half, np.uint8(train), misses.numpy(), counts.numpy(),
+        batch.cells.numpy(), table.slot.numpy(), table.future.numpy(), slots.last.numpy(), slots.uses.numpy(),
+        slots.dirty.numpy(), clock, since, half, np.uint8(train), np.int32(past), misses.numpy(), counts.numpy(),
     )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)
-def _sweep(keys: Any, slot_of: Any, future: Any, bits: Any, counts: Any) -> None:
-    for cell in range(keys.size):
+def _sweep(cells: Any, keys: Any, slot_of: Any, future: Any, bits: Any, counts: Any) -> None:
+    for cell in cells:
         if future[cell] & bits:
             future[cell] &= ~bits
             if future[cell] == 0 and slot_of[cell] == _FREE:
@@ -145,66 +228,79 @@ def _sweep(keys: Any, slot_of: Any, future: Any, bits: Any, counts: Any) -> None
                 counts[6] += 1
 
 
-def sweep(table: Cells, bits: int, counts: Tensor) -> None:
-    """Clear `bits` in every future: the batches they stand for are past. Cells that serve nothing any more are freed."""
-    _sweep(table.key.numpy(), table.slot.numpy(), table.future.numpy(), np.int32(bits), counts.numpy())
+def sweep(table: Cells, bits: int, counts: Tensor, past: Sequence[ArrivalCells] | None = None) -> None:
+    """Clear `bits` in the futures of these batches, which are past, or of all. Cells that serve nothing any more are freed."""
+    arrays = (table.key.numpy(), table.slot.numpy(), table.future.numpy(), np.int32(bits), counts.numpy())
+    if past is None:
+        _sweep(np.arange(table.key.shape[0], dtype=np.int32), *arrays)
+        return
+    for batch in past:
+        assert batch.cells is not None
+        _sweep(batch.cells.numpy(), *arrays)
 
 
-@njit(nogil=True, inline="always")
-def _where(condition: Any, yes: Any, no: Any) -> Any:
-    return yes if condition else no
+def rank(table: Cells, slots: SlotState, victims: Victims, moment: Moment, count: int) -> Tensor:
+    """Slots int64 [M], the lowest in rank; free ones before all others, never one that the window uses."""
+    parts = (slots.cell, slots.last, slots.uses, table.key, table.future)
+    return torch.from_numpy(victims.choose(tuple(part.numpy() for part in parts), moment, count))
 
 
-@cache
-def _score_kernel(scoring: ScoreFunction) -> Callable[..., Any]:
-    tag = f"{scoring.name}_{digest_of(tuple(scoring))}"
-    score = njit(scoring.bind({"where": _where}), name=f"score_{tag}", nogil=True)
-
-    @njit(name=f"kernel_{tag}", nogil=True)
-    def kernel(
-        cell: Any, last: Any, uses: Any, keys: Any, future: Any, turn: int, clock: int, since: int, half: int, out: Any
-    ) -> None:
-        for s in range(cell.size):
-            rank = -0x80000000
-            key = np.int64(s)
-            if cell[s] >= 0:
-                key = keys[cell[s]] & 0xFFFFFFFF
-                rank = 0x7FFFFFFF
-                if last[s] < since:
-                    bits = np.int64(future[cell[s]])
-                    ahead = bits & 0x3FFFFFFF
-                    ahead = ((ahead >> turn) | (ahead << (30 - turn))) & 0x3FFFFFFF
-                    next_use = 0
-                    if ahead:
-                        next_use = 1
-                        while ahead & 1 == 0:  # ends: a bit is set
-                            ahead >>= 1
-                            next_use += 1
-                    age = clock - last[s]
-                    rank = score(next_use, np.int64(uses[s] >> min(age // half, 31)), age, (bits >> 30) & 1)
-            out[s] = (np.int64(rank) << 32) | key
-
-    return kernel
+def note(table: Cells, victims: Victims, batches: Iterable[ArrivalCells]) -> None:
+    """The slots of these batches were used, or a batch that used them is past: their ranks have changed."""
+    if victims.has_line:
+        slot_of = table.slot.numpy()
+        for batch in batches:
+            assert batch.cells is not None
+            slots = slot_of[batch.cells.numpy()]
+            victims.note(slots[slots >= 0])
 
 
-def rank(
-    table: Cells, slots: SlotState, scoring: ScoreFunction, turn: int, clock: int, since: int, count: int
-) -> Tensor:
-    """Slots int64 [>= M], in the order in which they may be taken; free ones first, never one used at `since` or later."""
-    ranks = np.empty(slots.cell.shape[0], dtype=np.int64)
-    arrays = (slots.cell, slots.last, slots.uses, table.key, table.future)
-    _score_kernel(scoring)(*(part.numpy() for part in arrays), turn, clock, since, scoring.half_life, ranks)
-    lowest = np.argpartition(ranks, count - 1)[:count] if 0 < count < ranks.size else np.arange(ranks.size)
-    return torch.from_numpy(lowest[np.argsort(ranks[lowest])])
+@njit(nogil=True, cache=True)
+def _sort_misses(cells: Any, keys: Any, spare: Any) -> Any:
+    """Cells by their keys, ascending: radix, eleven bits a turn. The array that holds the result."""
+    count, largest = cells.size, np.int64(0)
+    pairs, others = spare[:count], spare[count : 2 * count]
+    lines = keys.reshape(-1, 1)
+    for i in range(count):
+        if i + _AHEAD < count:
+            prefetch(lines, cells[i + _AHEAD], 0)
+        key = keys[cells[i]]
+        pairs[i, 0], pairs[i, 1] = key, cells[i]
+        largest = max(largest, key)
+    starts, shift = np.empty(_DIGITS, dtype=np.int64), 0
+    while largest >> shift > 0:  # ends: shift grows
+        starts[:] = 0
+        for i in range(count):
+            starts[(pairs[i, 0] >> shift) & (_DIGITS - 1)] += 1
+        total = 0
+        for digit in range(_DIGITS):
+            here = starts[digit]
+            starts[digit] = total
+            total += here
+        for i in range(count):
+            digit = (pairs[i, 0] >> shift) & (_DIGITS - 1)
+            others[starts[digit], 0], others[starts[digit], 1] = pairs[i, 0], pairs[i, 1]
+            starts[digit] += 1
+        pairs, others = others, pairs
+        shift += _DIGIT_BITS
+    return pairs
 
 
 @njit(nogil=True, cache=True)
 def _assign(
     misses: Any, order: Any, keys: Any, slot_of: Any, future: Any, cell_in: Any, last: Any, uses: Any, dirty: Any,
-    clock: int, train: Any, miss_keys: Any, miss_slots: Any, victim_slots: Any, victim_keys: Any, counts: Any,
+    clock: int, train: Any, miss_keys: Any, miss_slots: Any, victim_slots: Any, host_miss_keys: Any, victim_keys: Any,
+    counts: Any,
 ) -> None:  # fmt: skip
-    for i in range(misses.size):
-        slot, cell = order[i], misses[i]
+    places, futures, cell_keys = slot_of.reshape(-1, 1), future.reshape(-1, 1), keys.reshape(-1, 1)
+    for i in range(misses.shape[0]):
+        if i + _AHEAD < misses.shape[0]:
+            soon = cell_in[order[i + _AHEAD]]
+            if soon >= 0:
+                prefetch(places, soon, 0)
+                prefetch(futures, soon, 0)
+                prefetch(cell_keys, soon, 0)
+        slot, key, cell = order[i], misses[i, 0], misses[i, 1]
         victim = cell_in[slot]
         if victim >= 0:
             counts[5] += 1
@@ -216,40 +312,50 @@ def _assign(
                 keys[victim] = _EMPTY
                 counts[6] += 1
         cell_in[slot], slot_of[cell], last[slot], uses[slot], dirty[slot] = cell, slot, clock, _UNIT, train
-        miss_keys[i], miss_slots[i] = keys[cell], slot
+        miss_keys[i], host_miss_keys[i], miss_slots[i] = key, key, slot
 
 
 def assign(
     table: Cells, slots: SlotState, misses: Tensor, order: Tensor, clock: int, train: bool, lists: Lists, counts: Tensor
 ) -> None:
     """Let misses (cells [M]) into slots, in the order of their keys; `lists` and `counts` say who came and who left."""
-    cells = misses.numpy()
-    cells = cells[np.argsort(table.key.numpy()[cells])]
     parts = (table.key, table.slot, table.future, *slots)
     arrays: list[Any] = [part.numpy() for part in parts]
-    _assign(
-        cells, order.numpy(), *arrays, clock, np.uint8(train), lists.miss_keys.numpy(), lists.miss_slots.numpy(),
-        lists.victim_slots.numpy(), lists.host_victim_keys.numpy(), counts.numpy(),
-    )  # type: ignore[call-arg]  # fmt: skip
-    lists.host_miss_keys[: cells.size] = lists.miss_keys
+    spare = np.empty((2 * misses.shape[0], 2), dtype=np.int64)
+    outputs: list[Any] = [part.numpy() for part in lists]
+    sorted_misses = _sort_misses(misses.numpy(), arrays[0], spare)
+    _assign(sorted_misses, order.numpy(), *arrays, clock, np.uint8(train), *outputs, counts.numpy())  # type: ignore[call-arg]
 
 
 @njit(nogil=True, cache=True)
-def _place(cell_of: Any, slot_of: Any, uses: Any, slots: Any, missed: Any) -> None:
-    for i in range(cell_of.size):
+def _place(cells: Any, number_of: Any, slot_of: Any, uses: Any, slots: Any, counts: Any) -> None:
+    """Slots of the distinct keys first; look-ups find them by number."""
+    places, all_uses = slot_of.reshape(-1, 1), uses.reshape(-1, 1)
+    slot_of_number, is_new = np.empty(cells.size, dtype=np.int32), np.empty(cells.size, dtype=np.uint8)
+    for n in range(cells.size):
+        if n + 2 * _AHEAD < cells.size:
+            prefetch(places, cells[n + 2 * _AHEAD], 0)
+            prefetch(all_uses, max(slot_of[cells[n + _AHEAD]], 0), 0)
+        slot = slot_of[cells[n]]
+        slot_of_number[n], is_new[n] = slot, uses[slot] == _UNIT
+    missed = 0
+    for i in range(number_of.size):
+        number = number_of[i]
         slots[i] = -1
-        if cell_of[i] >= 0:
-            slots[i] = slot_of[cell_of[i]]
-            missed[7] += uses[slots[i]] == _UNIT
+        if number >= 0:
+            slots[i] = slot_of_number[number]
+            missed += is_new[number]
+    counts[7] += missed
 
 
 def place(
     table: Cells, state: SlotState, batch: ArrivalCells, keys: Tensor, order: Tensor | None, counts: Tensor
 ) -> Tensor:
     """The slot int64 [L] of every look-up, -1 for none; counts grow by the look-ups of rows that just came in."""
-    assert batch.cell_of_lookup is not None
+    assert batch.cells is not None
+    assert batch.number_of_lookup is not None
     slots = torch.empty(keys.shape[0], dtype=torch.int64, device="cpu")
-    parts = (batch.cell_of_lookup, table.slot, state.uses, slots, counts)
+    parts = (batch.cells, batch.number_of_lookup, table.slot, state.uses, slots, counts)
     _place(*(part.numpy() for part in parts))
     return slots
 

@@ -6,6 +6,7 @@ varies from run to run, which rows are in the cache does not.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -25,9 +26,11 @@ from hotbed.ops.index import (
     ArrivalCells,
     Cells,
     Lists,
+    Moment,
     ScoreFunction,
     SlotState,
 )
+from hotbed.ops.index.victims import Victims
 from hotbed.ops.launch import Launch
 
 _EMPTY: tl.constexpr = tl.constexpr(EMPTY)
@@ -446,9 +449,12 @@ def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> ArrivalCell
 
 def collect(
     table: Cells, slots: SlotState, batch: ArrivalCells, keys: Tensor, clock: int, since: int, half: int, train: bool,
-    misses: Tensor, counts: Tensor,
+    past: int, misses: Tensor, counts: Tensor,
 ) -> None:  # fmt: skip
-    """The turn of a batch with SORTED keys [L]: counts grow by hits (first use since `since`) and misses."""
+    """The turn of a batch with SORTED keys [L]: counts grow by hits (first use since `since`) and misses.
+
+    The bits of `past` stay until `sweep`, which goes through all cells.
+    """
     if keys.shape[0]:
         launch_collect(
             grid(keys.shape[0]), keys.dtype, keys, table.key, table.spilled, table.slot, slots.last, slots.uses,
@@ -457,7 +463,7 @@ def collect(
         )  # fmt: skip
 
 
-def sweep(table: Cells, bits: int, counts: Tensor) -> None:
+def sweep(table: Cells, bits: int, counts: Tensor, past: Sequence[ArrivalCells] | None = None) -> None:
     """Clear `bits` in every future: the batches they stand for are past. Cells that serve nothing any more are freed."""
     num_cells = table.key.shape[0]
     launch_sweep(
@@ -465,17 +471,20 @@ def sweep(table: Cells, bits: int, counts: Tensor) -> None:
     )
 
 
-def rank(
-    table: Cells, slots: SlotState, scoring: ScoreFunction, turn: int, clock: int, since: int, count: int
-) -> Tensor:
-    """Slots int64 [>= M], in the order in which they may be taken; free ones first, never one used at `since` or later."""
+def rank(table: Cells, slots: SlotState, victims: Victims, moment: Moment, count: int) -> Tensor:
+    """Slots int64 [>= M], in the order in which they may be taken; free ones first, never one that the window uses."""
+    scoring = victims.scoring
     num_slots = slots.cell.shape[0]
     ranks = torch.empty(num_slots, dtype=torch.int64, device=slots.cell.device)
     launch_score(
         grid(num_slots, WIDE), scoring.name, slots.cell, slots.last, slots.uses, table.key, table.future, ranks, ranks,
-        turn, clock, since, scoring.half_life, num_slots, 0, 1, bound(scoring), 0, WIDE,
+        moment.turn, moment.clock, moment.since, scoring.half_life, num_slots, 0, 1, bound(scoring), 0, WIDE,
     )  # fmt: skip
     return torch.sort(ranks).indices
+
+
+def note(table: Cells, victims: Victims, batches: Iterable[ArrivalCells]) -> None:
+    """All slots are ranked for every window."""
 
 
 def assign(

@@ -1,0 +1,338 @@
+"""Who leaves a cache on the CPU, at the price of the batch and not of the cache.
+
+    direct     all slots are ranked and the lowest taken: where a window uses an eighth of them or more
+    in line    the lowest quarter of the slots stands in a line, cut into buckets by rank; a window takes whole buckets from its
+               front, and what it used stands in line again afterwards. All slots are ranked when the line comes to its end
+
+Both take the slots with the lowest (score, key), to the row: a line is exact because the order of two slots that nothing
+happens to stays as it is. What changes a slot's place is known without a search:
+
+    it was used, or its row came    the slots of the last windows get a new place before the next one is taken
+    a batch ahead will use it       its score can only rise: noticed when its turn comes, and it moves back
+    its count is halved with age    at a multiple of the half-life: slots that come to one are listed by batch (`_list_turns`)
+
+Scores shift with time, all alike; so those of a line are worked out as of the moment at which it was formed.
+
+Shapes: S slots, B buckets, N places in line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.host.intrinsics import prefetch, trailing_zeros
+from hotbed.host.jit import digest_of, njit
+from hotbed.ops.index import Moment, ScoreFunction
+
+_AHEAD = 16  # slots between asking for a cache line and reading it
+_BUCKETS = 256
+_NOWHERE = -1  # bucket of a slot that is not in line
+_SAMPLED = 4096  # slots whose ranks tell where the buckets end
+_SHARE = 4  # a line holds one slot in so many when it is formed, and has places for twice as many
+_DIRECT = 8  # slots for each key of a window, up to which all are ranked
+LINE_BYTES = 8  # of a line, for each slot
+_FREE_RANK = np.int64(-0x80000000) << np.int64(32)
+
+
+@njit(nogil=True, inline="always")
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+    return yes if condition else no
+
+
+@njit(nogil=True, cache=True, inline="always")
+def aged(uses: Any, age: Any, half: Any) -> Any:
+    """A count after so many batches without use; most were used lately, and a division takes as long as all the rest."""
+    return uses if age < half else uses >> min(age // half, 31)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _bucket_of(ends: Any, rank: Any) -> Any:
+    """The first bucket whose end is above a rank; as many as there are: none."""
+    low, high = 0, ends.size
+    while low < high:  # ends: the span is halved
+        middle = (low + high) // 2
+        if rank < ends[middle]:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@njit(nogil=True, cache=True)
+def _list_turns(last: Any, clock: int, far: int, half: int, oldest: int) -> Any:
+    """(starts [far + 1], slots): those that come to a multiple of the half-life, or the oldest age, in 1 to `far` batches."""
+    starts = np.zeros(far + 2, dtype=np.int64)
+    for s in range(last.size):
+        age = clock - last[s]
+        first, second = half - age % half, oldest - age
+        if first <= far:
+            starts[first + 1] += 1
+        if 0 < second <= far and second != first:
+            starts[second + 1] += 1
+    for n in range(1, far + 2):
+        starts[n] += starts[n - 1]
+    slots, at = np.empty(starts[far + 1], dtype=np.int32), starts.copy()
+    for s in range(last.size):
+        age = clock - last[s]
+        first, second = half - age % half, oldest - age
+        if first <= far:
+            slots[at[first]] = s
+            at[first] += 1
+        if 0 < second <= far and second != first:
+            slots[at[second]] = s
+            at[second] += 1
+    return starts[1:], slots
+
+
+class _Kernels(NamedTuple):
+    """Of one policy."""
+
+    rank_all: Callable[..., Any]
+    sample: Callable[..., Any]
+    line_up: Callable[..., Any]
+    take: Callable[..., Any]
+
+
+@cache
+def _kernels(scoring: ScoreFunction) -> _Kernels:
+    tag = f"{scoring.name}_{digest_of(tuple(scoring))}"
+    score = njit(scoring.bind({"where": _where}), name=f"score_{tag}", nogil=True)
+
+    @njit(name=f"rank_of_{tag}", nogil=True, inline="always")
+    def rank_of(s: Any, cell: Any, last: Any, uses: Any, keys: Any, future: Any, now: Any) -> Any:
+        """(score, lower half of the key) as one number; now = turn, steps and clock of the line, clock, half-life, oldest."""
+        turn, steps, formed, clock, half, oldest = now[0], now[1], now[2], now[3], now[4], now[5]
+        c = cell[s]
+        if c < 0:
+            return _FREE_RANK | s
+        bits = np.int64(future[c])
+        ahead = bits & 0x3FFFFFFF
+        ahead = ((ahead >> turn) | (ahead << (30 - turn))) & 0x3FFFFFFF
+        next_use = np.int64(trailing_zeros(np.uint64(ahead))) + 1 + steps if ahead else 0
+        age = np.int64(clock - last[s])
+        as_of_then = np.int64(formed - last[s]) if oldest <= 0 or age < oldest else np.int64(oldest)
+        value = np.int64(score(next_use, np.int64(aged(uses[s], age, half)), as_of_then, (bits >> 30) & 1))
+        return (value << 32) | (keys[c] & 0xFFFFFFFF)
+
+    @njit(name=f"rank_all_{tag}", nogil=True, cache=True)
+    def rank_all(
+        cell: Any, last: Any, uses: Any, keys: Any, future: Any, since: int, now: Any, ranks: Any, found: Any
+    ) -> int:
+        """The slots that may be taken, with their ranks; how many. Two passes: a branch on `last` is often guessed wrong."""
+        count = 0
+        for s in range(cell.size):
+            found[count] = s
+            count += (cell[s] < 0) | (last[s] < since)
+        lines, futures = keys.reshape(-1, 1), future.reshape(-1, 1)
+        for i in range(count):
+            soon = cell[found[min(i + _AHEAD, count - 1)]]
+            if soon >= 0:
+                prefetch(lines, soon, 0)
+                prefetch(futures, soon, 0)
+            ranks[i] = rank_of(found[i], cell, last, uses, keys, future, now)
+        return count
+
+    @njit(name=f"sample_{tag}", nogil=True, cache=True)
+    def sample(cell: Any, last: Any, uses: Any, keys: Any, future: Any, since: int, now: Any, every: int) -> Any:
+        """The ranks of every so many slots, those that may be taken."""
+        ranks, count = np.empty(cell.size // every + 1, dtype=np.int64), 0
+        for s in range(0, cell.size, every):
+            if cell[s] < 0 or last[s] < since:
+                ranks[count] = rank_of(s, cell, last, uses, keys, future, now)
+                count += 1
+        return ranks[:count]
+
+    @njit(name=f"line_up_{tag}", nogil=True, cache=True)
+    def line_up(
+        slots: Any, cell: Any, last: Any, uses: Any, keys: Any, future: Any, since: int, now: Any,
+        ends: Any, heads: Any, lengths: Any, bucket: Any, places: Any, num_places: int,
+    ) -> int:  # fmt: skip
+        """Give slots the places of their ranks, or none; how many places are taken, -1 where there are too few."""
+        lines, futures = keys.reshape(-1, 1), future.reshape(-1, 1)
+        states, counts, cells = last.reshape(-1, 1), uses.reshape(-1, 1), cell.reshape(-1, 1)
+        for i in range(slots.size):
+            if i + 2 * _AHEAD < slots.size:
+                soon, sooner = slots[i + 2 * _AHEAD], slots[i + _AHEAD]
+                prefetch(cells, soon, 0)
+                prefetch(states, soon, 0)
+                prefetch(counts, soon, 0)
+                if cell[sooner] >= 0 and last[sooner] < since:
+                    prefetch(lines, cell[sooner], 0)
+                    prefetch(futures, cell[sooner], 0)
+            s = slots[i]
+            if cell[s] >= 0 and last[s] >= since:
+                bucket[s] = _NOWHERE  # used by this window: it comes again after it
+                continue
+            b = _bucket_of(ends, rank_of(s, cell, last, uses, keys, future, now))
+            if b == ends.size:
+                bucket[s] = _NOWHERE
+            elif bucket[s] != b:
+                if num_places == places.shape[0]:
+                    return -1
+                places[num_places, 0], places[num_places, 1] = s, heads[b]
+                heads[b], bucket[s] = num_places, b
+                lengths[b] += 1
+                num_places += 1
+        return num_places
+
+    @njit(name=f"take_{tag}", nogil=True, cache=True)
+    def take(
+        out: Any, cell: Any, last: Any, uses: Any, keys: Any, future: Any, since: int, now: Any,
+        ends: Any, heads: Any, lengths: Any, bucket: Any, places: Any,
+    ) -> int:  # fmt: skip
+        """The slots at the front of the line; how many there were, at most as many as `out` has room for."""
+        taken, most = 0, lengths.sum()
+        ranks, at = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int32)
+        for b in range(ends.size):
+            place, count = heads[b], 0
+            heads[b], lengths[b] = -1, 0
+            while place >= 0:  # ends: places of one bucket do not form a ring
+                s, following = places[place, 0], places[place, 1]
+                if bucket[s] == b:
+                    bucket[s] = _NOWHERE
+                    if cell[s] < 0 or last[s] < since:
+                        rank = rank_of(s, cell, last, uses, keys, future, now)
+                        to = _bucket_of(ends, rank)
+                        if to <= b:
+                            ranks[count], at[count] = rank, place
+                            count += 1
+                        elif to < ends.size:  # a batch ahead will use it: it moves back, place and all
+                            places[place, 1], heads[to], bucket[s] = heads[to], place, to
+                            lengths[to] += 1
+                place = following
+            if taken + count > out.size:  # the others of the last bucket stay in it
+                order = np.argsort(ranks[:count])
+                for i in range(out.size - taken, count):
+                    place = at[order[i]]
+                    places[place, 1], heads[b], bucket[places[place, 0]] = heads[b], place, b
+                    lengths[b] += 1
+                at[: out.size - taken] = at[order[: out.size - taken]]
+                count = out.size - taken
+            for i in range(count):
+                out[taken + i] = places[at[i], 0]
+            taken += count
+            if taken == out.size:
+                break
+        return taken
+
+    return _Kernels(rank_all, sample, line_up, take)
+
+
+class Line:
+    """The line of one cache; empty until it is needed."""
+
+    def __init__(self, num_slots: int, clock: int, step: int) -> None:
+        self.clock, self.step = clock, step  # at which it was formed
+        self.ends = np.empty(0, dtype=np.int64)  # [B]: ranks below the last are in line
+        self.heads = np.full(_BUCKETS, -1, dtype=np.int32)  # [B]: the first place of each bucket
+        self.lengths = np.zeros(_BUCKETS, dtype=np.int64)  # [B]: places of it, also of slots that have left
+        self.bucket = np.full(num_slots, _NOWHERE, dtype=np.int16)  # [S]
+        self.places = np.empty((2 * num_slots // _SHARE + _BUCKETS, 2), dtype=np.int32)  # [N, 2]: slot, next place
+        self.num_places = 0
+        self.starts, self.turning = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)  # see _list_turns
+        self.turned = clock  # slots that turned up to here have their places
+
+
+class Victims:
+    """Chooses the slots that are taken, for one cache."""
+
+    def __init__(self, num_slots: int, scoring: ScoreFunction) -> None:
+        self._num_slots, self.scoring = num_slots, scoring
+        self._line: Line | None = None
+        self._used: list[NDArray[np.int32]] = []  # slots that need a new place
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the line."""
+        line = self._line
+        if line is None:
+            return 0
+        return line.bucket.nbytes + line.places.nbytes + line.turning.nbytes
+
+    def reset(self) -> None:
+        """Scores have changed in a way that nobody is told of."""
+        self._line = None
+        self._used.clear()
+
+    def note(self, slots: NDArray[np.int32]) -> None:
+        """These slots were used or filled, or a batch that used them is past; negative ones are not there."""
+        if self._line is not None:
+            self._used.append(slots)
+
+    @property
+    def has_line(self) -> bool:
+        """Whether `note` is of use."""
+        return self._line is not None
+
+    def choose(self, state: tuple[Any, ...], moment: Moment, count: int) -> NDArray[np.int64]:
+        """[count] slots, the lowest in rank; state = cell, last, uses, keys, future of the index.
+
+        Free ones go first, and never one that was used at `moment.since` or later.
+        """
+        if self._line is None and self._num_slots <= _DIRECT * moment.num_keys:
+            return self._choose_directly(state, moment, count)
+        if self._line is not None and self._catch_up(state, moment):
+            out = np.empty(count, dtype=np.int64)
+            if self._take(state, moment, out) == count:
+                return out
+        self._form(state, moment)
+        out = np.empty(count, dtype=np.int64)
+        if self._take(state, moment, out) == count:
+            return out
+        self.reset()
+        return self._choose_directly(state, moment, count)
+
+    def _now(self, moment: Moment) -> NDArray[np.int64]:
+        scoring, line = self.scoring, self._line
+        steps, formed = (0, moment.clock) if line is None else (moment.step - line.step, line.clock)
+        return np.array([moment.turn, steps, formed, moment.clock, scoring.half_life, scoring.oldest], dtype=np.int64)
+
+    def _choose_directly(self, state: tuple[Any, ...], moment: Moment, count: int) -> NDArray[np.int64]:
+        ranks, found = np.empty(self._num_slots, dtype=np.int64), np.empty(self._num_slots + 1, dtype=np.int64)
+        num_found = _kernels(self.scoring).rank_all(*state, moment.since, self._now(moment), ranks, found)
+        if count >= num_found:
+            return found[:num_found]
+        return found[np.argpartition(ranks[:num_found], count - 1)[:count]]
+
+    def _form(self, state: tuple[Any, ...], moment: Moment) -> None:
+        """All slots are ranked; a quarter stands in line, in buckets that a sample of them tells."""
+        self._used.clear()
+        self._line = line = Line(self._num_slots, moment.clock, moment.step)
+        now, scoring, kernels = self._now(moment), self.scoring, _kernels(self.scoring)
+        ranks = kernels.sample(*state, moment.since, now, max(1, self._num_slots // _SAMPLED))
+        ranks.sort()
+        line.ends = ranks[np.arange(1, _BUCKETS + 1) * ranks.size // (_SHARE * _BUCKETS)] if ranks.size else ranks
+        far = max(1, scoring.half_life // 2)
+        line.starts, line.turning = _list_turns(state[1], moment.clock, far, scoring.half_life, scoring.oldest)
+        self._line_up(state, moment, np.arange(self._num_slots, dtype=np.int32))
+
+    def _catch_up(self, state: tuple[Any, ...], moment: Moment) -> bool:
+        """Give new places to slots that need one; False where a new line is needed."""
+        line = self._line
+        assert line is not None, "there is a line"
+        if moment.clock - line.clock >= line.starts.size or moment.step < line.step:
+            return False
+        first, stop = line.starts[line.turned - line.clock], line.starts[moment.clock - line.clock]
+        line.turned = moment.clock
+        used, self._used = self._used, []
+        return all(self._line_up(state, moment, slots) for slots in (*used, line.turning[first:stop]))
+
+    def _line_up(self, state: tuple[Any, ...], moment: Moment, slots: NDArray[np.int32]) -> bool:
+        """False where there are too few places."""
+        line = self._line
+        assert line is not None, "there is a line"
+        parts = (line.ends, line.heads, line.lengths, line.bucket, line.places, line.num_places)
+        num_places = _kernels(self.scoring).line_up(slots, *state, moment.since, self._now(moment), *parts)
+        line.num_places = max(num_places, line.num_places)
+        return bool(num_places >= 0)
+
+    def _take(self, state: tuple[Any, ...], moment: Moment, out: NDArray[np.int64]) -> int:
+        line = self._line
+        assert line is not None, "there is a line"
+        parts = (line.ends, line.heads, line.lengths, line.bucket, line.places)
+        return int(_kernels(self.scoring).take(out, *state, moment.since, self._now(moment), *parts))

@@ -13,16 +13,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
 import hotbed
-from hotbed.bench.workload import scaled_rows, zipf_ids
-from hotbed.store import MemoryStore
-
-# ids of each feature of MLPerf's DLRM-v2, 214 a sample
-MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+from hotbed.bench.setting import MLPERF_BAGS, scaled_rows
+from hotbed.bench.systems import write_rows
+from hotbed.bench.workload import zipf_ids
 
 
 class Case(NamedTuple):
@@ -67,7 +65,7 @@ def make_tables(case: Case, rows: tuple[int, ...], dim: int, recorded: bool, dev
         **cache,  # type: ignore[arg-type]
     )
     for group in tables.caches:
-        cast(MemoryStore, group.store).write_first_values()
+        write_rows(group)
     if not recorded:
         tables.stop_recording(feeds=True)
     return tables
@@ -142,11 +140,11 @@ def cases(tiny: bool) -> Iterator[Case]:
 
 
 def main(say: Callable[[str], None] = print) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--rows-scale", type=float, default=1.0, help="of the rows of Criteo-Kaggle")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="a few small batches, on a CPU too")
+    parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured (%(default)s)")
+    parser.add_argument("--dim", type=int, default=128, help="row width (%(default)s)")
+    parser.add_argument("--rows-scale", type=float, default=1.0, help="share of Criteo-Kaggle's rows (%(default)s)")
     options = parser.parse_args()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cpu" and not options.tiny:

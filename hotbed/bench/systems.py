@@ -28,6 +28,7 @@ from hotbed.host.memory import available_memory, in_words
 from hotbed.ops.records import layout_of
 from hotbed.optim import RowOptimizer, row_optimizer
 from hotbed.sizing.budget import least_over_ssd
+from hotbed.tables.group.cached import CachedRows
 from hotbed.types import Batch
 
 _CHUNK = 1 << 18  # rows written at once
@@ -124,10 +125,15 @@ def _write_all_rows(tables: hotbed.EmbeddingTables, setting: Setting) -> None:
         tables.load_rows(part for name, some in zip(tables.tables, ids) for part in _first_rows(tables, name, some))
         return
     for cache in tables.caches:
-        for keys in torch.split(torch.arange(cache.keyspace.num_rows), _CHUNK):
-            records = torch.empty(keys.shape[0], cache.layout.width, device="cpu")
-            cache.store.read(keys, records)
-            cache.store.write(keys, records)
+        write_rows(cache)
+
+
+def write_rows(cache: CachedRows) -> None:
+    """Write every row of preset tables as it is: one that was never written has its initial value."""
+    for keys in torch.split(torch.arange(cache.keyspace.num_rows), _CHUNK):
+        records = torch.empty(keys.shape[0], cache.layout.width, device="cpu")
+        cache.store.read(keys, records)
+        cache.store.write(keys, records)
 
 
 def _first_rows(tables: hotbed.EmbeddingTables, name: str, ids: Tensor) -> Iterator[RowPart]:

@@ -96,6 +96,8 @@ class ShardedTables(EmbeddingTables):
         self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None = None
     ) -> Tensor | dict[str, Tensor]:
         """Look up this rank's part of a batch; see EmbeddingTables."""
+        if self.accumulation is not None and torch.is_grad_enabled() and self.learns:
+            return self._accumulated(ids, bags)
         self.ranks.begin_call(trains=torch.is_grad_enabled() and self.learns)
         try:
             return super().forward(ids, bags)

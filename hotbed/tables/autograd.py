@@ -26,6 +26,11 @@ from hotbed.tables.torch_hooks import current_pass, eager, scaled_pass
 from hotbed.tables.transaction import Changes
 from hotbed.telemetry.clock import UPDATE, StepClock
 
+SCALED_RANKS = (
+    "a GradScaler scales the loss, and rows spread over ranks cannot skip a step together when it overflows; train without it: "
+    "torch.autocast with dtype=torch.bfloat16 needs none"
+)
+
 
 class Front(Protocol):
     """What answers the look-ups of one group: the group itself, or whoever asks other ranks."""
@@ -96,10 +101,7 @@ class Step:
         if scaled is None:
             return grad
         if self.tables.is_shared:
-            raise HotbedError(
-                "a GradScaler scales the loss, and rows spread over ranks cannot skip a step together when it overflows; "
-                "train without it: torch.autocast with dtype=torch.bfloat16 needs none"
-            )
+            raise HotbedError(SCALED_RANKS)
         unscaled = scaled.unscaled(grad)
         self._overflowed |= unscaled is None
         return unscaled

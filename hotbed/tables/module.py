@@ -33,7 +33,8 @@ from hotbed.optim.schedules import as_schedule
 from hotbed.sizing.budget import Budgets, rooms_of
 from hotbed.sizing.groups import sizes_of
 from hotbed.store.counts import TierCounts, Tiers, TierSizes
-from hotbed.tables.autograd import Call, Front, LookUp, Step
+from hotbed.tables.accumulation import Accumulation, gradients, joined
+from hotbed.tables.autograd import SCALED_RANKS, Call, Front, LookUp, Step
 from hotbed.tables.exchange import Exchange, LocalExchange
 from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.group.group import TableGroup
@@ -108,6 +109,7 @@ class EmbeddingTables(nn.Module):
         self.output = output_of(output, self.tables, self.features)
         self.lr_factor = 1.0  # multiplies the row learning rate; for schedules driven from outside
         self.num_updates = 0
+        self.accumulation: Accumulation | None = None
         self.independent = independent
         if precision not in PRECISIONS:
             raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
@@ -156,7 +158,8 @@ class EmbeddingTables(nn.Module):
             )
         self.claim()
         ours = ("ownership", "_recorded", "_unchecked", "clock", "scratch")
-        return {name: value for name, value in self.__dict__.items() if name not in ours}
+        kept = {name: value for name, value in self.__dict__.items() if name not in ours}
+        return kept | {"accumulation": None if self.accumulation is None else Accumulation()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -214,6 +217,8 @@ class EmbeddingTables(nn.Module):
                 KeyedJaggedTensor whose keys are the features.
             bags: the multi-valued features, beside an id matrix.
         """
+        if self.accumulation is not None and torch.is_grad_enabled() and self.learns:
+            return self._accumulated(ids, bags)
         refuse_tracing()
         with self.changes.lock:
             planned = self.ownership.find(ids, bags)
@@ -248,6 +253,81 @@ class EmbeddingTables(nn.Module):
             if self.output == "stack":
                 return torch.stack([vectors[feature.name] for feature in self.features], dim=1)
             return {feature.name: vectors[feature.name] for feature in self.features}
+
+    def accumulate(self, mode: bool = True) -> EmbeddingTables:
+        """From now on backward collects gradients, and rows move in `step()`: together, as those of one larger batch.
+
+            tables.accumulate()
+            for number, batch in enumerate(batches):
+                loss = loss_of(model(tables(batch.ids)), batch) / 4
+                loss.backward()
+                if number % 4 == 3:
+                    tables.step()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        The rows are those of a batch of all four, to the bit. A step that is left out (`zero_grad()`) changes nothing. A
+        GradScaler takes tables like an optimizer: `scaler.step(tables)`. With ShardedTables all ranks step equally often.
+        `accumulate(False)` ends it; gradients that wait are refused.
+        """
+        if not mode and self.accumulation is not None and self.accumulation.parts:
+            raise HotbedError(
+                "gradients wait for tables.step(); call it, or tables.zero_grad(), before accumulate(False)"
+            )
+        self.accumulation = (self.accumulation or Accumulation()) if mode else None
+        return self
+
+    def step(self) -> bool:
+        """Move rows by the gradients that were collected since the last step; whether there were any.
+
+        Gradients of a loss that a GradScaler has scaled are unscaled; where they overflowed, rows stay.
+        """
+        if self.accumulation is None:
+            raise HotbedError("rows move in backward; tables.accumulate() lets step() move them instead")
+        parts = self.accumulation.take()
+        if not parts and not self.is_shared:
+            return False
+        if self.is_shared and any(part.scaled is not None for part in parts):
+            raise HotbedError(SCALED_RANKS)
+        unscaled = [part.unscale(self) for part in parts]  # of all, so that the scaler knows
+        if not all(unscaled):
+            return False
+        accumulation, self.accumulation = self.accumulation, None
+        try:
+            names = [feature.name for feature in self.features]
+            nothing = partial(torch.empty, 0, len(names), dtype=torch.int64, device=self.device)
+            with torch.enable_grad():
+                out = self(*joined(parts, names, nothing))
+        except BaseException:
+            accumulation.give_back(parts)
+            raise
+        finally:
+            self.accumulation = accumulation
+        vectors, grads = zip(*gradients(parts, out))
+        torch.autograd.backward(vectors, grads)
+        return bool(parts)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget gradients that wait for a step."""
+        super().zero_grad(set_to_none)
+        if self.accumulation is not None:
+            self.accumulation.forget()
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """What a GradScaler unscales: vectors whose gradients wait for a step."""
+        if self.is_shared:
+            raise HotbedError(SCALED_RANKS)
+        return [{"params": [] if self.accumulation is None else self.accumulation.leaves}]
+
+    def _accumulated(
+        self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None
+    ) -> Tensor | dict[str, Tensor]:
+        assert self.accumulation is not None
+        given = read_inputs(self.features, ids, bags, self.device)
+        with torch.no_grad():
+            out = self.forward(ids, bags)
+        return self.accumulation.collect(given, out)
 
     @property
     def fronts(self) -> list[Front]:

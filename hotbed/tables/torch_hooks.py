@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.amp.grad_scaler import GradScaler
+from torch.amp.grad_scaler import GradScaler, OptState
 
 from hotbed.errors import HotbedError
 
@@ -77,6 +77,11 @@ class ScaledBackward:
         self.scaler = scaler
         self.factor = factor  # []
         self.has_overflowed = False
+
+    def has_unscaled(self, optimizer: object) -> bool:
+        """Whether the scaler itself took its factor out of the gradients that this optimizer is about to use."""
+        state = self.scaler._per_optimizer_states.get(id(optimizer))
+        return state is not None and state["stage"] is not OptState.READY
 
     def unscaled(self, grad: Tensor) -> Tensor | None:
         """The gradient of the loss itself; None where it is not finite, which the scaler is told of."""

@@ -331,3 +331,35 @@ def nested():
                 looked_up += tables(other).shape[0] // 6
         tables.train()
     return tables.num_updates, looked_up
+
+
+def accumulated(options):
+    """Each rank's part of a batch in two halves, one of which may be empty, against the same part as one."""
+    import torch.distributed as dist
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    ends = []
+    for halves in (False, True):
+        tables = ShardedTables(TABLES, OPTIMIZERS["adam"], seed=5, gradients="sum", output="dict", **options)
+        if halves:
+            tables.accumulate()
+        for step in range(STEPS):
+            first, stop = borders(world, step)[rank : rank + 2]
+            middle = (first + stop) // 2
+            for cut in ((first, middle), (middle, stop)) if halves else ((first, stop),):
+                bags, weights = part_of(global_batch(step), *cut)
+                vectors = tables(bags)
+                sum((vectors[name] * weights[name]).sum() for name in FEATURES).backward()
+            if halves:
+                tables.step()
+        ends.append({name: tables.rows(name) for name in TABLES})
+    return ends
+
+
+@pytest.mark.parametrize("options", [{}, {"cache": 0.1}, {"mode": "replicated"}])
+def test_accumulated_gradients_move_rows_as_one_batch(options):
+    for whole, halves in run_ranks(accumulated, 2, options):
+        for name in TABLES:
+            assert torch.equal(whole[name][0], halves[name][0])
+            for column, values in whole[name][1].items():
+                assert torch.equal(values, halves[name][1][column]), (name, column)

@@ -1,0 +1,154 @@
+"""Gradients of several batches that move the rows together: tables.accumulate(), then tables.step().
+
+A batch is looked up without learning, and its vectors are leaves of the graph that collect their gradient. `step` is one
+training step on all of them, one after the other: the same lookups, sums and updates as those of one larger batch, to the bit,
+whatever holds the rows. The price is that every batch is looked up twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed.errors import HotbedError
+from hotbed.tables.inputs import BatchInputs
+from hotbed.tables.torch_hooks import ScaledBackward, scaled_pass
+from hotbed.types import Jagged
+
+
+@dataclass
+class Part:
+    """One batch that waits."""
+
+    number: int  # in the order of the calls
+    given: BatchInputs
+    leaves: dict[str, Tensor]  # by feature; the block of all of them under ""
+    scaled: ScaledBackward | None = None  # what is known of a loss that was scaled
+
+    def unscale(self, by: object) -> bool:
+        """Take the factor of a GradScaler out of the gradients, unless it did so itself; False where they overflowed."""
+        scaled, self.scaled = self.scaled, None
+        if scaled is None or scaled.has_unscaled(by):
+            return True
+        for leaf in self.leaves.values():
+            if leaf.grad is not None:
+                leaf.grad = scaled.unscaled(leaf.grad)
+                if leaf.grad is None:
+                    return False
+        return True
+
+
+class _Seen(torch.autograd.Function):
+    """What the user sees of a leaf: the same numbers, which may be changed in place; torch refuses that of leaves and views."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return leaf.data
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class Accumulation:
+    """The batches since the last step whose gradients have come."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.parts: dict[int, Part] = {}
+
+    def collect(self, given: BatchInputs, out: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+        """The vectors of a batch, as leaves; the batch waits from its first gradient on."""
+        if any(bag.weights is not None and bag.weights.requires_grad for bag in given.bags.values()):
+            raise HotbedError(
+                "weights of bags that learn cannot be accumulated: their gradient needs the rows as they are in backward; "
+                "detach the weights, or leave accumulate() for batches that have them"
+            )
+        named = out if isinstance(out, dict) else {"": out}
+        leaves = {name: one.detach().requires_grad_() for name, one in named.items()}
+        self._count += 1
+        part = Part(self._count, given, leaves)
+        for leaf in leaves.values():
+            hook: Any = leaf.register_post_accumulate_grad_hook
+            hook(lambda _: self._arrive(part))
+        seen = {name: _Seen.apply(leaf) for name, leaf in leaves.items()}  # type: ignore[no-untyped-call]
+        return seen if isinstance(out, dict) else seen[""]
+
+    def _arrive(self, part: Part) -> None:
+        self.parts[part.number] = part
+        part.scaled = part.scaled or scaled_pass(-1)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """All vectors that have a gradient."""
+        return [leaf for part in self._in_order() for leaf in part.leaves.values() if leaf.grad is not None]
+
+    def forget(self) -> None:
+        """Drop all gradients."""
+        self.parts.clear()
+
+    def give_back(self, parts: Sequence[Part]) -> None:
+        """Let batches wait again that a step was refused for."""
+        self.parts |= {part.number: part for part in parts}
+
+    def take(self) -> list[Part]:
+        """The batches that wait, in the order of their calls; none waits any more."""
+        taken = self._in_order()
+        self.parts.clear()
+        return taken
+
+    def _in_order(self) -> list[Part]:
+        return [self.parts[number] for number in sorted(self.parts)]
+
+
+def joined(
+    parts: Sequence[Part], names: Sequence[str], empty: Callable[[], Tensor]
+) -> tuple[Tensor, dict[str, Jagged]]:
+    """(matrix, bags) of all batches one after the other; a feature that is a bag in one of them is a bag in all."""
+    single = [name for name in names if all(name in part.given.columns for part in parts)]
+    if not parts:
+        return empty(), {}
+    columns = [part.given.matrix[:, [part.given.columns[name] for name in single]] for part in parts]
+    bags = {name: _joined_bags([_bag_of(part.given, name) for part in parts]) for name in names if name not in single}
+    return torch.cat(columns), bags
+
+
+def gradients(parts: Sequence[Part], out: Tensor | dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """(vectors, gradient) of the joined batch, as it was looked up."""
+    named: Mapping[str, Tensor] = out if isinstance(out, dict) else {"": out}
+    pairs = []
+    for name, vectors in named.items():
+        found = [part.leaves[name] for part in parts]
+        grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in found]
+        pairs.append(
+            (vectors, torch.cat([_like(grad, vectors) for grad in grads]) if grads else torch.zeros_like(vectors))
+        )
+    return pairs
+
+
+def _like(grad: Tensor, vectors: Tensor) -> Tensor:
+    """Of sequences [B, T, D] the vectors one after the other, where the joined batch has them so."""
+    return grad.reshape(-1, grad.shape[-1]) if vectors.ndim == 2 and grad.ndim == 3 else grad
+
+
+def _bag_of(given: BatchInputs, name: str) -> Jagged:
+    if name in given.bags:
+        return given.bags[name]
+    values = given.matrix[:, given.columns[name]]
+    return Jagged(values.contiguous(), torch.arange(len(values) + 1, device=values.device))
+
+
+def _joined_bags(bags: Sequence[Jagged]) -> Jagged:
+    starts = torch.tensor([0, *(len(bag.values) for bag in bags)], device="cpu").cumsum(0).tolist()
+    offsets = [bag.offsets[:-1] + start for bag, start in zip(bags, starts)]
+    last = bags[-1].offsets[-1:] + starts[-2]
+    weights: Any = None
+    if any(bag.weights is not None for bag in bags):
+        weights = torch.cat(
+            [torch.ones_like(b.values, dtype=torch.float32) if b.weights is None else b.weights for b in bags]
+        )
+    return Jagged(torch.cat([bag.values for bag in bags]), torch.cat([*offsets, last]), weights)

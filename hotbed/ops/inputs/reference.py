@@ -38,17 +38,19 @@ def lay_out(layout: InputLayout, spans: list[SpanInputs]) -> LaidOut:
         if addresses.has_padding[p]:
             key = torch.where(values == int(addresses.padding[p]), -1, key)
         lengths = offsets.diff()
-        scale = torch.ones(values.shape[0]) if weights is None else weights
+        scale = torch.ones(values.shape[0], dtype=torch.float32, device=values.device) if weights is None else weights
         if layout.is_bags and layout.is_mean[p]:
             counts = torch.stack([(key[a:b] >= 0).sum() for a, b in pairwise(offsets)]) if size else lengths
             scale = torch.repeat_interleave(1.0 / counts.clamp(min=1).to(torch.float32), lengths)
         column = layout.columns[p] if layout.is_bags else p
         keys.append(key)
         starts.append(offsets[:-1] + position)
-        out_rows.append(torch.repeat_interleave(torch.arange(size) * len(spans) + column, lengths))
+        out_rows.append(
+            torch.repeat_interleave(torch.arange(size, device=lengths.device) * len(spans) + column, lengths)
+        )
         scales.append(scale)
         position += int(values.shape[0])
     if not layout.is_bags:
         keys = [torch.stack(keys, dim=1).reshape(-1)]
-    end = torch.tensor([position])
+    end = torch.tensor([position], device=spans[0].offsets.device)
     return LaidOut(torch.cat(keys), torch.cat([*starts, end]), torch.cat(out_rows), torch.cat(scales))

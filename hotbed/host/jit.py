@@ -1,11 +1,12 @@
 """Numba's compiler, with kernels that are kept on disk under what they are made of.
 
-Numba's own cache has three gaps, and each ends in code that is silently not the caller's:
+Numba's own cache has gaps, and most of them end in code that is silently not the caller's:
 
-- It looks at the file of a kernel only. A kernel whose callee or constant changed in another file is loaded as it was. Here the
-  key holds the code of all that a kernel reaches.
+- It looks at the file of a kernel only. A kernel whose callee or constant changed in another file is loaded as it was, and so
+  is one of the same function with other options. Here the key holds the code of all that a kernel reaches, and its options.
 - Two processes that save kernels of one function at the same moment take the same file name, and one finds the other's code.
   Here every saved kernel has a name of its own, and the index is written after it.
+- A file that was cut short, or a disk that is full, is an error in the call of a kernel. Here it is compiled again.
 - Compiled functions are linked by qualified name and a number that counts in each process. Two closures of one qualified name,
   compiled in two processes under the same number, are taken for one when a third process loads both. Here a function inside
   another one needs a name that says what it closes over.
@@ -17,17 +18,20 @@ import glob
 import hashlib
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar, overload
 
 import numba
 import numpy as np
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.ccallback import CFunc
 from numba.core.dispatcher import Dispatcher
 from numba.core.extending import _Intrinsic
+from numba.core.types import Type
 from numba.core.typing.templates import Signature
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -48,14 +52,15 @@ def njit(function: Any = None, *, name: str = "", cache: bool = False, **options
         raise TypeError(f"{function.__qualname__} is a closure: njit(name=...) has to tell it from others of its name")
     dispatcher = numba.njit(**options)(function)
     if cache:
-        dispatcher._cache = _Kernels(function)
+        dispatcher._cache = _cache_of(function, dispatcher.targetoptions)
     return dispatcher
 
 
 def cfunc(signature: Signature, function: Callable[..., Any]) -> Any:
     """numba.cfunc, compiled without Python's lock and kept."""
-    callback: Any = CFunc(function, (signature.args, signature.return_type), locals={}, options={"nogil": True})
-    callback._cache = _Kernels(function)
+    options = {"nogil": True}
+    callback: Any = CFunc(function, (signature.args, signature.return_type), locals={}, options=options)
+    callback._cache = _cache_of(function, options)
     callback.compile()
     return callback
 
@@ -75,11 +80,14 @@ def _parts(value: Any, names: tuple[str, ...], seen: set[int]) -> Iterator[bytes
     elif isinstance(value, np.ndarray):
         yield f"{value.dtype} {value.shape}".encode()
         yield value.tobytes()
+    elif isinstance(value, (Type, np.dtype)):
+        yield f"type {value}".encode()
     elif isinstance(value, tuple):
+        yield f"{type(value).__qualname__} {len(value)}".encode()
         for one in value:
             yield from _parts(one, names, seen)
     elif isinstance(value, Dispatcher):
-        yield repr(sorted(value.targetoptions.items())).encode()
+        yield _shown(value.targetoptions)
         yield from _function_parts(value.py_func, seen)
     elif isinstance(value, _Intrinsic):
         yield from _function_parts(value._defn, seen)
@@ -91,6 +99,9 @@ def _parts(value: Any, names: tuple[str, ...], seen: set[int]) -> Iterator[bytes
             yield Path(value.__code__.co_filename).read_bytes()
         yield from _function_parts(value, seen)
     else:  # a type, a function of NumPy's, or what a kernel cannot hold
+        if isinstance(value, type):
+            members = [f"{one.name} {one.value!r}" for one in value] if issubclass(value, Enum) else ()
+            yield repr((getattr(value, "_fields", ()), members)).encode()
         yield f"{getattr(value, '__module__', '')} {getattr(value, '__qualname__', type(value).__qualname__)}".encode()
 
 
@@ -114,8 +125,13 @@ def _function_parts(function: FunctionType, seen: set[int]) -> Iterator[bytes]:
         yield name.encode()
         if name in function.__globals__:
             yield from _parts(function.__globals__[name], names, seen)
+    yield from _parts((function.__defaults__, *(function.__kwdefaults__ or {}).items()), names, seen)
     for cell in function.__closure__ or ():
         yield from _parts(cell.cell_contents, names, seen)
+
+
+def _shown(options: Mapping[str, Any]) -> bytes:
+    return repr(sorted((name, str(value)) for name, value in options.items())).encode()
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -125,22 +141,48 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-class _Kernels(FunctionCache):
-    """The compiled kernels of one function."""
+def _cache_of(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Where the kernels of a function are kept; nowhere if no folder can be written to."""
+    try:
+        return _Kernels(function, options)
+    except RuntimeError:  # Numba has tried the folder of the code and those of the user
+        return NullCache()
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+
+class _Kernels(FunctionCache):
+    """The compiled kernels of one function, with one set of options."""
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         super().__init__(function)
+        self._options = _shown(options).decode()
         base, stamp = self._impl.filename_base, self._impl.locator.get_source_stamp()
         self._cache_file = _KernelFiles(cache_path=self._cache_path, filename_base=base, source_stamp=stamp)
         self._digest = ""
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         self._digest = self._digest or digest_of(self._py_func)  # not before: what it reaches may be defined after it
-        return sig, codegen.magic_tuple(), self._digest
+        return sig, codegen.magic_tuple(), self._digest, self._options
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(OSError):  # a full disk or a folder that was closed: the kernel is here all the same
+            super().save_overload(sig, data)
 
 
 class _KernelFiles(IndexDataCacheFile):
     """Their files: the index, and one for each kernel under a name that no other process takes."""
+
+    def load(self, key: Any) -> Any:
+        try:
+            return super().load(key)
+        except Exception:  # what a pickle that was cut short raises can be anything
+            return None
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            kernels: dict[Any, str] = super()._load_index()
+            return kernels
+        except Exception:
+            return {}
 
     def save(self, key: Any, data: Any) -> None:
         kernels = self._load_index()
@@ -150,3 +192,5 @@ class _KernelFiles(IndexDataCacheFile):
         name = f"{self._index_name[:-4]}.{uuid.uuid4().hex[:16]}.nbc"
         self._save_data(name, data)
         self._save_index({**kernels, key: name})
+        if key in kernels:  # a damaged one, or that of another process which compiled it at the same time
+            Path(self._cache_path, kernels[key]).unlink(missing_ok=True)

@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+from collections import namedtuple
+from enum import Enum
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 from numba.core.caching import IndexDataCacheFile
@@ -107,6 +110,54 @@ def test_all_kernels_go_this_way():
     assert wrong == []
 
 
+OPTIONS = """
+from hotbed.host.jit import njit
+
+def divide(x, y):
+    return x / y
+
+strict, loose = (njit(divide, name="divide", cache=True, error_model=model) for model in ("python", "numpy"))
+print(int(loose(1.0, 0.0) > 1), sum(loose.stats.cache_hits.values()))
+try:
+    strict(1.0, 0.0)
+except ZeroDivisionError:
+    print(2, sum(strict.stats.cache_hits.values()))
+"""
+
+
+def test_a_kernel_with_other_options_is_another_kernel(tmp_path):
+    (tmp_path / "options.py").write_text(OPTIONS)
+    assert run(tmp_path, "import options") == [1, 0, 2, 0]
+    assert run(tmp_path, "import options") == [1, 1, 2, 1]
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_a_damaged_file_is_compiled_again(tmp_path, suffix):
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    assert run(tmp_path, CALL) == [21, 0]
+    (damaged,) = (tmp_path / "cache").rglob(f"*.{suffix}")
+    for content in (b"", damaged.read_bytes()[:-9], b"not a pickle"):
+        (damaged,) = (tmp_path / "cache").rglob(f"*.{suffix}")
+        damaged.write_bytes(content)
+        assert run(tmp_path, CALL) == [21, 0]
+        assert run(tmp_path, CALL) == [21, 1]
+
+
+def test_without_a_folder_to_write_to_kernels_are_compiled_in_every_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(jit.FunctionCache._impl_class, "_locator_classes", [])
+    kernel = njit(lambda x: x + 1, name=f"one_more_{tmp_path.name}", cache=True)
+    assert kernel(1) == 2
+
+
+def test_a_disk_that_is_full_does_not_stop_a_kernel(tmp_path, monkeypatch):
+    def full(self, name, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(jit._KernelFiles, "_save_data", full)
+    kernel = njit(lambda x: x + 2, name=f"two_more_{tmp_path.name}", cache=True)
+    assert kernel(1) == 3
+
+
 def files(folder):
     return jit._KernelFiles(cache_path=str(folder), filename_base="kernel", source_stamp=1)
 
@@ -144,3 +195,19 @@ def test_the_digest_tells_values_apart():
     assert digest_of(np.uint64(1)) != digest_of(np.int64(1))
     assert digest_of(np.arange(2)) != digest_of(np.arange(1, 3))
     assert digest_of(np.empty) != digest_of(np.full)
+    assert digest_of(numba.int32) != digest_of(numba.int64)
+    assert digest_of(np.dtype([("a", "i4")])) != digest_of(np.dtype([("b", "i4")]))
+    assert digest_of(((1, 2), 3)) != digest_of((1, (2, 3)))
+    assert digest_of(Enum("E", {"A": 1})) != digest_of(Enum("E", {"A": 2}))
+    assert digest_of(namedtuple("N", "a b")) != digest_of(namedtuple("N", "b a"))
+
+
+def test_the_digest_holds_defaults():
+    def made(default, key):
+        def kernel(x, n=default, *, m=key):
+            return x + n + m
+
+        return kernel
+
+    assert digest_of(made(1, 2)) == digest_of(made(1, 2))
+    assert len({digest_of(one) for one in (made(1, 2), made(2, 2), made(1, 1))}) == 3

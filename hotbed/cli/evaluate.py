@@ -76,7 +76,7 @@ def _subject(place: Path) -> Subject:
         with suppress(RunError):  # no checkpoint
             entry = entries_of(place)[0]
             if config := entry.manifest.document.get("config"):  # else it is not of `hotbed train`
-                name = f"{config['model']['name']} at step {entry.manifest.step:,}"
+                name = f"{shown_name(config['model']['name'])} at step {entry.manifest.step:,}"
                 return Subject(name, config["data"]["path"], run_of(entry.folder))
     card = read_card(place / "model")
     return Subject(shown_name(card["model"]["name"]), card["dataset"], place)

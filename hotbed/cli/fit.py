@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -148,6 +149,13 @@ def _name_of(model: str | type) -> str:
             f"{model.__name__} is not defined in a file, so a run could not keep it. Write it to one (in a notebook: "
             f"%%writefile my_model.py) and give 'my_model.py:{model.__name__}'."
         )
+    if "<locals>" in model.__qualname__:
+        raise ConfigError(f"{model.__qualname__} is defined in a function; move it to the top of {Path(file).name}.")
+    module = sys.modules.get(model.__module__)
+    if (
+        module is not None and module.__package__ and model.__module__ != "__main__"
+    ):  # of a package: it may import relatively
+        return f"{model.__module__}:{model.__qualname__}"
     path = Path(file).resolve()
     here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{here}:{model.__name__}"
+    return f"{here}:{model.__qualname__}"

@@ -72,9 +72,12 @@ def read_config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -
 
 
 def with_source(config: RunConfig) -> RunConfig:
-    """With the text of the user's own model, if it has one; a text that is there already is what the run means."""
+    """With the text of the user's own model, if it has one; a text that is there already is what the run means.
+
+    The name that an installed package gave to a model is replaced by its place: the run outlives the package.
+    """
     from hotbed.models import is_own, read_source
-    from hotbed.models.own import has_changed
+    from hotbed.models.own_code import has_changed, place_of
 
     name, kept = config.model.name, config.model.source
     if not is_own(name):
@@ -85,12 +88,14 @@ def with_source(config: RunConfig) -> RunConfig:
                 f"{name} has changed since this run began; it goes on with the model it began with.", soft_wrap=True
             )
         return config
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, source=read_source(name)._asdict()))
+    model = dataclasses.replace(config.model, name=place_of(name), source=read_source(name)._asdict())
+    return dataclasses.replace(config, model=model)
 
 
 def resumed_config(folder: Path, given: dict[str, Any], sets: list[str], refused: dict[str, Any]) -> RunConfig:
     """The config of a run with what may change on the way."""
     from hotbed.errors import ConfigError
+    from hotbed.models import is_own
     from hotbed.run.config import read_tree
     from hotbed.run.folder import read_json
     from hotbed.train.build import changed_settings
@@ -103,6 +108,10 @@ def resumed_config(folder: Path, given: dict[str, Any], sets: list[str], refused
         given = {"parallel.scale_lr": False, **given}
         saved = {**saved, "parallel": {**saved.get("parallel", {}), "scale_lr": False}}
     before = read_tree(saved)
+    if is_own(before.model.name) and not before.model.source:
+        raise ConfigError(
+            f"{folder / 'config.json'} does not hold the text of its model {before.model.name} (model.source)."
+        )
     after = read_config(folder / "config.json", given, sets)
     fixed = [path for path in changed_settings(before, after) if path not in _RESUME_MAY_CHANGE]
     if fixed:

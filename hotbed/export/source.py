@@ -23,7 +23,7 @@ from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import ConfigError, DataError, RunError
 from hotbed.host.memory import available_memory, parse_bytes
 from hotbed.ids import Admit
-from hotbed.models import build_model
+from hotbed.models import rebuild_model
 from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision, layout_of
 from hotbed.optim import SGD
@@ -149,7 +149,7 @@ def _gathered(
     elif any(table.rows is None for table in tables.values()):
         storage = {"hbm": _LOOKED_UP}
     rows = EmbeddingTables(tables, optimizer, seed=config.train.seed, precision=precision, **storage)
-    model = build_model(**card["model"])
+    model = rebuild_model(card["model"])
     carried = warm_start_from(entries, rows, model=model)
     if carried.dense != len(model.state_dict()) or set(carried.rows) != set(tables):
         raise RunError(f"{entries[0].folder} does not fit its own settings: {'; '.join(carried.notes)}.")

@@ -19,7 +19,7 @@ from hotbed.export.rows import Heat, ModelRows, as_float32, heat_of_ids, heat_of
 from hotbed.export.source import Source, has_feature, open_source
 from hotbed.host.atomic import writing
 from hotbed.host.memory import parse_bytes
-from hotbed.models import Model, build_model
+from hotbed.models import Model, rebuild_model
 from hotbed.run.export_format import (
     EXPORT,
     FORMAT_VERSION,
@@ -149,7 +149,7 @@ def _fill(new: Path, source: Source, wanted: Wanted, report: Report) -> dict[str
 
 
 def _model(source: Source) -> Model:
-    model = build_model(**source.card["model"])
+    model = rebuild_model(source.card["model"])
     try:
         model.load_state_dict(read_tensors(source.model / "dense.safetensors"))
     except RuntimeError as error:

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, ModelError
 from hotbed.models.autoint import AutoInt
 from hotbed.models.base import Model, check_options, model_options
 from hotbed.models.dcnv2 import DCNv2
@@ -20,7 +20,8 @@ from hotbed.models.dlrm import DLRM
 from hotbed.models.dnn import DNN, WideDeep
 from hotbed.models.finalmlp import FinalMLP
 from hotbed.models.fm import FM, LR, DeepFM
-from hotbed.models.own import ModelInputs, ModelSchema, build_own, check_own, is_own, own_names, read_source, shown_name
+from hotbed.models.own import ModelInputs, ModelSchema, build_own, check_own
+from hotbed.models.own_code import is_own, own_names, read_source, shown_name
 
 __all__ = [
     "MODELS",
@@ -34,6 +35,7 @@ __all__ = [
     "model_card",
     "own_names",
     "read_source",
+    "rebuild_model",
     "shown_name",
     "vector_width",
 ]
@@ -74,7 +76,7 @@ def find_model(name: str) -> type[Model]:
 
 def check_model(name: str, options: Mapping[str, Any], source: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The options in the types the model takes, before any data is known; a ConfigError lists every mistake."""
-    if is_own(name):
+    if source or is_own(name):
         return check_own(name, options, source)
     return check_options(name, find_model(name), options)
 
@@ -95,9 +97,19 @@ def build_model(
     A model of the user's own is told the names of its features; `source` is its kept text.
     """
     checked = check_model(name, options, source)
-    if is_own(name):
+    if source or is_own(name):
         return build_own(name, features, dim, dense, checked, source)
     return find_model(name)(num_features, dim, num_dense, **checked)
+
+
+def rebuild_model(settings: Mapping[str, Any]) -> Model:
+    """The model of a run or an export, from what its model.json says; a user's own from the text that is kept there."""
+    if is_own(settings["name"]) and not settings.get("source"):
+        raise ModelError(
+            f"the text of the model {settings['name']} is not in model.json. A file of that name is not taken instead, since "
+            "it may be another model; put the text back, or train again."
+        )
+    return build_model(**settings)
 
 
 def vector_width(name: str, dim: int) -> int:

@@ -19,9 +19,12 @@ def compose(
     problems: list[str] = []
     if run_file is not None:
         problems += flatten(read_run_file(run_file), flat)
+    named = flat.get("model.name")
     flat.update(overrides or {})
     for text in sets:
         problems += _set(text, flat)
+    if named is not None and flat["model.name"] != named:  # the text in the run file is that of its own model
+        flat.pop("model.source", None)
     config, wrong = from_flat(flat)
     return config, problems + wrong
 

@@ -26,7 +26,7 @@ from hotbed.checkpoint.types import RowPart
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import BudgetError, ConfigError, IdError, RunError
 from hotbed.host.memory import in_words
-from hotbed.models import build_model
+from hotbed.models import rebuild_model
 from hotbed.ops.init_rows import parse_init, stream_of
 from hotbed.ops.keys import Addresses, FirstBad, make_keys
 from hotbed.ops.lookup import lookup
@@ -181,7 +181,7 @@ class Live:
 def model_of(source: Source, device: torch.device) -> nn.Module:
     """The dense model, ready to score."""
     try:
-        model = build_model(**source.model)
+        model = rebuild_model(source.model)
         model.load_state_dict(source.dense)
     except (RuntimeError, TypeError, ConfigError) as error:
         raise RunError(f"the dense weights of {source.place} do not fit the model: {error}") from error

@@ -21,6 +21,7 @@ from torch import Tensor
 from hotbed.checkpoint.chain import Entry
 from hotbed.host.devices import pick_device
 from hotbed.host.memory import parse_bytes
+from hotbed.models import shown_name
 from hotbed.run.predictions import Scores
 from hotbed.scorer.changes import try_changes
 from hotbed.scorer.checkpoints import source_of
@@ -90,7 +91,9 @@ class Scorer:
         sizes = [f"{one.name} {'dynamic' if one.rows is None else f'{one.rows:,}'}" for one in source.tables.values()]
         shown = ", ".join(sizes[:_SHOWN_TABLES]) + (", ..." if len(sizes) > _SHOWN_TABLES else "")
         tables = f"{len(sizes)} tables (rows: {shown})"
-        return f"<Scorer of {source.model['name']} from {source.place}{at}, version {self.version}, {tables}>"
+        return (
+            f"<Scorer of {shown_name(source.model['name'])} from {source.place}{at}, version {self.version}, {tables}>"
+        )
 
     def score(self, columns: Any) -> NDArray[np.float64]:
         """The probability of every sample [B], from raw values by column: a mapping, a DataFrame or a list of rows."""

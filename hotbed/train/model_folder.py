@@ -35,7 +35,7 @@ from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import RunError, SchemaError
 from hotbed.host.devices import pick_device
 from hotbed.ids import Admit
-from hotbed.models import build_model
+from hotbed.models import rebuild_model
 from hotbed.ops.init_rows import Constant, parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import SGD
@@ -153,7 +153,7 @@ def load_learner(
     unseen = rows_of_unseen(Schema.load(folder), batch_size) if dynamic else 0
     budgets = budgets_of(Budgets(cache or None, hbm), amounts, unseen)
     raise_problems(table_problems(budgets, amounts, on))
-    model = build_model(**card["model"]).to(on)
+    model = rebuild_model(card["model"]).to(on)
     rows = EmbeddingTables(
         tables,
         optimizer,

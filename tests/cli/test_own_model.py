@@ -1,5 +1,6 @@
 """A model of the user's own goes through every command, also where its file has changed or is gone."""
 
+import importlib
 import json
 import re
 import shutil
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 import hotbed as package
-from hotbed.errors import ConfigError, ModelError
-from hotbed.models import build_model, check_model, own
+from hotbed.cli import fit
+from hotbed.errors import ConfigError, ModelError, ShapeError
+from hotbed.models import build_model, check_model, own_code, rebuild_model
 
 TEXT = '''
 from torch import nn
@@ -47,12 +49,12 @@ CLICKS = (
 def stranger(monkeypatch, tmp_path):
     """Nobody has run any model here before."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(own, "_trusted", set())
-    monkeypatch.setattr(own.sys, "path", [*own.sys.path])
-    monkeypatch.delenv(own.TRUST, raising=False)
-    for name in [*own.sys.modules]:
+    monkeypatch.setattr(own_code, "_trusted", [])
+    monkeypatch.setattr(own_code.sys, "path", [*own_code.sys.path])
+    monkeypatch.delenv(own_code.TRUST, raising=False)
+    for name in [*own_code.sys.modules]:
         if name.startswith("hotbed_own_model_") or name == "helper":
-            del own.sys.modules[name]
+            del own_code.sys.modules[name]
     return tmp_path
 
 
@@ -114,14 +116,14 @@ def test_a_text_that_nobody_here_has_run_is_not_executed(hotbed, mine, tmp_path,
     mine.unlink()
     assert hotbed("evaluate", run).code == 0  # this user trained it
     shutil.rmtree(tmp_path / "state")
-    monkeypatch.setattr(own, "_trusted", set())
+    monkeypatch.setattr(own_code, "_trusted", [])
     result = hotbed("evaluate", run)
     assert result.code == 2
     assert "HOTBED_TRUST_CODE=1" in result.err
-    monkeypatch.setenv(own.TRUST, "1")
+    monkeypatch.setenv(own_code.TRUST, "1")
     assert hotbed("evaluate", run).code == 0
-    for name in [one for one in own.sys.modules if one.startswith("hotbed_own_model_") or one == "helper"]:
-        del own.sys.modules[name]
+    for name in [one for one in own_code.sys.modules if one.startswith("hotbed_own_model_") or one == "helper"]:
+        del own_code.sys.modules[name]
     (mine.parent / "helper.py").unlink()
     result = hotbed("evaluate", run)
     assert "needs a module that is not here" in result.err
@@ -139,7 +141,7 @@ def test_errors_begin_with_the_line_of_the_user(mine, monkeypatch, tmp_path):
     with pytest.raises(ModelError, match=r"^mine.py, line 17, in .*vectors = .*KeyError: 'user\?'"):
         build("code/mine.py:Mine")(torch.zeros(3, 2, 4), torch.zeros(3, 1))
     mine.write_text(TEXT.replace("dim=1))", "dim=1)).sum()"))
-    with pytest.raises(Exception, match=r"returned a tensor of shape \[\] for 3 samples"):
+    with pytest.raises(Exception, match=r"returned a tensor of shape \[\] and type torch.float32 for 3 samples"):
         build("code/mine.py:Mine")(torch.zeros(3, 2, 4), torch.zeros(3, 1))
     mine.write_text(TEXT.replace("len(schema.dense)", "len(schema.numbers)"))
     with pytest.raises(ModelError, match=r"^mine.py, line 12, in __init__"):
@@ -181,10 +183,9 @@ def test_packages_offer_models(mine, monkeypatch, tmp_path):
     (mine.parent / "__init__.py").write_text("")
     mine.write_text(TEXT.replace("from helper", "from .helper"))
     monkeypatch.chdir(tmp_path)
-    assert build("code.mine:Mine") is not None if "code" not in own.sys.modules else True
     shutil.copytree(mine.parent, tmp_path / "their_models")
-    entry = EntryPoint("theirs", "their_models.mine:Mine", own.GROUP)
-    monkeypatch.setattr(own, "entry_points", lambda group: [entry] if group == own.GROUP else [])
+    entry = EntryPoint("theirs", "their_models.mine:Mine", own_code.GROUP)
+    monkeypatch.setattr(own_code, "entry_points", lambda group: [entry] if group == own_code.GROUP else [])
     assert build("theirs").vector_width(4) == 4
     with pytest.raises(ConfigError, match=r"there are lr, .*theirs"):
         check_model("nothing", {})
@@ -208,3 +209,114 @@ def test_fit_does_what_train_does(hotbed, mine, tmp_path, monkeypatch):
     mine.write_text(TEXT + "\nimport hotbed\nhotbed.fit(Mine)\n")
     with pytest.raises(ModelError, match="__main__"):
         package.fit("code/mine.py:Mine", out=tmp_path / "c", quiet=True)
+
+
+def test_a_run_cannot_choose_what_is_executed(hotbed, mine, tmp_path, monkeypatch):
+    """The file that a foreign run names says the same as the text in the run: both came from the same hand."""
+    run = tmp_path / "run"
+    assert hotbed("train", "--model", "code/mine.py:Mine", *CLICKS, "--out", run, "--quiet").code == 0
+    monkeypatch.setattr(own_code, "_trusted", [])
+    for name in [*own_code.sys.modules]:
+        if name.startswith("hotbed_own_model_") or name == "helper":
+            del own_code.sys.modules[name]
+    card, evil = run / "model" / "model.json", tmp_path / "evil"
+    shutil.copytree(mine.parent, evil)
+    (evil / "__init__.py").write_text("raise SystemExit('executed')\n")
+    (evil / "helper.py").write_text("raise SystemExit('executed')\n")
+    text = (run / "config.json").read_text()
+    settings = json.loads(card.read_text())["model"]
+    for name in ("evil/mine.py:Mine", "evil.mine:Mine"):
+        assert (
+            rebuild_model({**settings, "name": name}) is not None
+        )  # a text of this user's, with the helper of this user's
+        with pytest.raises(ModelError, match="is not in model"):
+            rebuild_model({**settings, "name": name, "source": {}})
+    shutil.rmtree(tmp_path / "state")
+    for name in ("evil/mine.py:Mine", "evil.mine:Mine", "code/mine.py:Mine"):
+        with pytest.raises(ModelError, match="HOTBED_TRUST_CODE=1"):
+            rebuild_model({**settings, "name": name})
+        (run / "config.json").write_text(text.replace("code/mine.py:Mine", name))
+        for command in (("train", "--resume", run, "--epochs", "2"), ("train", run / "config.json", "--out", "new")):
+            result = hotbed(*command)
+            assert (result.code, "HOTBED_TRUST_CODE=1" in result.err) == (2, True), result.err
+        assert hotbed("report", run).code == 0  # reads, and executes nothing
+    (run / "config.json").write_text(json.dumps({**json.loads(text), "model": {"name": "evil/mine.py:Mine"}}))
+    assert "does not hold the text" in hotbed("train", "--resume", run, "--epochs", "2").err
+    with pytest.raises(ModelError, match="damaged"):
+        rebuild_model({**settings, "source": {"code": "print(1)"}})
+
+
+def test_another_name_means_another_text(hotbed, mine, tmp_path):
+    run = tmp_path / "run"
+    assert hotbed("train", "--model", "code/mine.py:Mine", *CLICKS, "--out", run, "--quiet").code == 0
+    (mine.parent / "other.py").write_text(TEXT.replace("Mine", "Other").replace("nn.ReLU", "nn.Tanh"))
+    for flags in (("--model", "code/other.py:Other"), ("--set", "model.name=code/other.py:Other")):
+        result = hotbed("train", run / "config.json", *flags, "--out", tmp_path / "new", "--overwrite", "--quiet")
+        assert result.code == 0, result.err
+        kept = json.loads((tmp_path / "new" / "config.json").read_text())["model"]["source"]
+        assert (kept["name"], kept["file"]) == ("Other", "other.py")
+
+
+def test_files_beside_a_model_are_its_own(mine, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(mine.parent, tmp_path / "copy")
+    (tmp_path / "copy" / "helper.py").write_text("WIDTH = 9\n")
+    assert build("code/mine.py:Mine").net.layers[0].out_features == 8
+    with pytest.raises(ModelError, match=r"imports helper, .* another helper already: .*code"):
+        build("copy/mine.py:Mine")
+    del own_code.sys.modules["helper"]
+    assert build("copy/mine.py:Mine").net.layers[0].out_features == 9
+    assert build("code/mine.py:Mine").net.layers[0].out_features == 8
+
+
+def test_a_run_outlives_the_package_that_named_its_model(hotbed, mine, tmp_path, monkeypatch):
+    entry = EntryPoint("theirs", "mine:Mine", own_code.GROUP)
+    monkeypatch.syspath_prepend(mine.parent)
+    with monkeypatch.context() as installed:
+        installed.setattr(own_code, "entry_points", lambda group: [entry] if group == own_code.GROUP else [])
+        assert hotbed("train", "--model", "theirs", *CLICKS, "--out", "run", "--quiet").code == 0
+    result = hotbed("evaluate", "run")
+    assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("nn.Linear(hidden, 1)", "nn.LazyLinear(1)", r"without a size until they are used: layers.2.weight"),
+        (
+            "self.names =",
+            "self.a = nn.Parameter(torch.zeros(1, dtype=torch.complex64)); self.names =",
+            "keeps a, and a run",
+        ),
+        ("def forward", "def get_extra_state(self): return {}\n\n    def forward", "keeps _extra_state, and a run"),
+        ("vectors = [", "self.b = nn.Parameter(torch.zeros(1)); vectors = [", "forward added b to the model"),
+        ("return self", "return 0 * self", ""),
+        ("dim=1))", "dim=1)).detach()", "logits without a gradient"),
+        ("dim=1))", "dim=1)).long()", "type torch.int64"),
+    ],
+)
+def test_what_could_not_be_trained_or_kept_is_refused(mine, monkeypatch, tmp_path, before, after, message):
+    monkeypatch.chdir(tmp_path)
+    mine.write_text("import torch\n" + TEXT.replace(before, after))
+    vectors = torch.zeros(3, 2, 4, requires_grad=True)
+    if not message:
+        assert build("code/mine.py:Mine")(vectors, torch.zeros(3, 1)).requires_grad
+        return
+    with pytest.raises((ModelError, ShapeError), match=message):
+        build("code/mine.py:Mine")(vectors, torch.zeros(3, 1))
+
+
+def test_classes_of_packages_and_in_classes(mine, monkeypatch, tmp_path):
+    inner = tmp_path / "a_package" / "inner"
+    inner.mkdir(parents=True)
+    (inner.parent / "__init__.py").write_text("")
+    (inner / "__init__.py").write_text("")
+    (inner.parent / "helper.py").write_text("WIDTH = 5\n")
+    (inner / "mine.py").write_text(TEXT.replace("from helper", "from ..helper") + "\nclass All:\n    Mine = Mine\n")
+    monkeypatch.chdir(tmp_path)
+    assert build("a_package.inner.mine:All.Mine").net.layers[0].out_features == 5
+    with pytest.raises(ModelError, match=r"named by its package: my_package.models:MyModel"):
+        build("a_package/inner/mine.py:Mine")
+    module = importlib.import_module("a_package.inner.mine")
+    assert fit._name_of(module.Mine) == "a_package.inner.mine:Mine"
+    assert build(fit._name_of(module.Mine)).net.layers[0].out_features == 5

@@ -36,8 +36,10 @@ class Cut(NamedTuple):
     def split(self, block: Tensor) -> tuple[Tensor, ...]:
         """The features' parts of a block [O, D]: views of it."""
         dim = block.shape[1]
+        if not self.sequences:
+            return block.view(self.size, len(self.pooled), dim).unbind(1)
         counts = [self.size * len(self.pooled), *map(math.prod, self.sequences.values())]
-        rows, *others = block.split(counts)  # type: ignore[no-untyped-call]
+        rows, *others = torch.split(block, counts)
         parts = rows.view(self.size, len(self.pooled), dim).unbind(1) if self.pooled else ()
         return *parts, *(part.view(*shape, dim) for part, shape in zip(others, self.sequences.values()))
 
@@ -58,7 +60,7 @@ class Cut(NamedTuple):
             block = scratch.block(sum(counts), dim, given.dtype)
         else:
             block = empty_block(sum(counts), dim, given.dtype, given.device)
-        rows, *others = block.split(counts)  # type: ignore[no-untyped-call]
+        rows, *others = torch.split(block, counts)
         if num_pooled:
             zero = given.new_zeros(()).expand(self.size, dim)
             pooled = [zero if grad is None else grad for grad in grads[:num_pooled]]
@@ -86,11 +88,12 @@ def _as_block(grads: Sequence[Tensor | None]) -> Tensor | None:
     if first is None:
         return None
     size, dim = first.shape
-    row, step = len(grads) * dim, dim * first.element_size()
-    storage, address = first.untyped_storage().data_ptr(), first.data_ptr()
-    for j, grad in enumerate(grads):
-        if grad is None or grad.data_ptr() != address + j * step or grad.untyped_storage().data_ptr() != storage:
+    row, address, step = len(grads) * dim, first.data_ptr(), dim * first.element_size()
+    strides = (first.stride(0) if size < 2 else row, first.stride(1) if dim < 2 else 1)  # of one row, any will do
+    for grad in grads:
+        if grad is None or grad.data_ptr() != address or grad.stride() != strides:
             return None
-        if (size > 1 and grad.stride(0) != row) or (dim > 1 and grad.stride(1) != 1):
-            return None
+        address += step
+    if (first.storage_offset() + size * row) * first.element_size() > first.untyped_storage().nbytes():
+        return None  # neighbours by chance: memory of different tensors
     return first.as_strided((size * len(grads), dim), (dim, 1))

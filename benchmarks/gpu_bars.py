@@ -156,7 +156,9 @@ def measure(bars: Sequence[Bar], add: Callable[[Result], None]) -> Results:
             continue
         results[one, outcome.system] = outcome
         gpu = "" if outcome.timing.gpu_ms is None else f", the GPU works {outcome.timing.gpu_ms:.3f}"
-        print(f"{outcome.system:20s} {what}  {outcome.ms:.3f} ms{gpu}", flush=True)
+        share = outcome.timing.memory_share
+        found = "" if share is None else f", {share:.1%} of the missed rows found in memory"
+        print(f"{outcome.system:20s} {what}  {outcome.ms:.3f} ms{gpu}{found}", flush=True)
         add(outcome)
     return results
 

@@ -53,6 +53,9 @@ class FbgemmSystem:
     def counts(self) -> None:
         return None
 
+    def tier_counts(self) -> None:
+        return None
+
     def close(self) -> None:
         pass
 

@@ -84,6 +84,7 @@ class Result(NamedTuple):
             "share_of_copy": _rounded(None if per_s is None else per_s / self.copy_speed, 3),
             **{f"{name}_per_step": _rounded(counts.get(name), 3) for name in COUNTED},
             "stall_share": _rounded(timing.stall_share, 4),
+            "memory_share": _rounded(timing.memory_share, 4),
         }
 
 

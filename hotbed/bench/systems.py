@@ -28,6 +28,7 @@ from hotbed.host.memory import available_memory, in_words
 from hotbed.ops.records import layout_of
 from hotbed.optim import RowOptimizer, row_optimizer
 from hotbed.sizing.budget import least_over_ssd
+from hotbed.store.counts import TierCounts
 from hotbed.tables.group.cached import CachedRows
 from hotbed.types import Batch
 
@@ -77,6 +78,10 @@ class HotbedSystem:
 
     def counts(self) -> CacheCounts | None:
         return self.tables.counters() if self.tables.caches else None
+
+    def tier_counts(self) -> TierCounts | None:
+        tiers = self.tables.tiers()
+        return None if tiers is None else tiers.counts
 
     def close(self) -> None:
         for cache in self.tables.caches:
@@ -176,6 +181,9 @@ class TorchSystem:
     def counts(self) -> None:
         return None
 
+    def tier_counts(self) -> None:
+        return None
+
     def close(self) -> None:
         pass
 
@@ -203,6 +211,10 @@ class System(Protocol):
 
     def counts(self) -> CacheCounts | None:
         """What its cache has done since it was made, where that is counted."""
+        ...
+
+    def tier_counts(self) -> TierCounts | None:
+        """What its memory and ssd have done, where it has an ssd."""
         ...
 
     def close(self) -> None:

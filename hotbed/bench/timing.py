@@ -22,6 +22,7 @@ from hotbed.bench.setting import Setting
 from hotbed.bench.systems import System, Vectors
 from hotbed.bench.workload import Workload
 from hotbed.cache import CacheCounts
+from hotbed.store.counts import TierCounts
 
 GROUP = 10  # steps between two looks at the clock
 PROFILED = 10  # steps after those that are timed
@@ -32,6 +33,9 @@ COUNTED = (
 )
 
 
+Counts = tuple[CacheCounts | None, TierCounts | None]
+
+
 class Timing(NamedTuple):
     """One measurement."""
 
@@ -39,6 +43,7 @@ class Timing(NamedTuple):
     counts_per_step: dict[str, float]  # empty without a cache
     stall_share: float | None  # of the time, the training stream waited for a window's rows
     gpu_ms: float | None = None  # of a step, some kernel or copy ran on the GPU; None on a CPU
+    memory_share: float | None = None  # of the rows that the cache missed, memory had so many; None without an ssd
 
     def quantile(self, tenths: int) -> float:
         """Milliseconds that `tenths` of ten groups stay under."""
@@ -104,8 +109,8 @@ def time_steps(system: System, setting: Setting, workload: Workload, behind: Den
     On a GPU a few more steps are profiled after the clock was read.
     """
     marks: list[float] = []
-    before: CacheCounts | None = None
-    after: CacheCounts | None = None
+    before: Counts = (None, None)
+    after: Counts = (None, None)
     gpu_ms: float | None = None
     done = -setting.warmup
     running: Any = system.vectors(workload)
@@ -115,10 +120,10 @@ def time_steps(system: System, setting: Setting, workload: Workload, behind: Den
             done += 1
             if done >= 0 and done % GROUP == 0 and done <= setting.steps:
                 _wait(setting.device)
-                before = system.counts() if not marks else before
+                before = (system.counts(), system.tier_counts()) if not marks else before
                 marks.append(time.perf_counter())
             if done == setting.steps:
-                after = system.counts()
+                after = system.counts(), system.tier_counts()
                 # the training step's loss is the mean of a free output: it falls for ever, under Adam beyond all numbers
                 if not setting.dense and not _is_finite(out):
                     raise ArithmeticError("vectors are not finite after training")
@@ -129,11 +134,19 @@ def time_steps(system: System, setting: Setting, workload: Workload, behind: Den
                 break
             del out  # its memory serves the next lookup
     milliseconds = [(stop - start) * 1e3 / GROUP for start, stop in itertools.pairwise(marks)]
-    if before is None or after is None:
+    if before[0] is None or after[0] is None:
         return Timing(milliseconds, {}, None, gpu_ms)
-    during = after.minus(before)
+    during = after[0].minus(before[0])
     counts = {name: getattr(during, name) / setting.steps for name in COUNTED}
-    return Timing(milliseconds, counts, during.stall_seconds / (marks[-1] - marks[0]), gpu_ms)
+    stall_share = during.stall_seconds / (marks[-1] - marks[0])
+    return Timing(milliseconds, counts, stall_share, gpu_ms, _memory_share(before[1], after[1]))
+
+
+def _memory_share(before: TierCounts | None, after: TierCounts | None) -> float | None:
+    if before is None or after is None:
+        return None
+    during = after.minus(before)
+    return during.from_memory / max(1, during.asked)
 
 
 def _is_finite(out: Vectors) -> bool:

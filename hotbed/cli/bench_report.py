@@ -35,7 +35,9 @@ def report(settings: list[Setting], systems: list[str], csv: Path | None) -> boo
                 _tell(outcome, told)
                 continue
             results.append(outcome)
-            err().print(f"{outcome.system}, {_title(setting)}: {outcome.ms:.3f} ms a step", soft_wrap=True)
+            share = outcome.timing.memory_share
+            found = "" if share is None else f", {share:.1%} of the missed rows found in memory"
+            err().print(f"{outcome.system}, {_title(setting)}: {outcome.ms:.3f} ms a step{found}", soft_wrap=True)
             if file is not None:
                 file.add({**outcome.row(), **environment(device)})
         if results:

@@ -48,6 +48,9 @@ class FakeSystem:
     def weights(self):
         return [table.clone() for table in self.tables]
 
+    def tier_counts(self):
+        return None
+
     def close(self):
         pass
 

@@ -101,6 +101,8 @@ def test_rows_on_an_ssd(tmp_path):
     rows, result = rows_of(tmp_path / "bench.csv", *options)
     assert [row["memory"] for row in rows] == ["", "0.3"]
     assert "30 % in memory" in result.stdout
+    assert 0 < float(rows[1]["memory_share"]) < 1
+    assert "of the missed rows found in memory" in result.stderr
     assert list(folder.iterdir()) == []
 
 

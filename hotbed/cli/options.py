@@ -7,18 +7,15 @@ from typing import Annotated
 
 import typer
 
+from hotbed.host.memory import parse_share
+
 
 def share(text: str) -> float:
-    """The number of an option that takes a share; one in percent is told what to write."""
+    """The number of an option that takes a share."""
     try:
-        return float(text)
+        return parse_share(text)
     except ValueError:
-        pass
-    try:
-        hint = f"; {text} is {float(text.removesuffix('%')) / 100:g}" if text.endswith("%") else ""
-    except ValueError:
-        hint = ""
-    raise typer.BadParameter(f"a share is a number above 0 and at most 1, not {text!r}{hint}")
+        raise typer.BadParameter(f"a share is a number above 0 and at most 1, or a percentage, not {text!r}") from None
 
 
 _DEVICE = typer.Option(help="auto, cpu, cuda or cuda:N.")
@@ -35,12 +32,14 @@ CacheShare = Annotated[
     typer.Option(
         parser=share,
         metavar="SHARE",
-        help="Share of the rows on the device, e.g. 0.015; the rest in host memory.",
+        help="Share of the rows on the device, e.g. 0.015 or 1.5%; the rest in host memory.",
     ),
 ]
 CacheBytes = Annotated[str | None, typer.Option(help="The cache as bytes of device memory, e.g. 2GiB.")]
 HostMemory = Annotated[str | None, typer.Option(help="Most host memory for rows behind the cache, e.g. 64GiB.")]
 CachePolicy = Annotated[str | None, typer.Option(help="Which rows stay in the cache: oracle, lfu, lru or static.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples of a step, of all ranks together.")]
+Dim = Annotated[int | None, typer.Option(min=1, help="Width of an embedding vector.")]
 DatasetOut = Annotated[Path, _DATASET_OUT]
 MaybeDatasetOut = Annotated[Path | None, _DATASET_OUT]
 OverwriteDataset = Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")]

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from hotbed.cli.console import err, out
-from hotbed.cli.options import CachePolicy, HostMemory, ModelName, share
+from hotbed.cli.options import BatchSize, CachePolicy, Dim, HostMemory, ModelName, share
 from hotbed.cli.plot import curve_text
 from hotbed.cli.settings import DEFAULT_DATA, open_dataset
 from hotbed.host.memory import in_words
@@ -34,8 +34,8 @@ def plan_command(
     memory: HostMemory = None,
     ssd: str | None = typer.Option(None, help="Folder and bytes for rows that memory does not hold, DIR:1TiB."),
     model: ModelName = None,
-    batch_size: int | None = typer.Option(None, min=1, help="Samples of a step, of all ranks together."),
-    dim: int | None = typer.Option(None, min=1, help="Width of an embedding vector."),
+    batch_size: BatchSize = None,
+    dim: Dim = None,
     optimizer: str | None = typer.Option(None, help="Row optimizer: sgd, adagrad, rowwise_adagrad, adam, ftrl."),
     policy: CachePolicy = None,
     world: int = typer.Option(1, min=1, help="Ranks that train together; rows are sharded over them."),

@@ -22,7 +22,17 @@ from hotbed.cli.messages import (
     told_of_ways,
     warn_of_few_steps,
 )
-from hotbed.cli.options import CacheBytes, CachePolicy, CacheShare, HostMemory, ModelName, RunDevice, TrainData
+from hotbed.cli.options import (
+    BatchSize,
+    CacheBytes,
+    CachePolicy,
+    CacheShare,
+    Dim,
+    HostMemory,
+    ModelName,
+    RunDevice,
+    TrainData,
+)
 from hotbed.cli.progress import Warnings, WatchOptions, opened, watcher
 from hotbed.cli.ranks import Ranks, Start, joined
 from hotbed.cli.settings import cache_flags, open_dataset, read_config, resumed_config, with_source
@@ -43,7 +53,14 @@ def train_command(
     model: ModelName = None,
     folder: Path | None = typer.Option(None, "--out", help="Run folder; runs/MODEL-DATA-N if not given."),
     device: RunDevice = None,
-    epochs: int | None = typer.Option(None, help="Passes over the train split."),
+    epochs: int | None = typer.Option(None, min=1, help="Passes over the train split."),
+    batch_size: BatchSize = None,
+    dim: Dim = None,
+    optimizer: str | None = typer.Option(
+        None, help="Of the rows: sgd, adagrad, rowwise_adagrad, adam or ftrl; of the dense weights: dense.optimizer."
+    ),
+    lr: float | None = typer.Option(None, help="Learning rate of the rows; left out, the optimizer's usual one."),
+    dense_lr: float | None = typer.Option(None, help="Learning rate of the dense weights, likewise."),
     cache: CacheShare = None,
     hbm: CacheBytes = None,
     memory: HostMemory = None,
@@ -55,7 +72,7 @@ def train_command(
         None,
         "--dynamic",
         help="No vocabularies: any 64-bit id gets a row when it is first trained. "
-        "For some features only: --set 'tables.dynamic=[user, ad]'.",
+        "For some features only: --set 'tables.dynamic=\\[user, ad]'.",
     ),
     admit: str | None = typer.Option(
         None,
@@ -142,6 +159,11 @@ def train_command(
         "model.name": model,
         "train.device": device,
         "train.epochs": epochs,
+        "data.batch_size": batch_size,
+        "model.dim": dim,
+        "tables.optimizer": optimizer,
+        "tables.lr": lr,
+        "dense.lr": dense_lr,
         "train.seed": seed,
         **cache_flags(cache, hbm),
         "tables.memory": memory,

@@ -83,6 +83,11 @@ def typed(amount: float) -> str:
     return f"{math.ceil(amount / 1024)}KiB"
 
 
+def parse_share(text: str) -> float:
+    """A share as a number: 0.015 or 1.5%; a ValueError where it is neither."""
+    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+
+
 def percent_hint(given: object) -> str:
     """What to write where a share was given in percent; "" where it was not."""
     if isinstance(given, bool) or not isinstance(given, int | float) or not 1 < given <= 100:

@@ -15,11 +15,12 @@ import json
 import re
 import types
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from hotbed.errors import ConfigError
-from hotbed.host.memory import parse_bytes, percent_hint
+from hotbed.host.memory import parse_bytes, parse_share, percent_hint
 
 DEVICES = r"auto|cpu|cuda(:\d+)?"
 INIT = r"(normal|uniform|constant)\(\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*\)"
@@ -294,7 +295,7 @@ def from_flat(flat: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
             if FIELDS[path].metadata.get("amount"):
                 value = _amount(path, given)
             else:
-                value = _typed(TYPES[path], given)
+                value = _typed(TYPES[path], _share(given) if path == "tables.cache" else given)
                 _limit(FIELDS[path].metadata, value)
         except ConfigError as error:
             problems.append(str(error))
@@ -362,6 +363,14 @@ def _merge_contradictions(config: RunConfig) -> list[str]:
             "second moment to share"
         )
     return problems
+
+
+def _share(given: Any) -> Any:
+    """1.5% as a number; anything else is left to who checks it."""
+    if isinstance(given, str) and given.endswith("%"):
+        with suppress(ValueError):
+            return parse_share(given)
+    return given
 
 
 def _amount(path: str, given: Any) -> str:

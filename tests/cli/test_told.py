@@ -124,11 +124,25 @@ def test_hints_can_be_typed_as_they_are(hotbed, tmp_path, monkeypatch):
     assert as_typed() == "hotbed"
 
 
-def test_a_share_in_percent_is_told_what_to_write(hotbed):
+def test_a_share_may_be_in_percent(hotbed):
+    assert "cache: 0.15" in hotbed("train", "--cache", "15%", "--show").out
+    assert "cache: 0.15" in hotbed("train", "--set", "tables.cache=15%", "--show").out
+    assert "must be a number, not '15 of 100%'" in hotbed("train", "--set", "tables.cache=15 of 100%", "--show").err
     for command in (("train",), ("plan", "clicks"), ("evaluate", "run"), ("predict", "run", "x", "--out", "s.csv")):
-        told = hotbed(*command, "--cache", "15%")
+        told = hotbed(*command, "--cache", "x%")
         assert told.code == 2
-        assert "15% is 0.15" in " ".join(told.err.split())
+        assert "or a percentage, not 'x%'" in " ".join(told.err.split())
+
+
+def test_the_usual_settings_have_flags(hotbed):
+    flags = ("--batch-size", "512", "--dim", "8", "--optimizer", "adam", "--lr", "0.01", "--dense-lr", "0.002")
+    shown = hotbed("train", *flags, "--show").out
+    for text in ("batch_size: 512", "dim: 8", 'optimizer: "adam"', "lr: 0.01", "lr: 0.002"):
+        assert text in shown
+
+
+def test_help_shows_brackets(hotbed):
+    assert "tables.dynamic=[user, ad]" in " ".join(hotbed("train", "--help").out.replace("│", " ").split())
 
 
 def test_a_subcommand_that_is_not_there(hotbed):

@@ -1,0 +1,53 @@
+"""What `pip install hotbed` brings: the wheel of a clone trains, evaluates and reports without the clone."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import hotbed
+
+ROOT = Path(hotbed.__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "hotbed", source / "hotbed", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "pip", "wheel", str(source), "--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run([*command, "--disable-pip-version-check", "-w", str(folder)], check=True, timeout=300)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_it_holds_all_of_the_package_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        names = {name for name in file.namelist() if not name.startswith(f"hotbed-{hotbed.__version__}.dist-info/")}
+        metadata = file.read(f"hotbed-{hotbed.__version__}.dist-info/METADATA").decode()
+    ours = {str(path.relative_to(ROOT)) for path in (ROOT / "hotbed").rglob("*") if path.is_file()}
+    assert names == {name for name in ours if "__pycache__" not in name}
+    assert "Operating System :: POSIX :: Linux" in metadata
+    assert f"Version: {hotbed.__version__}\n" in metadata
+
+
+def test_it_trains_outside_the_clone(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path / "installed")
+    where = {**os.environ, "PYTHONPATH": str(tmp_path / "installed"), "HOTBED_CACHE": str(tmp_path / "cache")}
+
+    def run(*words):
+        command = [sys.executable, "-m", "hotbed", *words]
+        return subprocess.run(command, cwd=tmp_path, env=where, capture_output=True, text=True, check=True, timeout=300)
+
+    assert run("--version").stdout == f"hotbed {hotbed.__version__}\n"
+    run("train", "--data", "criteo-like:3000", "--cache", "20%", "--batch-size", "64", "--out", "run", "--quiet")
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert "AUC" in run("evaluate", "run").stdout

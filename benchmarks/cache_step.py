@@ -26,10 +26,11 @@ import torch
 
 import hotbed
 from benchmarks.results_file import append_rows
-from hotbed.bench.workload import ZIPF, make_workload, scaled_rows
+from benchmarks.workload import batches as id_batches
+from hotbed.bench.setting import ZIPF, scaled_rows
+from hotbed.bench.systems import write_rows
 from hotbed.cache import window_length
 from hotbed.ops.lookups import Lookups, Ticket
-from hotbed.store import MemoryStore
 from hotbed.tables.group.cached import ArrivedBatch
 from hotbed.tables.inputs import flatten, read_inputs
 
@@ -47,8 +48,7 @@ class CacheStep:
         tables = {f"C{i}": hotbed.Table(n, dim) for i, n in enumerate(rows)}
         self.tables = hotbed.EmbeddingTables(tables, hotbed.optim.Adagrad(lr=0.01), cache=share, policy=policy)
         self.group, self.rows = self.tables.groups[0], self.tables.caches[0]
-        assert isinstance(self.rows.store, MemoryStore), "rows are in memory"
-        self.rows.store.write_first_values()  # a miss is copied, and a victim finds its pages there
+        write_rows(self.rows)  # a miss is copied, and a victim finds its pages there
         self._ids, self._drawn = batches, 0
         self._grad = torch.randn(batches[0].numel(), dim) * 1e-3
         self._ahead: deque[tuple[Lookups, ArrivedBatch]] = deque()
@@ -173,7 +173,7 @@ def main(arguments: list[str] | None = None) -> None:
         torch.set_num_threads(args.threads)
     shares = [float(share) for share in args.cache.split(",")]
     rows, count = scaled_rows(args.scale), min(args.steps + args.warmup + 64, _MOST_BATCHES)
-    batches = make_workload(rows, args.batch, count, torch.device("cpu"), zipf=args.zipf).matrices
+    batches = id_batches(rows, args.batch, count, exponent=args.zipf)
     caches = [CacheStep(share, rows, args.dim, batches, args.policy) for share in shares]
     measure(caches, args.steps, args.warmup)
     found = table_of(shares, caches)

@@ -223,8 +223,8 @@ def _settings(named: list[ComparedRun]) -> str:
     paths = dict.fromkeys(path for one in settings for path in one)
     rows = []
     for path in paths:
-        cells = [setting_text(one[path]) if path in one else MISSING for one in settings]
-        if len(set(cells)) > 1:
+        if any(path not in one or one[path] != settings[0].get(path) for one in settings):
+            cells = [setting_text(one[path]) if path in one else MISSING for one in settings]
             rows.append(
                 [f"<code>{text(path, 120).replace('.', '.<wbr>')}</code>", *(f"<code>{c}</code>" for c in cells)]
             )

@@ -70,6 +70,20 @@ def test_only_settings_that_differ_are_listed(runs, tmp_path):
     assert "All settings are the same" in same
 
 
+def test_models_of_ones_own_are_told_apart_by_their_text(make_run, whole_run, tmp_path):
+    """Two texts that differ after some hundred characters are two models."""
+    runs = []
+    for end in ("ReLU", "Tanh"):
+        source = {"name": "Mine", "file": "mine.py", "package": "", "code": "# a line\n" * 100 + end}
+        config = {**whole_run["config.json"], "model": {"name": "mine.py:Mine", "source": source}}
+        runs.append(Path(shutil.move(make_run(**{"config.json": config}), tmp_path / end)))
+    text = write_comparison(runs, tmp_path / "page.html").read_text()
+    settings = text.split('id="config"')[1].split("</section>")[0]
+    assert "1 of " in settings
+    assert "model.<wbr>source.<wbr>code" in settings
+    assert settings.count("101 lines, ") == 2
+
+
 def test_the_lead_names_the_highest_auc_and_runs_that_share_it(make_run, whole_run, tmp_path):
     def run(name, auc):
         summary = whole_run["summary.json"]

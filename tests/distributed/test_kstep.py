@@ -340,6 +340,39 @@ def test_one_state_for_all():
     assert alone.state_dict()["state"][0]["step"] == 7
 
 
+def merged_without_samples(cases):
+    """From step 13 on nobody has samples, while a mean travels or after it was used."""
+    results = []
+    for case in cases:
+        model = Weights(torch.float32)
+        optimizer = optimizer_of(model, case)
+        steps(model, optimizer, case, range(1, 13))
+        for _ in range(case.steps - 12):
+            optimizer.zero_grad()
+            optimizer.step(weight=0)
+        optimizer.merge(moments=case.all_moments)
+        results.append((model.flat(), optimizer.state_dict()["state"]))
+    return results
+
+
+def test_a_merge_after_steps_without_samples_leaves_the_same_bits():
+    cases = [
+        Case(rule, 4, delay, steps=12 + idle, all_moments=all_moments)
+        for rule in RULES
+        for delay, idle in ((0, 2), (3, 1), (1, 2))
+        for all_moments in (False, True)
+    ]
+    found = run_ranks(merged_without_samples, 3, cases)
+    for number, case in enumerate(cases):
+        first = found[0][number]
+        for rank in (1, 2):
+            x, state = found[rank][number]
+            assert np.array_equal(x, first[0]), case
+            if case.all_moments:
+                pairs = [(state[one][name], value) for one in first[1] for name, value in first[1][one].items()]
+                assert all(torch.equal(*pair) for pair in pairs), case
+
+
 def starts_equal():
     model = Weights()
     with torch.no_grad():

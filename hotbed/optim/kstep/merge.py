@@ -174,8 +174,9 @@ class Merger:
         in_flight = self.counts.due_in > 0
         if in_flight:
             self._use(decays())
-        if self.counts.since or moments or in_flight:  # a mean that was added leaves ranks equal to rounding only
-            self._merge_now(moments)
+        due = self.counts.since or moments or in_flight  # a mean that was added leaves ranks equal to rounding only
+        if due and not self._merge_now(moments):
+            self._level(moments)
 
     @property
     def knows_no_v(self) -> bool:
@@ -237,19 +238,30 @@ class Merger:
             self._share(rest[0], counts.sent_at)
         self._arrived, counts.due_in = None, 0
 
-    def _merge_now(self, moments: bool) -> None:
+    def _merge_now(self, moments: bool) -> bool:
+        """Whether there was anything to merge: a rank that had samples since the last one started."""
         counts, traveling = self.counts, self._traveling(moments)
         weight = counts.weight if counts.since else 1.0
         mean = PendingMean(MeanInput(traveling, weight, counts.step), self.ranks, overlap=False).mean()
         counts.since, counts.weight = 0, 0.0
         if mean is None:  # nobody moved
-            return
+            return False
         parts = torch.split(mean, [one.numel() for one in traveling])
         averaged = traveling if moments or self.rule == "moments" else traveling[:1]
         for mine, part in zip(averaged, parts):
             mine.copy_(part)
         if self.rule in SHARING:
             self._share(parts[-1], counts.step)
+        return True
+
+    def _level(self, moments: bool) -> None:
+        """Make ranks equal that have not moved: to the bit, and in moments that differ by the rule. V is that of all."""
+        local = self.local
+        levelled = [local.x, local.m, local.v] if moments or self.rule == "moments" else [local.x]
+        mean = PendingMean(MeanInput(levelled, 1.0, self.counts.step), self.ranks, overlap=False).mean()
+        assert mean is not None
+        for mine, part in zip(levelled, torch.split(mean, [one.numel() for one in levelled])):
+            mine.copy_(part)
 
     def _share(self, mean_v: Tensor, step: int) -> None:
         if self.rule == "shared_v":

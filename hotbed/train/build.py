@@ -45,6 +45,7 @@ from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Observer, Observers
 from hotbed.train.build_ranks import (
     compare,
+    dense_weights,
     draw_apart,
     merged_optimizer,
     own_folder,
@@ -250,7 +251,7 @@ def _row_optimizer(config: RunConfig) -> RowOptimizer:
 
 def dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
     """Of the dense weights of a single process; None where there are none."""
-    parameters = list(model.parameters())
+    parameters = dense_weights(model)
     if not parameters:
         return None
     dense = config.dense

@@ -112,9 +112,14 @@ def own_folder(ssd: str, world: World) -> str:
     return f"{folder / f'rank-{world.rank}'}:{ssd.rpartition(':')[2]}"
 
 
+def dense_weights(model: nn.Module) -> list[nn.Parameter]:
+    """What an optimizer moves: parameters of whole numbers are constants that a model keeps as such."""
+    return [one for one in model.parameters() if one.is_floating_point()]
+
+
 def merged_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer | None:
     """The optimizer of the dense weights, which ranks have in common."""
-    parameters = list(model.parameters())
+    parameters = dense_weights(model)
     if not parameters:
         return None
     dense, parallel = config.dense, config.parallel

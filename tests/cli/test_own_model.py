@@ -13,6 +13,9 @@ import hotbed as package
 from hotbed.cli import fit
 from hotbed.errors import ConfigError, ModelError, ShapeError
 from hotbed.models import build_model, check_model, own_code, rebuild_model
+from hotbed.run.config import RunConfig
+from hotbed.train.build import dense_optimizer
+from hotbed.train.build_ranks import merged_optimizer
 
 TEXT = '''
 from torch import nn
@@ -304,6 +307,19 @@ def test_what_could_not_be_trained_or_kept_is_refused(mine, monkeypatch, tmp_pat
         return
     with pytest.raises((ModelError, ShapeError), match=message):
         build("code/mine.py:Mine")(vectors, torch.zeros(3, 1))
+
+
+def test_parameters_of_whole_numbers_are_constants(mine, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    order = "self.order = nn.Parameter(torch.arange(2), requires_grad=False); self.names ="
+    mine.write_text("import torch\n" + TEXT.replace("self.names =", order))
+    model = build("code/mine.py:Mine")
+    for make in (dense_optimizer, merged_optimizer):
+        optimizer = make(RunConfig(), model)
+        assert len(optimizer.param_groups[0]["params"]) == 4
+        model(torch.ones(3, 2, 4), torch.ones(3, 1)).sum().backward()
+        optimizer.step()
+    assert model.net.order.tolist() == [0, 1]
 
 
 def test_classes_of_packages_and_in_classes(mine, monkeypatch, tmp_path):

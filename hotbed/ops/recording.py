@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from hotbed.ops.inputs import bucket
-
-_OFTEN = 6  # batches that have less than half of the lookups of a recording, before they get their own
+_OFTEN = 6  # batches of a size, before there is a recording for it
 _SIZES = 4  # numbers of lookups for which there are recordings
 
 
@@ -35,22 +33,32 @@ def recording(pool: Any = None) -> Iterator[Any]:
 class RecordedSizes:
     """How many lookups recordings are made for: a batch takes the smallest that holds it.
 
-    Batches of which several have less than half of that get one of their own; a single short batch takes what is there.
+    Padding is sorted like lookups. So batches that would be padded by more than an eighth get a recording of their own size,
+    with a little to spare, once several of that size have come; a single short batch takes what is there.
     """
 
     def __init__(self, most: int) -> None:
         self._sizes = [max(1, most)]  # ascending
-        self._num_small = 0  # batches that would have wanted a smaller one
+        self._seen: dict[int, int] = {}  # batches by the size that would have been their own
 
     def size_for(self, num_lookups: int) -> int:
         """Lookups of the recording that a batch is replayed with."""
         size = next(size for size in self._sizes if size >= num_lookups)
-        if size > 2 * num_lookups:
-            self._num_small += 1
-            if self._num_small >= _OFTEN and len(self._sizes) < _SIZES:
-                size, self._num_small = max(1, bucket(num_lookups)), 0
-                self._sizes = sorted({*self._sizes, size})
-        return size
+        if 8 * (size - num_lookups) <= size or len(self._sizes) == _SIZES:
+            return size
+        own = _a_little_more(num_lookups)
+        self._seen[own] = self._seen.get(own, 0) + 1
+        if self._seen[own] < _OFTEN or own >= size:
+            return size
+        self._sizes = sorted([*self._sizes, own])
+        return own
+
+
+def _a_little_more(count: int) -> int:
+    """The next of about fifty steps between two powers of two, 1.6 % above."""
+    count += count // 64
+    step = 1 << max(0, count.bit_length() - 6)
+    return max(1, -(-count // step) * step)
 
 
 class Recordings:

@@ -1,7 +1,7 @@
 """Which planner takes a batch, decided in one place: a recorded one wherever it can, the eager one for all others.
 
-What stays eager on CUDA, and why, is logged once ("hotbed.tables"): dynamic ids, rows on an ssd, rows spread over ranks,
-features that are not pooled, weights of bags that want a gradient. Malformed batches go there too, which reports them.
+What stays eager on CUDA, and why, is logged once ("hotbed.tables"): dynamic ids, rows spread over ranks, features that are not
+pooled, weights of bags that want a gradient. Malformed batches go there too, which reports them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PlannerChoice:
         if last is not None and described is not None:
             return Candidate(batch, named, last, described)
         planner = recorded_for(self._tables, parts, self._window, last)
-        planner.learns = self._eager.learns
+        planner.learns, planner.thread = self._eager.learns, self._eager.thread
         planner.start()
         self._recorded.append(planner)
         return Candidate(batch, named, planner, planner.describe(parts))

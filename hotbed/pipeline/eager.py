@@ -7,41 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from hotbed.ops.lookups import Ticket
-from hotbed.ops.streams import after
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow
-from hotbed.pipeline.transfer_thread import TransferThread, WindowRows
+from hotbed.pipeline.transfer_thread import TransferThread
 from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.inputs import flatten, read_inputs
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import PreparedBatch, RoutedBatch
-
-
-class ThreadedTransfer:
-    """Rows that a transfer thread moves."""
-
-    waits = holds_memory = True
-
-    def __init__(self, thread: TransferThread, move: WindowRows, device: torch.device) -> None:
-        self._thread = thread
-        self._move = move
-        self._device = device
-
-    @property
-    def is_staged(self) -> bool:
-        move = self._move
-        return move.staged.is_set() and (move.mark is None or bool(move.mark.query()))
-
-    def wait(self) -> None:
-        self._thread.wait(self._move)
-
-    def exchange(self) -> None:
-        after(self._device, self._move.mark)
-        for group, fetch in self._move.fetches:
-            group.exchange(fetch)
-        self._thread.write(self._move)
 
 
 class EagerPlanner:
@@ -57,22 +29,21 @@ class EagerPlanner:
         self._device = tables.device
         self._changes = tables.ownership.changes
         self.learns = True  # whether rows will be updated
-        self._thread = TransferThread(tables.device)
-        self._num_windows = 0
+        self.thread = TransferThread(tables.device)
 
     @property
     def error(self) -> BaseException | None:
         """What ended the transfers; nothing is moved any more."""
-        return self._thread.error
+        return self.thread.error
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def stop(self) -> None:
-        self._thread.close()
+        self.thread.close()
 
     def abandon(self) -> None:
-        self._thread.abandon()
+        self.thread.abandon()
 
     def prepare(self, candidate: Candidate) -> KnownBatch:
         batch, named = candidate.batch, candidate.named
@@ -118,13 +89,10 @@ class EagerPlanner:
             fetch, lookups = group.finish([batch.place[g] for batch in window.batches], decision, ticket)
             fetches.append((group, fetch))
             placed.append(lookups)
-        move = WindowRows(self._num_windows, fetches)
-        self._num_windows += 1
-        self._thread.read(move)
-        return PlannedWindow(ThreadedTransfer(self._thread, move, self._device), placed, [])
+        return PlannedWindow(self.thread.transfer(fetches), placed, [])
 
     def drain(self) -> None:
-        self._thread.drain()
+        self.thread.drain()
 
     def forget(self) -> None:
         """What is known is the cache's."""

@@ -1,8 +1,9 @@
-"""Planning by replaying recordings (cache/recorded_planner.py), one for each group, and moving rows by compiled code.
+"""Planning by replaying recordings (cache/recorded_planner.py), one for each group.
 
-On CUDA, over rows in host memory, for batches of any size up to a capacity: single ids, bags, or both. A batch is described by
-numbers in device memory (tables/descriptions.py), so batches of other sizes replay the same recordings. One that is too large
-gets a planner of more capacity, and so do those that follow.
+On CUDA, for batches of any size up to a capacity: single ids, bags, or both. A batch is described by numbers in device memory
+(tables/descriptions.py), so batches of other sizes replay the same recordings. One that is too large gets a planner of more
+capacity, and so do those that follow. Rows in host memory are moved by compiled code; where a group's are on an ssd, by the
+transfer thread, which reads any store.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from hotbed.ops.backend import backend_of
 from hotbed.ops.inputs import Capacity, Description
 from hotbed.ops.lookups import Lookups, Ticket
 from hotbed.pipeline.batches import Ids
-from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow
+from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow, Transfer
+from hotbed.pipeline.transfer_thread import TransferThread
 from hotbed.tables.descriptions import BatchParts, GroupDescriber, Kinds, capacity_for, why_not_described
-from hotbed.tables.group.cached import CachedRows
+from hotbed.tables.group.cached import CachedRows, Fetch
 from hotbed.tables.inputs import BatchInputs, flatten, read_inputs
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import PreparedBatch
@@ -122,13 +124,17 @@ class RecordedPlanner:
             for describer, capacity in zip(self._describers, before)
         ]
         self._nothing = torch.empty(0, 0, dtype=torch.int64, device=tables.device)
-        self._recorded_caches, self._inputs, self._transfers = [], [], []
+        self._recorded_caches, self._inputs = [], []
+        self._transfers: list[CompiledTransfer] = []
+        self.thread: TransferThread | None = None  # of the feed; moves the rows where no compiled code can
+        is_compiled = all(group.has_array for group in self._groups)
         self.busy = False  # between start and stop
         for group, describer, capacity in zip(self._groups, self._describers, self.capacities):
             recorded, inputs = group.new_recorded_cache(describer.layout, capacity, window)
             self._recorded_caches.append(recorded)
             self._inputs.append(inputs)
-            self._transfers.append(group.new_transfer(recorded))
+            if is_compiled:
+                self._transfers.append(group.new_transfer(recorded))
 
     def holds(self, batch: BatchParts) -> bool:
         """Whether it has room for a batch."""
@@ -210,7 +216,14 @@ class RecordedPlanner:
             windows.append(GroupWindow(plan.number, plan, len(batches), num_lookups))
             placed.append([self._lookups(g, row, batch, ticket) for row, batch in zip(rows, batches)])
         arrived = [self.prepare(candidate)._replace(place=number + i) for i, candidate in enumerate(arriving)]
-        return PlannedWindow(RecordedTransfer(self._groups, self._transfers, windows), placed, arrived)
+        return PlannedWindow(self._transfer(windows), placed, arrived)
+
+    def _transfer(self, windows: list[GroupWindow]) -> Transfer:
+        if self._transfers:
+            return RecordedTransfer(self._groups, self._transfers, windows)
+        assert self.thread is not None, "a feed lends its transfer thread"
+        fetches = [Fetch(window.plan, window.num_batches, window.num_lookups) for window in windows]
+        return self.thread.transfer(list(zip(self._groups, fetches)))
 
     def drain(self) -> None:
         for transfer in self._transfers:

@@ -1,4 +1,4 @@
-"""Moving rows: a thread that reads them from the store and writes them back, strictly in the order it is told.
+"""Moving rows: a thread that reads them from any store and writes them back, strictly in the order it is told.
 
 A row that leaves with one window and is needed by the next is read late: after it was written. That is rare, because a
 policy that looks ahead does not let such a row go.
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hotbed.host.handover import Latch, Runner
-from hotbed.ops.streams import mark, side_stream
+from hotbed.ops.streams import after, mark, side_stream
 from hotbed.tables.group.cached import CachedRows, Fetch
 from hotbed.telemetry.spans import span
 
@@ -33,6 +33,31 @@ class WindowRows:
         self.mark: Any = None  # the mark at which they have arrived
 
 
+class ThreadedTransfer:
+    """Rows of one window that a transfer thread moves."""
+
+    waits = holds_memory = True
+
+    def __init__(self, thread: TransferThread, move: WindowRows, device: torch.device) -> None:
+        self._thread = thread
+        self._move = move
+        self._device = device
+
+    @property
+    def is_staged(self) -> bool:
+        move = self._move
+        return move.staged.is_set() and (move.mark is None or bool(move.mark.query()))
+
+    def wait(self) -> None:
+        self._thread.wait(self._move)
+
+    def exchange(self) -> None:
+        after(self._device, self._move.mark)
+        for group, fetch in self._move.fetches:
+            group.exchange(fetch)
+        self._thread.write(self._move)
+
+
 class TransferThread:
     """One thread; `read` and `write` return at once."""
 
@@ -40,15 +65,23 @@ class TransferThread:
         self._device = device
         self._tasks: queue.SimpleQueue[tuple[str, WindowRows] | Latch | None] = queue.SimpleQueue()
         self._late: list[WindowRows] = []
+        self._num_windows = 0
         self._outward: Any = None
         self._thread = Runner(self._work, "hotbed-mover")
 
     def start(self) -> None:
         self._thread.start()
 
-    def read(self, move: WindowRows) -> None:
-        """Bring the window's rows to the device."""
+    def transfer(self, fetches: Fetches) -> ThreadedTransfer:
+        """Begin to move the rows of the next window."""
+        return ThreadedTransfer(self, self.read(fetches), self._device)
+
+    def read(self, fetches: Fetches) -> WindowRows:
+        """Bring the rows of the next window to the device."""
+        move = WindowRows(self._num_windows, fetches)
+        self._num_windows += 1
         self._tasks.put(("read", move))
+        return move
 
     def write(self, move: WindowRows) -> None:
         """Write the window's victims to the store; their copies to the host are under way."""

@@ -124,6 +124,21 @@ def test_the_same_bits_whatever_a_batch_holds(kind, pooling):
     assert counts.evictions >= counts.windows
 
 
+@pytest.mark.parametrize("budgets", [{"memory": "22KiB"}, {"cache": 0.5, "memory": 6880}], ids=["ssd", "tiers"])
+@pytest.mark.parametrize("window", [1, 2])
+def test_the_same_bits_over_an_ssd(tmp_path, window, budgets):
+    """Plans are replayed, and the transfer thread moves the rows: from the ssd, or from memory above it."""
+    draw = torch.Generator().manual_seed(19)
+    batches = [varying(size, draw) for size in [*SIZES, *SIZES[::-1]]]
+    plain = tables_of("mean")
+    cached = tables_of("mean", ssd=f"{tmp_path}:16MiB", **budgets)
+    expected = train(plain, batches)
+    assert train(cached, batches, window=window, look_ahead=4) == expected
+    assert_same(plain, cached)
+    assert cached.counters().misses > cached.counters().created
+    assert not any(group.has_array for group in cached.caches)
+
+
 @pytest.mark.parametrize("window", [1, 3])
 def test_windows_of_batches_of_many_sizes(window):
     """Sizes go up and down, so that recordings of several capacities take turns, and small batches get their own."""

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.cache import Arrival, Cache, CacheCounts, CachePlan, Decision, make_policy
+from hotbed.cache import Arrival, Cache, CacheCounts, Decision, make_policy
 from hotbed.cache.holdings import hot_keys
+from hotbed.cache.plans import WindowPlan
 from hotbed.cache.policies import LFU
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.ops.lookups import Lookups, Ticket
@@ -62,7 +63,7 @@ class ArrivedBatch(NamedTuple):
 class Fetch:
     """The rows of one window on their way, in and out."""
 
-    def __init__(self, plan: CachePlan, num_batches: int, num_lookups: int) -> None:
+    def __init__(self, plan: WindowPlan, num_batches: int, num_lookups: int) -> None:
         self.plan = plan
         self.num_batches = num_batches
         self.num_lookups = num_lookups
@@ -324,12 +325,15 @@ class CachedRows:
 
     @property
     def why_not_recorded(self) -> str | None:
-        """Why a porter may not move the rows, which needs them in an array and creates them from their keys; None if it may."""
+        """Why no recording can plan for these rows: it makes their keys itself; None if it can."""
         if self.keyspace.is_dynamic:
             return "ids are dynamic"
-        if not isinstance(self.store, MemoryStore):
-            return "rows are on an ssd"
         return "rows are spread over ranks" if self._shard.world > 1 else None
+
+    @property
+    def has_array(self) -> bool:
+        """Whether the rows are in an array of the host, which a porter can move."""
+        return isinstance(self.store, MemoryStore)
 
     def exchange_with(
         self, transfer: CompiledTransfer, number: int, plan: RecordedPlan, num_batches: int, num_lookups: int

@@ -194,7 +194,7 @@ class RecordedCache:
         return row.cut(num_lookups, num_samples * self._inputs.layout.num_spans)
 
     def _note(self, batch: Description) -> None:
-        assert self.capacity.holds(batch), f"{batch[1:3]} lookups and samples are above the capacity, {self.capacity}"
+        assert self.capacity.holds(batch.need), f"{batch.need} is above the capacity, {self.capacity}"
         number = self._cache.num_arrived
         self._counts[number % BATCHES] = (batch.num_lookups, batch.num_samples)
         self._inputs.note(number, batch)

@@ -1,19 +1,23 @@
 """Which planner takes a batch, decided in one place: a recorded one wherever it can, the eager one for all others.
 
-What stays eager on CUDA, and why, is logged once ("hotbed.tables"): dynamic ids, rows spread over ranks, features that are not
-pooled, weights of bags that want a gradient. Malformed batches go there too, which reports them.
+A recording makes the keys of a batch itself, or takes them (forms.py): those of dynamic ids, of features that are not pooled,
+of bags whose weights want a gradient. What stays eager on CUDA is logged once ("hotbed.tables"): rows spread over ranks.
+Batches that are malformed go there too, which reports them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hotbed.cache import MOST_BATCHES
+from hotbed.ops.inputs import Capacity
 from hotbed.pipeline.batches import Ids
 from hotbed.pipeline.eager import EagerPlanner
+from hotbed.pipeline.forms import KEYS, Form, IdForm, KeyForm, lookups_by_group
 from hotbed.pipeline.planner import Candidate, Planner
 from hotbed.pipeline.recorded import RecordedPlanner, recorded_for, why_not_recorded
-from hotbed.tables.descriptions import MALFORMED, BatchParts, parts_of
+from hotbed.tables.descriptions import Kinds, parts_of, why_not_described
 from hotbed.tables.module import EmbeddingTables
 
 
@@ -27,6 +31,8 @@ class PlannerChoice:
         self._recorded: list[RecordedPlanner] = []  # in use; those made later hold larger batches
         self._never: str | None = None  # why no batch can be recorded
         self._asked = False
+        dynamic = any(group.keyspace.is_dynamic for group in tables.caches)
+        self._no_ids = dynamic or why_not_described(tables.features) is not None  # keys are made launch by launch
 
     @property
     def planners(self) -> list[Planner]:
@@ -39,23 +45,50 @@ class PlannerChoice:
             self._asked, self._never = True, why_not_recorded(self._tables)
             self._say(self._never)
         if self._never is None:
-            parts = parts_of(self._tables.features, named.ids, named.bags, self._tables.device)
-            if not isinstance(parts, str):
-                return self._describe(batch, named, parts)
-            self._say(None if parts == MALFORMED else parts)
+            candidate = self._by_ids(batch, named) or self._by_keys(batch, named)
+            if candidate is not None:
+                return candidate
         return Candidate(batch, named, self._eager, None)
 
-    def _describe(self, batch: Any, named: Ids, parts: BatchParts) -> Candidate:
-        """For the largest planner of the batch's kinds, or one that is larger still."""
-        last = next((planner for planner in reversed(self._recorded) if planner.kinds == parts.kinds), None)
-        described = None if last is None else last.describe(parts)
-        if last is not None and described is not None:
-            return Candidate(batch, named, last, described)
-        planner = recorded_for(self._tables, parts, self._window, last)
+    def _by_ids(self, batch: Any, named: Ids) -> Candidate | None:
+        """For a recording that makes the keys itself; None for a batch that does not allow it."""
+        if self._no_ids:
+            return None
+        parts = parts_of(self._tables.features, named.ids, named.bags, self._tables.device)
+        if isinstance(parts, str):
+            return None
+        last = self._last(parts.kinds)
+        form = IdForm(self._tables, parts.kinds) if last is None else last.form
+        assert isinstance(form, IdForm), "kinds of features are described"
+        described = form.describe(parts, self._eager.learns)
+        planner = self._planner_for(form, [each.need for each in described], parts.varies, last)
+        return Candidate(batch, named, planner, described)
+
+    def _by_keys(self, batch: Any, named: Ids) -> Candidate | None:
+        """For a recording that takes keys, which are made when the batch is made known; None for a malformed batch."""
+        need = lookups_by_group(self._tables, named.ids, named.bags)
+        if need is None:
+            return None
+        last = self._last(KEYS)
+        form = KeyForm(self._tables) if last is None else last.form
+        return Candidate(batch, named, self._planner_for(form, need, True, last), None)
+
+    def _last(self, kinds: Kinds) -> RecordedPlanner | None:
+        """The largest planner for these kinds."""
+        return next((planner for planner in reversed(self._recorded) if planner.form.kinds == kinds), None)
+
+    def _planner_for(
+        self, form: Form, need: Sequence[Capacity], varies: bool, last: RecordedPlanner | None
+    ) -> RecordedPlanner:
+        """The last one, or one that is larger still."""
+        if last is not None and last.holds(need):
+            return last
+        least = [Capacity(0, 0)] * len(need) if last is None else last.capacities
+        planner = recorded_for(self._tables, form, need, self._window, varies, least)
         planner.learns, planner.thread = self._eager.learns, self._eager.thread
         planner.start()
         self._recorded.append(planner)
-        return Candidate(batch, named, planner, planner.describe(parts))
+        return planner
 
     def retire(self, successor: Planner) -> None:
         """Let go of the planners that this one replaced: none of their batches waits, and all of their rows are written."""
@@ -63,7 +96,7 @@ class PlannerChoice:
             return
         later = self._recorded[self._recorded.index(successor) :]  # type: ignore[arg-type]
         for planner in self._recorded[: -len(later)]:
-            if planner.kinds == later[0].kinds:
+            if planner.form.kinds == later[0].form.kinds:
                 planner.forget()
                 planner.stop()
                 self._recorded.remove(planner)

@@ -1,28 +1,23 @@
 """Planning by replaying recordings (cache/recorded_planner.py), one for each group.
 
-On CUDA, for batches of any size up to a capacity: single ids, bags, or both. A batch is described by numbers in device memory
-(tables/descriptions.py), so batches of other sizes replay the same recordings. One that is too large gets a planner of more
-capacity, and so do those that follow. Rows in host memory are moved by compiled code; where a group's are on an ssd, by the
-transfer thread, which reads any store.
+On CUDA, for batches of any size up to a capacity. A batch is described by numbers in device memory (forms.py), so batches of
+other sizes replay the same recordings. One that is too large gets a planner of more capacity, and so do those that follow. Rows
+in host memory are moved by compiled code; those on an ssd and those of dynamic ids by the transfer thread.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from hotbed.ops.backend import backend_of
-from hotbed.ops.inputs import Capacity, Description
+from hotbed.ops.inputs import Capacity
 from hotbed.ops.lookups import Lookups, Ticket
-from hotbed.pipeline.batches import Ids
+from hotbed.pipeline.forms import Form
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow, Transfer
 from hotbed.pipeline.transfer_thread import TransferThread
-from hotbed.tables.descriptions import BatchParts, GroupDescriber, Kinds, capacity_for, why_not_described
+from hotbed.tables.descriptions import capacity_for
 from hotbed.tables.group.cached import CachedRows, Fetch
-from hotbed.tables.inputs import BatchInputs, flatten, read_inputs
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import PreparedBatch
 
@@ -41,24 +36,26 @@ def why_not_recorded(tables: EmbeddingTables) -> str | None:
         return "there is no cache on a CUDA device"
     if not tables.ownership.records:
         return "recording was stopped"
-    reasons = (group.why_not_recorded for group in tables.caches)
-    return next((reason for reason in reasons if reason is not None), why_not_described(tables.features))
+    return "rows are spread over ranks" if tables.is_shared else None
 
 
 def recorded_for(
-    tables: EmbeddingTables, batch: BatchParts, window: int, too_small: RecordedPlanner | None
+    tables: EmbeddingTables, form: Form, need: Sequence[Capacity], window: int, varies: bool, least: Sequence[Capacity]
 ) -> RecordedPlanner:
-    """A planner that holds this batch, and what one that was too small holds; those used last are kept.
+    """A planner that holds batches which need so much by group, and at least what is given; those used last are kept.
 
     That of an earlier feed, with its recordings, or a new one.
     """
     kept: list[RecordedPlanner] = tables.ownership.planners
     kept[:] = [planner for planner in kept if planner.busy or planner.serves(tables)]
-    fitting = (p for p in reversed(kept) if not p.busy and p.window == window and p.holds(batch))
-    found = next((p for p in fitting if too_small is None or p.replaces(too_small)), None)
+    alike = [p for p in kept if not p.busy and p.form.kinds == form.kinds and p.window == window]
+    found = next((p for p in reversed(alike) if p.holds(need) and p.holds(least)), None)
     if found is None:
-        found = RecordedPlanner(tables, batch, window, None if too_small is None else too_small.capacities)
-        kept[:] = [planner for planner in kept if planner.busy or not found.replaces(planner)]
+        capacities = [capacity_for(each, varies, before) for each, before in zip(need, least)]
+        found = RecordedPlanner(tables, form, capacities, window)
+        for planner in alike:
+            if found.holds(planner.capacities):
+                kept.remove(planner)
     else:
         kept.remove(found)
     kept.append(found)
@@ -101,57 +98,37 @@ class RecordedTransfer:
 
 
 class RecordedPlanner:
-    """For batches of some kinds of features, up to a capacity."""
+    """For batches of one form, up to a capacity by group."""
 
-    takes_along = finds_late = True
     begins_early = False  # each planned window has buffers of its own, and there are few
 
-    def __init__(
-        self, tables: EmbeddingTables, batch: BatchParts, window: int, at_least: Sequence[Capacity] | None = None
-    ) -> None:
-        """For batches like this one, and smaller ones; with `at_least` that capacity by group."""
-        self._tables = weakref.proxy(tables)  # whose ownership record keeps this
-        self.kinds: Kinds = batch.kinds
+    def __init__(self, tables: EmbeddingTables, form: Form, capacities: Sequence[Capacity], window: int) -> None:
+        self.form = form
+        self.capacities = capacities
         self.window = window
         self.learns = True  # whether rows will be updated
+        self.thread: TransferThread | None = None  # of the feed; moves the rows where no compiled code can
+        self.busy = False  # between start and stop
         self._groups = tables.caches
-        names = [feature.name for feature in tables.features]
-        groups = zip(tables.groups, tables.group_inputs)
-        self._describers = [GroupDescriber(group, inputs, names, batch.kinds) for group, inputs in groups]
-        before = [Capacity(0, 0)] * len(self._groups) if at_least is None else at_least
-        self.capacities = [
-            capacity_for(describer.describe(batch, False), batch.varies, capacity)
-            for describer, capacity in zip(self._describers, before)
-        ]
-        self._nothing = torch.empty(0, 0, dtype=torch.int64, device=tables.device)
         self._recorded_caches, self._inputs = [], []
         self._transfers: list[CompiledTransfer] = []
-        self.thread: TransferThread | None = None  # of the feed; moves the rows where no compiled code can
-        is_compiled = all(group.has_array for group in self._groups)
-        self.busy = False  # between start and stop
-        for group, describer, capacity in zip(self._groups, self._describers, self.capacities):
-            recorded, inputs = group.new_recorded_cache(describer.layout, capacity, window)
+        for group, layout, capacity in zip(self._groups, form.layouts, capacities):
+            recorded, inputs = group.new_recorded_cache(layout, capacity, window)
             self._recorded_caches.append(recorded)
             self._inputs.append(inputs)
-            if is_compiled:
+        if all(group.has_array for group in self._groups):
+            for group, recorded in zip(self._groups, self._recorded_caches):
                 self._transfers.append(group.new_transfer(recorded))
 
-    def holds(self, batch: BatchParts) -> bool:
-        """Whether it has room for a batch."""
-        return batch.kinds == self.kinds and self.describe(batch) is not None
+    @property
+    def takes_along(self) -> bool:
+        return self.form.is_described_early
 
-    def replaces(self, other: RecordedPlanner) -> bool:
-        """Whether it takes every batch that the other takes."""
-        same = self.kinds == other.kinds and self.window == other.window
-        return same and all(
-            ours.num_lookups >= theirs.num_lookups and ours.num_samples >= theirs.num_samples
-            for ours, theirs in zip(self.capacities, other.capacities)
-        )
+    finds_late = takes_along
 
-    def describe(self, batch: BatchParts) -> list[Description] | None:
-        """A batch of these kinds, for each group; None for one that is too large."""
-        found = [describer.describe(batch, self.learns) for describer in self._describers]
-        return found if all(map(Capacity.holds, self.capacities, found)) else None
+    def holds(self, need: Sequence[Capacity]) -> bool:
+        """Whether there is room for so much."""
+        return all(map(Capacity.holds, self.capacities, need))
 
     def serves(self, tables: EmbeddingTables) -> bool:
         """Whether it still belongs to the tables' caches: loading rows makes new ones."""
@@ -172,9 +149,8 @@ class RecordedPlanner:
     abandon = stop
 
     def prepare(self, candidate: Candidate) -> KnownBatch:
-        size = candidate.ids[0].num_samples
-        given = BatchInputs(size, self._nothing, {}, {}, {})  # of pooled features nothing else is asked for
-        return KnownBatch(candidate.batch, candidate.named, given, self, candidate.ids, None)
+        given, described = self.form.prepare(candidate, self.learns)
+        return KnownBatch(candidate.batch, candidate.named, given, self, described, None)
 
     def arrive(self, batch: KnownBatch) -> KnownBatch:
         numbers = [recorded.arrive(each) for recorded, each in zip(self._recorded_caches, batch.ids)]
@@ -193,13 +169,10 @@ class RecordedPlanner:
     @property
     def may_have_bad_ids(self) -> bool:
         """Whether a kernel has seen one in any batch that has arrived. Those whose counts are on the host are known."""
-        return any(inputs.found_bad for inputs in self._inputs)
+        return not self.form.is_described_early or any(inputs.found_bad for inputs in self._inputs)
 
     def check(self, batch: KnownBatch | PreparedBatch) -> None:
-        named = batch.named if isinstance(batch, KnownBatch) else batch
-        for lookups in self._flatten(named):
-            if lookups.check is not None:
-                lookups.check()
+        self.form.check(batch)
 
     def begin(self, batches: list[KnownBatch]) -> OpenWindow:
         return OpenWindow(batches, self, [])  # all of it is one replay, in `finish`
@@ -234,22 +207,4 @@ class RecordedPlanner:
             recorded.forget()
 
     def _lookups(self, g: int, row: BatchSlots, batch: KnownBatch, ticket: Ticket) -> Lookups:
-        named = batch.named
-        return (
-            self._describers[g]
-            .lookups(batch.ids[g], row.slots)
-            ._replace(
-                starts=row.starts,
-                out_row=row.out_row,
-                scale=row.scale,
-                sorted_keys=row.sorted_keys,
-                order=row.order,
-                ticket=ticket,
-                renew=lambda: self._flatten(named)[g],
-            )
-        )
-
-    def _flatten(self, named: Ids | PreparedBatch) -> list[Lookups]:
-        given = read_inputs(self._tables.features, named.ids, named.bags, self._tables.device)
-        groups = zip(self._tables.groups, self._tables.group_inputs)
-        return [flatten(group, inputs, given) for group, inputs in groups]
+        return self.form.lookups(g, batch, row)._replace(ticket=ticket)

@@ -244,12 +244,12 @@ class GroupDescriber:
         return rows
 
 
-def capacity_for(batch: Description, varies: bool, before: Capacity) -> Capacity:
-    """Of buffers for batches like this one, no less than before: exact, or a bucket with some to spare where lookups vary.
+def capacity_for(need: Capacity, varies: bool, before: Capacity) -> Capacity:
+    """Of buffers for batches like one, no less than before: exact, or a bucket with some to spare where lookups vary.
 
     Where there was a capacity before, they do.
     """
-    num_lookups, num_samples = batch.num_lookups, batch.num_samples
+    num_lookups, num_samples = need
     if varies or before.num_samples:
         num_lookups, num_samples = bucket(num_lookups + num_lookups // 16), bucket(num_samples)
     return Capacity(max(num_lookups, before.num_lookups), max(num_samples, before.num_samples))

@@ -147,7 +147,7 @@ class _KindsRecording:
         from hotbed.ops.inputs.triton import Descriptions
 
         layout, device = describer.layout, self._device
-        capacity = capacity_for(describer.describe(parts, True), parts.varies, before)
+        capacity = capacity_for(describer.describe(parts, True).need, parts.varies, before)
         length = max(16, -(-capacity.num_lookups // 16) * 16)  # rows begin at 64 bytes, for kernels
         num_starts = -(-(capacity.num_samples * layout.num_spans + 1) // 16) * 16
 
@@ -168,7 +168,7 @@ class _KindsRecording:
     def describe(self, parts: BatchParts) -> list[Description] | None:
         """A batch for each group; None for one that is too large."""
         found = [group.describer.describe(parts, True) for group in self._groups]
-        return found if all(map(Capacity.holds, self.capacities, found)) else None
+        return found if all(c.holds(each.need) for c, each in zip(self.capacities, found)) else None
 
     def look(self, ids: Any, bags: Mapping[str, Any] | None, batch: Sequence[Description]) -> PreparedBatch:
         """Keys, and their order, on the current stream."""

@@ -28,14 +28,21 @@ def test_without_cuda_all_is_eager():
 @pytest.mark.usefixtures("lanes_on_cpu")
 def test_tables_that_are_recorded_and_those_that_never_are(tmp_path):
     assert why_not_recorded(tables_of()) is None
-    assert why_not_recorded(tables_of(a=Table(40, 3), b=Table(40, 3, pooling="none"))) == "feature 'b' is not pooled"
+    assert why_not_recorded(tables_of(a=Table(40, 3), b=Table(40, 3, pooling="none"))) is None
     dynamic = hotbed.EmbeddingTables({"a": Table(None, 3)}, memory="1MiB", hbm="64KiB")
-    assert why_not_recorded(dynamic) == "ids are dynamic"
+    assert why_not_recorded(dynamic) is None
     tiered = hotbed.EmbeddingTables({"a": Table(40, 3)}, memory="1MiB", ssd=f"{tmp_path / 'rows'}:8MiB")
     assert why_not_recorded(tiered) is None
+    shared = tables_of()
+    shared.is_shared = True
+    assert why_not_recorded(shared) == "rows are spread over ranks"
     stopped = tables_of()
     stopped.stop_recording(feeds=True)
     assert why_not_recorded(stopped) == "recording was stopped"
+
+
+def kinds_of(planner):
+    return planner.form.kinds if isinstance(planner, RecordedPlanner) else None
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")
@@ -44,15 +51,19 @@ def test_a_feed_uses_what_was_chosen(monkeypatch):
     for planner in (EagerPlanner, RecordedPlanner):
         arrive = planner.arrive
         monkeypatch.setattr(
-            planner, "arrive", lambda self, batch, arrive=arrive: planned.append(type(self)) or arrive(self, batch)
+            planner, "arrive", lambda self, batch, arrive=arrive: planned.append(kinds_of(self)) or arrive(self, batch)
         )
     tables = tables_of()
     weights = torch.ones(3, requires_grad=True)
     loader = [torch.tensor([[1], [2]]), {"a": Jagged(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), weights)}]
     for ids in hotbed.prefetch([*loader, loader[0]], tables, window=1, look_ahead=1):
         tables(ids).sum().backward()
-    assert planned == [RecordedPlanner, EagerPlanner, RecordedPlanner]
+    assert planned == [("one id",), ("keys",), ("one id",)]
     assert weights.grad is not None
+    tables.stop_recording(feeds=True)
+    for ids in hotbed.prefetch(loader[:1], tables, window=1, look_ahead=1):
+        tables(ids).sum().backward()
+    assert planned[3:] == [None]
 
 
 def test_a_reason_is_logged_once(caplog):

@@ -36,6 +36,16 @@ VALUES, STEP, FIRST, LENGTH, OFFSETS, BAG, WEIGHTS = range(7)  # places in a spa
 BATCHES = 512  # whose descriptions are kept
 
 
+class Capacity(NamedTuple):
+    """Of the buffers of a recording."""
+
+    num_lookups: int
+    num_samples: int
+
+    def holds(self, need: Capacity) -> bool:
+        return need.num_lookups <= self.num_lookups and need.num_samples <= self.num_samples
+
+
 class Description(NamedTuple):
     """A batch, for one group."""
 
@@ -43,6 +53,11 @@ class Description(NamedTuple):
     num_lookups: int  # L
     num_samples: int  # B
     kept: Any = None  # tensors whose addresses are among the words
+
+    @property
+    def need(self) -> Capacity:
+        """What it takes to hold it."""
+        return Capacity(self.num_lookups, self.num_samples)
 
 
 class InputLayout(NamedTuple):
@@ -62,16 +77,6 @@ class InputLayout(NamedTuple):
     def key_type(self) -> torch.dtype:
         """32 bits where all keys fit, and one number is left for padding."""
         return torch.int32 if int((self.addresses.base + self.addresses.rows).max(initial=0)) < 2**31 else torch.int64
-
-
-class Capacity(NamedTuple):
-    """Of the buffers of a recording."""
-
-    num_lookups: int
-    num_samples: int
-
-    def holds(self, batch: Description) -> bool:
-        return batch.num_lookups <= self.num_lookups and batch.num_samples <= self.num_samples
 
 
 def bucket(count: int) -> int:

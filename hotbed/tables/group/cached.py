@@ -324,16 +324,9 @@ class CachedRows:
         return CompiledTransfer(*self.store.parts(), recorded.host_lists, self.records.device)
 
     @property
-    def why_not_recorded(self) -> str | None:
-        """Why no recording can plan for these rows: it makes their keys itself; None if it can."""
-        if self.keyspace.is_dynamic:
-            return "ids are dynamic"
-        return "rows are spread over ranks" if self._shard.world > 1 else None
-
-    @property
     def has_array(self) -> bool:
-        """Whether the rows are in an array of the host, which a porter can move."""
-        return isinstance(self.store, MemoryStore)
+        """Whether a porter can move the rows: they are in an array of the host, and start from values that their keys give."""
+        return isinstance(self.store, MemoryStore) and not self.keyspace.is_dynamic
 
     def exchange_with(
         self, transfer: CompiledTransfer, number: int, plan: RecordedPlan, num_batches: int, num_lookups: int

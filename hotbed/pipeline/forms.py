@@ -1,0 +1,169 @@
+"""The two forms in which a batch enters a recording.
+
+    IdForm     described by where its ids are; kernels of the recording make keys of them and lay bags out
+    KeyForm    flattened launch by launch, as the eager planner does it; the recording takes the keys
+
+Dynamic ids, which only the host can translate, features that are not pooled and weights that want a gradient need the second.
+All that comes after it, knowing a batch and planning its window, is replayed all the same.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotbed.ops.inputs import Capacity, Description, InputLayout, describe_ids
+from hotbed.ops.keys import Addresses
+from hotbed.ops.lookups import Lookups
+from hotbed.pipeline.batches import Ids
+from hotbed.pipeline.planner import Candidate, KnownBatch
+from hotbed.tables.descriptions import BatchParts, GroupDescriber, Kinds
+from hotbed.tables.inputs import BatchInputs, flatten, read_inputs
+from hotbed.tables.keyed import is_keyed
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.ownership import PreparedBatch
+from hotbed.types import Jagged
+
+if TYPE_CHECKING:
+    from hotbed.cache.recorded_planner import BatchSlots
+
+KEYS: Kinds = ("keys",)
+_ANY_KEY = Addresses(  # a key stands for itself, and -1 for none
+    base=np.zeros(1, dtype=np.int64),
+    rows=np.full(1, 2**62, dtype=np.int64),
+    hashing=np.zeros(1, dtype=np.bool_),
+    has_padding=np.ones(1, dtype=np.bool_),
+    padding=np.full(1, -1, dtype=np.int64),
+)
+
+
+class Form(Protocol):
+    """How batches of some kinds are described, by group."""
+
+    kinds: Kinds
+    layouts: list[InputLayout]
+    is_described_early: (
+        bool  # when a batch is read; else when it is made known, and bad ids are asked for batch by batch
+    )
+
+    def prepare(self, candidate: Candidate, learns: bool) -> tuple[BatchInputs, list[Description]]:
+        """The batch as the tables see it, and its descriptions."""
+
+    def lookups(self, g: int, batch: KnownBatch, row: BatchSlots) -> Lookups:
+        """Of a batch that was planned, in group g."""
+
+    def check(self, batch: KnownBatch | PreparedBatch) -> None:
+        """Raise for a bad id; waits for the device."""
+
+
+class IdForm:
+    """Batches whose features come in some kinds (tables/descriptions.py)."""
+
+    is_described_early = True
+
+    def __init__(self, tables: EmbeddingTables, kinds: Kinds) -> None:
+        self.kinds = kinds
+        self._tables = weakref.proxy(tables)
+        names = [feature.name for feature in tables.features]
+        groups = zip(tables.groups, tables.group_inputs)
+        self._describers = [GroupDescriber(group, inputs, names, kinds) for group, inputs in groups]
+        self.layouts = [describer.layout for describer in self._describers]
+        self._nothing = torch.empty(0, 0, dtype=torch.int64, device=tables.device)
+
+    def describe(self, batch: BatchParts, learns: bool) -> list[Description]:
+        """A batch for each group."""
+        return [describer.describe(batch, learns) for describer in self._describers]
+
+    def prepare(self, candidate: Candidate, learns: bool) -> tuple[BatchInputs, list[Description]]:
+        size = candidate.ids[0].num_samples
+        return BatchInputs(
+            size, self._nothing, {}, {}, {}
+        ), candidate.ids  # of pooled features nothing else is asked for
+
+    def lookups(self, g: int, batch: KnownBatch, row: BatchSlots) -> Lookups:
+        named = batch.named
+        return (
+            self._describers[g]
+            .lookups(batch.ids[g], row.slots)
+            ._replace(
+                starts=row.starts,
+                out_row=row.out_row,
+                scale=row.scale,
+                sorted_keys=row.sorted_keys,
+                order=row.order,
+                renew=lambda: self._flatten(named)[g],
+            )
+        )
+
+    def check(self, batch: KnownBatch | PreparedBatch) -> None:
+        for lookups in self._flatten(batch.named if isinstance(batch, KnownBatch) else batch):
+            if lookups.check is not None:
+                lookups.check()
+
+    def _flatten(self, named: Ids | PreparedBatch) -> list[Lookups]:
+        given = read_inputs(self._tables.features, named.ids, named.bags, self._tables.device)
+        groups = zip(self._tables.groups, self._tables.group_inputs)
+        return [flatten(group, inputs, given) for group, inputs in groups]
+
+
+class KeyForm:
+    """Batches of any kind: their keys are made before."""
+
+    is_described_early = False
+    kinds = KEYS
+
+    def __init__(self, tables: EmbeddingTables) -> None:
+        self._tables = weakref.proxy(tables)
+        self.layouts = [InputLayout(_ANY_KEY, is_bags=False) for _ in tables.groups]
+
+    def prepare(self, candidate: Candidate, learns: bool) -> tuple[BatchInputs, list[Description]]:
+        tables, named = self._tables, candidate.named
+        given = read_inputs(tables.features, named.ids, named.bags, tables.device)
+        found = []
+        with tables.changes.changing("translating ids"):
+            for group, inputs in zip(tables.groups, tables.group_inputs):
+                lookups = flatten(group, inputs, given, learns)
+                keys = lookups.slots.to(torch.int64)
+                lookups = lookups._replace(slots=keys, keys=keys)
+                found.append(describe_ids(keys, learns)._replace(num_samples=1, kept=lookups))
+        return given, found
+
+    def lookups(self, g: int, batch: KnownBatch, row: BatchSlots) -> Lookups:
+        flattened: Lookups = batch.ids[g].kept
+        return flattened._replace(slots=row.slots, sorted_keys=row.sorted_keys, order=row.order)
+
+    def check(self, batch: KnownBatch | PreparedBatch) -> None:
+        found = [each.kept for each in batch.ids] if isinstance(batch, KnownBatch) else batch.lookups
+        for lookups in found:
+            if lookups.check is not None:
+                lookups.check()
+
+
+def lookups_by_group(tables: EmbeddingTables, ids: Any, bags: Any) -> list[Capacity] | None:
+    """How many lookups a batch has in each group, as far as shapes say it; None for a malformed one."""
+    parts: dict[str, Any] = dict(bags or {})
+    names = [feature.name for feature in tables.features]
+    if is_keyed(ids):  # as many as all of its features have, at most
+        return [Capacity(int(ids.values().shape[0]), 1)] * len(tables.groups)
+    if isinstance(ids, Tensor):
+        if ids.ndim != 2 or ids.is_nested or ids.layout != torch.strided:
+            return None
+        parts |= {name: ids[:, :1] for name in names if name not in parts}
+    elif isinstance(ids, Mapping):
+        parts |= ids
+    if parts.keys() != set(names):
+        return None
+    counts = {name: _count(part) for name, part in parts.items()}
+    if min(counts.values()) < 0:
+        return None
+    return [Capacity(sum(counts[feature.name] for feature in inputs.features), 1) for inputs in tables.group_inputs]
+
+
+def _count(part: Any) -> int:
+    values = part.values if isinstance(part, Jagged) else part
+    return int(values.numel()) if isinstance(values, Tensor) and not values.is_nested else -1

@@ -12,9 +12,10 @@ import typer
 
 from hotbed.cli.console import told_of_compiling
 from hotbed.cli.ranks import Start, joined
-from hotbed.cli.settings import DEFAULT_DATA, cache_flags, read_config, resumed_config
+from hotbed.cli.settings import cache_flags, read_config, resumed_config
 from hotbed.cli.train import StartOptions, train_run
 from hotbed.errors import ConfigError, ModelError
+from hotbed.models import is_own, read_source
 from hotbed.run.config import FIELDS, unknown
 from hotbed.run.folder import read_json
 
@@ -36,8 +37,8 @@ class Run(NamedTuple):
 
 
 def fit(
-    model: str | type = "deepfm",
-    data: str | Path = DEFAULT_DATA,
+    model: str | type | None = None,
+    data: str | Path | None = None,
     *,
     out: str | Path | None = None,
     epochs: int | None = None,
@@ -57,8 +58,8 @@ def fit(
     """Train, evaluate, keep and report, as `hotbed train` does; Ctrl-C saves, and `resume=True` goes on.
 
     Args:
-        model: a name of `hotbed models`, or your own: "my_model.py:MyModel" or the class, defined in a file.
-        data: a dataset folder, or criteo-like, criteo-like:ROWS, adult.
+        model: a name of `hotbed models`, or your own: "my_model.py:MyModel" or the class, defined in a file. None: deepfm.
+        data: a dataset folder, or criteo-like, criteo-like:ROWS, adult. None: criteo-like.
         out: the run folder; a new one under runs/ when None.
         epochs: passes over the train split.
         device: auto, cpu, cuda or cuda:N.
@@ -69,15 +70,16 @@ def fit(
         ssd: folder and bytes for the rest, e.g. "/fast/rows:500GiB".
         settings: any other setting of a run file by its path, e.g. {"model.dim": 32, "model.options.hidden": [64]}.
         overwrite: start again in a folder that holds a run.
-        resume: continue the run in `out`, as if it had never stopped; of the settings above, those that may change.
+        resume: continue the run in `out`, as if it had never stopped; of the settings above, those that may change. A model
+            that is given must be that of the run.
         warm_start: begin with the rows and weights of this run or checkpoint, as far as they fit.
         forecast: print a forecast first, and compare it with the measurement at the end.
         quiet: print only the result.
     """
     with _Fitting():
         flags = {
-            "model.name": _name_of(model),
-            "data.path": str(data),
+            "model.name": None if model is None else _name_of(model),
+            "data.path": None if data is None else str(data),
             "train.epochs": epochs,
             "train.device": device,
             "train.seed": seed,
@@ -93,8 +95,9 @@ def fit(
             manner = StartOptions(quiet, None if warm_start is None else Path(warm_start), forecast and not resume)
             asked = None if folder is None else Start(folder, resume=resume, overwrite=overwrite)
             if resume and folder is not None:
-                kept = {path: value for path, value in given.items() if path not in ("model.name", "data.path")}
-                config = resumed_config(folder, kept, [], {"overwrite": overwrite, "warm_start": warm_start})
+                if "model.name" in given and _is_model_of(folder, given["model.name"]):
+                    del given["model.name"]  # the same one, named from another folder perhaps
+                config = resumed_config(folder, given, [], {"overwrite": overwrite, "warm_start": warm_start})
             else:
                 config = read_config(None, given, [])
             try:
@@ -137,9 +140,23 @@ class _Fitting:
         _Fitting.active = False
 
 
+def _is_model_of(folder: Path, name: str) -> bool:
+    """Whether a name stands for the class and, if it is a user's own, the file that a run began with."""
+    began = read_json(folder / "config.json")["model"]
+    if not is_own(name):
+        return bool(name == began["name"])
+    source, kept = read_source(name), began.get("source", {})
+    return (source.name, source.file) == (kept.get("name"), kept.get("file"))
+
+
 def _name_of(model: str | type) -> str:
     if isinstance(model, str):
         return model
+    if not isinstance(model, type):
+        raise ConfigError(
+            f"model is a name or a class, not an object; given: one of {type(model).__name__}. It is built here: give the "
+            "class, and its options as settings={'model.options.hidden': 128}."
+        )
     try:
         file = inspect.getsourcefile(model)
     except (TypeError, OSError):

@@ -174,7 +174,9 @@ def _class_of(name: str, source: KeptSource, root: Path | None) -> type[nn.Modul
     models = [one for one in own if issubclass(one, nn.Module)]
     if len(models) != 1:
         listed = ", ".join(one.__name__ for one in models) or "none"
-        raise ConfigError(f"no model {name!r}: say which class of the file, as in {name}:MyModel; it has {listed}.")
+        raise ConfigError(
+            f"no model {name!r}: say which class of the file, as in {name.rstrip(':')}:MyModel; it has {listed}."
+        )
     return models[0]
 
 
@@ -196,7 +198,7 @@ def _execute(name: str, source: KeptSource, root: Path | None) -> ModuleType:
             exec(code, module.__dict__)
     except BaseException as error:
         del sys.modules[module_name]
-        if isinstance(error, HotbedError) or not isinstance(error, Exception):
+        if isinstance(error, HotbedError) or not isinstance(error, (Exception, SystemExit)):
             raise
         raise _not_loaded(name, source, file, error) from error
     return module
@@ -231,7 +233,7 @@ def _check_neighbours(source: KeptSource, root: Path | None) -> None:
             )
 
 
-def _not_loaded(name: str, source: KeptSource, file: str, error: Exception) -> ModelError:
+def _not_loaded(name: str, source: KeptSource, file: str, error: BaseException) -> ModelError:
     if isinstance(error, ImportError):
         way = "Install it, or put its folder on PYTHONPATH."
         if not source.package and "relative import" in str(error):

@@ -149,6 +149,9 @@ def test_errors_begin_with_the_line_of_the_user(mine, monkeypatch, tmp_path):
     mine.write_text(TEXT.replace("len(schema.dense)", "len(schema.numbers)"))
     with pytest.raises(ModelError, match=r"^mine.py, line 12, in __init__"):
         build("code/mine.py:Mine")
+    mine.write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(ModelError, match=r"^mine.py does not load: mine.py, line 2, .*SystemExit: 3"):
+        build("code/mine.py:Mine")
     mine.write_text("def broken(:\n")
     with pytest.raises(ModelError, match=r"^mine.py does not load: line 1: SyntaxError"):
         build("code/mine.py:Mine")
@@ -202,6 +205,14 @@ def test_fit_does_what_train_does(hotbed, mine, tmp_path, monkeypatch):
     assert "Mine" in str(run.load())
     longer = package.fit(out=run.folder, resume=True, epochs=2, quiet=True)
     assert longer.summary["steps"] == 2 * run.summary["steps"]
+    again = package.fit(
+        "code/mine.py:Mine", "criteo-like:3000", out=run.folder, resume=True, epochs=3, quiet=True
+    )  # the same call
+    assert again.summary["steps"] == 3 * run.summary["steps"]
+    with pytest.raises(ConfigError, match=r"model.name, model.source cannot change on --resume"):
+        package.fit("deepfm", out=run.folder, resume=True, epochs=4)
+    with pytest.raises(ConfigError, match="not an object; given: one of Linear"):
+        package.fit(torch.nn.Linear(1, 1))
     with pytest.raises(ConfigError, match=r"no such setting; did you mean model.dim"):
         package.fit(settings={"model.dimm": 4})
     with pytest.raises(ConfigError, match="give its folder"):

@@ -21,8 +21,9 @@ from hotbed.cache import make_policy
 from hotbed.cache.cache import Cache
 from hotbed.cache.recorded_planner import RecordedCache
 from hotbed.ops import launch
-from hotbed.ops.index import ArrivalCells, Lists
+from hotbed.ops.index import ArrivalCells, Lists, Moment
 from hotbed.ops.index import triton as index
+from hotbed.ops.index.victims import Victims
 from hotbed.ops.inputs import Capacity, InputLayout
 from hotbed.ops.inputs.triton import Descriptions, count_up, keep
 from hotbed.ops.keys import Addresses
@@ -86,9 +87,9 @@ def compile_index(key_type):
     cells, slots = cache.parts()
     keys, cells_of, counts, order = zeros(100, dtype=key_type), ArrivalCells(None, None), zeros(8), zeros(100)
     index.arrive(cells, keys, 1, counts)
-    index.collect(cells, slots, cells_of, keys, 1, 1, 8, True, zeros(100, dtype=torch.int32), counts)
+    index.collect(cells, slots, cells_of, keys, 1, 1, 8, True, 1, zeros(100, dtype=torch.int32), counts)
     index.sweep(cells, 1, counts)
-    index.rank(cells, slots, make_policy("oracle"), 0, 1, 1, 10)
+    index.rank(cells, slots, Victims(64, make_policy("oracle")), Moment(0, 0, 1, 1, 10), 10)
     index.assign(
         cells, slots, zeros(10, dtype=torch.int32), order, 1, True, Lists(*(zeros(10) for _ in range(5))), counts
     )

@@ -96,7 +96,7 @@ def bounded_cells(num_slots: int, device_type: str) -> int:
 class Cache:
     """S slots under a policy; `bounded`: index and slot states take BYTES_PER_SLOT a slot and no more.
 
-    Errors call it by `name`.
+    `in_order`: victims are listed as they rank; on the CPU that takes longer. Errors call it by `name`.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Cache:
         device: torch.device,
         *,
         bounded: bool = False,
+        in_order: bool = True,
         name: str = "a cache",
     ) -> None:
         self.name = name
@@ -119,7 +120,7 @@ class Cache:
         num_cells = bounded_cells(num_slots, device.type) if bounded else _CELLS_PER_SLOT * num_slots
         self._cells = new_cells(num_cells, device)
         self._ops = ops_for(self._cells.key)
-        self._victims = Victims(num_slots, policy)
+        self._victims = Victims(num_slots, policy, in_order)
         self._live = 0  # cells in use, as far as it is known
         self._taken = 0  # cells taken since the marks of spilled buckets were worked out
         self._expected = 0  # cells that batches of recorded planners may have taken, which are not in _live yet

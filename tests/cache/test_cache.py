@@ -97,6 +97,15 @@ def test_every_decision_is_that_of_the_reference(
     replay(stream, policy, "numba", window, ahead, num_slots=28, stride=stride)
 
 
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_threads_share_a_plan(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("numba", "victims"):
+        monkeypatch.setattr(f"hotbed.ops.index.{module}.threads_for", lambda num_values: num_threads)
+    generator = torch.Generator().manual_seed(0)
+    stream = [torch.randint(-1, 900, (150,), generator=generator).tolist() for _ in range(30)]
+    replay(stream, "oracle", "numba", window=2, ahead=10, num_slots=300)
+
+
 @needs_triton
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=5)

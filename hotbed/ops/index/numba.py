@@ -1,4 +1,4 @@
-"""The index on the CPU, compiled: one thread walks the keys in order."""
+"""The index on the CPU, compiled. Threads share what only reads the index or writes to cells and slots of its own keys."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from torch import Tensor
 
 from hotbed.host.intrinsics import prefetch
 from hotbed.host.jit import njit
+from hotbed.host.pool import in_parallel, threads_for
 from hotbed.ops.index import (
     CLAIMED,
     EMPTY,
     FREE,
+    HITS,
+    MISSES,
     UNIT,
     UNPLACED,
     WAYS,
@@ -143,23 +146,38 @@ def _numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 @njit(nogil=True, cache=True)
-def _arrive(distinct: Any, keys: Any, future: Any, spilled: Any, bits: Any, cells: Any, counts: Any) -> None:
+def _search(
+    thread: int, num_threads: int, distinct: Any, keys: Any, future: Any, spilled: Any, bits: Any, cells: Any
+) -> None:
+    """The cells of a thread's share of the keys, -1 for none; nothing is inserted meanwhile."""
     buckets, futures = keys.reshape(-1, _WAYS), future.reshape(-1, _WAYS)
-    for i in range(distinct.size):
-        if i + _AHEAD < distinct.size:
+    stop = distinct.size * (thread + 1) // num_threads
+    for i in range(distinct.size * thread // num_threads, stop):
+        if i + _AHEAD < stop:
             home = _home(distinct[i + _AHEAD], spilled.size)
             prefetch(buckets, home, 0)
             prefetch(buckets, home, _LINE)
             prefetch(futures, home, 0)
-        key = distinct[i]
-        cell = _find(keys, spilled, key)
-        if cell < 0:
-            cell = _insert(keys, spilled, key)
-            counts[1 if cell >= 0 else _UNPLACED] += 1
-        cells[i] = cell
-        if cell >= 0:
-            future[cell] |= bits
+        cells[i] = _find(keys, spilled, distinct[i])
+        if cells[i] >= 0:
+            future[cells[i]] |= bits
+
+
+@njit(nogil=True, cache=True)
+def _add(distinct: Any, keys: Any, future: Any, spilled: Any, bits: Any, cells: Any, counts: Any) -> None:
+    """Cells for the keys that have none."""
+    for i in range(distinct.size):
+        if cells[i] < 0:
+            cells[i] = _insert(keys, spilled, distinct[i])
+            counts[1 if cells[i] >= 0 else _UNPLACED] += 1
+            if cells[i] >= 0:
+                future[cells[i]] |= bits
     counts[0] += distinct.size
+
+
+def _threads(num_keys: int) -> int:
+    """A key is a wait for memory or two, as long as it takes to go through 32 values."""
+    return threads_for(32 * num_keys)
 
 
 def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> ArrivalCells:
@@ -167,20 +185,24 @@ def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> ArrivalCell
     distinct, number_of = _numbered(keys.numpy())
     cells = np.empty(distinct.size, dtype=np.int32)
     arrays = (table.key.numpy(), table.future.numpy(), table.spilled.numpy())
-    _arrive(distinct, *arrays, np.int32(bits), cells, counts.numpy())
+    shared = (distinct, *arrays, np.int32(bits), cells)
+    in_parallel(_search, *shared, threads=_threads(distinct.size))
+    _add(*shared, counts.numpy())
     return ArrivalCells(torch.from_numpy(cells), torch.from_numpy(number_of))
 
 
 @njit(nogil=True, cache=True)
 def _collect(
-    batch: Any, slot_of: Any, future: Any, last: Any, uses: Any, dirty: Any, clock: int, since: int, half: int,
-    train: Any, past: Any, misses: Any, counts: Any,
+    thread: int, num_threads: int, batch: Any, slot_of: Any, future: Any, last: Any, uses: Any, dirty: Any, clock: int,
+    since: int, half: int, train: Any, past: Any, misses: Any, counts: Any,
 ) -> None:  # fmt: skip
+    """A thread's share of a batch: its misses begin where its share does; counts [T, 2]: hits, misses."""
     places, futures = slot_of.reshape(-1, 1), future.reshape(-1, 1)
     lasts, all_uses = last.reshape(-1, 1), uses.reshape(-1, 1)
-    hits, num_misses = 0, counts[3]
-    for i in range(batch.size):
-        if i + 2 * _AHEAD < batch.size:
+    start, stop = batch.size * thread // num_threads, batch.size * (thread + 1) // num_threads
+    hits, num_misses = 0, 0
+    for i in range(start, stop):
+        if i + 2 * _AHEAD < stop:
             prefetch(places, batch[i + 2 * _AHEAD], 0)
             prefetch(futures, batch[i + 2 * _AHEAD], 0)
             soon = slot_of[batch[i + _AHEAD]]
@@ -197,10 +219,9 @@ def _collect(
             dirty[slot] |= train
         elif slot == _FREE:
             slot_of[cell] = _CLAIMED
-            misses[num_misses] = cell
+            misses[start + num_misses] = cell
             num_misses += 1
-    counts[2] += hits
-    counts[3] = num_misses
+    counts[thread, 0], counts[thread, 1] = hits, num_misses
 
 
 def collect(
@@ -212,10 +233,17 @@ def collect(
     The bits of `past` are cleared in its futures.
     """
     assert batch.cells is not None
-    _collect(
-        batch.cells.numpy(), table.slot.numpy(), table.future.numpy(), slots.last.numpy(), slots.uses.numpy(),
-        slots.dirty.numpy(), clock, since, half, np.uint8(train), np.int32(past), misses.numpy(), counts.numpy(),
-    )  # fmt: skip
+    cells, threads = batch.cells.numpy(), _threads(batch.cells.shape[0])
+    parts = (table.slot, table.future, slots.last, slots.uses, slots.dirty)
+    found, numbers = np.empty(cells.size, dtype=np.int32), np.empty((threads, 2), dtype=np.int64)
+    settings = (clock, since, half, np.uint8(train), np.int32(past))
+    in_parallel(_collect, cells, *(part.numpy() for part in parts), *settings, found, numbers, threads=threads)
+    totals, listed = counts.numpy(), misses.numpy()
+    for thread, (num_hits, num_misses) in enumerate(numbers.tolist()):
+        start = cells.size * thread // threads
+        listed[totals[MISSES] : totals[MISSES] + num_misses] = found[start : start + num_misses]
+        totals[HITS] += num_hits
+        totals[MISSES] += num_misses
 
 
 @njit(nogil=True, cache=True)

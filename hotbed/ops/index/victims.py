@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from hotbed.host.intrinsics import prefetch, trailing_zeros
 from hotbed.host.jit import digest_of, njit
+from hotbed.host.pool import in_parallel, threads_for
 from hotbed.ops.index import Moment, ScoreFunction
 
 _AHEAD = 16  # slots between asking for a cache line and reading it
@@ -121,21 +122,26 @@ def _kernels(scoring: ScoreFunction) -> _Kernels:
 
     @njit(name=f"rank_all_{tag}", nogil=True, cache=True)
     def rank_all(
-        cell: Any, last: Any, uses: Any, keys: Any, future: Any, since: int, now: Any, ranks: Any, found: Any
-    ) -> int:
-        """The slots that may be taken, with their ranks; how many. Two passes: a branch on `last` is often guessed wrong."""
-        count = 0
-        for s in range(cell.size):
-            found[count] = s
-            count += (cell[s] < 0) | (last[s] < since)
+        thread: int, num_threads: int, cell: Any, last: Any, uses: Any, keys: Any, future: Any, since: int, now: Any,
+        ranks: Any, found: Any, counts: Any,
+    ) -> None:  # fmt: skip
+        """The slots of a thread's share that may be taken, with their ranks, from where its share begins; how many.
+
+        Two passes: a branch on `last` is often guessed wrong.
+        """
+        start, stop = cell.size * thread // num_threads, cell.size * (thread + 1) // num_threads
+        end = start
+        for s in range(start, stop):
+            found[end] = s
+            end += (cell[s] < 0) | (last[s] < since)
         lines, futures = keys.reshape(-1, 1), future.reshape(-1, 1)
-        for i in range(count):
-            soon = cell[found[min(i + _AHEAD, count - 1)]]
+        for i in range(start, end):
+            soon = cell[found[min(i + _AHEAD, end - 1)]]
             if soon >= 0:
                 prefetch(lines, soon, 0)
                 prefetch(futures, soon, 0)
             ranks[i] = rank_of(found[i], cell, last, uses, keys, future, now)
-        return count
+        counts[thread] = end - start
 
     @njit(name=f"sample_{tag}", nogil=True, cache=True)
     def sample(cell: Any, last: Any, uses: Any, keys: Any, future: Any, since: int, now: Any, every: int) -> Any:
@@ -182,7 +188,7 @@ def _kernels(scoring: ScoreFunction) -> _Kernels:
 
     @njit(name=f"take_{tag}", nogil=True, cache=True)
     def take(
-        out: Any, cell: Any, last: Any, uses: Any, keys: Any, future: Any, since: int, now: Any,
+        out: Any, in_order: bool, cell: Any, last: Any, uses: Any, keys: Any, future: Any, since: int, now: Any,
         ends: Any, heads: Any, lengths: Any, bucket: Any, places: Any,
     ) -> int:  # fmt: skip
         """The slots at the front of the line; how many there were, at most as many as `out` has room for."""
@@ -205,13 +211,13 @@ def _kernels(scoring: ScoreFunction) -> _Kernels:
                             places[place, 1], heads[to], bucket[s] = heads[to], place, to
                             lengths[to] += 1
                 place = following
+            if in_order or taken + count > out.size:
+                at[:count] = at[:count][np.argsort(ranks[:count])]
             if taken + count > out.size:  # the others of the last bucket stay in it
-                order = np.argsort(ranks[:count])
                 for i in range(out.size - taken, count):
-                    place = at[order[i]]
+                    place = at[i]
                     places[place, 1], heads[b], bucket[places[place, 0]] = heads[b], place, b
                     lengths[b] += 1
-                at[: out.size - taken] = at[order[: out.size - taken]]
                 count = out.size - taken
             for i in range(count):
                 out[taken + i] = places[at[i], 0]
@@ -241,8 +247,9 @@ class Line:
 class Victims:
     """Chooses the slots that are taken, for one cache."""
 
-    def __init__(self, num_slots: int, scoring: ScoreFunction) -> None:
+    def __init__(self, num_slots: int, scoring: ScoreFunction, in_order: bool) -> None:
         self._num_slots, self.scoring = num_slots, scoring
+        self._in_order = in_order  # the lowest first, which matters where a tier below sees them one after the other
         self._line: Line | None = None
         self._used: list[NDArray[np.int32]] = []  # slots that need a new place
 
@@ -293,11 +300,16 @@ class Victims:
         return np.array([moment.turn, steps, formed, moment.clock, scoring.half_life, scoring.oldest], dtype=np.int64)
 
     def _choose_directly(self, state: tuple[Any, ...], moment: Moment, count: int) -> NDArray[np.int64]:
-        ranks, found = np.empty(self._num_slots, dtype=np.int64), np.empty(self._num_slots + 1, dtype=np.int64)
-        num_found = _kernels(self.scoring).rank_all(*state, moment.since, self._now(moment), ranks, found)
-        if count >= num_found:
-            return found[:num_found]
-        return found[np.argpartition(ranks[:num_found], count - 1)[:count]]
+        size, threads = self._num_slots, threads_for(16 * self._num_slots)
+        ranks, found, counts = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(threads, np.int64)
+        kernel = _kernels(self.scoring).rank_all
+        in_parallel(kernel, *state, moment.since, self._now(moment), ranks, found, counts, threads=threads)
+        shares = [slice(size * t // threads, size * t // threads + num) for t, num in enumerate(counts.tolist())]
+        ranks, found = (np.concatenate([part[share] for share in shares]) for part in (ranks, found))
+        if count >= found.size:
+            return found[np.argsort(ranks)] if self._in_order else found
+        lowest = np.argpartition(ranks, count - 1)[:count]
+        return found[lowest[np.argsort(ranks[lowest])] if self._in_order else lowest]
 
     def _form(self, state: tuple[Any, ...], moment: Moment) -> None:
         """All slots are ranked; a quarter stands in line, in buckets that a sample of them tells."""
@@ -335,4 +347,4 @@ class Victims:
         line = self._line
         assert line is not None, "there is a line"
         parts = (line.ends, line.heads, line.lengths, line.bucket, line.places)
-        return int(_kernels(self.scoring).take(out, *state, moment.since, self._now(moment), *parts))
+        return int(_kernels(self.scoring).take(out, self._in_order, *state, moment.since, self._now(moment), *parts))

@@ -12,6 +12,8 @@ from hotbed.ops.keys import reference
 from hotbed.ops.keys.addresses import Addresses, FirstBad
 from hotbed.ops.lookups import Span, span_array
 
+_VALUES = 8  # that are gone through in the time of one id
+
 __all__ = ["Addresses", "FirstBad", "make_keys"]
 
 
@@ -30,7 +32,7 @@ def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tup
     from hotbed.ops.keys import numba
 
     keys = torch.empty_like(ids)
-    first_bad = np.full(threads_for(ids.numel()), -1, dtype=np.int64)
+    first_bad = np.full(threads_for(_VALUES * ids.numel()), -1, dtype=np.int64)
     in_parallel(
         numba.make_keys,
         ids.numpy(),

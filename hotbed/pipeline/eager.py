@@ -1,4 +1,4 @@
-"""Planning launch by launch, for every kind of batch; rows are moved by a thread (transfer_thread.py).
+"""Planning launch by launch, for every kind of batch; rows are moved by a thread (transfer_thread.py), or directly on a CPU.
 
 The CPU's way and the reference, and CUDA's way for batches that no recording fits.
 """
@@ -9,11 +9,28 @@ from collections.abc import Sequence
 
 from hotbed.ops.lookups import Ticket
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow
-from hotbed.pipeline.transfer_thread import TransferThread
+from hotbed.pipeline.transfer_thread import Fetches, TransferThread
 from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.inputs import flatten, read_inputs
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import PreparedBatch, RoutedBatch
+
+
+class DirectTransfer:
+    """Rows that the training thread moves between two windows, from memory to memory: the second copy of staging is saved."""
+
+    waits = holds_memory = False
+    is_staged = True
+
+    def __init__(self, fetches: Fetches) -> None:
+        self._fetches = fetches
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    def exchange(self) -> None:
+        for group, fetch in self._fetches:
+            group.exchange(fetch)
 
 
 class EagerPlanner:
@@ -89,6 +106,8 @@ class EagerPlanner:
             fetch, lookups = group.finish([batch.place[g] for batch in window.batches], decision, ticket)
             fetches.append((group, fetch))
             placed.append(lookups)
+        if all(group.is_direct for group in self._groups):
+            return PlannedWindow(DirectTransfer(fetches), placed, [])
         return PlannedWindow(self.thread.transfer(fetches), placed, [])
 
     def drain(self) -> None:

@@ -1,7 +1,7 @@
 """The two seams of a feed: how batches are planned, and how the rows of a window are moved.
 
     Planner     batches become known, windows of them are planned      EagerPlanner, RecordedPlanner
-    Transfer    the rows of a planned window are staged and exchanged   ThreadedTransfer, RecordedTransfer
+    Transfer    the rows of a planned window are staged and exchanged   ThreadedTransfer, DirectTransfer, RecordedTransfer
 
 Eager: launch by launch, for every kind of batch, rows moved by a thread of Python. Recorded: on CUDA, launches recorded as
 CUDA graphs, rows moved by compiled code. A feed asks a batch's planner and a window's transfer, and never which of the two they

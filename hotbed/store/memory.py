@@ -16,7 +16,19 @@ from torch import Tensor
 
 from hotbed.host.pages import zeros
 from hotbed.ops.move import gather_rows, scatter_rows
-from hotbed.ops.move.states import ABSENT, EXPECTED, SAVED, WRITTEN, hold, join, mark, marked, sort_out, words_of
+from hotbed.ops.move.states import (
+    ABSENT,
+    EXPECTED,
+    SAVED,
+    WRITTEN,
+    hold,
+    join,
+    locate,
+    mark,
+    marked,
+    sort_out,
+    words_of,
+)
 from hotbed.ops.records import Layout
 from hotbed.store.counts import TierHoldings, Tiers
 from hotbed.store.held import HeldRows, refuse_second
@@ -62,11 +74,15 @@ class MemoryStore:
         gather_rows(self._records, torch.from_numpy(found[:num_found]), out[:num_found])
         return num_found, torch.from_numpy(late[:num_late])
 
-    def write(self, keys: Tensor, records: Tensor) -> None:
-        """Keep the records [U, W] of `keys` [U], distinct, on the host."""
+    def find(self, keys: Tensor, source: Tensor) -> int:
+        """How many of these rows [U] were ever written; source int32 [U]: their places in `parts`, or -1. None is expected."""
+        return int(locate(self._state, keys.numpy(), source.numpy()))
+
+    def write(self, keys: Tensor, records: Tensor, places: Tensor | None = None) -> None:
+        """Keep the records [U, W] of `keys` [U], distinct, on the host; or those of the rows `places` [U] of `records`."""
         self.keep(keys)
         self._reach(keys)
-        scatter_rows(self._records, keys, records)
+        scatter_rows(self._records, keys, records, places)
         mark(self._state, keys.numpy(), WRITTEN)
 
     @property

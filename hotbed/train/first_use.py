@@ -2,8 +2,9 @@
 
 Numba compiles a kernel once on a machine, which takes seconds, and loads it once in a process: 0.2 s for those of a step and
 0.1 s for those of the reader, where a whole run on a small log takes half a second. In the first step that time would count as
-training, and the speed told would be wrong. So a row group that is not trained on is read before it, and a step goes over
-tables of a few rows. Kernels of CUDA depend on the sizes they meet, and are left to the first steps.
+training, and the speed told would be wrong. So a row group that is not trained on is read before it, and some steps go over
+tables of a few rows; behind a cache, rows leave and come back. Kernels of CUDA depend on the sizes they meet, and are left to
+the first steps.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from contextlib import closing
 import torch
 from torch import Tensor
 
+from hotbed.cache import DEFAULT_POLICY
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
 from hotbed.data.schema import Schema
 from hotbed.tables.module import EmbeddingTables
 from hotbed.types import Jagged
 
-_FEW = 8  # rows
+_FEW, _AT_ONCE = 12, 3  # rows of a table, and of a batch at most
+_SHARE = 0.5  # of the rows in the cache: two batches fill it, the third lets rows go
 _loaded: set[object] = set()  # kinds of tables whose code is there, and the reader
 
 
@@ -36,7 +39,7 @@ def load_reader(dataset: Dataset) -> None:
 
 
 def load_kernels(tables: EmbeddingTables, schema: Schema) -> None:
-    """Train a twin of the tables with few rows for a step; nothing where that is not possible or was done before."""
+    """Train a twin of the tables with few rows; nothing where that is not possible or was done before."""
     is_cached = bool(tables.caches)
     has_bags = any(feature.multi for feature in schema.features)
     kind = (type(tables.optimizer), is_cached, has_bags)
@@ -47,16 +50,20 @@ def load_kernels(tables: EmbeddingTables, schema: Schema) -> None:
         name: dataclasses.replace(table, rows=_FEW, hashing=True, padding_id=None)
         for name, table in tables.tables.items()
     }
-    twin = EmbeddingTables(small, tables.optimizer, output=tables.output, cache=1.0 if is_cached else None)
-    found = twin(*_ids(schema))
-    vectors = [found] if isinstance(found, Tensor) else [*found.values()]
-    torch.stack([one.square().mean() for one in vectors]).sum().backward()  # type: ignore[no-untyped-call]
+    policy = tables.caches[0].cache.policy.name if is_cached else DEFAULT_POLICY
+    share = _SHARE if is_cached else None
+    twin = EmbeddingTables(small, tables.optimizer, output=tables.output, cache=share, policy=policy)
+    for first in range(0, _FEW, _AT_ONCE) if is_cached else (0,):
+        found = twin(*_ids(schema, first))
+        vectors = [found] if isinstance(found, Tensor) else [*found.values()]
+        torch.stack([one.square().mean() for one in vectors]).sum().backward()  # type: ignore[no-untyped-call]
     _loaded.add(kind)
 
 
-def _ids(schema: Schema) -> tuple[Tensor, dict[str, Jagged]]:
-    """Two samples."""
+def _ids(schema: Schema, first: int) -> tuple[Tensor, dict[str, Jagged]]:
+    """Two samples, whose ids are `first` and the two after it."""
     single = [feature for feature in schema.features if not feature.multi]
     offsets = torch.tensor([0, 1, 3], device="cpu")
-    bags = {one.name: Jagged(torch.arange(3, device="cpu"), offsets) for one in schema.features if one.multi}
-    return torch.zeros((2, len(single)), dtype=torch.int64, device="cpu"), bags
+    ids = first + torch.arange(_AT_ONCE, device="cpu")
+    bags = {one.name: Jagged(ids, offsets) for one in schema.features if one.multi}
+    return torch.full((2, len(single)), first, dtype=torch.int64, device="cpu"), bags

@@ -762,6 +762,7 @@ def test_training_starts_in_the_middle_of_an_evaluation():
     ids=str,
 )
 def test_a_store_that_fails(method, after, ahead, monkeypatch):
+    monkeypatch.setattr(CachedRows, "is_direct", False)  # so that a thread moves rows
     tables = make(**SMALL, policy="lru")  # lets rows go that come back at once, which are read late
     ids = matrices(1)[0]
     for each in matrices(10, seed=3):
@@ -785,6 +786,28 @@ def test_a_store_that_fails(method, after, ahead, monkeypatch):
         tables.state_dict,
         tables.flush,
     ):
+        with pytest.raises(HotbedError, match="lost rows") as refused:
+            use()
+        assert isinstance(refused.value.__cause__, BrokenError)
+
+
+@pytest.mark.parametrize(("method", "after"), [("write", 0), ("write", 4), ("find", 0), ("find", 3)], ids=str)
+def test_memory_that_fails_between_two_windows(method, after, monkeypatch):
+    tables = make(**SMALL, policy="lru")
+    for each in matrices(10, seed=3):
+        step(tables, each)
+    original, calls = getattr(MemoryStore, method), itertools.count()
+
+    def fails(store, *arguments):
+        if next(calls) >= after:
+            raise BrokenError("no memory left")
+        return original(store, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, method, fails)
+        with pytest.raises(BrokenError):
+            train(tables, matrices(80), [])
+    for use in (lambda: tables(matrices(1)[0]), lambda: tables.weight("a"), tables.flush):
         with pytest.raises(HotbedError, match="lost rows") as refused:
             use()
         assert isinstance(refused.value.__cause__, BrokenError)

@@ -30,7 +30,7 @@ def test_a_trace_of_a_run(start, tmp_path, sets):
     tracks = tracks_of(events_of(path))
     assert [one["args"]["step"] for one in tracks["steps"]] == list(range(5, 25))
     assert len(tracks["reader thread"]) == 20, "each batch once, none of evaluations"
-    for name in ("lookup", "model", "update", "dense update", *(("plan", "copy", "hotbed-mover") if sets else ())):
+    for name in ("lookup", "model", "update", "dense update", *(("plan", "copy") if sets else ())):
         assert tracks[name], name
     inside = sum(one["dur"] for one in tracks["model"])
     assert 0 < inside < sum(one["dur"] for one in tracks["steps"])

@@ -93,14 +93,20 @@ def gather_rows(records: Tensor, keys: Tensor, out: Tensor) -> None:
     move_rows(GATHER, *_addresses(records, keys, out))
 
 
-def scatter_rows(records: Tensor, keys: Tensor, values: Tensor) -> None:
-    """records[keys[i]] = values[i] on the host; keys int64 [M], distinct, best sorted, values [M, W]; all contiguous."""
-    move_rows(SCATTER, *_addresses(records, keys, values))
+def scatter_rows(records: Tensor, keys: Tensor, values: Tensor, places: Tensor | None = None) -> None:
+    """records[keys[i]] = values[i] on the host; keys int64 [M], distinct, best sorted, values [M, W]; all contiguous.
+
+    places int64 [M]: values[places[i]] instead, of more of them.
+    """
+    addresses = _addresses(records, keys, values, len(values) if places is None else len(places))
+    move_rows(SCATTER, *addresses, 0 if places is None else places.contiguous().data_ptr())
 
 
-def _addresses(records: Tensor, keys: Tensor, packed: Tensor) -> tuple[int, int, int, int, int]:
+def _addresses(
+    records: Tensor, keys: Tensor, packed: Tensor, num_rows: int | None = None
+) -> tuple[int, int, int, int, int]:
     """(records, keys, packed, number of rows, bytes of a row); what would read foreign memory is refused."""
-    num_rows, width = packed.shape
+    num_rows, width = packed.shape[0] if num_rows is None else num_rows, packed.shape[1]
     fits = keys.shape == (num_rows,) and records.shape[1] == width and records.dtype == packed.dtype
     if not (fits and keys.dtype == torch.int64):
         raise ValueError(

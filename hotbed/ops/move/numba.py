@@ -81,6 +81,8 @@ def _unpack(
     for i in range(slots.shape[0] * thread // num_threads, stop):
         if i + ahead < stop and slots[i + ahead] >= 0:
             _ask(records, slots[i + ahead])
+            if source[i + ahead] >= 0:
+                _ask(staging, source[i + ahead])
         if slots[i] < 0:
             continue
         slot = np.uint64(slots[i])

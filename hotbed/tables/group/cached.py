@@ -245,8 +245,16 @@ class CachedRows:
         self.cache.numbers.publish()
         return Fetch(plan, len(window), sum(ahead.arrival.num_lookups for ahead in window)), placed
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether slots and store are arrays in the same memory: `exchange` does everything, and nothing is staged."""
+        in_memory = isinstance(self.store, MemoryStore) and self.records.device.type == "cpu"
+        return in_memory and not self.keyspace.is_dynamic and self.keyspace.num_rows < 1 << 31
+
     def read(self, fetch: Fetch) -> None:
         """Host: rows that exist below go to the staging area and on to the device (on the current stream)."""
+        if self.is_direct:
+            return
         plan = fetch.plan
         rows, source = self._staging.inward(plan.num_misses)
         self.store.expect(plan.victim_keys)
@@ -258,15 +266,7 @@ class CachedRows:
         fetch.staged[:num_rows].copy_(rows[:num_rows], non_blocking=True)
         fetch.source = torch.empty_like(source, device=self.records.device).copy_(source, non_blocking=True)
         self._staging.sent()
-        self._count(
-            plan.cache_counts(
-                fetch.num_batches,
-                fetch.num_lookups,
-                num_moved=num_rows + num_late,
-                num_created=plan.num_misses - num_found - num_late,
-                record_bytes=self.layout.width * 4,
-            )
-        )
+        self._count_window(fetch, num_rows + num_late, plan.num_misses - num_found - num_late)
 
     def read_late(self, fetch: Fetch) -> None:
         """Host: rows that left with an earlier window and have been written by now (on the current stream)."""
@@ -285,6 +285,9 @@ class CachedRows:
 
     def exchange(self, fetch: Fetch) -> None:
         """Device: victims leave their slots, misses take them, rows never written before are created (current stream)."""
+        if self.is_direct:
+            self._exchange_directly(fetch)
+            return
         plan = fetch.plan
         if plan.num_victims:
             fetch.leaving = self._packed(plan.victim_slots)
@@ -298,6 +301,18 @@ class CachedRows:
                 plan.miss_keys_on_device,
                 self.keyspace.initial,
             )
+
+    def _exchange_directly(self, fetch: Fetch) -> None:
+        """Victims go from their slots to the store, misses from the store to their slots."""
+        plan, store, num_found = fetch.plan, self.store, 0
+        assert isinstance(store, MemoryStore), "rows are in an array"
+        if plan.num_victims:
+            store.write(plan.victim_keys, self.records, plan.victim_slots)
+        if plan.num_misses:
+            source = torch.empty(plan.num_misses, dtype=torch.int32, device="cpu")
+            num_found = store.find(plan.miss_keys, source)
+            unpack(self.records, plan.miss_slots, source, store.parts()[0], plan.miss_keys, self.keyspace.initial)
+        self._count_window(fetch, num_found, plan.num_misses - num_found)
 
     def write(self, fetch: Fetch) -> None:
         """Host: victims reach the store (copied on the current stream)."""
@@ -457,6 +472,18 @@ class CachedRows:
         pack(self.records, slots, out)
         return out
 
+    def _count_window(self, fetch: Fetch, num_moved: int, num_created: int) -> None:
+        plan = fetch.plan
+        self._count(
+            plan.cache_counts(
+                fetch.num_batches,
+                fetch.num_lookups,
+                num_moved=num_moved,
+                num_created=num_created,
+                record_bytes=self.layout.width * 4,
+            )
+        )
+
     def _count(self, more: CacheCounts) -> None:
         with self._counting:
             self._counts = self._counts.plus(more)
@@ -482,7 +509,8 @@ class CachedRows:
 
     def _new_cache(self, device: torch.device) -> Cache:
         name = f"the cache of {', '.join(member.name for member in self._members)}"
-        return Cache(self.num_slots, self._policy, device, bounded=self._bounded, name=name)
+        in_order = not isinstance(self.store, MemoryStore)
+        return Cache(self.num_slots, self._policy, device, bounded=self._bounded, in_order=in_order, name=name)
 
 
 CachedGroup = CachedRows  # its first name

@@ -53,7 +53,7 @@ def train_command(
     model: ModelName = None,
     folder: Path | None = typer.Option(None, "--out", help="Run folder; runs/MODEL-DATA-N if not given."),
     device: RunDevice = None,
-    epochs: int | None = typer.Option(None, min=1, help="Passes over the train split."),
+    epochs: int | None = typer.Option(None, help="Passes over the train split."),
     batch_size: BatchSize = None,
     dim: Dim = None,
     optimizer: str | None = typer.Option(

@@ -87,7 +87,7 @@ def look_far(num_keys: int, num_slots: int, given: int | None, bounded: bool = F
 
 
 def bounded_cells(num_slots: int, device_type: str) -> int:
-    """Cells of an index that takes no more than BYTES_PER_SLOT with the state of the slots: 3.6 a slot, on CUDA 3.3."""
+    """Cells of an index that takes no more than BYTES_PER_SLOT with the state of the slots: 3.5 a slot, on CUDA 3.3."""
     on_cuda = device_type == "cuda"
     per_cell, state = _CELL + (_STAMP if on_cuda else 0), _STATE + (0 if on_cuda else LINE_BYTES)
     return max(1, int(num_slots * (BYTES_PER_SLOT - state) / per_cell) // WAYS) * WAYS

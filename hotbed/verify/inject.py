@@ -69,15 +69,15 @@ def _damage_writes(group: Any, after: int) -> None:
     write = store.write
     writes = 0
 
-    def damaged(keys: Tensor, records: Tensor) -> None:
+    def damaged(keys: Tensor, records: Tensor, *slots: Tensor) -> None:
         nonlocal writes
         writes += keys.shape[0] > 0
         if writes == after:
             writes += 1
             records = records.clone()
-            for row in range(records.shape[0]):  # which of them comes back is not known
+            for row in slots[0].tolist() if slots else range(records.shape[0]):  # which of them comes back is not known
                 flip_bit(records, row, 0)
-        write(keys, records)
+        write(keys, records, *slots)
 
     store.write = damaged
 

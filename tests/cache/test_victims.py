@@ -75,15 +75,17 @@ class Both:
 
 @pytest.fixture
 def formed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The clock of every line that was formed; no window is small enough to rank all slots."""
+    """The clock of every line that was formed; no window or cache is small enough to rank all slots."""
     found: list[int] = []
     form = Victims._form
 
-    def counted(self: Victims, state: tuple[object, ...], moment: victims.Moment) -> None:
+    def counted(self: Victims, state: tuple[object, ...], moment: victims.Moment) -> bool:
         found.append(moment.clock)
-        form(self, state, moment)
+        return form(self, state, moment)
 
     monkeypatch.setattr(victims, "_DIRECT", 0)
+    monkeypatch.setattr(victims, "_LINE_CONSTANT", -1_000_000)
+    monkeypatch.setattr(victims, "LINE_BYTES", 1_000_000)
     monkeypatch.setattr(Victims, "_form", counted)
     return found
 
@@ -106,6 +108,16 @@ def test_a_line_gives_the_victims_of_the_reference(case: Case, formed: list[int]
     assert formed
     if case.half_life == 128:
         assert len(formed) < num_windows / 3, "a line was formed for every few windows"
+
+
+@pytest.mark.parametrize("num_slots", [64, 800, 2500, 10_000])
+def test_a_line_takes_no_more_than_its_bytes(num_slots: int) -> None:
+    both = Both(Case("lfu", 128, num_slots, 1, 1, 1), random.Random(2))
+    for _ in range(40):
+        both.plan([both.arrive(both.batch())])
+        chooser = both.cache._victims
+        assert chooser.num_bytes <= victims.LINE_BYTES * num_slots
+    assert chooser.has_line == (num_slots > 2000)
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

@@ -89,7 +89,7 @@ def compile_index(key_type):
     index.arrive(cells, keys, 1, counts)
     index.collect(cells, slots, cells_of, keys, 1, 1, 8, True, 1, zeros(100, dtype=torch.int32), counts)
     index.sweep(cells, 1, counts)
-    index.rank(cells, slots, Victims(64, make_policy("oracle")), Moment(0, 0, 1, 1, 10), 10)
+    index.rank(cells, slots, Victims(64, make_policy("oracle"), in_order=False), Moment(0, 0, 1, 1, 10), 10)
     index.assign(
         cells, slots, zeros(10, dtype=torch.int32), order, 1, True, Lists(*(zeros(10) for _ in range(5))), counts
     )

@@ -36,7 +36,8 @@ _NOWHERE = -1  # bucket of a slot that is not in line
 _SAMPLED = 4096  # slots whose ranks tell where the buckets end
 _SHARE = 4  # a line holds one slot in so many when it is formed, and has places for twice as many
 _DIRECT = 8  # slots for each key of a window, up to which all are ranked
-LINE_BYTES = 8  # of a line, for each slot
+LINE_BYTES = 10  # of a line, for each slot, at most; where that is not enough all slots are ranked instead
+_LINE_CONSTANT = 28 * _BUCKETS  # bytes of it, whatever the number of slots
 _FREE_RANK = np.int64(-0x80000000) << np.int64(32)
 
 
@@ -243,6 +244,12 @@ class Line:
         self.starts, self.turning = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)  # see _list_turns
         self.turned = clock  # slots that turned up to here have their places
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all parts."""
+        parts = (self.ends, self.heads, self.lengths, self.bucket, self.places, self.starts, self.turning)
+        return sum(part.nbytes for part in parts)
+
 
 class Victims:
     """Chooses the slots that are taken, for one cache."""
@@ -256,10 +263,7 @@ class Victims:
     @property
     def num_bytes(self) -> int:
         """Of the line."""
-        line = self._line
-        if line is None:
-            return 0
-        return line.bucket.nbytes + line.places.nbytes + line.turning.nbytes
+        return 0 if self._line is None else self._line.num_bytes
 
     def reset(self) -> None:
         """Scores have changed in a way that nobody is told of."""
@@ -281,16 +285,17 @@ class Victims:
 
         Free ones go first, and never one that was used at `moment.since` or later.
         """
-        if self._line is None and self._num_slots <= _DIRECT * moment.num_keys:
+        is_small = 4 * self._num_slots < _LINE_CONSTANT + 8 * self.scoring.half_life
+        if self._line is None and (is_small or self._num_slots <= _DIRECT * moment.num_keys):
             return self._choose_directly(state, moment, count)
         if self._line is not None and self._catch_up(state, moment):
             out = np.empty(count, dtype=np.int64)
             if self._take(state, moment, out) == count:
                 return out
-        self._form(state, moment)
-        out = np.empty(count, dtype=np.int64)
-        if self._take(state, moment, out) == count:
-            return out
+        if self._form(state, moment):
+            out = np.empty(count, dtype=np.int64)
+            if self._take(state, moment, out) == count:
+                return out
         self.reset()
         return self._choose_directly(state, moment, count)
 
@@ -311,8 +316,8 @@ class Victims:
         lowest = np.argpartition(ranks, count - 1)[:count]
         return found[lowest[np.argsort(ranks[lowest])] if self._in_order else lowest]
 
-    def _form(self, state: tuple[Any, ...], moment: Moment) -> None:
-        """All slots are ranked; a quarter stands in line, in buckets that a sample of them tells."""
+    def _form(self, state: tuple[Any, ...], moment: Moment) -> bool:
+        """All slots are ranked; a quarter stands in line, in buckets that a sample of them tells. False: it is too long."""
         self._used.clear()
         self._line = line = Line(self._num_slots, moment.clock, moment.step)
         now, scoring, kernels = self._now(moment), self.scoring, _kernels(self.scoring)
@@ -321,7 +326,10 @@ class Victims:
         line.ends = ranks[np.arange(1, _BUCKETS + 1) * ranks.size // (_SHARE * _BUCKETS)] if ranks.size else ranks
         far = max(1, scoring.half_life // 2)
         line.starts, line.turning = _list_turns(state[1], moment.clock, far, scoring.half_life, scoring.oldest)
+        if line.num_bytes > LINE_BYTES * self._num_slots:
+            return False
         self._line_up(state, moment, np.arange(self._num_slots, dtype=np.int32))
+        return True
 
     def _catch_up(self, state: tuple[Any, ...], moment: Moment) -> bool:
         """Give new places to slots that need one; False where a new line is needed."""

@@ -2,7 +2,8 @@
 
 Runs `hotbed bench` over the settings the bars name, every row written beforehand, FBGEMM beside hotbed, and says of each bar
 whether it is met. A host is not equally fast from second to second, and half of all settings wait for it: so every bar is
-judged by the median of the ratios of three rounds. Exits with 1 if a bar is missed or could not be measured.
+judged by the median of the ratios of three rounds. Stopped with Ctrl-C it judges by what was measured. Exits with 1 if a bar
+is missed or could not be measured.
 """
 
 from __future__ import annotations
@@ -145,9 +146,8 @@ def wanted(bars: Sequence[Bar]) -> dict[Setting, list[str]]:
     return {setting: [name for name in SYSTEMS if name in found[setting]] for setting in order}
 
 
-def measure(bars: Sequence[Bar], add: Callable[[Result], None]) -> Results:
-    """One round."""
-    results: Results = {}
+def measure(bars: Sequence[Bar], results: Results, add: Callable[[Result], None]) -> None:
+    """One round, into `results`."""
     for outcome in run(wanted(bars)):
         one = outcome.setting
         what = f"{one.optimizer}, {one.ids}, dim {one.dim}, batch {one.batch:,}, {one.output}, MLP {one.dense}"
@@ -160,7 +160,6 @@ def measure(bars: Sequence[Bar], add: Callable[[Result], None]) -> Results:
         found = "" if share is None else f", {share:.1%} of the missed rows found in memory"
         print(f"{outcome.system:20s} {what}  {outcome.ms:.3f} ms{gpu}{found}", flush=True)
         add(outcome)
-    return results
 
 
 def main() -> None:
@@ -182,7 +181,11 @@ def main() -> None:
         if file is not None:
             file.add({**result.row(), **environment(result.setting.device)})
 
-    verdicts = judge([measure(bars, add) for _ in range(args.rounds)], bars)
+    rounds: list[Results] = [{} for _ in range(args.rounds)]
+    with suppress(KeyboardInterrupt):
+        for results in rounds:
+            measure(bars, results, add)
+    verdicts = judge(rounds, bars)
     print(*verdicts, sep="\n")
     raise SystemExit(not all(verdict.is_met for verdict in verdicts))
 

@@ -38,7 +38,7 @@ class BusyClock:
         if self._device.type != "cuda":
             return False
         torch.cuda.synchronize(self._device)
-        self._profile = profile(activities=[ProfilerActivity.CUDA])
+        self._profile = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
         self._profile.start()
         return True
 

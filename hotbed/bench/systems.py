@@ -65,7 +65,7 @@ class HotbedSystem:
 
     def _weight(self, name: str, num_rows: int) -> Tensor:
         ids, columns = self.tables.rows(name)
-        parts = [(ids, columns["weight"])]
+        parts = [(ids.cpu(), columns["weight"].cpu())]
         if self._setting.ranks:  # each has the rows it owns
             parts *= self._setting.ranks
             dist.all_gather_object(parts, parts[0])

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from hotbed.host.pinned import RECORDING
+
 _OFTEN = 6  # batches of a size, before there is a recording for it
 _SIZES = 4  # numbers of lookups for which there are recordings
 
@@ -23,7 +25,7 @@ def recording(pool: Any = None) -> Iterator[Any]:
     collects = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with RECORDING, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             yield graph
     finally:
         if collects:

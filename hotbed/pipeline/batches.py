@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import ShapeError
+from hotbed.host.pinned import pinned
 from hotbed.tables.keyed import is_keyed, tensors_of
 from hotbed.tables.ownership import Contents, contents_of
 from hotbed.types import Batch, Jagged
@@ -52,7 +53,7 @@ def to_device(value: Any, device: torch.device) -> Any:
         if value.device == device:
             return value
         if device.type == "cuda" and value.device.type == "cpu" and not value.is_pinned():
-            value = value.pin_memory()
+            value = pinned(value)
         return value.to(device, non_blocking=True)
     if isinstance(value, Batch):
         fields = (value.labels, value.dense, value.ids, value.bags)

@@ -40,6 +40,7 @@ from hotbed.data.loader.scatter import Kinds, RowPlaces, describe, scatter
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import DataError
 from hotbed.host.jit import njit
+from hotbed.host.pinned import pinned_empty
 from hotbed.types import Jagged
 
 _SMALL = 1 << 17  # bytes; the C library uses smaller pieces again by itself
@@ -243,8 +244,10 @@ class Buffers:
         """A tensor of any contents."""
         count = int(np.prod(shape, dtype=np.int64))
         num_bytes = count * dtype.itemsize
-        if self.pin_memory or num_bytes < _SMALL:
-            return torch.empty(shape, dtype=dtype, pin_memory=self.pin_memory, device="cpu")
+        if self.pin_memory:
+            return pinned_empty(shape, dtype)
+        if num_bytes < _SMALL:
+            return torch.empty(shape, dtype=dtype, device="cpu")
         size = _size_class(num_bytes)
         try:
             memory = self._free[size].pop()

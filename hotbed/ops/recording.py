@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hotbed.host.pinned import RECORDING
+from hotbed.ops.streams import recording_stream
 
 _OFTEN = 6  # batches of a size, before there is a recording for it
 _SIZES = 4  # numbers of lookups for which there are recordings
@@ -22,11 +23,18 @@ def recording(pool: Any = None) -> Iterator[Any]:
     Nothing is garbage collected meanwhile: old graphs and events that go away while a stream is recorded end the process.
     """
     graph = torch.cuda.CUDAGraph()
+    device = torch.device("cuda", torch.cuda.current_device())
+    own, before = recording_stream(device), torch.cuda.current_stream(device)
     collects = gc.isenabled()
     gc.disable()
     try:
-        with RECORDING, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with RECORDING, torch.cuda.graph(graph, pool=pool, stream=own, capture_error_mode="thread_local"):
             yield graph
+    except BaseException:  # torch stays on the stream, and its generator in the state of being recorded
+        torch.cuda.set_stream(before)
+        generator = torch.cuda.default_generators[device.index]
+        generator.graphsafe_set_state(generator.clone_state())
+        raise
     finally:
         if collects:
             gc.enable()

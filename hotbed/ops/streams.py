@@ -1,4 +1,8 @@
-"""Points on CUDA streams, cheaply.
+"""CUDA streams of our own, and points on them, cheaply.
+
+torch gives streams out of a pool of 32, again and again: after a while two threads launch on one, and what one of them launches
+while the other records a graph is recorded instead of run. So threads that go on while graphs are recorded, and the recording
+itself, take streams from here, which nobody else has.
 
 `torch.cuda.current_stream()` and all that asks it take 40 us of Python on a slow host, a tenth of a training step; these take
 one or two. On the CPU there are no streams: points are None.
@@ -6,10 +10,18 @@ one or two. On the CPU there are no streams: points are None.
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from typing import Any
 
 import torch
 
+from hotbed.errors import HotbedError
+
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: it does not wait for the default stream
+_spare: dict[int, list[Any]] = {}  # by device: streams that nobody uses
+_recording: dict[int, Any] = {}  # by device: the stream on which graphs are recorded
+_changing = threading.Lock()
 _streams: dict[Any, Any] = {}
 
 
@@ -37,10 +49,35 @@ def after(device: torch.device, point: Any) -> None:
         current(device).wait_event(point)
 
 
-def side_stream(device: torch.device) -> Any:
-    """A stream of the thread's own: all that the thread launches from now on goes there."""
+def take_stream(device: torch.device) -> Any:
+    """A stream that nobody else has until it is given back; None on the CPU."""
     if device.type != "cuda":
         return None
-    stream = torch.cuda.Stream(device)
-    torch.cuda.set_stream(stream)
-    return stream
+    with _changing:
+        spare = _spare.setdefault(device.index or 0, [])
+        return spare.pop() if spare else _new_stream(device)
+
+
+def give_stream(device: torch.device, stream: Any) -> None:
+    """The stream may be taken by others; what was launched on it goes on."""
+    if stream is not None:
+        with _changing:
+            _spare[device.index or 0].append(stream)
+
+
+def recording_stream(device: torch.device) -> Any:
+    """The one on which graphs are recorded."""
+    with _changing:
+        index = device.index or 0
+        if index not in _recording:
+            _recording[index] = _new_stream(device)
+        return _recording[index]
+
+
+def _new_stream(device: torch.device) -> Any:
+    pointer = ctypes.c_void_p()
+    with torch.cuda.device(device):
+        error = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(pointer), _NON_BLOCKING)
+    if error:
+        raise HotbedError(f"the CUDA driver makes no stream on {device}: error {error}")
+    return torch.cuda.ExternalStream(pointer.value, device)

@@ -25,7 +25,7 @@ import torch
 
 from hotbed.errors import HotbedError
 from hotbed.host.handover import Runner
-from hotbed.ops.streams import after, mark, side_stream
+from hotbed.ops.streams import after, give_stream, mark, take_stream
 from hotbed.pipeline.batches import to_device
 from hotbed.pipeline.draws import Draws
 from hotbed.pipeline.rests import Leftover, is_stream, keep, kept, say_kept
@@ -183,13 +183,17 @@ class Reader:
         _tell(self._arrived)
 
     def _work(self) -> None:
+        stream = None
         try:
-            side_stream(self._device)
-            after(self._device, self._began)
-            self._read_all()
+            stream = take_stream(self._device)
+            with torch.cuda.stream(stream):
+                after(self._device, self._began)
+                self._read_all()
             self._end(None)
         except BaseException as error:  # handed to the training thread
             self._end(error)
+        finally:
+            give_stream(self._device, stream)
 
     def _read_all(self) -> None:
         given = self._given()

@@ -9,13 +9,12 @@ The training thread may be interrupted anywhere in here: it only ever puts into 
 from __future__ import annotations
 
 import queue
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from hotbed.host.handover import Latch, Runner
-from hotbed.ops.streams import after, mark, side_stream
+from hotbed.ops.streams import after, give_stream, mark, take_stream
 from hotbed.tables.group.cached import CachedRows, Fetch
 from hotbed.telemetry.spans import span
 
@@ -117,8 +116,15 @@ class TransferThread:
         self._thread.join(_PATIENCE)
 
     def _work(self) -> None:
-        self._outward = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        side_stream(self._device)
+        inward, self._outward = (take_stream(self._device) for _ in range(2))
+        try:
+            with torch.cuda.stream(inward):
+                self._serve()
+        finally:
+            for stream in (inward, self._outward):
+                give_stream(self._device, stream)
+
+    def _serve(self) -> None:
         while (task := self._tasks.get()) is not None:
             if isinstance(task, Latch):
                 task.set()
@@ -135,7 +141,7 @@ class TransferThread:
             self._stage(move)
 
     def _write(self, move: WindowRows) -> None:
-        with torch.cuda.stream(self._outward) if self._outward is not None else nullcontext():
+        with torch.cuda.stream(self._outward):
             for group, fetch in move.fetches:
                 group.write(fetch)
         for each in [late for late in self._late if late.number <= move.number + 1]:  # all they waited for is written

@@ -82,8 +82,9 @@ def test_a_killed_rank_leads_to_a_restart_and_the_same_end_behind_a_cache_too(wh
         time.sleep(0.002)
     os.kill(rank_of(process.pid, 1), signal.SIGKILL)
     assert process.wait(90) == 0, log.read_text()
-    said = log.read_text()
-    assert "rank 1 gives no sign of life any more" in said or "other ranks do not answer" in said
+    assert log.read_text().count("train samples") == 2, (
+        "rank 0 begins once more; torchrun may end it before it can complain"
+    )
     assert end_of(run) == end_of(whole)
 
 

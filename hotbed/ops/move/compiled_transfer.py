@@ -30,7 +30,7 @@ from hotbed.host.jit import njit
 from hotbed.host.pool import Pool, num_threads
 from hotbed.ops.move.copy import GATHER, SCATTER, copy_kernel, copy_pool, copy_rows
 from hotbed.ops.move.states import EXPECTED, WRITTEN
-from hotbed.ops.streams import after, mark
+from hotbed.ops.streams import after, give_stream, mark, take_stream
 
 SLOTS = 3
 _LISTS, _MISSES, _VICTIMS, _TAG = 16, 3, 4, 8  # rows of counts: their length, and places in them
@@ -259,6 +259,7 @@ class CompiledTransfer:
         self._pool: Pool | None = None
         self._kept: list[Any] = []  # events that may still be waited for
         self._events: list[list[Any]] = []
+        self._streams: list[Any] = []  # inward and outward, on CUDA
         self._thread: threading.Thread | None = None
         self._exception: BaseException | None = None  # which ended the thread
         self._num_exchanged = 0
@@ -277,7 +278,7 @@ class CompiledTransfer:
         self._pool = copy_pool(max(1, min(_MOST_WORKERS, num_threads() * 5 // 8 - 1)))
         words[_POOL], words[_COPY], words[_WINDOWS] = self._pool.ready(), copy_kernel(), self._arrays[0].shape[0]
         if self._device.type == "cuda":
-            self._streams = [torch.cuda.Stream(self._device) for _ in range(2)]
+            self._streams = [take_stream(self._device) for _ in range(2)]
             words[_IN], words[_OUT] = (stream.cuda_stream for stream in self._streams)
             context = ctypes.c_void_p()
             ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
@@ -305,6 +306,8 @@ class CompiledTransfer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        while self._streams:
+            give_stream(self._device, self._streams.pop())
         if self._pool is not None:
             self._pool.close()
             self._pool = None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hotbed.scorer import load
     from hotbed.tables.module import EmbeddingTables
     from hotbed.tables.spec import Table
+    from hotbed.train.compiled_step import compile_step
     from hotbed.types import Batch, Jagged
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "Table",
     "Uniform",
     "checkpoint",
+    "compile_step",
     "data",
     "errors",
     "export",
@@ -63,6 +65,7 @@ _HOME = {
     "ShardedTables": "hotbed.parallel.sharded",
     "Table": "hotbed.tables.module",
     "Uniform": "hotbed.ops.init_rows",
+    "compile_step": "hotbed.train.compiled_step",
     "fit": "hotbed.cli.fit",
     "load": "hotbed.scorer",
     "prefetch": "hotbed.pipeline",

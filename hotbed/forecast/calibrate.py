@@ -42,7 +42,7 @@ from hotbed.run.config import RunConfig
 from hotbed.sizing.fit import rows_of_batch
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
-from hotbed.train.build import Sketch, dense_optimizer, model_of, train_loader
+from hotbed.train.build import Sketch, compiled_step, dense_optimizer, model_of, train_loader
 from hotbed.train.interval import Interval
 from hotbed.train.step import Learner, repeatable
 from hotbed.types import Batch
@@ -236,7 +236,8 @@ class _Rig:
         )  # fmt: skip
         model = model_of(config, self._schema).to(device)
         dense = dense_optimizer(config, model)
-        learner = Learner(tables, model, dense, config.dense.lr, device, config.tables.window or None, _LOOK_AHEAD)
+        window, compiled = config.tables.window or None, compiled_step(config, model, dense, device)
+        learner = Learner(tables, model, dense, config.dense.lr, device, window, _LOOK_AHEAD, compiled=compiled)
         watch = _Watch(tables, device, budget)
 
         def batches() -> Any:

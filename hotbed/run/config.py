@@ -147,6 +147,7 @@ class DenseConfig:
     optimizer: str = setting("adam", "dense optimizer", one_of=tuple(DENSE_RATES))
     lr: float = setting(0.0, "learning rate of the dense weights; 0 takes the usual one of the optimizer", least=0)
     weight_decay: float = setting(0.0, "adds weight_decay * w to the gradient", least=0)
+    recorded: bool = setting(True, "on CUDA, replay the dense part of a step as one graph, where the model allows it")
 
     def __post_init__(self) -> None:
         _usual_rate(self, DENSE_RATES)

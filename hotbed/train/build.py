@@ -54,6 +54,7 @@ from hotbed.train.build_ranks import (
     rank_problems,
     tables_of,
 )
+from hotbed.train.compiled_step import CompiledStep
 from hotbed.train.loop import LearningCourse, Loaders, StepIntervals, Training
 from hotbed.train.run import Subject, cache_sizes
 from hotbed.train.step import Learner
@@ -182,7 +183,9 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
     dense = dense_optimizer(config, model) if world.size == 1 else merged_optimizer(config, model)
     draw_apart(config.train.seed, world)
     ahead = given.window or None, given.look_ahead or None
-    return Learner(rows, model, dense, config.dense.lr, device, *ahead, _hot_keys(config, dataset, rows), world)
+    compiled = compiled_step(config, model, dense, device) if world.size == 1 else None
+    hot = _hot_keys(config, dataset, rows)
+    return Learner(rows, model, dense, config.dense.lr, device, *ahead, hot, world, compiled=compiled)
 
 
 def _hot_keys(config: RunConfig, dataset: Dataset, rows: EmbeddingTables) -> Tensor | None:
@@ -259,6 +262,13 @@ def dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     kind = _OPTIMIZERS[dense.optimizer]
     optimizer: torch.optim.Optimizer = kind(parameters, lr=dense.lr, weight_decay=dense.weight_decay, **fused)
     return optimizer
+
+
+def compiled_step(
+    config: RunConfig, model: nn.Module, dense: torch.optim.Optimizer | None, device: torch.device
+) -> CompiledStep | None:
+    """The dense part of a step of a single process, recorded where it can be; None on a CPU."""
+    return CompiledStep(model, dense, records=config.dense.recorded) if device.type == "cuda" else None
 
 
 def train_loader(config: RunConfig, dataset: Dataset, device: torch.device, share: Share = ALL) -> Loader:

@@ -89,6 +89,8 @@ class Training:
         self.world = learner.world
         self.progress = Progress(train_rows=loaders.train.num_rows, data=loaders.train.dataset.fingerprint)
         self.progress.deal_to(self.world.size)
+        if learner.compiled is not None:
+            learner.compiled.say = observer.say
         self._interval = Interval()
         self._watch = Watch(learner.tables, self.world)
         policy = Policy(pace.full_every, pace.keep)

@@ -21,6 +21,7 @@ from hotbed.parallel.world import ALONE, World
 from hotbed.pipeline import prefetch
 from hotbed.tables.module import EmbeddingTables
 from hotbed.telemetry.clock import DENSE, LOOK_UP, MODEL, OTHER
+from hotbed.train.compiled_step import CompiledStep
 from hotbed.types import Batch
 
 
@@ -45,6 +46,7 @@ class Learner:
     hot: Tensor | None = None  # int64, ascending: keys of the rows that a static cache keeps
     world: World = ALONE  # the ranks that learn together
     watch: Callable[[Batch, Tensor], None] | None = None  # told of a batch and its vectors before the backward pass
+    compiled: CompiledStep | None = None  # of the dense part, where it may be recorded
 
     def warm(self) -> None:
         """Bring the rows in that a static cache keeps; loading rows forgets them."""
@@ -72,6 +74,10 @@ class Learner:
             vectors.register_hook(lambda grad: grad * share)
         if self.watch is not None:
             self.watch(batch, vectors)
+        if self.compiled is not None and batch.size:
+            found = StepResult(*self.compiled.run(vectors, batch.dense, batch.labels))
+            clock.enter(OTHER)
+            return found
         if batch.size:
             logits = self.model(vectors, batch.dense)
             loss = F.binary_cross_entropy_with_logits(logits, batch.labels)

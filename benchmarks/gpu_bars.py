@@ -155,10 +155,9 @@ def measure(bars: Sequence[Bar], results: Results, add: Callable[[Result], None]
             print(f"{outcome.system:20s} {what}  skipped: {outcome.reason}\n{outcome.trace}", flush=True)
             continue
         results[one, outcome.system] = outcome
-        gpu = "" if outcome.timing.gpu_ms is None else f", the GPU works {outcome.timing.gpu_ms:.3f}"
         share = outcome.timing.memory_share
         found = "" if share is None else f", {share:.1%} of the missed rows found in memory"
-        print(f"{outcome.system:20s} {what}  {outcome.ms:.3f} ms{gpu}{found}", flush=True)
+        print(f"{outcome.system:20s} {what}  {outcome.ms:.3f} ms{found}", flush=True)
         add(outcome)
 
 

@@ -98,23 +98,19 @@ class DensePart:
 
 
 def batches_needed(setting: Setting) -> int:
-    """Warm-up, timed and profiled steps, and what a pipeline reads ahead of the last of them."""
-    steps = setting.warmup + setting.steps + (PROFILED if setting.device.type == "cuda" else 0)
+    """Warm-up and timed steps, and what a pipeline reads ahead of the last of them."""
+    steps = setting.warmup + max(setting.steps, PROFILED)
     return steps + (setting.look_ahead or 32) + 3 * (setting.window or 8)
 
 
 def time_steps(system: System, setting: Setting, workload: Workload, behind: DensePart) -> Timing:
-    """Warm up, then time `steps` steps in groups; the pipeline runs on behind the last one until it is closed.
-
-    On a GPU a few more steps are profiled after the clock was read.
-    """
+    """Warm up, then time `steps` steps in groups; the pipeline runs on behind the last one until it is closed."""
     marks: list[float] = []
     before: Counts = (None, None)
     after: Counts = (None, None)
-    gpu_ms: float | None = None
     done = -setting.warmup
     running: Any = system.vectors(workload)
-    with closing(running) as vectors, BusyClock(setting.device) as busy:
+    with closing(running) as vectors:
         for out in vectors:
             behind.backward(out)
             done += 1
@@ -127,19 +123,29 @@ def time_steps(system: System, setting: Setting, workload: Workload, behind: Den
                 # the training step's loss is the mean of a free output: it falls for ever, under Adam beyond all numbers
                 if not setting.dense and not _is_finite(out):
                     raise ArithmeticError("vectors are not finite after training")
-                if not busy.start():
-                    break
-            if done == setting.steps + PROFILED:
-                gpu_ms = busy.stop() / PROFILED
                 break
             del out  # its memory serves the next lookup
     milliseconds = [(stop - start) * 1e3 / GROUP for start, stop in itertools.pairwise(marks)]
     if before[0] is None or after[0] is None:
-        return Timing(milliseconds, {}, None, gpu_ms)
+        return Timing(milliseconds, {}, None)
     during = after[0].minus(before[0])
     counts = {name: getattr(during, name) / setting.steps for name in COUNTED}
     stall_share = during.stall_seconds / (marks[-1] - marks[0])
-    return Timing(milliseconds, counts, stall_share, gpu_ms, _memory_share(before[1], after[1]))
+    return Timing(milliseconds, counts, stall_share, memory_share=_memory_share(before[1], after[1]))
+
+
+def time_gpu(system: System, setting: Setting, workload: Workload, behind: DensePart) -> float | None:
+    """Milliseconds of a step in which the GPU works, by torch's profiler, after the warm-up; None on a CPU."""
+    running: Any = system.vectors(workload)
+    with closing(running) as vectors, BusyClock(setting.device) as busy:
+        for done, out in enumerate(vectors, start=1 - setting.warmup):
+            behind.backward(out)
+            if done == 0 and not busy.start():
+                return None
+            if done == PROFILED:
+                return busy.stop() / PROFILED
+            del out
+    return None
 
 
 def _memory_share(before: TierCounts | None, after: TierCounts | None) -> float | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotbed.bench.results import CsvFile, Result, columns, environment
-from hotbed.bench.run import Skip, run
+from hotbed.bench.run import Skip, run, with_gpu_time
 from hotbed.bench.setting import Setting
 from hotbed.cli.console import err, out
 from hotbed.cli.plot import Line, percent, plot
@@ -24,28 +24,40 @@ def report(settings: list[Setting], systems: list[str], csv: Path | None) -> boo
     """Run, print and write; whether a system was wrong or broke."""
     device = settings[0].device
     file = None if csv is None else CsvFile(csv, [*columns(settings[0]), *environment(device)])
-    told: set[str] = set()
-    faults = False
     everything: list[Result] = []
-    for setting, group in itertools.groupby(run(dict.fromkeys(settings, systems)), key=lambda outcome: outcome.setting):
-        results: list[Result] = []
-        for outcome in group:
-            if isinstance(outcome, Skip):
-                faults |= outcome.is_fault
-                _tell(outcome, told)
-                continue
-            results.append(outcome)
-            share = outcome.timing.memory_share
-            found = "" if share is None else f", {share:.1%} of the missed rows found in memory"
-            err().print(f"{outcome.system}, {_title(setting)}: {outcome.ms:.3f} ms a step{found}", soft_wrap=True)
-            if file is not None:
-                file.add({**outcome.row(), **environment(device)})
-        if results:
+    try:
+        faults = _measure(settings, systems, everything)
+    finally:  # what is timed is shown and written, also where this is stopped
+        for setting, group in itertools.groupby(everything, key=lambda result: result.setting):
+            results = list(group)
             _print(_table(setting, results))
-        everything += results
+            if file is not None:
+                for result in results:
+                    file.add({**result.row(), **environment(device)})
     for drawing in sweeps(everything):
         out().print(drawing, soft_wrap=True, highlight=False)
     out().print(", ".join(f"{name} {value}" for name, value in environment(device).items() if value), soft_wrap=True)
+    return faults
+
+
+def _measure(settings: list[Setting], systems: list[str], results: list[Result]) -> bool:
+    """Time all, then see how long the GPU works, into `results`; whether a system was wrong or broke."""
+    told: set[str] = set()
+    faults = False
+    for outcome in run(dict.fromkeys(settings, systems)):
+        if isinstance(outcome, Skip):
+            faults |= outcome.is_fault
+            _tell(outcome, told)
+            continue
+        results.append(outcome)
+        share = outcome.timing.memory_share
+        found = "" if share is None else f", {share:.1%} of the missed rows found in memory"
+        err().print(f"{outcome.system}, {_title(outcome.setting)}: {outcome.ms:.3f} ms a step{found}", soft_wrap=True)
+    for place, result in enumerate(with_gpu_time(results)):
+        results[place] = result
+        if result.timing.gpu_ms is not None:
+            line = f"{result.system}, {_title(result.setting)}: the GPU works {result.timing.gpu_ms:.3f} ms of a step"
+            err().print(line, soft_wrap=True)
     return faults
 
 

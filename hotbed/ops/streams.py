@@ -75,9 +75,14 @@ def recording_stream(device: torch.device) -> Any:
 
 
 def _new_stream(device: torch.device) -> Any:
-    pointer = ctypes.c_void_p()
-    with torch.cuda.device(device):
-        error = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(pointer), _NON_BLOCKING)
+    """In torch's context, also where this thread has not used the device yet."""
+    driver, context, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
+    error = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device.index or 0)
+    error = error or driver.cuCtxPushCurrent_v2(context)
+    if not error:
+        error = driver.cuStreamCreate(ctypes.byref(pointer), _NON_BLOCKING)
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+        driver.cuDevicePrimaryCtxRelease_v2(device.index or 0)  # torch holds it
     if error:
         raise HotbedError(f"the CUDA driver makes no stream on {device}: error {error}")
     return torch.cuda.ExternalStream(pointer.value, device)

@@ -219,7 +219,8 @@ class _Recording:
                 by_weight = dict(zip(map(id, learned), grads))
                 self._grads = [by_weight.get(id(part)) for part in self._parts]
                 self._weight_grads = [by_weight.get(id(weight)) for weight in weights]
-                self._give_gradients()
+                for weight, grad in zip(weights, self._weight_grads):
+                    weight.grad = grad
                 if optimizer is not None:
                     optimizer.step()
         finally:
@@ -244,7 +245,8 @@ class _Recording:
         return tuple(output.clone() for output in self._outputs)
 
     def _give_gradients(self) -> None:
-        if self._weights and self._weights[0].grad is not self._weight_grads[0]:
+        """Where another step, or somebody else, has put others in their place."""
+        if any(weight.grad is not grad for weight, grad in zip(self._weights, self._weight_grads)):
             for weight, grad in zip(self._weights, self._weight_grads):
                 weight.grad = grad
 

@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 import torch
 
+from tests import quick_interpreter
 from tests.kernel_sources import kernel_digest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +41,8 @@ torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
 if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
+    if os.environ["TRITON_INTERPRET"] == "1":
+        quick_interpreter.install()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so it is in what a shell runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,7 +6,6 @@ import atexit
 import os
 import sys
 import weakref
-from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ import torch
 
 from hotbed.cache import MOST_AHEAD
 from hotbed.errors import ConfigError
-from hotbed.ops.streams import after, mark
+from hotbed.pipeline.batches import take_over
 from hotbed.pipeline.feed import Feed
 from hotbed.pipeline.reader import Reader
 from hotbed.tables.module import EmbeddingTables
@@ -62,20 +61,16 @@ def prefetch(
 
 
 def _moved(reader: Reader, device: torch.device, clock: StepClock) -> Generator[BatchT, None, None]:
-    """Without a cache: batches on the device. A copied one is kept until the training stream is past it."""
-    used: deque[tuple[Any, Any]] = deque()
+    """Without a cache: batches on the device."""
     process = os.getpid()
     try:
         _open.add(reader)
         reader.start()
         while found := _waited(reader, clock):
             batch, point = found
-            after(device, point)
+            take_over(batch, device, point)
             yield batch
-            if point is not None:
-                used.append((mark(device), batch))
-                while used and used[0][0].query():
-                    used.popleft()
+            del found, batch
     finally:
         _close(reader, process)
 

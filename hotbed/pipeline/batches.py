@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from hotbed.errors import ShapeError
 from hotbed.host.pinned import pinned
+from hotbed.ops.streams import after, current
 from hotbed.tables.keyed import is_keyed, tensors_of
-from hotbed.tables.ownership import Contents, contents_of
+from hotbed.tables.ownership import Contents, RoutedBatch, contents_of
 from hotbed.types import Batch, Jagged
 
 
@@ -45,6 +46,31 @@ def ids_of(batch: Any, features: Sequence[str]) -> Ids:
 
 def _kinds(ids: Any, bags: Any) -> str:
     return type(ids).__name__ + ("" if bags is None else f" and {type(bags).__name__} for bags")
+
+
+def take_over(value: Any, device: torch.device, point: Any) -> None:
+    """Let the current stream use a batch of the reader from `point` on: its memory is not given out again before it is done."""
+    if device.type != "cuda":
+        return
+    after(device, point)
+    stream = current(device)
+    for tensor in _tensors_in(value):
+        if tensor.device.type == "cuda":
+            tensor.record_stream(stream)
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Batch):
+        yield from _tensors_in((value.labels, value.dense, value.ids, value.bags))
+    elif isinstance(value, RoutedBatch):  # a feed keeps the rest of it itself
+        yield from _tensors_in(value.batch)
+    elif is_keyed(value):
+        yield from tensors_of(value)
+    elif isinstance(value, (tuple, list, Mapping)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors_in(part)
 
 
 def to_device(value: Any, device: torch.device) -> Any:

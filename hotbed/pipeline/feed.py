@@ -30,8 +30,8 @@ import torch
 
 from hotbed.cache import MOST_AHEAD, MOST_BATCHES, Cache, window_length
 from hotbed.ops.lookups import Ticket
-from hotbed.ops.streams import after, mark
-from hotbed.pipeline.batches import ids_of, to_device
+from hotbed.ops.streams import mark
+from hotbed.pipeline.batches import ids_of, take_over, to_device
 from hotbed.pipeline.choice import PlannerChoice
 from hotbed.pipeline.eager import EagerPlanner
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow, Planner, Trial, Window
@@ -145,6 +145,8 @@ class Feed:
             if self._eager.error is not None:
                 self._break(self._eager.error)
             self._leave()
+            if self._retired:  # made on streams that the next feed takes, and the device may still read them
+                self._retired[-1][0].synchronize()
             if self._tables.ownership.feed is self and not self.changes.is_broken:
                 self.pause(drop=True)
             self._tables.ownership.leave(self)
@@ -274,7 +276,7 @@ class Feed:
 
     def _retire(self, window: Window) -> None:
         """Keep the memory of a window until the device is past it."""
-        if self._device.type == "cuda" and (self._reader.moves or window.transfer.holds_memory):
+        if self._device.type == "cuda" and (self._tables.is_shared or window.transfer.holds_memory):
             self._retired.append((mark(self._device), window))
             while self._retired and self._retired[0][0].query():
                 self._retired.popleft()
@@ -405,7 +407,7 @@ class Feed:
 
     def _candidate(self, batch: Any, point: Any) -> Candidate:
         """A batch that was read, its ids, and who will plan it."""
-        after(self._device, point)
+        take_over(batch, self._device, point)
         named = ids_of(batch.batch if isinstance(batch, RoutedBatch) else batch, self._names)
         return self._choice.choose(batch, named)
 

@@ -49,12 +49,12 @@ class ReadBatch(NamedTuple):
     """A batch that was read."""
 
     batch: Any
-    mark: Any  # at which its copy is done
+    mark: Any  # at which it is there: loaders may work on the device too
     number: int
 
 
 class Reader:
-    """Batches of a loader, in order, each with the mark at which its copy is done."""
+    """Batches of a loader, in order, each with the mark at which it is there (batches.take_over)."""
 
     def __init__(self, loader: Iterable[Any], device: torch.device, settle: Settle | None = None) -> None:
         """`settle`: done with the batches in the thread; it speaks with other ranks."""
@@ -78,7 +78,6 @@ class Reader:
         self._draws = Draws(self._ask)
         self._seed: int | None = None  # of torch's generator, when a read began that was not wanted yet
         self.ended = False  # no batch comes before those that were handed out are trained
-        self.moves = False  # batches are copied to the device
         self._thread = Runner(self._work, "hotbed-reader")
 
     def start(self) -> None:
@@ -200,9 +199,7 @@ class Reader:
         settled = given if self._settle is None else self._settle(given)
         for batch in settled if self._first_step is None else reads(settled, self._first_step):
             moved = to_device(batch, self._device)
-            self.moves |= moved is not batch or self._shared
-            point = mark(self._device) if self._shared or moved is not batch else None
-            self._found.append(ReadBatch(moved, point, self._num_read))
+            self._found.append(ReadBatch(moved, mark(self._device), self._num_read))
             self._num_read += 1
             self._in_hand.clear()
             del batch, moved

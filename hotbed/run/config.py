@@ -66,7 +66,9 @@ class DataConfig:
     batch_size: int = setting(4096, "samples per training step, of all ranks together", least=1)
     eval_batch_size: int = setting(0, "samples per evaluation step, of all ranks; 0 takes data.batch_size", least=0)
     shuffle: bool = setting(True, "a new order of the train split every epoch, from the seed")
-    threads: int = setting(2, "reader threads; no effect on the result", least=1, most=256)
+    threads: int = setting(
+        0, "reader threads; 0: half of the cores, 2 to 8; no effect on the result", least=0, most=256
+    )
 
     def __post_init__(self) -> None:
         if (

@@ -12,9 +12,10 @@ import json
 import math
 import platform
 import signal
+import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -37,6 +38,7 @@ from hotbed.train.step import repeatable
 from hotbed.train.watch import Ids, ids_of
 
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+_SWITCH_SECONDS = 0.0005  # between threads of Python
 Summary = dict[str, Any]
 
 
@@ -57,10 +59,21 @@ class RunOutcome(NamedTuple):
     unsaved: str = ""  # what the disk refused of a run that has its model
 
 
+@contextmanager
+def _quick_turns(device: torch.device) -> Iterator[None]:
+    """On CUDA the training thread takes Python's lock again after every launch, and waits 5 ms for a reader that has it."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS if device.type == "cuda" else before)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
 def run(training: Training, subject: Subject) -> RunOutcome:
     """Train, evaluate, and write everything down."""
     world = training.world
-    with StopSignals() as signals, repeatable():
+    with StopSignals() as signals, repeatable(), _quick_turns(training.learner.device):
         at_once, stop = False, AgreedStop(signals, world)
         try:
             reason = training.train(stop)

@@ -229,8 +229,8 @@ def test_a_dataset_without_numbers_or_ids(tmp_path):
 
 def test_wrong_arguments_are_named(dataset):
     for name in ("batch_size", "threads", "shuffle_rows"):
-        with pytest.raises(ConfigError, match=f"{name} is 0"):
-            Loader(dataset, "train", **{"batch_size": 1, name: 0})
+        with pytest.raises(ConfigError, match=f"{name} is -1"):
+            Loader(dataset, "train", **{"batch_size": 1, name: -1})
     with pytest.raises(ConfigError, match="start_batch is 11; the epoch has 10 batches"):
         Loader(dataset, "train", batch_size=10).epoch(0, start_batch=11)
     with pytest.raises(SchemaError, match=r"no split 'trian'.*train, valid"):

@@ -42,6 +42,7 @@ from hotbed.data.loader.decode import Buffers, Columns, decode
 from hotbed.data.loader.slab import Place, Slab, places
 from hotbed.errors import ConfigError
 from hotbed.host.ahead import run_ahead
+from hotbed.host.pool import num_threads
 from hotbed.telemetry.spans import recorded
 from hotbed.types import Batch
 
@@ -112,12 +113,14 @@ class Piece(NamedTuple):
 
 
 ALL = Share()
+_LEAST_THREADS, _MOST_THREADS = 2, 8
 
 
 class Loader:
     """Batches of one split, epoch by epoch.
 
     `batch_size` and `num_rows` are those of all ranks together, `share` says which of them this loader reads for.
+    `threads` of 0 are half of those that torch uses, 2 to 8.
     `pin_memory` puts batches in page-locked memory where a CUDA device is present, so that copies to it can overlap.
     """
 
@@ -129,12 +132,12 @@ class Loader:
         batch_size: int,
         shuffle: bool = False,
         seed: int = 0,
-        threads: int = 2,
+        threads: int = 0,
         pin_memory: bool = False,
         shuffle_rows: int = SHUFFLE_ROWS,
         share: Share = ALL,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("threads", threads), ("shuffle_rows", shuffle_rows)):
+        for name, value in (("batch_size", batch_size), ("threads", threads or 1), ("shuffle_rows", shuffle_rows)):
             if value < 1:
                 raise ConfigError(f"{name} is {value}; a loader needs at least 1.")
         if batch_size < share.world:
@@ -148,7 +151,7 @@ class Loader:
         self._groups = dataset.split(split)
         self._shuffle = shuffle
         self._seed = seed
-        self._threads = threads
+        self._threads = threads or min(_MOST_THREADS, max(_LEAST_THREADS, num_threads() // 2))
         self._buffers = Buffers(pin_memory=pin_memory and torch.cuda.is_available())  # used again in the next epoch
         self._block_rows = shuffle_rows if shuffle else PLAIN_ROWS
         self.num_rows = sum(group.rows for group in self._groups)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.train.metrics import auc
+from hotbed.train.metrics import auc, auc_of_tensors
 
 
 class IntervalSummary(NamedTuple):
@@ -51,7 +51,9 @@ class Interval:
         """Wait for the device and sum up; the losses must be numbers."""
         losses = torch.stack(self._losses).cpu().double().numpy()
         sizes = np.array([len(one) for one in self._labels])
-        score = auc(torch.cat(self._labels).cpu().numpy(), torch.cat(self._logits).float().cpu().numpy())
+        labels, logits = torch.cat(self._labels), torch.cat(self._logits).float()
+        on_cpu = labels.device.type == "cpu"
+        score = auc(labels.numpy(), logits.numpy()) if on_cpu else auc_of_tensors(labels, logits)
         return IntervalSummary(float((losses * sizes).sum() / sizes.sum()), score, int(sizes.sum()))
 
     def state(self) -> dict[str, Tensor]:

@@ -153,6 +153,22 @@ def _auc(positive: npt.NDArray[np.bool_], scores: Array) -> float:
     return (int(below) + int(not_above)) / (2 * winners.size * losers.size)
 
 
+def auc_of_tensors(labels: Tensor, scores: Tensor) -> float:
+    """As `auc`, on the device of the tensors: 0.8 million samples take a CPU 80 ms, as long as some 30 steps of a GPU.
+
+    It counts pairs, in integers: the result is that of `auc` to the bit.
+    """
+    positive = labels == 1
+    is_fine = (positive | (labels == 0)).all() & ~scores.isnan().any()
+    if not bool(is_fine):
+        return auc(labels.cpu().numpy(), scores.cpu().numpy())  # says what is wrong
+    winners, losers = scores[positive].sort().values, scores[~positive].sort().values
+    if not winners.numel() or not losers.numel():
+        return NAN
+    sides = [torch.searchsorted(losers, winners, side=side).sum() for side in ("left", "right")]
+    return int(sum(sides)) / (2 * winners.numel() * losers.numel())
+
+
 def _log_loss(positive: npt.NDArray[np.bool_], logits: Array) -> float:
     if not logits.size:
         return NAN

@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
@@ -14,6 +15,7 @@ from hotbed.train.metrics import (
     CalibrationBin,
     Metrics,
     auc,
+    auc_of_tensors,
     calibration,
     calibration_curve,
     log_loss,
@@ -51,9 +53,12 @@ def both_classes(labels) -> bool:
 @given(samples(COARSE | FINE | EXTREME))
 def test_auc_is_the_exact_share_of_ordered_pairs(drawn):
     labels, scores = drawn
+    on_device = auc_of_tensors(torch.from_numpy(labels), torch.from_numpy(scores))
     if not both_classes(labels):
         assert math.isnan(auc(labels, scores))
+        assert math.isnan(on_device)
         return
+    assert on_device == auc(labels, scores)
     assert auc(labels, scores) == count_pairs(labels, scores)
     assert auc(labels, scores) == pytest.approx(sk.roc_auc_score(labels, scores.astype(np.float64)), abs=1e-12)
 
@@ -151,6 +156,15 @@ def test_auc_of_many_samples_stays_in_integers():
     labels = np.concatenate([np.ones(positives), np.zeros(negatives)])
     wins = positives * (positives + 1) // 2
     assert auc(labels, scores) == wins / (positives * negatives)
+    assert auc_of_tensors(torch.from_numpy(labels), torch.from_numpy(scores)) == wins / (positives * negatives)
+
+
+@pytest.mark.parametrize(
+    ("label", "score", "wrong"), [(2.0, 0.5, "neither 0 nor 1"), (1.0, math.nan, "scores are nan")]
+)
+def test_on_a_device_too_what_is_wrong_is_named(label, score, wrong):
+    with pytest.raises(DataError, match=wrong):
+        auc_of_tensors(torch.tensor([0.0, label]), torch.tensor([0.1, score]))
 
 
 def test_calibration_curve_has_equal_bins_and_keeps_every_sample():

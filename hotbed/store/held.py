@@ -68,7 +68,7 @@ class HoldableStore(Protocol):
     """A store, as far as this needs it."""
 
     def begin_hold(self, held: HeldRows, touched: bool) -> int:
-        """Mark the rows to be held in `held.marks` and count them as saved; their number."""
+        """Mark the rows to be held in `held.marks`, all before `held.end`, and count them as saved; their number."""
 
     def let_go(self, held: HeldRows, *, saved: bool) -> None:
         """What was held is no longer; if it was not saved it counts as written after all."""
@@ -81,6 +81,7 @@ class HeldRows:
         self._store = store
         self._records = records
         self.marks: NDArray[np.uint8] = zeros((records.shape[0],), np.uint8, huge=False)
+        self.end = records.shape[0]  # of the keys that may be marked; `take` lowers it where few are in use
         self._is_given = zeros((records.shape[0],), np.uint8, huge=False)
         self._kept: deque[tuple[Keys, Tensor]] = deque()
         self._count = 0
@@ -104,7 +105,7 @@ class HeldRows:
     @property
     def keys(self) -> Keys:
         """Of all held rows, ascending; 8 bytes a row."""
-        return np.concatenate([np.empty(0, dtype=np.int64), *marked(self.marks, _CHUNK)])
+        return np.concatenate([np.empty(0, dtype=np.int64), *marked(self.marks[: self.end], _CHUNK)])
 
     def keep(self, keys: Keys) -> None:
         """These rows are about to be overwritten."""
@@ -118,7 +119,7 @@ class HeldRows:
     def items(self, chunk: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of all held rows, each once; in any thread, once."""
         yield from self._drain()
-        for keys in marked(self.marks, chunk):
+        for keys in marked(self.marks[: self.end], chunk):
             records = torch.empty(keys.size, self._records.shape[1], dtype=torch.float32, device="cpu")
             gather_rows(self._records, torch.from_numpy(keys), records)
             clean = self.marks[keys] == HELD

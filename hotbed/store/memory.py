@@ -140,7 +140,7 @@ class MemoryStore:
         """For HeldRows."""
         if self._held is not None:
             raise refuse_second()
-        self._held = held
+        self._held, held.end = held, self._end
         state = self._state[: self._end]
         unsaved = np.empty(0, np.uint8) if self._unsaved is None else self._unsaved
         count = hold(state, words_of(state), touched, unsaved, held.marks)
@@ -153,7 +153,8 @@ class MemoryStore:
         if self._held is held:
             if not saved:
                 if self._unsaved is not None:  # it stopped before it had taken them over
-                    join(self._unsaved, words_of(self._unsaved), held.marks)
+                    unsaved = self._unsaved[: self._end]
+                    join(unsaved, words_of(unsaved), held.marks)
                 self._unsaved = held.marks
             self._held = None
 

@@ -172,6 +172,22 @@ def test_a_snapshot_of_few_rows_of_many_takes_little_memory():
     assert taken < 20e6
 
 
+def test_a_snapshot_looks_no_further_than_the_keys_in_use(monkeypatch):
+    """Dynamic ids set aside addresses for hundreds of millions of rows; to look through them all takes seconds."""
+    seen = []
+    monkeypatch.setattr(held, "marked", lambda marks, chunk: (seen.append(marks.size), marked(marks, chunk))[1])
+    store = MemoryStore(400_000_000, LAYOUT, first, grows=True)
+    store.write(torch.tensor([3, 70_000]), torch.ones(2, LAYOUT.width))
+    rows = store.hold(touched=False)
+    store.write(torch.tensor([90_000, 3]), torch.zeros(2, LAYOUT.width))
+    assert rows.keys.tolist() == [3, 70_000]
+    assert sorted((key, row[0]) for keys, one in rows.items() for key, row in zip(keys.tolist(), one.tolist())) == [
+        (3, 1.0),
+        (70_000, 1.0),
+    ]
+    assert set(seen) == {70_001}
+
+
 def test_a_snapshot_of_all_rows_copies_a_chunk_at_a_time():
     layout = layout_of(64, optim.SGD())
     store = MemoryStore(400_000, layout, lambda keys: torch.ones(keys.shape[0], layout.width))

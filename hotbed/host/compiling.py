@@ -1,4 +1,4 @@
-"""What Numba compiles in this process: for how long, and somebody who is told when it takes long.
+"""What Numba and Triton compile in this process: for how long, and somebody who is told when it takes long.
 
 A kernel is compiled once on a machine, the larger ones in ten seconds and more, and loaded from then on (kernel_cache.py). That
 is no work of reading or training, so speeds leave it out. Numba compiles under one lock: the seconds of threads never overlap,
@@ -43,6 +43,11 @@ class _Clock(event.Listener):
             if not self._depth:
                 self._seconds += time.perf_counter() - self._began
 
+    def add(self, seconds: float) -> None:
+        with self._lock:
+            self._seconds += seconds
+            self.kernels += 1
+
     def seconds(self) -> float:
         with self._lock:
             return self._seconds + (time.perf_counter() - self._began if self._depth else 0.0)
@@ -55,6 +60,11 @@ event.register("numba:compile", _clock)
 def compile_seconds() -> float:
     """In which this process has compiled so far."""
     return _clock.seconds()
+
+
+def note_compiled(seconds: float) -> None:
+    """A kernel was compiled by somebody else than Numba."""
+    _clock.add(seconds)
 
 
 class CompileReport:

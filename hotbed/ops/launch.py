@@ -11,8 +11,27 @@ from typing import Any
 
 import torch
 import triton
+from triton import knobs
+
+from hotbed.host.compiling import note_compiled
 
 _DIRECT = tuple(triton.__version__.split(".")[:2]) == ("3", "6")  # whose launcher takes the arguments below
+
+
+def _listen() -> None:
+    """Speeds leave out what Triton compiles, once on a machine, as they do with Numba."""
+    before = knobs.compilation.listener
+
+    def note(**compiled: Any) -> None:
+        if not compiled["cache_hit"]:
+            note_compiled(compiled["times"].total / 1e6)
+        if before is not None:
+            before(**compiled)
+
+    knobs.compilation.listener = note
+
+
+_listen()
 
 
 class Launch:

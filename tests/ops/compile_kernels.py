@@ -20,6 +20,7 @@ import hotbed
 from hotbed.cache import make_policy
 from hotbed.cache.cache import Cache
 from hotbed.cache.recorded_planner import RecordedCache
+from hotbed.host.compiling import CompileReport
 from hotbed.ops import launch
 from hotbed.ops.index import ArrivalCells, Lists, Moment
 from hotbed.ops.index import triton as index
@@ -129,9 +130,11 @@ def compile_moves():
 
 
 if __name__ == "__main__":
+    compiled = CompileReport()
     launch.Launch.__call__ = _compile
     for kind in (torch.int32, torch.int64):
         compile_index(kind)
     for row_optimizer in (hotbed.optim.RowwiseAdagrad(), hotbed.optim.Adam()):
         compile_rows(row_optimizer)
     compile_moves()
+    sys.stdout.write(f"{compiled.kernels} {compiled.seconds}\n")

@@ -22,6 +22,9 @@ def test_kernels_compile_for_an_h200(tmp_path):
         check=False,
     )
     assert run.returncode == 0, run.stderr[-2000:]
+    kernels, seconds = run.stdout.split()[-2:]
+    assert int(kernels) > 20, "Triton tells of what it compiles"
+    assert float(seconds) > 1
     wanted = {
         "_bring",
         "_make_keys",

@@ -34,6 +34,7 @@ _RESUME_MAY_CHANGE = {
     "tables.clip_norm",
     "dense.lr",
     "dense.weight_decay",
+    "dense.recorded",
     "train.epochs",
     "train.max_steps",
     "train.device",

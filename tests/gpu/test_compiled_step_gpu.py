@@ -31,6 +31,8 @@ class Model(nn.Module):
     def forward(self, vectors, dense):
         if self.beside is not None:
             self.beside(vectors)
+        if not isinstance(vectors, torch.Tensor):
+            vectors = torch.cat(list(vectors.values()), dim=1)
         return self.layers(torch.cat([vectors.flatten(1), dense], dim=1)).squeeze(1)
 
 
@@ -123,3 +125,75 @@ def test_a_model_that_cannot_be_recorded(when):
     assert len(refused.said) == 1
     assert ("reads numbers back" if when == "always" else "recording it failed") in refused.said[0]
     assert_same(plain, refused)
+
+
+@pytest.mark.parametrize("output", ["concat", "dict"])
+def test_vectors_of_other_forms(output):
+    loader = list(batches())[:12]
+    plain, recorded = (Trained(records, output=output).train(loader) for records in (False, True))
+    assert recorded.step.num_recorded == 1, recorded.said
+    assert_same(plain, recorded)
+
+
+def test_seeds_attributes_and_loaded_optimizers_in_between():
+    loader = list(batches())[:12]
+
+    def go_through(trained):
+        trained.train(loader)
+        torch.cuda.manual_seed(7)
+        trained.train(loader)
+        trained.model.layers[3].p = 0.6
+        trained.train(loader)
+        trained.optimizer.load_state_dict(trained.optimizer.state_dict())
+        return trained.train(loader)
+
+    plain, recorded = (go_through(Trained(records, "sgd")) for records in (False, True))
+    assert recorded.step.num_recorded >= 2, recorded.said
+    assert_same(plain, recorded)
+
+
+def test_gradients_of_several_batches():
+    loader = list(batches())[:12]
+
+    def go_through(trained):
+        trained.tables.accumulate()
+        for place in range(0, 12, 3):
+            trained.train(loader[place : place + 3], prefetches=False)
+            trained.tables.step()
+        return trained
+
+    plain, recorded = go_through(Trained(False)), go_through(Trained(True))
+    assert recorded.step.num_recorded == 1, recorded.said
+    assert_same(plain, recorded)
+
+
+def test_an_input_on_the_host_is_refused():
+    trained = Trained(True)
+    share = torch.tensor(0.5)
+    trained.step = CompiledStep(
+        trained.model, trained.optimizer, lambda model, vectors, dense, labels: model(vectors, dense).mean() * labels
+    )
+    trained.step.say = trained.said.append
+    for ids, dense, _ in list(batches())[:8]:
+        trained.step(trained.tables(ids), dense, share)
+    assert trained.step.num_recorded == 0
+    assert "input 2 is on cpu, not on cuda:0; move it before the step" in trained.said[0]
+
+
+def test_a_rate_that_is_a_tensor():
+    """On the device it is read by the recording; on the host it would not be, and nothing is recorded."""
+
+    def go_through(records, device):
+        trained = Trained(records)
+        group = trained.optimizer.param_groups[0]
+        group["lr"] = rate = torch.tensor(0.01, device=device)
+        for number, (ids, dense, labels) in enumerate(list(batches())[:12]):
+            rate.fill_(0.01 / (1 + number))
+            trained.losses += trained.step.run(trained.tables(ids), dense, labels)[:1]
+        return trained
+
+    with repeatable():
+        for device, num_recorded in (("cuda", 1), ("cpu", 0)):
+            plain, recorded = go_through(False, device), go_through(True, device)
+            assert recorded.step.num_recorded == num_recorded, recorded.said
+            assert_same(plain, recorded)

@@ -94,6 +94,17 @@ def test_learning_rates_settings_and_attributes_that_change():
     assert_same(go_through, 3)
 
 
+def test_a_rate_that_is_a_tensor_is_read_in_every_step():
+    def go_through(trained):
+        trained.optimizer.param_groups[0]["lr"] = rate = torch.tensor(0.5)
+        for _ in range(9):
+            rate.mul_(0.5)
+            trained.train(1)
+        return trained
+
+    assert_same(go_through, 1)
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
 def test_a_loaded_optimizer_whose_rate_changes(optimizer):
     def go_through(trained):

@@ -54,9 +54,7 @@ def binary_loss(model: nn.Module, vectors: Vectors, *inputs: Any) -> tuple[Tenso
     return F.binary_cross_entropy_with_logits(logits, labels), logits
 
 
-def compile_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, loss: Loss = binary_loss
-) -> Callable[..., Tensor]:
+def compile_step(model: nn.Module, optimizer: torch.optim.Optimizer | None, loss: Loss = binary_loss) -> CompiledStep:
     """A function step(vectors, *inputs) that trains the model and, through the vectors, the rows, and gives the loss.
 
     Inputs are tensors on the device, numbers, strings or None. Gradients of the dense weights are those of the last step, in
@@ -220,6 +218,9 @@ class CompiledStep:
     ) -> tuple[tuple[Tensor, ...], list[str]]:
         """A step as it is, and whether it can be recorded: with what it called, and what the one before did, if any."""
         parts, weights = tensors_of(vectors), self._weights
+        self._refuse(why_not_optimizer(self._optimizer) or why_not_hooks(self._model, self._loss, weights))
+        if self.why_not is not None:
+            return self._as_it_is(vectors, inputs), []
         python = PythonState(model=self._model, optimizer=self._optimizer, loss=self._loss)
         before = {**python.facts(), **random_states()}
         leaves = [part.detach().requires_grad_(part.requires_grad) for part in parts]
@@ -238,9 +239,7 @@ class CompiledStep:
         if versions != [one._version for one in inputs if isinstance(one, Tensor)]:
             reason = reason or "the model or the loss changes an input in place"
         self._refuse(
-            why_not_optimizer(self._optimizer)
-            or why_not_hooks(self._model, weights)
-            or reason
+            reason
             or model.why_not("the model or the loss")
             or optimizer.why_not("the optimizer")
             or why_not_changed(before, {**python.facts(), **random_states()})

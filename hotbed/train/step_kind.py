@@ -28,7 +28,8 @@ SIMPLE = (bool, int, float, str, type(None))
 _VALUES = (*SIMPLE, bytes, np.generic, torch.dtype, torch.device)
 _MOST = 20_000  # objects that are compared in every step
 _KEPT = 64  # states of the Python objects that have a number
-_OPAQUE = (type, ModuleType, BuiltinFunctionType, EmbeddingTables)
+_CODE = (type, ModuleType, BuiltinFunctionType, FunctionType)
+_OPAQUE = (ModuleType, BuiltinFunctionType, EmbeddingTables)
 _GLOBAL_HOOKS = [
     *(getattr(_modules, f"_global_{name}_hooks") for name in ("forward", "forward_pre", "backward", "backward_pre")),
     _optimizers._global_optimizer_pre_hooks,
@@ -116,17 +117,23 @@ class PythonState:
 
 
 class _Outside(Collection[Any]):
-    """The variables of its closure, and the global ones that hold data, which a function names."""
+    """The variables that a function names and that hold data: of its closure, global ones, those of modules."""
 
     def __init__(self, function: FunctionType) -> None:
         self._cells = function.__closure__ or ()
-        self._space = function.__globals__
-        found = {name: self._space[name] for name in function.__code__.co_names if name in self._space}
-        self._names = [name for name, one in found.items() if not isinstance(one, (*_OPAQUE, FunctionType))]
-        self.names = [*function.__code__.co_freevars, *self._names]
-        self.functions = [
-            (name, one) for name, one in found.items() if getattr(one, "__globals__", None) is self._space
-        ]  # that it may call
+        space, words = function.__globals__, function.__code__.co_names
+        spaces = [space, *(vars(space[word]) for word in words if isinstance(space.get(word), ModuleType))]
+        self._places = [
+            (one, word)
+            for one in spaces
+            for word in words
+            if word in one
+            and not _is_ours(one.get("__name__"))
+            and not isinstance(one[word], (*_CODE, EmbeddingTables))
+        ]
+        self.names = [*function.__code__.co_freevars, *(word for _, word in self._places)]
+        called = [(word, space[word]) for word in words if word in space]
+        self.functions = [(word, one) for word, one in called if getattr(one, "__globals__", None) is space]
 
     def __iter__(self) -> Iterator[Any]:
         for cell in self._cells:
@@ -134,8 +141,8 @@ class _Outside(Collection[Any]):
                 yield cell.cell_contents
             except ValueError:  # not bound yet
                 yield None
-        for name in self._names:
-            yield self._space.get(name)
+        for space, word in self._places:
+            yield space.get(word)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -194,19 +201,26 @@ def _parts_of(value: Any) -> tuple[Collection[Any], list[tuple[Any, Any]]] | Non
         return (value.__self__, value.__func__), [("self", value.__self__), ("function", value.__func__)]
     if isinstance(value, partial):
         return (value,), [("function", value.func), ("arguments", value.args), ("keywords", value.keywords)]
-    kind = value if isinstance(value, FunctionType) else type(value)
-    is_ours = str(getattr(kind, "__module__", "")).split(".")[0] in ("torch", "hotbed")
-    if isinstance(value, FunctionType):
+    if isinstance(value, (FunctionType, type)):
+        if _is_ours(value.__module__):
+            return None
+        if isinstance(value, type):
+            return vars(value).values(), [(name, one) for name, one in vars(value).items() if not name.startswith("__")]
         outside = _Outside(value)
-        return None if is_ours else (outside, [*zip(outside.names, outside), *outside.functions])
-    if not hasattr(value, "__dict__") or (is_ours and not isinstance(value, (nn.Module, torch.optim.Optimizer))):
+        return outside, [*zip(outside.names, outside), *outside.functions]
+    is_known = isinstance(value, (nn.Module, torch.optim.Optimizer))
+    if not hasattr(value, "__dict__") or (_is_ours(type(value).__module__) and not is_known):
         return None
     parts = [
         (name, one) for name, one in vars(value).items() if "state_dict" not in name
     ]  # those hooks are not of steps
-    if isinstance(value, nn.Module) and not is_ours:  # its methods may name global variables
-        parts += [(name, one) for name, one in vars(kind).items() if isinstance(one, FunctionType)]
-    return vars(value).values(), parts
+    kinds = type(value).__mro__[:-1] if isinstance(value, nn.Module) else ()
+    return vars(value).values(), [*parts, *((f"({kind.__name__})", kind) for kind in kinds)]
+
+
+def _is_ours(module: Any) -> bool:
+    """Whether code of a module is torch's or hotbed's own, which keeps no numbers outside of objects."""
+    return str(module).partition(".")[0] in ("torch", "hotbed", "builtins", "typing", "abc")
 
 
 def shape_of(place: int, value: Any, device: torch.device) -> Any:

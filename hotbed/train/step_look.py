@@ -102,13 +102,17 @@ def why_not_optimizer(optimizer: Any) -> str | None:
     return f"{type(optimizer).__name__} runs in part on the host; make it with fused=True or capturable=True"
 
 
-def why_not_hooks(model: nn.Module, weights: Iterable[Tensor]) -> str | None:
-    """What would not be called in a replay."""
+def why_not_hooks(model: nn.Module, loss: Any, weights: Iterable[Tensor]) -> str | None:
+    """What would not be called in a replay, or cannot be looked at."""
+    if hasattr(loss, "_torchdynamo_orig_callable"):
+        return "the loss is compiled by torch.compile"
     for path, module in model.named_modules():
         if isinstance(module, EmbeddingTables):
             return f"the model looks rows up itself ({path or 'model'}); look them up before the step"
         if isinstance(module, nn.parallel.DistributedDataParallel):
             return f"the model is reduced over processes ({path or 'model'} is a DistributedDataParallel)"
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            return f"module {path or 'model'} is compiled by torch.compile"
         hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
         if any(hooks):
             return f"module {path or 'model'} has hooks"

@@ -12,11 +12,14 @@ from hotbed.errors import HotbedError, ShapeError
 from hotbed.train.compiled_step import CompiledStep, binary_loss
 from hotbed.train.step import repeatable
 from hotbed.train.step_kind import NotRecordableError, shape_of, torch_settings
+from hotbed.train.step_look import why_not_hooks
 from hotbed.train.step_recording import copy_all, twins_of
 
 
 class Model(nn.Module):
     """Two layers over vectors and dense columns."""
+
+    warmth = 0
 
     def __init__(self, beside=lambda *_: None):
         super().__init__()
@@ -154,6 +157,9 @@ def test_hooks_and_optimizers_that_are_not_recorded():
     model = Model()
     model.layers[0].weight.register_hook(lambda grad: grad)
     assert look(model) == "a dense weight has hooks"
+    compiled = Model()
+    compiled.layers.compile(backend="eager")
+    assert why_not_hooks(compiled, binary_loss, []) == "module layers is compiled by torch.compile"
     model.tables = make_tables()
     assert "looks rows up itself (tables)" in look(model)
 
@@ -244,6 +250,7 @@ def add_group(model, optimizer):
         lambda model, optimizer: model.layers[1].eval(),
         lambda model, optimizer: setattr(model, "num_steps", 3),
         lambda model, optimizer: setattr(model, "temperature", 0.5),
+        lambda model, optimizer: setattr(Model, "warmth", Model.warmth + 1),
         lambda model, optimizer: setattr(model.layers, "1", nn.GELU()),
         lambda model, optimizer: model.layers[0].requires_grad_(False),
         lambda model, optimizer: model.layers[0].register_forward_hook(lambda *_: None),
@@ -285,6 +292,9 @@ def test_numbers_outside_of_the_loss_function_are_part_of_the_kind(monkeypatch):
     def with_global(*given):
         return SHARE * binary_loss(*given)[0]
 
+    def with_module(*given):
+        return random.SHARE * binary_loss(*given)[0]
+
     def change(model, optimizer):
         nonlocal share
         share = 0.5
@@ -292,6 +302,8 @@ def test_numbers_outside_of_the_loss_function_are_part_of_the_kind(monkeypatch):
     assert not kinds_of(change, with_closure)
     assert not kinds_of(lambda *_: kept.update(share=0.5), with_container)
     assert not kinds_of(lambda *_: monkeypatch.setitem(globals(), "SHARE", 0.5), with_global)
+    monkeypatch.setattr(random, "SHARE", 1.0, raising=False)
+    assert not kinds_of(lambda *_: monkeypatch.setattr(random, "SHARE", 0.5), with_module)
 
 
 def test_settings_of_torch_are_part_of_the_kind():

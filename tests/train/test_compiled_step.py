@@ -9,6 +9,7 @@ from torch import nn
 
 import hotbed
 from hotbed.errors import HotbedError, ShapeError
+from hotbed.models import MODELS, build_model
 from hotbed.train.compiled_step import CompiledStep, binary_loss
 from hotbed.train.step import repeatable
 from hotbed.train.step_kind import NotRecordableError, shape_of, torch_settings
@@ -113,6 +114,22 @@ def look_inputs(vectors=None, inputs=None):
 
 def test_what_can_be_recorded():
     assert look(Model()) is None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_can_be_recorded(name):
+    """On a device without memory nothing can be read back or computed on the host unnoticed."""
+    model = build_model(name, num_features=3, dim=8, num_dense=2, options={}).to("meta").requires_grad_(False)
+    step = CompiledStep(model, None)
+    shape, calls = (16, 3, model.vector_width(8)), []
+    for _ in range(2):
+        vectors = torch.empty(shape, device="meta", requires_grad=True)
+        inputs = torch.empty(16, 2, device="meta"), torch.empty(16, device="meta")
+        before = step._kind_of(vectors, inputs)
+        _, calls = step._looked_at(vectors, inputs, calls)
+        assert step.why_not is None
+        assert step._kind_of(vectors, inputs) == before
+    assert len(calls) > 10
 
 
 def keep(model, vectors):

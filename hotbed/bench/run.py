@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import statistics
 import time
 import traceback
@@ -32,6 +33,7 @@ from hotbed.bench.timing import DensePart, Timing, batches_needed, time_gpu, tim
 from hotbed.bench.workload import Workload, make_workload
 from hotbed.errors import BudgetError, ConfigError
 
+_log = logging.getLogger("hotbed.bench")
 _TRIALS, _COPIES = 5, 10  # ten copies at a time, so that launching them does not show
 
 
@@ -104,7 +106,8 @@ def _profile(result: Result, workload: Workload) -> Result:
     try:
         with built(result.system, setting) as system:
             gpu_ms = time_gpu(system, setting, workload, DensePart(setting))
-    except Exception:  # it was timed, which is what counts
+    except Exception as error:  # it was timed, which is what counts
+        _log.warning("%s: how long the GPU works is not known: %s", result.system, first_line(error))
         return result
     return result._replace(timing=result.timing._replace(gpu_ms=gpu_ms))
 

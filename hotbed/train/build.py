@@ -258,7 +258,11 @@ def dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     if not parameters:
         return None
     dense = config.dense
-    fused = {"fused": True} if dense.optimizer == "adam" else {}  # 0.13 instead of 0.36 ms a step for 143k weights
+    on_cuda = parameters[0].device.type == "cuda"
+    is_fused = dense.optimizer == "adam" or (dense.optimizer == "sgd" and on_cuda)
+    fused = (
+        {"fused": True} if is_fused else {}
+    )  # 0.13 instead of 0.36 ms a step for 143k weights; a step can be recorded
     kind = _OPTIMIZERS[dense.optimizer]
     optimizer: torch.optim.Optimizer = kind(parameters, lr=dense.lr, weight_decay=dense.weight_decay, **fused)
     return optimizer

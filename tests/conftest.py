@@ -16,22 +16,40 @@ from tests import quick_interpreter
 from tests.kernel_sources import kernel_digest
 
 ROOT = Path(__file__).resolve().parent.parent
-# Files of half a minute and more. Where several processes take a file each, one of these does not come last.
-LONG = (
+# Where several processes take a file each, these come first, in this order.
+FIRST = (
+    # It compiles most kernels. Ranks and killed runs come later: what is not there, each of them compiles for itself.
+    "train/test_dynamic_run.py",
+    # Meanwhile, what needs none of these.
+    "test_wheel.py",
+    "ops/test_compile_kernels.py",
+    "test_site.py",
+    # The other kernels.
+    "train/test_cached_run.py",
+    "checkpoint/test_tables.py",
+    "checkpoint/test_dynamic.py",
+    "train/test_build.py",
+    # Files of half a minute and more: none of them comes last.
     "faults/test_walk.py",
     "laws/test_cache_invisible.py",
     "laws/test_dynamic_invisible.py",
     "pipeline/test_feed.py",
-    "pipeline/test_recorded.py",
     "distributed/test_replicated.py",
+    "crash/test_kills.py",
     "distributed/test_sharded.py",
     "distributed/test_train.py",
-    "crash/test_kills.py",
-    "power/test_data.py",
-    "golden/test_golden.py",
-    "interop/test_compile.py",
+    "distributed/test_train_dynamic.py",
     "test_notebooks.py",
     "test_docs.py",
+    "power/test_data.py",
+    "power/test_ssd.py",
+    "golden/test_golden.py",
+    "interop/test_compile.py",
+    "cli/test_verify.py",
+    "data/test_prepare_restart.py",
+    "scorer/test_update.py",
+    "cache/test_victims.py",
+    "pipeline/test_recorded_bags.py",
 )
 
 os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / f"numba-{kernel_digest(ROOT / 'hotbed')}"))
@@ -71,7 +89,8 @@ def real_data() -> Path:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").as_posix() not in LONG)
+        places = {ROOT / "tests" / name: place for place, name in enumerate(FIRST)}
+        items.sort(key=lambda item: places.get(item.path, len(places)))
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

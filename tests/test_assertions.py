@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from tests.conftest import LONG
+from tests.conftest import FIRST
 
 TESTS = Path(__file__).parent
 FILES = {path: ast.parse(path.read_text()) for path in sorted(TESTS.rglob("*.py"))}
@@ -59,4 +59,4 @@ def test_the_check_sees_a_test_that_asserts_nothing():
 
 
 def test_the_files_that_begin_first_are_there():
-    assert [name for name in LONG if not (TESTS / name).is_file()] == []
+    assert [name for name in FIRST if not (TESTS / name).is_file()] == []

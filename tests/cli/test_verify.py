@@ -26,9 +26,9 @@ def test_the_same_bits_in_three_ways(hotbed, data):
     assert "the cache is invisible" in result.out
 
 
-@pytest.mark.slow
 def test_the_plain_command_passes(hotbed):
-    result = hotbed("verify")
+    """But for the number of steps."""
+    result = hotbed("verify", "--steps", 5)
     assert result.code == 0, result.err
     assert "deepfm on criteo-like: the cache is invisible" in result.out
 

@@ -93,7 +93,7 @@ def formed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_a_line_gives_the_victims_of_the_reference(case: Case, formed: list[int]) -> None:
     draw = random.Random(repr(case))
-    both, stream, arrivals, num_windows = Both(case, draw), 200, list[Arrival](), 0
+    both, stream, arrivals, num_windows = Both(case, draw), 130, list[Arrival](), 0
     planned = 0
     while planned < stream:
         while len(arrivals) < stream and len(arrivals) - planned < max(case.ahead, case.window):

@@ -77,31 +77,43 @@ def test_tiers_of_a_process_that_resumes_begin_anew(start, tmp_path, over_ssd):
     assert any(after < before for before, after in pairwise(wear))
 
 
-@pytest.mark.parametrize("below", ["memory", "ssd"])
-@pytest.mark.parametrize("step", [7, 25, 63, 100])
-def test_ids_are_told_to_the_digit_after_a_resume(start, tmp_path, below, step):
-    """Also while batches were translated ahead when the run stopped."""
-    sets = [*SETS, *DYNAMIC, "tables.hbm=16KiB", "tables.window=2"]
+def dynamic_sets(below, ssd):
+    sets = (*SETS, *DYNAMIC, "tables.hbm=16KiB", "tables.window=2")
+    return (*sets, "tables.memory=1MiB", f"tables.ssd={ssd}:8MiB") if below == "ssd" else sets
 
-    def place(name):
-        over = ("tables.memory=1MiB", f"tables.ssd={tmp_path / name}-ssd:8MiB")
-        return (*sets, *over) if below == "ssd" else tuple(sets)
 
-    built = start(tmp_path / "whole", *place("whole"))
-    whole = run(built.training, built.subject).summary
-    resumed = stopped_and_resumed(start, tmp_path / "again", place("again"), step)
-    ids = told(tmp_path / "whole", "ids")
-    assert told(tmp_path / "again", "ids") == ids
-    assert lines(tmp_path / "again") == lines(tmp_path / "whole")
-    assert resumed["ids"] == whole["ids"] == ids[-1]
-    assert len(ids) == len([line for line in lines(tmp_path / "whole") if line["kind"] == "train"])
-    last, tables = ids[-1], built.training.learner.tables
-    assert last.keys() == set(tables.tables)
+@pytest.fixture(scope="module", params=["memory", "ssd"])
+def whole(request, start, tmp_path_factory):
+    """(what is below the device, the folder of a run that was left alone, its summary, its rows by table)."""
+    folder = tmp_path_factory.mktemp("whole")
+    built = start(folder / "run", *dynamic_sets(request.param, folder / "ssd"))
+    summary = run(built.training, built.subject).summary
+    tables = built.training.learner.tables
+    return request.param, folder / "run", summary, {name: tables.rows(name)[0].shape[0] for name in tables.tables}
+
+
+def test_ids_are_told_to_the_digit(whole):
+    _, folder, summary, num_rows = whole
+    ids = told(folder, "ids")
+    assert summary["ids"] == ids[-1]
+    assert len(ids) == len([line for line in lines(folder) if line["kind"] == "train"])
+    last = ids[-1]
+    assert last.keys() == num_rows.keys()
     for name, one in last.items():
-        assert one["rows"] == one["admitted"] - one["expired"] == tables.rows(name)[0].shape[0]
+        assert one["rows"] == one["admitted"] - one["expired"] == num_rows[name]
     assert last["user"]["seen"] == 2000
     assert last["user"]["expired"] > 0
     assert (last["site"]["rejected"], last["site"]["rows"]) == (2000, 0)  # each of its ids comes twice
+
+
+@pytest.mark.parametrize("step", [7, 25, 63, 100])
+def test_ids_are_told_to_the_digit_after_a_resume(start, whole, tmp_path, step):
+    """Also while batches were translated ahead when the run stopped."""
+    below, folder, summary, _ = whole
+    resumed = stopped_and_resumed(start, tmp_path / "again", dynamic_sets(below, tmp_path / "ssd"), step)
+    assert told(tmp_path / "again", "ids") == told(folder, "ids")
+    assert lines(tmp_path / "again") == lines(folder)
+    assert resumed["ids"] == summary["ids"]
 
 
 def test_without_tiers_and_dynamic_ids_lines_do_not_speak_of_them(start, tmp_path):

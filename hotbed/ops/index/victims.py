@@ -101,9 +101,10 @@ class _Kernels(NamedTuple):
 
 
 @cache
-def _kernels(scoring: ScoreFunction) -> _Kernels:
-    tag = f"{scoring.name}_{digest_of(tuple(scoring))}"
-    score = njit(scoring.bind({"where": _where}), name=f"score_{tag}", nogil=True)
+def _kernels(name: str, function: Callable[..., Any]) -> _Kernels:
+    """Of a policy's score; half-life and oldest age are numbers they are given."""
+    tag = f"{name}_{digest_of(function)}"
+    score = njit(ScoreFunction(name, function, half_life=0).bind({"where": _where}), name=f"score_{tag}", nogil=True)
 
     @njit(name=f"rank_of_{tag}", nogil=True, inline="always")
     def rank_of(s: Any, cell: Any, last: Any, uses: Any, keys: Any, future: Any, now: Any) -> Any:
@@ -307,7 +308,7 @@ class Victims:
     def _choose_directly(self, state: tuple[Any, ...], moment: Moment, count: int) -> NDArray[np.int64]:
         size, threads = self._num_slots, threads_for(16 * self._num_slots)
         ranks, found, counts = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(threads, np.int64)
-        kernel = _kernels(self.scoring).rank_all
+        kernel = _kernels(*self.scoring[:2]).rank_all
         in_parallel(kernel, *state, moment.since, self._now(moment), ranks, found, counts, threads=threads)
         shares = [slice(size * t // threads, size * t // threads + num) for t, num in enumerate(counts.tolist())]
         ranks, found = (np.concatenate([part[share] for share in shares]) for part in (ranks, found))
@@ -320,7 +321,7 @@ class Victims:
         """All slots are ranked; a quarter stands in line, in buckets that a sample of them tells. False: it is too long."""
         self._used.clear()
         self._line = line = Line(self._num_slots, moment.clock, moment.step)
-        now, scoring, kernels = self._now(moment), self.scoring, _kernels(self.scoring)
+        now, scoring, kernels = self._now(moment), self.scoring, _kernels(*self.scoring[:2])
         ranks = kernels.sample(*state, moment.since, now, max(1, self._num_slots // _SAMPLED))
         ranks.sort()
         line.ends = ranks[np.arange(1, _BUCKETS + 1) * ranks.size // (_SHARE * _BUCKETS)] if ranks.size else ranks
@@ -347,7 +348,7 @@ class Victims:
         line = self._line
         assert line is not None, "there is a line"
         parts = (line.ends, line.heads, line.lengths, line.bucket, line.places, line.num_places)
-        num_places = _kernels(self.scoring).line_up(slots, *state, moment.since, self._now(moment), *parts)
+        num_places = _kernels(*self.scoring[:2]).line_up(slots, *state, moment.since, self._now(moment), *parts)
         line.num_places = max(num_places, line.num_places)
         return bool(num_places >= 0)
 
@@ -355,4 +356,6 @@ class Victims:
         line = self._line
         assert line is not None, "there is a line"
         parts = (line.ends, line.heads, line.lengths, line.bucket, line.places)
-        return int(_kernels(self.scoring).take(out, self._in_order, *state, moment.since, self._now(moment), *parts))
+        return int(
+            _kernels(*self.scoring[:2]).take(out, self._in_order, *state, moment.since, self._now(moment), *parts)
+        )

@@ -44,8 +44,9 @@ class Recording:
         before = [dict(group) for group in groups]
         device = self._parts[0].device
         self._filled = [rounded(group["lr"]) if has_live_rate(group) else None for group in groups]
-        kind = {"dtype": torch.float32, "device": device}
-        self._rates = [None if rate is None else torch.tensor(rate, **kind) for rate in self._filled]  # type: ignore[arg-type]
+        self._rates = [
+            None if rate is None else torch.tensor(rate, dtype=torch.float32, device=device) for rate in self._filled
+        ]
         learned = [one for one in (*self._parts, *weights) if one.requires_grad]
         copy_all((*self._parts, *self._inputs), (*given, *inputs))
         try:

@@ -90,8 +90,7 @@ def with_gpu_time(results: Sequence[Result]) -> Iterator[Result]:
     """The same results in the same order, with the time that the GPU works where it can be had; nothing is timed after this."""
     for (device, *_), group in itertools.groupby(results, key=lambda result: drawn_from(result.setting)):
         some = list(group)
-        missing = [one for one in some if one.timing.gpu_ms is None]
-        if device.type != "cuda" or not missing:
+        if device.type != "cuda" or all(one.timing.gpu_ms is not None for one in some):
             yield from some
             continue
         workload = make_workload(some[0].setting, max(batches_needed(one.setting) for one in some))

@@ -145,10 +145,10 @@ class Feed:
             if self._eager.error is not None:
                 self._break(self._eager.error)
             self._leave()
-            if self._retired:  # made on streams that the next feed takes, and the device may still read them
-                self._retired[-1][0].synchronize()
             if self._tables.ownership.feed is self and not self.changes.is_broken:
                 self.pause(drop=True)
+            if self._device.type == "cuda" and not self.changes.is_broken:
+                mark(self._device).synchronize()  # the next feed takes our streams, and their memory may still be read
             self._tables.ownership.leave(self)
         self._reader.close(self._untrained)
         for planner in self._planners:

@@ -47,14 +47,12 @@ from hotbed.ops.index import (
 )
 from hotbed.ops.index.victims import LINE_BYTES, Victims
 
-_CELLS_PER_SLOT = 2
-_FULL = 0.7  # of the cells; above it the table grows
+CELLS_PER_SLOT = 2
+FULL = 0.7  # of the cells; above it the table grows
+GROWTH = 1.25  # cells of a table that has grown, for each that FULL asks for
 BYTES_PER_SLOT = 80  # of index and slot state, where a budget in bytes bounds them
-_STATE = 13  # of them, slot state
-_CELL, _STAMP = (
-    16.25,
-    4,
-)  # bytes of a cell with its share of a mark, and of the stamp that a recorded planner gives it on CUDA
+STATE_BYTES = 13  # of them, slot state
+CELL_BYTES, STAMP_BYTES = 16.25, 4  # of a cell with its share of a mark, and of its stamp by a recorded planner on CUDA
 _BOUNDED_AHEAD = 2  # caches: keys of the batches ahead that a bounded index takes beside those in slots
 _BRIMFUL = 0.95  # of the cells of a bounded index; above it no batch more is looked at ahead
 _MOST_STRIDE = 8
@@ -89,7 +87,7 @@ def look_far(num_keys: int, num_slots: int, given: int | None, bounded: bool = F
 def bounded_cells(num_slots: int, device_type: str) -> int:
     """Cells of an index that takes no more than BYTES_PER_SLOT with the state of the slots: 3.5 a slot, on CUDA 3.3."""
     on_cuda = device_type == "cuda"
-    per_cell, state = _CELL + (_STAMP if on_cuda else 0), _STATE + (0 if on_cuda else LINE_BYTES)
+    per_cell, state = CELL_BYTES + (STAMP_BYTES if on_cuda else 0), STATE_BYTES + (0 if on_cuda else LINE_BYTES)
     return max(1, int(num_slots * (BYTES_PER_SLOT - state) / per_cell) // WAYS) * WAYS
 
 
@@ -117,7 +115,7 @@ class Cache:
         self.clock = 0  # batches planned
         self.numbers = Numbers(device)
         self._slots = new_slots(num_slots, device)
-        num_cells = bounded_cells(num_slots, device.type) if bounded else _CELLS_PER_SLOT * num_slots
+        num_cells = bounded_cells(num_slots, device.type) if bounded else CELLS_PER_SLOT * num_slots
         self._cells = new_cells(num_cells, device)
         self._ops = ops_for(self._cells.key)
         self._victims = Victims(num_slots, policy, in_order)
@@ -125,7 +123,7 @@ class Cache:
         self._taken = 0  # cells taken since the marks of spilled buckets were worked out
         self._expected = 0  # cells that batches of recorded planners may have taken, which are not in _live yet
         self._uncounted: list[Arrival | CachePlan] = []  # what is not in _live yet
-        self._host_lists: list[tuple[Tensor, Tensor]] = [_host_lists(0, device)] * HOST_LISTS
+        self._host_lists: list[tuple[Tensor, ...]] = [_host_lists(0, device)] * HOST_LISTS
         self._usual = 0  # cells a batch has taken lately
         self._most_keys = 0  # of a batch
         self._windows = 0
@@ -365,9 +363,13 @@ class Cache:
         turn = self._windows % HOST_LISTS
         if self._host_lists[turn][0].shape[0] < num_misses:
             self._host_lists[turn] = _host_lists(num_misses + num_misses // 4, self.device)
+        host_lists = self._host_lists[turn]
+        if self.device.type == "cpu":  # lists are of the host, all of them
+            miss_keys, victim_keys, miss_slots, victim_slots = host_lists
+            return Lists(miss_keys, miss_slots, victim_slots, miss_keys, victim_keys)
         on_device = (torch.empty(num_misses, dtype=torch.int64, device=self.device) for _ in range(3))
         miss_keys, miss_slots, victim_slots = on_device
-        return Lists(miss_keys, miss_slots, victim_slots, *self._host_lists[turn])
+        return Lists(miss_keys, miss_slots, victim_slots, *host_lists)
 
     def refuse(self, needed: int, num_batches: int) -> None:
         """Raise: that many rows do not fit."""
@@ -409,11 +411,11 @@ class Cache:
         pending = [each.num_lookups for each in self._uncounted if isinstance(each, Arrival)]
         usual = 2 * self._usual * (len(pending) + 1) if self._usual else sum(pending) + num_lookups
         known, most = self._count_live(wait=False), self._expected + num_lookups
-        if known + usual <= _FULL * num_cells and known + sum(pending) + most <= num_cells:
+        if known + usual <= FULL * num_cells and known + sum(pending) + most <= num_cells:
             return
         live = self._count_live(wait=True)
-        if live + num_lookups > _FULL * num_cells or live + most > num_cells:
-            self._grow(int((live + most) / _FULL * 1.25))
+        if live + num_lookups > FULL * num_cells or live + most > num_cells:
+            self._grow(int((live + most) / FULL * GROWTH))
 
     @property
     def _has_known_room(self) -> bool:
@@ -444,7 +446,7 @@ class Cache:
 
     def has_room(self, usual: int, most: int) -> bool:
         """Whether a recorded planner may take that many cells, usually and at most, besides batches not counted yet."""
-        num_cells, full = self._cells.key.shape[0], _BRIMFUL if self.bounded else _FULL
+        num_cells, full = self._cells.key.shape[0], _BRIMFUL if self.bounded else FULL
         live = self._count_live(wait=False) if self._uncounted else self._live
         if self._uncounted:
             most += sum(each.num_lookups for each in self._uncounted if isinstance(each, Arrival))
@@ -491,7 +493,9 @@ class Cache:
         self._taken = 0
 
 
-def _host_lists(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two arrays that kernels on the device can write and the host can read."""
-    pinned = device.type == "cuda"
-    return tuple(torch.empty(length, dtype=torch.int64, pin_memory=pinned, device="cpu") for _ in range(2))  # type: ignore[return-value]
+def _host_lists(length: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Two arrays that kernels on the device can write and the host can read; four where the device is the host."""
+    on_cuda = device.type == "cuda"
+    return tuple(
+        torch.empty(length, dtype=torch.int64, pin_memory=on_cuda, device="cpu") for _ in range(2 if on_cuda else 4)
+    )

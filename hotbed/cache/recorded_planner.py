@@ -41,6 +41,7 @@ from hotbed.ops.recording import RecordedSizes, Recordings
 from hotbed.ops.streams import mark
 
 _NUMBER = 8  # place of the tag in a row of counts on the host
+_VIEWS = 64
 
 
 class BatchSlots(NamedTuple):
@@ -122,6 +123,7 @@ class RecordedCache:
         self._host_windows = self._buffers.host_window_counts.numpy()
         num_bags = capacity.num_samples * inputs.layout.num_spans
         self._rows = [_row_of(self._buffers, row).cut(capacity.num_lookups, num_bags) for row in range(6 * window)]
+        self._views: dict[tuple[int, int, int], BatchSlots] = {}  # of rows that are cut, by what is left
         self._sizes = RecordedSizes(capacity.num_lookups)
         self._counts = [(0, 0)] * BATCHES  # lookups and samples of the batches that have arrived
         self._usual = 0  # cells a batch has taken lately
@@ -188,10 +190,17 @@ class RecordedCache:
     def _row(self, number: int) -> BatchSlots:
         """What was planned for a batch, without the padding."""
         num_lookups, num_samples = self._counts[number % BATCHES]
-        row = self._rows[number % len(self._rows)]
+        place = number % len(self._rows)
+        row = self._rows[place]
         if (num_lookups, num_samples) == self.capacity:  # most batches, and a view takes a microsecond
             return row
-        return row.cut(num_lookups, num_samples * self._inputs.layout.num_spans)
+        found = self._views.get((place, num_lookups, num_samples))
+        if found is None:
+            if len(self._views) >= _VIEWS:
+                self._views.clear()
+            found = row.cut(num_lookups, num_samples * self._inputs.layout.num_spans)
+            self._views[place, num_lookups, num_samples] = found
+        return found
 
     def _note(self, batch: Description) -> None:
         assert self.capacity.holds(batch.need), f"{batch.need} is above the capacity, {self.capacity}"

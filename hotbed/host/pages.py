@@ -22,6 +22,7 @@ from hotbed.host.memory import in_words
 
 HUGE_PAGE = 1 << 21
 _NO_RESERVE = 0x4000  # Linux: address space beyond the memory there is; Python 3.12 has no name for it
+_POPULATE_WRITE = 23  # Linux 5.14: MADV_POPULATE_WRITE; Python has no name for it
 _HAS_ADVICE = sys.platform == "linux"
 
 
@@ -67,6 +68,23 @@ def advise_huge(address: int, size: int) -> None:
     length = (address + size - start) // HUGE_PAGE * HUGE_PAGE
     if length > 0 and _HAS_ADVICE:  # advice only: a kernel that refuses it costs speed, not correctness
         _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+
+
+def keep_from_children(address: int, size: int) -> None:
+    """Have these pages out of processes that are forked from now on.
+
+    Linux copies page-locked memory at every fork, which is to start a worker of a loader: as much memory again, and seconds.
+    """
+    if _HAS_ADVICE:
+        _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTFORK)
+
+
+def make_pages(array: NDArray[Any]) -> None:
+    """Have the memory of an array at once, by one call of the kernel: by the first writes it comes page by page."""
+    start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    length = array.ctypes.data + array.nbytes - start
+    if array.nbytes and _HAS_ADVICE:  # advice only: kernels before 5.14 do not know it, and pages come with the writes
+        _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _POPULATE_WRITE)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Any 64-bit id of any table in, a dense row number out; who gets a row of its own, and for how long."""
+"""Any 64-bit id of any table -> a dense row number; which ids get a row of their own, and for how long."""
 
 from hotbed.ids.index import MAX_ROWS, Entries, IdIndex
 from hotbed.ids.rules import Admit, Expire, TableRules

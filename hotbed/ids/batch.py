@@ -1,4 +1,4 @@
-"""The steps of translating one batch, compiled: unknown ids numbered, drawn for, and answered; uses marked; the unused found.
+"""The compiled steps of translating one batch: number, draw for and answer unknown ids; mark uses; find unused rows.
 
 Numbers among the rows of a batch: -1 is padding, -3 - e the unknown id with number e, in order of first occurrence.
 """
@@ -21,23 +21,27 @@ _MOST = 2**32 - 1
 
 @njit(nogil=True, cache=True)
 def number_unknown(
-    tables: Any, ids: Any, rows: Any, padded: Any, padding: Any, seen: Any, firsts: Any, counts: Any
-) -> int:
-    """Number the ids without a row; firsts[e], counts[e] are where e occurs first and how often. How many there are."""
+    tables: Any, ids: Any, times: Any, unknown: Any, rows: Any, padded: Any, padding: Any, seen: Any, firsts: Any,
+    counts: Any,
+) -> int:  # fmt: skip
+    """Number the ids without a row, which stand at the places `unknown`; how many there are.
+
+    firsts[e], counts[e]: a place of e, and how often it occurs. The id at place i occurs times[i] times there, or once where
+    `times` is empty. Lookups of padding are not seen.
+    """
     size = 16
-    while size < 2 * firsts.shape[0]:
+    while size < 2 * unknown.shape[0]:
         size *= 2
     numbers = np.full(size, -1, dtype=np.int32)
     mask = np.uint64(size - 1)
     found = 0
-    for i in range(ids.shape[0]):
+    for u in range(unknown.shape[0]):
+        i = unknown[u]
         table = tables[i]
-        if rows[i] >= 0:
-            seen[table] += 1
-            continue
+        more = times[i] if times.shape[0] > 0 else 1
         if padded[table] and ids[i] == padding[table]:
+            seen[table] -= more
             continue
-        seen[table] += 1
         place = (hash_of(table, ids[i]) >> np.uint64(20)) & mask
         while True:  # ends: half of the places are free
             number = numbers[place]
@@ -50,7 +54,7 @@ def number_unknown(
             if ids[firsts[number]] == ids[i] and tables[firsts[number]] == table:
                 break
             place = (place + np.uint64(1)) & mask
-        counts[number] += 1
+        counts[number] += more
         rows[i] = UNKNOWN_FROM - number
     return found
 
@@ -69,18 +73,18 @@ def draw(tables: Any, ids: Any, counts: Any, chance: Any, seed: Any, batch: int,
 
 
 @njit(nogil=True, cache=True)
-def answer(rows: Any, row_of_unknown: Any) -> None:
+def answer(rows: Any, unknown: Any, row_of_unknown: Any) -> None:
     """Put the rows of the unknown ids in their places."""
-    for i in range(rows.shape[0]):
+    for i in unknown:
         if rows[i] <= UNKNOWN_FROM:
             rows[i] = row_of_unknown[UNKNOWN_FROM - rows[i]]
 
 
 @njit(nogil=True, cache=True)
-def answer_known(tables: Any, ids: Any, rows: Any, padded: Any, padding: Any, otherwise: Any) -> None:
-    """For ids that teach nothing: otherwise[table] where there is no row, -1 for padding."""
-    for i in range(rows.shape[0]):
-        if rows[i] < 0 and not (padded[tables[i]] and ids[i] == padding[tables[i]]):
+def answer_known(tables: Any, ids: Any, rows: Any, places: Any, padded: Any, padding: Any, otherwise: Any) -> None:
+    """For ids that teach nothing, at the places without a row: otherwise[table], and -1 for padding."""
+    for i in places:
+        if not (padded[tables[i]] and ids[i] == padding[tables[i]]):
             rows[i] = otherwise[tables[i]]
 
 
@@ -89,7 +93,7 @@ def touch(
     tables: Any, rows: Any, expire: Any, span: Any, shared: Any, batch: int, now: int, last: Any, scores: Any,
     out_rows: Any, out_last: Any, out_scores: Any,
 ) -> int:  # fmt: skip
-    """Mark the rows of tables with expiry as used; what they held before goes to `out`. How many changed."""
+    """Mark the rows of tables with expiry as used; the previous marks go to `out`. Returns how many changed."""
     changed = 0
     has_scores = scores.shape[0] > 0
     for i in range(rows.shape[0]):
@@ -134,7 +138,7 @@ def unused(
     now: int,
     out: Any,
 ) -> int:
-    """Rows start..start + len(out) - 1 of tables that are due and that go by their rule. How many."""
+    """Rows start..start + len(out) - 1 that expire by the rule of a table that is due. Returns how many."""
     count = 0
     for row in range(start, start + out.shape[0]):
         owner, used = owners[row, 2], np.int64(last[0, row])

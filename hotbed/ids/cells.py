@@ -3,14 +3,13 @@
 A bucket is 64 bytes, seen as words uint64 [8] and as numbers uint32 [16]:
 
     words 0, 1 (low half)   12 tags of one byte: 0 is empty, else eight bits of the hash
-    word 1 (high half)      how many ids stand in a later bucket because this one was full when they came
+    word 1 (high half)      how many ids are in a later bucket because this one was full when they came
     numbers 4..15           the row number of each cell
 
-An id is looked for in its home bucket and, as long as the count of passers-by is not zero, in the next. Removing an id takes
-it out of these counts, so a bucket that was once full is as good as new when it has emptied: no marks of the dead, no
-rebuilding. Who a row belongs to is not here but in owners uint32 [R, 3]: id (low, high half) and the table's word, table + 1
-with SHARED or GONE, 0 for a row that nobody ever had. An owner is still known when it is gone, until the row is given away
-again: its record may be on its way.
+An id is searched for in its home bucket and, while the count of displaced ids is not zero, in the next. Removing an id updates
+these counts, so a bucket that was full once is as good as new when it is empty: no tombstones, no rebuilding. The owner of a
+row is in owners uint32 [R, 3]: id (low, high half) and the table's word, table + 1 with SHARED or GONE, 0 for a row that never
+had an owner. The owner of a row is known after it is gone, until the row is given to another id: its record may be on its way.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from hotbed.host.jit import njit
 CELLS = 12
 SHARD_BITS = 6
 NUM_SHARDS = 1 << SHARD_BITS
-SHARED = 1 << 31  # in the table's word of an owner: the row of all ids of the table that have none of their own
-GONE = 1 << 30  # the same: who had the row last, which has nobody now
+SHARED = 1 << 31  # in the table's word of an owner: the row of all ids of the table that have no row of their own
+GONE = 1 << 30  # the same: the last owner of a row that has none now
 TABLE = (1 << 17) - 1  # the same: table + 1
 
 ONE = np.uint64(1)
@@ -73,7 +72,7 @@ def tag_of(hash_: Any) -> Any:
 
 @njit(nogil=True, cache=True, inline="always")
 def matches(words: Any, bucket: Any, tag: Any) -> Any:
-    """(bits of cells 0..7, bits of cells 8..11) that may hold the tag: bit 8 c + 7. The lowest bit is always right."""
+    """(bits of cells 0..7, bits of cells 8..11) that may hold the tag: bit 8 c + 7. The lowest bit is always correct."""
     pattern = tag * _LOW_BITS
     x, y = words[bucket, 0] ^ pattern, words[bucket, 1] ^ pattern
     return (x - _LOW_BITS) & ~x & _HIGH_BITS, (y - _LOW_BITS) & ~y & _HIGH_BITS_4
@@ -81,7 +80,7 @@ def matches(words: Any, bucket: Any, tag: Any) -> Any:
 
 @njit(nogil=True, cache=True, inline="always")
 def lowest(near: Any, far: Any) -> Any:
-    """The cell of the lowest bit that `matches` gave; there is one."""
+    """The cell of the lowest bit of `matches`; there must be one."""
     if near:
         return trailing_zeros(near) >> np.uint64(3)
     return np.uint64(8) + (trailing_zeros(far) >> np.uint64(3))
@@ -96,13 +95,13 @@ def without_lowest(near: Any, far: Any) -> Any:
 
 @njit(nogil=True, cache=True, inline="always")
 def has_passed(words: Any, bucket: Any) -> Any:
-    """Whether an id went on from this bucket to the next."""
+    """Whether an id was displaced from this bucket to the next."""
     return (words[bucket, 1] >> np.uint64(32)) != np.uint64(0)
 
 
 @njit(nogil=True, cache=True, inline="always")
 def owns(owners: Any, row: Any, table: Any, id_: Any) -> Any:
-    """Whether the row belongs to (table, id): the whole id is compared."""
+    """Whether the row belongs to (table, id); compares the whole id."""
     bits = np.uint64(id_)
     same = owners[row, 0] == np.uint32(bits & _HALF) and owners[row, 1] == np.uint32(bits >> np.uint64(32))
     return same and owners[row, 2] == np.uint32(table) + np.uint32(1)
@@ -110,7 +109,7 @@ def owns(owners: Any, row: Any, table: Any, id_: Any) -> Any:
 
 @njit(nogil=True, cache=True, inline="always")
 def is_live(word: Any) -> Any:
-    """Whether a row with this table's word belongs to an id, or to many."""
+    """Whether a row with this table's word belongs to an id, or is shared."""
     return word != np.uint32(0) and not word & np.uint32(GONE)
 
 
@@ -121,7 +120,7 @@ def id_of_owner(owners: Any, row: Any) -> Any:
 
 @njit(nogil=True, cache=True, inline="always")
 def put(words: Any, numbers: Any, first: Any, num_buckets: Any, hash_: Any, row: Any) -> None:
-    """Place a row that is not there; `first` is the shard's first bucket. It grows before all its cells are taken."""
+    """Insert a row; `first` is the shard's first bucket. The shard grows before all its cells are taken."""
     end = np.uint64(first) + np.uint64(num_buckets)
     bucket = np.uint64(first) + bucket_of(hash_, num_buckets)
     near, far = matches(words, bucket, np.uint64(0))

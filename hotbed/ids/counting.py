@@ -1,8 +1,8 @@
-"""How often ids that wait for a row have occurred: exactly, or in a sketch of fixed size.
+"""Occurrences of pending ids, which have no row yet: exact counts, or a sketch of fixed size.
 
-Both can be set back: a change is told with what was there before. The sketch is a count-min sketch of four lines with
-conservative update (only the cells that hold the smallest count grow), so an id's count is never too low and, on long-tailed
-streams, far less often too high than with plain adding. Cells are as narrow as the rule's limit allows and stop there.
+Both can be undone: a change includes the previous values. The sketch is a count-min sketch of four lines with conservative
+update (only the cells that hold the smallest count grow). A count is never too low and, on long-tailed streams, far less often
+too high than with plain adding. Cells are as narrow as the rule's limit allows and saturate there.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _AHEAD = 8
 
 
 class ExactCounts:
-    """A count for every (table, id) that waits; 0 is not kept."""
+    """A count for every pending (table, id); 0 is not stored."""
 
     def __init__(self, capacity: int = MAX_ROWS) -> None:
         self._index = IdIndex(capacity)
         self._counts: NDArray[np.uint32] = Pages((self._index.capacity,), np.uint32).array
-        self._freed = np.empty(1024, dtype=np.int64)  # places given back, the last one is taken first
+        self._freed = np.empty(1024, dtype=np.int64)  # freed places; the last one is reused first
         self._num_freed = 0
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class ExactCounts:
         return np.where(places >= 0, self._counts[np.maximum(places, 0)], 0).astype(np.int64)
 
     def set(self, tables: Tables, ids: Ints, counts: Ints) -> None:
-        """Counts of distinct ids; one of 0 is forgotten."""
+        """Set the counts of distinct ids; a count of 0 removes the id."""
         places = self._index.find(tables, ids)
         gone, new = (places >= 0) & (counts == 0), (places < 0) & (counts > 0)
         if gone.any():
@@ -55,7 +55,7 @@ class ExactCounts:
         self._counts[places[kept]] = counts[kept]
 
     def items(self) -> tuple[Entries, Ints]:
-        """All of them, by table and id: an order that does not depend on how they came."""
+        """All of them, ordered by table and id, whatever their order of arrival."""
         parts = list(self._index.items())
         if not parts:
             parts = [Entries(np.empty(0, dtype=np.uint16), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))]
@@ -80,13 +80,13 @@ class ExactCounts:
 
 
 class SketchChange(NamedTuple):
-    """What adding to a sketch changed: flat cells in the order of writing, and what they held before."""
+    """The changes of one addition: flat cells in the order of writing, and their previous values."""
 
     cells: Ints
     values: NDArray[Any]
 
 
-class Sketch:
+class CountMinSketch:
     """Counts up to `limit` of the ids of one table in `num_bytes`."""
 
     def __init__(self, num_bytes: int, limit: int, seed: int) -> None:
@@ -96,7 +96,7 @@ class Sketch:
         self._seed = np.uint64(seed)
 
     def add(self, ids: Ints, counts: Ints) -> tuple[Ints, SketchChange]:
-        """Count distinct ids; (each one's count now, at most the limit, and what changed)."""
+        """Count distinct ids: (the count of each, at most the limit, and the changes)."""
         totals = np.empty(ids.shape[0], dtype=np.int64)
         places = np.empty(ids.shape[0] * _LINES, dtype=np.int64)
         values = np.empty(ids.shape[0] * _LINES, dtype=self.cells.dtype)
@@ -104,13 +104,13 @@ class Sketch:
         return totals, SketchChange(places[:changed].copy(), values[:changed].copy())
 
     def swap(self, changes: SketchChange, *, back: bool) -> None:
-        """Exchange what the cells hold and held: backwards to undo, forwards to do it again."""
+        """Swap present and previous values: backwards to undo, forwards to redo."""
         swap(self.cells.reshape(-1), changes.cells, changes.values, back)
 
 
 @njit(nogil=True, cache=True)
 def swap(array: Any, places: Any, values: Any, back: Any) -> None:
-    """Exchange array[places] and values one after the other, from the last on if `back`."""
+    """Swap array[places] and values one after the other, from the last on if `back`."""
     for i in range(places.shape[0]):
         at = places.shape[0] - 1 - i if back else i
         array[places[at]], values[at] = values[at], array[places[at]]

@@ -1,9 +1,9 @@
-"""IdIndex: (table, id) to row number and back, for any 64-bit id, in about 22 bytes an id.
+"""IdIndex: (table, id) to row number and back, for any 64-bit id, in about 22 bytes per id.
 
 Open addressing in buckets of one cache line (cells.py), in 64 shards by hash. A shard that is 85 % full doubles, in its own
-piece of address space. Shards differ in size by up to a factor of two, so that they do not come to their limit together:
-whatever the size, growing takes the same small share of every batch, the longest pause is one shard's, and the memory per id
-is the same at 40 as at 80 million ids.
+piece of address space. Shards differ in size by up to a factor of two, so that they do not reach their limits together:
+at any size, growing takes the same small share of every batch, the longest pause is that of one shard, and the memory per id is
+the same at 40 and at 80 million ids.
 
 Row numbers come from the caller. Owners are compared in full: two ids never share a row, whatever their hashes.
 """
@@ -22,13 +22,13 @@ from hotbed.host.pages import HUGE_PAGE, Pages, in_pages
 from hotbed.host.pool import in_parallel
 from hotbed.ids import kernels
 from hotbed.ids.cells import CELLS, GONE, NUM_SHARDS, SHARED, TABLE
-from hotbed.ids.integrity import check_integrity
+from hotbed.ids.kernels import begin_change, end_change
 
 MAX_ROWS = 2**32 - 2
 _MAX_LOAD = 0.85
 _FIRST_BUCKETS = 32
-_HUGE_SHARD = 2 * HUGE_PAGE  # bytes from which a shard is kept in huge pages: half of the last one is wasted on average
-_PARALLEL = 16_384  # ids below which a second thread costs more than it brings
+_HUGE_SHARD = 2 * HUGE_PAGE  # bytes from which a shard uses huge pages: half of the last page is wasted on average
+_PARALLEL = 16_384  # below this number of ids a second thread costs more than it gains
 
 Ints = NDArray[np.int64]
 Tables = NDArray[np.uint16]
@@ -43,7 +43,11 @@ class Entries(NamedTuple):
 
 
 class IdIndex:
-    """The rows of ids. Not for two writers at once; finding may go on in several threads while nobody writes."""
+    """The rows of ids. One writer at a time; several threads may call `find` while there is no writer.
+
+    A thread that looks ahead while there may be a writer reads `version` before and after. If it is odd or has changed, what
+    was found is void.
+    """
 
     def __init__(self, capacity: int = MAX_ROWS) -> None:
         self.capacity = min(capacity, MAX_ROWS)
@@ -58,7 +62,9 @@ class IdIndex:
         self._shards[:, 1] = _staggered(_FIRST_BUCKETS)
         self._limits = _limits(self._shards[:, 1])
         self._end = 0  # all rows ever used are below
-        self.longest_pause = 0.0  # seconds for which one shard grew
+        self.longest_pause = 0.0  # seconds, of one shard that grew
+        self.removals = 0  # calls that removed ids: rows that were found hold until the next
+        self._version = np.zeros(1, dtype=np.int64)  # odd while the index changes
 
     def __len__(self) -> int:
         return int(self._counts.sum())
@@ -70,56 +76,64 @@ class IdIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Memory in use, whole pages."""
+        """Memory in use, in whole pages."""
         sizes = [64 * int(count) for count in self._shards[:, 1]]
         buckets = sum(in_pages(size, HUGE_PAGE) if size >= _HUGE_SHARD else in_pages(size) for size in sizes)
         return buckets + in_pages(12 * self._end, HUGE_PAGE) + self._shards.nbytes + 2 * self._counts.nbytes
 
     def find(self, tables: Tables, ids: Ints, threads: int = 0) -> Ints:
-        """The row of every (table, id), -1 where there is none; `threads` 0 takes as many as torch."""
+        """The row of every (table, id), -1 if it has none; `threads` 0 uses as many as torch."""
         rows = np.empty(ids.shape[0], dtype=np.int64)
         threads = 1 if ids.shape[0] < _PARALLEL else threads
         in_parallel(kernels.find, *self._arrays(), self._shards, tables, ids, rows, threads=threads)
         return rows
 
     def insert(self, tables: Tables, ids: Ints, rows: Ints) -> None:
-        """Give each (table, id), absent and distinct, its row, which nobody has. All of them, or an error and none."""
+        """Give each (table, id), absent and distinct, its row, which must be free. Inserts all of them, or none and raises."""
         if rows.shape[0]:
             self._check_rows(rows)
         position = 0
         while True:
             counts = self._counts, self._limits
-            position, result = kernels.insert(*self._arrays(), self._shards, *counts, tables, ids, rows, position)
-            if result < 0:
-                break
+            begin_change(self._version)
             try:
+                position, result = kernels.insert(*self._arrays(), self._shards, *counts, tables, ids, rows, position)
+                if result < 0:
+                    break
                 self._grow(result)
             except StoreError:
                 self.remove(tables[:position], ids[:position])
                 raise
+            finally:
+                end_change(self._version)
         assert result == kernels.DONE, (
             f"insert: id {ids[position]} of table {tables[position]} has a row, or row {rows[position]} an id, already"
         )
 
     def remove(self, tables: Tables, ids: Ints) -> Ints:
-        """Take ids out, all present and distinct; the rows they had."""
+        """Remove ids, all present and distinct; returns their rows."""
         rows = np.empty(ids.shape[0], dtype=np.int64)
-        position, result = kernels.remove(*self._arrays(), self._shards, self._counts, tables, ids, rows, 0)
+        begin_change(self._version)
+        try:
+            position, result = kernels.remove(*self._arrays(), self._shards, self._counts, tables, ids, rows, 0)
+        finally:
+            end_change(self._version)
+            self.removals += 1  # last: who looked for ids before they were gone has read the number before
         assert result == kernels.DONE, f"remove: id {ids[position]} of table {tables[position]} has no row"
         return rows
 
     def share(self, row: int, table: int) -> None:
-        """Mark a row as one of no single id of its table."""
+        """Mark a row as shared by ids of its table."""
         self._check_rows(np.array([row]))
         assert not self.is_live(np.array([row]))[0], f"share: row {row} belongs to word {self._owners[row, 2]}"
         self._owners[row] = (0, 0, SHARED | (table + 1))
 
     def unshare(self, rows: Ints) -> None:
-        """Shared rows belong to nobody again; -1 is no row."""
+        """Shared rows are free again; -1 is not a row."""
         self._owners[rows[rows >= 0], 2] = 0
 
     def owners_of(self, rows: Ints) -> tuple[Tables, Ints]:
-        """(table, id) of rows that belong to somebody, or did last; id 0 for a shared row."""
+        """(table, id) of the present or last owner of rows; id 0 for a shared row."""
         owners = self._owners[rows]
         ids = owners[:, 0].astype(np.uint64) | (owners[:, 1].astype(np.uint64) << np.uint64(32))
         return ((owners[:, 2] & np.uint32(TABLE)) - np.uint32(1)).astype(np.uint16), ids.view(np.int64)
@@ -152,8 +166,33 @@ class IdIndex:
         return self._owners
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a law of the index is broken."""
-        check_integrity(self)
+        """Raise AssertionError with the terms of the broken equation; a few seconds for 50 million ids."""
+        words, numbers, owners = self._arrays()
+        seen = np.zeros(self._end, dtype=np.uint8)
+        for shard in range(NUM_SHARDS):
+            first, num_buckets = (int(number) for number in self._shards[shard])
+            passed = np.zeros(num_buckets, dtype=np.int64)
+            count, fault, bucket = kernels.walk(words, numbers, owners, shard, first, num_buckets, seen, passed)
+            assert fault < 0, f"{kernels.FAULTS[fault]}: shard {shard}, bucket {bucket}"
+            assert count == self._counts[shard], (
+                f"shard {shard}: {count} cells in use != {self._counts[shard]} ids counted"
+            )
+            assert count <= self._limits[shard], f"shard {shard}: {count} ids > {self._limits[shard]} allowed"
+            written = (words[first : first + num_buckets, 1] >> np.uint64(32)).astype(np.int64)
+            wrong = np.flatnonzero(written != passed)
+            assert not wrong.shape[0], (
+                f"shard {shard}, bucket {wrong[0]}: displaced ids counted {written[wrong[0]]} != found {passed[wrong[0]]}"
+            )
+        in_use = owners[: self._end, 2]
+        num_owned = int(np.count_nonzero((in_use != 0) & (in_use < GONE)))
+        assert num_owned == int(seen.sum()) == len(self), (
+            f"rows owned {num_owned} != cells {seen.sum()} != ids {len(self)}"
+        )
+
+    @property
+    def shared_arrays(self) -> tuple[Any, Any, Any, Any]:
+        """(buckets, owners, shards, version) for who looks while others may change them."""
+        return self._words, self._owners, self._shards, self._version
 
     def _arrays(self) -> tuple[Any, Any, Any]:
         return self._words, self._numbers, self._owners
@@ -162,7 +201,7 @@ class IdIndex:
         end = int(rows.max()) + 1
         if end > self.capacity:
             raise StoreError(
-                f"dynamic ids: row number {end - 1:,} is asked for, and a group has at most {self.capacity:,}. "
+                f"dynamic ids: row number {end - 1:,} is requested, and a group has at most {self.capacity:,}. "
                 "Let fewer ids have rows (Admit), let unused ones go (Expire), or put tables into groups of other widths."
             )
         self._end = max(self._end, end)
@@ -193,12 +232,12 @@ def _staggered(num_buckets: int) -> Ints:
 
 
 def _limits(num_buckets: Ints) -> Ints:
-    """How many ids a shard holds before it doubles."""
+    """Ids that a shard holds before it doubles."""
     return (num_buckets * CELLS * _MAX_LOAD).astype(np.int64)
 
 
 def _most_buckets(capacity: int) -> int:
-    """Address space of one shard: an even share of the ids and half as much again, doubled up to there."""
+    """Buckets of address space of one shard, for 1.5 times an even share of the ids."""
     buckets = HUGE_PAGE // 64
     while buckets * CELLS * _MAX_LOAD < 1.5 * capacity / NUM_SHARDS + 64:
         buckets *= 2

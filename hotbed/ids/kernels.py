@@ -1,7 +1,7 @@
 """The index in Numba: find, insert, remove and grow, for whole batches, without the GIL.
 
-An id that is not in any cache costs two waits for memory, its bucket and its row's owner. Both are asked for some ids ahead,
-so the waits of a dozen ids overlap: that is what the speed of these functions is made of.
+An id that is not in a processor cache costs two waits for memory: for its bucket and for its row's owner. Both are prefetched
+some ids ahead, so the waits of a dozen ids overlap. The speed of these functions comes from that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hotbed.host.intrinsics import prefetch
+from hotbed.host.intrinsics import fence, load_acquire, prefetch, store_release
 from hotbed.host.jit import njit
 from hotbed.ids.cells import (
     CELLS,
@@ -32,12 +32,33 @@ from hotbed.ids.cells import (
     without_lowest,
 )
 
-DONE = -1  # what insert and remove say besides "this shard is full": all ids are in their place
-CONFLICT = -2  # the id at this position is there already (insert) or is not there (remove), or the row is taken
+DONE = -1  # result of insert and remove: all ids are in place
+CONFLICT = -2  # the id at this position is present (insert) or absent (remove), or its row is in use
 
-_RING = 32  # ids between the first request, for the bucket, and the comparison
-_HALF_RING = 16  # ids between the second request, for the owner, and the comparison
+FAULTS = (  # what `walk` can find
+    "a cell has a tag that its id does not have",
+    "a cell stands in a shard that its id does not belong to",
+    "a cell names a row that does not belong to one id",
+    "two cells name the same row",
+    "an id is behind a bucket that counts no displaced ids",
+)
+
+_RING = 32  # ids between the prefetch of the bucket and the comparison
+_HALF_RING = 16  # ids between the prefetch of the owner and the comparison
 _MASK = np.uint64(_RING - 1)
+
+
+@njit(nogil=True, cache=True)
+def begin_change(version: Any) -> None:
+    """The version is odd from now on, also where a change before was left half way."""
+    store_release(version.ctypes.data, (load_acquire(version.ctypes.data) + 1) | 1)
+    fence()
+
+
+@njit(nogil=True, cache=True)
+def end_change(version: Any) -> None:
+    """The version is even again, and another one."""
+    store_release(version.ctypes.data, (load_acquire(version.ctypes.data) + 1) & -2)
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -142,7 +163,7 @@ def _ask(words: Any, shards: Any, table: Any, id_: Any) -> None:
 def remove(
     words: Any, numbers: Any, owners: Any, shards: Any, counts: Any, tables: Any, ids: Any, rows: Any, start: int
 ) -> Any:
-    """Remove ids and tell their rows; (position, DONE), or (position, CONFLICT) at an id that is not there."""
+    """Remove ids and report their rows; (position, DONE), or (position, CONFLICT) at an id that is absent."""
     for i in range(start, ids.shape[0]):
         if i + _RING < ids.shape[0]:
             _ask(words, shards, tables[i + _RING], ids[i + _RING])
@@ -193,10 +214,42 @@ def spread(words: Any, numbers: Any, owners: Any, first: int, num_buckets: int, 
 
 @njit(nogil=True, cache=True)
 def live_rows(owners: Any, start: int, stop: int, shared: Any, out: Any) -> int:
-    """Rows of start..stop-1 that belong to somebody, into `out`; how many. With `shared`, those of no single id too."""
+    """Rows of start..stop-1 that belong to an id, into `out`; how many. With `shared`, shared rows too."""
     count = 0
     for row in range(start, stop):
         if is_live(owners[row, 2]) and (shared or owners[row, 2] < np.uint32(SHARED)):
             out[count] = row
             count += 1
     return count
+
+
+@njit(nogil=True, cache=True)
+def walk(
+    words: Any, numbers: Any, owners: Any, shard: int, first: int, num_buckets: int, seen: Any, passed: Any
+) -> Any:
+    """(cells in use, number of the fault (of FAULTS) or -1, its bucket); `seen` marks rows, `passed` counts displaced ids."""
+    count = 0
+    for bucket in range(num_buckets):
+        for cell in range(CELLS):
+            tag = (words[first + bucket, cell >> 3] >> np.uint64(8 * (cell & 7))) & np.uint64(0xFF)
+            if tag == np.uint64(0):
+                continue
+            count += 1
+            row = np.int64(numbers[first + bucket, 4 + cell])
+            if row >= seen.shape[0] or owners[row, 2] == 0 or owners[row, 2] >= np.uint32(GONE):
+                return count, 2, bucket
+            hash_ = hash_of(owners[row, 2] - np.uint32(1), id_of_owner(owners, row))
+            if tag_of(hash_) != tag:
+                return count, 0, bucket
+            if shard_of(hash_) != np.uint64(shard):
+                return count, 1, bucket
+            if seen[row]:
+                return count, 3, bucket
+            seen[row] = 1
+            home = np.int64(bucket_of(hash_, num_buckets))
+            while home != bucket:  # ends: it passes every bucket of the shard in turn
+                if (words[first + home, 1] >> np.uint64(32)) == np.uint64(0):
+                    return count, 4, bucket
+                passed[home] += 1
+                home = (home + 1) % num_buckets
+    return count, -1, 0

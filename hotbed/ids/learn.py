@@ -1,4 +1,4 @@
-"""One training batch through a translator: sweep, find, admit, give rows, mark uses; every change goes into its Entry."""
+"""One training batch through a translator: sweep, find, admit, give rows, mark uses; all changes go into its journal entry."""
 
 from __future__ import annotations
 
@@ -9,91 +9,125 @@ from numpy.typing import NDArray
 
 from hotbed.errors import StoreError
 from hotbed.ids import batch
-from hotbed.ids.index import Entries, Ints, Tables
-from hotbed.ids.journal import ADMITTED, EXPIRED, REJECTED, SEEN, CountChange, Entry, Memory, Uses
+from hotbed.ids.distinct import BatchIds, KnownRows
+from hotbed.ids.index import Entries, IdIndex, Ints, Tables
+from hotbed.ids.journal import ADMITTED, EXPIRED, REJECTED, SEEN, CountChange, JournalEntry, Memory, RowUses
 from hotbed.ids.rules import ALWAYS, CHANCE, COUNT, RuleArrays
 
 _SWEEP_CHUNK = 1 << 20
+_NONE: Ints = np.empty(0, dtype=np.int64)
 
 
-class Moment(NamedTuple):
-    """When a batch is translated."""
+class BatchContext(NamedTuple):
+    """Number and time of a batch, and the settings that its changes depend on."""
 
     batch: int
     now: int  # seconds
     seed: int
     quarantine: int
-    trained: int  # the last batch that cannot be taken back
+    trained: int  # the last batch that cannot be undone
 
 
-class Unknown(NamedTuple):
+class UnknownIds(NamedTuple):
     """The ids of a batch that have no row, in order of first occurrence; [U] each."""
 
     tables: Tables
     ids: Ints
     counts: Ints
 
-    def at(self, places: NDArray[Any]) -> Unknown:
-        return Unknown(self.tables[places], self.ids[places], self.counts[places])
+    def at(self, places: NDArray[Any]) -> UnknownIds:
+        return UnknownIds(self.tables[places], self.ids[places], self.counts[places])
 
 
 def learn(
-    memory: Memory, rules: RuleArrays, entry: Entry, moment: Moment, tables: Tables, ids: Ints
+    memory: Memory,
+    rules: RuleArrays,
+    entry: JournalEntry,
+    context: BatchContext,
+    given: BatchIds,
+    known: KnownRows | None,
 ) -> tuple[Ints, Ints]:
-    """(rows [L], released rows); `entry` holds every change, also when an error ends this half way."""
-    released = _sweep(memory, rules, entry, moment)
-    rows = memory.index.find(tables, ids)
-    num_unknown = int(np.count_nonzero(rows < 0))
-    firsts, counts = np.empty(num_unknown, dtype=np.int64), np.empty(num_unknown, dtype=np.int64)
+    """(rows [E], released rows); `entry` holds every change, also when an error ends this halfway.
+
+    Rows are those of `known`, where it still holds. Ids that are known need nothing else, but that their use is marked.
+    """
+    tables, ids = given.tables, given.ids
+    released = _sweep(memory, rules, entry, context)
+    rows, places = find(memory.index, given, known)
     counters = entry.after.counters.copy()
-    count = batch.number_unknown(tables, ids, rows, rules.padded, rules.padding, counters[:, SEEN], firsts, counts)
     entry.after = entry.after._replace(counters=counters)
-    unknown = Unknown(tables[firsts[:count]], ids[firsts[:count]], counts[:count])
-    admitted = _admit(memory, rules, entry, moment, unknown)
-    row_of_unknown = memory.shared[unknown.tables]
-    row_of_unknown[admitted] = _give_rows(memory, entry, unknown, admitted)
-    batch.answer(rows, row_of_unknown)
-    _mark_uses(memory, rules, entry, moment, tables, rows)
+    if given.totals is None:
+        counters[:, SEEN] += np.bincount(tables, given.counts, counters.shape[0]).astype(np.int64)
+    else:
+        counters[:, SEEN] += given.totals
+    if places.shape[0]:
+        if given.firsts is not None:
+            places = places[np.argsort(given.firsts[places], kind="stable")]
+        firsts, counts = (np.empty(places.shape[0], dtype=np.int64) for _ in range(2))
+        times = _NONE if given.counts is None else given.counts
+        limits = rules.padded, rules.padding
+        count = batch.number_unknown(tables, ids, times, places, rows, *limits, counters[:, SEEN], firsts, counts)
+        unknown = UnknownIds(tables[firsts[:count]], ids[firsts[:count]], counts[:count])
+        admitted = _admit(memory, rules, entry, context, unknown)
+        row_of_unknown = memory.shared[unknown.tables]
+        row_of_unknown[admitted] = _give_rows(memory, entry, unknown, admitted)
+        batch.answer(rows, places, row_of_unknown)
+    _mark_uses(memory, rules, entry, context, tables, rows)
     return rows, released
 
 
-def _sweep(memory: Memory, rules: RuleArrays, entry: Entry, moment: Moment) -> Ints:
-    """Let unused rows go where it is time; the rows that are free from now on."""
-    due = rules.due(moment.batch)
+def find(index: IdIndex, given: BatchIds, known: KnownRows | None) -> tuple[Ints, Ints]:
+    """(rows [E], -1 where an id has none; the places of those)."""
+    if known is None or not known.holds(index):
+        rows = index.find(given.tables, given.ids)
+        return rows, np.flatnonzero(rows < 0)
+    rows = known.rows
+    places = _NONE if known.is_whole else np.flatnonzero(rows < 0)
+    if places.shape[0]:  # they may have come since
+        rows[places] = index.find(given.tables[places], given.ids[places])
+        places = places[rows[places] < 0]
+    return rows, places
+
+
+def _sweep(memory: Memory, rules: RuleArrays, entry: JournalEntry, context: BatchContext) -> Ints:
+    """Expire unused rows of tables that are due; returns the rows that are free from now on."""
+    due = rules.due(context.batch)
     if not due.any():
         return np.empty(0, dtype=np.int64)
-    entry.after, released = entry.after.release(moment.batch - moment.quarantine)
-    oldest_kept = moment.batch - moment.quarantine
-    assert not released.shape[0] or oldest_kept <= moment.trained, (
-        f"rows that expired up to batch {oldest_kept} are to be used again, but batches after {moment.trained} may still be "
-        f"taken back: at most {moment.quarantine} batches ahead"
+    entry.after, released = entry.after.release(context.batch - context.quarantine)
+    oldest_kept = context.batch - context.quarantine
+    assert not released.shape[0] or oldest_kept <= context.trained, (
+        f"rows that expired up to batch {oldest_kept} are to be reused, but batches after {context.trained} may still be "
+        f"undone: at most {context.quarantine} batches ahead"
     )
-    rows = _unused(memory, rules, moment, due, entry.after.next_row)
+    rows = _unused(memory, rules, context, due, entry.after.next_row)
     if rows.shape[0]:
         gone = Entries(*memory.index.owners_of(rows), rows)
         memory.index.remove(gone.tables, gone.ids)
         entry.gone = gone
         num_scores = rows.shape[0] if memory.columns.has_scores else 0
         nothing, no_scores = np.zeros(rows.shape[0], dtype=np.uint32), np.zeros(num_scores, dtype=np.uint32)
-        entry.gone_uses = Uses(rows.astype(np.uint32), nothing, no_scores)
+        entry.gone_uses = RowUses(rows.astype(np.uint32), nothing, no_scores)
         entry.gone_uses.swap(memory.columns)
-        quarantined = (*entry.after.quarantined, (moment.batch, rows))
+        quarantined = (*entry.after.quarantined, (context.batch, rows))
         entry.after = entry.after._replace(quarantined=quarantined).counting(EXPIRED, gone.tables)
     return released
 
 
-def _unused(memory: Memory, rules: RuleArrays, moment: Moment, due: NDArray[np.bool_], end: int) -> Ints:
+def _unused(memory: Memory, rules: RuleArrays, context: BatchContext, due: NDArray[np.bool_], end: int) -> Ints:
     found = []
     for start in range(0, end, _SWEEP_CHUNK):
         out = np.empty(min(_SWEEP_CHUNK, end - start), dtype=np.int64)
         columns = memory.columns.last, memory.columns.scores
         limits = rules.expire, rules.span, rules.score, due
-        count = batch.unused(memory.index.owners, start, *columns, *limits, moment.batch, moment.now, out)
+        count = batch.unused(memory.index.owners, start, *columns, *limits, context.batch, context.now, out)
         found.append(out[:count])
     return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
 
-def _admit(memory: Memory, rules: RuleArrays, entry: Entry, moment: Moment, unknown: Unknown) -> NDArray[np.bool_]:
+def _admit(
+    memory: Memory, rules: RuleArrays, entry: JournalEntry, context: BatchContext, unknown: UnknownIds
+) -> NDArray[np.bool_]:
     """Which unknown ids get a row, bool [U]; the others have been counted."""
     kinds = rules.admit[unknown.tables]
     admitted = np.asarray(kinds == ALWAYS)
@@ -101,7 +135,7 @@ def _admit(memory: Memory, rules: RuleArrays, entry: Entry, moment: Moment, unkn
     if drawn.shape[0]:
         lucky = np.zeros(drawn.shape[0], dtype=np.bool_)
         some = unknown.at(drawn)
-        batch.draw(some.tables, some.ids, some.counts, rules.chance, np.uint64(moment.seed), moment.batch, lucky)
+        batch.draw(some.tables, some.ids, some.counts, rules.chance, np.uint64(context.seed), context.batch, lucky)
         admitted[drawn] = lucky
     counted = np.flatnonzero(kinds == COUNT)
     if counted.shape[0] and memory.waiting is not None:
@@ -120,7 +154,7 @@ def _admit(memory: Memory, rules: RuleArrays, entry: Entry, moment: Moment, unkn
     return admitted
 
 
-def _give_rows(memory: Memory, entry: Entry, unknown: Unknown, admitted: NDArray[np.bool_]) -> Ints:
+def _give_rows(memory: Memory, entry: JournalEntry, unknown: UnknownIds, admitted: NDArray[np.bool_]) -> Ints:
     """Rows for the admitted ids, in their order."""
     tables, ids = unknown.tables[admitted], unknown.ids[admitted]
     after, rows = entry.after.take(ids.shape[0])
@@ -140,14 +174,16 @@ def _give_rows(memory: Memory, entry: Entry, unknown: Unknown, admitted: NDArray
     return rows
 
 
-def _mark_uses(memory: Memory, rules: RuleArrays, entry: Entry, moment: Moment, tables: Tables, rows: Ints) -> None:
+def _mark_uses(
+    memory: Memory, rules: RuleArrays, entry: JournalEntry, context: BatchContext, tables: Tables, rows: Ints
+) -> None:
     columns = memory.columns
     if not columns.has_last:
         return
     most = rows.shape[0]
-    uses = Uses(*(np.empty(size, dtype=np.uint32) for size in (most, most, most if columns.has_scores else 0)))
-    when = moment.batch, moment.now
+    uses = RowUses(*(np.empty(size, dtype=np.uint32) for size in (most, most, most if columns.has_scores else 0)))
+    when = context.batch, context.now
     changed = batch.touch(
         tables, rows, rules.expire, rules.span, memory.shared, *when, columns.last, columns.scores, *uses
     )
-    entry.uses = Uses(*(column[:changed].copy() for column in uses))
+    entry.uses = RowUses(*(column[:changed].copy() for column in uses))

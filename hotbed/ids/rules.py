@@ -1,24 +1,24 @@
-"""Who gets a row of its own, and for how long: what a user says of a table, and the same as arrays for the kernels.
+"""Which ids get a row of their own, and for how long: rules as a user writes them, and as arrays for the kernels.
 
-Admit(after=5)                     the fifth occurrence is admitted; every id that waits is counted exactly (about 26 bytes)
-Admit(after=5, sketch="64MiB")     the same, counted in a sketch of that size: never too late, at times too early
+Admit(after=5)                     the fifth occurrence is admitted; every pending id is counted exactly (about 26 bytes)
+Admit(after=5, sketch="64MiB")     the same, counted in a sketch of that size: never too late, sometimes too early
 Admit(probability=0.1)             every occurrence is admitted with this probability
-Expire(unused_steps=100_000)       rows that none of the last 100,000 training batches used go
-Expire(unused="7d")                rows that were not used for a week go
+Expire(unused_steps=100_000)       rows that none of the last 100,000 training batches used expire
+Expire(unused="7d")                rows that were not used for a week expire
 Expire(score_below=0.5, half_life=10_000)   the score grows by 1 with every batch that uses the row, and halves with
                                    every 10,000th training batch; it counts in steps of 1/256
 
-`parse_admit`: rules of dynamic ids as a run file or a command line writes them: text in, Admit and Expire out.
+`parse_admit`, `parse_expire`: rules of dynamic ids as a run file or a command line writes them -> Admit and Expire.
 
 after 3                                  the third occurrence is admitted
 after 3, sketch 64MiB                    the same, counted in a sketch of that size
 probability 0.1                          every occurrence is admitted with this probability
-unused 100000 steps                      rows that none of so many training batches used go
-unused 7d                                rows that were not used for a week go (s, m, h, d, w)
+unused 100000 steps                      rows that none of the last 100,000 training batches used expire
+unused 7d                                rows that were not used for a week expire (s, m, h, d, w)
 score below 0.5, half-life 10000         the score grows by 1 with every batch that uses the row, and halves with time
 ..., every 500                           look for such rows every 500 training batches
 
-Parts stand in any order, commas between them; 100_000 is 100000. What the numbers may be, Admit and Expire say.
+Parts are in any order, separated by commas; 100_000 is 100000. Admit and Expire check the numbers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TIME = re.compile(r"(\d+)\s*([smhdw])")
 
 @dataclass(frozen=True)
 class Admit:
-    """When an id gets a row of its own; until then it reads and trains the one its table shares."""
+    """When an id gets a row of its own; until then it reads and trains the shared row of its table."""
 
     after: int | None = None
     sketch: str | int | None = None
@@ -74,13 +74,13 @@ class Admit:
 
     @property
     def threshold(self) -> int:
-        """Of 64 random bits, for CHANCE: below it an occurrence is admitted."""
+        """For CHANCE: an occurrence is admitted if its 64 random bits are below this."""
         return min(2**64 - 1, int((self.probability or 0) * 2**64))
 
 
 @dataclass(frozen=True)
 class Expire:
-    """When a row is taken from its id; looked after every `every` training batches (a tenth of the span, 256 at least)."""
+    """When an id loses its row; checked every `every` training batches (by default a tenth of the span, at least 256)."""
 
     unused_steps: int | None = None
     unused: str | int | None = None
@@ -115,7 +115,7 @@ class Expire:
 
     @property
     def span(self) -> int:
-        """Batches, seconds or the half-life, after the kind."""
+        """Batches, seconds or the half-life, depending on the kind."""
         return self.unused_steps or self.half_life or _seconds(self.unused) or 0
 
     @property
@@ -128,11 +128,11 @@ class Expire:
 
 @dataclass(frozen=True)
 class TableRules:
-    """Of one table. Without admission every id gets a row at once, without expiry it keeps it."""
+    """The rules of one table. Without admission every id gets a row at once, without expiry it keeps it."""
 
     admission: Admit | None = None
     expiry: Expire | None = None
-    padding: int | None = None  # this id has no row: its key is -1, and it is not counted
+    padding: int | None = None  # an id without a row: its key is -1, and it is not counted
 
 
 class RuleArrays:

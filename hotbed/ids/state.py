@@ -2,8 +2,7 @@
 
 Columns of rows (rows_state): row (the key), table, id, shared (1: of no single id), and last_use and score where a rule asks.
 The rest (rest_state): batch, first_row, next_row, shared_rows, expire_kinds [T], counters [T, 4], quarantined_rows and
-quarantined_at, waiting_tables, waiting_ids and waiting_counts, and sketch_T for each table with one. Free rows are those
-that nobody has.
+quarantined_at, waiting_tables, waiting_ids and waiting_counts, and sketch_T for each table with one. All other rows are free.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Arrays = Mapping[str, NDArray[Any]]
 def save_rows(memory: Memory, rows: Ints, first_row: int) -> dict[str, NDArray[Any]]:
     """Columns of live rows."""
     live = memory.index.is_live(rows)
-    assert live.all(), f"{np.count_nonzero(~live)} of {rows.shape[0]} rows belong to nobody: ask is_live first"
+    assert live.all(), f"{np.count_nonzero(~live)} of {rows.shape[0]} rows have no owner: ask is_live first"
     tables, ids = memory.index.owners_of(rows)
     columns: dict[str, NDArray[Any]] = {"row": rows + first_row, "table": tables, "id": ids}
     columns["shared"] = memory.index.is_shared(rows).astype(np.uint8)
@@ -37,7 +36,7 @@ def save_rows(memory: Memory, rows: Ints, first_row: int) -> dict[str, NDArray[A
 
 
 def save_rest(memory: Memory, ledger: Ledger, expire: NDArray[np.uint8], first_row: int) -> dict[str, NDArray[Any]]:
-    """All but the rows; arrays of its own."""
+    """Everything except the rows, as copies."""
     empty = np.empty(0, dtype=np.int64)
     at = [np.full(rows.shape[0], batch, dtype=np.int64) for batch, rows in ledger.quarantined]
     rest: dict[str, NDArray[Any]] = {
@@ -60,7 +59,7 @@ def save_rest(memory: Memory, ledger: Ledger, expire: NDArray[np.uint8], first_r
 
 
 class SavedState:
-    """A saved rest, what the saved tables are called here, and what of it did not carry over, in words."""
+    """A saved rest, the numbers of the saved tables here, and what did not carry over, in words."""
 
     def __init__(self, rest: Arrays, table_of: Sequence[int] | None, rules: RuleArrays, now: int) -> None:
         self.rest, self.now = rest, now
@@ -80,7 +79,7 @@ class SavedState:
         self.lost += [f"table {table}: expires by another rule, last uses or scores start again" for table in changed]
 
     def column(self, name: str, num_tables: int, fill: int) -> NDArray[np.int64]:
-        """A saved array of tables as one of the tables here."""
+        """A saved array [tables] in the order of the tables here."""
         saved = self.rest[name]
         out = np.full((num_tables, *saved.shape[1:]), fill, dtype=np.int64)
         kept = self.table_of >= 0
@@ -89,7 +88,7 @@ class SavedState:
 
 
 def load(memory: Memory, rules: RuleArrays, parts: Iterable[Arrays], saved: SavedState) -> Ledger:
-    """Fill an empty memory; the ledger that goes with it."""
+    """Fill an empty memory; returns the ledger that goes with it."""
     rest, num_tables = saved.rest, rules.admit.shape[0]
     batch, next_row = int(rest["batch"][0]), int(rest["next_row"][0])
     if next_row > memory.index.capacity:
@@ -109,7 +108,7 @@ def load(memory: Memory, rules: RuleArrays, parts: Iterable[Arrays], saved: Save
     for rows in memory.index.rows(shared=True):
         used[rows] = True
     counters = saved.column("counters", num_tables, 0)
-    # rows that come without the history of their ids were admitted, all the same
+    # rows without the history of their ids were admitted too
     counters[:, ADMITTED] = counters[:, EXPIRED] + rows_by_table(memory.index, num_tables)
     memory.shared = saved.column("shared_rows", num_tables, -1)
     return Ledger(batch, next_row, np.flatnonzero(~used), 0, quarantined, counters)
@@ -124,7 +123,7 @@ def rows_by_table(index: IdIndex, num_tables: int) -> Ints:
 
 
 def _load_rows(memory: Memory, rules: RuleArrays, part: Arrays, saved: SavedState) -> int:
-    """Give rows to their owners; how many belong to tables that are gone."""
+    """Give rows to their owners; returns how many belong to tables that are gone."""
     tables = saved.table_of[part["table"]]
     kept = tables >= 0
     rows = part["row"].astype(np.int64) - int(saved.rest["first_row"][0])
@@ -155,7 +154,7 @@ def _load_waiting(memory: Memory, rules: RuleArrays, saved: SavedState) -> None:
         memory.waiting.set(tables[kept].astype(np.uint16), ids, counts)
     dropped = int(np.count_nonzero(~kept))
     if dropped:
-        saved.lost.append(f"the counts of {dropped:,} ids that wait in tables that no longer count")
+        saved.lost.append(f"the counts of {dropped:,} pending ids of tables that no longer count")
 
 
 def _load_sketches(memory: Memory, saved: SavedState) -> None:

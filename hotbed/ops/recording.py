@@ -13,23 +13,33 @@ from hotbed.host.pinned import RECORDING
 from hotbed.ops.streams import recording_stream
 
 _OFTEN = 6  # batches of a size, before there is a recording for it
+_SPARE_BYTES = 1 << 30  # of device memory; with less, cached memory is given back before a recording takes some
 _SIZES = 4  # numbers of lookups for which there are recordings
 
 
 @contextmanager
 def recording(pool: Any = None) -> Iterator[Any]:
-    """A graph of what this thread launches inside; other threads go on as they are.
+    """A graph of what this thread launches inside; other threads continue as they are.
 
     Nothing is garbage collected meanwhile: old graphs and events that go away while a stream is recorded end the process.
+    Unlike torch.cuda.graph this does not first wait for the device and give all cached memory back: a run makes half a dozen
+    recordings in its first steps, and the reader's pinned memory would be allocated anew after each.
     """
     graph = torch.cuda.CUDAGraph()
     device = torch.device("cuda", torch.cuda.current_device())
     own, before = recording_stream(device), torch.cuda.current_stream(device)
+    if torch.cuda.mem_get_info(device)[0] < _SPARE_BYTES:
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
     collects = gc.isenabled()
     gc.disable()
     try:
-        with RECORDING, torch.cuda.graph(graph, pool=pool, stream=own, capture_error_mode="thread_local"):
-            yield graph
+        with RECORDING, torch.cuda.stream(own):
+            graph.capture_begin(pool, capture_error_mode="thread_local")
+            try:
+                yield graph
+            finally:
+                graph.capture_end()
     except BaseException:  # torch stays on the stream, and its generator in the state of being recorded
         torch.cuda.set_stream(before)
         generator = torch.cuda.default_generators[device.index]
@@ -77,7 +87,6 @@ class Recordings:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._graphs: dict[Hashable, Any] = {}  # None: run once
-        self._pool: Any = None
 
     def run(self, name: Hashable, work: Callable[[], None]) -> None:
         """The first time as it is, which compiles the kernels; then recorded, and replayed from then on."""
@@ -90,11 +99,15 @@ class Recordings:
             return
         graph = self._graphs[name]
         if graph is None:
-            with recording(self._pool) as graph:
+            pool = next((one.pool() for one in self._graphs.values() if one is not None), None)  # that of a live graph
+            with recording(pool) as graph:
                 work()
-            self._graphs[name], self._pool = graph, graph.pool()
+            self._graphs[name] = graph
         graph.replay()
 
     def clear(self) -> None:
         """What was recorded no longer holds."""
+        had_memory = any(graph is not None for graph in self._graphs.values())
         self._graphs.clear()
+        if had_memory:
+            torch.cuda.empty_cache()  # nothing else gives the memory of graphs back

@@ -67,7 +67,7 @@ def _moved(reader: Reader, device: torch.device, clock: StepClock) -> Generator[
         _open.add(reader)
         reader.start()
         while found := _waited(reader, clock):
-            batch, point = found
+            batch, point, _ = found
             take_over(batch, device, point)
             yield batch
             del found, batch
@@ -75,7 +75,7 @@ def _moved(reader: Reader, device: torch.device, clock: StepClock) -> Generator[
         _close(reader, process)
 
 
-def _waited(reader: Reader, clock: StepClock) -> tuple[Any, Any] | None:
+def _waited(reader: Reader, clock: StepClock) -> tuple[Any, Any, Any] | None:
     """The next batch, or None at the end."""
     clock.asked(reader.num_ready)
     before = clock.enter(READER)

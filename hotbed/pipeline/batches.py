@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ class Ids(NamedTuple):
     ids: Any  # Tensor, a mapping of features or a KeyedJaggedTensor
     bags: Mapping[str, Jagged] | None
     contents: Contents  # as they are now
+    ahead: Any = None  # what was read ahead of dynamic ids
 
 
 def ids_of(batch: Any, features: Sequence[str]) -> Ids:
@@ -55,22 +56,26 @@ def take_over(value: Any, device: torch.device, point: Any) -> None:
     after(device, point)
     stream = current(device)
     for tensor in _tensors_in(value):
-        if tensor.device.type == "cuda":
+        if tensor.is_cuda:
             tensor.record_stream(stream)
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
+def _tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Batch):
-        yield from _tensors_in((value.labels, value.dense, value.ids, value.bags))
-    elif isinstance(value, RoutedBatch):  # a feed keeps the rest of it itself
-        yield from _tensors_in(value.batch)
-    elif is_keyed(value):
-        yield from tensors_of(value)
-    elif isinstance(value, (tuple, list, Mapping)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors_in(part)
+        return [value]
+    if isinstance(value, Batch):
+        found = [value.labels, value.dense, value.ids]
+        for bag in value.bags.values():
+            found += [part for part in bag if part is not None]
+        return found
+    if isinstance(value, RoutedBatch):  # a feed keeps the rest of it itself
+        return _tensors_in(value.batch)
+    if is_keyed(value):
+        return [*tensors_of(value)]
+    if isinstance(value, (tuple, list, Mapping)):
+        parts = value.values() if isinstance(value, Mapping) else value
+        return [tensor for part in parts for tensor in _tensors_in(part)]
+    return []
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -82,6 +87,8 @@ def to_device(value: Any, device: torch.device) -> Any:
             value = pinned(value)
         return value.to(device, non_blocking=True)
     if isinstance(value, Batch):
+        if all(tensor.device == device for tensor in _tensors_in(value)):
+            return value
         fields = (value.labels, value.dense, value.ids, value.bags)
         return Batch(*(to_device(field, device) for field in fields))
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -1,8 +1,8 @@
 """Which planner takes a batch, decided in one place: a recorded one wherever it can, the eager one for all others.
 
-A recording makes the keys of a batch itself, or takes them (forms.py): those of dynamic ids, of features that are not pooled,
-of bags whose weights want a gradient. What stays eager on CUDA is logged once ("hotbed.tables"): rows spread over ranks.
-Batches that are malformed go there too, which reports them.
+A recording makes the keys of a batch itself, finds them in a map (of dynamic ids), or takes them (forms.py): those of features
+that are not pooled, of bags whose weights want a gradient. What stays eager on CUDA is logged once ("hotbed.tables"): rows
+spread over ranks. Batches that are malformed go there too, which reports them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from hotbed.cache import MOST_BATCHES
 from hotbed.ops.inputs import Capacity
 from hotbed.pipeline.batches import Ids
 from hotbed.pipeline.eager import EagerPlanner
-from hotbed.pipeline.forms import KEYS, Form, IdForm, KeyForm, lookups_by_group
+from hotbed.pipeline.forms import KEYS, NARROW, NARROW_KEYS, WIDE, Form, IdForm, KeyForm, MapForm, lookups_by_group
+from hotbed.pipeline.ids_ahead import BatchAhead
 from hotbed.pipeline.planner import Candidate, Planner
 from hotbed.pipeline.recorded import RecordedPlanner, recorded_for, why_not_recorded
 from hotbed.tables.descriptions import Kinds, parts_of, why_not_described
@@ -32,7 +33,7 @@ class PlannerChoice:
         self._never: str | None = None  # why no batch can be recorded
         self._asked = False
         dynamic = any(group.keyspace.is_dynamic for group in tables.caches)
-        self._no_ids = dynamic or why_not_described(tables.features) is not None  # keys are made launch by launch
+        self._no_ids = dynamic or why_not_described(tables.features) is not None  # kernels cannot make the keys of ids
 
     @property
     def planners(self) -> list[Planner]:
@@ -45,7 +46,7 @@ class PlannerChoice:
             self._asked, self._never = True, why_not_recorded(self._tables)
             self._say(self._never)
         if self._never is None:
-            candidate = self._by_ids(batch, named) or self._by_keys(batch, named)
+            candidate = self._by_ids(batch, named) or self._by_map(batch, named) or self._by_keys(batch, named)
             if candidate is not None:
                 return candidate
         return Candidate(batch, named, self._eager, None)
@@ -63,6 +64,28 @@ class PlannerChoice:
         described = form.describe(parts, self._eager.learns)
         planner = self._planner_for(form, [each.need for each in described], parts.varies, last)
         return Candidate(batch, named, planner, described)
+
+    def _by_map(self, batch: Any, named: Ids) -> Candidate | None:
+        """For a recording that finds the keys of dynamic ids in a map; None for a batch that was not read ahead."""
+        if named.ahead is None:
+            return None
+        parts = parts_of(self._tables.features, named.ids, named.bags, self._tables.device)
+        if isinstance(parts, str):
+            return None
+        width = NARROW if self._eager.learns and self._is_narrow(named.ahead) else WIDE
+        last = self._last((width, *parts.kinds))
+        form = MapForm(self._tables, parts.kinds, width) if last is None else last.form
+        assert isinstance(form, MapForm), "the width of keys is named"
+        described = form.describe(parts, self._eager.learns)
+        planner = self._planner_for(form, [each.need for each in described], parts.varies, last)
+        return Candidate(batch, named, planner, described)
+
+    def _is_narrow(self, batch: BatchAhead) -> bool:
+        """Whether the keys of all dynamic ids fit into 31 bits, also when all ids of a batch are new."""
+        return all(
+            ahead is None or group.keyspace.num_used + ahead.num_lookups < NARROW_KEYS
+            for group, ahead in zip(self._tables.groups, batch.groups)
+        )
 
     def _by_keys(self, batch: Any, named: Ids) -> Candidate | None:
         """For a recording that takes keys, which are made when the batch is made known; None for a malformed batch."""

@@ -34,8 +34,10 @@ from hotbed.ops.streams import mark
 from hotbed.pipeline.batches import ids_of, take_over, to_device
 from hotbed.pipeline.choice import PlannerChoice
 from hotbed.pipeline.eager import EagerPlanner
+from hotbed.pipeline.ids_ahead import BatchAhead, IdReader, reads_ahead
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow, Planner, Trial, Window
 from hotbed.pipeline.reader import MOST_SHARED, Reader
+from hotbed.pipeline.recorded import why_not_recorded
 from hotbed.tables.group.dynamic import FAR_AHEAD
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import PreparedBatch, RoutedBatch
@@ -66,7 +68,8 @@ class Feed:
         self._caches: list[Cache] = []  # that know of the batches ahead
         self._strides: list[int] = []
         self._stage = tables.exchange.new_stage()  # of ranks that settle their batches together
-        self._reader = Reader(loader, self._device, None if self._stage is None else self._settled)
+        look = IdReader(tables).read if reads_ahead(tables) and why_not_recorded(tables) is None else None
+        self._reader = Reader(loader, self._device, None if self._stage is None else self._settled, look)
         self._eager = EagerPlanner(tables, self._cached)
         self._choice = PlannerChoice(tables, self._eager, window)
         self._planner: Planner = self._eager  # of the window planned last
@@ -74,7 +77,7 @@ class Feed:
         self._open: OpenWindow | None = None
         self._decided: deque[Window] = deque()
         self._current: Window | None = None
-        self._unknown: deque[tuple[Any, Any]] = deque()  # read, and not known to the caches
+        self._unknown: deque[tuple[Any, Any, Any]] = deque()  # (batch, mark, ids read ahead): not known to the caches
         self.offered: tuple[Any, ...] = ()  # the batch that `next` gave, until whoever asked has handed it out
         self._untrained: list[Any] | None = None  # batches in hand when the feed was left
         self._started = self._paused = self._rearrive = False
@@ -164,7 +167,7 @@ class Feed:
         batches = [*self.offered, *(batch for window in windows for batch, _ in window.batches)]
         if self._open is not None:
             batches += [waiting.batch for waiting in self._open.batches]
-        return [*batches, *(waiting.batch for waiting in self._waiting), *(batch for batch, _ in self._unknown)]
+        return [*batches, *(waiting.batch for waiting in self._waiting), *(batch for batch, _, _ in self._unknown)]
 
     def abandon(self) -> None:
         """The process ends: rows that are not saved are lost anyway."""
@@ -198,9 +201,9 @@ class Feed:
         Who takes them back at every batch would have them translated again and again: then few are looked at ahead.
         """
         windows = [window for window in (self._current, *self._decided) if window is not None]
-        ahead = [batch for window in windows for batch, _ in window.batches]
-        ahead += [waiting.batch for waiting in self._waiting]
-        self._unknown.extendleft((batch, None) for batch in reversed(ahead))
+        ahead = [(batch, None, planned.ahead) for window in windows for batch, planned in window.batches]
+        ahead += [(waiting.batch, None, waiting.named.ahead) for waiting in self._waiting]
+        self._unknown.extendleft(reversed(ahead))
         for window in windows:
             window.batches.clear()
         for window in self._decided:
@@ -246,7 +249,7 @@ class Feed:
     def _begin_anew(self) -> None:
         """Rows were loaded or moved, and the caches are others: nothing is known to them."""
         self._caches = [group.cache for group in self._cached]
-        self._unknown.extendleft((waiting.batch, None) for waiting in reversed(self._waiting))
+        self._unknown.extendleft((waiting.batch, None, waiting.named.ahead) for waiting in reversed(self._waiting))
         self._waiting.clear()
         self._look_ahead = 1
         self._choice.begin_anew()
@@ -405,13 +408,15 @@ class Feed:
         with Trial(self._unknown):
             return self._candidate(*self._unknown[0])
 
-    def _candidate(self, batch: Any, point: Any) -> Candidate:
+    def _candidate(self, batch: Any, point: Any, ahead: BatchAhead | None) -> Candidate:
         """A batch that was read, its ids, and who will plan it."""
         take_over(batch, self._device, point)
         named = ids_of(batch.batch if isinstance(batch, RoutedBatch) else batch, self._names)
+        if ahead is not None and ahead.is_of(named):
+            named = named._replace(ahead=ahead)
         return self._choice.choose(batch, named)
 
-    def _from_reader(self, *, wanted: bool = False) -> tuple[Any, Any] | None:
+    def _from_reader(self, *, wanted: bool = False) -> tuple[Any, Any, Any] | None:
         num_ready = self._reader.num_ready
         if num_ready:
             self._clock.asked(num_ready)
@@ -502,8 +507,7 @@ class Feed:
     def _line_up(self, batches: list[KnownBatch], planned: PlannedWindow, ticket: Ticket) -> None:
         window = Window(planned.transfer, ticket)
         for i, each in enumerate(batches):
-            lookups = [placed[i] for placed in planned.placed]
-            window.batches.append(
-                (each.batch, PreparedBatch(each.named.ids, each.named.bags, each.given, lookups, each.named.contents))
-            )
+            lookups, named = [placed[i] for placed in planned.placed], each.named
+            prepared = PreparedBatch(named.ids, named.bags, each.given, lookups, named.contents, named.ahead)
+            window.batches.append((each.batch, prepared))
         self._decided.append(window)

@@ -32,7 +32,7 @@ from hotbed.pipeline.rests import Leftover, is_stream, keep, kept, say_kept
 from hotbed.tables.ownership import RoutedBatch
 from hotbed.telemetry.spans import next_step, reads
 
-_FULL = 8  # batches read and not yet asked for
+READ_AHEAD = 8  # batches read and not yet asked for
 _LOW = 4
 MOST_SHARED = (
     24  # batches a rank may want to know ahead; every rank reads at least so many, or others would wait for it
@@ -43,6 +43,7 @@ _LOOK_AGAIN = 0.5  # seconds; news may be lost to an interrupt
 _WAY_OUT = "Give the loader a generator of its own, as in DataLoader(..., generator=torch.Generator())"
 
 Settle = Callable[[Iterator[Any]], Iterator[Any]]
+Look = Callable[[Any, Any], Any]
 
 
 class ReadBatch(NamedTuple):
@@ -50,17 +51,21 @@ class ReadBatch(NamedTuple):
 
     batch: Any
     mark: Any  # at which it is there: loaders may work on the device too
+    ahead: Any  # what `look` gave
     number: int
 
 
 class Reader:
     """Batches of a loader, in order, each with the mark at which it is there (batches.take_over)."""
 
-    def __init__(self, loader: Iterable[Any], device: torch.device, settle: Settle | None = None) -> None:
-        """`settle`: done with the batches in the thread; it speaks with other ranks."""
+    def __init__(
+        self, loader: Iterable[Any], device: torch.device, settle: Settle | None = None, look: Look | None = None
+    ) -> None:
+        """`settle`: done with the batches in the thread; it speaks with other ranks. `look`: at each, as given and moved."""
         self._loader: Iterable[Any] | None = loader
         self._settle, self._shared = settle, settle is not None
-        self._full, self._low = (2 * MOST_SHARED, MOST_SHARED + 4) if self._shared else (_FULL, _LOW)
+        self._look = look
+        self._full, self._low = (2 * MOST_SHARED, MOST_SHARED + 4) if self._shared else (READ_AHEAD, _LOW)
         self._device = device
         self._began: Any = None
         self._first_step: int | None = None  # that trains what is read, for a trace
@@ -86,8 +91,8 @@ class Reader:
         self._thread.start()
         self._launched = True
 
-    def get(self, *, wait: bool, wanted: bool) -> tuple[Any, Any] | None:
-        """(batch, mark), or None at the end, or when there is none yet and `wait` is not asked for.
+    def get(self, *, wait: bool, wanted: bool) -> tuple[Any, Any, Any] | None:
+        """(batch, mark, what `look` gave), or None at the end, or when there is none yet and `wait` is not asked for.
 
         `wanted`: all batches before it are trained. Others may be held back, and so are errors.
         """
@@ -114,7 +119,7 @@ class Reader:
         found = self._found[0]
         if len(self._found) == self._low + 1:
             _tell(self._room)
-        batch = found.batch, found.mark
+        batch = found.batch, found.mark, found.ahead
         self._taken = found.number
         del self._found[0]  # last, and no call: no interrupt comes between this and the return
         return batch
@@ -177,7 +182,7 @@ class Reader:
 
     def _end(self, error: BaseException | None) -> None:
         self._error = error
-        self._settle = None  # of a feed, which keeps this reader
+        self._settle = self._look = None  # of a feed, which keeps this reader
         self._finished = True
         _tell(self._arrived)
 
@@ -199,10 +204,11 @@ class Reader:
         settled = given if self._settle is None else self._settle(given)
         for batch in settled if self._first_step is None else reads(settled, self._first_step):
             moved = to_device(batch, self._device)
-            self._found.append(ReadBatch(moved, mark(self._device), self._num_read))
+            ahead = None if self._look is None else self._look(batch, moved)
+            self._found.append(ReadBatch(moved, mark(self._device), ahead, self._num_read))
             self._num_read += 1
             self._in_hand.clear()
-            del batch, moved
+            del batch, moved, ahead
             _tell(self._arrived)
             if len(self._found) >= self._full:
                 while len(self._found) > self._low + 1 and not self._stopped:

@@ -2,7 +2,8 @@
 
 On CUDA, for batches of any size up to a capacity. A batch is described by numbers in device memory (forms.py), so batches of
 other sizes replay the same recordings. One that is too large gets a planner of more capacity, and so do those that follow. Rows
-in host memory are moved by compiled code; those on an ssd and those of dynamic ids by the transfer thread.
+in host memory are moved by compiled code; those on an ssd, and guests (dynamic ids that an evaluation does not know), by the
+transfer thread.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class RecordedPlanner:
             recorded, inputs = group.new_recorded_cache(layout, capacity, window)
             self._recorded_caches.append(recorded)
             self._inputs.append(inputs)
-        if all(group.has_array for group in self._groups):
+        if form.names_rows and all(group.has_array for group in self._groups):
             for group, recorded in zip(self._groups, self._recorded_caches):
                 self._transfers.append(group.new_transfer(recorded))
 
@@ -124,7 +125,9 @@ class RecordedPlanner:
     def takes_along(self) -> bool:
         return self.form.is_described_early
 
-    finds_late = takes_along
+    @property
+    def finds_late(self) -> bool:
+        return self.form.is_checked_late
 
     def holds(self, need: Sequence[Capacity]) -> bool:
         """Whether there is room for so much."""
@@ -169,7 +172,7 @@ class RecordedPlanner:
     @property
     def may_have_bad_ids(self) -> bool:
         """Whether a kernel has seen one in any batch that has arrived. Those whose counts are on the host are known."""
-        return not self.form.is_described_early or any(inputs.found_bad for inputs in self._inputs)
+        return not self.form.is_checked_late or any(inputs.found_bad for inputs in self._inputs)
 
     def check(self, batch: KnownBatch | PreparedBatch) -> None:
         self.form.check(batch)

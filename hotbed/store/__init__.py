@@ -3,7 +3,7 @@
 memory.py   MemoryStore: every row in host memory, an array
 ssd/        SsdStore: every row in files on an SSD
 tiered.py   TieredStore: memory over ssd
-held.py     rows of one moment for a checkpoint, while training goes on
+held.py     rows of one moment for a checkpoint, while training continues
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class Store(Protocol):
     """What every store does. One thread at a time moves rows; tensors are on the host and contiguous."""
 
     def read(self, keys: Tensor, out: Tensor) -> None:
-        """The records of `keys` [U] into `out` [U, W]; what was never written reads as its first value."""
+        """The records of `keys` [U] into `out` [U, W]; what was never written reads as its initial value."""
 
     def expect(self, keys: Tensor) -> None:
-        """These rows are on their way here: who wants one before it was written must wait."""
+        """These rows are on their way here: a reader that wants one before it is written must wait."""
 
     def fetch(self, keys: Tensor, out: Tensor, source: Tensor) -> tuple[int, Tensor]:
-        """The rows that were ever written, close together, into `out`: (their number, positions of those expected)."""
+        """Pack the rows that were ever written into `out`: (their number, positions of those expected)."""
 
     def write(self, keys: Tensor, records: Tensor) -> None:
         """Keep the records [U, W] of `keys` [U], distinct."""
 
     def forget(self, keys: Tensor) -> None:
-        """These rows are gone: they read as their first values again."""
+        """These rows are gone: they read as their initial values again."""
 
     def clear(self) -> None:
-        """Every row reads as its first value."""
+        """Every row reads as its initial value."""
 
     def items(self, chunk: int = ...) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of every row ever written, in key order."""
@@ -53,41 +53,41 @@ class Store(Protocol):
         """Bring everything to the lowest tier."""
 
     def holder(self) -> Holder:
-        """What holds the rows of one moment for a checkpoint, once `take` of it is called."""
+        """Holds the rows of one moment for a checkpoint, once its `take` is called."""
 
     def adopt(self, folder: Path) -> None:
         """Take over the rows of a folder that a checkpoint's files were linked into; nothing was written since `clear`."""
 
     def count_as_saved(self) -> None:
-        """All rows are as a checkpoint has them."""
+        """All rows are as a checkpoint has them; none is changed since."""
 
     def tiers(self, num_keys: int) -> Tiers | None:
-        """What memory and ssd did and hold, of which `num_keys` keys were ever used; None without an ssd."""
+        """Counts and sizes of memory and ssd, where `num_keys` keys were ever used; None without an ssd."""
 
     def holdings(self) -> TierHoldings | None:
         """What a tier of memory over an ssd holds; None without one."""
 
     def take_up(self, held: TierHoldings) -> bool | None:
-        """Bring the rows back that the tier held; False if it had another size; None without one."""
+        """Bring back the rows that the tier held; False if it had another size; None without one."""
 
     def close(self) -> None:
-        """The end."""
+        """Close files and free what they hold."""
 
     @property
     def num_bytes(self) -> int:
-        """Of host memory, once everything is used."""
+        """Bytes of host memory, once everything is used."""
 
 
 class Place(NamedTuple):
-    """The room of one group below the device. Without an ssd, memory takes every row."""
+    """Where the rows of one group are below the device. Without an ssd, memory takes every row."""
 
     folder: Path | None = None  # on the ssd, the group's own
     ssd_bytes: int = 0
-    memory_slots: int = 0  # rows in memory over the ssd; 0: none, what is not on the device is on the ssd
-    grows: bool = False  # the rows are those of dynamic ids: far fewer than there could be
+    memory_slots: int = 0  # rows in memory over the ssd; 0: a row that is not on the device is on the ssd
+    grows: bool = False  # rows of dynamic ids: far fewer than there could be
 
     def open(self, num_rows: int, layout: Layout, first: Callable[[Tensor], Tensor], scoring: ScoreFunction) -> Store:
-        """A store for that many rows."""
+        """A store for `num_rows` rows."""
         if self.folder is None:
             return MemoryStore(num_rows, layout, first, grows=self.grows)
         ssd = SsdStore(self.folder, num_rows, layout.width, first, max_bytes=self.ssd_bytes)

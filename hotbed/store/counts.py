@@ -1,7 +1,7 @@
-"""What the tiers below the device did, and what they hold: numbers that stores keep and sums over groups add up.
+"""What the tiers below the device did, and what they hold: numbers that every store keeps, and sums over groups.
 
-TierCounts only rise, from the moment a process opens its stores: a process that resumes a run begins at zero. They are whole
-numbers of Python, added once a batch, so they cost nothing beside the rows. TierSizes are of one moment.
+TierCounts only rise. They start at zero when a process opens its stores, also in a process that resumes a run. They are Python
+integers, added once per batch, so their cost is negligible compared with moving rows. TierSizes describe one moment.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 
 class TierCounts(NamedTuple):
-    """Since the stores were opened. Rows that were never written before are made on the device and asked from no tier."""
+    """Since the stores were opened. Rows that were never written are created on the device and requested from no tier."""
 
-    from_memory: int = 0  # rows asked from the store that memory had
+    from_memory: int = 0  # requested rows that memory had
     from_ssd: int = 0  # rows that were read from the ssd
-    to_ssd: int = 0  # rows written to the ssd; what compaction copies is not among them
+    to_ssd: int = 0  # rows written to the ssd, without the copies of compaction
     bytes_from_memory: int = 0
-    bytes_read: int = 0  # from the ssd, with checksums and what lies between neighbours
-    bytes_written: int = 0  # to the ssd: wear, with headers and what compaction copies
+    bytes_read: int = 0  # from the ssd, with checksums and the gaps between neighbours
+    bytes_written: int = 0  # to the ssd: wear, with headers and the copies of compaction
     bytes_compacted: int = 0  # the part of it that compaction wrote
     compactions: int = 0  # segments rewritten
 
@@ -33,16 +33,16 @@ class TierCounts(NamedTuple):
 
     @property
     def asked(self) -> int:
-        """Rows asked from the store that had ever been written."""
+        """Rows requested from the store that were ever written."""
         return self.from_memory + self.from_ssd
 
 
 class TierSizes(NamedTuple):
-    """Now."""
+    """Sizes of the tiers at one moment."""
 
     memory_slots: int = 0  # rows that memory can hold over the ssd; 0: memory is the cache itself
     memory_rows: int = 0  # rows that it holds
-    memory_bytes: int = 0  # rows and all that finds them
+    memory_bytes: int = 0  # rows and their index
     memory_budget: int = 0
     ssd_bytes: int = 0  # all files
     ssd_cap: int = 0
@@ -56,13 +56,13 @@ class TierSizes(NamedTuple):
 
     @property
     def live_share(self) -> float:
-        """Of the records in segments; 1 when there are none."""
+        """Share of live records in segments; 1 if there are no records."""
         records = self.ssd_live_bytes + self.ssd_stale_bytes
         return self.ssd_live_bytes / records if records else 1.0
 
 
 class TierHoldings(NamedTuple):
-    """What memory over an ssd holds and the policy knows of it, of one moment; [E] are the slots that were ever taken."""
+    """What memory over an ssd holds at one moment, and what the policy knows of it; E slots were ever taken."""
 
     num_slots: int
     clock: int
@@ -74,7 +74,7 @@ class TierHoldings(NamedTuple):
 
 
 class Tiers(NamedTuple):
-    """Both."""
+    """Counts and sizes."""
 
     counts: TierCounts
     sizes: TierSizes

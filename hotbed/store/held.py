@@ -1,12 +1,12 @@
-"""Rows of one moment, read in another thread while training goes on: whoever is about to overwrite one keeps a copy first.
+"""Rows of one moment, read in another thread while training continues: a writer copies a row before it overwrites it.
 
-Two threads share two bytes for each row that is held, each of them written by one thread, and no lock. The one that writes
-copies a row that is still to be read, then says so, then overwrites it. The one that reads copies a chunk of rows, then looks
-at the bytes: a row whose byte says nothing was not being overwritten when it was copied; the others have been kept. What it
-has given it notes in bytes of its own. So training waits for nobody.
+Two threads share two bytes for each held row and no lock; each byte is written by one of them. The writer copies a row that is
+still to be read, marks it as kept, then overwrites it. The reader copies a chunk of rows, then looks at the marks: a row
+without a mark was not being overwritten while it was copied; of the others there are kept copies. The reader notes in bytes of
+its own which rows it has given out. So training never waits.
 
-The price: memory for one chunk, two bytes a row in pages where a row is held, and the rows that are overwritten during a save
-and were not saved yet.
+The price: memory for one chunk, two bytes per row in pages where a row is held, and copies of the rows that are overwritten
+during a save before they were saved.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Keys = NDArray[np.int64]
 _CHUNK = 1 << 16
 
 
-class Files(Protocol):
+class FrozenFiles(Protocol):
     """Files that hold rows of one moment and never change again."""
 
     def link_into(self, folder: Path) -> None:
@@ -38,15 +38,15 @@ class Files(Protocol):
 
 
 class Holder(Protocol):
-    """Rows of one moment, for a checkpoint. Whatever stops on the way, `give_back` undoes it."""
+    """Rows of one moment, for a checkpoint. `give_back` undoes it, wherever it stopped."""
 
     @property
-    def files(self) -> Sequence[Files]:
-        """Where the records are; none: `items` gives them."""
+    def files(self) -> Sequence[FrozenFiles]:
+        """Files that have the records; none: `items` gives them."""
 
     @property
     def keys(self) -> Keys:
-        """Of the rows that `items` gives, ascending."""
+        """Keys of the rows that `items` gives, ascending."""
 
     def take(self, touched: bool) -> None:
         """Hold all rows ever written, or those touched since the last commit; they count as saved from now on."""
@@ -61,21 +61,21 @@ class Holder(Protocol):
         """They are saved."""
 
     def give_back(self) -> None:
-        """The end; what was not saved counts as touched again."""
+        """Release the rows; those that were not saved count as touched again."""
 
 
 class HoldableStore(Protocol):
-    """A store, as far as this needs it."""
+    """What this needs of a store."""
 
     def begin_hold(self, held: HeldRows, touched: bool) -> int:
         """Mark the rows to be held in `held.marks`, all before `held.end`, and count them as saved; their number."""
 
     def let_go(self, held: HeldRows, *, saved: bool) -> None:
-        """What was held is no longer; if it was not saved it counts as written after all."""
+        """The rows are released; if they were not saved they count as written again."""
 
 
 class HeldRows:
-    """Of the records [R, W] of a store those that `take` finds. Whatever stops on the way, `give_back` undoes it."""
+    """The records that `take` finds, of those [R, W] of a store. `give_back` undoes it, wherever it stopped."""
 
     def __init__(self, store: HoldableStore, records: Tensor) -> None:
         self._store = store
@@ -90,12 +90,12 @@ class HeldRows:
         return self._count
 
     @property
-    def files(self) -> Sequence[Files]:
-        """None: `items` gives the records."""
+    def files(self) -> Sequence[FrozenFiles]:
+        """No files: `items` gives the records."""
         return ()
 
     def in_files(self, live: Callable[[], Keys]) -> Keys:
-        """None."""
+        """No keys."""
         return np.empty(0, dtype=np.int64)
 
     def take(self, touched: bool) -> None:
@@ -104,7 +104,7 @@ class HeldRows:
 
     @property
     def keys(self) -> Keys:
-        """Of all held rows, ascending; 8 bytes a row."""
+        """Keys of all held rows, ascending; 8 bytes per row."""
         return np.concatenate([np.empty(0, dtype=np.int64), *marked(self.marks[: self.end], _CHUNK)])
 
     def keep(self, keys: Keys) -> None:
@@ -136,7 +136,7 @@ class HeldRows:
         self._store.let_go(self, saved=False)
 
     def _drain(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """What was kept, but for rows that were copied in time all the same."""
+        """The kept copies, without rows that were given out before."""
         while self._kept:
             keys, records = self._kept.popleft()
             yield from self._given(keys, records, torch.from_numpy(np.flatnonzero(self._is_given[keys] == 0)))
@@ -149,7 +149,7 @@ class HeldRows:
 
 
 def refuse_second() -> StoreError:
-    """For a snapshot while another is open."""
+    """The error for a snapshot while another is open."""
     return StoreError(
         "a snapshot of these rows is open, and there can be one at a time. Leave it first: tables.snapshot() is a "
         "context, and a checkpoint in the background is done when Saver.settle() returns."

@@ -1,7 +1,8 @@
 """Host memory under a preset vocabulary: an array of records, one per key, untouched until it is used.
 
-Opening it costs nothing, whatever its size: pages come when rows are written. A row that was never written reads as its
-first value, which `first` computes from (seed, table, id); who can compute it elsewhere asks `fetch` for the others alone.
+Opening it costs nothing, whatever its size: pages are allocated when rows are written. A row that was never written reads as
+its initial value, which `first` computes from (seed, table, id). A caller that can compute it elsewhere uses `fetch`, which
+reads written rows only.
 """
 
 from __future__ import annotations
@@ -14,21 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.host.pages import zeros
+from hotbed.host.pages import make_pages, zeros
 from hotbed.ops.move import gather_rows, scatter_rows
-from hotbed.ops.move.states import (
-    ABSENT,
-    EXPECTED,
-    SAVED,
-    WRITTEN,
-    hold,
-    join,
-    locate,
-    mark,
-    marked,
-    sort_out,
-    words_of,
-)
+from hotbed.ops.move.mapped import MappedRows
+from hotbed.ops.move.states import ABSENT, EXPECTED, SAVED, WRITTEN, hold, join, mark, marked, sort_out, words_of
 from hotbed.ops.records import Layout
 from hotbed.store.counts import TierHoldings, Tiers
 from hotbed.store.held import HeldRows, refuse_second
@@ -49,7 +39,8 @@ class MemoryStore:
         self._grows = grows  # keys are used from 0 on, and few of them
         self._end = 0 if grows else num_rows  # of the keys that may be in use
         self._held: HeldRows | None = None
-        self._unsaved: NDArray[np.uint8] | None = None  # marks of rows that were held in vain
+        self._mapped: MappedRows | None = None
+        self._unsaved: NDArray[np.uint8] | None = None  # marks of rows that were held and not saved
 
     def read(self, keys: Tensor, out: Tensor) -> None:
         """The records of `keys` [U] into `out` [U, W], on the host."""
@@ -59,31 +50,31 @@ class MemoryStore:
             out[absent] = self._first(keys[absent])
 
     def expect(self, keys: Tensor) -> None:
-        """These rows are on their way here: who wants one before it was written must wait."""
+        """These rows are on their way here: a reader that wants one before it is written must wait."""
         self._reach(keys)
         mark(self._state, keys.numpy(), EXPECTED)
 
     def fetch(self, keys: Tensor, out: Tensor, source: Tensor) -> tuple[int, Tensor]:
-        """The rows that were ever written, close together, into `out` [>= U, W]: (their number, positions of late ones).
+        """Pack the rows that were ever written into `out` [>= U, W]: (their number, positions of late ones).
 
-        source int32 [U]: the place of each key's row in `out`, or -1 for one that still has its first value. Late rows are
-        those that are expected; they have no place yet.
+        source int32 [U]: the place of each key's row in `out`, or -1 for a row that still has its initial value. Late rows
+        are those that are expected; they have no place yet.
         """
         found, late = np.empty(keys.shape[0], dtype=np.int64), np.empty(keys.shape[0], dtype=np.int64)
         num_found, num_late = sort_out(self._state, keys.numpy(), source.numpy(), found, late)
         gather_rows(self._records, torch.from_numpy(found[:num_found]), out[:num_found])
         return num_found, torch.from_numpy(late[:num_late])
 
-    def find(self, keys: Tensor, source: Tensor) -> int:
-        """How many of these rows [U] were ever written; source int32 [U]: their places in `parts`, or -1. None is expected."""
-        return int(locate(self._state, keys.numpy(), source.numpy()))
-
-    def write(self, keys: Tensor, records: Tensor, places: Tensor | None = None) -> None:
-        """Keep the records [U, W] of `keys` [U], distinct, on the host; or those of the rows `places` [U] of `records`."""
+    def write(self, keys: Tensor, records: Tensor) -> None:
+        """Keep the records [U, W] of `keys` [U], distinct, on the host."""
         self.keep(keys)
         self._reach(keys)
-        scatter_rows(self._records, keys, records, places)
+        scatter_rows(self._records, keys, records)
         mark(self._state, keys.numpy(), WRITTEN)
+
+    def make_pages(self) -> None:
+        """Have the memory of all rows now, which rows on the device have from the start."""
+        make_pages(self._records.numpy())
 
     @property
     def is_held(self) -> bool:
@@ -91,17 +82,17 @@ class MemoryStore:
         return self._held is not None
 
     def keep(self, keys: Tensor) -> None:
-        """These rows are about to be overwritten, here or by one who moves rows without asking (`parts`)."""
+        """These rows are about to be overwritten, here or by a caller that moves rows itself (`parts`)."""
         held = self._held  # once: another thread may let it go
         if held is not None:
             held.keep(keys.numpy())
 
     def forget(self, keys: Tensor) -> None:
-        """These rows are gone: they read as their first values again. Their records stay until others are written."""
+        """These rows are gone: they read as their initial values again. Their records stay until others are written."""
         mark(self._state, keys.numpy(), ABSENT)
 
     def holder(self) -> HeldRows:
-        """What `take` of it holds: see HeldRows. `give_back` is to be called whatever happens, so it is there first."""
+        """Holds rows once its `take` is called. It is made first, so that `give_back` can be called whatever happens."""
         return HeldRows(self, self._records)
 
     def adopt(self, folder: Path) -> None:
@@ -123,10 +114,10 @@ class MemoryStore:
         return None
 
     def hold(self, *, touched: bool, at_once: bool = False) -> HeldRows:
-        """The rows as they are now, all or those written since the last time, while writing goes on: see HeldRows.
+        """The rows as they are now, all or those written since the last time, while writing continues: see HeldRows.
 
-        They count as saved from now on; `HeldRows.give_back` takes that back. Nothing may be expected. `at_once` once asked
-        for a copy of all of them and means nothing now: who moves rows without asking calls `keep` first.
+        They count as saved from now on, until `HeldRows.give_back`. Nothing may be expected. A caller that moves rows itself
+        calls `keep` first. `at_once` asked for a copy of all rows in 0.1, and has no effect.
         """
         held = self.holder()
         try:
@@ -149,22 +140,22 @@ class MemoryStore:
         return int(count)
 
     def let_go(self, held: HeldRows, *, saved: bool) -> None:
-        """What was held is no longer; if it was not saved it counts as written after all. In any thread."""
+        """The rows are released; if they were not saved they count as written again. In any thread."""
         if self._held is held:
             if not saved:
-                if self._unsaved is not None:  # it stopped before it had taken them over
+                if self._unsaved is not None:  # it stopped before these marks were merged
                     unsaved = self._unsaved[: self._end]
                     join(unsaved, words_of(unsaved), held.marks)
                 self._unsaved = held.marks
             self._held = None
 
     def clear(self) -> None:
-        """Every row reads as its first value."""
+        """Every row reads as its initial value."""
         for used in marked(self._state[: self._end], _CHUNK):
             mark(self._state, used, ABSENT)
 
     def count_as_saved(self) -> None:
-        """All rows are as a checkpoint has them."""
+        """All rows are as a checkpoint has them; none is changed since."""
         for used in marked(self._state[: self._end], _CHUNK):
             mark(self._state, used, SAVED)
         self._unsaved = None
@@ -173,11 +164,18 @@ class MemoryStore:
         """There is nothing below."""
 
     def close(self) -> None:
-        """Memory goes when nobody has the store any more."""
+        """Memory is freed with the store."""
 
     def parts(self) -> tuple[Tensor, NDArray[np.uint8]]:
-        """(records [R, W], state [R]) for who moves rows without asking."""
+        """(records [R, W], state [R]) for a caller that moves rows itself."""
         return self._records, self._state
+
+    def mapped(self, device: torch.device) -> MappedRows:
+        """Which of `parts` a GPU reaches by itself."""
+        if self._mapped is None:
+            self._mapped = MappedRows(*self.parts(), device)
+            self._mapped.end = self._end
+        return self._mapped
 
     def items(self, chunk: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of every row ever written, in key order."""
@@ -194,6 +192,13 @@ class MemoryStore:
         """Address space; pages become memory when they are written."""
         return self._records.nbytes + self._state.nbytes
 
+    def reach(self, end: int) -> None:
+        """Who moves rows without asking may write keys below `end` from now on."""
+        if self._grows:
+            self._end = max(self._end, end)
+            if self._mapped is not None:
+                self._mapped.end = self._end
+
     def _reach(self, keys: Tensor) -> None:
         if self._grows and keys.shape[0]:
-            self._end = max(self._end, int(keys.max()) + 1)
+            self.reach(int(keys.max()) + 1)

@@ -1,7 +1,7 @@
 """The memory tier, compiled: which keys are in memory, and which rows leave it.
 
 slot_of_key int32 [R]: 0 is not in memory, s + 1 is in slot s; negative while the row is on its way here: -1, or -(s + 2) for
-one that has slot s. Slots carry key_of_slot (-1: free), uses and last (see ops/index), and dirty (differs from the row below).
+one that has slot s. Slots have key_of_slot (-1: free), uses and last (see ops/index), and dirty (differs from the row below).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from hotbed.host.intrinsics import prefetch
-from hotbed.host.jit import digest_of, njit
+from hotbed.host.jit import njit
 from hotbed.ops.index import UNIT, ScoreFunction
+from hotbed.ops.index.victims import aged, compiled_score, used_again
 
 _AHEAD = 24
-_LOOK = 4  # slots looked at for each that is wanted
+_LOOK = 4  # slots examined for each that is wanted
 
 
 @njit(nogil=True, cache=True)
@@ -30,7 +31,7 @@ def expect(slot_of_key: Any, keys: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def sort_out(slot_of_key: Any, keys: Any, waits: bool, slots: Any, here: Any, below: Any, late: Any) -> Any:
-    """Positions of keys that are here (with their slots), that are not, and (with `waits`) that are on their way; how many."""
+    """Positions of keys that are here (with their slots), not here, and (with `waits`) on their way; how many of each."""
     lines = slot_of_key.reshape(-1, 1)
     num_here = num_below = num_late = 0
     for i in range(keys.size):
@@ -55,28 +56,20 @@ def sort_out(slot_of_key: Any, keys: Any, waits: bool, slots: Any, here: Any, be
 
 @njit(nogil=True, cache=True)
 def note_uses(slots: Any, uses: Any, last: Any, clock: int, half: int) -> None:
-    """Rows were asked for."""
+    """Rows were used."""
     for s in slots:
-        age = min((clock - last[s]) // half, 31)
-        uses[s] = max(uses[s] >> age, 1) + UNIT
+        uses[s] = used_again(uses[s], clock - last[s], half)
         last[s] = clock
-
-
-@njit(nogil=True, cache=True)
-def _where(condition: Any, yes: Any, no: Any) -> Any:
-    return yes if condition else no
 
 
 @cache
 def chooser(scoring: ScoreFunction) -> Callable[..., int]:
     """`choose` for one policy."""
-    tag = f"{scoring.name}_{digest_of(tuple(scoring))}"
-    score = njit(scoring.bind({"where": _where}), name=f"score_{tag}", nogil=True)
-    half = scoring.half_life
+    tag, score = compiled_score(*scoring[:2])
 
-    @njit(name=f"choose_{tag}", nogil=True)
-    def choose(key_of_slot: Any, uses: Any, last: Any, clock: int, hand: int, wanted: int, out: Any) -> int:
-        """Fill `out` [wanted] with slots to be emptied, the least worth keeping of those behind the hand; the new hand.
+    @njit(name=f"choose_{tag}", nogil=True, cache=True)
+    def choose(key_of_slot: Any, uses: Any, last: Any, clock: int, half: int, hand: int, wanted: int, out: Any) -> int:
+        """Fill `out` [wanted] with slots to be emptied: the lowest scores among the slots after the hand. Returns the new hand.
 
         Slots used at `clock` stay. A full scan of a large memory for a few rows would take longer than reading them.
         """
@@ -87,7 +80,7 @@ def chooser(scoring: ScoreFunction) -> Callable[..., int]:
         while found < scores.size and looked < num_slots:
             if last[hand] != clock and key_of_slot[hand] >= 0:
                 age = clock - last[hand]
-                scores[found] = score(0, uses[hand] >> min(age // half, 31), age, 0)
+                scores[found] = score(0, np.int64(aged(uses[hand], age, half)), age, 0)
                 seen[found] = hand
                 found += 1
             hand = hand + 1 if hand + 1 < num_slots else 0
@@ -103,7 +96,7 @@ def chooser(scoring: ScoreFunction) -> Callable[..., int]:
 
 @njit(nogil=True, cache=True)
 def leave(slot_of_key: Any, key_of_slot: Any, slots: Any) -> None:
-    """The rows in these slots are elsewhere now; those on their way here still are."""
+    """The rows in these slots have left; those on their way here are still expected."""
     for s in slots:
         slot_of_key[key_of_slot[s]] = -1 if slot_of_key[key_of_slot[s]] < 0 else 0
         key_of_slot[s] = -1
@@ -113,7 +106,7 @@ def leave(slot_of_key: Any, key_of_slot: Any, slots: Any) -> None:
 def enter(
     slot_of_key: Any, key_of_slot: Any, uses: Any, last: Any, dirty: Any, keys: Any, slots: Any, clock: int
 ) -> None:
-    """The rows of keys are in slots now, newer than below."""
+    """The rows of keys are in slots now, newer than on the ssd."""
     for i in range(keys.size):
         s = slots[i]
         if key_of_slot[s] != keys[i]:

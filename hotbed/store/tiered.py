@@ -1,11 +1,11 @@
-"""Memory over ssd: rows that come from the device stay in memory as long as they are worth it, then go to the ssd.
+"""Memory over ssd: rows that come from the device stay in memory while the policy keeps them, then go to the ssd.
 
-In come records of keys and keys to read, as for every store. A row that is written takes a slot in memory; where all are
-taken, the policy of the cache lets others go, which are appended to the ssd as one batch. A row that is read from the ssd goes
-straight to the device, and takes memory when it comes back from there: it is not kept twice.
+A row that is written takes a slot in memory. When all slots are taken, the policy of the cache chooses rows that leave; they
+are appended to the ssd as one batch. A row that is read from the ssd goes straight to the device and takes memory when it
+comes back: it is not kept twice.
 
-The price beside the records: 13 bytes of memory for each key that was ever used (4 here, 8 in the ssd's index, 1 for its
-bitmaps), 25 a slot.
+The price in addition to the records: 13 bytes of memory for each key that was ever used (4 here, 8 in the ssd's index, 1 for
+its bitmaps), 25 per slot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hotbed.ops.move import gather_rows, scatter_rows
 from hotbed.store import ssd as on_ssd
 from hotbed.store import tier_kernels as kernels
 from hotbed.store.counts import TierCounts, TierHoldings, Tiers
-from hotbed.store.ssd import FrozenRows, FrozenStore, SsdSizes, SsdStore
+from hotbed.store.ssd import FrozenRows, FrozenStore, SsdStore
 
 BYTES_PER_SLOT = 8 + 4 + 4 + 1 + 8  # key, uses, last, dirty, and a place in the list of free slots
 BYTES_PER_KEY = 4 + on_ssd.BYTES_PER_KEY
@@ -33,7 +33,7 @@ _FLUSH = 1 << 16  # rows written to the ssd at once
 
 
 class TieredStore:
-    """Records of all keys 0..R-1: `num_slots` of them in memory, the others on the ssd, in a store that is this one's own."""
+    """Records of all keys 0..R-1: `num_slots` of them in memory, the others on the ssd, in a store of its own."""
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class TieredStore:
         self._key_of_slot: NDArray[np.int64] = np.full(num_slots, -1, dtype=np.int64)
         self._uses, self._last = np.zeros(num_slots, np.int32), np.zeros(num_slots, np.int32)
         self._dirty = np.zeros(num_slots, np.uint8)
-        self._free: NDArray[np.int64] = np.empty(0, dtype=np.int64)  # slots that were taken once
+        self._free: NDArray[np.int64] = np.empty(0, dtype=np.int64)  # slots that were used before
         self._end = 0  # slots from here on were never taken
         self._clock, self._hand = 1, 0
         self._half_life = scoring.half_life
         self._choose = kernels.chooser(scoring)
-        self._num_hits = 0  # rows asked that memory had
+        self._num_hits = 0  # requested rows that memory had
 
     def read(self, keys: Tensor, out: Tensor) -> None:
-        """The records of `keys` [U] into `out` [U, W], on the host; what was never written reads as its first value."""
+        """The records of `keys` [U] into `out` [U, W], on the host; what was never written reads as its initial value."""
         slots, here, below, _ = self._sort_out(keys, waits=False)
         self._num_hits += here.size
         found = torch.empty(here.size, self._width, dtype=torch.float32, device="cpu")
@@ -74,14 +74,14 @@ class TieredStore:
             out[torch.from_numpy(below)] = rows
 
     def expect(self, keys: Tensor) -> None:
-        """These rows are on their way here: who wants one before it was written must wait."""
+        """These rows are on their way here: a reader that wants one before it is written must wait."""
         kernels.expect(self._slot_of_key, keys.numpy())
 
     def fetch(self, keys: Tensor, out: Tensor, source: Tensor) -> tuple[int, Tensor]:
-        """The rows that were ever written, close together, into `out` [>= U, W]: (their number, positions of late ones).
+        """Pack the rows that were ever written into `out` [>= U, W]: (their number, positions of late ones).
 
-        source int32 [U]: the place of each key's row in `out`, or -1 for one that still has its first value. Late rows are
-        those that are expected; they have no place yet.
+        source int32 [U]: the place of each key's row in `out`, or -1 for a row that still has its initial value. Late rows
+        are those that are expected; they have no place yet.
         """
         slots, here, below, late = self._sort_out(keys, waits=True)
         places = source.numpy()
@@ -100,13 +100,13 @@ class TieredStore:
         return here.size + num_found, torch.from_numpy(late)
 
     def write(self, keys: Tensor, records: Tensor) -> None:
-        """Keep the records [U, W] of `keys` [U], distinct. A part that the ssd has no room for is not taken, and raises."""
+        """Keep the records [U, W] of `keys` [U], distinct. Raises at a part that the ssd has no room for, which is not kept."""
         most = max(1, self._key_of_slot.size // 2)
         for start in range(0, keys.shape[0], most):
             self._write(keys[start : start + most], records[start : start + most])
 
     def forget(self, keys: Tensor) -> None:
-        """These rows are gone: they read as their first values again."""
+        """These rows are gone: they read as their initial values again."""
         slots, _, _, _ = self._sort_out(keys, waits=False)
         self._dirty[slots] = 0
         kernels.leave(self._slot_of_key, self._key_of_slot, slots)
@@ -115,7 +115,7 @@ class TieredStore:
         self._ssd.forget(keys)
 
     def flush(self) -> None:
-        """Let the ssd have every row as it is."""
+        """Write every changed row to the ssd."""
         dirty = np.flatnonzero(self._dirty)
         for start in range(0, dirty.size, _FLUSH):
             slots = dirty[start : start + _FLUSH]
@@ -137,10 +137,10 @@ class TieredStore:
         return FrozenRows(self.freeze)
 
     def count_as_saved(self) -> None:
-        """Files are linked whole: nothing says which rows changed."""
+        """Files are linked whole: changed rows are not tracked."""
 
     def adopt(self, folder: Path) -> None:
-        """Take over the rows of a checkpoint's folder, in place of those that are here."""
+        """Replace all rows by those of a checkpoint's folder."""
         self._empty()
         self._ssd.adopt(folder)
 
@@ -150,7 +150,7 @@ class TieredStore:
         return TierHoldings(self._key_of_slot.size, self._clock, self._hand, *(part.copy() for part in parts))
 
     def take_up(self, held: TierHoldings) -> bool | None:
-        """Bring the rows back that memory held, which are on the ssd; False, and nothing, if it had other slots than now."""
+        """Read the rows that memory held back from the ssd; False, and no change, if it had another number of slots."""
         assert self._end == 0, f"{self.num_in_memory} rows are in memory"
         if held.num_slots != self._key_of_slot.size:
             return False
@@ -169,12 +169,12 @@ class TieredStore:
         return True
 
     def clear(self) -> None:
-        """Every row reads as its first value."""
+        """Every row reads as its initial value."""
         self._empty()
         self._ssd.clear()
 
     def _empty(self) -> None:
-        """Nothing is in memory or on its way, whatever a write that was broken off left behind."""
+        """Nothing is in memory or on its way, also after an interrupted write."""
         for start in range(0, self._slot_of_key.size, _FLUSH):
             part = self._slot_of_key[start : start + _FLUSH]
             part[np.flatnonzero(part)] = 0
@@ -187,7 +187,7 @@ class TieredStore:
         self._ssd.close()
 
     def tiers(self, num_keys: int) -> Tiers | None:
-        """What memory and the ssd did and hold, of which `num_keys` keys were ever used."""
+        """Counts and sizes of memory and ssd, where `num_keys` keys were ever used."""
         sizes = self._ssd.tiers(num_keys).sizes
         per_slot = self._width * 4 + BYTES_PER_SLOT
         return Tiers(
@@ -198,10 +198,6 @@ class TieredStore:
                 memory_bytes=num_keys * BYTES_PER_KEY + self.num_slots_used * per_slot,
             ),
         )
-
-    def sizes(self) -> SsdSizes:
-        """Of the ssd."""
-        return self._ssd.sizes()
 
     @property
     def counts(self) -> TierCounts:
@@ -221,7 +217,7 @@ class TieredStore:
 
     @property
     def num_slots_used(self) -> int:
-        """Slots that a row was ever in: their pages are memory."""
+        """Slots that were ever used: their pages take memory."""
         return self._end
 
     @property
@@ -231,7 +227,7 @@ class TieredStore:
 
     @property
     def num_bytes(self) -> int:
-        """Of memory: address space; pages become memory when they are used."""
+        """Bytes of address space; pages become memory when they are used."""
         slots = (self._key_of_slot, self._uses, self._last, self._dirty)
         return (
             sum(part.nbytes for part in slots) + self._records.nbytes + self._slot_of_key.nbytes + self._ssd.num_bytes
@@ -267,13 +263,13 @@ class TieredStore:
         )
 
     def _make_room(self, count: int) -> NDArray[np.int64]:
-        """Slots [count] that are free now; what was in them is on the ssd."""
+        """Slots [count] that are free now; the rows that were in them are on the ssd."""
         reused = self._free[:count]
         new = np.arange(self._end, min(self._end + count - reused.size, self._key_of_slot.size))
         wanted = count - reused.size - new.size
         victims: NDArray[np.int64] = np.empty(wanted, dtype=np.int64)
         if wanted:
-            state = (self._key_of_slot, self._uses, self._last, self._clock)
+            state = (self._key_of_slot, self._uses, self._last, self._clock, self._half_life)
             hand = self._choose(*state, self._hand, wanted, victims)
             self._write_below(victims[self._dirty[victims] != 0])
             self._hand = hand
@@ -283,7 +279,7 @@ class TieredStore:
         return np.concatenate([reused, new, victims])
 
     def _write_below(self, slots: NDArray[np.int64]) -> None:
-        """To the ssd, as one batch in the order of keys."""
+        """Write rows to the ssd as one batch, in the order of their keys."""
         if not slots.size:
             return
         keys = self._key_of_slot[slots]

@@ -22,7 +22,7 @@ from hotbed.ops.records import Layout
 from hotbed.optim.schedules import Schedule
 from hotbed.tables.group.group import UpdateStep
 from hotbed.tables.outputs import Cut
-from hotbed.tables.torch_hooks import current_pass, eager, scaled_pass
+from hotbed.tables.torch_hooks import backward_in_caller, current_pass, eager, scaled_pass
 from hotbed.tables.transaction import Changes
 from hotbed.telemetry.clock import UPDATE, StepClock
 
@@ -189,6 +189,8 @@ class LookUp(torch.autograd.Function):
         call.lookups = call.lookups._replace(scale=None if scale is None else scale.detach())
         ctx.call = call
         block = call.group.lookup(call.lookups)
+        if block.is_cuda:
+            backward_in_caller()
         if call.cut is None:
             return block
         ctx.set_materialize_grads(False)

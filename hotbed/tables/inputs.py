@@ -9,7 +9,7 @@ everything else is flattened feature by feature into bags. Every mistake is a Sh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from hotbed.tables.keyed import KeyedJagged, bags_of, is_keyed
 from hotbed.types import Jagged
 
 _INT_TYPES = (torch.int64, torch.int32)
+MakeKeys = Callable[[Tensor, tuple[Span, ...], tuple[str, ...], bool], tuple[Tensor, FirstBad, Any]]  # TableGroup.keys
 
 
 class Feature(NamedTuple):
@@ -115,18 +116,23 @@ class GroupInputs:
         return self._matrix_spans[size]
 
 
-def flatten(group: TableGroup, inputs: GroupInputs, given: BatchInputs, learns: bool = False) -> Lookups:
+def flatten(
+    group: TableGroup, inputs: GroupInputs, given: BatchInputs, learns: bool = False, make: MakeKeys | None = None
+) -> Lookups:
     """The look-ups of one group's features, with spans in the order of `inputs.tables`; their slots are keys so far.
 
     Output rows: sample-major for the pooled features, [B, F'] flattened, then the values of each sequence feature.
-    `learns`: dynamic ids take it for the next training batch.
+    `learns`: dynamic ids take it for the next training batch. `make`: who makes the keys, else the group.
     """
+    make = make or group.keys
     if inputs.all_pooled and inputs.names <= given.columns.keys():
-        return _flatten_matrix(group, inputs, given, learns)
-    return _flatten_bags(group, inputs, given, learns)
+        return _flatten_matrix(group, inputs, given, learns, make)
+    return _flatten_bags(group, inputs, given, learns, make)
 
 
-def _flatten_matrix(group: TableGroup, inputs: GroupInputs, given: BatchInputs, learns: bool) -> Lookups:
+def _flatten_matrix(
+    group: TableGroup, inputs: GroupInputs, given: BatchInputs, learns: bool, make: MakeKeys
+) -> Lookups:
     features = inputs.features
     columns = [given.columns[feature.name] for feature in features]
     matrix = given.matrix
@@ -134,7 +140,7 @@ def _flatten_matrix(group: TableGroup, inputs: GroupInputs, given: BatchInputs, 
         matrix = matrix[:, columns]
     ids = matrix.contiguous().view(-1)
     spans = inputs.matrix_spans(given.size)
-    keys, first_bad, sense = group.keys(ids, spans, inputs.tables, learns)
+    keys, first_bad, sense = make(ids, spans, inputs.tables, learns)
 
     def refuse(position: int) -> IdError:
         sample, j = divmod(position, len(features))
@@ -143,7 +149,7 @@ def _flatten_matrix(group: TableGroup, inputs: GroupInputs, given: BatchInputs, 
     return _checked(Lookups(keys, spans, num_out=ids.shape[0], sense=sense), first_bad, refuse)
 
 
-def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: BatchInputs, learns: bool) -> Lookups:
+def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: BatchInputs, learns: bool, make: MakeKeys) -> Lookups:
     features, order, tables = inputs.features, inputs.order, inputs.tables
     size, device = given.size, given.matrix.device
     pooled = [feature.name for feature in features if feature.pooling != "none"]
@@ -174,7 +180,7 @@ def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: BatchInputs, le
         position += count
     starts.append(torch.tensor([position], device=device))
     ids = torch.cat(values) if values else torch.empty(0, dtype=torch.int64, device=device)
-    keys, first_bad, sense = group.keys(ids, tuple(spans), tables, learns)
+    keys, first_bad, sense = make(ids, tuple(spans), tables, learns)
 
     def refuse(position: int) -> IdError:
         p = next(p for p, span in enumerate(spans) if span.start <= position < span.start + span.length)

@@ -29,9 +29,9 @@ from hotbed.ops.records import PRECISIONS, Precision
 from hotbed.ops.shard import WHOLE, Shard
 from hotbed.ops.streams import mark
 from hotbed.optim import Adagrad, RowOptimizer
-from hotbed.optim.schedules import as_schedule
+from hotbed.optim.schedules import as_factor, as_schedule
 from hotbed.sizing.budget import Budgets, rooms_of
-from hotbed.sizing.groups import sizes_of
+from hotbed.sizing.fit import sizes_of
 from hotbed.store.counts import TierCounts, Tiers, TierSizes
 from hotbed.tables.accumulation import Accumulation, gradients, joined
 from hotbed.tables.autograd import SCALED_RANKS, Call, Front, LookUp, Step
@@ -107,7 +107,7 @@ class EmbeddingTables(nn.Module):
         self.tables = dict(tables)
         self.features = features_of(self.tables)
         self.output = output_of(output, self.tables, self.features)
-        self.lr_factor = 1.0  # multiplies the row learning rate; for schedules driven from outside
+        self.lr_factor = 1.0
         self.num_updates = 0
         self.accumulation: Accumulation | None = None
         self.independent = independent
@@ -179,6 +179,15 @@ class EmbeddingTables(nn.Module):
         )
 
     @property
+    def lr_factor(self) -> float:
+        """Multiplies the learning rate of the rows, for schedules driven from outside: a finite number, 0 or more."""
+        return self._lr_factor
+
+    @lr_factor.setter
+    def lr_factor(self, factor: float) -> None:
+        self._lr_factor = as_factor(factor)
+
+    @property
     def learns(self) -> bool:
         """Whether backward moves rows: in train mode, unless `requires_grad_(False)` froze them."""
         return self.training and not self.is_frozen
@@ -225,7 +234,10 @@ class EmbeddingTables(nn.Module):
             if planned is None and self._recorded is not None:
                 planned = self._recorded.find(ids, bags)
             learning = torch.is_grad_enabled() and self.learns
-            given = planned.given if planned is not None else read_inputs(self.features, ids, bags, self.device)
+            if planned is None or (planned.ahead is not None and not self._still_holds(planned, learning)):
+                given = read_inputs(self.features, ids, bags, self.device)  # of ids read ahead there is nothing else
+            else:
+                given = planned.given
             self._check_ids()
             step = Step(self)
             vectors: dict[str, Tensor] = {}

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _OFTEN = 6  # times that batches of some kinds must have come
 _KINDS = 4  # that are recorded
 _ROWS = 8  # batches whose keys are kept
+_VIEWS = 64
 
 
 class RecordedLookups:
@@ -117,6 +118,21 @@ class _GroupKeys(NamedTuple):
     starts: Tensor | None  # of bags: int64 [8, > N]
     out_row: Tensor | None  # of bags: int32 [8, >= C]
     scale: Tensor | None  # of bags with weights or means: float32 [8, >= C]
+    views: dict[
+        tuple[int, int, int], list[Tensor | None]
+    ]  # of the five, by row, lookups and bags: those asked for lately
+
+    def view(self, row: int, num_lookups: int, num_bags: int) -> list[Tensor | None]:
+        """Keys, sorted keys, order, output rows and scale [L], and starts [N + 1], of a batch: a view takes microseconds."""
+        found = self.views.get((row, num_lookups, num_bags))
+        if found is None:
+            if len(self.views) >= _VIEWS:
+                self.views.clear()
+            parts = (*self.kept, self.out_row, self.scale)
+            found = [None if part is None else part[row, :num_lookups] for part in parts]
+            found.append(None if self.starts is None else self.starts[row, : num_bags + 1])
+            self.views[row, num_lookups, num_bags] = found
+        return found
 
 
 class _KindsRecording:
@@ -163,6 +179,7 @@ class _KindsRecording:
             zeros(num_starts, torch.int64) if layout.is_bags else None,
             zeros(length, torch.int32) if layout.is_bags else None,
             zeros(length, torch.float32) if layout.is_scaled else None,
+            {},
         )
 
     def describe(self, parts: BatchParts) -> list[Description] | None:
@@ -213,15 +230,16 @@ class _KindsRecording:
             torch.cuda.synchronize(self._device)
 
     def _lookups(self, g: int, batch: Description, row: int, ticket: Ticket, given: tuple[Any, Any]) -> Lookups:
-        group, num = self._groups[g], batch.num_lookups
-        keys, sorted_keys, order = (part[row, :num] for part in group.kept)
+        group = self._groups[g]
         num_bags = batch.num_samples * group.describer.layout.num_spans
+        keys, sorted_keys, order, out_row, scale, starts = group.view(row, batch.num_lookups, num_bags)
+        assert keys is not None, "a batch has keys"
         return group.describer.lookups(batch, keys)._replace(
             sorted_keys=sorted_keys,
             order=order,
-            starts=None if group.starts is None else group.starts[row, : num_bags + 1],
-            out_row=None if group.out_row is None else group.out_row[row, :num],
-            scale=None if group.scale is None else group.scale[row, :num],
+            starts=starts,
+            out_row=out_row,
+            scale=scale,
             bad=group.inputs.flag,
             ticket=ticket,
             renew=lambda: self._flatten(*given)[g],

@@ -15,7 +15,7 @@ from hotbed.ops.records import Precision
 from hotbed.ops.shard import Shard
 from hotbed.optim import RowOptimizer
 from hotbed.sizing.budget import Room
-from hotbed.sizing.groups import members_by_group
+from hotbed.sizing.fit import members_by_group
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.group.keyspace import Member
 from hotbed.tables.group.make import make_group

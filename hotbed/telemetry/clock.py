@@ -1,13 +1,13 @@
-"""What the training thread does, second by second: each moment belongs to one part of a step.
+"""Where the time of the training thread goes: each moment belongs to one part of a step.
 
 reader   waiting for a batch                     look_up   rows -> vectors
 plan     choosing slots for the rows ahead       model     forward, loss and backward
 wait     waiting for rows on their way           update    summing gradients per row, row optimizer
 copy     victims leave, misses come              dense     optimizer of the dense weights
-other    all between steps that is none of these: learning rates, lines of the log
+other    everything else between steps: learning rates, lines of the log
 
-Always on: a change of part takes 0.2 us, and a step has 10 to 18. On CUDA the thread only starts kernels, so one step of
-SAMPLED is measured on the training stream as well, by an event at every change; nothing ever waits for the device.
+Always on: a change of part takes 0.2 us, and a step has 10 to 18. On CUDA the thread only launches kernels, so one of every
+SAMPLED steps is also measured on the training stream, with an event at every change; nothing ever waits for the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 PARTS = ("other", "reader", "plan", "wait", "copy", "look_up", "model", "update", "dense")
 OTHER, READER, PLAN, WAIT, COPY, LOOK_UP, MODEL, UPDATE, DENSE = range(len(PARTS))
 SAMPLED = 16  # steps, of which one is measured on the device
-_MOST_WAITING = 64  # samples whose events nobody has read yet
+_MOST_WAITING = 64  # samples whose events are not read yet
 
 
 class Times(NamedTuple):
@@ -29,10 +29,10 @@ class Times(NamedTuple):
 
     seconds: tuple[float, ...] = (0.0,) * len(PARTS)  # of the training thread, by part
     steps: int = 0
-    device: tuple[float, ...] = (0.0,) * len(PARTS)  # of the training stream, of the steps sampled
+    device: tuple[float, ...] = (0.0,) * len(PARTS)  # of the training stream, of the sampled steps
     sampled: int = 0
-    asked: int = 0  # times that the reader was asked for a batch
-    ready: int = 0  # batches that were ready then, summed up
+    asked: int = 0  # batches requested from the reader
+    ready: int = 0  # sum of the batches that were ready then
 
     def minus(self, other: Times) -> Times:
         return self._with(other, -1)
@@ -54,7 +54,7 @@ class Times(NamedTuple):
         )
 
     def line(self) -> dict[str, Any] | None:
-        """Means over the steps, for a line of the log; None where there was no step."""
+        """Means over the steps, for a line of the log; None without a step."""
         if self.steps <= 0:
             return None
         found: dict[str, Any] = {"steps": self.steps}
@@ -67,7 +67,7 @@ class Times(NamedTuple):
 
 
 class StepClock:
-    """Of one training thread; `point` makes an event on its stream, None on the CPU."""
+    """The clock of one training thread; `point` makes an event on its stream, None on the CPU."""
 
     def __init__(self, point: Callable[[], Any] | None = None) -> None:
         self._point = point
@@ -75,12 +75,12 @@ class StepClock:
         self._device = [0.0] * len(PARTS)
         self._part, self._since = OTHER, time.perf_counter()
         self._steps = self._sampled = self._asked = self._ready = 0
-        self._open: list[tuple[int, Any]] | None = None  # (part, event at its beginning) of the step that is sampled
+        self._open: list[tuple[int, Any]] | None = None  # (part, event at its start) of the sampled step
         self._waiting: deque[list[tuple[int, Any]]] = deque()
-        self.spans: Any = None  # where every stretch is told, if anywhere: hotbed.telemetry.spans
+        self.spans: Any = None  # records every span, if there is one: hotbed.telemetry.spans
 
     def enter(self, part: int) -> int:
-        """What follows is `part`; returns what was before."""
+        """`part` begins; returns the previous part."""
         now, before = time.perf_counter(), self._part
         self._seconds[before] += now - self._since
         if self.spans is not None:
@@ -105,25 +105,25 @@ class StepClock:
             self._open = [(self._part, self._point())]
 
     def asked(self, num_ready: int) -> None:
-        """The reader is asked for a batch, and has so many."""
+        """A batch is requested from the reader, which has `num_ready`."""
         self._asked += 1
         self._ready += num_ready
 
     def leave(self) -> None:
-        """Something that is no training follows: a step that is sampled is not whole any more."""
+        """Something other than training follows; a sampled step is discarded."""
         self.enter(OTHER)
         self._open = None
         if self.spans is not None:
             self.spans.aside = True
 
     def back(self) -> None:
-        """Training goes on."""
+        """Training continues."""
         self.enter(OTHER)
         if self.spans is not None:
             self.spans.aside = False
 
     def reading(self) -> Times:
-        """All so far. Of the steps sampled, those that the device is past."""
+        """Times so far, with the sampled steps that the device has finished."""
         self.enter(self._part)
         while self._waiting and self._waiting[0][-1][1].query():
             points = self._waiting.popleft()

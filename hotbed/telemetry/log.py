@@ -15,11 +15,11 @@ Record = dict[str, Any]
 
 
 class MetricsLog:
-    """The open file. `position` is its length in bytes; a resumed run cuts it there and goes on."""
+    """The open file. `position` is its length in bytes; a resumed run truncates it there and continues."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self.path = path
-        self._is_named = False  # on the disk, too
+        self._is_named = False  # whether its folder entry is on the disk
         with writing(path):
             size = path.stat().st_size if path.exists() else 0
             if size < position:
@@ -33,13 +33,13 @@ class MetricsLog:
         return self._file.tell()
 
     def write(self, record: Record) -> None:
-        """Append one line; nan becomes null, which every JSON reader takes."""
+        """Append one line; nan becomes null, which every JSON reader accepts."""
         with writing(self.path):
             self._file.write(json.dumps(_plain(record), allow_nan=False).encode() + b"\n")
             self._file.flush()
 
     def flush_to_disk(self) -> None:
-        """Before a checkpoint that counts on these bytes."""
+        """Before a checkpoint that relies on these bytes."""
         with writing(self.path):
             os.fsync(self._file.fileno())
             if not self._is_named:
@@ -51,15 +51,15 @@ class MetricsLog:
 
 
 class NoLog:
-    """In the place of the file, on ranks that write none."""
+    """Instead of the file, on ranks that write none."""
 
     position = 0
 
     def write(self, record: Record) -> None:
-        """Rank 0 has the same."""
+        """Rank 0 writes it."""
 
     def flush_to_disk(self) -> None:
-        """Nothing is there."""
+        """Nothing to flush."""
 
     def close(self) -> None:
         """Nothing was opened."""

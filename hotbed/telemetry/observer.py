@@ -1,4 +1,4 @@
-"""Who watches a training run: progress bars, TensorBoard. Calls come from the training thread and must return at once."""
+"""Observers of a training run: progress bars, TensorBoard. Calls come from the training thread and must return quickly."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from hotbed.telemetry.log import Record
 
 
 class Observer(Protocol):
-    """Told of what happens; changes nothing."""
+    """Is called when something happens; changes nothing."""
 
     def begin(self, progress: Progress, total_steps: int) -> None:
-        """Training starts, or goes on, here."""
+        """Training starts, or resumes, here."""
 
     def step(self, progress: Progress) -> None:
         """One step was launched."""
 
     def record(self, record: Record) -> None:
-        """A line went to metrics.jsonl."""
+        """A line was written to metrics.jsonl."""
 
     def say(self, text: str) -> None:
-        """Something worth a line on the screen."""
+        """A message for the screen."""
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """The run has ended."""
 
 
 class Observers:
-    """Several as one."""
+    """Several observers as one."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = tuple(observers)
@@ -67,7 +67,7 @@ class Best:
 
 @dataclass
 class Progress:
-    """Where a run stands, between two steps."""
+    """The state of a run between two steps."""
 
     epoch: int = 0  # epochs done
     batch: int = 0  # batches of the open epoch done
@@ -82,12 +82,11 @@ class Progress:
     log_position: int = 0
     train_rows: int = 0  # of the dataset; a resumed run must find as many
     data: str = ""  # fingerprint of the dataset; a resumed run must find the same
-    dealt: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # (first batch, ranks) of the open epoch; none: one process
+    # (first batch, ranks) of the open epoch; none: one process
+    dealt: list[tuple[int, int]] = field(default_factory=list)
 
     def deal_to(self, world: int) -> None:
-        """So many ranks go on from here."""
+        """`world` ranks continue from here."""
         if self.batch == 0:
             self.dealt = [] if world == 1 else [(0, world)]
         elif (self.dealt or [(0, 1)])[-1][1] != world:

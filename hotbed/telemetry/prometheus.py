@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl over HTTP as Prometheus reads them, while the run goes on.
+"""The lines of metrics.jsonl over HTTP in the format of Prometheus, while the run continues.
 
     hotbed_train_loss 0.4821
     hotbed_eval_auc{split="valid"} 0.7654
@@ -6,7 +6,7 @@
     hotbed_ids_seen{table="user"} 60000
 
 Names are those of TensorBoard with `_` for `/`; split and table are labels. A server of the standard library in a thread of its
-own answers from the newest line, so asking costs training nothing but the thread's share of Python's lock (0.2 ms an answer).
+own answers from the newest line. An answer costs training only the thread's share of the GIL (0.2 ms).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hotbed.telemetry.observer import Progress
 from hotbed.telemetry.scalars import Number, numbers_of
 
 CONTENT = "text/plain; version=0.0.4; charset=utf-8"
-PATIENCE = 5.0  # seconds for a client to say what it wants
+PATIENCE = 5.0  # seconds for a client to send its request
 HELP = {
     "train": "of the last interval of training",
     "eval": "of the last evaluation of the split",
@@ -45,7 +45,7 @@ POSITION = {
 
 
 class Sample(NamedTuple):
-    """One line of an answer."""
+    """One line of a response."""
 
     name: str
     kind: str  # gauge, counter or histogram
@@ -56,7 +56,7 @@ class Sample(NamedTuple):
 
 
 def exposition(samples: Iterable[Sample]) -> str:
-    """The text format 0.0.4: samples of one name together, below what they are."""
+    """The text format 0.0.4: samples of one name together, below their help and type."""
     by_name: dict[str, list[Sample]] = {}
     for one in samples:
         by_name.setdefault(one.name, []).append(one)
@@ -71,7 +71,7 @@ def exposition(samples: Iterable[Sample]) -> str:
 
 
 def histogram(name: str, about: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> list[Sample]:
-    """Events by what they took: `counts[i]` up to `bounds[i]` and the last of them beyond all; `total` is of all events."""
+    """Events by value: `counts[i]` up to `bounds[i]`, the last count beyond all bounds; `total` is the sum of all values."""
     sums = list(accumulate(counts))
     labels = [*map(str, bounds), "+Inf"]
     buckets = [Sample(name, "histogram", about, n, ("le", bound), "_bucket") for bound, n in zip(labels, sums)]
@@ -88,7 +88,7 @@ def sample_of(number: Number) -> Sample:
 
 
 class MetricsServer:
-    """An Observer whose newest numbers are at http://HOST:PORT/metrics; the port is taken when it is made."""
+    """An Observer that serves the newest numbers at http://HOST:PORT/metrics; it opens the port when it is made."""
 
     def __init__(self, host: str, port: int) -> None:
         self._newest: dict[tuple[str, str], Sample] = {}
@@ -110,7 +110,7 @@ class MetricsServer:
         self._thread.start()
 
     def text(self) -> str:
-        """What is answered now."""
+        """The current response."""
         position = [Sample(f"hotbed_{name}", *POSITION[name], value) for name, value in dict(self._position).items()]
         return exposition([*position, *dict(self._newest).values()])
 
@@ -149,7 +149,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is no news."""
+        """A client that disconnects is not an error."""
 
 
 class _Handler(BaseHTTPRequestHandler):

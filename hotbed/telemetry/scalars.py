@@ -1,4 +1,4 @@
-"""A line of metrics.jsonl -> its numbers by name, the same for TensorBoard, Prometheus and `hotbed top`.
+"""A line of metrics.jsonl -> its numbers by name, for TensorBoard, Prometheus and `hotbed top`.
 
 train/loss, train/auc, train/lr, train/samples_per_s        <split>/auc, <split>/log_loss, ... over steps
 times/model, times/plan, ..., times/ready                   seconds of a mean step by part; batches read ahead
@@ -8,8 +8,8 @@ cache/hit_rate, cache/bytes_in, cache/stall_share, ...      where rows are cache
 tiers/memory_hit_rate, tiers/bytes_read, tiers/wear, ...    where rows are on an ssd
 ids/<table>/seen, ids/<table>/rows, ...                     where ids are dynamic
 
-`TensorBoardWriter`: the same numbers as scalars in RUN/tensorboard, when TensorBoard is installed. TensorBoard takes a third
-of a second to import, so it is imported when training begins. It changes nothing in the run.
+`TensorBoardWriter`: the same numbers as scalars in RUN/tensorboard, if TensorBoard is installed. Importing TensorBoard takes a
+third of a second, so that happens when training begins. It changes nothing in the run.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from hotbed.telemetry.observer import Progress
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from hotbed.telemetry.log import Record
-
 POSITION = {"kind", "split", "epoch", "step", "samples", "seconds"}
 PARTS = ("times", "memory", "cache", "tiers")
 
 
 class Number(NamedTuple):
-    """One value: its group, its name in it, and of which split or table it is, if of one."""
+    """One value: its group, its name in it, and its split or table, if it has one."""
 
     group: str  # train, eval, times, device_times, memory, cache, tiers, ids
     name: str
@@ -50,7 +48,7 @@ class Number(NamedTuple):
 
 
 def numbers_of(record: Record) -> list[Number]:
-    """All that are known; what is null in the log is left out."""
+    """All numbers, without those that are null in the log."""
     split = str(record["split"]) if record["kind"] == "eval" else ""
     found = _plain(str(record["kind"]), record, split)
     for part in PARTS:
@@ -83,7 +81,7 @@ class TensorBoardWriter:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # its dependencies warn about each other at import
                 from torch.utils.tensorboard import SummaryWriter
-        except Exception as error:  # versions that do not fit each other fail in many ways; none is worth a lost run
+        except Exception as error:  # incompatible versions fail in many ways; none may end a run
             warnings.warn(f"TensorBoard cannot be imported ({error}); RUN/tensorboard stays empty.", stacklevel=2)
             return
         self._writer = SummaryWriter(str(self._folder), purge_step=progress.step + 1 if progress.step else None)

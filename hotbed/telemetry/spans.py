@@ -1,8 +1,8 @@
-"""What every thread did, stretch by stretch, for a few steps of a run: a file that Perfetto and chrome://tracing open.
+"""What every thread did in a few steps of a run: a trace file for Perfetto and chrome://tracing.
 
-Nobody records unless a `Spans` is installed (`hotbed train --trace`): then threads tell their stretches, at a microsecond each,
-into lists of bounded length. Parts of the training thread have a track each (what the clock calls them), other threads one of
-their own; arrows lead from the read of a batch to the step that trains it.
+Threads record their spans only while a `Spans` is installed (`hotbed train --trace`), at a microsecond each, into lists of
+bounded length. Each part of the training thread (by its name in the clock) has a track, and so has each other thread; arrows
+lead from the read of a batch to the step that trains it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hotbed.telemetry.log import Record
 from hotbed.telemetry.observer import Progress
 
 SKIPPED, USUAL, MOST_STEPS = 10, 50, 2000  # steps
-MOST = 50_000  # stretches of other threads, the newest of which are kept
+MOST = 50_000  # spans of other threads; the newest are kept
 MOST_PARTS = 100_000  # of the training thread
 STEPS, READER = "steps", "reader thread"
 DATA = "hotbed-data"  # threads that decode files
@@ -46,7 +46,7 @@ R = TypeVar("R")
 
 
 class Span(NamedTuple):
-    """A stretch of one track, in seconds of the performance counter."""
+    """A span of one track, in seconds of the performance counter."""
 
     track: str
     name: str
@@ -56,12 +56,12 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """Stretches of the steps `first` up to, without, `stop`; steps are counted from 1."""
+    """Spans of the steps `first` to `stop` - 1; steps are counted from 1."""
 
     def __init__(self, first: int, stop: int) -> None:
         self.first, self.stop = first, stop
-        self.number = 0  # of the step under way
-        self.aside = False  # what runs is no training
+        self.number = 0  # of the current step
+        self.aside = False  # something other than training runs
         self.dropped = 0
         self._parts: list[Span] = []
         self._steps: list[Span] = []
@@ -70,7 +70,7 @@ class Spans:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is recorded."""
+        """Whether recording has ended."""
         return self.number >= self.stop
 
     def step(self) -> None:
@@ -81,7 +81,7 @@ class Spans:
         self.number, self._began = self.number + 1, now
 
     def stretch(self, part: str, start: float, end: float) -> None:
-        """Of the training thread."""
+        """Record a span of the training thread."""
         if self.aside or not self.first <= self.number < self.stop:
             return
         if len(self._parts) < MOST_PARTS:
@@ -90,19 +90,19 @@ class Spans:
             self.dropped += 1
 
     def add(self, span: Span) -> None:
-        """Of another thread."""
+        """Record a span of another thread."""
         if not self.is_over:
             self.dropped += len(self._others) == MOST
             self._others.append(span)
 
     def events(self) -> list[dict[str, Any]]:
-        """Chrome trace events: names of tracks, complete stretches in order of time, arrows from batches to steps."""
+        """Chrome trace events: names of tracks, spans in order of time, arrows from batches to steps."""
         if not self._steps:
             return []
         begin, end = self._steps[0].start, self._steps[-1].end
         numbers, kept = {one.number for one in self._steps}, list(self._others)
         others = [one for one in kept if one.track == READER and one.number in numbers]
-        read = min((one.start for one in others), default=begin)  # some batches are read long before their turn
+        read = min((one.start for one in others), default=begin)  # some batches are read long before they are trained
         others += [
             one
             for one in kept
@@ -120,8 +120,8 @@ class Spans:
 
 
 def _lanes(spans: Iterable[Span]) -> list[Span]:
-    """Threads of two pools may have one name: what begins before the last stretch of its track ends has a track beside it."""
-    busy: dict[str, list[tuple[float, int]]] = {}  # of every name, the tracks in use: (until when, number)
+    """Threads of two pools may have one name: a span that overlaps with the last one of its track gets another track."""
+    busy: dict[str, list[tuple[float, int]]] = {}  # of every name, the tracks in use: (end, number)
     free: dict[str, list[int]] = {}
     found = []
     for one in sorted(spans, key=lambda one: (one.start, -one.end)):
@@ -162,21 +162,21 @@ def _arrows(spans: list[Span], tracks: dict[str, int], zero: float) -> list[dict
     return found
 
 
-class _Seat:
-    """Who is told; nobody, most of the time."""
+class _Recorder:
+    """Where threads record what they do; nowhere, most of the time."""
 
-    taken: Spans | None = None
+    spans: Spans | None = None
 
 
 def install(spans: Spans | None) -> None:
-    """From now on threads tell what they do; None: they do not."""
-    _Seat.taken = spans
+    """From now on threads record what they do; None: they do not."""
+    _Recorder.spans = spans
 
 
 @contextmanager
 def span(name: str, track: str = "") -> Iterator[None]:
-    """A stretch of this thread, whose name is that of its track if none is given."""
-    spans = _Seat.taken
+    """Record a span of this thread; the default track is the name of the thread."""
+    spans = _Recorder.spans
     if spans is None or spans.is_over:
         yield
         return
@@ -188,7 +188,7 @@ def span(name: str, track: str = "") -> Iterator[None]:
 
 
 def reads(batches: Iterable[T], first: int) -> Iterator[T]:
-    """The batches, each with the stretch in which it was read; `first` is the step that trains the first."""
+    """The batches; records a span for the read of each. `first` is the step that trains the first."""
     source, number = iter(batches), first
     while True:
         start = time.perf_counter()
@@ -196,33 +196,33 @@ def reads(batches: Iterable[T], first: int) -> Iterator[T]:
             batch = next(source)
         except StopIteration:
             return
-        if (spans := _Seat.taken) is not None:
+        if (spans := _Recorder.spans) is not None:
             spans.add(Span(READER, f"batch of step {number}", start, time.perf_counter(), number))
         number += 1
         yield batch
-        del batch  # memory of batches is used again when nobody holds them
+        del batch  # memory of batches is reused once they are released
 
 
 def recorded(name: str, work: Callable[[T], R]) -> Callable[[T], R]:
-    """The same work, told where anybody listens."""
-    if _Seat.taken is None:
+    """The same function; records a span for each call while spans are recorded."""
+    if _Recorder.spans is None:
         return work
 
-    def told(given: T) -> R:
+    def with_span(given: T) -> R:
         with span(name):
             return work(given)
 
-    return told
+    return with_span
 
 
 def next_step() -> int | None:
-    """The step that trains the first batch of a reader that starts now; None where nobody wants to know."""
-    spans = _Seat.taken
+    """The step that trains the first batch of a reader that starts now; None if nothing is recorded."""
+    spans = _Recorder.spans
     return None if spans is None or spans.aside or spans.is_over else spans.number + 1
 
 
 class StepRange(NamedTuple):
-    """Steps from `first` up to, without, `stop`; counted from 1, or from where the process begins."""
+    """Steps `first` to `stop` - 1, counted from 1, or from the start of the process."""
 
     first: int = SKIPPED
     stop: int = SKIPPED + USUAL
@@ -230,7 +230,7 @@ class StepRange(NamedTuple):
 
 
 def parse_steps(text: str | None) -> StepRange:
-    """50:100; without a text, 50 steps after the first ten of the process."""
+    """50:100; by default 50 steps after the first ten of the process."""
     if text is None:
         return StepRange()
     first, colon, stop = text.partition(":")
@@ -244,7 +244,7 @@ def parse_steps(text: str | None) -> StepRange:
 
 
 class TraceWriter:
-    """Writes `path` when the last of its steps is done, or when the run ends before."""
+    """Writes `path` after the last of its steps, or at the end of the run."""
 
     def __init__(self, path: Path, steps: StepRange) -> None:
         self._path, self._steps = path, steps
@@ -256,7 +256,7 @@ class TraceWriter:
                               f"{'a folder' if path.is_dir() else 'no folder'}. Give the path of a file.")  # fmt: skip
 
     def watch(self, clock: StepClock, say: Callable[[str], None]) -> None:
-        """The clock of the tables that are trained, and who is told of the file."""
+        """Set the clock of the trained tables, and a function that reports the file."""
         self._clock, self._say = clock, say
 
     def begin(self, progress: Progress, total_steps: int) -> None:
@@ -275,10 +275,10 @@ class TraceWriter:
             self._write()
 
     def record(self, record: Record) -> None:
-        """Lines are elsewhere."""
+        """Not part of a trace."""
 
     def say(self, text: str) -> None:
-        """Nothing to draw."""
+        """Not part of a trace."""
 
     def end(self) -> None:
         if self._spans is not None:

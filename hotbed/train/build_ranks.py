@@ -24,7 +24,7 @@ from hotbed.optim import KStepAdam
 from hotbed.optim.kstep.merge import MergeRule
 from hotbed.parallel.auto import Mode
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.shard_front import Traffic
+from hotbed.parallel.shard_front import TrafficType
 from hotbed.parallel.sharded import ShardedTables
 from hotbed.parallel.world import World
 from hotbed.run.config import RunConfig
@@ -84,7 +84,7 @@ def tables_of(config: RunConfig, world: World) -> Any:
     """The kind of tables."""
     if world.size == 1:
         return EmbeddingTables
-    mode, traffic = cast(Mode, config.parallel.mode), cast(Traffic, config.parallel.traffic)
+    mode, traffic = cast(Mode, config.parallel.mode), cast(TrafficType, config.parallel.traffic)
     return partial(ShardedTables, gradients="sum", mesh=_mesh(config), mode=mode, traffic=traffic)
 
 

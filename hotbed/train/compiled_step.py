@@ -94,7 +94,6 @@ class CompiledStep:
         self._seen: dict[Any, _Count] = {}  # the kind that came first is first
         self._recorded: dict[Any, Recording] = {}  # the one used longest ago first
         self._python: PythonState | None = None
-        self._pool: Any = None
         self._num_steps = 0
         self._running = threading.Lock()
 
@@ -250,7 +249,8 @@ class CompiledStep:
     def _record(self, kind: Any, vectors: Vectors, inputs: tuple[Any, ...]) -> Recording | None:
         try:
             with torch.cuda.device(tensors_of(vectors)[0].device):
-                found = Recording(self._model, self._optimizer, self._loss, self._weights, vectors, inputs, self._pool)
+                pool = next((one.pool for one in self._recorded.values()), None)  # of a recording that lives
+                found = Recording(self._model, self._optimizer, self._loss, self._weights, vectors, inputs, pool)
         except Exception as error:  # the model's code may raise anything
             text = (str(error).strip().splitlines() or [""])[0][:200]
             self._refuse(f"recording it failed ({type(error).__name__}: {text})")
@@ -260,7 +260,6 @@ class CompiledStep:
         if self._kind_of(vectors, inputs) != kind:
             self._refuse("the model, the loss or the optimizer changes Python objects when it is recorded")
             return None
-        self._pool = found.pool
         return found
 
     def _refuse(self, reason: str | None) -> None:

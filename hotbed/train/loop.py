@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -28,7 +29,7 @@ from hotbed.run.files import check_folder, write_folder
 from hotbed.telemetry.log import MetricsLog, NoLog, Record
 from hotbed.telemetry.observer import Best, Observer, Progress
 from hotbed.train.checkpoint import best_steps, checkpoint_root, has_checkpoint, load_checkpoint, state_of
-from hotbed.train.first_use import load_kernels, load_reader
+from hotbed.train.first_use import load_cuda, load_kernels, load_reader, make_pages
 from hotbed.train.interval import Interval
 from hotbed.train.metrics import Evaluation, evaluate
 from hotbed.train.model_folder import load_weights, save_weights, send_weights
@@ -104,6 +105,12 @@ class Training:
         self._compiled_before = compile_seconds()
         self._seconds_before = 0.0
         self._line_seconds = 0.0
+        self._rates: list[float] = []  # samples/s of the lines that this session wrote
+
+    @property
+    def steady_rate(self) -> float | None:
+        """Samples/s between log lines: the median without the first, in which kernels are loaded and steps recorded."""
+        return statistics.median(self._rates[1:]) if len(self._rates) > 2 else None
 
     @property
     def total_steps(self) -> int:
@@ -155,7 +162,10 @@ class Training:
         """Step until there is a reason to end, or `stop` asks for it; save a checkpoint; return the reason."""
         if self.learner.device.type == "cpu":
             load_kernels(self.learner.tables, self.loaders.train.dataset.schema)
-            load_reader(self.loaders.train.dataset)
+            make_pages(self.learner.tables)
+        else:
+            load_cuda(self.learner.device)
+        load_reader(self.loaders.train.dataset)
         self.observer.begin(self.progress, self.total_steps)
         self._session_since = time.perf_counter()
         self._go_on()
@@ -327,6 +337,8 @@ class Training:
         factor = self.learner.tables.lr_factor
         seconds = self.progress.train_seconds - self._line_seconds
         self._line_seconds = self.progress.train_seconds
+        rate = summary.samples / seconds if seconds > 0 else None
+        self._rates += [] if rate is None else [rate]
         self._interval = Interval()
         self._write(
             {
@@ -336,7 +348,7 @@ class Training:
                 "lr": self.learner.dense_lr * factor,
                 "lr_factor": factor,
                 "auc": summary.auc,
-                "samples_per_s": summary.samples / seconds if seconds > 0 else None,
+                "samples_per_s": rate,
                 **self._watch.line(seconds),
             }
         )

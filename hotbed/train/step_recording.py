@@ -101,8 +101,10 @@ def copy_all(targets: Iterable[Any], sources: Iterable[Any]) -> None:
 def backward(parts: list[Tensor], grads: list[Tensor | None]) -> None:
     """From the vectors to the rows."""
     roots = [(part, grad) for part, grad in zip(parts, grads, strict=True) if grad is not None]
-    if roots:
-        torch.autograd.backward([part for part, _ in roots], [grad for _, grad in roots])
+    if roots:  # what torch.autograd.backward does, without looking at shapes that are known to be right
+        torch.autograd.Variable._execution_engine.run_backward(
+            tuple([part for part, _ in roots]), tuple([grad for _, grad in roots]), False, False, (), True, True
+        )
 
 
 def twins_of(tensors: list[Tensor]) -> list[Tensor]:

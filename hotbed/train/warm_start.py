@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hotbed.checkpoint.chain import Entry
 from hotbed.checkpoint.layouts import entries_of, run_of
-from hotbed.checkpoint.warm import Carried, warm_start_from
+from hotbed.checkpoint.warm import WarmStartReport, warm_start_from
 from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import resolve
 from hotbed.data.schema import IdFeature, Schema
@@ -39,7 +39,7 @@ def source_of(place: Path, run: Path) -> list[Entry]:
     return entries
 
 
-def start_from(entries: Sequence[Entry], run: Path, learner: Learner, dataset: Dataset) -> Carried:
+def start_from(entries: Sequence[Entry], run: Path, learner: Learner, dataset: Dataset) -> WarmStartReport:
     """Carry over what fits, and write down what does not: RUN/warm_start.json."""
     translation, lost = _translation(entries[0], dataset)
     carried = warm_start_from(entries, learner.tables, model=learner.model, translation=translation)

@@ -267,3 +267,23 @@ def test_a_lane_finds_room_by_waiting_for_its_oldest_window_and_not_for_the_devi
         lane.plan(1, [ids[n]])
     assert waited == [0, 1, 2]
     assert feeder.cache.parts()[0].key.shape[0] == 64
+
+
+@needs_triton
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_lane_counts_what_windows_freed_whether_or_not_anybody_read_them(reads: bool) -> None:
+    from hotbed.cache.recorded_planner import RecordedCache
+    from hotbed.ops.inputs.triton import Descriptions
+
+    feeder = Feeder(8, "oracle", "triton")
+    addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
+    inputs = Descriptions(InputLayout(addresses, is_bags=False), feeder.device)
+    lane = RecordedCache(feeder.cache, inputs, Capacity(8, 8), 1)
+    for n in range(12):  # every one takes eight cells and frees those of the one before
+        lane.arrive(describe_ids(torch.arange(8 * n, 8 * n + 8, device=feeder.device)))
+        plan, _ = lane.plan(1)
+        if reads:
+            plan.wait()
+    lane.settle()
+    assert feeder.cache.num_live == 8
+    feeder.cache.check_integrity()

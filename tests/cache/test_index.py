@@ -5,17 +5,23 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from hotbed.cache.cache import Cache
+from hotbed.cache.cache import Cache, look_far, most_ahead
 from hotbed.cache.policies import ORACLE
 from hotbed.errors import HotbedError
 from hotbed.ops.index import EMPTY, NEW_CELLS, NUM_KEYS, UNPLACED, WAYS, Cells, new_cells, new_slots, ops_for
 from hotbed.ops.index.numba import _home
+from hotbed.ops.inputs import Capacity, InputLayout, describe
+from hotbed.ops.keys import Addresses
 
 CUDA = torch.cuda.is_available()
 BACKENDS = ["numba"] + ["triton"] * (importlib.util.find_spec("triton") is not None)
+if "triton" in BACKENDS:
+    from hotbed.cache.recorded_planner import RecordedCache
+    from hotbed.ops.inputs.triton import Descriptions
 
 
 def device_of(backend: str) -> torch.device:
@@ -156,3 +162,107 @@ def test_keys_go_back_towards_their_homes_with_all_that_belongs_to_them() -> Non
         expected = (-1, 0) if key == EMPTY else (numbers[key], key)
         assert (table.slot[cell].item(), table.future[cell].item()) == expected
         assert key == EMPTY or slots.cell[numbers[key]] == cell
+
+
+def test_a_bounded_index_counts_every_batch_before_it_takes_another() -> None:
+    cache = Cache(16, ORACLE, torch.device("cpu"), bounded=True)
+    num_cells = cache.parts()[0].key.shape[0]
+    batches = [cache.arrive(torch.arange(15 * n, 15 * n + 15), None) for n in range(1 + num_cells // 15)]
+    assert cache.parts()[0].key.shape[0] > num_cells
+    for batch in batches:
+        assert cache.plan([batch], train=True).num_misses == 15
+    cache.check_integrity()
+
+
+def test_one_large_batch_does_not_make_later_ones_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that took many cells makes room doubtful, and room that is doubtful is counted, which waits for the device."""
+    cache = Cache(200, ORACLE, torch.device("cpu"))
+    waits: list[bool] = []
+    count = cache._count_live
+    monkeypatch.setattr(cache, "_count_live", lambda *, wait: waits.append(wait) or count(wait=wait))
+    cache.plan([cache.arrive(torch.arange(150), None)], train=True)
+    cache.numbers.publish()
+    cache.plan([cache.arrive(torch.arange(150), None)], train=True)
+    assert True in waits
+    for _ in range(30):
+        cache.numbers.publish()
+        cache.plan([cache.arrive(torch.arange(5), None)], train=True)
+    waits.clear()
+    cache.numbers.publish()
+    cache.plan([cache.arrive(torch.arange(5), None)], train=True)
+    assert waits
+    assert True not in waits
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 8])
+def test_no_two_steps_of_batches_ahead_share_a_bit(stride: int) -> None:
+    cache = Cache(16, ORACLE, torch.device("cpu"))
+    cache.stride = stride
+    for before in range(stride):  # the first batch ahead may be any of its step
+        cache.num_arrived = cache.num_planned = before
+        bits = [cache.note_arrival() for _ in range(most_ahead(stride))]
+        steps = [(before + n) // stride for n in range(most_ahead(stride))]
+        assert len(set(zip(steps, bits))) == len(set(bits)) == len(set(steps))
+        with pytest.raises(AssertionError, match="batches are ahead"):
+            cache.note_arrival()
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "num_slots", "given", "bounded", "expected"),
+    [
+        (100, 100, None, False, (1, 30)),
+        (10, 150, None, False, (2, 59)),  # four caches of batches: 60
+        (1, 10**6, None, False, (8, 233)),
+        (10, 1000, 1, False, (1, 1)),
+        (10, 1000, 31, False, (2, 31)),
+        (10, 100, None, True, (1, 20)),  # two caches of keys
+        (500, 100, None, True, (1, 1)),
+    ],
+)
+def test_how_far_to_look(num_keys: int, num_slots: int, given: int | None, bounded: bool, expected: tuple) -> None:
+    assert look_far(num_keys, num_slots, given, bounded) == expected
+
+
+@pytest.mark.skipif("triton" not in BACKENDS, reason="no triton")
+def test_a_recorded_planner_learns_that_the_table_has_grown() -> None:
+    device = device_of("triton")
+    cache = Cache(8, ORACLE, device)
+    cache._ops = ops_of("triton")
+    addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
+    lane = RecordedCache(cache, Descriptions(InputLayout(addresses, is_bags=False), device), Capacity(8, 8), 1)
+    for n in range(6):
+        ids = torch.arange(8 * n, 8 * n + 8, device=device)
+        lane.arrive(describe([[ids.data_ptr(), 1, 0, 8, 0, 1, 0, 0]], 8, 8, True, kept=ids))
+        plan, (placed,) = lane.plan(1)
+        keys, slots = cache.resident()
+        assert dict(zip(slots.tolist(), keys.tolist())) == dict(zip(placed.slots.tolist(), ids.tolist()))
+        assert sorted(plan.miss_keys.tolist()) == ids.tolist()
+        assert lane._stamps.shape == cache.parts()[0].key.shape
+        cache.reserve(2 * cache.parts()[0].key.shape[0])
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_an_index_that_may_not_grow_is_filled_higher(bounded: bool) -> None:
+    cache = Cache(160, ORACLE, torch.device("cpu"), bounded=bounded)
+    num_cells = cache.parts()[0].key.shape[0]
+    assert cache.has_room(int(0.69 * num_cells), 1)
+    assert cache.has_room(int(0.71 * num_cells), 1) == bounded
+    assert not cache.has_room(int(0.96 * num_cells), 1)
+    assert not cache.has_room(1, num_cells + 1)
+
+
+@pytest.mark.skipif("triton" not in BACKENDS, reason="no triton")
+def test_a_recorded_planner_reports_a_full_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = device_of("triton")
+    cache = Cache(WAYS, ORACLE, device, name="the cache of clicks")
+    cache._ops = ops_of("triton")
+    addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
+    lane = RecordedCache(cache, Descriptions(InputLayout(addresses, is_bags=False), device), Capacity(8, 8), 1)
+    monkeypatch.setattr(lane, "_make_room", lambda batches: True)  # the mistake that must not go unnoticed
+    for n in range(0, 32, 8):
+        ids = torch.arange(n, n + 8, device=device)
+        assert lane.num_keys(lane.arrive(describe([[ids.data_ptr(), 1, 0, 8, 0, 1, 0, 0]], 8, 8, True, kept=ids))) == 8
+    ids = torch.arange(32, 40, device=device)
+    number = lane.arrive(describe([[ids.data_ptr(), 1, 0, 8, 0, 1, 0, 0]], 8, 8, True, kept=ids))
+    with pytest.raises(HotbedError, match="index of the cache of clicks is full: 8 keys found no place"):
+        lane.num_keys(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -153,3 +154,21 @@ def test_scores_as_of_an_earlier_moment_give_the_same_order(policy: ScoreFunctio
             then.append(score(next_use + before if next_use else 0, uses, as_of_then, hot))
             assert score(next_use or 30, uses, age, hot) >= now[-1]  # a next use becomes known
         assert (now[0] < now[1], now[0] == now[1]) == (then[0] < then[1], then[0] == then[1])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("scores", [(0, 1), (16, 17), (16, 1 << 30), (-(1 << 31), 1 << 30)], ids=str)
+def test_the_lowest_ranks_are_found_by_counting(scores: tuple[int, int], num_threads: int) -> None:
+    draw = np.random.default_rng(num_threads)
+    for size in (1, 5, 64, 65, 3000):
+        counts = np.array([draw.integers(0, size // num_threads + 1) for _ in range(num_threads)])
+        starts = [size * thread // num_threads for thread in range(num_threads)]
+        highs = draw.choice([scores[0], scores[0] + 3, scores[1] - 7, scores[1]], size)  # many alike, as uses are
+        ranks = (highs << 32) | draw.permutation(1 << 20)[:size]
+        given = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts)])
+        for count in {0, 1, given.size // 2, max(0, given.size - 1), given.size, given.size + 2}:
+            out = np.full(count, -1)
+            num_taken = victims._lowest(ranks.copy(), np.arange(size), counts, out)
+            assert num_taken == min(count, given.size)
+            expected = given[np.argsort(ranks[given])][:count]
+            assert sorted(out[:num_taken].tolist()) == sorted(expected.tolist())

@@ -16,6 +16,7 @@ from hotbed.host import jit
 from hotbed.host.jit import digest_of, njit
 from hotbed.ops.update.numba import update_kernel
 from hotbed.optim import ROW_OPTIMIZERS, SGD
+from tests.fresh import run_python
 
 PACKAGE = Path(jit.__file__).parent.parent
 
@@ -40,14 +41,19 @@ def twice(x):
     return {factor} * x
 """
 
+HERE = """
+import sys, numba
+numba.config.CACHE_DIR = sys.argv[1]
+sys.dont_write_bytecode = True  # sources of one size change within a second
+"""
 CALL = "import kernels; print(kernels.kernel(10), sum(kernels.kernel.stats.cache_hits.values()))"
 
 
 def run(folder, program, **callee):
     (folder / "callee.py").write_text(CALLEE.format(**{"offset": 0, "factor": 2, **callee}))
-    where = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": f"{folder}:{PACKAGE.parent}"}
-    where["PYTHONDONTWRITEBYTECODE"] = "1"  # sources of one size change within a second
-    done = subprocess.run([sys.executable, "-c", program], env=where, capture_output=True, text=True, check=True)
+    where = {**os.environ, "PYTHONPATH": f"{folder}:{PACKAGE.parent}"}
+    done = run_python(HERE + program, folder / "cache", env=where)
+    assert done.returncode == 0, done.stderr
     return [int(word) for word in done.stdout.split()]
 
 

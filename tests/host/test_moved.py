@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from hotbed import checkpoint
 from hotbed.host.moved import MOVED
 
 
@@ -26,6 +27,14 @@ def test_names_are_imported_from_old_modules():
     code += "print(Trace.__module__, Clock.__module__)"
     found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["hotbed.forecast.trace", "hotbed.telemetry.clock"]
+
+
+@pytest.mark.parametrize("old", ["Carried", "Frozen", "Loaded"])
+def test_an_old_name_of_checkpoints_gives_the_new_one_and_says_so(old):
+    with pytest.warns(DeprecationWarning, match=f"hotbed.checkpoint.{old} is now called"):
+        found = getattr(checkpoint, old)
+    assert found is getattr(checkpoint, found.__name__)
+    assert found.__name__ != old
 
 
 def test_other_names_are_not_there():

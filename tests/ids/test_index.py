@@ -275,3 +275,22 @@ def test_a_shard_without_an_empty_cell_is_reported():
     tables, ids = np.zeros(count, dtype=np.uint16), np.arange(count)
     with pytest.raises(HotbedError, match="the index of dynamic ids is full, and did not grow"):
         index.insert(tables, ids, np.arange(count))
+
+
+def test_the_last_row_of_an_index_is_its_last():
+    index = IdIndex(64)
+    most = index.capacity
+    assert index.longest_pause == 0.0
+    index.insert(*tables_ids([(0, 5)]), np.array([most - 1]))
+    assert index.find(*tables_ids([(0, 5)])).tolist() == [most - 1]
+    with pytest.raises(StoreError, match="row number"):
+        index.insert(*tables_ids([(0, 6)]), np.array([most]))
+    index.check_integrity()
+
+
+def test_the_longest_pause_is_that_of_the_slowest_growth():
+    index, before = filled([(0, i) for i in range(20_000)]), 0.0
+    assert index.longest_pause > before
+    before = index.longest_pause
+    index.insert(*tables_ids((1, i) for i in range(40_000)), np.arange(20_000, 60_000))
+    assert index.longest_pause >= before

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from hotbed.errors import ConfigError, StoreError
 from hotbed.ids import UNKNOWN, Admit, Expire, IdCounts, TableRules, Translator
-from hotbed.ids.reference import ReferenceTranslator
+from hotbed.ids.batch import touch, unused
+from hotbed.ids.rules import NEVER, TIME
+from tests.ids.reference import ReferenceTranslator
 
 QUARANTINE = 4
 ADMISSIONS = st.sampled_from(
@@ -258,9 +260,9 @@ def test_batches_that_cannot_be_gone_back_to():
     translator = Translator([TableRules()])
     learn(translator, [1])
     learn(translator, [2])
-    with pytest.raises(StoreError, match="batch 1 is asked for"):
+    with pytest.raises(StoreError, match="batch 1 is requested"):
         translator.roll_back(1)
-    with pytest.raises(StoreError, match="batch 3 is asked for"):
+    with pytest.raises(StoreError, match="batch 3 is requested"):
         translator.trained(3)
     with pytest.raises(StoreError), translator.rewound(0):
         pass
@@ -343,7 +345,7 @@ def test_counts_of_a_batch_that_others_came_after():
     assert len(set(found)) == 5
     translator.trained(3)
     assert translator.counts(0, 3) == found[2]
-    with pytest.raises(StoreError, match="cannot be gone back to"):
+    with pytest.raises(StoreError, match="cannot be undone"):
         translator.counts(0, 2)
 
 
@@ -412,3 +414,46 @@ def test_sweeps_by_default():
     assert Expire(unused="7d").sweep == 256
     assert Expire(unused="7d").span == 7 * 86_400
     assert Expire(score_below=1, half_life=5_000).sweep == 500
+
+
+def test_lookups_without_a_row_mark_nothing_as_used():
+    """Padding, and ids that wait for a row, have row -1; rows of a table without expiry and shared rows have no last use."""
+    tables, rows = np.array([0, 0, 1, 0, 1], np.uint16), np.array([-1, 2, 3, 5, -1])
+    last, scores = np.full((1, 8), 7, np.uint32), np.zeros(0, np.uint32)
+    expire, span, shared = np.array([TIME, NEVER], np.uint8), np.array([3, 0]), np.array([5, -1])
+    out = np.zeros(5, np.int64), np.zeros(5, np.uint32), np.zeros(0, np.uint32)
+    assert touch(tables, rows, expire, span, shared, 0, 9, last, scores, *out) == 1
+    assert last.tolist() == [[7, 7, 9, 7, 7, 7, 7, 7]]
+    assert (out[0][0], out[1][0]) == (2, 7)
+
+
+def test_a_sweep_looks_at_the_rows_there_are_and_no_others(monkeypatch):
+    """Beyond them there may be no memory, and rows of batches that were taken back."""
+    translator, asked = new([TableRules(None, Expire(unused_steps=1, every=1))]), []
+
+    def looked(owners, start, *rest):
+        asked.append((start, rest[-1].shape[0]))
+        return unused(owners, start, *rest)
+
+    monkeypatch.setattr("hotbed.ids.learn.batch.unused", looked)
+    monkeypatch.setattr("hotbed.ids.learn._SWEEP_CHUNK", 10)
+    zeros = np.zeros(25, np.uint16)
+    for first in (0, 0, 100):
+        translator.translate(zeros, np.arange(first, first + 25), learns=True)
+        translator.trained(translator.batch)
+    assert asked[-3:] == [(0, 10), (10, 10), (20, 5)]
+
+
+@pytest.mark.parametrize(
+    "rules", [TableRules(Admit(after=2)), TableRules(Admit(after=2), Expire(unused_steps=1, every=1))]
+)
+def test_batches_that_count_admit_or_lose_nothing_are_gone_back_to(rules):
+    translator, batches = new([rules]), [[1], [1, 2], [1], []]
+    states = [state_of(translator)]
+    for ids in batches:
+        translator.translate(np.zeros(len(ids), np.uint16), np.array(ids, np.int64), learns=True)
+        states.append(state_of(translator))
+    for number in (0, 2, 3, 1):
+        with translator.rewound(number):
+            assert state_of(translator) == states[number]
+        assert state_of(translator) == states[-1]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotbed.ops.inputs import BATCHES, InputLayout, bucket, describe
+from hotbed.ops.inputs import BATCHES, MAP, InputLayout, bucket, describe
 from hotbed.ops.inputs.reference import SpanInputs, lay_out
 from hotbed.ops.keys import Addresses
 
@@ -87,6 +87,32 @@ def test_keys_of_single_ids(size, base):
     expected = lay_out(layout, [SpanInputs(matrix[:, p].cpu(), each) for p in range(4)]).keys
     assert torch.equal(keys[: 4 * size].cpu().to(torch.int64), expected)
     assert bool((keys[4 * size :] == torch.iinfo(keys.dtype).max).all())
+    assert not inputs.found_bad
+
+
+@pytest.mark.parametrize("rows", [2**31 - 2, 2**62])
+@pytest.mark.parametrize("is_bags", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 63, 300])
+def test_keys_of_a_map(size, is_bags, rows):
+    """Values are numbers of ids, feature after feature; -1 in the map is padding."""
+    draw = torch.Generator().manual_seed(size)
+    none = np.zeros(3, dtype=np.int64)
+    no = np.zeros(3, dtype=np.bool_)
+    table = Addresses(none, np.full(3, rows), no, no, none)
+    layout = InputLayout(table, is_bags, (0, 1, 2) if is_bags else (), (False,) * 3 if is_bags else (), is_mapped=True)
+    inputs = triton.Descriptions(layout, DEVICE)
+    assert inputs.key_type == (torch.int32 if rows < 2**31 else torch.int64)
+    numbers = torch.randint(0, 50, (3, size), generator=draw).to(torch.int32).to(DEVICE)
+    keys_of_numbers = (torch.randint(0, rows, (50,), generator=draw) - 1).to(DEVICE)
+    keys_of_numbers[7] = -1
+    words = [[numbers.data_ptr() + 4 * size * p, 1, size * p, size, 0, 1, 0, 0] for p in range(3)]
+    batch = describe(words, 3 * size, size, True, kept=numbers)
+    batch.words[MAP] = keys_of_numbers.data_ptr()
+    keys = inputs.make_keys(on_device(inputs, [batch]), 1, 0, 3 * size + 100)
+    expected = keys_of_numbers[numbers.long()]
+    expected = (expected if is_bags else expected.t()).reshape(-1)
+    assert torch.equal(keys[: 3 * size].to(torch.int64), expected)
+    assert bool((keys[3 * size :] == torch.iinfo(keys.dtype).max).all())
     assert not inputs.found_bad
 
 

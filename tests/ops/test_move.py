@@ -12,6 +12,7 @@ import hotbed
 from hotbed.ops import move
 from hotbed.ops.init_rows import stream_of
 from hotbed.ops.move import reference
+from hotbed.ops.move.states import WRITTEN
 from hotbed.ops.records import PRECISIONS
 from hotbed.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
 from hotbed.tables.group.keyspace import Member
@@ -83,6 +84,42 @@ def test_compiled_unpack_equals_reference(optimizer, precision, size):
     reference.unpack(expected, *moves, first)
     move.unpack(actual, *moves, first)
     assert torch.equal(bits(actual), bits(expected))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "size", "threads"),
+    pairs(OPTIMIZERS, PRECISIONS, [(1, 1), (5, 200), (33, 250)], [1, 2, 3]),
+    ids=str,
+)
+def test_an_exchange_is_a_write_and_an_unpack(optimizer, precision, size, threads, monkeypatch):
+    dim, num_misses = size
+    monkeypatch.setattr(move, "_threads", lambda num_rows, width: threads)
+    draw = torch.Generator().manual_seed(dim + threads)
+    first = describe(optimizer, dim, precision=precision)
+    order = torch.randperm(ROWS, generator=draw)
+    keys, leaving = order[:num_misses].contiguous(), order[num_misses : 2 * num_misses]
+    slots = torch.randperm(num_misses + 7, generator=draw)[:num_misses]
+    changed = torch.rand(num_misses, generator=draw) < 0.7  # victims of the others are clean, or nobody was there
+    records = torch.randn(num_misses + 7, first.layout.width, generator=draw)
+    below = torch.randn(ROWS, first.layout.width, generator=draw)
+    state = (torch.rand(ROWS, generator=draw) < 0.5).to(torch.uint8)
+    rows = move.Exchanged(slots, keys, slots[changed], leaving[changed])
+    expected, expected_below, expected_state = records.clone(), below.clone(), state.clone()
+    expected_below[rows.victim_keys] = expected[rows.victim_slots]
+    expected_state[rows.victim_keys] = WRITTEN
+    source = torch.where(state[keys] == 1, keys, -1).to(torch.int32)
+    reference.unpack(expected, slots, source, expected_below, keys, first)
+    assert move.exchange(records, below, state.numpy(), rows, first) == int((source >= 0).sum())
+    assert torch.equal(bits(records), bits(expected))
+    assert torch.equal(bits(below), bits(expected_below))
+    assert torch.equal(state, expected_state)
+
+
+def test_a_victim_whose_slot_nobody_takes_is_an_error():
+    first, one = describe(SGD(), 4), torch.tensor([1])
+    rows = move.Exchanged(one, one, one + 1, one + 2)
+    with pytest.raises(AssertionError, match="0 of 1 victims"):
+        move.exchange(torch.zeros(4, 4), torch.zeros(9, 4), torch.zeros(9, dtype=torch.uint8).numpy(), rows, first)
 
 
 @pytest.mark.parametrize("num_tables", [1, 2, 3, 64, 300])

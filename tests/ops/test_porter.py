@@ -7,6 +7,7 @@ import torch
 from hotbed.errors import HotbedError
 from hotbed.ops.move import compiled_transfer as porter_module
 from hotbed.ops.move.compiled_transfer import SLOTS, CompiledTransfer
+from hotbed.ops.move.mapped import MappedRows
 
 ROWS, WIDTH, WINDOWS, ROOM = 16, 3, 32, 8
 MISSES, VICTIMS, TAG = 3, 4, 8
@@ -15,10 +16,17 @@ MISSES, VICTIMS, TAG = 3, 4, 8
 class Windows:
     """A porter, and what a lane would tell it."""
 
-    def __init__(self):
-        self.records, self.state = torch.zeros(ROWS, WIDTH), np.zeros(ROWS, dtype=np.uint8)
-        self.lists = torch.zeros(WINDOWS, 16, dtype=torch.int64), *torch.zeros(2, WINDOWS, ROOM, dtype=torch.int64)
-        self.porter = CompiledTransfer(self.records, self.state, self.lists, torch.device("cpu"))
+    def __init__(self, rows=ROWS, room=ROOM, mapped=()):
+        """`mapped`: chunks of rows that the GPU would reach."""
+        device = torch.device("cpu")
+        self.records, self.state = torch.zeros(rows, WIDTH), np.zeros(rows, dtype=np.uint8)
+        self.lists = torch.zeros(WINDOWS, 16, dtype=torch.int64), *torch.zeros(2, WINDOWS, room, dtype=torch.int64)
+        self.mapped = MappedRows(self.records, self.state, device) if mapped else None
+        if self.mapped is not None:
+            self.mapped.shift = 8
+            self.mapped.is_mapped = np.zeros(-(-rows // 256), dtype=np.uint8)
+            self.mapped.is_mapped[list(mapped)] = 1
+        self.porter = CompiledTransfer(self.records, self.state, self.lists, device, self.mapped)
         self.porter.start(0)
 
     def plan(self, number, misses=(), victims=()):
@@ -73,6 +81,32 @@ def test_a_row_that_leaves_twice_is_read_after_it_was_written_twice(windows):
     assert windows.records[:2, 0].tolist() == [30.0, 20.0]
 
 
+@pytest.mark.parametrize("mapped", [(), range(16), range(0, 16, 2), (3,)], ids=["none", "all", "half", "one"])
+def test_rows_come_and_go_whoever_moves_them(mapped, monkeypatch):
+    """Windows of many rows: the GPU, of which the host plays the part, moves a share of those that it reaches."""
+    monkeypatch.setattr(porter_module, "TRIES", False)
+    rows, room, generator = 4096, 2048, torch.Generator().manual_seed(0)
+    windows = Windows(rows, room, mapped)
+    expected, cached = [None] * rows, []
+    shares = [porter_module._SHARE_IN, porter_module._SHARE_OUT]
+    for number in range(WINDOWS - 1):
+        victims = [cached.pop(0) for _ in range(len(cached) - 1500)] if number else []
+        there = set(cached) | set(victims)
+        misses = [key for key in torch.randperm(rows, generator=generator).tolist() if key not in there][:1500]
+        windows.plan(number, misses=misses, victims=victims)
+        leaving = [float(1 + key + rows * number) for key in victims]
+        assert windows.exchange(number, leaving) == [expected[key] for key in misses]
+        for key, value in zip(victims, leaving):
+            expected[key] = value
+        cached += misses
+    windows.porter.drain()
+    moved = windows.porter._words[shares] != porter_module._FIRST_SHARE  # they follow what was measured
+    assert moved.tolist() == [bool(mapped), len(mapped) == 16] if mapped else not windows.porter._words[shares].any()
+    for key, value in enumerate(expected):
+        assert windows.records[key].tolist() == [value or 0.0] * WIDTH
+    windows.porter.stop()
+
+
 def test_room_is_asked_for_once():
     words = np.zeros(porter_module._SLOT0 + SLOTS * porter_module._SLOT_WORDS, dtype=np.int64)
     cap = porter_module._SLOT0 + 2 * porter_module._SLOT_WORDS + porter_module._CAP
@@ -118,3 +152,52 @@ def test_an_answer_that_was_interrupted_is_not_given_twice(windows):
     windows.porter._make_room()
     assert windows.porter._slots[s] is told
     assert words[porter_module._NEED] == 0
+
+
+def test_chunks_are_reached_once_they_are_filled(monkeypatch):
+    """Some at every call, until all have been looked at."""
+    state = np.zeros(10 * 256 + 100, dtype=np.uint8)
+    mapped = MappedRows(torch.zeros(len(state), 4), state, torch.device("cpu"))
+    mapped.shift, mapped.is_mapped, mapped._refused = 8, np.zeros(11, dtype=np.uint8), False
+    asked = []
+
+    def register(chunk):
+        asked.append(chunk)
+        mapped.is_mapped[chunk] = 1
+        return chunk != 9
+
+    monkeypatch.setattr(mapped, "_register", register)
+    mapped.extend()
+    assert asked == []
+    state[:256] = 1
+    state[512 : 512 + 224] = 3  # seven eighths
+    state[768 : 768 + 223] = 3
+    state[2560:] = 1  # the last, of 100 rows
+    for expected in ([0, 2], [], [10], [], []):
+        mapped.extend(most=4)
+        assert asked == expected
+        asked.clear()
+    state[:] = 1
+    mapped.extend()
+    assert asked == [1, 3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize(("alone", "helped", "helps"), [(100, 90, 1), (100, 98, 0), (90, 100, 0)])
+def test_help_is_asked_for_where_windows_take_less_time_with_it(alone, helped, helps, monkeypatch):
+    """Trials of eight windows, without and with it, twice; the quicker of each counts."""
+    words = np.zeros(porter_module._SLOT0, dtype=np.int64)
+    words[porter_module._TRIES], now, asked = 1, 0, []
+
+    def clock(kind, address):
+        words[[porter_module._SECONDS, porter_module._NANOSECONDS]] = 0, now
+
+    monkeypatch.setattr(porter_module, "clock_gettime", clock)
+    for number in range(1, 60):
+        helping = words[porter_module._HELPS]
+        asked.append(int(helping))
+        now += helped if helping else alone
+        now += 500 if number in (20, 29) else 0  # something else came in between, once each
+        porter_module._try_help.py_func(words, number)
+    assert asked[16:48] == [0] * 8 + [1] * 8 + [0] * 8 + [1] * 8
+    assert set(asked[48:]) == {helps}
+    assert (words[porter_module._ALONE], words[porter_module._HELPED]) == (8 * alone, 8 * helped)

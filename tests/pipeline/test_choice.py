@@ -7,8 +7,10 @@ import torch
 
 import hotbed
 from hotbed import Jagged, Table
+from hotbed.ops.inputs import Capacity
 from hotbed.pipeline.choice import PlannerChoice
 from hotbed.pipeline.eager import EagerPlanner
+from hotbed.pipeline.forms import lookups_by_group
 from hotbed.pipeline.recorded import RecordedPlanner, why_not_recorded
 from hotbed.tables.descriptions import MALFORMED, parts_of
 
@@ -109,3 +111,23 @@ def test_a_choice_begins_with_the_eager_planner():
     tables = tables_of()
     eager = EagerPlanner(tables, tables.caches)
     assert PlannerChoice(tables, eager, None).planners == [eager]
+
+
+@pytest.mark.parametrize("ids", [{"a": JAGGED, "b": JAGGED}, None, 7])
+def test_ids_by_name_come_without_bags_and_other_things_are_no_ids(ids):
+    tables = tables_of(a=Table(40, 3), b=Table(40, 3))
+    bags = {"b": JAGGED} if isinstance(ids, dict) else None
+    assert parts_of(tables.features, ids, bags, tables.device) == MALFORMED
+    with pytest.raises(hotbed.errors.ShapeError):
+        tables(ids, bags)
+
+
+def test_lookups_of_a_batch_by_group():
+    """A batch without ids is a batch; one whose ids nobody can count is not."""
+    tables = tables_of(a=Table(40, 3), b=Table(40, 3))
+    empty = Jagged(IDS[:0], torch.zeros(4, dtype=torch.int64))
+    assert lookups_by_group(tables, IDS.reshape(3, 2)[:0], None) == [Capacity(0, 1)]
+    assert lookups_by_group(tables, {"a": JAGGED, "b": empty}, None) == [Capacity(6, 1)]
+    assert lookups_by_group(tables, {"a": JAGGED, "b": [1, 2]}, None) is None
+    assert lookups_by_group(tables, IDS, None) is None
+    assert lookups_by_group(tables, IDS.reshape(3, 2).to_sparse(), None) is None

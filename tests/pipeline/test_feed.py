@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -791,7 +792,7 @@ def test_a_store_that_fails(method, after, ahead, monkeypatch):
         assert isinstance(refused.value.__cause__, BrokenError)
 
 
-@pytest.mark.parametrize(("method", "after"), [("write", 0), ("write", 4), ("find", 0), ("find", 3)], ids=str)
+@pytest.mark.parametrize(("method", "after"), [("keep", 0), ("keep", 4), ("parts", 0), ("parts", 3)], ids=str)
 def test_memory_that_fails_between_two_windows(method, after, monkeypatch):
     tables = make(**SMALL, policy="lru")
     for each in matrices(10, seed=3):
@@ -910,8 +911,7 @@ def test_ten_thousand_steps():
     )
     resident = 0
     for n, ids in enumerate(hotbed.prefetch(batches(), tables)):
-        for each in (plain, tables):
-            each(ids).pow(2).sum().backward()
+        (plain(ids).pow(2).sum() + tables(ids).pow(2).sum()).backward()
         if n == 2000:
             gc.collect()
             resident = resident_bytes()
@@ -939,3 +939,53 @@ def test_a_process_that_ends_inside_a_loop_ends(kind):
         [sys.executable, "-c", OPEN_LOOP, kind], capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_windows_that_are_taken_back_are_kept_until_the_device_is_past_them(monkeypatch):
+    """Rows of dynamic ids are exchanged before their windows are forgotten: the device may still read that memory."""
+    tables = hotbed.EmbeddingTables({"a": Table(None, 4)}, hbm="4KiB")
+    feed = Feed([torch.arange(8)[:, None] + n for n in range(20)], tables, 1, 6)
+    decided, retired = [], []
+    take_back = Feed._take_back
+    monkeypatch.setattr(Feed, "_take_back", lambda self: decided.extend(self._decided) or take_back(self))
+    monkeypatch.setattr(Feed, "_retire", lambda self, window: retired.append(window))
+    feed.start()
+    try:
+        for _ in range(20):  # until the loader has given so much that windows are ahead
+            (batch,) = feed.next()
+            tables(batch).sum().backward()
+            if feed._decided:
+                break
+        before = len(retired)
+        tables.ownership.claim(drop=True)  # as by whoever trains another batch in between
+        assert len(decided) > 0
+        assert retired[before:] == decided
+    finally:
+        feed.close()
+
+
+@pytest.mark.parametrize(("window", "ahead", "expected"), [(1, 6, 6), (4, 2, 4), (None, 3, 3)])
+def test_as_many_batches_are_known_ahead_as_were_asked_for(window, ahead, expected):
+    tables = make(**SMALL)
+    feed = Feed(matrices(12), tables, window, ahead)
+    feed.start()
+    try:
+        step(tables, *feed.next())
+        assert feed._look_ahead == expected
+    finally:
+        feed.close()
+
+
+def test_time_that_is_waited_for_rows_is_counted_once(monkeypatch):
+    fetch = MemoryStore.fetch
+
+    def slow(self, *arguments):
+        time.sleep(0.005)
+        return fetch(self, *arguments)
+
+    monkeypatch.setattr(MemoryStore, "fetch", slow)
+    tables = hotbed.EmbeddingTables({"a": Table(None, 4)}, hbm="4KiB")
+    began = time.perf_counter()
+    for ids in hotbed.prefetch([torch.arange(8)[:, None] + 9 * n for n in range(12)], tables, window=1, look_ahead=2):
+        tables(ids).sum().backward()
+    assert 0 <= tables.counters().stall_seconds < time.perf_counter() - began

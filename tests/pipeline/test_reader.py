@@ -395,3 +395,31 @@ def test_no_warning_where_nothing_is_drawn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(list(hotbed.prefetch(matrices(), make()))) == 24
+
+
+def test_who_waits_for_draws_is_warned_while_training_goes_on():
+    """Not at the end, which a stream may not have."""
+
+    def endless():
+        while True:
+            yield torch.randint(0, 100, (4, 2))
+
+    tables = make()
+    feed = hotbed.prefetch(endless(), tables)
+
+    def train_some():
+        for _ in range(3):
+            tables(next(feed)).sum().backward()
+
+    with pytest.warns(UserWarning, match="generator of its own"):
+        train_some()
+    feed.close()
+
+
+def test_the_second_draw_waits_also_where_nobody_has_asked_for_the_first_batch():
+    reader = Reader((torch.randperm(4) for _ in range(3)), CPU)
+    reader.start()
+    while reader._held < 0:
+        reader._arrived.acquire(timeout=0.01)
+    assert (reader.num_ready, reader._held) == (1, 1)
+    reader.close()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hotbed import optim
 from hotbed.errors import StoreError
-from hotbed.ops.move.states import marked
+from hotbed.ops.move.states import WRITTEN, marked
 from hotbed.ops.records import layout_of
 from hotbed.store import MemoryStore, held, memory
 
@@ -43,6 +43,17 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+def test_memory_can_be_had_at_once():
+    store = MemoryStore(4_000_000, LAYOUT, first)  # 64 MB
+    before = resident_bytes()
+    store.make_pages()
+    assert resident_bytes() - before > 0.9 * store.parts()[0].nbytes
+    out = torch.empty(1, LAYOUT.width)
+    store.read(torch.tensor([3]), out)
+    assert torch.equal(out, first(torch.tensor([3])))
+    assert store.num_written == 0
+
+
 def test_opening_a_large_store_takes_no_memory():
     before = resident_bytes()
     store = MemoryStore(50_000_000, LAYOUT, first)  # 800 MB once every row is used
@@ -50,6 +61,18 @@ def test_opening_a_large_store_takes_no_memory():
     store.read(torch.tensor([3, 49_999_999]), out)
     assert out[:, 0].tolist() == [3.5, 50_000_000.0]
     assert resident_bytes() - before < 100e6
+
+
+def test_a_store_that_grows_sees_rows_that_others_wrote_once_it_reaches_them():
+    store = MemoryStore(1 << 20, LAYOUT, first, grows=True)
+    records, state = store.parts()
+    mapped = store.mapped(torch.device("cpu"))
+    records[5], state[5] = 1.0, WRITTEN
+    assert (store.num_written, mapped.end) == (0, 0)
+    store.reach(6)
+    store.reach(3)
+    assert (store.num_written, mapped.end) == (1, 6)
+    assert [keys.tolist() for keys, _ in store.items()] == [[5]]
 
 
 def test_held_rows_are_of_one_moment():

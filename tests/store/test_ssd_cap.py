@@ -68,7 +68,7 @@ def test_a_writer_without_room_compacts_first(watched, monkeypatch):
     keys = torch.arange(20)
     for step in range(30):
         store.write(keys, first(keys) + step)
-    assert store.sizes().compactions > 50
+    assert store.counts.compactions > 50
     assert max(most) <= cap
     assert list(contents(store).values()) == (first(keys) + 29).tolist()
     store.check_integrity()
@@ -84,7 +84,7 @@ def test_rows_leave_a_segment_for_compaction(watched, tmp_path, monkeypatch):
     assert cap - 2 * SEGMENT < folder_bytes(tmp_path) <= cap - SEGMENT
     store.forget(torch.arange(0, count, 2))  # half of every segment
     store.write(torch.tensor([999]), first(torch.tensor([999])))
-    assert store.sizes().compactions > 0
+    assert store.counts.compactions > 0
     assert folder_bytes(tmp_path) <= cap
     assert set(contents(store)) == {*range(1, count, 2), 999}
 
@@ -95,7 +95,7 @@ def test_one_write_larger_than_the_cap(watched):
     with pytest.raises(StoreError, match="reached its cap"):
         store.write(keys, first(keys))
     assert store.num_written == 0
-    assert store.sizes().file_bytes == 0
+    assert store.sizes().ssd_bytes == 0
 
 
 def test_a_checkpoint_in_progress_keeps_its_bytes_and_says_so(watched):
@@ -122,7 +122,7 @@ def test_room_is_given_back_after_a_failed_write(watched, monkeypatch):
     store, _, _ = watched
     keys = torch.arange(40)
     store.write(keys[:6], first(keys[:6]))
-    before = store.sizes()
+    before = store.sizes(), store.counts
     write, calls = os.pwrite, []
 
     def full(handle, data, offset):
@@ -134,8 +134,8 @@ def test_room_is_given_back_after_a_failed_write(watched, monkeypatch):
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(StoreError, match="No space left on device"):
         store.write(keys, first(keys))
-    assert store.sizes() == before
+    assert (store.sizes(), store.counts) == before
     store.check_integrity()
     store.write(keys, first(keys))
     assert store.num_written == 40
-    assert record_bytes(WIDTH) * 40 <= store.sizes().live_bytes
+    assert record_bytes(WIDTH) * 40 <= store.sizes().ssd_live_bytes

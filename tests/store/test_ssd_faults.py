@@ -286,11 +286,11 @@ def test_a_disk_too_full_to_compact_is_said_once_and_writing_goes_on(store, monk
     out = read_all(store)
     assert torch.equal(out[:3], first(KEYS[:3]) + 7)
     assert torch.equal(out[3:], first(KEYS[3:]) + 1)
-    stale = store.sizes().stale_bytes
+    stale = store.sizes().ssd_stale_bytes
     for step in range(8):  # there is room again
         store.write(KEYS[:3], first(KEYS[:3]) + step)
         store._compaction.wait()
-    assert store.sizes().stale_bytes < stale
+    assert store.sizes().ssd_stale_bytes < stale
     store.check_integrity()
 
 
@@ -409,9 +409,28 @@ def test_a_checkpoint_that_does_not_fit(saved, tmp_path):
     small = open_store(tmp_path / "small", max_bytes=3 * SEGMENT)
     with pytest.raises(StoreError, match=r"does not fit under the cap: .* Give a larger ssd="):
         small.adopt(saved)
-    assert small.sizes().file_bytes == 0
+    assert small.sizes().ssd_bytes == 0
     small.close()
     fewer = open_store(tmp_path / "fewer", num_rows=5)
     with pytest.raises(StoreError, match="holds a row with key 5, this store has 5 rows"):
         fewer.adopt(saved)
     fewer.close()
+
+
+def test_a_write_that_fails_leaves_no_bytes_behind(tmp_path, monkeypatch):
+    """They would be copied with every checkpoint that links the file."""
+    store = open_store(tmp_path)
+    store.write(torch.arange(1), torch.ones(1, WIDTH))
+    (segment,) = [path for path in tmp_path.iterdir() if path.stat().st_size >= HEADER_BYTES]
+    size = segment.stat().st_size
+
+    def half(handle, data, position):
+        os.pwrite(handle, data[: len(data) // 2], position)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hotbed.store.ssd.append.write_fully", half)
+        with pytest.raises(StoreError, match="No space left"):
+            store.write(torch.arange(1, 3), torch.ones(2, WIDTH))
+    assert segment.stat().st_size == size
+    store.close()

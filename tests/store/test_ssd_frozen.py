@@ -27,14 +27,14 @@ def test_a_frozen_moment_stays_while_the_store_goes_on(tmp_path):
         store.write(KEYS, first(KEYS) + step)
     store._compaction.wait()
     assert frozen.facts["num_written"] == len(model) == 17
-    frozen.link_into(tmp_path / "saved")
+    frozen.link_into(tmp_path / "new" / "saved")  # folders on the way are made
     frozen.release()
     store._compaction.wait()
     for step in range(40):
         store.write(KEYS, first(KEYS) + step)
     store._compaction.wait()
     store.close()
-    assert rows_of(tmp_path / "saved") == model
+    assert rows_of(tmp_path / "new" / "saved") == model
 
 
 def test_linked_segments_are_shared_and_never_written_again(tmp_path):

@@ -11,6 +11,7 @@ from hotbed.errors import StoreError
 from hotbed.store import SsdStore, TieredStore
 from hotbed.store.counts import TierCounts
 from hotbed.store.ssd.format import HEADER_BYTES, record_bytes
+from hotbed.store.tier_kernels import chooser
 
 NUM_ROWS, WIDTH = 40, 4
 SEGMENT = HEADER_BYTES + 20 * record_bytes(WIDTH)
@@ -152,8 +153,27 @@ def test_counts_outlive_what_is_cleared(tmp_path):
         store.write(torch.arange(NUM_ROWS), torch.rand(NUM_ROWS, WIDTH))
     before = store.counts
     assert before.compactions > 0
-    assert before.bytes_written == store.sizes().bytes_written > before.bytes_compacted > 0
+    assert before.bytes_written == store.counts.bytes_written > before.bytes_compacted > 0
     store.clear()
     assert store.counts.minus(before).bytes_written >= 0
     assert store.counts.to_ssd == before.to_ssd
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("uses", "ages", "victims"),
+    [
+        ((100, 4, 50), (1, 1, 1), [1]),
+        ((4, 100), (1, 1500), [1]),  # halved eleven times
+        ((100, 4, 2, 90), (1, 130, 1, 1), [1, 2]),
+        ((1, 2**30), (1, 128 * 40), [1]),  # halved no more than 31 times, and what is left counts as none
+    ],
+)
+def test_rows_used_least_leave_and_old_uses_count_less(uses, ages, victims):
+    clock, out = 10_000, np.zeros(len(victims), np.int64)
+    last = clock - np.array(ages, np.int32)
+    keys = np.arange(len(uses))
+    policy = make_policy("lfu")
+    hand = chooser(policy)(keys, np.array(uses, np.int32), last, clock, policy.half_life, 0, len(victims), out)
+    assert sorted(out.tolist()) == victims
+    assert hand == 0

@@ -7,10 +7,13 @@ import pytest
 import torch
 
 import hotbed
-from hotbed import Admit, Constant, Expire, Jagged, Table, optim
+from hotbed import Admit, Constant, Expire, Jagged, Normal, Table, Uniform, optim
 from hotbed.cache import BYTES_PER_SLOT, Cache, make_policy
 from hotbed.errors import BudgetError, ConfigError, HotbedError
 from hotbed.ids import Translator
+from hotbed.ops.init_rows import stream_of
+from hotbed.ops.lookups import Span
+from hotbed.ops.move import FirstTable, first_records, first_rows
 from hotbed.ops.records import layout_of
 from hotbed.sizing.budget import BYTES_PER_ID, Budgets, rooms_of
 from hotbed.store import MemoryStore
@@ -72,6 +75,27 @@ def test_first_values_are_those_of_a_preset_table(optimizer):
     assert torch.equal(dynamic.rows("user")[1]["weight"], preset.weight("user"))
     for name, state in preset.states("user").items():
         assert torch.equal(dynamic.rows("user")[1][name], state)
+
+
+def test_tables_that_start_alike_and_others_are_made_together():
+    """Also the one id of each table that kernels would take for padding."""
+    inits = {"a": Normal(0.1), "b": Uniform(0.2), "c": Normal(0.1), "d": Constant(0.3)}
+    tables = make({name: Table(None, 4, init=init) for name, init in inits.items()})
+    keyspace, seed = tables.groups[0].keyspace, tables.groups[0].seed
+    for name, init in inits.items():
+        stream = stream_of(seed, name)
+        ids = torch.tensor([LOW, -2, -1, 0, 5, 2**40, HIGH, (-1 - stream + 2**63) % 2**64 - 2**63])
+        expected = [
+            first_records(ids, first_rows(4, tables.optimizer, [FirstTable(0, stream, init, no_id)]))
+            for no_id in (-1, -2)
+        ]
+        is_minus_one = (ids == -1).unsqueeze(1)
+        assert torch.equal(keyspace.first_of_ids(name, ids), torch.where(is_minus_one, expected[1], expected[0])), name
+    ids = torch.stack([torch.arange(6) for _ in inits], dim=1)
+    with torch.no_grad():
+        vectors = tables(ids)
+    for column, name in enumerate(inits):
+        assert torch.equal(vectors[:, column], keyspace.first_of_ids(name, ids[:, column])[:, :4])
 
 
 @pytest.mark.parametrize(
@@ -397,3 +421,21 @@ def test_a_store_that_grows_walks_only_over_what_was_used():
     assert [keys.tolist() for keys, _ in store.items()] == [[70_000]]
     store.clear()
     assert store.num_written == 0
+
+
+@pytest.mark.parametrize("num_ahead", [1, 2])
+def test_keys_of_a_batch_that_was_taken_back_are_used_no_more(num_ahead):
+    """Whoever is translated next may have got the same rows."""
+    ids = make().groups[0].keyspace
+
+    def sense_of(*some):
+        spans = (Span("user", 0, len(some), 1),)
+        return ids.keys(torch.tensor(some), spans, ("user",), True)[2]
+
+    senses = [sense_of(2 * n, 2 * n + 1) for n in range(num_ahead)]
+    assert ids.fits(senses[0], True)
+    ids.roll_back()
+    assert not ids.fits(senses[0], True)
+    again = sense_of(77)
+    assert ids.fits(again, True)
+    assert not ids.fits(senses[0], True)

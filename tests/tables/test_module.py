@@ -350,3 +350,33 @@ def test_any_input_form_gives_the_same_vectors_and_rows(data):
     for out, rows in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(rows, results[0][1])
+
+
+def test_a_key_is_named_by_its_table_and_id():
+    keys = hotbed.EmbeddingTables({"a": Table(10, 4), "b": Table(20, 4), "c": Table(5, 4)}).groups[0].keyspace
+    assert [keys.name_of(key) for key in (0, 9, 10, 29, 30, 34)] == [
+        ("a", 0), ("a", 9), ("b", 0), ("b", 19), ("c", 0), ("c", 4),
+    ]  # fmt: skip
+    assert keys.name_of(35) == ("", None)
+
+
+@pytest.mark.parametrize("factor", [-1, float("nan"), float("inf"), "x", None])
+def test_a_factor_that_would_ruin_rows_is_refused(factor):
+    tables = hotbed.EmbeddingTables({"a": Table(10, 4)}, optim.SGD(lr=0.5))
+    before = tables.weight("a").clone()
+    tables.lr_factor = 0.5
+    with pytest.raises(ConfigError, match="lr_factor must be a finite number, 0 or more, not"):
+        tables.lr_factor = factor
+    assert tables.lr_factor == 0.5
+    tables(torch.tensor([[3]])).sum().backward()
+    assert torch.equal(tables.weight("a")[3], before[3] - 0.25)
+
+
+def test_factors_of_a_learning_rate():
+    tables = hotbed.EmbeddingTables({"a": Table(10, 4)}, optim.SGD(lr=0.5))
+    before = tables.weight("a").clone()
+    for factor in (0, torch.tensor(0.0), 0.0):
+        tables.lr_factor = factor
+        tables(torch.tensor([[3]])).sum().backward()
+        assert torch.equal(tables.weight("a"), before)
+    assert type(tables.lr_factor) is float

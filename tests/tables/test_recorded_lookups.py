@@ -132,3 +132,14 @@ def test_weights_that_want_a_gradient_get_it(num_recorded):
         tables(batch).sum().backward()
         assert batch["b"].weights.grad is not None
     assert num_recorded() == 0
+
+
+def test_a_group_whose_bags_all_have_weights(num_recorded):
+    draw = torch.Generator().manual_seed(8)
+    batches = [varying(size, draw, weighted=tuple(ROWS)) for size in SIZES]
+    plain, ours = tables_of(), tables_of()
+    plain.stop_recording()
+    assert train(ours, batches) == train(plain, batches)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, ours.state_dict()[name]), name
+    assert num_recorded() == len(SIZES) - 5

@@ -120,6 +120,17 @@ def test_a_full_one_that_fails_loses_no_marks(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["plain", "cached"])
+def test_when_the_first_of_all_fails_the_next_has_every_row_that_was_trained(tmp_path, kind):
+    tables = new_tables(kind, tmp_path)
+    train(tables, [torch.tensor([[1, 2, 3]])])
+    with tables.snapshot():
+        pass  # never committed
+    train(tables, [torch.tensor([[4, 2, 3]])])
+    with tables.snapshot(touched=True) as snapshot:
+        assert saved_ids(snapshot) >= {("a", 1), ("a", 4), ("b", 2), ("c", 3)}
+
+
+@pytest.mark.parametrize("kind", ["plain", "cached"])
 def test_an_incremental_one_is_as_large_as_what_was_touched(tmp_path, kind):
     tables = new_tables(kind, tmp_path)
     train(tables, batches(20))

@@ -248,7 +248,7 @@ def test_a_failure_while_hot_rows_are_brought_in_is_remembered(tmp_path, monkeyp
         raise hotbed.errors.StoreError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tables.caches[0].store, "find", refuse)
+        patch.setattr(tables.caches[0].store, "keep", refuse)
         with pytest.raises(hotbed.errors.StoreError, match="full"):
             tables.warm(torch.arange(1000, 1400))
     with pytest.raises(hotbed.errors.HotbedError, match="lost rows"):

@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import hotbed
 from hotbed.errors import ConfigError, HotbedError
+from hotbed.tables.torch_hooks import backward_in_caller
 
 ROWS, DIM, SIZE, STEPS = 60, 4, 16, 12
 WAYS = {"plain": {}, "cached": {"cache": 0.6}, "dynamic": {"cache": 0.6}}
@@ -293,3 +295,17 @@ def test_the_compiler_is_not_loaded_for_those_who_do_not_compile():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300).stdout
     assert out.strip() == "False"
+
+
+def test_backward_stays_in_one_thread_alone():
+    """Of the thread that looked up on CUDA, not of others."""
+    found = []
+
+    def look_up():
+        backward_in_caller()
+        found.append(torch._C._is_multithreading_enabled())
+
+    thread = threading.Thread(target=look_up)
+    thread.start()
+    thread.join()
+    assert (found, torch._C._is_multithreading_enabled()) == ([False], True)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from hotbed.errors import ConfigError, RunError
-from hotbed.telemetry.spans import MOST_STEPS, Span, Spans, StepRange, TraceWriter, _Seat, parse_steps
+from hotbed.telemetry.spans import MOST_STEPS, Span, Spans, StepRange, TraceWriter, _Recorder, parse_steps
 from hotbed.train.run import run
 from tests.train.traces import check_events, events_of, tracks_of
 
@@ -26,7 +26,7 @@ def test_a_trace_of_a_run(start, tmp_path, sets):
     path = tmp_path / "trace.json"
     said = traced(start, tmp_path / "run", path, StepRange(5, 25, False), *sets)
     assert said == [f"trace: {path} (open it at ui.perfetto.dev)"]
-    assert _Seat.taken is None, "nothing is recorded after the last step"
+    assert _Recorder.spans is None, "nothing is recorded after the last step"
     tracks = tracks_of(events_of(path))
     assert [one["args"]["step"] for one in tracks["steps"]] == list(range(5, 25))
     assert len(tracks["reader thread"]) == 20, "each batch once, none of evaluations"

@@ -15,10 +15,14 @@ from hotbed.errors import BudgetError, ConfigError, SchemaError
 from hotbed.host.devices import pick_device
 from hotbed.ops import records
 from hotbed.optim import ROW_OPTIMIZERS
+from hotbed.parallel.sharded import ShardedTables
+from hotbed.parallel.world import World
 from hotbed.run import config
 from hotbed.run.config import DENSE_RATES, FIELDS, MOST_AHEAD, MOST_WINDOW, POLICIES, ROW_RATES, RunConfig, TablesConfig
 from hotbed.run.run_file import compose
+from hotbed.tables.module import EmbeddingTables
 from hotbed.train.build import build, changed_settings, option_problems
+from hotbed.train.build_ranks import tables_of
 from hotbed.train.model_folder import check_same_ids, load_learner
 from hotbed.train.run import run
 from tests.train.small import SMALL, write_dataset
@@ -201,3 +205,10 @@ def test_a_late_batch_that_does_not_fit_is_found_before_training(tmp_path):
     share = re.search(r"--cache (\S+) or --hbm", str(caught.value))[1]
     built = build(configured(*sets, f"tables.cache={share}", "train.epochs=1"), dataset, tmp_path)
     assert run(built.training, built.subject).summary["finished"]
+
+
+def test_one_process_has_whole_tables_and_ranks_have_shards():
+    config, _ = compose(None, {"data.path": "clicks"}, SMALL)
+    assert tables_of(config, World()) is EmbeddingTables
+    assert tables_of(config, World(0, 2)).func is ShardedTables
+    assert tables_of(config, World(2, 3)).func is ShardedTables

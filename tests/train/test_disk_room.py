@@ -89,3 +89,18 @@ def test_less_than_an_epoch_is_not_refused_for_rows_it_may_not_train(start, tmp_
 def test_rows_that_an_epoch_trains(feature, rows):
     schema = Schema("label", (), (IdFeature("a", **feature),), {})
     assert trained_rows(schema) == {"a": rows}
+
+
+@pytest.mark.parametrize("sets", [("train.epochs=1",), ("train.epochs=3", "train.keep_best=false")])
+def test_best_weights_are_counted_where_there_will_be_some(start, tmp_path, sets):
+    saves = saves_of(start(tmp_path, *WIDE, *sets).training)
+    assert saves.best == 0 < saves.model
+    assert saves_of(start(tmp_path / "kept", *WIDE, "train.epochs=3").training).best == saves.model
+
+
+def test_a_run_that_is_under_way_has_its_checkpoints_and_best_weights(start, tmp_path):
+    training = start(tmp_path, *WIDE, "train.epochs=3").training
+    training.progress.step = 1
+    saves = saves_of(training)
+    assert (saves.checkpoints, saves.best) == (0, 0)
+    assert saves.total == saves.model > 0

@@ -52,3 +52,10 @@ def test_a_checkpoint_keeps_the_open_interval():
     assert again.summary() == interval.summary()
     assert len(again) == len(interval) == 3
     assert len(Interval.from_state(Interval().state(), CPU)) == 0
+
+
+def test_without_samples_there_are_as_many_steps():
+    state = filled().emptied().state()
+    assert state["interval.losses"].tolist() == [0.0, 0.0]
+    assert state["interval.sizes"].tolist() == [0, 0]
+    assert state["interval.logits"].shape == state["interval.labels"].shape == (0,)

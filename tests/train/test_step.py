@@ -111,3 +111,18 @@ def test_repeatable_puts_torch_back(before):
         assert torch.are_deterministic_algorithms_enabled() == before
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_seconds_of_training_leave_out_what_was_compiled_meanwhile(start, tmp_path, monkeypatch):
+    training = start(tmp_path).training
+    compiled = iter([100.0, 100.0, 100.0, 102.5, 102.5])
+    now = iter([10.0, 14.0, 14.0, 20.0, 20.0])
+    training._session_since = 0.0
+    monkeypatch.setattr("hotbed.train.loop.compile_seconds", lambda: next(compiled))
+    monkeypatch.setattr("hotbed.train.loop.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr(training, "_clock", lambda: 0.0)
+    training._go_on()
+    training._pause()
+    assert training.progress.train_seconds == 4.0
+    training._pause()
+    assert training.progress.train_seconds == 4.0 + 6.0 - 2.5

@@ -23,6 +23,7 @@ Shapes: T cells, S slots, L look-ups, U distinct keys, M misses, V victims.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -64,22 +65,36 @@ HOT_BIT = 30  # of `future`: a row the policy was told to keep; its cell stays f
 SYNC_BIT = 31  # of `future`: the batch that is planned at once
 
 
-class Cells(NamedTuple):
-    """The hash table."""
-
+class _CellTensors(NamedTuple):
     key: Tensor  # int64 [T]
     slot: Tensor  # int32 [T]
     future: Tensor  # int32 [T]: bit n < 30 stands for one step of batches ahead
     spilled: Tensor  # int32 [T / 16]: a key of this bucket may be in the next one
 
 
-class SlotState(NamedTuple):
-    """What is known of every slot."""
+class Cells(_CellTensors):
+    """The hash table."""
 
+    @cached_property
+    def arrays(self) -> tuple[Any, ...]:
+        """The same memory for compiled code on the CPU; to ask every tensor again takes 4 us a time."""
+        return tuple(part.numpy() for part in self)
+
+
+class _SlotTensors(NamedTuple):
     cell: Tensor  # int32 [S]
     last: Tensor  # int32 [S]: clock of the last use
     uses: Tensor  # int32 [S]: uses, halved with age, as of `last`
     dirty: Tensor  # uint8 [S]: may differ from the row below
+
+
+class SlotState(_SlotTensors):
+    """What is known of every slot."""
+
+    @cached_property
+    def arrays(self) -> tuple[Any, ...]:
+        """As those of Cells."""
+        return tuple(part.numpy() for part in self)
 
 
 class ScoreFunction(NamedTuple):

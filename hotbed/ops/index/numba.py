@@ -28,7 +28,7 @@ from hotbed.ops.index import (
     Moment,
     SlotState,
 )
-from hotbed.ops.index.victims import Victims, aged
+from hotbed.ops.index.victims import Victims, used_again
 
 _AHEAD = 16  # keys between asking for a cache line and reading it
 _LINE = 8  # keys of a cache line
@@ -175,6 +175,30 @@ def _add(distinct: Any, keys: Any, future: Any, spilled: Any, bits: Any, cells: 
     counts[0] += distinct.size
 
 
+@njit(nogil=True, cache=True)
+def _search_and_add(distinct: Any, keys: Any, future: Any, spilled: Any, bits: Any, cells: Any, counts: Any) -> None:
+    """_search and _add in one pass, by one thread: a key that is not there finds its bucket in the cache."""
+    buckets, futures = keys.reshape(-1, _WAYS), future.reshape(-1, _WAYS)
+    num_new, num_unplaced = 0, 0
+    for i in range(distinct.size):
+        if i + _AHEAD < distinct.size:
+            home = _home(distinct[i + _AHEAD], spilled.size)
+            prefetch(buckets, home, 0)
+            prefetch(buckets, home, _LINE)
+            prefetch(futures, home, 0)
+        cell = _find(keys, spilled, distinct[i])
+        if cell < 0:
+            cell = _insert(keys, spilled, distinct[i])
+            num_new += cell >= 0
+            num_unplaced += cell < 0
+        if cell >= 0:
+            future[cell] |= bits
+        cells[i] = cell
+    counts[0] += distinct.size
+    counts[1] += num_new
+    counts[_UNPLACED] += num_unplaced
+
+
 def _threads(num_keys: int) -> int:
     """A key is a wait for memory or two, as long as it takes to go through 32 values."""
     return threads_for(32 * num_keys)
@@ -184,10 +208,13 @@ def arrive(table: Cells, keys: Tensor, bits: int, counts: Tensor) -> ArrivalCell
     """Cells for the keys [L] of a batch, -1 for none; `bits` are set in their futures."""
     distinct, number_of = _numbered(keys.numpy())
     cells = np.empty(distinct.size, dtype=np.int32)
-    arrays = (table.key.numpy(), table.future.numpy(), table.spilled.numpy())
-    shared = (distinct, *arrays, np.int32(bits), cells)
-    in_parallel(_search, *shared, threads=_threads(distinct.size))
-    _add(*shared, counts.numpy())
+    key, _, future, spilled = table.arrays
+    shared, threads = (distinct, key, future, spilled, np.int32(bits), cells), _threads(distinct.size)
+    if threads == 1:
+        _search_and_add(*shared, counts.numpy())
+    else:
+        in_parallel(_search, *shared, threads=threads)
+        _add(*shared, counts.numpy())
     return ArrivalCells(torch.from_numpy(cells), torch.from_numpy(number_of))
 
 
@@ -214,7 +241,7 @@ def _collect(
         future[cell] &= ~past
         if slot >= 0:
             hits += last[slot] < since
-            uses[slot] = max(aged(uses[slot], clock - last[slot], half), 1) + _UNIT
+            uses[slot] = used_again(uses[slot], clock - last[slot], half)
             last[slot] = clock
             dirty[slot] |= train
         elif slot == _FREE:
@@ -234,14 +261,16 @@ def collect(
     """
     assert batch.cells is not None
     cells, threads = batch.cells.numpy(), _threads(batch.cells.shape[0])
-    parts = (table.slot, table.future, slots.last, slots.uses, slots.dirty)
-    found, numbers = np.empty(cells.size, dtype=np.int32), np.empty((threads, 2), dtype=np.int64)
-    settings = (clock, since, half, np.uint8(train), np.int32(past))
-    in_parallel(_collect, cells, *(part.numpy() for part in parts), *settings, found, numbers, threads=threads)
+    (_, slot_of, future, _), (_, last, uses, dirty) = table.arrays, slots.arrays
     totals, listed = counts.numpy(), misses.numpy()
+    found = listed[totals[MISSES] :] if threads == 1 else np.empty(cells.size, dtype=np.int32)
+    numbers = np.empty((threads, 2), dtype=np.int64)
+    settings = (clock, since, half, np.uint8(train), np.int32(past))
+    in_parallel(_collect, cells, slot_of, future, last, uses, dirty, *settings, found, numbers, threads=threads)
     for thread, (num_hits, num_misses) in enumerate(numbers.tolist()):
         start = cells.size * thread // threads
-        listed[totals[MISSES] : totals[MISSES] + num_misses] = found[start : start + num_misses]
+        if threads > 1:
+            listed[totals[MISSES] : totals[MISSES] + num_misses] = found[start : start + num_misses]
         totals[HITS] += num_hits
         totals[MISSES] += num_misses
 
@@ -258,7 +287,9 @@ def _sweep(cells: Any, keys: Any, slot_of: Any, future: Any, bits: Any, counts: 
 
 def sweep(table: Cells, bits: int, counts: Tensor, past: Sequence[ArrivalCells] | None = None) -> None:
     """Clear `bits` in the futures of these batches, which are past, or of all. Cells that serve nothing any more are freed."""
-    arrays = (table.key.numpy(), table.slot.numpy(), table.future.numpy(), np.int32(bits), counts.numpy())
+    if past is not None and not past:
+        return
+    arrays = (*table.arrays[:3], np.int32(bits), counts.numpy())
     if past is None:
         _sweep(np.arange(table.key.shape[0], dtype=np.int32), *arrays)
         return
@@ -269,14 +300,14 @@ def sweep(table: Cells, bits: int, counts: Tensor, past: Sequence[ArrivalCells] 
 
 def rank(table: Cells, slots: SlotState, victims: Victims, moment: Moment, count: int) -> Tensor:
     """Slots int64 [M], the lowest in rank; free ones before all others, never one that the window uses."""
-    parts = (slots.cell, slots.last, slots.uses, table.key, table.future)
-    return torch.from_numpy(victims.choose(tuple(part.numpy() for part in parts), moment, count))
+    (cell, last, uses, _), (key, _, future, _) = slots.arrays, table.arrays
+    return torch.from_numpy(victims.choose((cell, last, uses, key, future), moment, count))
 
 
 def note(table: Cells, victims: Victims, batches: Iterable[ArrivalCells]) -> None:
     """The slots of these batches were used, or a batch that used them is past: their ranks have changed."""
     if victims.has_line:
-        slot_of = table.slot.numpy()
+        slot_of = table.arrays[1]
         for batch in batches:
             assert batch.cells is not None
             slots = slot_of[batch.cells.numpy()]
@@ -316,11 +347,17 @@ def _sort_misses(cells: Any, keys: Any, spare: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _assign(
-    misses: Any, order: Any, keys: Any, slot_of: Any, future: Any, cell_in: Any, last: Any, uses: Any, dirty: Any,
+    cells: Any, spare: Any, order: Any, keys: Any, slot_of: Any, future: Any, cell_in: Any, last: Any, uses: Any, dirty: Any,
     clock: int, train: Any, miss_keys: Any, miss_slots: Any, victim_slots: Any, host_miss_keys: Any, victim_keys: Any,
     counts: Any,
 ) -> None:  # fmt: skip
+    misses = _sort_misses(cells, keys, spare)
     places, futures, cell_keys = slot_of.reshape(-1, 1), future.reshape(-1, 1), keys.reshape(-1, 1)
+    evictions, num_victims, freed = (
+        counts[5],
+        counts[4],
+        counts[6],
+    )  # here: numbers in memory would be written every time
     for i in range(misses.shape[0]):
         if i + _AHEAD < misses.shape[0]:
             soon = cell_in[order[i + _AHEAD]]
@@ -331,28 +368,27 @@ def _assign(
         slot, key, cell = order[i], misses[i, 0], misses[i, 1]
         victim = cell_in[slot]
         if victim >= 0:
-            counts[5] += 1
+            evictions += 1
             if dirty[slot]:
-                victim_keys[counts[4]], victim_slots[counts[4]] = keys[victim], slot
-                counts[4] += 1
+                victim_keys[num_victims], victim_slots[num_victims] = keys[victim], slot
+                num_victims += 1
             slot_of[victim] = _FREE
             if future[victim] == 0:
                 keys[victim] = _EMPTY
-                counts[6] += 1
+                freed += 1
         cell_in[slot], slot_of[cell], last[slot], uses[slot], dirty[slot] = cell, slot, clock, _UNIT, train
         miss_keys[i], host_miss_keys[i], miss_slots[i] = key, key, slot
+    counts[5], counts[4], counts[6] = evictions, num_victims, freed
 
 
 def assign(
     table: Cells, slots: SlotState, misses: Tensor, order: Tensor, clock: int, train: bool, lists: Lists, counts: Tensor
 ) -> None:
     """Let misses (cells [M]) into slots, in the order of their keys; `lists` and `counts` say who came and who left."""
-    parts = (table.key, table.slot, table.future, *slots)
-    arrays: list[Any] = [part.numpy() for part in parts]
     spare = np.empty((2 * misses.shape[0], 2), dtype=np.int64)
     outputs: list[Any] = [part.numpy() for part in lists]
-    sorted_misses = _sort_misses(misses.numpy(), arrays[0], spare)
-    _assign(sorted_misses, order.numpy(), *arrays, clock, np.uint8(train), *outputs, counts.numpy())  # type: ignore[call-arg]
+    arrays = (*table.arrays[:3], *slots.arrays)
+    _assign(misses.numpy(), spare, order.numpy(), *arrays, clock, np.uint8(train), *outputs, counts.numpy())  # type: ignore[call-arg]
 
 
 @njit(nogil=True, cache=True)
@@ -383,8 +419,8 @@ def place(
     assert batch.cells is not None
     assert batch.number_of_lookup is not None
     slots = torch.empty(keys.shape[0], dtype=torch.int64, device="cpu")
-    parts = (batch.cells, batch.number_of_lookup, table.slot, state.uses, slots, counts)
-    _place(*(part.numpy() for part in parts))
+    cells, number_of = batch.cells.numpy(), batch.number_of_lookup.numpy()
+    _place(cells, number_of, table.arrays[1], state.arrays[2], slots.numpy(), counts.numpy())
     return slots
 
 
@@ -401,4 +437,4 @@ def _respill(keys: Any, spilled: Any) -> None:
 
 def tidy(table: Cells, slots: SlotState) -> None:
     """Work the marks out again: they are only ever set, and would in time be everywhere. Batches know cells: none moves."""
-    _respill(table.key.numpy(), table.spilled.numpy())
+    _respill(table.arrays[0], table.arrays[3])

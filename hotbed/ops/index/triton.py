@@ -31,7 +31,7 @@ from hotbed.ops.index import (
     SlotState,
 )
 from hotbed.ops.index.victims import Victims
-from hotbed.ops.launch import Launch
+from hotbed.ops.launch import Launch, cdiv
 
 _EMPTY: tl.constexpr = tl.constexpr(EMPTY)
 _FREE: tl.constexpr = tl.constexpr(FREE)
@@ -426,7 +426,7 @@ def bound(scoring: ScoreFunction) -> Any:
 
 def grid(count: int, block: int = BLOCK) -> tuple[int]:
     """Programs for `count` items."""
-    return (triton.cdiv(count, block),)
+    return (cdiv(count, block),)
 
 
 launch_arrive, launch_arrive_unsorted = Launch(_arrive), Launch(_arrive_unsorted)

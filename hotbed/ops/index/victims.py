@@ -28,11 +28,12 @@ from numpy.typing import NDArray
 from hotbed.host.intrinsics import prefetch, trailing_zeros
 from hotbed.host.jit import digest_of, njit
 from hotbed.host.pool import in_parallel, threads_for
-from hotbed.ops.index import Moment, ScoreFunction
+from hotbed.ops.index import UNIT, Moment, ScoreFunction
 
 _AHEAD = 16  # slots between asking for a cache line and reading it
 _BUCKETS = 256
 _NOWHERE = -1  # bucket of a slot that is not in line
+_STEPS, _FEW = 2048, 64  # in which ranks are counted, and as many as are sorted instead
 _SAMPLED = 4096  # slots whose ranks tell where the buckets end
 _SHARE = 4  # a line holds one slot in so many when it is formed, and has places for twice as many
 _DIRECT = 8  # slots for each key of a window, up to which all are ranked
@@ -50,6 +51,12 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
 def aged(uses: Any, age: Any, half: Any) -> Any:
     """A count after so many batches without use; most were used lately, and a division takes as long as all the rest."""
     return uses if age < half else uses >> min(age // half, 31)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def used_again(uses: Any, age: Any, half: Any) -> Any:
+    """A count after one more use."""
+    return max(aged(uses, age, half), 1) + UNIT
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -91,6 +98,54 @@ def _list_turns(last: Any, clock: int, far: int, half: int, oldest: int) -> Any:
     return starts[1:], slots
 
 
+@njit(nogil=True, cache=True)
+def _lowest(ranks: Any, found: Any, counts: Any, out: Any) -> Any:
+    """The slots of the lowest ranks, in no order, as many as `out` has room for; how many there are.
+
+    ranks and found [S] hold counts[t] of them from where thread t's share begins; they are used up. Ranks are counted by their
+    distance from the lowest, in 2,048 steps; those of the step in which the last one falls are counted again.
+    """
+    total = 0
+    for t in range(counts.size):
+        start = ranks.size * t // counts.size
+        for i in range(start, start + counts[t]):
+            ranks[total], found[total] = ranks[i], found[i]
+            total += 1
+    at, lengths = 0, np.empty(_STEPS, dtype=np.int64)
+    while total > out.size - at:  # ends: those of the lowest and of the highest step are never all that are left
+        low, high = ranks[0], ranks[0]
+        for i in range(total):
+            low, high = min(low, ranks[i]), max(high, ranks[i])
+        if total <= _FEW or low == high:
+            order = np.argsort(ranks[:total])
+            for i in range(out.size - at):
+                out[at + i] = found[order[i]]
+            return out.size
+        shift = np.uint64(0)
+        while np.uint64(high - low) >> shift >= np.uint64(_STEPS):  # ends: shift grows
+            shift += np.uint64(1)
+        lengths[:] = 0
+        for i in range(total):
+            lengths[np.uint64(ranks[i] - low) >> shift] += 1
+        last, below = np.uint64(0), at
+        while below + lengths[last] <= out.size:  # ends: all of them are more than there is room for
+            below += lengths[last]
+            last += np.uint64(1)
+        num_close = 0
+        for i in range(total):
+            step = np.uint64(ranks[i] - low) >> shift
+            if step < last:
+                out[at] = found[i]
+                at += 1
+            elif step == last:
+                ranks[num_close], found[num_close] = ranks[i], found[i]
+                num_close += 1
+        total = num_close
+    total = min(total, out.size - at)
+    out[at : at + total] = found[:total]
+    return at + total
+
+
 class _Kernels(NamedTuple):
     """Of one policy."""
 
@@ -101,10 +156,17 @@ class _Kernels(NamedTuple):
 
 
 @cache
+def compiled_score(name: str, function: Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
+    """(tag, score) of a policy; the tag is for the names of kernels that call the score."""
+    tag = f"{name}_{digest_of(function)}"
+    bound = ScoreFunction(name, function, half_life=0).bind({"where": _where})
+    return tag, njit(bound, name=f"score_{tag}", nogil=True)
+
+
+@cache
 def _kernels(name: str, function: Callable[..., Any]) -> _Kernels:
     """Of a policy's score; half-life and oldest age are numbers they are given."""
-    tag = f"{name}_{digest_of(function)}"
-    score = njit(ScoreFunction(name, function, half_life=0).bind({"where": _where}), name=f"score_{tag}", nogil=True)
+    tag, score = compiled_score(name, function)
 
     @njit(name=f"rank_of_{tag}", nogil=True, inline="always")
     def rank_of(s: Any, cell: Any, last: Any, uses: Any, keys: Any, future: Any, now: Any) -> Any:
@@ -310,12 +372,12 @@ class Victims:
         ranks, found, counts = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(threads, np.int64)
         kernel = _kernels(*self.scoring[:2]).rank_all
         in_parallel(kernel, *state, moment.since, self._now(moment), ranks, found, counts, threads=threads)
+        out = np.empty(count, np.int64)
+        if not self._in_order:
+            return out[: _lowest(ranks, found, counts, out)]
         shares = [slice(size * t // threads, size * t // threads + num) for t, num in enumerate(counts.tolist())]
         ranks, found = (np.concatenate([part[share] for share in shares]) for part in (ranks, found))
-        if count >= found.size:
-            return found[np.argsort(ranks)] if self._in_order else found
-        lowest = np.argpartition(ranks, count - 1)[:count]
-        return found[lowest[np.argsort(ranks[lowest])] if self._in_order else lowest]
+        return found[np.argsort(ranks)[:count]]
 
     def _form(self, state: tuple[Any, ...], moment: Moment) -> bool:
         """All slots are ranked; a quarter stands in line, in buckets that a sample of them tells. False: it is too long."""

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotbed.ops.init_rows.distributions import NORMAL, UNIFORM, Init, kind_of, scale_of
+from hotbed.ops.launch import cdiv, power_of_2
 
 _UNIFORM, _NORMAL = tl.constexpr(UNIFORM), tl.constexpr(NORMAL)
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
@@ -69,9 +70,9 @@ def init_rows(out: Tensor, ids: Tensor, stream: int, init: Init) -> None:
     num_rows, dim = out.shape
     if num_rows == 0:
         return
-    block_d = min(triton.next_power_of_2(dim), 128)
+    block_d = min(power_of_2(dim), 128)
     block_u = 1024 // block_d
     signed = stream - (1 << 64) if stream >> 63 else stream
-    _fill[(triton.cdiv(num_rows, block_u),)](
+    _fill[(cdiv(num_rows, block_u),)](
         out, ids, signed, scale_of(init), num_rows, KIND=kind_of(init), DIM=dim, BLOCK_U=block_u, BLOCK_D=block_d
     )

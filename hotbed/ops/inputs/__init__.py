@@ -3,10 +3,11 @@
 A recording replays the same launches for every batch. Whatever differs from batch to batch is therefore not an argument of a
 launch but a number here: how many samples and lookups there are, whether rows learn, and where each feature's ids are.
 
-    row    [ num_lookups, num_samples, learns, 0 ... | span | span | ... ]    8 numbers, then 8 for each feature of the group
+    row    [ num_lookups, num_samples, learns, map, 0 ... | span | span | ... ]    8 numbers, then 8 for each feature of a group
     span   [ values, step, first, length, offsets, bag, weights, 0 ]
 
-    values    address of the feature's ids (int64), `step` numbers apart, `length` of them
+    map       address of the keys (int64) of numbered ids, where ids are dynamic; 0 where keys are made of ids
+    values    address of the feature's ids (int64; with a map the numbers of ids, int32), `step` apart, `length` of them
     first     position of its first lookup, where lookups stand feature after feature
     offsets   address of where its bags begin (int64 [B + 1]); 0 where every bag has `bag` values
     weights   address of one float32 for each value; 0 without
@@ -31,7 +32,7 @@ from torch import Tensor
 from hotbed.ops.keys.addresses import Addresses
 
 HEADER = SPAN = 8  # numbers
-NUM_LOOKUPS, NUM_SAMPLES, LEARNS = range(3)  # places in the header
+NUM_LOOKUPS, NUM_SAMPLES, LEARNS, MAP = range(4)  # places in the header
 VALUES, STEP, FIRST, LENGTH, OFFSETS, BAG, WEIGHTS = range(7)  # places in a span
 BATCHES = 512  # whose descriptions are kept
 
@@ -68,6 +69,7 @@ class InputLayout(NamedTuple):
     columns: tuple[int, ...] = ()  # of bags: the place of each span among the vectors of a sample
     is_mean: tuple[bool, ...] = ()  # of bags: whether their vectors are averaged
     is_scaled: bool = False  # whether lookups have weights, or some are averaged
+    is_mapped: bool = False  # whether values are numbers of ids, whose keys are in a map
 
     @property
     def num_spans(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hotbed.ops.inputs import BATCHES, HEADER, SPAN, Description, InputLayout
 from hotbed.ops.keys.addresses import NONE, Flags
-from hotbed.ops.launch import Launch
+from hotbed.ops.launch import Launch, cdiv, power_of_2
 
 _BLOCK = 256
 _BAGS, _VALUES = 64, 16  # that one program lays out at a time
@@ -49,7 +49,8 @@ def _span_of(row, i, SPANS: tl.constexpr, STEPS: tl.constexpr):
 @triton.jit(do_not_specialize=["place", "offset", "words", "capacity"])
 def _make_keys(
     rows, rules, keys, flags, host_flags, state, place, offset, words, capacity,
-    SPANS: tl.constexpr, STEPS: tl.constexpr, IS_BAGS: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
+    SPANS: tl.constexpr, STEPS: tl.constexpr, IS_BAGS: tl.constexpr, IS_MAPPED: tl.constexpr, PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rules [P, 8]: base, rows, hashing, has_padding, padding, column, is_mean, 0."""
     row = rows + ((tl.load(state + place) + offset) % _BATCHES) * words
@@ -62,19 +63,24 @@ def _make_keys(
     else:
         p = i.to(tl.int32) % SPANS
         at = i // SPANS
-    values = tl.load(row + 8 + p * 8).to(tl.pointer_type(tl.int64))
+    address = tl.load(row + 8 + p * 8)
     step = tl.load(row + 8 + p * 8 + 1)
-    value = tl.load(values + at * step, mask=inside, other=0)
-    rule = rules + p * 8
-    num_rows = tl.load(rule + 1)
-    hashing = inside & (tl.load(rule + 2) != 0)
-    wanted = (tl.load(rule + 3) == 0) | (value != tl.load(rule + 4))
-    local = value
-    if tl.max(hashing.to(tl.int32), axis=0) > 0:  # a division of 64 bits takes longer than all the rest
-        rest = value % num_rows
-        local = tl.where(hashing, tl.where(rest < 0, rest + num_rows, rest), value)
-    bad = inside & wanted & ((local < 0) | (local >= num_rows))
-    key = tl.where(wanted & (bad == 0), tl.load(rule) + local, -1)
+    if IS_MAPPED:
+        number = tl.load(address.to(tl.pointer_type(tl.int32)) + at * step, mask=inside, other=0)
+        key = tl.load(tl.load(row + 3).to(tl.pointer_type(tl.int64)) + number, mask=inside, other=-1)
+        bad = inside & (i < 0)
+    else:
+        value = tl.load(address.to(tl.pointer_type(tl.int64)) + at * step, mask=inside, other=0)
+        rule = rules + p * 8
+        num_rows = tl.load(rule + 1)
+        hashing = inside & (tl.load(rule + 2) != 0)
+        wanted = (tl.load(rule + 3) == 0) | (value != tl.load(rule + 4))
+        local = value
+        if tl.max(hashing.to(tl.int32), axis=0) > 0:  # a division of 64 bits takes longer than all the rest
+            rest = value % num_rows
+            local = tl.where(hashing, tl.where(rest < 0, rest + num_rows, rest), value)
+        bad = inside & wanted & ((local < 0) | (local >= num_rows))
+        key = tl.where(wanted & (bad == 0), tl.load(rule) + local, -1)
     tl.store(keys + i, tl.where(inside, key, PAD), mask=i < capacity)
     first = tl.min(tl.where(bad, i, _NONE), axis=0)
     if IS_BAGS:
@@ -193,7 +199,7 @@ _launch_keep, _launch_count = Launch(_keep), Launch(_count_up, num_warps=1)
 def keep(keys: Tensor, sorted_keys: Tensor, order: Tensor, kept: Sequence[Tensor], state: Tensor) -> None:
     """Copy keys [C], sorted keys [C] and their order [C] to row state[0] of `kept` [R, >= C]."""
     num, (rows, length) = keys.shape[0], kept[0].shape
-    grid = (triton.cdiv(num, _BLOCK),)
+    grid = (cdiv(num, _BLOCK),)
     _launch_keep(grid, (keys.dtype, rows), keys, sorted_keys, order, *kept, state, num, length, rows, _BLOCK)
 
 
@@ -231,7 +237,7 @@ class Descriptions:
 
     def bring(self, state: Tensor, place: int, count: int) -> None:
         """The descriptions of the `count` batches from number state[place] on come to the device."""
-        block = triton.next_power_of_2(self.words)
+        block = power_of_2(self.words)
         _launch_bring((count,), block, self._host_rows, self.rows, state, place, self.words, block)
 
     def make_keys(self, state: Tensor, place: int, offset: int, capacity: int) -> Tensor:
@@ -239,9 +245,9 @@ class Descriptions:
         keys = torch.empty(capacity, dtype=self.key_type, device=state.device)
         layout, num_spans = self.layout, self.layout.num_spans
         _launch_keys(
-            (max(1, triton.cdiv(capacity, _BLOCK)),), (self.key_type, num_spans, layout.is_bags),
+            (max(1, cdiv(capacity, _BLOCK)),), (self.key_type, num_spans, layout.is_bags, layout.is_mapped),
             self.rows, self._rules, keys, self._flags.on_device, self._flags.on_host, state, place, offset, self.words,
-            capacity, num_spans, (num_spans - 1).bit_length(), layout.is_bags, self._pad, _BLOCK,
+            capacity, num_spans, (num_spans - 1).bit_length(), layout.is_bags, layout.is_mapped, self._pad, _BLOCK,
         )  # fmt: skip
         return keys
 
@@ -254,7 +260,7 @@ class Descriptions:
         `num_samples`: as many as there may be.
         """
         num_spans, is_scaled = self.layout.num_spans, scale is not None
-        num_programs = max(1, triton.cdiv(num_spans * num_samples, _BAGS))
+        num_programs = max(1, cdiv(num_spans * num_samples, _BAGS))
         _launch_bags(
             (num_programs,), (self.key_type, num_spans, is_scaled, starts.shape[0]), self.rows, self._rules, keys, starts,
             out_row, out_row if scale is None else scale, state, place, offset, self.words, starts.shape[1],

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotbed.ops.keys.addresses import Addresses, FirstBad, flags_of
-from hotbed.ops.launch import Launch
+from hotbed.ops.launch import Launch, cdiv
 from hotbed.ops.lookups import Span, span_array
 
 _BLOCK = 256
@@ -66,7 +66,7 @@ def make_keys(ids: Tensor, spans: tuple[Span, ...], addresses: Addresses) -> tup
     flags = flags_of(ids.device)
     index = flags.take()
     if longest:
-        grid = (len(spans), triton.cdiv(longest, _BLOCK))
+        grid = (len(spans), cdiv(longest, _BLOCK))
         key = (small, ids.data_ptr() % 16)
         _launch_keys(grid, key, ids, plan, keys, flags.on_device, flags.on_host, index, _BLOCK)
     return keys, FirstBad(None, flags, index)

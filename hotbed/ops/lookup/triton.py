@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotbed.ops.launch import Launch
+from hotbed.ops.launch import Launch, cdiv, power_of_2
 from hotbed.ops.lookup.reference import result_type
 from hotbed.ops.lookups import Lookups
 
@@ -69,7 +69,7 @@ _launch_single, _launch_bags = Launch(_single), Launch(_bags)
 def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
     """Pooled vectors [O, D], at least float32."""
     out = torch.empty(lookups.num_out, dim, dtype=result_type(numbers), device=numbers.device)
-    block_d = min(triton.next_power_of_2(dim), 256)
+    block_d = min(power_of_2(dim), 256)
     rows_at_once = max(1, 2048 // block_d)
     width = numbers.stride(0)
     key = (numbers.dtype, lookups.slots.dtype, dim, width, lookups.scale is None)
@@ -77,7 +77,7 @@ def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
         count = lookups.slots.shape[0]
         if count:
             _launch_single(
-                (triton.cdiv(count, rows_at_once),),
+                (cdiv(count, rows_at_once),),
                 key,
                 numbers,
                 lookups.slots,
@@ -93,7 +93,7 @@ def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
     scale = out if lookups.scale is None else lookups.scale
     if num_bags:
         _launch_bags(
-            (triton.cdiv(num_bags, rows_at_once),), key, numbers, lookups.slots, scale, lookups.starts, lookups.out_rows,
+            (cdiv(num_bags, rows_at_once),), key, numbers, lookups.slots, scale, lookups.starts, lookups.out_rows,
             out, num_bags, width, dim, lookups.scale is not None, rows_at_once, block_d,
         )  # fmt: skip
     return out

@@ -9,8 +9,12 @@ A row that was never stored is not copied: `unpack` creates its first record in 
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.host.pool import in_parallel, num_threads
@@ -21,8 +25,10 @@ from hotbed.ops.move.first import FirstRows, FirstTable, arrays, first_rows
 from hotbed.ops.precision import KINDS
 
 __all__ = [
+    "Exchanged",
     "FirstRows",
     "FirstTable",
+    "exchange",
     "first_records",
     "first_rows",
     "gather_rows",
@@ -62,12 +68,58 @@ def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys
         source.numpy(),
         staging.numpy(),
         keys.numpy(),
-        *arrays(first),
-        layout.dim,
-        len(layout.element_states),
-        bool(layout.row_states),
+        *_initial(first),
         threads=_threads(slots.shape[0], layout.width),
     )
+
+
+class Exchanged(NamedTuple):
+    """The rows of a window on the CPU: who comes into which slot, and who leaves which."""
+
+    slots: Tensor  # int64 [M]
+    keys: Tensor  # int64 [M]
+    victim_slots: Tensor  # int64 [V], in the order of the misses that take them
+    victim_keys: Tensor  # int64 [V]
+
+
+def exchange(records: Tensor, below: Tensor, state: NDArray[np.uint8], rows: Exchanged, first: FirstRows) -> int:
+    """Victims go from records [S, W] to below [R, W], misses come from there; the number of those that were there.
+
+    One pass over the slots, all in host memory. A row whose `state` [R] says that it was never stored is created in place.
+    """
+    from hotbed.ops.move import numba
+
+    threads = _threads(rows.slots.shape[0], first.layout.width)
+    counts, keys = np.zeros((threads, 2), dtype=np.int64), rows.keys.numpy()
+    first_keys = keys if first.shard.world == 1 else first.shard.keys_of(rows.keys).numpy()
+    in_parallel(
+        numba.exchange_kernel(first.rule),
+        records.numpy(),
+        records.numpy().view(np.uint16),
+        KINDS[first.layout.precision],
+        rows.slots.numpy(),
+        keys,
+        first_keys,
+        rows.victim_slots.numpy(),
+        rows.victim_keys.numpy(),
+        below.numpy(),
+        state,
+        *_initial(first),
+        counts,
+        threads=threads,
+    )
+    num_found, num_left = counts.sum(axis=0).tolist()
+    assert num_left == len(rows.victim_keys), (
+        f"{num_left} of {len(rows.victim_keys)} victims left a slot that was taken"
+    )
+    return int(num_found)
+
+
+@lru_cache(maxsize=64)
+def _initial(first: FirstRows) -> tuple[tuple[NDArray[Any], ...], tuple[int, int, bool]]:
+    """(tables, scales, constants), (dim, element states, has a row state): as kernels read them."""
+    layout = first.layout
+    return tuple(arrays(first)), (layout.dim, len(layout.element_states), bool(layout.row_states))
 
 
 def first_records(keys: Tensor, first: FirstRows) -> Tensor:
@@ -93,20 +145,14 @@ def gather_rows(records: Tensor, keys: Tensor, out: Tensor) -> None:
     move_rows(GATHER, *_addresses(records, keys, out))
 
 
-def scatter_rows(records: Tensor, keys: Tensor, values: Tensor, places: Tensor | None = None) -> None:
-    """records[keys[i]] = values[i] on the host; keys int64 [M], distinct, best sorted, values [M, W]; all contiguous.
-
-    places int64 [M]: values[places[i]] instead, of more of them.
-    """
-    addresses = _addresses(records, keys, values, len(values) if places is None else len(places))
-    move_rows(SCATTER, *addresses, 0 if places is None else places.contiguous().data_ptr())
+def scatter_rows(records: Tensor, keys: Tensor, values: Tensor) -> None:
+    """records[keys[i]] = values[i] on the host; keys int64 [M], distinct, best sorted, values [M, W]; all contiguous."""
+    move_rows(SCATTER, *_addresses(records, keys, values))
 
 
-def _addresses(
-    records: Tensor, keys: Tensor, packed: Tensor, num_rows: int | None = None
-) -> tuple[int, int, int, int, int]:
+def _addresses(records: Tensor, keys: Tensor, packed: Tensor) -> tuple[int, int, int, int, int]:
     """(records, keys, packed, number of rows, bytes of a row); what would read foreign memory is refused."""
-    num_rows, width = packed.shape[0] if num_rows is None else num_rows, packed.shape[1]
+    num_rows, width = packed.shape
     fits = keys.shape == (num_rows,) and records.shape[1] == width and records.dtype == packed.dtype
     if not (fits and keys.dtype == torch.int64):
         raise ValueError(

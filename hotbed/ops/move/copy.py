@@ -16,20 +16,19 @@ from hotbed.host.jobs import begin, kernel_address, run
 from hotbed.host.pool import Pool, shared
 
 GATHER, SCATTER = 0, 1
-_OP, _RECORDS, _ROWS, _PACKED, _PLACES, _NUM_ROWS, _NUM_BYTES, _CHUNK = range(8)  # arguments of the job
+_OP, _RECORDS, _ROWS, _PACKED, _NUM_ROWS, _NUM_BYTES, _CHUNK = range(7)  # arguments of the job
 _WATCH = 1500  # looks before a worker sleeps: about 0.1 ms
 _LINES_AHEAD = 36  # cache lines asked for before the first of them is read
 _CHUNK_BYTES = 1 << 17
 
 
 def _copy_chunk(arguments: Any, chunk: Any, scratch: Any) -> None:
-    """packed[i] = records[rows[i]] for the rows of one chunk, or the other way round; packed[places[i]] if there are places."""
+    """packed[i] = records[rows[i]] for the rows of one chunk, or the other way round."""
     records, rows, packed = (
         load64(arguments + 8 * _RECORDS),
         load64(arguments + 8 * _ROWS),
         load64(arguments + 8 * _PACKED),
     )
-    places = load64(arguments + 8 * _PLACES)
     num_bytes, size = load64(arguments + 8 * _NUM_BYTES), load64(arguments + 8 * _CHUNK)
     scatters = load64(arguments + 8 * _OP) == SCATTER
     first = chunk * size
@@ -41,17 +40,12 @@ def _copy_chunk(arguments: Any, chunk: Any, scratch: Any) -> None:
             place = records + load64(rows + 8 * asked) * num_bytes
             for line in range(0, num_bytes, 64):
                 prefetch_line(place + line)
-            if places != 0:
-                other = packed + load64(places + 8 * asked) * num_bytes
-                for line in range(0, num_bytes, 64):
-                    prefetch_line(other + line)
             asked += 1
         place = records + load64(rows + 8 * i) * num_bytes
-        other = packed + (load64(places + 8 * i) if places != 0 else i) * num_bytes
         if scatters:
-            copy_bytes(place, other, num_bytes)
+            copy_bytes(place, packed + i * num_bytes, num_bytes)
         else:
-            copy_bytes(other, place, num_bytes)
+            copy_bytes(packed + i * num_bytes, place, num_bytes)
 
 
 @cache
@@ -71,19 +65,14 @@ def copy_rows(
     packed: Any,
     num_rows: Any,
     num_bytes: Any,
-    places: Any = 0,
 ) -> None:
-    """packed[i] = records[rows[i]] (GATHER) or the other way round (SCATTER); addresses of C-contiguous arrays.
-
-    Where there are places it is packed[places[i]].
-    """
+    """packed[i] = records[rows[i]] (GATHER) or the other way round (SCATTER); addresses of C-contiguous arrays."""
     size = max(1, _CHUNK_BYTES // max(num_bytes, 32))  # of single bytes, 4,096
     arguments = begin(pool)
     store64(arguments + 8 * _OP, op)
     store64(arguments + 8 * _RECORDS, records)
     store64(arguments + 8 * _ROWS, rows)
     store64(arguments + 8 * _PACKED, packed)
-    store64(arguments + 8 * _PLACES, places)
     store64(arguments + 8 * _NUM_ROWS, num_rows)
     store64(arguments + 8 * _NUM_BYTES, num_bytes)
     store64(arguments + 8 * _CHUNK, size)
@@ -95,8 +84,8 @@ def copy_pool(num_workers: int) -> Pool:
     return Pool("hotbed-rows", num_workers, watch=_WATCH)
 
 
-def move_rows(op: int, records: int, rows: int, packed: int, num_rows: int, num_bytes: int, places: int = 0) -> None:
+def move_rows(op: int, records: int, rows: int, packed: int, num_rows: int, num_bytes: int) -> None:
     """`copy_rows` by the threads of this process."""
     if num_rows > 0:
         pool = shared("hotbed-rows", watch=_WATCH)
-        pool.call(copy_rows, copy_kernel(), op, records, rows, packed, num_rows, num_bytes, places)
+        pool.call(copy_rows, copy_kernel(), op, records, rows, packed, num_rows, num_bytes)

@@ -49,19 +49,6 @@ def sort_out(state: Any, keys: Any, source: Any, found: Any, late: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def locate(state: Any, keys: Any, source: Any) -> int:
-    """How many rows are there: `source` gets their keys, -1 for the others. None may be expected."""
-    lines, count = state.reshape(-1, 1), 0
-    for i in range(keys.size):
-        if i + _AHEAD < keys.size:
-            prefetch(lines, keys[i + _AHEAD], 0)
-        is_there = state[keys[i]] & 1
-        source[i] = keys[i] if is_there else -1
-        count += is_there
-    return count
-
-
-@njit(nogil=True, cache=True)
 def _after_zeros(marks: Any, words: Any, start: int) -> int:
     """The first place from `start` on that may not be zero; `words` are the bytes of `marks`, eight at a time."""
     while start < marks.size and start % 8 != 0 and marks[start] == 0:

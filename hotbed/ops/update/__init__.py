@@ -44,7 +44,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     threads = threads_for(visited * layout.dim)
     parts, most = _parts(settings.tables, lookups.spans, threads, settings.whole_table)
     in_parallel(
-        numba.update_kernel(settings.rule, KINDS[layout.precision]),
+        numba.update_kernel(settings.rule, KINDS[layout.precision], whole_table=settings.whole_table),
         records.numpy(),
         records.numpy().view(np.uint16),
         lookups.slots.numpy(),
@@ -57,7 +57,6 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
         np.array(numbers, dtype=np.float64),
         constants,
         constants.astype(records.numpy().dtype),
-        settings.whole_table,
         np.uint64(settings.salt),
         np.empty((threads, 2, most), dtype=np.uint64),
         threads=threads,

@@ -1,9 +1,11 @@
 """Gradient sum per row and row update on the CPU, compiled, in one pass.
 
 The work is cut into parts: the look-ups of one table, or of one residue class of a large table's rows. A part belongs to
-one thread from start to end: it lists its look-ups, sorts them by row (radix, stable, so equal rows keep the order of the
-batch), and for every row sums the gradients and applies the rule while the sum is in the first-level cache. No two
-threads ever meet in a row, and no sum depends on the number of threads or parts.
+one thread from start to end. It numbers its rows as they come, in a small hash table, goes through the gradients in the order
+of the batch, adding each to the sum of its row, and then through the rows, applying the rule. A row that is used once needs no
+sum. No two threads ever meet in a row, and no sum depends on the number of threads or parts.
+
+Where every row of a table moves, look-ups are sorted by row instead (radix, stable, so equal rows keep the order of the batch).
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ from hotbed.optim.rules import Rule
 _DIGIT_BITS = 11
 _DIGITS = 1 << _DIGIT_BITS
 _AHEAD = 16  # look-ups between asking for a record or gradient and reading it
+_ROWS_AHEAD = 6  # rows, likewise, when their sums are there: more lines than that a core does not fetch at once
 _LOW = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NOTHING = np.uint64(0xFFFFFFFFFFFFFFFF)
 _IDLE = np.uint64(64)  # rows without a gradient that one call takes: a call for each costs more than the rule
 _MEMO = 256  # results of a row rule that depends on the row's state alone (Adam's powers), kept by state
 
@@ -266,6 +271,86 @@ apply_idle: Any = None
 KIND = FP32  # the type of the weights, likewise
 
 
+@njit(nogil=True, cache=True)
+def _number(slots: Any, spans: Any, part: Any, words: Any, items: Any, rows: Any, uses: Any) -> Any:
+    """Number the part's rows in the order in which they come: (how many there are, look-ups of them).
+
+    items become (number << 32 | position) of every look-up, rows (row << 32 | first position) and uses of every row. words [a
+    power of two, twice the look-ups or more] is a hash table of (row << 32 | number); a table with fewer rows than that has
+    a word for each.
+    """
+    base, first, stop, mask, residue = part[0], part[2], part[3], part[4], part[5]
+    last, factor, shift = np.uint64(words.size - 1), np.uint64(1), np.uint64(0)
+    if part[1] > words.size:
+        factor = _GOLDEN
+        while words.size >> np.int64(np.uint64(64) - shift) == 0:  # ends: shift grows
+            shift += np.uint64(1)
+    words[:] = _NOTHING
+    count, num_rows = 0, np.uint64(0)
+    for p in range(first, stop):
+        position, stride = spans[p, 0], spans[p, 2]
+        for _ in range(spans[p, 1]):
+            row = slots[position] - base
+            if row >= 0 and (row & mask) == residue:
+                r = np.uint64(row)
+                place = ((r * factor) >> shift) & last
+                word = words[place]
+                while word != _NOTHING and word >> _S32 != r:  # ends: half of the words are free
+                    place = (place + np.uint64(1)) & last
+                    word = words[place]
+                if word == _NOTHING:
+                    word = (r << _S32) | num_rows
+                    words[place] = word
+                    rows[num_rows] = (r << _S32) | np.uint64(position)
+                    uses[num_rows] = 0
+                    num_rows += np.uint64(1)
+                uses[word & _LOW] += 1
+                items[count] = (word << _S32) | np.uint64(position)
+                count += 1
+            position += stride
+    return np.int64(num_rows), count
+
+
+@njit(nogil=True, cache=True)
+def _count(slots: Any, spans: Any, part: Any) -> Any:
+    """Look-ups of a part, at most."""
+    base, first, stop, mask, residue = part[0], part[2], part[3], part[4], part[5]
+    count = 0
+    for p in range(first, stop):
+        if mask == 0:
+            count += spans[p, 1]
+            continue
+        position, stride = spans[p, 0], spans[p, 2]
+        for _ in range(spans[p, 1]):
+            count += ((slots[position] - base) & mask) == residue
+            position += stride
+    return count
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _add_up(grad: Any, items: Any, count: Any, out_rows: Any, scale: Any, sum_of: Any, sums: Any) -> None:
+    """Add the gradient of every look-up to the sum of its row, in the order of the batch; rows with sum_of < 0 have none."""
+    D = np.uint64(grad.shape[1])
+    for k in range(count):
+        if k + _AHEAD < count and sum_of[items[k + _AHEAD] >> _S32] >= 0:
+            soon = items[k + _AHEAD] & _LOW
+            o = np.uint64(out_rows[soon]) if out_rows.shape[0] > 0 else soon
+            for column in range(0, grad.shape[1], 16):
+                prefetch(grad, o, column)
+        at = sum_of[items[k] >> _S32]
+        if at < 0:
+            continue
+        m, position = np.uint64(at), items[k] & _LOW
+        o = np.uint64(out_rows[position]) if out_rows.shape[0] > 0 else position
+        if scale.shape[0] > 0:
+            factor = scale[position]
+            for d in range(D):
+                sums[m, d] += grad[o, d] * factor
+        else:
+            for d in range(D):
+                sums[m, d] += grad[o, d]
+
+
 def _update(
     thread: int,
     num_threads: int,
@@ -281,7 +366,6 @@ def _update(
     numbers: Any,
     constants: Any,
     h: Any,
-    whole_table: bool,
     salt: Any,
     scratch: Any,
 ) -> None:
@@ -290,6 +374,79 @@ def _update(
     halves is records as uint16; keys [L], or empty where a slot is its key; parts [P, 6]: base, rows, first span, stop span,
     mask, residue; numbers as in _prepare; scratch [T, 2, L] uint64.
     """
+    D = np.uint64(grad.shape[1])
+    state = D if KIND == FP32 else (D + np.uint64(1)) // np.uint64(2)
+    w = np.empty((1, grad.shape[1]), dtype=records.dtype)
+    memo = np.full((_MEMO, 4), np.nan)
+    lr = numbers[0]
+    plain = numbers[1] == 0 and numbers[2] == 0 and numbers[3] == 0 and numbers[4] == 0
+    direct = plain and KIND == FP32 and scale.shape[0] == 0  # the gradient of a row used once is its sum
+    items, rows = scratch[thread, 0], scratch[thread, 1]
+    uses, sum_of = np.empty(items.size, dtype=np.int32), np.empty(items.size, dtype=np.int32)
+    words, sums = np.empty(2, dtype=np.uint64), np.empty((0, grad.shape[1]), dtype=grad.dtype)
+    for p in range(thread, parts.shape[0], num_threads):
+        base, size = parts[p, 0], 2
+        while size < 2 * _count(slots, spans, parts[p]):  # ends: it doubles
+            size *= 2
+        if words.size < size:
+            words = np.empty(size, dtype=np.uint64)
+        num_rows, count = _number(slots, spans, parts[p], words[:size], items, rows, uses)
+        num_sums = 0
+        for n in range(num_rows):
+            sum_of[n] = -1 if direct and uses[n] == 1 else num_sums
+            num_sums += sum_of[n] >= 0
+        if sums.shape[0] < num_sums:
+            sums = np.empty((num_sums + num_sums // 4, grad.shape[1]), dtype=grad.dtype)
+        sums[:num_sums] = 0
+        _add_up(grad, items, count, out_rows, scale, sum_of, sums)
+        for n in range(num_rows):
+            if n + _ROWS_AHEAD < num_rows:
+                soon = rows[n + _ROWS_AHEAD]
+                for column in range(0, records.shape[1], 16):
+                    prefetch(records, np.int64(soon >> _S32) + base, column)
+                if sum_of[n + _ROWS_AHEAD] < 0:
+                    soon &= _LOW
+                    o = np.uint64(out_rows[soon]) if out_rows.shape[0] > 0 else soon
+                    for column in range(0, grad.shape[1], 16):
+                        prefetch(grad, o, column)
+            slot, position, m = np.uint64(base) + (rows[n] >> _S32), rows[n] & _LOW, np.uint64(max(sum_of[n], 0))
+            if KIND != FP32:
+                key = keys[position] if keys.shape[0] > 0 else np.int64(slot)
+                bits = row_bits(key, salt)
+                for d in range(D):
+                    w[0, d] = widen(halves[slot, d], KIND)
+                _prepare(w, 0, sums[m : m + np.uint64(1)], uses[n], numbers)
+                apply_rule(w, 0, records, slot, state, sums, m, lr, constants, h, memo)
+                for d in range(D):
+                    halves[slot, d] = round_stochastic(w[0, d], random_bits(bits, d), KIND)
+            elif sum_of[n] < 0:
+                o = np.uint64(out_rows[position]) if out_rows.shape[0] > 0 else position
+                apply_rule(records, slot, records, slot, state, grad, o, lr, constants, h, memo)
+            else:
+                if not plain:
+                    _prepare(records, slot, sums[m : m + np.uint64(1)], uses[n], numbers)
+                apply_rule(records, slot, records, slot, state, sums, m, lr, constants, h, memo)
+
+
+def _update_whole(
+    thread: int,
+    num_threads: int,
+    records: Any,
+    halves: Any,
+    slots: Any,
+    keys: Any,
+    spans: Any,
+    parts: Any,
+    grad: Any,
+    out_rows: Any,
+    scale: Any,
+    numbers: Any,
+    constants: Any,
+    h: Any,
+    salt: Any,
+    scratch: Any,
+) -> None:
+    """As _update, and all rows of its parts, also those without a gradient."""
     D = np.uint64(grad.shape[1])
     state = D if KIND == FP32 else (D + np.uint64(1)) // np.uint64(2)
     w = np.empty((1, grad.shape[1]), dtype=records.dtype)
@@ -305,12 +462,9 @@ def _update(
         items = _sort(scratch[thread, 0], scratch[thread, 1], count, largest, histogram)
         i, asked = 0, 0
         next_row, num_idle = residue, np.uint64(0)
-        # ends: a turn is a row: i passes its look-ups, next_row the row
-        while i < count or (whole_table and next_row < rows):
-            row = np.int64(items[i] >> _S32) if i < count else rows
-            if whole_table:
-                row = next_row
-                next_row += mask + 1
+        while next_row < rows:  # ends: the row grows
+            row = next_row
+            next_row += mask + 1
             first = i
             while i < count and np.int64(items[i] >> _S32) == row:
                 i += 1
@@ -348,8 +502,8 @@ def _update(
 
 
 @cache
-def update_kernel(rule: Rule, kind: int = FP32) -> Any:
-    """_update for one rule and type, compiled at its first call and then kept on disk under the rule's name and code.
+def update_kernel(rule: Rule, kind: int = FP32, *, whole_table: bool = False) -> Any:
+    """_update, or _update_whole, for one rule and type, compiled at its first call and then kept on disk by name and code.
 
     The rule goes in through the globals: through a closure, Numba would compile anew in every process; through a switch on
     a number, the update takes a fifth longer.
@@ -357,6 +511,12 @@ def update_kernel(rule: Rule, kind: int = FP32) -> Any:
     tag = f"{rule.name}_{digest_of(tuple(rule))}"
     apply, idle = _compile(rule, tag)
     namespace = {**globals(), "apply_rule": apply, "apply_idle": idle, "KIND": kind}
-    function = types.FunctionType(_update.__code__, namespace)
+    function = types.FunctionType((_update_whole if whole_table else _update).__code__, namespace)
     function.__module__ = __name__
-    return njit(function, name=f"update_{tag}_{kind}", nogil=True, cache=True, error_model="numpy")
+    return njit(
+        function,
+        name=f"update_{'whole_' if whole_table else ''}{tag}_{kind}",
+        nogil=True,
+        cache=True,
+        error_model="numpy",
+    )

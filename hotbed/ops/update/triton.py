@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hotbed.ops.init_rows.triton import row_bits
-from hotbed.ops.launch import Launch
+from hotbed.ops.inputs import bucket
+from hotbed.ops.launch import Launch, cdiv, power_of_2
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.precision import FP32, KINDS
 from hotbed.ops.precision.triton import random_bits, round_stochastic, widen
@@ -336,14 +337,15 @@ _kept_partials: dict[Any, _Partials] = {}
 
 
 def _partials(num_chunks: int, dim: int, grad: Tensor) -> _Partials:
-    """Room for the sums that cross borders, kept for the next update on the same stream."""
+    """Room for the sums that cross borders, at least, kept for the next update on the same stream."""
+    num_chunks = bucket(num_chunks)  # bags of varying length have other numbers in every batch
     stream = torch._C._cuda_getCurrentRawStream(grad.device.index) if grad.device.type == "cuda" else 0
     key = (grad.device, stream, num_chunks, dim, grad.dtype)
     found = _kept_partials.get(key)
     if found is None:
         if len(_kept_partials) >= 8:
             _kept_partials.clear()
-        num_groups = triton.cdiv(num_chunks, _GROUP)
+        num_groups = cdiv(num_chunks, _GROUP)
         found = _kept_partials[key] = _Partials(
             torch.empty(num_chunks, 2, dim, dtype=grad.dtype, device=grad.device),
             torch.empty(num_chunks, 2, dtype=torch.int64, device=grad.device),
@@ -364,7 +366,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
     num_lookups, dim = keys.shape[0], layout.dim
     if num_lookups == 0:
         return
-    num_chunks = triton.cdiv(num_lookups, _CHUNK)
+    num_chunks = cdiv(num_lookups, _CHUNK)
     partials = _partials(num_chunks, dim, grad)
     out_rows = lookups.out_row_of_lookup()
     bad = order if lookups.bad is None else lookups.bad
@@ -374,7 +376,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
         float(settings.lr), float(settings.l2), float(settings.weight_decay), float(settings.clip_norm),
         _constants(settings.constants, grad.device), salt,
     )  # fmt: skip
-    width, block_d = records.stride(0), triton.next_power_of_2(dim)
+    width, block_d = records.stride(0), power_of_2(dim)
     bags, scaled, checked = out_rows is not None, lookups.scale is not None, lookups.bad is not None
     rule = (
         checked, KINDS[layout.precision], layout.weight_columns, len(layout.element_states), bool(layout.row_states),

@@ -1,20 +1,20 @@
 """Rows on an SSD: an append-only log of segment files with an index in memory.
 
-store.py        SsdStore: the verbs of a store, over
+store.py        SsdStore: the methods of a store, over
 places.py       key -> place
-segments.py     the files, the cap, and who still needs a file
-append.py       a batch at the end of the log, all or nothing
-read.py         places -> records, with readers.py: many reads in flight
-compaction.py   rewriting what is mostly stale
-frozen.py       rows of one moment for a checkpoint; adopt.py takes them back
+segments.py     the files, the cap, and which files are still needed
+append.py       a batch at the end of the log, whole or not at all
+read.py         places -> records, with many reads in flight
+compaction.py   rewrites segments that are mostly stale
+frozen.py       rows of one moment for a checkpoint, and back into a store
 scan.py         a segment from start to end
-format.py       what is in the files, byte by byte
-kernels.py      all that is compiled
+format.py       the files, byte by byte
+kernels.py      compiled code
 """
 
 from hotbed.store.ssd.format import INDEX_NAME, IndexedSegment
 from hotbed.store.ssd.frozen import FrozenRows, FrozenStore, frozen_items
-from hotbed.store.ssd.store import BYTES_PER_KEY, SsdSizes, SsdStore
+from hotbed.store.ssd.store import BYTES_PER_KEY, SsdStore
 
 __all__ = [
     "BYTES_PER_KEY",
@@ -22,7 +22,6 @@ __all__ = [
     "FrozenRows",
     "FrozenStore",
     "IndexedSegment",
-    "SsdSizes",
     "SsdStore",
     "frozen_items",
 ]

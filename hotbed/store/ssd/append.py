@@ -1,9 +1,9 @@
-"""Appending a batch of records to segments, all of it or nothing.
+"""Appends a batch of records to segments, whole or not at all.
 
 Records are encoded into a buffer and written in order, at the end of one segment and then of the next: no seek, one system
-call for each MiB. A write that fails is taken back (the segment is cut to its old length, new ones are deleted) and
-nothing of it was ever in the index. Rows and compaction each append to a segment of their own: what was copied is cold, and
-apart from what is written it stays live longer.
+call per MiB. A write that fails is undone: the segment is cut to its old length, new ones are deleted, and the index never knew
+of it. Rows and compaction append to separate segments: records that compaction copies are cold, and apart from new ones they
+stay live longer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hotbed.store.ssd.segments import Segment, Segments, cannot_write, start_wri
 _PIECE = 1 << 20  # bytes
 
 
-class Piece(NamedTuple):
+class BatchPiece(NamedTuple):
     """Records start..stop-1 of a batch, in the segment from record number `first` on."""
 
     segment: Segment
@@ -54,7 +54,7 @@ class Appender:
         self._current: Segment | None = None
         self._buffer = np.empty(max(_PIECE // segments.stride, 1) * segments.stride, dtype=np.uint8)
 
-    def append(self, keys: NDArray[np.int64], records: NDArray[np.float32], limit: int) -> list[Piece]:
+    def append(self, keys: NDArray[np.int64], records: NDArray[np.float32], limit: int) -> list[BatchPiece]:
         """Write the records [n, W] of keys [n] if all files take no more than `limit` bytes then, else NoRoomError."""
         segments, num_records = self._segments, keys.shape[0]
         old, room = self._current, self._room()
@@ -62,7 +62,7 @@ class Appender:
         num_bytes = num_records * segments.stride + num_new * HEADER_BYTES
         if not segments.reserve(num_bytes, limit):
             raise NoRoomError(num_bytes)
-        pieces: list[Piece] = []
+        pieces: list[BatchPiece] = []
         start = 0
         try:
             with cannot_write(segments.folder if old is None else old.path):
@@ -70,7 +70,7 @@ class Appender:
                     segment = self._writable()
                     segment.settled = False
                     stop = min(start + self._room(), num_records)
-                    pieces.append(Piece(segment, segment.num_records, start, stop))
+                    pieces.append(BatchPiece(segment, segment.num_records, start, stop))
                     self._write(segment, keys[start:stop], records[start:stop])
                     segment.num_records += stop - start
                     start = stop
@@ -81,13 +81,13 @@ class Appender:
         return pieces
 
     @staticmethod
-    def settle(pieces: list[Piece]) -> None:
-        """The index knows these records."""
+    def settle(pieces: list[BatchPiece]) -> None:
+        """The index has these records."""
         for piece in pieces:
             piece.segment.settled = True
 
     def seal(self) -> None:
-        """Nothing is appended any more to the segments there are."""
+        """Append nothing more to the existing segments."""
         if self._current is not None:
             self._current.sealed = True
             self._current = None
@@ -115,8 +115,8 @@ class Appender:
             write_fully(segment.handle, data, HEADER_BYTES + number * stride)
             start_writing_out(segment.handle, HEADER_BYTES + number * stride, len(data))
 
-    def _take_back(self, old: Segment | None, pieces: list[Piece], num_bytes: int) -> None:
-        """As it was before the batch: `old` is the segment appended to, all others are new."""
+    def _take_back(self, old: Segment | None, pieces: list[BatchPiece], num_bytes: int) -> None:
+        """Undo the batch: `old` is the segment appended to, all others are new."""
         segments = self._segments
         with segments.lock:
             segments.unreserve(num_bytes)
@@ -129,7 +129,5 @@ class Appender:
             self._current = old
             if old is not None:
                 old.sealed, old.settled = False, True
-                with suppress(
-                    OSError
-                ):  # the bytes past its end are no records; they are written over or deleted with it
+                with suppress(OSError):  # bytes past its end are not records; they are overwritten or deleted with it
                     os.ftruncate(old.handle, old.num_bytes)

@@ -1,13 +1,13 @@
-"""Compaction: live records of mostly stale segments are copied together, and the segments go.
+"""Compaction: copies the live records of mostly stale segments together and deletes these segments.
 
 A segment is rewritten when more than half of its records are stale, or when freezing has left many short ones. The copy is
-appended to a segment of its own, piece by piece; the index follows a record only if it still says what it said when the record
-was copied. Readers, writers and freezing go on meanwhile: locks are held for one piece at most.
+appended to a segment of its own, piece by piece. The index follows a record only if its entry is still what it was when the
+record was copied. Readers, writers and freezing continue meanwhile: locks are held for one piece at most.
 
-Half means that a byte of rows costs at most two on disk, and at most one more byte written by copying for each byte written.
+With a limit of one half, a byte of rows takes at most two on disk, and copying writes at most one more byte per byte written.
 
-A disk that is full refuses the copy in the background. Nothing is lost by that, and rows may still fit where stale ones do
-not go: it is said once, tried again when the files have grown or shrunk by a segment, and an error when a write has no room.
+A full disk refuses the copy in the background. That loses nothing, and rows may still fit although stale ones stay. It is
+reported once, tried again when the files have grown or shrunk by a segment, and an error when a write has no room.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _LOG = logging.getLogger("hotbed.store")
 
 
-class Stale(NamedTuple):
+class StaleSegment(NamedTuple):
     """A segment worth rewriting."""
 
     segment: Segment
@@ -37,7 +37,7 @@ class Stale(NamedTuple):
 
 
 class Compaction:
-    """Copies segments, one at a time. `turn` is held by who compacts, be it the thread behind or a writer without room."""
+    """Copies segments, one at a time. `turn` is held by the thread that compacts: the background, or a writer without room."""
 
     def __init__(self, segments: Segments, places: Places) -> None:
         self.turn = threading.Lock()
@@ -52,7 +52,7 @@ class Compaction:
         self._has_said = False
 
     def start_behind(self) -> None:
-        """Compact in the background, if there is anything to do and nobody at it."""
+        """Compact in the background, if there is anything to do and no thread does it."""
         segment = self.candidate()
         if segment is None or (self._segments.num_live[segment.slot] and self._is_still_full()):
             return
@@ -62,25 +62,25 @@ class Compaction:
                 self._thread.start()
 
     def wait(self) -> None:
-        """Until the background has nothing to do."""
+        """Wait until the background has nothing to do."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def stop(self) -> None:
-        """Leave off at the next piece, for good."""
+        """Stop at the next piece, for good."""
         with self._starting:
             self._stopped = True
         self.wait()
 
     def raise_error(self) -> None:
-        """Once, what went wrong in the background."""
+        """Raise the error of the background, once."""
         error, self._error = self._error, None
         if error is not None:
             raise StoreError(f"compaction in the background failed: {error}") from error
 
     def make_room(self, num_bytes: int, limit: int, writer: Appender) -> bool:
-        """Compact, now, until so many bytes fit under the limit; whether they do. The caller holds the writer's lock."""
+        """Compact now until `num_bytes` fit under the limit; whether they do. The caller holds the writer's lock."""
         segments = self._segments
         if int(segments.num_live.sum()) * segments.stride + num_bytes > limit:
             return False
@@ -121,7 +121,7 @@ class Compaction:
             )
 
     def _is_still_full(self) -> bool:
-        """Whether trying again is as good as certain to fail, and costs a copy."""
+        """Whether trying again would almost certainly fail, at the cost of a copy."""
         if self._full_at is None:
             return False
         segments = self._segments
@@ -136,7 +136,7 @@ class Compaction:
         with self._segments.lock:
             stale = self._sealed()
             total = int(self._segments.num_live.sum())
-            for segment, num_live in sorted(stale, key=lambda one: one.num_live):  # first what needs no copy
+            for segment, num_live in sorted(stale, key=lambda one: one.num_live):  # first those that need no copy
                 if 2 * num_live < segment.num_records or segment.num_records == 0:
                     return segment
             if stale and len(stale) > _SPARE_SEGMENTS + 2 * -(-total // capacity):
@@ -145,13 +145,13 @@ class Compaction:
         return None
 
     def most_stale(self) -> Segment | None:
-        """The segment whose rewriting frees most, if any does."""
+        """The segment whose rewriting frees most bytes, if any does."""
         with self._segments.lock:
             found = max(self._sealed(), key=lambda one: one.segment.num_records - one.num_live, default=None)
             return None if found is None or found.segment.num_records == found.num_live else found.segment
 
     def rewrite(self, segment: Segment) -> bool:
-        """Copy what is live and retire the segment; False if there is no room for the copy or the store is being closed."""
+        """Copy live records and retire the segment; False if there is no room for the copy or the store is closing."""
         segments = self._segments
         with segments.lock:
             live = segment.live.copy()
@@ -187,9 +187,9 @@ class Compaction:
         self.num_done += 1
         return True
 
-    def _sealed(self) -> list[Stale]:
+    def _sealed(self) -> list[StaleSegment]:
         return [
-            Stale(segment, int(self._segments.num_live[segment.slot]))
+            StaleSegment(segment, int(self._segments.num_live[segment.slot]))
             for segment in self._segments
             if segment.sealed
             and segment.settled
@@ -198,5 +198,5 @@ class Compaction:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Whether the disk had no room; reading never fails so."""
+    """Whether the disk had no room; reading never fails this way."""
     return isinstance(error, StoreError) and isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL

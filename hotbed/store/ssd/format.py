@@ -1,4 +1,4 @@
-"""What is in the files: segments of records, and the index file beside segments that a checkpoint keeps.
+"""The files: segments of records, and the index file next to the segments of a checkpoint.
 
 A segment, `segment-<number>-<seed>.rows`, is only ever appended to, then sealed. All numbers are little-endian.
 
@@ -17,8 +17,8 @@ A segment, `segment-<number>-<seed>.rows`, is only ever appended to, then sealed
         8   checksum       uint64    of (seed, number of the record in its segment, key, payload)
         16  payload        width * float32, then zeros up to the record's end
 
-Seed and number are part of a record's checksum so that right bytes in a wrong place (a lost or misdirected write) are
-noticed like flipped bits. Which records are live, a segment does not say: of two records with one key only one may be live.
+Seed and number are part of a record's checksum, so that correct bytes in a wrong place (a lost or misdirected write) are
+noticed like flipped bits. A segment does not say which records are live: of two records with one key only one may be.
 That is in the index file, `rows.index`:
 
         0   magic          8 bytes   b"HOTBEDIX"
@@ -71,7 +71,7 @@ class Header(NamedTuple):
 
 
 class IndexedSegment(NamedTuple):
-    """A sealed segment as an index file knows it."""
+    """A sealed segment, as an index file describes it."""
 
     name: str
     num_records: int
@@ -83,7 +83,7 @@ class IndexedSegment(NamedTuple):
 
 
 class Index(NamedTuple):
-    """What an index file says."""
+    """The content of an index file."""
 
     width: int
     num_rows: int
@@ -96,7 +96,7 @@ def record_bytes(width: int) -> int:
 
 
 def no_bits(num_records: int) -> Bits:
-    """A bitmap for that many records, none of them live."""
+    """A bitmap for `num_records`, none of them live."""
     return np.zeros(-(-num_records // 64), dtype=np.uint64)
 
 

@@ -1,8 +1,12 @@
 """Rows as of one moment, for a checkpoint: sealed segments and which of their records are live.
 
-Freezing copies bitmaps and seals the segment being written; it takes no time. Bringing the segments to the disk and linking
-them into a checkpoint's folder (`link_into`) can happen in another thread while the store goes on. Linked segments are
-immutable: the store and all checkpoints share their bytes.
+Freezing copies bitmaps and seals the segment being written; it takes no time. Flushing the segments and linking them into a
+checkpoint's folder (`link_into`) can happen in another thread while the store is used. Linked segments are immutable: the store
+and all checkpoints share their bytes.
+
+`adopt` takes the segments of a checkpoint back: they are linked into the store's folder and read once, several at a time, and
+every live record is verified. The index needs only keys, but a key can be trusted only with its checksum, and the bytes of a
+record lie in the pages that its key brings along; verifying is faster than disks are.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +28,28 @@ from torch import Tensor
 
 from hotbed.errors import StoreError
 from hotbed.host.atomic import flush_to_disk
-from hotbed.store.ssd.format import INDEX_NAME, Index, IndexedSegment, open_segment, pack_index, read_index
+from hotbed.host.memory import in_words
+from hotbed.store.ssd import kernels
+from hotbed.store.ssd.format import (
+    HEADER_BYTES,
+    INDEX_NAME,
+    Index,
+    IndexedSegment,
+    no_bits,
+    open_segment,
+    pack_index,
+    read_index,
+)
+from hotbed.store.ssd.places import Places
 from hotbed.store.ssd.scan import SegmentFile, scan
 from hotbed.store.ssd.segments import Segment, Segments, cannot_write
 
+_THREADS = 4  # that read segments to be adopted
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 
 
 class FrozenStore:
-    """All rows of a store as of one moment. The files stay until `release`, or until nobody has this any more.
+    """All rows of a store as of one moment. The files stay until `release`, or until this object is freed.
 
     Made with the lock of the segments held.
     """
@@ -61,7 +80,7 @@ class FrozenStore:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a manifest may say of it."""
+        """Facts for a manifest."""
         return {
             "width": self._index.width,
             "num_rows": self._index.num_rows,
@@ -70,7 +89,7 @@ class FrozenStore:
         }
 
     def link_into(self, folder: Path) -> None:
-        """Put the segments (hard links; copies where the file system has none) and an index file into a folder, on the disk."""
+        """Put the segments (hard links; copies where the file system has none) and an index file into a folder, flushed."""
         if not self._release.alive:
             raise StoreError("these rows were released; freeze the store again.")
         with cannot_write(folder):
@@ -88,7 +107,7 @@ class FrozenStore:
 
 
 class FrozenRows:
-    """A Holder (held.py) of rows that are all in files: nothing is read, a checkpoint links the files."""
+    """A Holder (held.py) of rows that are all in files. A checkpoint links the files and reads nothing."""
 
     def __init__(self, freeze: Callable[[], FrozenStore]) -> None:
         self._freeze = freeze
@@ -99,7 +118,7 @@ class FrozenRows:
         return np.empty(0, dtype=np.int64)
 
     def take(self, touched: bool) -> None:
-        """All rows, whatever was touched: a link costs nothing."""
+        """Hold all rows, touched or not: a link costs nothing."""
         self.files.append(self._freeze())
 
     def items(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -125,7 +144,7 @@ def _release(segments: Segments, held: list[Segment]) -> None:
 
 
 def frozen_items(folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
-    """(keys, records) of every row in a folder that `link_into` has filled, in no order, every one verified."""
+    """(keys, records) of every row in a folder that `link_into` has filled, in no order, each verified."""
     index = read_index(folder)
     for segment in index.segments:
         path = folder / segment.name
@@ -138,7 +157,7 @@ def frozen_items(folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def sync(segment: Segment) -> None:
-    """Bring a segment to the disk. One that failed fails for ever: the system reports lost bytes once and then forgets."""
+    """Flush a segment to the disk. A failure is permanent: the system reports lost bytes once and then forgets."""
     if segment.sync_error is not None:
         raise segment.sync_error
     if not segment.synced:
@@ -159,3 +178,65 @@ def link_or_copy(source: Path, target: Path) -> None:
             raise
         shutil.copyfile(source, target)
         flush_to_disk(target)
+
+
+def adopt(folder: Path, segments: Segments, places: Places, limit: int) -> None:
+    """Fill an empty store with the rows of a folder that `FrozenStore.link_into` has filled."""
+    index = read_index(folder)
+    if index.width != segments.width:
+        raise StoreError(
+            f"{folder} holds records of {index.width} words, this store has {segments.width}: dim, optimizer or precision "
+            f"differ. Use a warm start."
+        )
+    with ThreadPoolExecutor(_THREADS) as threads:
+        tasks = [threads.submit(_adopt_one, folder, one, segments, places, limit) for one in index.segments]
+        for task in tasks:
+            task.result()
+
+
+def _adopt_one(folder: Path, indexed: IndexedSegment, segments: Segments, places: Places, limit: int) -> None:
+    segment = _register(folder / indexed.name, indexed, segments, limit)
+    file = SegmentFile(segment.path, segment.handle, segment.header)
+    for live in scan(file, indexed.num_records, indexed.live):
+        wrong = kernels.outside(live.keys, places.words.size)
+        if wrong >= 0:
+            raise StoreError(
+                f"{folder} holds a row with key {live.keys[wrong]}, this store has {places.words.size} rows. Use a warm start."
+            )
+        with segments.lock:
+            arrays = segments.live_of_slot, segments.num_live
+            twice = kernels.adopt(places.words, places.touched, live.keys, segment.slot << 32, live.numbers, *arrays)
+        if twice >= 0:
+            raise StoreError(f"{folder} is damaged: key {live.keys[twice]} has two records. Use another checkpoint.")
+
+
+def _register(path: Path, indexed: IndexedSegment, segments: Segments, limit: int) -> Segment:
+    """A slot for a linked segment, which is checked but not yet read."""
+    handle, header = open_segment(path, segments.width, indexed.num_records)
+    size = HEADER_BYTES + indexed.num_records * segments.stride
+    os.close(handle)
+    if not segments.reserve(size, limit):
+        raise StoreError(
+            f"{path.parent} does not fit under the cap: {path.name} has {in_words(size)}, {in_words(segments.used_bytes)} of "
+            f"{in_words(limit)} are taken. Give a larger ssd=."
+        )
+    target = _free_name(segments.folder, path)
+    try:
+        with cannot_write(target):
+            link_or_copy(path, target)
+        handle, header = open_segment(target, segments.width, indexed.num_records)
+    except BaseException:
+        segments.unreserve(size)
+        target.unlink(missing_ok=True)
+        raise
+    segment = segments.register(target, handle, header, no_bits(indexed.num_records))
+    segment.num_records = indexed.num_records
+    segment.sealed = True
+    segments.skip_numbers(header.number)
+    return segment
+
+
+def _free_name(folder: Path, path: Path) -> Path:
+    """The segment's own name, unless a checkpoint in progress still holds the file of that name."""
+    names = (path.name if number == 0 else f"{path.stem}.{number}.rows" for number in count())
+    return next(folder / name for name in names if not (folder / name).exists())

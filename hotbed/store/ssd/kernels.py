@@ -1,9 +1,9 @@
-"""Compiled: records to bytes and back with their checksum, and the index of places. All of it runs without the GIL.
+"""Compiled code, all without the GIL: records to bytes and back with their checksum, and the index of places.
 
 The checksum keeps 64 bits. Four lanes each take every fourth 64-bit word: lane = rotate((lane ^ word) * odd number). Every
-step is a bijection of the lane and of the word, and so is the way the lanes are joined: a change inside one word (any flipped
-bit or byte) is always found, anything larger is missed once in 2^64. It needs no table and no special instruction (CRC32C
-does, and Numba has no name for it), and on one core it takes 70 ns for 528 bytes where a single lane takes 120.
+step is a bijection of the lane and of the word, and so is joining the lanes: a change inside one word (any flipped bit or
+byte) is always found, a larger one is missed once in 2^64. It needs no table and no special instruction (CRC32C does, and
+Numba does not offer it), and takes 70 ns for 528 bytes on one core, where a single lane takes 120.
 
 Index: one int64 word for each key: 0 for a key without a record, else 1 + place, where place = slot << 32 | record number in
 the segment of that slot; bit 62 says that a newer record is on its way.
@@ -35,7 +35,7 @@ def _step(lane: Any, word: Any, odd: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def checksum(seed: Any, number: Any, record: Any, stride: Any) -> Any:
-    """Of the record at address `record`: its key and its payload, for its place in a segment."""
+    """The checksum of the record at address `record`: of its key, payload and place in a segment."""
     a, b = _step(seed, np.uint64(number), _A), _step(seed, load_unsigned(record), _B)
     c, d = seed ^ _C, seed ^ _D
     at, stop = record + 16, record + stride
@@ -53,7 +53,7 @@ def checksum(seed: Any, number: Any, record: Any, stride: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def encode(keys: Any, records: Any, first: Any, seed: Any, out: Any, stride: Any) -> None:
-    """Records [n, W] of keys [n] as they stand in a segment from record number `first` on, to the address `out`."""
+    """Encode the records [n, W] of keys [n], from record number `first` of a segment on, to the address `out`."""
     num_bytes = records.shape[1] * 4
     source = records.ctypes.data
     for i in range(keys.shape[0]):
@@ -68,7 +68,7 @@ def encode(keys: Any, records: Any, first: Any, seed: Any, out: Any, stride: Any
 def decode_live(
     piece: Any, stride: Any, first: Any, stop: Any, seed: Any, live: Any, numbers: Any, keys: Any, records: Any
 ) -> Any:
-    """The live ones of records first..stop-1, which are at address `piece`: how many, or -1 - number of a damaged one."""
+    """Decode the live ones of records first..stop-1, at address `piece`: how many, or -1 - number of a damaged one."""
     num_bytes = records.shape[1] * 4
     out = records.ctypes.data
     count = 0
@@ -130,7 +130,7 @@ def _live(place: Any, live_of_slot: Any, num_live: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def commit(words: Any, touched: Any, keys: Any, place: Any, live_of_slot: Any, num_live: Any) -> None:
-    """The records of keys [n] stand at place, place + 1, ... from now on."""
+    """The records of keys [n] are at place, place + 1, ... from now on."""
     lines = words.reshape(-1, 1)
     for i in range(keys.size):
         if i + _AHEAD < keys.size:
@@ -145,7 +145,7 @@ def commit(words: Any, touched: Any, keys: Any, place: Any, live_of_slot: Any, n
 
 @njit(nogil=True, cache=True)
 def relocate(words: Any, keys: Any, old: Any, numbers: Any, new: Any, live_of_slot: Any, num_live: Any) -> None:
-    """Records old + numbers[i] were copied to new + i: so says the index now, but for those that are stale meanwhile."""
+    """Records old + numbers[i] were copied to new + i: update the index, except for those that became stale meanwhile."""
     for i in range(keys.size):
         word = words[keys[i]]
         if word & _PLACE == old + numbers[i] + 1:
@@ -168,7 +168,7 @@ def adopt(words: Any, touched: Any, keys: Any, place: Any, numbers: Any, live_of
 
 @njit(nogil=True, cache=True)
 def forget(words: Any, keys: Any, live_of_slot: Any, num_live: Any) -> None:
-    """Keys [n] have no record any more."""
+    """Keys [n] have no record from now on."""
     for i in range(keys.size):
         if words[keys[i]] & _PLACE:
             _die(words[keys[i]], live_of_slot, num_live)

@@ -1,6 +1,6 @@
-"""Reading a segment from its start to its end: its live records, piece by piece, every one verified.
+"""Reads the live records of a segment from start to end, piece by piece, each verified.
 
-What compaction, adopting and reading a checkpoint have in common. Pieces of 4 MiB without a live record are not read.
+Compaction, adopting and reading a checkpoint use it. Pieces of 4 MiB without a live record are not read.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hotbed.store.ssd.kernels import decode_live
 _PIECE = 4 << 20  # bytes
 
 
-class Live(NamedTuple):
-    """Some live records of a segment. The next ones are written over them."""
+class LiveRecords(NamedTuple):
+    """Some live records of a segment. The next ones overwrite them."""
 
     numbers: NDArray[np.int64]  # [n] in the segment
     keys: NDArray[np.int64]  # [n]
@@ -36,7 +36,7 @@ class SegmentFile(NamedTuple):
     header: Header
 
 
-def scan(file: SegmentFile, num_records: int, live: Bits) -> Iterator[Live]:
+def scan(file: SegmentFile, num_records: int, live: Bits) -> Iterator[LiveRecords]:
     """The records whose bit in `live` is set, in order; StoreError at one that is damaged."""
     width, stride = file.header.width, record_bytes(file.header.width)
     most = max(_PIECE // stride // 64, 1) * 64  # whole words of the bitmap
@@ -54,7 +54,7 @@ def scan(file: SegmentFile, num_records: int, live: Bits) -> Iterator[Live]:
             at = HEADER_BYTES + (-1 - found) * stride
             key = int(np.frombuffer(os.pread(file.handle, 8, at), dtype=np.int64)[0])
             raise damaged(file.path, at, key)
-        yield Live(numbers[:found], keys[:found], records[:found])
+        yield LiveRecords(numbers[:found], keys[:found], records[:found])
 
 
 def damaged(path: Path, offset: int, key: int) -> StoreError:

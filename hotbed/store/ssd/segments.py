@@ -1,11 +1,11 @@
-"""The segment files of one store: who may write how many bytes, which files are open, and when one may go.
+"""The segment files of one store: how many bytes may be written, which files are open, and when a file may be deleted.
 
-A segment has a slot, a small number that its records' places name. Its slot, file and descriptor stay until nobody reads
-(`reading`), and nobody holds it (a checkpoint in progress): only then the file is deleted and its bytes are free again. Bytes
-are reserved before they are written, so the files never take more than the cap, not even for a moment.
+A segment has a slot, a small number that is part of its records' places. Slot, file and descriptor stay while a reader is
+active (`reading`) or a checkpoint in progress holds the segment. Then the file is deleted and its bytes are free again. Bytes
+are reserved before they are written, so the files never exceed the cap, not even for a moment.
 
-The folder is locked for one store. Whatever segments are in it when it is opened were left by a process that died; rows
-outlive a process in checkpoints only, so they are deleted.
+The folder is locked for one store. Segments that are in it when it is opened were left by a process that died. They are
+deleted: rows outlive a process in checkpoints only.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if _sync_file_range is not None:
 
 
 class Segment:
-    """One file. `num_records` counts what was written and indexed; the rest of `live` is room to grow."""
+    """One file. `num_records` were written and indexed; the rest of `live` is room to grow."""
 
     def __init__(self, slot: int, path: Path, handle: int, header: Header, live: Bits) -> None:
         self.slot, self.path, self.handle, self.header, self.live = slot, path, handle, header, live
         self.num_records = 0
         self.num_holds = 0  # checkpoints in progress that need the file
-        self.sealed = False  # nothing is appended any more
-        self.settled = True  # the index knows all its records; until then those that are live look stale
+        self.sealed = False  # nothing more is appended
+        self.settled = True  # the index has all its records; before that, live ones look stale
         self.synced = False
         self.sync_error: OSError | None = None
-        self.damaged = False  # compaction has met a record it cannot read, and leaves the segment alone
+        self.damaged = False  # compaction met a record that it cannot read, and skips the segment
 
     @property
     def num_bytes(self) -> int:
@@ -74,11 +74,11 @@ class Segments:
                 path.unlink()
 
     def __iter__(self) -> Iterator[Segment]:
-        """Those that are in use."""
+        """Segments that are in use."""
         return (segment for segment in list(self.all) if segment is not None)
 
     def reserve(self, num_bytes: int, limit: int) -> bool:
-        """Take bytes out of the cap, if no more than `limit` are used then."""
+        """Reserve bytes of the cap, if no more than `limit` are used then."""
         with self.lock:
             if self.used_bytes + num_bytes > min(limit, self.max_bytes):
                 return False
@@ -106,7 +106,7 @@ class Segments:
     def register(self, path: Path, handle: int, header: Header, live: Bits) -> Segment:
         """Give an open file a slot."""
         if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # advice: records are read here and there, reading ahead would only cost
+            with suppress(OSError):  # a hint: records are read at random, so reading ahead would only cost
                 os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
         with self.lock:
             if None not in self.all:
@@ -127,7 +127,7 @@ class Segments:
 
     @contextmanager
     def reading(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Files stay while this is open: (descriptors, seeds) by slot. Enter it with `lock` held, to read places of then."""
+        """Files stay while this is open: (descriptors, seeds) by slot. Enter it with `lock` held, at the time of the places."""
         with self.lock:
             files = np.full((2, len(self.all)), -1, dtype=np.int64)
             for segment in self:
@@ -139,17 +139,17 @@ class Segments:
             yield files[0], files[1]
         finally:
             with self.lock:
-                self._active.pop(ticket, None)  # closing has let all readers go
+                self._active.pop(ticket, None)  # closing has dismissed all readers
                 self.reap()
 
     def retire(self, segment: Segment) -> None:
-        """Nothing in it is live: it goes as soon as nobody needs its file."""
+        """Nothing in it is live: its file is deleted once it is no longer needed."""
         with self.lock:
             self._dead.append((next(self._tickets), segment))
             self.reap()
 
     def reap(self) -> None:
-        """Delete what is dead and needed by nobody."""
+        """Delete dead segments that are no longer needed."""
         with self.lock:
             oldest = min(self._active, default=None)
             for ticket, segment in list(self._dead):
@@ -159,10 +159,10 @@ class Segments:
                     self._freed.notify_all()
 
     def wait_for_readers(self) -> None:
-        """Return when every dead segment that nobody holds is deleted; readers are done in a moment."""
+        """Return when every dead segment that no checkpoint holds is deleted; readers finish in a moment."""
         with self._freed:
             for ticket in [ticket for ticket, thread in self._active.items() if thread == threading.get_ident()]:
-                del self._active[ticket]  # of a read that an interrupt ended: this thread reads nothing now
+                del self._active[ticket]  # left by an interrupted read: this thread reads nothing now
             self.reap()
             self._freed.wait_for(lambda: all(segment.num_holds for _, segment in self._dead))
 
@@ -170,12 +170,12 @@ class Segments:
         return any(segment is dead for _, dead in self._dead)
 
     def drop(self, segment: Segment) -> None:
-        """Delete a segment that nobody has seen: its creation was part of a write that failed."""
+        """Delete a segment that was created by a write that failed."""
         with self.lock:
             self._delete(segment)
 
     def close(self) -> None:
-        """Delete all files but those that are held, and let others have the folder."""
+        """Delete all files except held ones, and unlock the folder."""
         if self._process != os.getpid():  # a forked child: the files are its parent's
             return
         with self.lock:
@@ -194,7 +194,7 @@ class Segments:
         with suppress(FileNotFoundError):
             segment.path.unlink()
         handle, segment.handle = segment.handle, -1
-        if handle >= 0:  # an interrupt may have come before
+        if handle >= 0:  # an interrupt may have closed it before
             self.used_bytes -= segment.num_bytes
             os.close(handle)
 
@@ -207,9 +207,9 @@ def write_fully(handle: int, data: memoryview, offset: int) -> None:
 
 
 def start_writing_out(handle: int, offset: int, num_bytes: int) -> None:
-    """Let the disk begin with these bytes now, not when many are waiting: 1.9 instead of 1.3 GB/s until an fsync returns.
+    """Start writing these bytes to the disk now, before many are waiting: 1.9 instead of 1.3 GB/s until an fsync returns.
 
-    Advice to the system: who needs the bytes on the disk calls fsync, which tells of errors.
+    A hint to the system. A caller that needs the bytes on the disk calls fsync, which reports errors.
     """
     if _sync_file_range is not None:
         _sync_file_range(handle, offset, num_bytes, 2)  # SYNC_FILE_RANGE_WRITE: start, do not wait
@@ -217,7 +217,7 @@ def start_writing_out(handle: int, offset: int, num_bytes: int) -> None:
 
 @contextmanager
 def cannot_write(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses into a StoreError."""
+    """Turn an OSError of a write into a StoreError."""
     try:
         yield
     except OSError as error:

@@ -1,14 +1,14 @@
 """Rows on an SSD: an append-only log of segment files, and an index of them in memory.
 
-In come records of keys and keys to read; out go records, each verified against its checksum at every read. A batch is written
-at the end of the log in one go, whatever its keys; the records it replaces become stale, and compaction rewrites segments that
-are mostly stale (compaction.py). Reads of a batch are sorted, joined where they are neighbours, and issued by many threads at
-once (readers.py). The price: 8 bytes of memory for each key that was ever used, and up to twice the bytes of the rows on disk.
+Every record is verified against its checksum when it is read. A batch is written at the end of the log at once, whatever its
+keys. The records it replaces become stale, and compaction rewrites segments that are mostly stale (compaction.py). Reads of a
+batch are sorted, neighbours are joined, and many threads issue them concurrently (read.py). The price: 8 bytes of memory for
+each key that was ever used, and up to twice the bytes of the rows on disk.
 
-Files never take more than `max_bytes`. One segment's worth of it is kept for compaction: it can always copy before it deletes.
+Files never take more than `max_bytes`. One segment of it is reserved for compaction, which copies before it deletes.
 
 Rows outlive the process in checkpoints only (frozen.py): files that a dead process left are deleted when the folder is opened,
-and `close` deletes its own.
+and `close` deletes the store's own.
 
 fetch, expect and write come from one thread at a time; read, items, freeze and sizes may come from any other.
 """
@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,35 +29,18 @@ from hotbed.errors import StoreError
 from hotbed.host.memory import in_words
 from hotbed.store.counts import TierCounts, TierHoldings, Tiers, TierSizes
 from hotbed.store.ssd import kernels
-from hotbed.store.ssd.adopt import adopt
-from hotbed.store.ssd.append import Appender, NoRoomError, Piece
+from hotbed.store.ssd.append import Appender, BatchPiece, NoRoomError
 from hotbed.store.ssd.compaction import Compaction
 from hotbed.store.ssd.format import HEADER_BYTES, MAX_RECORD_BYTES, IndexedSegment, record_bytes
-from hotbed.store.ssd.frozen import FrozenRows, FrozenStore, sync
-from hotbed.store.ssd.integrity import check_integrity
-from hotbed.store.ssd.places import MAX_ROWS, Places
+from hotbed.store.ssd.frozen import FrozenRows, FrozenStore, adopt, sync
+from hotbed.store.ssd.places import MAX_ROWS, Places, check_integrity
 from hotbed.store.ssd.read import RecordPlaces, read_records
 from hotbed.store.ssd.segments import Segments, cannot_write
 
 BYTES_PER_KEY = 9  # of the index and the bitmaps
 _CHUNK = 1 << 16
 _SMALLEST, _LARGEST = 1 << 20, 1 << 32  # bytes of a segment, unless the caller says otherwise
-_FILES = 256  # segments under the cap: few enough for the descriptors a process may have
-
-
-class SsdSizes(NamedTuple):
-    """Counters, cumulative but for the first five."""
-
-    file_bytes: int  # all files in the folder
-    live_bytes: int
-    stale_bytes: int
-    stale_share: float  # of the records on disk
-    num_segments: int
-    bytes_written: int  # wear: with headers and what compaction copies
-    bytes_compacted: int  # the part of it that compaction wrote
-    bytes_read: int  # by reads of rows, with what lies between neighbours
-    records_read: int
-    compactions: int
+SEGMENTS = 256  # under the cap: few enough for the descriptors a process may have
 
 
 class SsdStore:
@@ -75,18 +57,18 @@ class SsdStore:
         segment_bytes: int = 0,
     ) -> None:
         stride = record_bytes(width)
-        segment_bytes = segment_bytes or min(max(max_bytes // _FILES, _SMALLEST), _LARGEST)
+        segment_bytes = segment_bytes or min(max(max_bytes // SEGMENTS, _SMALLEST), _LARGEST)
         _check_shape(num_rows, stride, max_bytes, segment_bytes)
         self._segments = Segments(folder, width, (segment_bytes - HEADER_BYTES) // stride, max_bytes)
         self._places = Places(num_rows)
         self._writer, self._compaction = Appender(self._segments), Compaction(self._segments, self._places)
         self._finalizer = weakref.finalize(self, _close, self._segments, self._compaction)
-        self._limit = max_bytes - segment_bytes  # for rows; the rest is for the copy that compaction makes
+        self._limit = max_bytes - segment_bytes  # for rows; the rest is for the copies of compaction
         self._first, self._num_rows, self._width = first, num_rows, width
         self._bytes_read = self._records_read = self._records_written = 0
 
     def read(self, keys: Tensor, out: Tensor) -> None:
-        """The records of `keys` [U] into `out` [U, W], on the host; what was never written reads as its first value."""
+        """The records of `keys` [U] into `out` [U, W], on the host; what was never written reads as its initial value."""
         numbers = self._checked(keys, out)
         with ExitStack() as stack:
             found = self._find(numbers, False, stack)
@@ -96,16 +78,16 @@ class SsdStore:
             out[absent] = self._first(keys[absent])
 
     def expect(self, keys: Tensor) -> None:
-        """These rows are on their way here: who wants one before it was written must wait."""
+        """These rows are on their way here: a reader that wants one before it is written must wait."""
         numbers = self._checked(keys)
         with self._segments.lock:
             kernels.expect(self._places.words, self._places.touched, numbers)
 
     def fetch(self, keys: Tensor, out: Tensor, source: Tensor) -> tuple[int, Tensor]:
-        """The rows that were ever written, close together, into `out` [>= U, W]: (their number, positions of late ones).
+        """Pack the rows that were ever written into `out` [>= U, W]: (their number, positions of late ones).
 
-        source int32 [U]: the place of each key's row in `out`, or -1 for one that still has its first value. Late rows are
-        those that are expected; they have no place yet.
+        source int32 [U]: the place of each key's row in `out`, or -1 for a row that still has its initial value. Late rows
+        are those that are expected; they have no place yet.
         """
         numbers = self._checked(keys, out)
         with ExitStack() as stack:
@@ -118,7 +100,7 @@ class SsdStore:
         return rows.size, torch.from_numpy(found.missing)
 
     def write(self, keys: Tensor, records: Tensor) -> None:
-        """Keep the records [U, W] of `keys` [U], distinct. All of them are kept, or none and the old ones stay."""
+        """Keep the records [U, W] of `keys` [U], distinct: all of them, or none and the old ones stay."""
         numbers = self._checked(keys, records)
         values = records.numpy()
         if not numbers.size:
@@ -133,7 +115,7 @@ class SsdStore:
         self._compaction.start_behind()
 
     def forget(self, keys: Tensor) -> None:
-        """These rows are gone: they read as their first values again."""
+        """These rows are gone: they read as their initial values again."""
         numbers = self._checked(keys)
         segments = self._segments
         with segments.lock:
@@ -141,7 +123,7 @@ class SsdStore:
         self._compaction.start_behind()
 
     def items(self, chunk: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
-        """(keys, records) of every row ever written, in key order. A chunk is of one moment, two of them may not be."""
+        """(keys, records) of every row ever written, in key order. A chunk is of one moment, two chunks may not be."""
         self._check_open()
         for written in self._places.written(chunk):
             with ExitStack() as stack:
@@ -171,7 +153,7 @@ class SsdStore:
         return FrozenRows(self.freeze)
 
     def count_as_saved(self) -> None:
-        """Files are linked whole: nothing says which rows changed."""
+        """Files are linked whole: changed rows are not tracked."""
 
     def holdings(self) -> TierHoldings | None:
         """No tier in memory."""
@@ -182,7 +164,7 @@ class SsdStore:
         return None
 
     def adopt(self, folder: Path) -> None:
-        """Take over the rows of a checkpoint's folder, in place of those that are here: see adopt.py."""
+        """Replace all rows by those of a checkpoint's folder: see frozen.py."""
         self._check_open()
         with self._writer.lock, self._compaction.turn:
             self._drop_all()
@@ -194,13 +176,13 @@ class SsdStore:
         self._compaction.start_behind()
 
     def clear(self) -> None:
-        """Every row reads as its first value."""
+        """Every row reads as its initial value."""
         self._check_open()
         with self._writer.lock, self._compaction.turn:
             self._drop_all()
 
     def flush(self) -> None:
-        """Bring everything written to the disk."""
+        """Flush everything written to the disk."""
         self._compaction.raise_error()
         self._check_open()
         with self._writer.lock, self._segments.reading():
@@ -209,48 +191,32 @@ class SsdStore:
                     sync(segment)
 
     def close(self) -> None:
-        """Delete the files and let others have the folder. Frozen rows stay until they are released."""
+        """Delete the files and unlock the folder. Frozen rows stay until they are released."""
         self._finalizer()
         self._compaction.raise_error()
 
-    def sizes(self) -> SsdSizes:
-        """Bytes in use, and counters."""
+    def sizes(self) -> TierSizes:
+        """Present sizes of the files."""
         segments = self._segments
         with segments.lock:
             num_records = sum(segment.num_records for segment in segments)
             num_live, num_segments = int(segments.num_live.sum()), sum(1 for _ in segments)
             used = segments.used_bytes
-        live, stale = num_live * segments.stride, (num_records - num_live) * segments.stride
-        compacted = self._compaction.appender.bytes_written
-        return SsdSizes(
-            file_bytes=used,
-            live_bytes=live,
-            stale_bytes=stale,
-            stale_share=stale / (live + stale) if num_records else 0.0,
-            num_segments=num_segments,
-            bytes_written=self._writer.bytes_written + compacted,
-            bytes_compacted=compacted,
-            bytes_read=self._bytes_read,
-            records_read=self._records_read,
-            compactions=self._compaction.num_done,
+        return TierSizes(
+            ssd_bytes=used,
+            ssd_cap=self.max_bytes,
+            ssd_live_bytes=num_live * segments.stride,
+            ssd_stale_bytes=(num_records - num_live) * segments.stride,
+            ssd_segments=num_segments,
         )
 
     def tiers(self, num_keys: int) -> Tiers:
-        """What the ssd did and holds, of which `num_keys` keys were ever used."""
-        ssd = self.sizes()
-        sizes = TierSizes(
-            memory_bytes=num_keys * BYTES_PER_KEY,
-            ssd_bytes=ssd.file_bytes,
-            ssd_cap=self.max_bytes,
-            ssd_live_bytes=ssd.live_bytes,
-            ssd_stale_bytes=ssd.stale_bytes,
-            ssd_segments=ssd.num_segments,
-        )
-        return Tiers(self.counts, sizes)
+        """Counts and sizes of the ssd, where `num_keys` keys were ever used."""
+        return Tiers(self.counts, self.sizes()._replace(memory_bytes=num_keys * BYTES_PER_KEY))
 
     @property
     def counts(self) -> TierCounts:
-        """All that happened so far; takes no lock."""
+        """Since the store was opened; takes no lock."""
         compacted = self._compaction.appender.bytes_written
         return TierCounts(
             from_ssd=self._records_read,
@@ -272,11 +238,11 @@ class SsdStore:
 
     @property
     def num_bytes(self) -> int:
-        """Of memory, not of the disk: address space of the index and bitmaps; pages become memory when they are used."""
+        """Bytes of address space of the index and bitmaps, not of the disk; pages become memory when they are used."""
         return self._places.num_bytes + sum(segment.live.nbytes for segment in self._segments)
 
     def check_integrity(self) -> None:
-        """The conservation laws of index, bitmaps and files; for tests, while nothing else goes on."""
+        """The conservation laws of index, bitmaps and files; for tests, while the store is idle."""
         check_integrity(self._segments, self._places)
 
     def _find(self, keys: NDArray[np.int64], waits: bool, stack: ExitStack) -> RecordPlaces:
@@ -294,7 +260,7 @@ class SsdStore:
             self._records_read += rows.size
 
     def _drop_all(self) -> None:
-        """Every row reads as its first value."""
+        """Every row reads as its initial value."""
         segments = self._segments
         with segments.lock:
             self._writer.seal()
@@ -307,7 +273,7 @@ class SsdStore:
                     segments.retire(segment)
         segments.wait_for_readers()
 
-    def _commit(self, keys: NDArray[np.int64], pieces: list[Piece]) -> None:
+    def _commit(self, keys: NDArray[np.int64], pieces: list[BatchPiece]) -> None:
         segments, places = self._segments, self._places
         with segments.lock:
             try:
@@ -315,12 +281,12 @@ class SsdStore:
                     part = keys[piece.start : piece.stop]
                     arrays = segments.live_of_slot, segments.num_live
                     kernels.commit(places.words, places.touched, part, piece.place, *arrays)
-            finally:  # even after a KeyboardInterrupt: what is not in the index is stale
+            finally:  # even after a KeyboardInterrupt: records that are not in the index are stale
                 self._writer.settle(pieces)
 
     def _append_after_compaction(
         self, keys: NDArray[np.int64], records: NDArray[np.float32], num_bytes: int
-    ) -> list[Piece]:
+    ) -> list[BatchPiece]:
         needed = num_bytes + HEADER_BYTES  # compaction may seal the segment that is being written
         if self._compaction.make_room(needed, self._limit, self._writer):
             return self._writer.append(keys, records, self._limit)
@@ -328,14 +294,14 @@ class SsdStore:
         held = sum(segment.num_bytes for segment in self._segments if segment.num_holds)
         raise StoreError(
             f"{self._segments.folder} has reached its cap: this write needs {in_words(num_bytes)}; live rows take "
-            f"{in_words(sizes.live_bytes)}, stale ones {in_words(sizes.stale_bytes)}"
+            f"{in_words(sizes.ssd_live_bytes)}, stale ones {in_words(sizes.ssd_stale_bytes)}"
             + (f", a checkpoint in progress holds {in_words(held)}" if held else "")
             + f", and of ssd={in_words(cap)} {in_words(cap - self._limit)} are kept for compaction. Nothing is lost. Give a "
             "larger ssd=, use fewer rows or a smaller dim, or let rows expire."
         )
 
     def _checked(self, keys: Tensor, records: Tensor | None = None) -> NDArray[np.int64]:
-        """The keys, where the store is open and well, and nothing can reach foreign memory."""
+        """The keys, if the store is open and healthy and no key or shape can reach foreign memory."""
         self._compaction.raise_error()
         self._check_open()
         numbers: NDArray[np.int64] = keys.numpy()

@@ -25,7 +25,7 @@ from hotbed.cache.plans import WindowPlan
 from hotbed.cache.policies import LFU
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.ops.lookups import Lookups, Ticket
-from hotbed.ops.move import pack, unpack
+from hotbed.ops.move import Exchanged, exchange, pack, unpack
 from hotbed.ops.records import Layout, empty_records
 from hotbed.ops.shard import Shard
 from hotbed.ops.streams import after, mark
@@ -34,7 +34,7 @@ from hotbed.store import MemoryStore
 from hotbed.store.counts import Tiers
 from hotbed.store.held import Holder
 from hotbed.tables.group.keyspace import CHUNK, Keyspace, Member
-from hotbed.tables.group.staging import Staging
+from hotbed.tables.group.staging import Staging, sent
 from hotbed.tables.snapshot.cache import load_state, state_of
 from hotbed.tables.transaction import Changes
 
@@ -141,6 +141,11 @@ class CachedRows:
 
     def initialise(self) -> None:
         """Rows get their initial values when they are first used."""
+
+    def make_pages(self, most: int) -> None:
+        """Have the memory of all rows below now, if they are in an array that takes no more than `most` bytes."""
+        if isinstance(self.store, MemoryStore) and self.store.num_bytes <= most:
+            self.store.make_pages()
 
     def clear(self) -> None:
         """All rows have their initial values again: part of a change."""
@@ -306,12 +311,10 @@ class CachedRows:
         """Victims go from their slots to the store, misses from the store to their slots."""
         plan, store, num_found = fetch.plan, self.store, 0
         assert isinstance(store, MemoryStore), "rows are in an array"
-        if plan.num_victims:
-            store.write(plan.victim_keys, self.records, plan.victim_slots)
-        if plan.num_misses:
-            source = torch.empty(plan.num_misses, dtype=torch.int32, device="cpu")
-            num_found = store.find(plan.miss_keys, source)
-            unpack(self.records, plan.miss_slots, source, store.parts()[0], plan.miss_keys, self.keyspace.initial)
+        if plan.num_misses:  # a victim leaves its slot to one
+            rows = Exchanged(plan.miss_slots, plan.miss_keys, plan.victim_slots, plan.victim_keys)
+            store.keep(rows.victim_keys)
+            num_found = exchange(self.records, *store.parts(), rows, self.keyspace.initial)
         self._count_window(fetch, num_found, plan.num_misses - num_found)
 
     def write(self, fetch: Fetch) -> None:
@@ -336,12 +339,14 @@ class CachedRows:
         from hotbed.ops.move.compiled_transfer import CompiledTransfer
 
         assert isinstance(self.store, MemoryStore), "a porter moves rows of an array"
-        return CompiledTransfer(*self.store.parts(), recorded.host_lists, self.records.device)
+        device = self.records.device
+        mapped = self.store.mapped(device) if device.type == "cuda" else None
+        return CompiledTransfer(*self.store.parts(), recorded.host_lists, device, mapped)
 
     @property
     def has_array(self) -> bool:
-        """Whether a porter can move the rows: they are in an array of the host, and start from values that their keys give."""
-        return isinstance(self.store, MemoryStore) and not self.keyspace.is_dynamic
+        """Whether a porter can move the rows: they are in an array of the host. Guests of an evaluation are not."""
+        return isinstance(self.store, MemoryStore)
 
     def exchange_with(
         self, transfer: CompiledTransfer, number: int, plan: RecordedPlan, num_batches: int, num_lookups: int
@@ -368,6 +373,9 @@ class CachedRows:
             parts = (miss_slots[:num_misses], slot.device_source[:num_misses], slot.device_rows, miss_keys[:num_misses])
             unpack(self.records, *parts, self.keyspace.initial)
         assert isinstance(self.store, MemoryStore), "a porter moves rows of an array"
+        if num_rows < num_misses and self.keyspace.is_dynamic:
+            self._create(plan, slot.source[:num_misses], miss_slots)
+        self.store.reach(self.keyspace.num_used)
         if self.store.is_held:
             self.store.keep(plan.victim_keys)
         transfer.exchanged(number, mark(self.records.device))
@@ -379,6 +387,14 @@ class CachedRows:
             record_bytes=self.layout.width * 4,
         )
         self._count(counts)
+
+    def _create(self, plan: RecordedPlan, source: Tensor, miss_slots: Tensor) -> None:
+        """Put initial records that no kernel can make into the slots of misses without a source."""
+        places = (source < 0).nonzero().squeeze(1)
+        created = self.keyspace.created(plan.miss_keys[places])
+        if created is not None:
+            places, created = (sent(part, self.records.device) for part in (places, created))
+            self.records.index_copy_(0, miss_slots[places].to(torch.int64), created)
 
     def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
         """Lookups whose rows are in their slots; they are brought in now, once `claim` has the turn."""

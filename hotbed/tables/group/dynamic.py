@@ -25,6 +25,7 @@ from torch import Tensor
 from hotbed.errors import BudgetError, HotbedError, StoreError
 from hotbed.host.memory import in_words
 from hotbed.ids import UNKNOWN, IdCounts, TableRules, Translator
+from hotbed.ids.distinct import LENGTH, BatchIds, DistinctIds, KnownRows, spread
 from hotbed.ids.index import Ints, Tables
 from hotbed.ops.init_rows import stream_of
 from hotbed.ops.keys import FirstBad
@@ -35,6 +36,7 @@ from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import RowOptimizer
 from hotbed.sizing.budget import BASE_BYTES, IdRoom
 from hotbed.store import Store
+from hotbed.tables.group.ahead import IdsAhead, read_ahead
 from hotbed.tables.group.keyspace import CHUNK, Member, Question, initial_rows
 from hotbed.tables.snapshot.ids import IdsSink, IdsSnapshot
 
@@ -80,6 +82,7 @@ class DynamicIds:
         self._next_guest = GUEST
         self._guests_turn = threading.Lock()
         self._epoch = 0
+        self._distinct = DistinctIds("hotbed-ids")
         self.initialise(0)
 
     def initialise(self, seed: int) -> None:
@@ -91,11 +94,13 @@ class DynamicIds:
         self._released: list[Ints] = []
         self._was_asked = False  # as trained, since the last training batch
         self._epoch += 1
-        streams = [stream_of(seed, name) for name in self.names]
-        parts = list(zip(streams, (member.init for member in self._members)))
-        # kernels take an id for that of padding, which has no row here; two of them, so that every id is served by one
+        # a row is made of (id + stream of its table): tables that start alike are one table of such sums
+        self._streams = np.array([stream_of(seed, name) for name in self.names], dtype=np.uint64)
+        inits = list(dict.fromkeys(member.init for member in self._members))
+        self._start_of_table = np.array([inits.index(member.init) for member in self._members])
+        # kernels take a sum for the id of padding, which has no row here; two of them, so that every sum is served by one
         self._first, self._first_of_minus_one = (
-            [self._first_rows(FirstTable(0, stream, init, no_id)) for stream, init in parts] for no_id in (-1, -2)
+            [self._first_rows(FirstTable(0, 0, init, no_id)) for init in inits] for no_id in (-1, -2)
         )
 
     def _first_rows(self, table: FirstTable) -> FirstRows:
@@ -116,6 +121,27 @@ class DynamicIds:
         """Memory that finds the keys of ids, as the budget counts it."""
         return max(0, self.translator.num_bytes - BASE_BYTES)
 
+    @property
+    def ahead(self) -> DynamicIds:
+        """This."""
+        return self
+
+    def read_ahead(self, distinct: DistinctIds, spans: NDArray[np.int64], device: torch.device) -> IdsAhead:
+        """In any thread: what does not depend on batches before, and a look at which ids are known."""
+        return read_ahead(distinct, self.translator, spans, len(self.names), device)
+
+    def settle(self, ahead: IdsAhead, learns: bool) -> KeyMeaning:
+        """The keys of a batch, now, into its map; until when they hold. Part of a change where the batch learns."""
+        found = []
+
+        def translate(given: BatchIds, known: KnownRows | None) -> Ints:
+            keys, sense = self._keys_of(given, learns, known)
+            found.append(sense)
+            return keys
+
+        ahead.settle(translate)
+        return found[0]
+
     def keys(
         self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
     ) -> tuple[Tensor, FirstBad, Any]:
@@ -123,8 +149,20 @@ class DynamicIds:
 
         `learns`: the next training batch, part of a change: the ids may be new.
         """
-        rows, sense = self.keys_of(self.numbers_of(spans, tables, ids.shape[0]), ids.cpu().numpy(), learns)
-        return torch.from_numpy(rows).to(ids.device), FirstBad(None), sense
+        host = ids.cpu().numpy()
+        words = np.array(
+            [
+                (host.ctypes.data + 8 * s.start, s.stride, s.length, self.names.index(name), s.start, s.stride)
+                for s, name in zip(spans, tables)
+            ],
+            dtype=np.int64,
+        ).reshape(-1, 6)
+        numbers = np.empty(int(words[:, LENGTH].sum()), dtype=np.int32)
+        given = self._distinct.gather(self._distinct.number(words, numbers), numbers, len(self.names))
+        entry_keys, sense = self._keys_of(given, learns)
+        keys = np.empty(host.shape[0], dtype=np.int64)
+        spread(words, numbers, entry_keys, keys)
+        return torch.from_numpy(keys).to(ids.device), FirstBad(None), sense
 
     def places(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, FirstBad, Any]:
         """Positions, and -1 for padding: only an id's owner knows its key. The sense is (ids, numbers of their tables)."""
@@ -144,21 +182,20 @@ class DynamicIds:
         """The keys of ids that all ranks ask for, each once for every rank; they count as often as they come."""
         assert asked.tables is not None, "dynamic ids are asked for by table"
         assert times is not None, "dynamic ids are asked for with how often they come"
-        often = times.cpu().numpy()
-        tables = np.repeat(asked.tables.cpu().numpy().astype(np.uint16), often)
-        keys, sense = self.keys_of(tables, np.repeat(asked.keys.cpu().numpy(), often), learns)
-        first = np.cumsum(often) - often
-        return torch.from_numpy(keys[first]).to(asked.keys.device), sense
+        tables, counts = asked.tables.cpu().numpy().astype(np.uint16), times.cpu().to(torch.int64)
+        given = BatchIds(tables, asked.keys.cpu().contiguous().numpy(), counts.contiguous().numpy())
+        keys, sense = self._keys_of(given, learns)
+        return torch.from_numpy(keys).to(asked.keys.device), sense
 
-    def keys_of(self, numbers: Tables, host: Ints, learns: bool) -> tuple[Ints, KeyMeaning]:
-        """As `keys`, with the number of each id's table."""
+    def _keys_of(self, given: BatchIds, learns: bool, known: KnownRows | None = None) -> tuple[Ints, KeyMeaning]:
+        """Keys [E] of entries, and until when they hold."""
         if learns:
-            rows = self._learn(numbers, host)
+            rows = self._learn(given, known)
             sense = KeyMeaning(True, self.translator.batch, self._epoch)
         else:
             with self.as_trained():
-                rows = self.translator.translate(numbers, host, learns=False).keys
-            sense = KeyMeaning(False, self.num_trained, self._epoch, self._receive(numbers, host, rows))
+                rows = self.translator.translate_distinct(given, False, known=known).keys
+            sense = KeyMeaning(False, self.num_trained, self._epoch, self._receive(given.tables, given.ids, rows))
         return rows, sense
 
     def fits(self, sense: KeyMeaning, learns: bool) -> bool:
@@ -325,14 +362,18 @@ class DynamicIds:
             source[created] = torch.arange(num_found, num_rows, dtype=torch.int32, device="cpu")
         return num_found, num_rows, late
 
-    def _learn(self, numbers: Tables, ids: Ints) -> Ints:
+    def created(self, keys: Tensor) -> Tensor:
+        """Made of ids, which only the host knows."""
+        return self.first(keys)
+
+    def _learn(self, given: BatchIds, known: KnownRows | None) -> Ints:
         room, translator = self.room, self.translator
         if room.memory is not None and translator.batch % _CHECK_EVERY == 0:
             used = translator.num_bytes + translator.end * room.per_row
             if used > room.memory + BASE_BYTES:
                 raise self._no_room(f"their index and rows take {in_words(used)} of {in_words(room.memory)}")
         try:
-            rows, released = translator.translate(numbers, ids, learns=True)
+            rows, released = translator.translate_distinct(given, True, known=known)
         except StoreError as error:
             if room.memory is None:
                 raise
@@ -395,15 +436,19 @@ class DynamicIds:
         return tables, ids
 
     def _first_records(self, tables: Tables, ids: Ints) -> Tensor:
+        sums = torch.from_numpy((ids.astype(np.uint64) + self._streams[tables]).view(np.int64))
+        if len(self._first) == 1:
+            return self._first_of_sums(sums, 0)
         records = torch.empty(ids.shape[0], self._first[0].layout.width, dtype=torch.float32, device="cpu")
-        by_table = np.argsort(tables, kind="stable")
-        ends = np.cumsum(np.bincount(tables, minlength=len(self._first)))
-        for number in np.flatnonzero(np.diff(ends, prepend=0)):
-            mine = by_table[ends[number - 1] if number else 0 : ends[number]]
-            part = torch.from_numpy(ids[mine])
-            first = first_records(part, self._first[number])
-            minus_one = part == -1
-            if bool(minus_one.any()):
-                first[minus_one] = first_records(part[minus_one], self._first_of_minus_one[number])
-            records[torch.from_numpy(mine)] = first
+        starts = self._start_of_table[tables]
+        for start in np.unique(starts):
+            mine = torch.from_numpy(np.flatnonzero(starts == start))
+            records[mine] = self._first_of_sums(sums[mine], start)
+        return records
+
+    def _first_of_sums(self, sums: Tensor, start: int) -> Tensor:
+        records = first_records(sums, self._first[start])
+        minus_one = sums == -1
+        if bool(minus_one.any()):
+            records[minus_one] = first_records(sums[minus_one], self._first_of_minus_one[start])
         return records

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.ids import IdCounts, TableRules
+from hotbed.ids.distinct import DistinctIds
 from hotbed.ids.index import Ints
 from hotbed.ops.init_rows import Init, stream_of
 from hotbed.ops.keys import Addresses, FirstBad, make_keys
@@ -24,6 +26,7 @@ from hotbed.ops.records import Layout
 from hotbed.ops.shard import Shard
 from hotbed.optim import RowOptimizer
 from hotbed.store import Store
+from hotbed.tables.group.ahead import IdsAhead
 from hotbed.tables.snapshot.parts import KeysSink, KeysSnapshot, PresetSink, PresetSnapshot
 
 if TYPE_CHECKING:
@@ -51,6 +54,22 @@ class Question(NamedTuple):
     keys: Tensor  # int64 [L], or dynamic ids
     tables: Tensor | None  # int32 [L]: the numbers of the tables of dynamic ids
     num_local: int  # keys that a rank may have; 0 for dynamic ids
+
+
+class AheadKeys(Protocol):
+    """Of dynamic ids, which only the host can translate: most of it is done while earlier batches train."""
+
+    names: list[str]  # of the tables, by number
+
+    @property
+    def num_used(self) -> int:
+        """Keys that were ever given to an id."""
+
+    def read_ahead(self, distinct: DistinctIds, spans: NDArray[np.int64], device: torch.device) -> IdsAhead:
+        """In any thread: what does not depend on batches before, and a look at which ids are known."""
+
+    def settle(self, ahead: IdsAhead, learns: bool) -> Any:
+        """The keys of a batch, now, into its map; until when they hold. Part of a change where the batch learns."""
 
 
 class Keyspace(Protocol):
@@ -122,6 +141,9 @@ class Keyspace(Protocol):
     def fetch(self, store: Store, keys: Tensor, rows: Tensor, source: Tensor) -> tuple[int, int, Tensor]:
         """As Store.fetch, with initial records that no kernel can make: (rows found, rows in all, positions of late ones)."""
 
+    def created(self, keys: Tensor) -> Tensor | None:
+        """The initial records of keys, which are rows and not there yet; None where kernels make them of the keys."""
+
     def is_live(self, keys: Tensor) -> Tensor:
         """bool [N]: keys that an id has."""
 
@@ -134,6 +156,10 @@ class Keyspace(Protocol):
     @property
     def columns(self) -> tuple[str, ...]:
         """Whole numbers that are saved with every row."""
+
+    @property
+    def ahead(self) -> AheadKeys | None:
+        """Who makes keys ahead of training; None where kernels make them of ids."""
 
     # What training batches do to keys; nothing where they are preset.
 
@@ -171,6 +197,7 @@ class PresetKeys:
     """Every table has rows 0, 1, ... R - 1 from the start; those of one rank are numbered anew (Shard)."""
 
     is_dynamic = False
+    ahead: AheadKeys | None = None
     index_bytes = 0
     num_ahead = 0
     has_released = False
@@ -268,6 +295,9 @@ class PresetKeys:
         """Rows that were never written are created by a kernel, from their keys."""
         num_found, late = store.fetch(keys, rows, source)
         return num_found, num_found, late
+
+    def created(self, keys: Tensor) -> None:
+        """Kernels make them."""
 
     def is_live(self, keys: Tensor) -> Tensor:
         """All."""

@@ -10,9 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotbed.host.pinned import pinned
 from hotbed.ops.streams import current, mark
 
 _ROUND = 4096  # rows
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device, behind what the current stream does; nobody waits for it."""
+    return pinned(tensor).to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Staging:

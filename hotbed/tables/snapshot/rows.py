@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hotbed.ops.move import first_records
-from hotbed.store.held import Files, Keys, refuse_second
+from hotbed.store.held import FrozenFiles, Keys, refuse_second
 
 if TYPE_CHECKING:
     from hotbed.tables.group.resident import ResidentRows
@@ -30,7 +30,7 @@ _STEP, _FIRST, _SECOND = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB13311
 class CopiedRows:
     """A Holder (store/held.py) of rows that are all on the device."""
 
-    files: Sequence[Files] = ()  # none: `items` gives the records
+    files: Sequence[FrozenFiles] = ()  # none: `items` gives the records
 
     def __init__(self, group: ResidentRows) -> None:
         self._group = group

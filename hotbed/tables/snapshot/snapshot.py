@@ -19,11 +19,11 @@ from torch import Tensor
 
 from hotbed.checkpoint.owners import saved_layout
 from hotbed.checkpoint.row_file import as_numpy
-from hotbed.checkpoint.types import Frozen, RowPart, TableShape, group_name
+from hotbed.checkpoint.types import FrozenFolder, RowPart, TableShape, group_name
 from hotbed.errors import RunError
 from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import RowOptimizer
-from hotbed.store.held import Files, Holder
+from hotbed.store.held import FrozenFiles, Holder
 from hotbed.store.ssd import frozen_items
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.group.keyspace import Member
@@ -59,7 +59,7 @@ class _FrozenGroup(NamedTuple):
     """The files of one group on its ssd."""
 
     name: str
-    files: Files
+    files: FrozenFiles
 
     def link_into(self, folder: Path) -> None:
         self.files.link_into(folder)
@@ -109,7 +109,7 @@ class TablesSnapshot:
         return self._rest
 
     @property
-    def frozen(self) -> Sequence[Frozen]:
+    def frozen(self) -> Sequence[FrozenFolder]:
         """One folder for each group on an ssd."""
         return self._frozen
 

@@ -1,6 +1,6 @@
-"""Translator with dicts and lists, one lookup at a time: obviously right, slow, and without look-ahead.
+"""A translator with dicts and lists, one lookup at a time: simple, slow, and without look-ahead.
 
-Going back is done by keeping a copy of everything after every batch.
+It goes back by keeping a copy of everything after every batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Id = tuple[int, int]  # table, id
 
 
 @dataclass
-class Row:
+class ReferenceRow:
     """An id's row."""
 
     number: int
@@ -27,12 +27,12 @@ class Row:
 
 
 @dataclass
-class State:
+class ReferenceState:
     """Everything there is after a batch."""
 
     batch: int = 0
     next_row: int = 0
-    rows: dict[Id, Row] = field(default_factory=dict)
+    rows: dict[Id, ReferenceRow] = field(default_factory=dict)
     shared: dict[int, int] = field(default_factory=dict)  # row by table
     free: set[int] = field(default_factory=set)
     quarantined: list[tuple[int, int]] = field(default_factory=list)  # batch, row
@@ -46,7 +46,7 @@ class ReferenceTranslator:
 
     def __init__(self, rules: Sequence[TableRules], first_row: int = 0, seed: int = 0, quarantine: int = 256) -> None:
         self.rules, self.first_row, self.seed, self.quarantine = rules, first_row, seed, quarantine
-        self.state = State(counters=[[0, 0, 0, 0] for _ in rules])
+        self.state = ReferenceState(counters=[[0, 0, 0, 0] for _ in rules])
         for table, rule in enumerate(rules):
             if rule.admission is not None:
                 self.state.shared[table] = self._new_row()
@@ -69,7 +69,7 @@ class ReferenceTranslator:
                     counts[one] = counts.get(one, 0) + 1
         for one, count in counts.items():
             if self._is_admitted(one, count):
-                self.state.rows[one] = Row(self._new_row())
+                self.state.rows[one] = ReferenceRow(self._new_row())
                 self.state.counters[one[0]][1] += 1
             else:
                 self.state.counters[one[0]][2] += count
@@ -127,7 +127,7 @@ class ReferenceTranslator:
             return now - row.last > rule.span
         return self._score(row, rule.span) / 256 < (rule.score_below or 0)
 
-    def _score(self, row: Row, half_life: int) -> int:
+    def _score(self, row: ReferenceRow, half_life: int) -> int:
         score = row.score
         for batch in range(row.last + 1, self.state.batch + 1):
             if batch % half_life == 0:
@@ -182,7 +182,7 @@ def mix(x: int) -> int:
 
 
 def hash_of(one: Id) -> int:
-    """Of (table, id)."""
+    """The hash of (table, id)."""
     return mix((one[1] & _BITS) ^ ((one[0] + 1) * _STEP))
 
 

@@ -1,8 +1,8 @@
-"""The well-known public click and rating logs: where they are, how to check them, what their licence asks.
+"""Well-known public click and rating logs: their addresses, checksums and licences.
 
-Data only; download.py does the fetching. Checksums are those the publishers state: MovieLens beside each file, Criteo's
-Kaggle archive in its public mirrors' records, Hugging Face in the listing that is read at download time. Where nobody states
-one the entry says so.
+Data only; download.py fetches the files. Checksums are those of the publishers: MovieLens publishes one per file, Criteo's
+Kaggle archive has one in the records of its mirrors, Hugging Face in the listing that is read at download time. An entry
+without a checksum has none published.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PublicSet:
     suffixes: tuple[str, ...] = ()  # of the files wanted from the folders
     by_day: bool = False  # folders are days, chosen with --day
     by_hand: tuple[str, ...] = ()  # steps, where the source needs an account
-    then: tuple[str, ...] = ()  # commands that make a dataset directory of it
+    then: tuple[str, ...] = ()  # commands that turn it into a dataset directory
 
 
 def _movielens(size: str, ratings: str, num_bytes: int, md5: str, then: tuple[str, ...]) -> PublicSet:
@@ -155,15 +155,15 @@ def find_public_set(name: str) -> PublicSet:
 
 
 def choose_folders(entry: PublicSet, days: tuple[int, ...]) -> tuple[HubFolder, ...]:
-    """The folders to fetch; a set that comes by day is never fetched whole by accident."""
+    """The folders to fetch; a dataset published by day is never fetched completely by accident."""
     if not entry.by_day:
         if days:
-            raise ConfigError(f"--day belongs to sets that come by day; {entry.name} does not.")
+            raise ConfigError(f"--day is for datasets published by day; {entry.name} is not.")
         return entry.folders
     wrong = [day for day in days if not 0 <= day < len(entry.folders)]
     if wrong or not days:
         given = ", ".join(map(str, wrong)) or "none"
         raise ConfigError(
-            f"{entry.name} comes by day: name some of 0 .. {len(entry.folders) - 1} with --day (given: {given})."
+            f"{entry.name} is published by day: choose days of 0 .. {len(entry.folders) - 1} with --day (given: {given})."
         )
     return tuple(entry.folders[day] for day in dict.fromkeys(days))

@@ -1,15 +1,13 @@
 """A dataset directory in, a checked Dataset out: the schema, and where every row group lies.
 
-Opening reads schema.json and the footer of every Parquet file (a millisecond each), never the rows: a file that is absent,
-truncated, or has other columns, types or row counts than the schema says is found before a run starts.
+Opening reads schema.json and the footer of every Parquet file (a millisecond each), never the rows. A file that is missing,
+truncated, or differs from the schema in columns, types or row counts is found before a run starts.
 
-`hot_keys`: the dataset's own counts in, the rows worth keeping out: what the static policy knows before training. Counts come
-from the counts files that `prepare` wrote, so nothing is read but one line per distinct id. Ids that `min_count` left out of a
-vocabulary share row 0, which is counted as the files leave it: not at all.
+`hot_keys`: the most frequent rows of a dataset, for the static policy. They come from the counts files that `prepare` wrote,
+so only one line per distinct id is read. Ids that `min_count` left out of a vocabulary share row 0, which is not counted.
 
-`describe`: what a dataset holds, as a JSON-able dict: rows, positives, distinct ids, how unevenly lookups fall on them. All
-figures are exact: they come from the counts files, which `prepare` filled from every row of the train split. Ids that
-`min_count`, or the memory of `prepare`, left out are not among them.
+`describe`: rows, positives, distinct ids and their skew, as a dict for JSON. All figures are exact: they come from the counts
+files, which `prepare` made from every row of the train split, without ids that `min_count` or its memory limit left out.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,14 +31,12 @@ from hotbed.errors import SchemaError
 
 TOP_SHARE = 0.015  # of the ids; what the published caches hold on the device
 CURVE_POINTS = 64
-HOT_SHARE = (
-    0.9  # of the slots; the rest is for rows that come and go (Criteo, 1.5 %: 0.75 misses 3 % more, 1.0 1 % more)
-)
+HOT_SHARE = 0.9  # of the slots; the rest is for other rows (Criteo, 1.5 %: 0.75 misses 3 % more, 1.0 1 % more)
 AGAIN = "Run `hotbed prepare` again, or restore the file."
 
 
 class RowGroup(NamedTuple):
-    """The smallest piece of a split that can be read alone."""
+    """The smallest part of a split that can be read independently."""
 
     file: Path
     number: int  # within its file
@@ -49,7 +44,7 @@ class RowGroup(NamedTuple):
     stamp: tuple[int, int] | None = None  # of the file, when it was opened
 
 
-class Counts(NamedTuple):
+class FeatureCounts(NamedTuple):
     """How often each id of a feature occurs in the train split, most frequent first."""
 
     ids: NDArray[np.int64]  # the raw 64-bit ids
@@ -70,7 +65,6 @@ class Dataset:
         directory = Path(path)
         recover(directory)
         schema = Schema.load(directory)
-        _check_names(directory, schema)
         expected = _expected_types(schema)
         row_groups = {
             name: tuple(
@@ -84,7 +78,7 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells two datasets apart by columns, splits, id lists, and the footers (sizes and ranges) of all files of rows."""
+        """Identifies a dataset by columns, splits, id lists, and the footers (sizes and ranges) of all files of rows."""
         digest = hashlib.sha256(json.dumps(self.schema.identity(), sort_keys=True).encode())
         for feature in self.schema.features:
             path = self.path / "counts" / f"{feature.name}.parquet"
@@ -111,13 +105,13 @@ class Dataset:
         known = ", ".join(feature.name for feature in self.schema.features)
         raise SchemaError(f"{self.path} has no id feature {name!r}; its features are: {known}.")
 
-    def counts(self, feature: str) -> Counts:
+    def counts(self, feature: str) -> FeatureCounts:
         """The counts file of a feature."""
         self.feature(feature)
         return read_counts(self.path / "counts" / f"{feature}.parquet")
 
 
-def read_counts(path: Path) -> Counts:
+def read_counts(path: Path) -> FeatureCounts:
     """A counts file, checked."""
     if not path.is_file():
         raise SchemaError(f"{path} does not exist. {AGAIN}")
@@ -129,20 +123,7 @@ def read_counts(path: Path) -> Counts:
         raise SchemaError(f"{path} must have the int64 columns id and count; it has {_columns(table.schema)}. {AGAIN}")
     if table["id"].null_count or table["count"].null_count:
         raise SchemaError(f"{path} has empty entries. {AGAIN}")
-    return Counts(table["id"].to_numpy(), table["count"].to_numpy())
-
-
-def _check_names(directory: Path, schema: Schema) -> None:
-    names = [schema.label, *(column.name for column in schema.dense), *(feature.name for feature in schema.features)]
-    twice = sorted(name for name, count in Counter(names).items() if count > 1)
-    if twice:
-        raise SchemaError(f"{directory / 'schema.json'} names {', '.join(twice)} more than once. {AGAIN}")
-    for name, split in schema.splits.items():
-        if len(split.files) != len(split.file_rows):
-            raise SchemaError(
-                f"{directory / 'schema.json'}: split {name} lists {len(split.files)} files "
-                f"and {len(split.file_rows)} row counts. {AGAIN}"
-            )
+    return FeatureCounts(table["id"].to_numpy(), table["count"].to_numpy())
 
 
 def _expected_types(schema: Schema) -> dict[str, tuple[pa.DataType, ...]]:
@@ -180,13 +161,13 @@ def _row_groups(file: Path, rows: int, expected: dict[str, tuple[pa.DataType, ..
 
 
 def stamp_of(file: Path) -> tuple[int, int]:
-    """Size, and time of the last change: another file of that name, or one that was written to, has another."""
+    """Size and time of the last change: they differ if the file was replaced or written to."""
     found = file.stat()
     return found.st_size, found.st_mtime_ns
 
 
 def footer_of(file: Path) -> bytes:
-    """The end of a Parquet file that describes the rest: ... footer, its length (4 bytes), PAR1."""
+    """The footer of a Parquet file, which ends with: footer, its length (4 bytes), PAR1."""
     with file.open("rb") as bytes_of:
         bytes_of.seek(-8, os.SEEK_END)
         length = int.from_bytes(bytes_of.read(4), "little")
@@ -195,7 +176,7 @@ def footer_of(file: Path) -> bytes:
 
 
 def _same_type(kind: pa.DataType, allowed: pa.DataType) -> bool:
-    """Equal, where the name of a list's item does not count."""
+    """Equal, ignoring the name of a list's item."""
     if pa.types.is_list(allowed) or pa.types.is_large_list(allowed):
         return type(kind) is type(allowed) and bool(kind.value_type == allowed.value_type)
     return bool(kind == allowed)
@@ -211,7 +192,7 @@ def _first_line(error: Exception) -> str:
 
 
 def hot_keys(dataset: Dataset, num_slots: int) -> NDArray[np.int64]:
-    """The keys of the hottest rows, ascending: as many as a cache of `num_slots` slots should keep for good."""
+    """The keys of the most frequent rows, ascending: as many as a cache of `num_slots` slots should keep permanently."""
     keys, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     base = 0
     for feature in dataset.schema.features:
@@ -224,8 +205,8 @@ def hot_keys(dataset: Dataset, num_slots: int) -> NDArray[np.int64]:
     return np.sort(every[hottest])
 
 
-def count_rows(feature: IdFeature, counts: Counts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(rows of the feature's table, uses of each), for rows that are used at all."""
+def count_rows(feature: IdFeature, counts: FeatureCounts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(rows of the feature's table, uses of each), for rows that are used."""
     if feature.mode == "vocabulary":  # row 1 + k is the k-th line
         listed = min(counts.ids.shape[0], feature.rows - 1)
         return np.arange(1, 1 + listed, dtype=np.int64), counts.counts[:listed]
@@ -253,7 +234,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
 
 
 def skew(counts: NDArray[np.int64]) -> dict[str, Any]:
-    """How the lookups counted in `counts` (one entry per distinct id) spread over the ids."""
+    """How unevenly the lookups in `counts` (one entry per distinct id) are distributed over ids."""
     falling = np.sort(counts)[::-1]
     reached = np.cumsum(falling)
     lookups = int(reached[-1]) if len(reached) else 0
@@ -270,6 +251,6 @@ def skew(counts: NDArray[np.int64]) -> dict[str, Any]:
 
 
 def _place(split: str) -> tuple[int, str]:
-    """The usual splits in the order of their use, then others by name."""
+    """The usual splits in their usual order, then others by name."""
     usual = ("train", "valid", "test")
     return (usual.index(split) if split in usual else len(usual), split)

@@ -1,7 +1,7 @@
-"""Files over HTTP: resumable, checked, honest about what went wrong.
+"""Downloads over HTTP: resumable and verified.
 
-In: a RemoteFile and a directory. Out: the whole, verified file. Bytes go to NAME.part; a broken transfer continues there by an
-HTTP range request, now or in the next run. Only a file of the right size and checksum gets its final name.
+In: a RemoteFile and a directory. Out: the complete, verified file. Bytes go to NAME.part; an interrupted transfer continues
+there with an HTTP range request, now or in the next run. Only a file of the right size and checksum gets its final name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hotbed.errors import DataError
 from hotbed.host.atomic import put
 
 CHUNK = 1 << 20
-TRIES = 5  # transfers that break off without a single new byte, before giving up
+TRIES = 5  # transfers in a row without a new byte, before giving up
 TIMEOUT = 60.0  # seconds without an answer
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all (None: not known)
@@ -106,7 +106,7 @@ def list_folder(folder: HubFolder, suffixes: tuple[str, ...]) -> list[RemoteFile
 
 
 def _fetch(file: RemoteFile, out: IO[bytes], report: Progress) -> None:
-    """Append to `out` until the server says that all is there."""
+    """Append to `out` until the file is complete."""
     tries = 0
     while True:
         before = out.seek(0, os.SEEK_END)
@@ -123,8 +123,8 @@ def _fetch(file: RemoteFile, out: IO[bytes], report: Progress) -> None:
         tries = tries + 1 if out.tell() <= before else 0
         if tries == TRIES:
             raise DataError(
-                f"{file.address} broke off at byte {out.tell():,} ({reason}). "
-                "What came is kept: run the same command again to continue."
+                f"the download of {file.address} stopped at byte {out.tell():,} ({reason}). "
+                "The part so far is kept: run the same command again to continue."
             )
 
 
@@ -162,7 +162,7 @@ def _fetch_once(file: RemoteFile, out: IO[bytes], report: Progress) -> bool:
 
 
 def _read(answer: http.client.HTTPResponse) -> bytes:
-    """The next bytes; whatever breaks here is the network's fault, not the disk's."""
+    """The next bytes; errors here are network errors, not disk errors."""
     try:
         return answer.read(CHUNK)
     except (OSError, http.client.HTTPException) as error:
@@ -180,11 +180,11 @@ def _open(address: str, start: int = 0) -> http.client.HTTPResponse:
 def _refused(file: RemoteFile, error: urllib.error.HTTPError) -> DataError:
     if error.code in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
         return DataError(
-            f"{file.address} asks for an account (HTTP {error.code}). Sign in with a browser, download it there, "
+            f"{file.address} requires an account (HTTP {error.code}). Sign in with a browser, download it there, "
             f"put it next to the other files as {file.name}, and run the command again to check it."
         )
     return DataError(
-        f"{file.address} answered HTTP {error.code} ({error.reason}). The file may have moved, or the server is ill: "
+        f"{file.address} answered HTTP {error.code} ({error.reason}). The file may have moved, or the server has a problem: "
         "look at the set's page, or try again later."
     )
 
@@ -194,6 +194,6 @@ def _unreachable(address: str, by_hand: str, error: Exception) -> DataError:
         return DataError(f"{address} answered HTTP {error.code} ({error.reason}). Try again later.")
     reason = getattr(error, "reason", None) or error
     return DataError(
-        f"{urlsplit(address).netloc} cannot be reached ({reason}). Is there a network, or a proxy to name in https_proxy? "
-        f"Without one, fetch {by_hand} on another machine; or train on criteo-like or adult, which need no download."
+        f"{urlsplit(address).netloc} cannot be reached ({reason}). Check the network, or set https_proxy. "
+        f"Without a network, fetch {by_hand} on another machine; or train on criteo-like or adult, which need no download."
     )

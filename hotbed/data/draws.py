@@ -1,7 +1,7 @@
-"""Random words from counters: a 64-bit number from (key, counter), with no state to carry.
+"""Counter-based random numbers: a 64-bit word from (key, counter), without state.
 
-In: keys made of a few integers (seed, epoch, column ...). Out: well-mixed 64-bit words and permutations. The same on every
-machine, for any order and any number of threads, because nothing but integer arithmetic takes part. Not for secrets.
+In: keys made of a few integers (seed, epoch, column ...). Out: well-mixed 64-bit words and permutations. They are the same on
+every machine, in any order, for any number of threads, because only integer arithmetic is used. Not for cryptography.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hotbed.data.hash import mix
 from hotbed.host.jit import njit
 
-GOLDEN = 0x9E3779B97F4A7C15  # odd, so that counter * GOLDEN meets every word once
+GOLDEN = 0x9E3779B97F4A7C15  # odd, so that counter * GOLDEN takes every value once
 _MASK = (1 << 64) - 1
 _PER_BUCKET = 1  # word on average, at most
 
@@ -31,7 +31,7 @@ def words(key: int, count: int) -> NDArray[np.uint64]:
 
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:
-    """A permutation of range(count) that depends on the key alone: its numbers in the order of their words."""
+    """A permutation of range(count) that depends only on the key: numbers sorted by their words."""
     return _sorted_by_word(np.uint64(key), count)
 
 
@@ -53,7 +53,7 @@ def _sorted_by_word(key: np.uint64, count: int) -> NDArray[np.int64]:
         bucket = _bucket(word, bits)
         sorted_words[ends[bucket]], order[ends[bucket]] = word, i
         ends[bucket] += 1
-    for i in range(1, count):  # nothing moves further than its bucket
+    for i in range(1, count):  # nothing leaves its bucket
         word, number, at = sorted_words[i], order[i], i
         while at > 0 and sorted_words[at - 1] > word:
             sorted_words[at], order[at] = sorted_words[at - 1], order[at - 1]

@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]  # rows done, rows in all
 
 
 class EmbeddedDataset(NamedTuple):
-    """A dataset that can be named."""
+    """A dataset that is available by name."""
 
     name: str
     summary: str
@@ -54,8 +54,8 @@ EMBEDDED = (
 )
 
 
-class _Recipe(NamedTuple):
-    """Where a named dataset lies in the cache, and how it is built."""
+class _BuildPlan(NamedTuple):
+    """The cache folder of a named dataset, and the function that builds it."""
 
     folder: str
     build: Callable[[Path], object]
@@ -63,7 +63,7 @@ class _Recipe(NamedTuple):
 
 def resolve(name_or_path: str | Path, cache_dir: str | Path | None = None, progress: Progress | None = None) -> Dataset:
     """Open an embedded dataset by name, building it on first use, or a dataset directory."""
-    recipe = _recipe(str(name_or_path), progress)
+    recipe = _build_plan(str(name_or_path), progress)
     if recipe is None:
         path = Path(name_or_path)
         recover(path)
@@ -90,8 +90,8 @@ def resolve(name_or_path: str | Path, cache_dir: str | Path | None = None, progr
 
 
 def is_embedded(name: str) -> bool:
-    """Whether a name stands for a dataset that can be built, and not for a path."""
-    return _recipe(name, None) is not None
+    """Whether a name is a dataset that can be built, and not a path."""
+    return _build_plan(name, None) is not None
 
 
 def cache_root(cache_dir: str | Path | None = None) -> Path:
@@ -103,16 +103,16 @@ def cache_root(cache_dir: str | Path | None = None) -> Path:
         return Path(named).expanduser() if named else Path.home() / ".cache" / "hotbed"
     except RuntimeError as error:  # a user without a home, as in many containers
         raise ConfigError(
-            f"no home directory is known for the cache of embedded datasets ({error}) Set {CACHE_VARIABLE} to a directory "
+            f"there is no home directory for the cache of embedded datasets ({error}) Set {CACHE_VARIABLE} to a directory "
             "with 500 MB free."
         ) from error
 
 
-def _recipe(name: str, progress: Progress | None) -> _Recipe | None:
-    """How to build what `name` stands for; None where it is a path."""
+def _build_plan(name: str, progress: Progress | None) -> _BuildPlan | None:
+    """How to build the dataset `name`; None if it is a path."""
     base, colon, rows_text = name.partition(":")
     if base == "adult" and not colon:
-        return _Recipe(f"adult-{FORMAT_VERSION}.{ADULT_GENERATION}", _build_adult)
+        return _BuildPlan(f"adult-{FORMAT_VERSION}.{ADULT_GENERATION}", _build_adult)
     shape = SHAPES.get(base)
     if shape is None:
         return None
@@ -120,11 +120,11 @@ def _recipe(name: str, progress: Progress | None) -> _Recipe | None:
     other = other_rows(rows)
     threads = min(os.cpu_count() or 1, 8)
     build = partial(write_dataset, shape=shape, train=rows, valid=other, test=other, threads=threads, progress=progress)
-    return _Recipe(f"{shape.name}-{FORMAT_VERSION}.{shape.generation}-{rows}", build)
+    return _BuildPlan(f"{shape.name}-{FORMAT_VERSION}.{shape.generation}-{rows}", build)
 
 
 def read_rows(name: str, rows_text: str) -> int:
-    """The number behind the colon of a name."""
+    """The number after the colon of a name."""
     if not rows_text.replace("_", "").isdecimal() or int(rows_text) < 1:
         base = name.partition(":")[0]
         raise ConfigError(f"{name!r}: the number of train rows must be a positive integer, as in {base}:250000.")
@@ -144,7 +144,7 @@ def _build_adult(out: Path) -> None:
 
 
 def _open_whole(directory: Path) -> Dataset | None:
-    """The dataset if every file of it is in order."""
+    """The dataset if all of its files are intact."""
     try:
         dataset = Dataset.open(directory)
         for feature in dataset.schema.features:
@@ -158,7 +158,7 @@ def _open_whole(directory: Path) -> Dataset | None:
 
 @contextmanager
 def _building(cache: Path, folder: str) -> Iterator[None]:
-    """Hold the lock of one dataset of the cache; what cannot be written there is said so."""
+    """Hold the lock of one dataset of the cache; report a cache that cannot be written."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f".{folder}.lock").open("w") as lock:

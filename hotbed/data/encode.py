@@ -1,184 +1,69 @@
-"""Raw files in, batches out, by the schema and counts of a dataset or a saved model: how `predict` reads.
+"""A chunk of raw columns in, labels, numbers and 64-bit ids of its good rows out.
 
-A raw row gets the very numbers and rows that `prepare` gave it, because both come through `encoded.py`.
+Both `prepare` and `RawReader` use it, so a raw row that is scored later gets the ids it was trained with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
 
-from hotbed.data.encoded import EncodedRows, encode, raw_column
-from hotbed.data.formats import Chunk, Format, guess_format, open_format
-from hotbed.data.formats.parquet import stored_types
-from hotbed.data.prepare.quarantine import MaxBad, Quarantine
-from hotbed.data.schema import IdFeature, Schema
-from hotbed.data.values import Bags, LabelReader, standardise
-from hotbed.data.vocabulary import Numbering
-from hotbed.errors import FormatError, SchemaError
-from hotbed.types import Batch, Jagged
+from hotbed.data.formats import BadRow, Chunk
+from hotbed.data.formats.chunk import Faults, offsets_of
+from hotbed.data.schema import DenseColumn, IdFeature
+from hotbed.data.times import TimeColumn, read_times
+from hotbed.data.values import Bags, LabelReader, read_dense, read_ids
+
+BUCKET_SUFFIX = "_bucket"  # the id feature made of integer column I1 is I1_bucket
 
 
-class RawBatch(NamedTuple):
-    """A batch and where its samples come from."""
+class EncodedRows(NamedTuple):
+    """The good rows of a chunk; ids are 64-bit and numbers not yet standardised."""
 
-    batch: Batch
-    file: str
-    lines: np.ndarray  # int64 [B]
-
-
-class RawReader:
-    """Batches of raw files, by the schema.json and counts/ of a dataset or model directory.
-
-    The label column may be absent or empty; such labels are NaN. Bad rows are left out and counted in `quarantine`;
-    too many of them raise FormatError.
-    """
-
-    def __init__(
-        self,
-        directory: str | Path,
-        paths: Sequence[str | Path],
-        *,
-        batch_size: int = 4096,
-        format: str | None = None,
-        max_bad: str = "1%",
-        rows_of: Callable[[IdFeature, np.ndarray], np.ndarray] | None = None,
-    ) -> None:
-        """`rows_of` makes rows of the ids of a feature, where somebody holds the vocabularies already."""
-        self.schema = Schema.load(Path(directory))
-        self._directory = Path(directory)
-        self._paths = [Path(path) for path in paths]
-        self._batch_size = batch_size
-        raw = self.schema.notes.get("raw", {})
-        self._raw = raw if isinstance(raw, dict) else {}
-        name = format or self.schema.raw_format
-        if not name:
-            raise SchemaError(
-                f"{self._directory / 'schema.json'} does not say how raw rows look (raw_format is empty). "
-                "Name the format: criteo, csv, parquet or libsvm."
-            )
-        self._wanted = [spec.name for spec in self.schema.dense] + [raw_column(one) for one in self.schema.features]
-        self._format = self._open(name)
-        self._any_format = format is None
-        numbered = [one for one in self.schema.features if one.mode == "vocabulary"] if rows_of is None else []
-        self._numberings = {feature.name: _load_numbering(self._directory, feature) for feature in numbered}
-        self._rows = rows_of or self._numbered
-        positive = self._raw.get("positive")
-        means = f", a label of {positive!r} means 1" if positive is not None else ""
-        advice = f"Rows are read as those of the training data ({name}{means})."
-        self.quarantine = Quarantine(MaxBad.parse(max_bad), advice=advice)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (located.batch for located in self.located())
-
-    def located(self) -> Iterator[RawBatch]:
-        """Batches with the file and line of every sample. A batch never spans two chunks of a file."""
-        for path in self._paths:
-            for chunk in self._format_of(path).chunks(path):
-                encoded = self._encode(chunk, path)
-                self.quarantine.add(encoded.bad, len(encoded.lines))
-                for start in range(0, len(encoded.lines), self._batch_size):
-                    stop = min(start + self._batch_size, len(encoded.lines))
-                    yield RawBatch(self._batch(encoded, start, stop), str(path), encoded.lines[start:stop])
-        self.quarantine.check()
-
-    def _open(self, name: str) -> Format:
-        return open_format(
-            name,
-            delimiter=self._raw.get("delimiter"),
-            wanted={self.schema.label, *self._wanted}.__contains__,
-            label_optional=True,
-        )
-
-    def _format_of(self, path: Path) -> Format:
-        """That of the training data; a model made of text also reads Parquet and Arrow, where they say the same."""
-        if not self._any_format or self._format.name == "parquet" or guess_format(path) != "parquet":
-            return self._format
-        self._check_types(path)
-        return self._open("parquet")
-
-    def _check_types(self, path: Path) -> None:
-        """A FormatError if a column holds what text can spell in several ways: dates and times, and 2.0 or true as ids."""
-        strings = {raw_column(one) for one in self.schema.features if one.source == "string"}
-        unlike = [
-            f"{name} ({kind})"
-            for name, kind in stored_types(path).items()
-            if name in self._wanted and (pa.types.is_temporal(kind) or (name in strings and _many_spellings(kind)))
-        ]
-        if unlike:
-            raise FormatError(
-                f"{path}: the model was trained on {self._format.name} files, where {', '.join(unlike)} is text, and how it "
-                "was spelled there cannot be known. Write it as the same text, or score a file such as the training data was."
-            )
-
-    def _encode(self, chunk: Chunk, path: Path) -> EncodedRows:
-        schema = self.schema
-        absent = [name for name in dict.fromkeys(self._wanted) if name not in chunk.columns]
-        if absent:
-            raise FormatError(
-                f"{path} has no column {', '.join(absent)}, which the dataset was made of. Its columns are: "
-                f"{', '.join([*chunk.columns, *chunk.unread])}."
-            )
-        label = None
-        if schema.label in chunk.columns:
-            label = LabelReader(
-                schema.label,
-                positive=self._raw.get("positive"),
-                negative=self._raw.get("negative"),
-                signed=self._format.name == "libsvm",
-                optional=True,
-            )
-        return encode(chunk, label, schema.dense, schema.features)
-
-    def _batch(self, encoded: EncodedRows, start: int, stop: int) -> Batch:
-        schema = self.schema
-        dense = [standardise(values[start:stop], spec) for values, spec in zip(encoded.dense, schema.dense)]
-        single: list[np.ndarray] = []
-        bags: dict[str, Jagged] = {}
-        for feature, ids in zip(schema.features, encoded.ids):
-            if isinstance(ids, Bags):
-                offsets = ids.offsets[start : stop + 1]
-                rows = self._rows(feature, ids.ids[offsets[0] : offsets[-1]])
-                bags[feature.name] = Jagged(torch.from_numpy(rows), torch.from_numpy(offsets - offsets[0]))
-            else:
-                single.append(self._rows(feature, ids[start:stop]))
-        size = stop - start
-        return Batch(
-            labels=torch.from_numpy(encoded.labels[start:stop].copy()),
-            dense=torch.from_numpy(np.stack(dense, axis=1) if dense else np.zeros((size, 0), dtype=np.float32)),
-            ids=torch.from_numpy(np.stack(single, axis=1) if single else np.zeros((size, 0), dtype=np.int64)),
-            bags=bags,
-        )
-
-    def _numbered(self, feature: IdFeature, ids: np.ndarray) -> np.ndarray:
-        """Row numbers for a vocabulary (0 for the unknown), the ids themselves otherwise; int64."""
-        numbering = self._numberings.get(feature.name)
-        return ids.copy() if numbering is None else numbering.find(ids).astype(np.int64) + 1
+    labels: np.ndarray  # float32 [n]
+    dense: list[np.ndarray]  # N times float64 [n]
+    ids: list[np.ndarray | Bags]  # one per feature, in schema order
+    lines: np.ndarray  # int64 [n]
+    bad: list[BadRow]  # the chunk's own and those found here, by line
+    times: np.ndarray | None = None  # int64 [n], microseconds, if there is a time column
 
 
-def _many_spellings(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_boolean(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+def raw_column(feature: IdFeature) -> str:
+    """The raw column a feature is read from."""
+    return feature.name.removesuffix(BUCKET_SUFFIX) if feature.source == "bucket" else feature.name
 
 
-def _load_numbering(directory: Path, feature: IdFeature) -> Numbering:
-    path = directory / "counts" / f"{feature.name}.parquet"
-    try:
-        ids = pq.read_table(path, columns=["id"]).column("id").to_numpy().astype(np.int64)
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise SchemaError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}). Run `hotbed prepare` again."
-        ) from error
-    numbering = Numbering()
-    numbering.add(ids, np.zeros(len(ids), dtype=np.bool_))
-    if len(numbering) + 1 != feature.rows or len(ids) != len(numbering):
-        raise SchemaError(
-            f"{path} holds {len(numbering):,} distinct ids; schema.json expects {feature.rows - 1:,}. "
-            "They are from different datasets: run `hotbed prepare` again."
-        )
-    return numbering
+def encode(
+    chunk: Chunk,
+    label: LabelReader | None,
+    dense: Sequence[DenseColumn],
+    features: Sequence[IdFeature],
+    time: TimeColumn | None = None,
+) -> EncodedRows:
+    """Read every column of a chunk; rows with a value that cannot be read are left out. No label reader: NaN labels."""
+    n = len(chunk.lines)
+    columns = chunk.columns
+    faults = Faults(n)  # the label first: the first reason found is kept
+    labels = np.full(n, np.nan, dtype=np.float32) if label is None else label.read(columns[label.name], faults)
+    times = None if time is None else read_times(columns[time.name], time, faults)
+    numbers = [read_dense(columns[spec.name], spec, faults) for spec in dense]
+    ids = [read_ids(columns[raw_column(feature)], feature, faults) for feature in features]
+    bad, lines = chunk.bad, chunk.lines
+    if faults.any:
+        bad = sorted(bad + faults.bad_rows(chunk.file, lines, chunk.show), key=lambda row: row.line)
+        keep = faults.good
+        labels, lines = labels[keep], lines[keep]
+        numbers, ids = [values[keep] for values in numbers], [take_rows(values, keep) for values in ids]
+        times = None if times is None else times[keep]
+    return EncodedRows(labels, numbers, ids, lines, bad, times)
+
+
+def take_rows(values: np.ndarray | Bags, keep: np.ndarray) -> np.ndarray | Bags:
+    """The rows where `keep` (bool [n]) is true."""
+    if isinstance(values, Bags):
+        lengths = np.diff(values.offsets)
+        return Bags(offsets_of(lengths[keep]), values.ids[np.repeat(keep, lengths)])
+    kept: np.ndarray = values[keep]
+    return kept

@@ -5,10 +5,10 @@
     id = mix(state ^ number of bytes), read as a signed 64-bit integer
 
 `mix` is the finaliser of splitmix64 (two multiply-and-shift rounds); it is a bijection, so two values of the same length
-up to 8 bytes (Criteo's hex strings) never share an id, and longer ones collide as rarely as random 64-bit numbers do:
-one chance in 23,000 that any two of 40 million values meet. It is not meant to withstand an attacker.
+up to 8 bytes (Criteo's hex strings) never share an id, and longer ones collide as rarely as random 64-bit numbers do: the
+chance that any two of 40 million values collide is one in 23,000. It is not meant to withstand an attacker.
 
-A missing value is a value: it has the reserved id `MISSING_ID`, which no string can get.
+A missing value has the reserved id `MISSING_ID`, which no string gets.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def mix(x: np.uint64) -> np.uint64:
 
 @njit(nogil=True, cache=True, inline="always")
 def load_word(data: np.ndarray, at: int) -> np.uint64:
-    """Eight bytes, little endian; LLVM makes one load of it."""
+    """Eight bytes, little endian; LLVM turns it into one load."""
     word = np.uint64(data[at])
     word |= np.uint64(data[at + 1]) << np.uint64(8)
     word |= np.uint64(data[at + 2]) << np.uint64(16)
@@ -96,12 +96,12 @@ def hash_text(text: Text) -> np.ndarray:
 
 
 def expected_collisions(num_ids: int) -> float:
-    """Pairs of long texts that share an id, of so many different ones."""
+    """The expected number of pairs that share an id among `num_ids` long strings."""
     return num_ids * (num_ids - 1) / 2 / 2.0**64
 
 
 def expected_sharing(num_ids: int, num_rows: int) -> float:
-    """Of so many ids that are hashed into rows, those that find another one in their row."""
+    """The expected number of ids that share their row with another when `num_ids` ids are hashed into rows."""
     return (
         num_ids * -math.expm1((num_ids - 1) * math.log1p(-1 / num_rows))
         if num_rows > 1

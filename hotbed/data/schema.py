@@ -1,4 +1,4 @@
-"""What a dataset directory holds, as data: columns, tables, splits. `schema.json` is this, written down.
+"""The content of a dataset directory: columns, tables, splits, as stored in `schema.json`.
 
     DIR/schema.json                 this file's Schema
     DIR/train/part-00000.parquet    label (float32), dense columns (float32), id columns (int32 or int64), bag columns (list)
@@ -6,7 +6,7 @@
     DIR/counts/<feature>.parquet    columns id (int64), count (int64); train split only, most frequent first
     DIR/quarantine.jsonl            one line per rejected row: file, line, reason, text
 
-Ids on disk. `vocabulary` features hold row numbers: row 0 is "unknown" (never seen, or rarer than min_count, in train),
+Ids on disk. `vocabulary` features hold row numbers: row 0 is "unknown" (not in train, or rarer there than min_count),
 row 1 + k is the k-th line of the counts file. `hash` features hold the raw 64-bit id; the table takes it modulo its rows
 (the hashing trick, chosen by the user). `direct` features hold integers that already are row numbers. `raw` features hold
 the raw 64-bit id for tables of dynamic ids; their `rows` is 0.
@@ -58,7 +58,7 @@ class IdFeature:
         "string"  # how raw text becomes a 64-bit id: "string" (stable hash), "integer", "bucket" (log buckets)
     )
     separator: str = ""  # between the values of a multi-valued raw column
-    distinct: int = 0  # distinct raw ids in train; where they were too many to count, `distinct_estimate`
+    distinct: int = 0  # distinct raw ids in train; `distinct_estimate` if they were too many to count
     counting: Counting = "exact"  # "sketch": too many distinct ids for the memory given, see `count_error`
     count_error: int = 0  # an id that occurs at most this often in train may be absent from the counts file
     distinct_estimate: int = 0  # HyperLogLog of the ids of train, standard error 0.41 %; 0: not known
@@ -81,7 +81,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Schema:
-    """All that a reader of the dataset has to know."""
+    """Everything that a reader of the dataset needs to know."""
 
     label: str
     dense: tuple[DenseColumn, ...]
@@ -95,12 +95,12 @@ class Schema:
     format_version: int = FORMAT_VERSION
 
     def save(self, directory: Path) -> None:
-        """Write schema.json in one step: a reader sees a whole file or none."""
+        """Write schema.json atomically."""
         write_file(directory / "schema.json", json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n")
 
     @classmethod
     def load(cls, directory: Path) -> Schema:
-        """Read and check schema.json; every way it can be wrong is a SchemaError."""
+        """Read and check schema.json; anything wrong is a SchemaError."""
         path = directory / "schema.json"
         if not path.is_file():
             raise SchemaError(
@@ -132,7 +132,7 @@ class Schema:
             ) from error
 
     def identity(self) -> dict[str, Any]:
-        """What tells two datasets apart: neither provenance nor statistics, which older datasets lack."""
+        """What identifies a dataset: without provenance and statistics, which older datasets lack."""
         known = dataclasses.asdict(dataclasses.replace(self, notes={}))
         for feature in known["features"]:
             for name in STATISTICS:
@@ -140,7 +140,7 @@ class Schema:
         return known
 
     def _check(self) -> None:
-        """A ValueError for values that no dataset can have."""
+        """Raise a ValueError for values that are impossible."""
         names = [self.label, *(one.name for one in self.dense), *(one.name for one in self.features)]
         _demand(all(isinstance(name, str) and name for name in names), f"has names {names}")
         twice = sorted(name for name, count in Counter(names).items() if count > 1)

@@ -1,7 +1,7 @@
-"""A time column in, microseconds since 1970 (UTC) out; values that are no time mark their row as bad.
+"""A time column in, microseconds since 1970 (UTC) out; a row whose value is not a time is bad.
 
-Arrow's dates and timestamps say their own unit. Text is a number or ISO 8601: 2014-10-21, 2014-10-21 05:30, with seconds, a
-fraction, `T` for the space, `Z` or an offset behind it. A number counts `unit` since 1970 (s unless said otherwise) or spells a
+Arrow's dates and timestamps have their own unit. Text is a number or ISO 8601: 2014-10-21, 2014-10-21 05:30, optionally with
+seconds, a fraction, `T` instead of the space, `Z` or an offset. A number counts `unit` since 1970 (seconds by default) or is a
 date: yyyymmdd, or yymmddhh as in Avazu's log.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.data.formats.chunk import Column, Faults, Floats, Instants, Integers, Text
-from hotbed.data.formats.numbers import OK, parse_integers
+from hotbed.data.formats.parse_numbers import OK, parse_integers
 from hotbed.errors import ConfigError, FormatError
 from hotbed.host.jit import njit
 
@@ -27,7 +27,7 @@ NO_TIME = -(2**63)
 
 
 class TimeColumn(NamedTuple):
-    """Which column tells the time, and what its numbers count."""
+    """The time column, and the unit of its numbers."""
 
     name: str
     unit: str = "s"
@@ -84,13 +84,13 @@ def _from_numbers(values: NDArray[np.int64] | NDArray[np.float64], unit: str) ->
 
 
 def show_time(micros: int) -> str:
-    """As people write it."""
+    """A time as text."""
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).strftime("%Y-%m-%d %H:%M:%S")
 
 
 @njit(nogil=True, cache=True)
 def _days(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01 (civil calendar), or a number below -10**7 where there is no such day."""
+    """Days since 1970-01-01 (civil calendar), or a number below -10**7 if there is no such day."""
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     longest = 31 - (month - 1) % 7 % 2 if month != 2 else 28 + leap
     if not (1 <= year <= 9999 and 1 <= month <= 12 and 1 <= day <= longest):

@@ -1,4 +1,4 @@
-"""Raw columns in, labels, numbers and 64-bit ids out; values that cannot be read mark their row as bad."""
+"""Raw columns in, labels, numbers and 64-bit ids out; a row with a value that cannot be read is bad."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hotbed.data.formats.chunk import (
     Text,
     offsets_of,
 )
-from hotbed.data.formats.numbers import MISSING, NOT_A_NUMBER, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.formats.parquet import text_of_strings
+from hotbed.data.formats.parse_numbers import MISSING, NOT_A_NUMBER, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.hash import MISSING_ID, hash_text
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.errors import FormatError
@@ -32,7 +32,7 @@ from hotbed.host.jit import njit
 BUCKET_STARTS = np.unique([math.ceil(math.exp(math.sqrt(k))) for k in range(1, 1900)]).astype(np.float64)
 
 
-LARGEST = 1e30  # numbers beyond it are damage, and their squares would overflow
+LARGEST = 1e30  # larger numbers are treated as damage; their squares would overflow
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -44,7 +44,7 @@ class Bags(NamedTuple):
 
 
 class LabelReader:
-    """Reads labels: 0/1 or true/false, or two values of which `positive` means 1; -1/1 too where `signed`.
+    """Reads labels: 0/1 or true/false, or two values of which `positive` means 1; also -1/1 if `signed`.
 
     With `positive`, the first other value seen is the negative one; a third value is a fault, not a negative.
     """
@@ -65,7 +65,7 @@ class LabelReader:
         self._optional = optional
 
     def read(self, column: Column, faults: Faults) -> np.ndarray:
-        """Float32 [n]; a label that cannot be read is a fault (NaN where labels are optional and it is missing)."""
+        """Float32 [n]; a label that cannot be read is a fault (NaN if labels are optional and it is missing)."""
         if isinstance(column, Lists | HashedText | Instants):
             raise FormatError(f"label column {self.name} holds lists; it must hold one value per row.")
         if self.positive is None and isinstance(column, Text) and _one_digit(column):
@@ -93,7 +93,7 @@ class LabelReader:
         return not math.isnan(self._label(text))
 
     def _label(self, text: str) -> float:
-        """1, 0, or NaN for what is no label."""
+        """1, 0, or NaN if the text is not a label."""
         text = text.strip()
         if self.positive is not None:
             if text == self.positive:
@@ -104,7 +104,7 @@ class LabelReader:
         plain = text.lower()
         if plain in ("true", "false"):
             return float(plain == "true")
-        if not plain.isascii() or "_" in plain:  # float() would take both
+        if not plain.isascii() or "_" in plain:  # float() would accept both
             return math.nan
         try:
             return self._label_of_number.get(float(plain), math.nan)
@@ -125,7 +125,7 @@ def _one_digit(text: Text) -> bool:
 
 
 def value_text(column: Scalar, row: int) -> str:
-    """A value as --positive names it; empty where it is missing."""
+    """A value as --positive would name it; empty if it is missing."""
     missing = (isinstance(column, Integers) and column.missing[row]) or (
         isinstance(column, Floats) and np.isnan(column.values[row])
     )
@@ -148,7 +148,7 @@ def read_dense(column: Column, spec: DenseColumn, faults: Faults) -> np.ndarray:
     return np.where(np.isnan(values), 0.0, values)
 
 
-_LOGS = np.log1p(np.arange(1 << 16))  # by far most integers of click logs are small; a table takes a sixth of the time
+_LOGS = np.log1p(np.arange(1 << 16))  # most integers of click logs are small; a table takes a sixth of the time
 
 
 def _log_integers(column: Integers) -> np.ndarray:
@@ -163,7 +163,7 @@ def _log_integers(column: Integers) -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 def _look_up_logs(values: np.ndarray, missing: np.ndarray, logs: np.ndarray, out: np.ndarray) -> int:
-    """Logs of the integers that the table has, NaN for the others; how many of those."""
+    """Logs of the integers in the table, NaN for the others; returns the number of others."""
     large = 0
     for i in range(len(values)):
         value = np.int64(0) if missing[i] else values[i]
@@ -178,13 +178,13 @@ def _look_up_logs(values: np.ndarray, missing: np.ndarray, logs: np.ndarray, out
 
 
 def standardise(values: np.ndarray, spec: DenseColumn) -> np.ndarray:
-    """What the dataset holds and the model sees, float32 [n]."""
+    """Shifted and scaled as in the dataset, float32 [n]."""
     standard = (values - spec.mean) / spec.scale
     return np.clip(standard, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
 
 
 def read_ids(column: Column, feature: IdFeature, faults: Faults) -> np.ndarray | Bags:
-    """The 64-bit ids of a feature: int64 [n], or bags where it is multi-valued."""
+    """The 64-bit ids of a feature: int64 [n], or bags if it is multi-valued."""
     if not feature.multi:
         if isinstance(column, Lists | Instants):
             raise FormatError(f"column {feature.name} holds lists where one id per row is expected.")
@@ -251,7 +251,7 @@ def _numbers(column: Scalar, name: str, faults: Faults) -> np.ndarray:
 
 
 def _whole(column: Floats, name: str, faults: Faults) -> Integers:
-    """Floats that stand for integers (a column of integers with gaps often arrives so)."""
+    """Floats that represent integers (a column of integers with missing values often does)."""
     missing = np.isnan(column.values)
     whole = np.where(missing, 0.0, column.values)
     wrong = (np.floor(whole) != whole) | (np.abs(whole) >= 2**53)
@@ -265,7 +265,7 @@ def _decimal(column: Integers) -> Text:
 
 
 def split_values(text: Text, separator: str) -> Lists:
-    """Cut every value at `separator`; empty pieces are dropped, so a missing value is an empty bag."""
+    """Split every value at `separator`; empty pieces are dropped, so a missing value is an empty bag."""
     byte = ord(separator)
     most = len(text.starts) + int(np.count_nonzero(text.data == byte))
     starts, ends = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)

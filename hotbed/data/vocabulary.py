@@ -1,7 +1,7 @@
-"""64-bit ids in, small numbers out: every id is numbered when first seen, and counted where asked.
+"""64-bit ids in, small numbers out: ids are numbered in order of first occurrence, and counted on request.
 
-An open-addressing hash table in Numba: 8 bytes for the id, 8 for its count, and 8 to 16 for the index, so 24 to 32
-bytes per distinct id (about half as much again for a moment while the table grows). Numbers are int32.
+An open-addressing hash table in Numba: 8 bytes for the id, 8 for its count, and 8 to 16 for the index, so 24 to 32 bytes per
+distinct id (1.5 times as much for a moment while the table grows). Numbers are int32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FIRST_SLOTS = 1 << 10
 
 
 class Numbering:
-    """number of an id = how many other ids were seen before it."""
+    """The number of an id is the number of distinct ids added before it."""
 
     def __init__(self) -> None:
         self._number_of_slot = np.full(_FIRST_SLOTS, -1, dtype=np.int32)
@@ -63,7 +63,7 @@ class Numbering:
                 "Use the hashing trick: --ids-mode hash --hash-rows N."
             )
         ids, counts = np.empty(slots // 2, dtype=np.int64), np.zeros(slots // 2, dtype=np.int64)
-        ids[: self._size], counts[: self._size] = self.ids, self.counts  # the rest takes no memory until it is used
+        ids[: self._size], counts[: self._size] = self.ids, self.counts  # unused pages take no memory
         self._ids, self._counts = ids, counts
         self._number_of_slot = np.full(slots, -1, dtype=np.int32)
         _reindex(self._number_of_slot, self._ids, self._size)

@@ -1,7 +1,7 @@
-"""A directory that appears whole or not at all: work goes on beside it, under a hidden name, until one rename.
+"""A directory that appears atomically: files are written to a hidden directory next to it, which is renamed at the end.
 
-A killed job leaves only `.NAME.partial`; the next job for the same place clears it, or goes on with what it finds there if both
-name the same settings. A lock keeps two jobs apart.
+A killed job leaves only `.NAME.partial`. The next job for the same directory clears it, or resumes it if the settings are the
+same. A lock prevents two jobs at once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Workspace:
     """`with Workspace(out) as work:` write under `work.path`, then `work.commit()`.
 
-    With `settings`, a text that says all that the files follow from, a job that was killed or interrupted can be gone on with.
-    A `resumable` job finds what was left and judges it by itself (`clear`).
+    With `settings`, a text that determines the files, a job that was killed or interrupted can be resumed. A `resumable` job
+    finds the files that were left and decides itself which to keep (`clear`).
     """
 
     def __init__(self, out: Path, overwrite: bool = False, *, settings: str = "", resumable: bool = False) -> None:
@@ -35,7 +35,7 @@ class Workspace:
         self._settings = settings
         self._resumable = resumable
         self.keep = False  # whether the work outlives an error
-        self.needs = ""  # what to say of the room that the job takes
+        self.needs = ""  # a sentence about the disk space that the job needs
         self.path = self._out.parent / f".{self._out.name}.partial"
         self._lock: IO[str] | None = None
 
@@ -64,7 +64,7 @@ class Workspace:
         return self
 
     def clear(self, but: tuple[str, ...] = ()) -> None:
-        """Delete all that earlier jobs left, for good: what is noted next must not be taken for a note on their files."""
+        """Delete all files of earlier jobs durably, so that they are never taken for files of this one."""
         for left in self.path.iterdir():
             if left.name not in ("lock", *but):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -94,7 +94,7 @@ class Workspace:
             )
 
     def commit(self) -> None:
-        """Put the work in its place, on the disk."""
+        """Move the directory into place, durably."""
         (self.path / "lock").unlink()
         (self.path / "settings").unlink(missing_ok=True)
         flush_tree(self.path)
@@ -114,8 +114,8 @@ class Workspace:
 
 
 def recover(out: Path) -> None:
-    """After a crash in `commit`, the old directory is there where the new one is not."""
-    with suppress(OSError):  # who may not write here finds what is there
+    """After a crash in `commit`, restore the old directory if the new one is not in place."""
+    with suppress(OSError):  # without write permission, use what is there
         recover_folder(out, _old(out))
 
 
@@ -124,23 +124,23 @@ def _old(out: Path) -> Path:
 
 
 def unwritable(out: Path, error: Exception, work: Path | None = None, needs: str = "", by: str = "") -> DataError:
-    """The error for a place that refuses what is written; of a full disk it says how much is there and the way out."""
+    """The error for a directory that cannot be written; for a full disk with sizes and the way out."""
     code = getattr(error, "errno", None)
     said = f"{str(out)!r} cannot be written{by}: {os.strerror(code) if code else error}."
     if code not in _FULL or work is None:
         return DataError(said)
     written = 0
     for path in work.rglob("*"):
-        with suppress(OSError):  # a file that another thread or rank puts in its place
+        with suppress(OSError):  # a file that another thread or rank is renaming
             written += path.stat().st_size
     with suppress(OSError):
         free = shutil.disk_usage(work if work.is_dir() else work.parent).free
-        said += f" {in_words(written)} of it were written when its disk was full; {in_words(free)} are free."
+        said += f" {in_words(written)} had been written when the disk was full; {in_words(free)} are free."
     return DataError(f"{said}{needs} Free some space, or name a folder on another disk with --out.")
 
 
 def _is_ours(path: Path) -> bool:
-    """What a dataset directory holds: schema, counts, quarantine, and splits, which are directories of parts."""
+    """Whether a path belongs to a dataset: schema, counts, quarantine, or a split, which is a directory of parts."""
     if path.name.startswith("."):
         return path.is_file()  # left there by a file manager or a network drive
     if path.name in ("schema.json", "quarantine.jsonl"):

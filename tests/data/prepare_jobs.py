@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.data.raw_files import criteo_line, write
+from tests.fresh import Program
 
 # argv: out, inputs, options of prepare, rename to die before (0: none), rank, world, seconds of patience with other ranks
 CODE = """
@@ -36,7 +34,7 @@ def dying(source, target):
 
 os.replace = dying
 try:
-    prepare(inputs, out, say=print, crew=PrepareRanks(rank, world), **options)
+    prepare(inputs, out, say=print, ranks=PrepareRanks(rank, world), **options)
 except HotbedError as error:
     sys.exit(f"{type(error).__name__}: {error}")
 print("renames", done)
@@ -45,15 +43,12 @@ print("renames", done)
 
 def start(out: Path, inputs: list[Path], options: dict, *, deadly=0, rank=0, world=1, patience=60.0):
     given = json.dumps([str(out), [str(path) for path in inputs], options, deadly, rank, world, patience])
-    return subprocess.Popen(
-        [sys.executable, "-c", CODE, given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
-    )
+    return Program(CODE, given)
 
 
 def run(out: Path, inputs: list[Path], options: dict, deadly: int = 0) -> tuple[int, str, str]:
-    process = start(out, inputs, options, deadly=deadly)
-    said, error = process.communicate(timeout=120)
-    return process.returncode, said, error
+    done = start(out, inputs, options, deadly=deadly).ended()
+    return done.returncode, done.stdout, done.stderr
 
 
 def digest(directory: Path) -> dict[str, str]:

@@ -43,8 +43,8 @@ def test_days():
     assert (first.path, last.path) == ("data/day=2015-02-15", "data/day=2015-03-10")
     assert (first.place, last.place) == ("day_0", "day_23")
     for days in ((), (24,), (-1, 3)):
-        with pytest.raises(ConfigError, match=r"name some of 0 \.\. 23 with --day"):
+        with pytest.raises(ConfigError, match=r"choose days of 0 \.\. 23 with --day"):
             choose_folders(criteo, days)
-    with pytest.raises(ConfigError, match="frappe does not"):
+    with pytest.raises(ConfigError, match="frappe is not"):
         choose_folders(find_public_set("frappe"), (1,))
     assert choose_folders(find_public_set("frappe"), ()) == find_public_set("frappe").folders

@@ -134,7 +134,9 @@ def test_a_broken_transfer_continues_by_itself(server, tmp_path):
 @pytest.mark.parametrize("size", [len(CONTENT), None])
 def test_the_next_run_resumes(server, tmp_path, size):
     server.behaviour = "then nothing"
-    with pytest.raises(DataError, match=r"broke off at byte 70,000 .*What came is kept: run the same command again"):
+    with pytest.raises(
+        DataError, match=r"stopped at byte 70,000 .*The part so far is kept: run the same command again"
+    ):
         fetch(server.file(size), tmp_path)
     assert (tmp_path / "file.bin.part").stat().st_size == 70_000
     server.behaviour, server.ranges = "good", []
@@ -181,7 +183,7 @@ def test_without_a_checksum_the_length_is_all_there_is(server, tmp_path):
 
 @pytest.mark.parametrize(
     ("code", "message"),
-    [("401", "asks for an account"), ("403", "asks for an account"), ("404", "HTTP 404.*moved"), ("503", "HTTP 503")],
+    [("401", "requires an account"), ("403", "requires an account"), ("404", "HTTP 404.*moved"), ("503", "HTTP 503")],
 )
 def test_a_server_that_says_no(server, tmp_path, code, message):
     server.behaviour = code

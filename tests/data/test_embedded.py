@@ -1,6 +1,5 @@
 """Named datasets: built once, whole, under a lock, again when damaged."""
 
-import multiprocessing
 import os
 import shutil
 
@@ -14,6 +13,7 @@ from hotbed.data.embedded import resolve
 from hotbed.data.loader.loader import Loader
 from hotbed.errors import ConfigError, DataError, SchemaError
 from tests.data.small import make_dataset
+from tests.distributed.ranks import _context
 
 NAME = "criteo-like:300"
 
@@ -49,10 +49,12 @@ def test_sizes_follow_the_name(built):
     assert {name: split.rows for name, split in splits.items()} == {"train": 300, "valid": 300, "test": 300}
     seen = {}
     for rows in (1, 9_999, 250_000, 2_000_000):
-        recipe = embedded._recipe(f"criteo-like:{rows}", None)
+        recipe = embedded._build_plan(f"criteo-like:{rows}", None)
         seen[rows] = recipe.build.keywords["valid"]
     assert seen == {1: 1, 9_999: 9_999, 250_000: 25_000, 2_000_000: 200_000}
-    assert embedded._recipe("criteo-like", None).folder == embedded._recipe("criteo-like:2_000_000", None).folder
+    assert (
+        embedded._build_plan("criteo-like", None).folder == embedded._build_plan("criteo-like:2_000_000", None).folder
+    )
 
 
 def test_a_built_dataset_is_reused(cache, monkeypatch):
@@ -130,9 +132,8 @@ def _resolve_and_log(cache, ready, log):
 
 
 def test_two_processes_build_once(tmp_path):
-    spawn = multiprocessing.get_context("spawn")
-    ready, log = spawn.Barrier(2), spawn.Queue()
-    processes = [spawn.Process(target=_resolve_and_log, args=(tmp_path, ready, log)) for _ in range(2)]
+    ready, log = _context.Barrier(2), _context.Queue()
+    processes = [_context.Process(target=_resolve_and_log, args=(tmp_path, ready, log)) for _ in range(2)]
     for process in processes:
         process.start()
     found = [log.get(timeout=120) for _ in range(3)]

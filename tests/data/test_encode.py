@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from hotbed.data.encode import RawReader
 from hotbed.data.prepare.prepare import prepare
+from hotbed.data.raw_reader import RawReader
 from hotbed.data.schema import Schema
 from hotbed.errors import FormatError, SchemaError
 from hotbed.types import Batch
@@ -163,7 +163,7 @@ def test_a_parquet_file_cut_short(tmp_path):
     path = tmp_path / "g.parquet"
     pq.write_table(pa.table({"label": [0, 1], "s": ["a", "b"]}), path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(FormatError, match=r"g\.parquet is not Parquet or Arrow, or is damaged or cut short"):
+    with pytest.raises(FormatError, match=r"g\.parquet is not Parquet or Arrow, or is damaged or truncated"):
         list(RawReader(tmp_path / "out", [path]))
 
 
@@ -219,13 +219,13 @@ def test_counts_of_another_dataset_are_refused(tmp_path):
     prepare([path], tmp_path / "out")
     counts = tmp_path / "out" / "counts" / "s.parquet"
     pq.write_table(pa.table({"id": [1, 2, 3], "count": [1, 1, 1]}), counts)
-    with pytest.raises(SchemaError, match="different datasets"):
+    with pytest.raises(SchemaError, match="do not belong together"):
         RawReader(tmp_path / "out", [path])
     counts.write_bytes(b"junk")
     with pytest.raises(SchemaError, match="cannot be read"):
         RawReader(tmp_path / "out", [path])
     counts.unlink()
-    with pytest.raises(SchemaError, match="cannot be read"):
+    with pytest.raises(SchemaError, match="does not exist"):
         RawReader(tmp_path / "out", [path])
 
 

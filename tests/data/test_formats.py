@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotbed.data.formats import Chunk, Integers, Lists, Text, guess_format, open_format
-from hotbed.data.formats.blocks import Block, read_blocks
+from hotbed.data.formats.blocks import TextBlock, read_blocks
 from hotbed.data.formats.criteo import CATEGORICALS, INTEGERS, _any_chunk, _common_chunk
 from hotbed.data.formats.split import split_block
 from hotbed.data.hash import hash_text
@@ -74,7 +74,7 @@ class TestSplit:
         csv.writer(out, delimiter=delimiter, lineterminator=end, quoting=csv.QUOTE_MINIMAL).writerows(rows)
         data = np.frombuffer(out.getvalue().encode(), dtype=np.uint8).copy()
         before = data.copy()
-        split = split_block(Block(data, 7, 0), "f", 3, delimiter, quote=True)
+        split = split_block(TextBlock(data, 7, 0), "f", 3, delimiter, quote=True)
         assert not split.bad
         assert [list(row) for row in zip(*map(strings, split.text))] == rows
         assert split.lines.tolist() == list(range(7, 7 + len(rows)))
@@ -82,7 +82,7 @@ class TestSplit:
 
     @given(st.binary(max_size=60))
     def test_any_bytes_give_rows_or_reasons(self, data):
-        block = Block(np.frombuffer(data, dtype=np.uint8).copy(), 1, 0)
+        block = TextBlock(np.frombuffer(data, dtype=np.uint8).copy(), 1, 0)
         lines = [line[:-1] if line.endswith(b"\r") else line for line in data.split(b"\n")]
         real = {i + 1 for i, line in enumerate(lines) if line}
         for quote in (False, True):
@@ -224,7 +224,7 @@ class TestCriteoInOnePass:
         for _ in range(data.draw(st.integers(1, 3))):
             at = data.draw(st.integers(0, len(text)))
             text = text[:at] + data.draw(st.binary(max_size=3)) + text[at + data.draw(st.integers(0, 3)) :]
-        block = Block(np.frombuffer(text, dtype=np.uint8).copy(), 1, 0)
+        block = TextBlock(np.frombuffer(text, dtype=np.uint8).copy(), 1, 0)
         names = ("label", *INTEGERS, *CATEGORICALS)
         assert_same_rows(_common_chunk(block, Path("f")), _any_chunk(block, Path("f"), names))
 
@@ -325,7 +325,7 @@ class TestLibsvm:
         assert chunk.columns["index"].values.values.tolist() == [1, 7]
         assert [row.line for row in chunk.bad] == [2, 3, 4, 5, 6, 7]
         assert chunk.bad[3].reason == "a value is neither 0 nor 1"
-        assert chunk.bad[4].reason == "an index stands twice"
+        assert chunk.bad[4].reason == "an index occurs twice"
 
 
 class TestParquet:

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hotbed.data.formats.numbers import MISSING, NOT_A_NUMBER, OK, TOO_LARGE, hex_codes, parse_floats, parse_integers
+from hotbed.data.formats.parse_numbers import (
+    MISSING,
+    NOT_A_NUMBER,
+    OK,
+    TOO_LARGE,
+    hex_codes,
+    parse_floats,
+    parse_integers,
+)
 from tests.data.raw_files import text_of
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")

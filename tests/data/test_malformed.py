@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hotbed.cli.prepare import prepare_command
-from hotbed.data.encode import RawReader
 from hotbed.data.formats.blocks import read_blocks
 from hotbed.data.prepare.prepare import prepare
+from hotbed.data.raw_reader import RawReader
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError, FormatError, HotbedError, SchemaError
 from tests.data.raw_files import PACK, criteo_line, write
@@ -166,7 +166,7 @@ BAD_LIBSVM: dict[str, tuple[str | bytes, str]] = {
     "index with a fraction": ("1 5.5:1", "an index is not a whole number from 0"),
     "index of 64 bits": (f"1 {2**63}:1", "an index needs more than 64 bits"),
     "index far beyond 64 bits": (f"1 {10**30}:1", "an index needs more than 64 bits"),
-    "index twice": ("1 5:1 6:1 5:1", "an index stands twice"),
+    "index twice": ("1 5:1 6:1 5:1", "an index occurs twice"),
     "value in words": ("1 5:one", "a value is not a number"),
     "value nan": ("1 5:nan", "a value is not a number"),
     "value inf": ("1 5:inf", "a value is not a number"),
@@ -291,9 +291,9 @@ FILES: dict[str, tuple[str, bytes, list[str], str]] = {  # name, bytes, argument
     "empty gz": ("f.csv.gz", PACK["gz"](b""), [], "is empty"),
     "blank lines": ("f.csv", b"\n\r\n\n", [], "is empty"),
     "only a byte order mark": ("f.csv", b"\xef\xbb\xbf", [], "is empty"),
-    "header only": ("f.csv", b"label,a\n", [], "not one good row"),
-    "header without break": ("f.csv", b"label,a", [], "not one good row"),
-    "comments only": ("f.svm", b"# nothing\n# here\n", [], "not one good row"),
+    "header only": ("f.csv", b"label,a\n", [], "no good row"),
+    "header without break": ("f.csv", b"label,a", [], "no good row"),
+    "comments only": ("f.svm", b"# nothing\n# here\n", [], "no good row"),
     "UTF-16": ("f.csv", CSV.decode().encode("utf-16"), [], "UTF-16"),
     "UTF-16 big endian": ("f.csv", b"\xfe\xff" + CSV.decode().encode("utf-16-be"), [], "UTF-16"),
     "names twice": ("f.csv", b"label,a,b,a\n1,2,3,4\n", [], "names a more than once"),
@@ -305,7 +305,7 @@ FILES: dict[str, tuple[str, bytes, list[str], str]] = {  # name, bytes, argument
     "label misspelt": ("f.csv", b"label,b\n1,2\n", ["--label", "Label"], "no label column 'Label'"),
     "only the label": ("f.csv", b"label\n1\n", [], "no column is left"),
     "column named like a path": ("f.csv", b"label,../a\n1,x\n", [], "cannot be the name of a file"),
-    "all rows bad": ("f.csv", b"label,a\n7,x\n8,y\n", ["--max-bad", "100%"], "not one good row"),
+    "all rows bad": ("f.csv", b"label,a\n7,x\n8,y\n", ["--max-bad", "100%"], "no good row"),
     "more bad than allowed": ("f.csv", CSV + b"\n2,x,1,1" * 30, [], "30 of 2,030 rows are bad"),
     "two-word labels": ("f.csv", b"label,a\nyes,x\nno,y\n", [], "2 of 2 rows are bad"),
     "three-word labels": ("f.csv", b"label,a\nyes,x\nno,y\nmaybe,z\n", ["--positive", "yes"], "1 of 3 rows are bad"),
@@ -326,7 +326,7 @@ FILES: dict[str, tuple[str, bytes, list[str], str]] = {  # name, bytes, argument
         "f.parquet",
         parquet_bytes(label=pa.array([], pa.int64()), s=pa.array([], pa.string())),
         [],
-        "not one",
+        "no good row",
     ),
     "parquet without label": ("f.parquet", parquet_bytes(a=[1], b=[2]), [], "which column is the label"),
     "parquet names twice": ("f.parquet", twice_named(), [], "more than once"),
@@ -345,15 +345,15 @@ FILES: dict[str, tuple[str, bytes, list[str], str]] = {  # name, bytes, argument
     "arrow stream half": ("f.arrow", arrow_bytes(pa.ipc.new_stream)[:5000], [], "is not Parquet"),
     "arrow of junk": ("f.arrow", b"ARROW1" + b"\0" * 99, [], "is not Parquet"),
     **{
-        f"{kind} cut short": (f"f.csv.{kind}", pack(CSV)[:-20], [], "damaged or cut short")
+        f"{kind} cut short": (f"f.csv.{kind}", pack(CSV)[:-20], [], "damaged or truncated")
         for kind, pack in PACK.items()
     },
     **{
-        f"{kind} damaged": (f"f.csv.{kind}", damaged(pack(CSV)), [], "damaged or cut short")
+        f"{kind} damaged": (f"f.csv.{kind}", damaged(pack(CSV)), [], "damaged or truncated")
         for kind, pack in PACK.items()
     },
     "gz of a gz": ("f.csv.gz", PACK["gz"](PACK["gz"](CSV)), [], "header"),
-    "junk after gz": ("f.csv.gz", PACK["gz"](CSV) + b"junk", [], "damaged or cut short"),
+    "junk after gz": ("f.csv.gz", PACK["gz"](CSV) + b"junk", [], "damaged or truncated"),
 }
 
 
@@ -402,7 +402,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
         else:
             raw.write_bytes(whole[:10_000] if change == "cut" else whole * 2)
 
-    with pytest.raises(FormatError, match=r"changed while it was read|f\.csv cannot be read"):
+    with pytest.raises(FormatError, match=r"changed while it was being read|f\.csv cannot be read"):
         prepare([raw], tmp_path / "out", progress=meddle)
     assert not (tmp_path / "out").exists()
 
@@ -655,9 +655,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
         raise OSError(28, "Error writing bytes to file. Detail: [errno 28] No space left on device")
 
     monkeypatch.setattr("hotbed.data.prepare.write.pq.write_table", full)
-    with pytest.raises(
-        DataError, match=r"cannot be written: No space left on device\. [\d.]+ \w+ of it were"
-    ) as caught:
+    with pytest.raises(DataError, match=r"cannot be written: No space left on device\. [\d.]+ \w+ had been") as caught:
         prepare([write(tmp_path / "f.csv", CSV_HEADER, *GOOD_CSV)], tmp_path / "out")
     for said in ("are free", "about as much as the raw text (files of ", "on another disk with --out"):
         assert said in str(caught.value)

@@ -7,10 +7,7 @@ import gzip
 import hashlib
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from hotbed.data.prepare.prepare import prepare
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, FormatError
 from tests.data.raw_files import criteo_line, unpack_lines, write
+from tests.fresh import run_python
 
 
 def rows(directory: Path, split: str) -> pa.Table:
@@ -330,8 +328,7 @@ class TestPlace:
             "from hotbed.data.prepare.prepare import prepare\n"
             "prepare([sys.argv[1]], sys.argv[2], progress=lambda _: os.kill(os.getpid(), signal.SIGKILL))"
         )
-        done = subprocess.run([sys.executable, "-c", code, str(small), str(out)], check=False, env=os.environ)
-        assert done.returncode == -signal.SIGKILL
+        assert run_python(code, small, out).returncode == -signal.SIGKILL
         assert not out.exists()
         assert (tmp_path / ".out.partial").exists()
         prepare([small], out)

@@ -132,7 +132,7 @@ def test_columns_that_differ_in_every_row_are_named(tmp_path):
     raw = write(tmp_path / "f.csv", "label,c,when", *rows)
     code, output = run(raw, "--out", tmp_path / "out", "--ids", "c")
     assert code == 0, output
-    assert "when: nearly every row has a value of its own" in output
+    assert "when: nearly every row has a different value" in output
     assert "--drop when" in output
     assert "c: nearly" not in output
 
@@ -161,8 +161,8 @@ def test_several_ids_in_one_value_are_noticed(tmp_path, separator):
     raw = tagged(tmp_path, separator)
     code, output = run(raw, "--out", tmp_path / "out")
     assert code == 0, output
-    assert f"my tags: its values look like several ids with '{separator}' between them" in output
-    assert f"--multi 'my tags:{separator}' reads them apart" in output
+    assert f"my tags: its values look like several ids separated by '{separator}'" in output
+    assert f"--multi 'my tags:{separator}' splits them" in output
     assert "place: its values" not in output  # forty places, one of them each
     code, output = run(raw, "--out", tmp_path / "apart", "--multi", f"my tags:{separator}")
     assert code == 0, output
@@ -225,7 +225,7 @@ def test_commands_quote_names_with_spaces(tmp_path):
         (
             ("no", "no"),
             ("--positive", "yes"),
-            "not one row is positive. None of the first 60 labels is 'yes' (--positive). Values of click: 'no'. A label has",
+            "no row is positive. None of the first 60 labels is 'yes' (--positive). Values of click: 'no'. A label has",
         ),
         (("a", "b", "c"), (), "Values of click: 'a', 'b', 'c'. A label has two values; --label names another"),
         (("", ""), (), "Column click is empty. --label names another one."),

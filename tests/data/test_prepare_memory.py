@@ -25,7 +25,7 @@ def write_piece(path, ids) -> CountedPiece:
     distinct, numbers = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
     counts = np.bincount(numbers)
     arrays = {"ids.0": [distinct], "counts.0": [counts], "numbers.0": [numbers.astype(np.int32)]}
-    write_arrays(path, arrays, {})
+    write_arrays(path, arrays)
     return CountedPiece(path, len(ids), (0, len(ids)), whole=True)
 
 

@@ -38,8 +38,8 @@ def test_ranks_change_nothing(logs, alone, tmp_path):
     world = 3
     ranks = [start(tmp_path / "out", logs, OPTIONS, rank=rank, world=world) for rank in range(world)]
     for process in ranks:
-        _, error = process.communicate(timeout=120)
-        assert process.returncode == 0, error
+        done = process.ended()
+        assert done.returncode == 0, done.stderr
     assert digest(tmp_path / "out") == alone
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -47,11 +47,10 @@ def test_ranks_change_nothing(logs, alone, tmp_path):
 def test_a_lost_rank_is_named_and_its_work_is_gone_on_with(logs, alone, tmp_path):
     lost = start(tmp_path / "out", logs, OPTIONS, deadly=2, rank=1, world=2)
     first = start(tmp_path / "out", logs, OPTIONS, rank=0, world=2, patience=2.0)
-    _, error = first.communicate(timeout=120)
-    assert first.returncode == 1
-    assert "RankError: rank 1 has not been heard of" in error
-    assert lost.wait(timeout=60) == -signal.SIGKILL
-    lost.communicate()
+    ended = first.ended()
+    assert ended.returncode == 1
+    assert "RankError: rank 1 has not responded" in ended.stderr
+    assert lost.ended().returncode == -signal.SIGKILL
     code, said, error = run(tmp_path / "out", logs, OPTIONS)  # another number of ranks
     assert code == 0, error
     assert "resuming the unfinished work" in said
@@ -62,8 +61,9 @@ def test_a_rank_that_fails_tells_the_others(tmp_path):
     files = write_logs(tmp_path, (50, 50))
     files[1].write_bytes(b"\xff\xfe")
     ranks = [start(tmp_path / "out", files, OPTIONS, rank=rank, world=2) for rank in range(2)]
-    errors = [process.communicate(timeout=120)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [1, 1]
+    ended = [process.ended() for process in ranks]
+    errors = [one.stderr for one in ended]
+    assert [one.returncode for one in ended] == [1, 1]
     assert "RankError: rank 1 stopped while reading" in errors[0]
     assert "UTF-16" in errors[0]
     assert "FormatError" in errors[1]
@@ -91,10 +91,10 @@ def test_wrong_ranks(rank, world):
 def test_a_moment_of_a_full_disk_does_not_end_the_pulse(tmp_path, monkeypatch):
     import hotbed.data.prepare.ranks as module
 
-    crew, written = PrepareRanks(0, 2), []
-    crew._directory = tmp_path
+    ranks, written = PrepareRanks(0, 2), []
+    ranks._directory = tmp_path
     beats = iter([False, False, False, True])
-    monkeypatch.setattr(crew._stop, "wait", lambda _: next(beats))
+    monkeypatch.setattr(ranks._stop, "wait", lambda _: next(beats))
 
     def write(path, text):
         written.append(text)
@@ -102,18 +102,18 @@ def test_a_moment_of_a_full_disk_does_not_end_the_pulse(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, "_note", write)
-    crew._beat()
+    ranks._beat()
     assert written == ["1", "2", "3"]
 
 
 def test_the_pulse_ends_with_the_workspace(tmp_path):
-    crew = PrepareRanks(0, 2)
-    crew._directory = tmp_path / "gone"
+    ranks = PrepareRanks(0, 2)
+    ranks._directory = tmp_path / "gone"
     beats = []
-    crew._stop.wait = lambda _: len(beats) > 9 or beats.append("beat")
-    crew._beat()
+    ranks._stop.wait = lambda _: len(beats) > 9 or beats.append("beat")
+    ranks._beat()
     assert beats == ["beat"]  # it does not go on until it is stopped
-    assert not crew._directory.exists()
+    assert not ranks._directory.exists()
 
 
 def test_a_full_disk_of_a_later_rank_is_an_error_of_the_data(tmp_path):

@@ -72,7 +72,7 @@ def test_other_settings_begin_anew(logs, tmp_path):
     other = {**OPTIONS, "min_count": 2}
     code, said, error = run(out, logs, other)
     assert code == 0, error
-    assert "was for other settings: it is deleted and started again" in said
+    assert "was for other settings: it is deleted, and prepare starts over" in said
     run(tmp_path / "alone", logs, other)
     assert digest(out) == digest(tmp_path / "alone")
 

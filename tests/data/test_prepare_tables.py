@@ -127,7 +127,7 @@ class TestHuggingFace:
 
 class TestWrongInputs:
     def test_a_table_without_rows(self, tmp_path):
-        with pytest.raises(FormatError, match="not one good row"):
+        with pytest.raises(FormatError, match="no good row"):
             prepare(TABLE.slice(0, 0), tmp_path / "out")
 
     def test_a_table_needs_no_format(self, tmp_path):

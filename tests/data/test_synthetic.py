@@ -14,8 +14,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
 from hotbed.data.prepare.prepare import prepare
 from hotbed.data.synthetic import MISSING_ID, MISSING_INTEGER, SHAPES, ClickLog, write_dataset, write_tsv
-from hotbed.data.synthetic.shape import inverse_cdf, probabilities
-from hotbed.data.synthetic.shapes import ID_COLUMNS, INTEGER_COLUMNS, MISSING_SHARE
+from hotbed.data.synthetic.shapes import ID_COLUMNS, INTEGER_COLUMNS, MISSING_SHARE, inverse_cdf, probabilities
 from hotbed.data.synthetic.write import binned_auc
 from hotbed.errors import ConfigError, DataError
 

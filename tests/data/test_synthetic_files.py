@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import tracemalloc
 
 import numpy as np
@@ -12,8 +10,9 @@ import pytest
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
 from hotbed.data.prepare.prepare import prepare
-from hotbed.data.synthetic import SHAPES, ClickLog, numbers, write_dataset, write_days, write_text
+from hotbed.data.synthetic import SHAPES, ClickLog, number_ids, write_dataset, write_days, write_text
 from hotbed.errors import ConfigError, DataError
+from tests.fresh import run_python
 
 AVAZU, BAGS, TERABYTE = SHAPES["avazu-like"], SHAPES["criteo-1tb-bags-like"], SHAPES["criteo-1tb-like"]
 
@@ -66,10 +65,10 @@ def test_a_dataset_with_bags(tmp_path):
 
 def test_counting_by_hash_table_or_by_array_is_the_same(tmp_path, monkeypatch):
     write_dataset(tmp_path / "array", train=3_000, valid=0, test=500)
-    monkeypatch.setattr(numbers, "SPARSE", 0)
+    monkeypatch.setattr(number_ids, "SPARSE", 0)
     write_dataset(tmp_path / "hash", train=3_000, valid=0, test=500)
     assert files_of(tmp_path / "array") == files_of(tmp_path / "hash")
-    assert isinstance(numbers._rows_for(10, 10**9), numbers.HashRows)
+    assert isinstance(number_ids._rows_for(10, 10**9), number_ids.HashRows)
 
 
 def test_memory_does_not_follow_the_cardinality(tmp_path):
@@ -113,8 +112,7 @@ else:
 
 
 def killed(what, out, limit):
-    done = subprocess.run([sys.executable, "-c", KILLED, what, str(out), str(limit)], check=False)
-    assert done.returncode == -signal.SIGKILL
+    assert run_python(KILLED, what, out, limit).returncode == -signal.SIGKILL
 
 
 def test_a_killed_dataset_goes_on(tmp_path):
@@ -142,7 +140,7 @@ def test_a_job_killed_while_it_tidies_up_goes_on(tmp_path):
     write_dataset(tmp_path / "whole", **wanted)
     killed("dataset", tmp_path / "d", 3_500)
     partial = tmp_path / ".d.partial"
-    (partial / "numbers" / numbers.FACTS).unlink()
+    (partial / "numbers" / number_ids.FACTS).unlink()
     (partial / "numbers" / "3.npy").unlink()
     next((partial / "made").iterdir()).unlink()
     write_dataset(tmp_path / "d", **wanted)
@@ -204,6 +202,6 @@ def test_folders_of_other_text(tmp_path):
     (tmp_path / "d" / ".made-of.json").write_text("[")
     with pytest.raises(DataError, match="cannot hold the text"):
         write_days(tmp_path / "d", log, 200)
-    with pytest.raises(ConfigError, match="has bags, for which there is no raw text"):
+    with pytest.raises(ConfigError, match="has bags, for which there is no text format"):
         write_text(tmp_path / "bags", ClickLog(BAGS), 0, 10)
     assert os.listdir(tmp_path / "mine") == ["diary"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hotbed.data.synthetic import MISSING_ID, SHAPES, ClickLog, find_shape
 from hotbed.data.synthetic.kernels import _turn
-from hotbed.data.synthetic.shape import FRACTION_BITS, KNOTS, inverse_cdf, probabilities
+from hotbed.data.synthetic.shapes import FRACTION_BITS, KNOTS, inverse_cdf, probabilities
 from hotbed.data.synthetic.write import bin_chances, binned_auc
 from hotbed.errors import ConfigError
 
@@ -184,5 +184,5 @@ def test_bags(logs, samples):
 
 
 def test_unknown_names():
-    with pytest.raises(ConfigError, match=r"'criteo' cannot be made; criteo-like, .*avazu-like can"):
+    with pytest.raises(ConfigError, match=r"'criteo' cannot be generated; these can: criteo-like, .*avazu-like"):
         find_shape("criteo")

@@ -1,11 +1,11 @@
-"""Raw files in, chunks of columns and bad rows out; one file per format, chosen by name or by looking at the file.
+"""Raw files in, chunks of columns and bad rows out; one module per format, chosen by name or by inspecting the file.
 
     criteo    label, 13 integers, 26 hex strings, tab separated, no header
     csv       a header, then one row a line; any one-character delimiter
     parquet   Parquet, or Arrow (Feather, IPC)
     libsvm    label index:value ...
 
-Text formats may be packed (.gz, .bz2, .xz, .zst).
+Text files may be compressed (.gz, .bz2, .xz, .zst).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def open_format(
 ) -> Format:
     """The reader called `name`. Columns not `wanted` may be left unread.
 
-    `hashed`: strings may come as their ids. `time` is the column whose dates and times keep their meaning.
+    `hashed`: strings may be returned as ids. `time` is the column whose dates and times are kept as times.
     """
     if name == "criteo":
         return CriteoFormat("optional" if label_optional else "required", hashed)
@@ -81,7 +81,7 @@ def open_format(
 
 
 def guess_format(path: Path) -> str:
-    """Look at the name's ending and the first line."""
+    """Guess the format from the suffix and the first line."""
     suffixes = {suffix.lower() for suffix in path.suffixes}
     if suffixes & {".parquet", ".pq", ".arrow", ".feather", ".ipc"}:
         return "parquet"

@@ -1,8 +1,8 @@
-"""A path in, blocks of whole lines out; .gz, .bz2, .xz and .zst are recognised by their first bytes and unpacked on the way.
+"""A path in, blocks of whole lines out; .gz, .bz2, .xz and .zst are recognised by their first bytes and decompressed.
 
-A block is one writable byte array that ends with a line (the last one perhaps without its line break), so parsers never
-see half a row. Only one block is in memory at a time; a single line must fit into one. Plain text can be read from any line
-on, so a large file is several reels; their first lines are found by counting line breaks (some 4 GB/s on a core).
+A block is a writable byte array that ends with a complete line (the last one perhaps without its line break), so parsers never
+see half a row. Only one block is in memory at a time; a line must fit into one. Plain text can be read from any line on, so a
+large file is divided into several reels; line numbers are found by counting line breaks (about 4 GB/s per core).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NEWLINE = 10
 _UNPACK_ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error, pa.ArrowException)
 
 
-class Block(NamedTuple):
+class TextBlock(NamedTuple):
     """Whole lines of a file."""
 
     data: np.ndarray  # uint8, writable
@@ -37,7 +37,7 @@ class Block(NamedTuple):
     bytes_read: int  # on disk, from the start of the reel
 
 
-def read_blocks(path: Path, block_bytes: int = BLOCK_BYTES, reel: Reel = WHOLE) -> Iterator[Block]:
+def read_blocks(path: Path, block_bytes: int = BLOCK_BYTES, reel: Reel = WHOLE) -> Iterator[TextBlock]:
     """Blocks of a reel of `path` in order. A byte order mark at the start of the file is dropped."""
     with open_raw(path) as raw:
         stream = unpacked(raw, path)
@@ -67,14 +67,14 @@ def read_blocks(path: Path, block_bytes: int = BLOCK_BYTES, reel: Reel = WHOLE) 
                     "Give its format with --format (criteo, csv, parquet, libsvm)."
                 )
             rest = buffer[cut:filled].copy()
-            yield Block(buffer[:cut], line, raw.tell() - reel.begin)
+            yield TextBlock(buffer[:cut], line, raw.tell() - reel.begin)
             if ended:
                 return
             line += int(count_newlines(buffer[:cut]))
 
 
 def text_reels(path: Path) -> Iterator[Reel]:
-    """Reels of about REEL_BYTES; a packed file is one, because it can only be read from its start."""
+    """Reels of about REEL_BYTES; a compressed file is one reel, because it can only be read from its start."""
     with open_raw(path) as raw:
         size = os.fstat(raw.fileno()).st_size
         if size <= REEL_BYTES or unpacked(raw, path) is not raw:
@@ -124,7 +124,7 @@ def count_newlines(data: np.ndarray) -> int:
 
 
 def first_line(path: Path, limit: int = 1 << 16) -> bytes:
-    """The first line that is not blank, without its line break and at most `limit` bytes of it."""
+    """The first line that is not blank, without its line break; at most `limit` bytes."""
     with open_raw(path) as raw:
         stream = unpacked(raw, path)
         buffer = np.empty(limit, dtype=np.uint8)
@@ -134,7 +134,7 @@ def first_line(path: Path, limit: int = 1 << 16) -> bytes:
 
 
 def open_raw(path: Path) -> BinaryIO:
-    """The bytes on disk; every way a path can be unreadable is a FormatError."""
+    """Open the bytes on disk; a FormatError if the path cannot be read."""
     if path.is_dir():
         raise FormatError(
             f"{path} is a directory where a file is needed. Name the files in it, or the directory alone."
@@ -146,7 +146,7 @@ def open_raw(path: Path) -> BinaryIO:
 
 
 def unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
-    """The same stream with its compression, if any, removed."""
+    """The decompressed stream; the stream itself if it is not compressed."""
     try:
         magic = raw.read(6)
         raw.seek(0)
@@ -164,7 +164,7 @@ def unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
 
 
 def _fill(stream: BinaryIO, into: np.ndarray, path: Path) -> int:
-    """Read until `into` is full or the stream ends; the number of bytes read."""
+    """Read until `into` is full or the stream ends; returns the number of bytes read."""
     filled = 0
     view = into.data
     try:
@@ -175,7 +175,7 @@ def _fill(stream: BinaryIO, into: np.ndarray, path: Path) -> int:
             filled += read
     except _UNPACK_ERRORS as error:
         raise FormatError(
-            f"{path} is damaged or cut short: {error}. Nothing of it was used; copy or download the file again."
+            f"{path} is damaged or truncated: {error}. Nothing of it was used; copy or download the file again."
         ) from error
     return filled
 

@@ -1,7 +1,7 @@
-"""What every format hands over: bounded chunks of raw columns, and the rows it could not read.
+"""The output of every format: bounded chunks of raw columns, and the rows that could not be read.
 
-Columns stay close to the bytes. Text is spans of one buffer, so that a column of a text file and an Arrow string array
-look the same and no Python object is made per value. An empty span is a missing value.
+Text is stored as spans of one buffer, so that a column of a text file and an Arrow string array look the same, and no Python
+object is created per value. An empty span is a missing value.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Floats(NamedTuple):
 
 
 class HashedText(NamedTuple):
-    """n strings of which only their 64-bit ids are left (data/hash.py)."""
+    """n strings, given by their 64-bit ids (data/hash.py)."""
 
     ids: np.ndarray  # int64 [n]
 
 
 class Instants(NamedTuple):
-    """n points in time, some of them missing; only the time column comes so."""
+    """n points in time, some of them missing; only for the time column."""
 
     micros: np.ndarray  # int64 [n], since 1970
     missing: np.ndarray  # bool [n]
@@ -68,15 +68,15 @@ NOT_UTF8 = "not UTF-8"  # why a row is bad
 
 
 def to_utf8(file: str) -> str:
-    """How a file of another encoding becomes one that is read."""
+    """How to convert a file of another encoding."""
     return (
-        f"Convert it: iconv -f latin1 -t utf-8 {shlex.quote(file)} > utf8.csv (name its true encoding: latin1, cp1252, "
-        "gbk, shift_jis; unpack a packed file first)."
+        f"Convert it: iconv -f latin1 -t utf-8 {shlex.quote(file)} > utf8.csv (use its actual encoding: latin1, cp1252, "
+        "gbk, shift_jis; decompress the file first)."
     )
 
 
 class Reel(NamedTuple):
-    """Part of a file that can be read alone: bytes of text, or row groups of Parquet. Lines and rows are counted from 1."""
+    """Part of a file that can be read independently: bytes of text, or row groups. Lines and rows are counted from 1."""
 
     begin: int = 0
     end: int | None = None  # None: to the end of the file
@@ -85,7 +85,7 @@ class Reel(NamedTuple):
 
 
 WHOLE = Reel()
-REEL_BYTES = 64 << 20  # of text, or of unpacked columns
+REEL_BYTES = 64 << 20  # of text, or of decompressed columns
 
 
 class BadRow(NamedTuple):
@@ -107,13 +107,13 @@ class Chunk:
     show: Callable[[int], str]  # row -> its raw text, for the quarantine
     bad: list[BadRow]
     bytes_read: int  # on disk, from the start of the reel to the end of this chunk
-    unread: tuple[str, ...] = ()  # columns of the file that nobody wants
+    unread: tuple[str, ...] = ()  # columns of the file that were not read
 
 
 class Format(Protocol):
     """Turns a path into chunks. `typed`: text columns hold strings; otherwise text may also hold numbers (CSV).
 
-    Reels of a file follow each other without gaps; together they hold every row once, in order.
+    The reels of a file are contiguous: together they hold every row once, in order.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Format(Protocol):
 
 
 class Faults:
-    """Which of n rows are bad and why; the first reason found stands."""
+    """Which of n rows are bad and why; the first reason found is kept."""
 
     def __init__(self, n: int) -> None:
         self._codes = np.zeros(n, dtype=np.int32)
@@ -137,11 +137,6 @@ class Faults:
         if fresh.any():
             self._codes[fresh] = len(self._reasons)
             self._reasons.append(reason)
-
-    def merge(self, other: Faults) -> None:
-        """Add the faults of `other`, over the same rows."""
-        for code in range(1, len(other._reasons)):
-            self.mark(other._codes == code, other._reasons[code])
 
     @property
     def good(self) -> np.ndarray:

@@ -1,15 +1,15 @@
 """Criteo's click logs: label, 13 integers (I1..I13), 26 hex strings (C1..C26), tab separated, no header.
 
-The layout is strict, because it has no header to hold on to: an integer that is no integer or needs more than 64 bits,
-and a categorical that is not 1 to 16 hex digits, make a bad row (most often a shifted or cut one). Empty is missing.
-A hex value becomes an id as a string does, so the same log stored as Parquet strings gets the same ids.
+The layout is strict, because there is no header: a row is bad if an integer is not an integer or needs more than 64 bits, or
+if a categorical is not 1 to 16 hex digits (usually a shifted or truncated row). Empty means missing. A hex value becomes an id
+like any string, so the same log stored as Parquet strings gets the same ids.
 
-`label="optional"` also accepts Criteo's test files, whose rows start at I1. `hashed` hands categoricals over as ids, several
-times as fast.
+`label="optional"` also accepts Criteo's test files, whose rows start at I1. `hashed` returns categoricals as ids, which is
+several times as fast.
 
 `read_common_rows` reads numbers and ids in one pass over the bytes: 500 MB/s a core, four times as fast as column by column.
-It reads lines of the common form: any label, 13 decimal integers of up to 18 digits, 26 values of up to 16 hex digits. Every
-other line is odd: it is listed, and read column by column or refused. Integers are those of numbers.py and ids those of
+It reads lines of the common form: any label, 13 decimal integers of up to 18 digits, 26 values of up to 16 hex digits. All
+other lines are listed as odd, and read column by column or refused. Integers are those of parse_numbers.py and ids those of
 hash.py, bit for bit.
 """
 
@@ -23,10 +23,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.data.formats.blocks import Block, count_newlines, first_line, read_blocks, text_reels
+from hotbed.data.formats.blocks import TextBlock, count_newlines, first_line, read_blocks, text_reels
 from hotbed.data.formats.chunk import WHOLE, BadRow, Chunk, Column, Faults, HashedText, Integers, Reel, Text, take
-from hotbed.data.formats.numbers import MISSING, NOT_A_NUMBER, TOO_LARGE, hex_codes, parse_integers
-from hotbed.data.formats.split import Rows, show_span, split_block
+from hotbed.data.formats.parse_numbers import MISSING, NOT_A_NUMBER, TOO_LARGE, hex_codes, parse_integers
+from hotbed.data.formats.split import SplitRows, show_span, split_block
 from hotbed.data.hash import MISSING_ID, hash_span, hash_spans, hash_word, load_word
 from hotbed.errors import FormatError
 from hotbed.host.jit import njit
@@ -64,7 +64,7 @@ class CriteoFormat:
                 yield _any_chunk(block, path, names)
 
 
-def _any_chunk(block: Block, path: Path, names: tuple[str, ...]) -> Chunk:
+def _any_chunk(block: TextBlock, path: Path, names: tuple[str, ...]) -> Chunk:
     """Rows of every form, column by column; categoricals stay text."""
     data = block.data
     rows = split_block(block, str(path), len(names), "\t", quote=False)
@@ -80,7 +80,7 @@ def _any_chunk(block: Block, path: Path, names: tuple[str, ...]) -> Chunk:
     return Chunk(str(path), columns, lines, partial(show_span, data, begins, ends), bad, block.bytes_read)
 
 
-def _common_chunk(block: Block, path: Path) -> Chunk:
+def _common_chunk(block: TextBlock, path: Path) -> Chunk:
     """Rows of the common form in one pass, the odd lines of the block by `_any_chunk`; categoricals become ids."""
     data = block.data
     rows = read_common_rows(data, block.first_line)
@@ -92,7 +92,7 @@ def _common_chunk(block: Block, path: Path) -> Chunk:
     if rows.odd.shape[1]:
         text = b"".join(data[begin:end].tobytes() + b"\r\n" for begin, end in rows.odd[1:].T)
         odd_data = np.frombuffer(text, dtype=np.uint8).copy()
-        odd = _any_chunk(Block(odd_data, 1, 0), path, (LABEL, *INTEGERS, *CATEGORICALS))
+        odd = _any_chunk(TextBlock(odd_data, 1, 0), path, (LABEL, *INTEGERS, *CATEGORICALS))
         bad = [row._replace(line=int(rows.odd[0, row.line - 1])) for row in odd.bad]
         if len(odd.lines):
             spans = rows.odd[:, odd.lines - 1]
@@ -117,7 +117,7 @@ def _join(common: Column, odd: Column, order: np.ndarray) -> Column:
     return Text(np.concatenate([common.data, odd.data]), starts, ends)
 
 
-def _read_columns(rows: Rows, names: tuple[str, ...]) -> tuple[dict[str, Column], Faults]:
+def _read_columns(rows: SplitRows, names: tuple[str, ...]) -> tuple[dict[str, Column], Faults]:
     columns: dict[str, Column] = {}
     faults = Faults(len(rows.lines))
     for name, text in zip(names, rows.text):
@@ -153,7 +153,7 @@ _FROM_A, _FROM_G = _from(0x61), _from(0x67)
 
 
 class CommonRows(NamedTuple):
-    """The lines of the common form, n of them, and the spans of the others."""
+    """n lines of the common form, and the spans of the other lines."""
 
     labels: NDArray[np.int64]  # [2, n]: spans of the label
     integers: NDArray[np.int64]  # [13, n]
@@ -200,7 +200,7 @@ def _read(
     row = num_odd = 0
     line = first_line
     begin = 0
-    while begin < size:  # ends: begin goes behind the end of the line
+    while begin < size:  # ends: begin moves past the end of the line
         end = _read_label(data, begin, labels, row)
         if end >= 0:
             end = _read_integers(data, end, integers, missing, row)
@@ -225,7 +225,7 @@ def _read(
 
 @njit(nogil=True, inline="always")
 def _read_label(data: NDArray[np.uint8], at: int, labels: NDArray[np.int64], row: int) -> int:
-    """The place behind the label and its tab, or -1."""
+    """The position after the label and its tab, or -1."""
     size = len(data)
     labels[0, row] = at
     while at < size and 32 <= data[at] < 127:
@@ -238,7 +238,7 @@ def _read_label(data: NDArray[np.uint8], at: int, labels: NDArray[np.int64], row
 def _read_integers(
     data: NDArray[np.uint8], at: int, integers: NDArray[np.int64], missing: NDArray[np.bool_], row: int
 ) -> int:
-    """The place behind 13 integers and their tabs, or -1."""
+    """The position after 13 integers and their tabs, or -1."""
     size = len(data)
     for column in range(NUM_INTEGERS):
         sign = 1
@@ -263,7 +263,7 @@ def _read_integers(
 
 @njit(nogil=True, inline="always")
 def _read_hex(data: NDArray[np.uint8], at: int, ids: NDArray[np.int64], row: int) -> int:
-    """The end of the line behind 26 hex values, or -1."""
+    """The end of the line after 26 hex values, or -1."""
     size = len(data)
     for column in range(NUM_HEX):
         last = column == NUM_HEX - 1
@@ -290,7 +290,7 @@ def _read_hex(data: NDArray[np.uint8], at: int, ids: NDArray[np.int64], row: int
 
 @njit(nogil=True, inline="always")
 def _ends(byte: int, last: bool) -> bool:
-    """Whether a value may end here; the last one of a line before its break."""
+    """Whether a value may end here; the last value of a line ends at the line break."""
     return byte in (_NEWLINE, _RETURN) if last else byte == _TAB
 
 

@@ -1,7 +1,7 @@
 """CSV with a header: one line per row, values perhaps in double quotes, `,` or another one-character delimiter.
 
-All columns come out as text; what they mean (label, number, id) is decided by whoever reads the chunks. A quoted value
-may hold delimiters and doubled quotes but no line break: a quote that stays open spoils its own line only.
+All columns are text; their meaning (label, number, id) is decided by the caller. A quoted value may hold delimiters and doubled
+quotes but no line break: an unclosed quote makes only its own line bad.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hotbed.data.formats.blocks import Block, first_line, read_blocks, text_reels
+from hotbed.data.formats.blocks import TextBlock, first_line, read_blocks, text_reels
 from hotbed.data.formats.chunk import NOT_UTF8, WHOLE, Chunk, Column, Reel, to_utf8
 from hotbed.data.formats.split import show_span, split_block
 from hotbed.errors import ConfigError, FormatError
@@ -57,7 +57,7 @@ def guess_delimiter(header: bytes) -> str:
     return max(DELIMITERS, key=lambda delimiter: header.count(delimiter.encode()))
 
 
-def _header(block: Block, path: Path, delimiter: str) -> tuple[list[str], Block]:
+def _header(block: TextBlock, path: Path, delimiter: str) -> tuple[list[str], TextBlock]:
     """Column names, and the rest of the block."""
     data = block.data
     start, line = 0, block.first_line
@@ -77,7 +77,7 @@ def _header(block: Block, path: Path, delimiter: str) -> tuple[list[str], Block]
             "Put values of one kind into one column and read it with --multi, or use libsvm."
         )
     for count in range(num_columns, 0, -1):  # quoted names may hold delimiters
-        rows = split_block(Block(data[start:end], line, 0), str(path), count, delimiter, quote=True)
+        rows = split_block(TextBlock(data[start:end], line, 0), str(path), count, delimiter, quote=True)
         if not rows.bad or not rows.bad[0].reason.startswith("fewer"):
             break
     if rows.bad:
@@ -87,7 +87,7 @@ def _header(block: Block, path: Path, delimiter: str) -> tuple[list[str], Block]
         )
     names = [column.string(0).strip() for column in rows.text]
     _check_names(names, path)
-    return names, Block(data[end + 1 :], line + 1, block.bytes_read)
+    return names, TextBlock(data[end + 1 :], line + 1, block.bytes_read)
 
 
 def _check_names(names: list[str], path: Path) -> None:

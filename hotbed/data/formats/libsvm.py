@@ -1,9 +1,8 @@
 """libsvm text: `label index:value index:value ...`, separated by spaces or tabs; `#` starts a comment.
 
 The indices of a row become one multi-valued feature called `index`. It is a plain bag: a value must be 1 (the index is
-in the bag) or 0 (it is not). Rows with other values are bad rows rather than rows with their numbers silently lost;
-such data fits CSV or Parquet columns better. Order is free; an index may stand only once in a row, and lies in
-0 .. 2**63 - 1. Labels are 0/1 or -1/1.
+in the bag) or 0 (it is not). Rows with other values are bad, so that no number is silently lost; CSV or Parquet fits such data
+better. The order is free; an index may occur only once in a row, and lies in 0 .. 2**63 - 1. Labels are 0/1 or -1/1.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import numpy as np
 
 from hotbed.data.formats.blocks import first_line, read_blocks, text_reels
 from hotbed.data.formats.chunk import WHOLE, Chunk, Faults, Integers, Lists, Reel, Text, offsets_of, take
-from hotbed.data.formats.numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
-from hotbed.data.formats.split import Rows, show_span, split_block
+from hotbed.data.formats.parse_numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
+from hotbed.data.formats.split import SplitRows, show_span, split_block
 from hotbed.errors import FormatError
 from hotbed.host.jit import njit
 
@@ -31,7 +30,7 @@ _REASONS = (
     "an index needs more than 64 bits",
     "a value is not a number",
     "a value is neither 0 nor 1",
-    "an index stands twice",
+    "an index occurs twice",
 )
 
 
@@ -50,7 +49,7 @@ class LibsvmFormat:
             yield _chunk(str(path), rows, block.bytes_read)
 
 
-def _chunk(file: str, rows: Rows, bytes_read: int) -> Chunk:
+def _chunk(file: str, rows: SplitRows, bytes_read: int) -> Chunk:
     data = rows.text[0].data
     labels, index, reasons = _read_pairs(data, rows.begins, rows.ends)
     faults = Faults(len(rows.lines))
@@ -59,7 +58,7 @@ def _chunk(file: str, rows: Rows, bytes_read: int) -> Chunk:
     show = partial(show_span, data)
     bad = rows.bad + faults.bad_rows(file, rows.lines, partial(show, rows.begins, rows.ends))
     bad.sort(key=lambda row: row.line)
-    keep = faults.good & (labels.ends > labels.starts)  # a line of only a comment is no row
+    keep = faults.good & (labels.ends > labels.starts)  # a line with only a comment is not a row
     columns = {LABEL: take(labels, keep), INDEX: take(index, keep)}
     return Chunk(file, columns, rows.lines[keep], partial(show, rows.begins[keep], rows.ends[keep]), bad, bytes_read)
 
@@ -108,7 +107,7 @@ def _find_pairs(
     for row in range(len(begins)):
         k, end = begins[row], ends[row]
         first = True
-        while k < end and data[k] != _HASH:  # ends: k passes a space, or a token of one byte at least
+        while k < end and data[k] != _HASH:  # ends: k passes a space, or a token of at least one byte
             if data[k] == _SPACE or data[k] == _TAB:
                 k += 1
                 continue

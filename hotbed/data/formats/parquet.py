@@ -1,8 +1,8 @@
 """Parquet and Arrow (Feather, IPC file or stream): typed columns in, the same columns out, 65,536 rows at a time.
 
 Integers, booleans, dates and times are integers (unsigned 64-bit ones keep their bits), floats and decimals are numbers,
-strings and binary are text, dictionaries are what they stand for, lists are bags. Null, NaN and the empty string are
-missing. Other types (structs, maps, lists of lists) are refused by name; drop such columns.
+strings and binary are text, dictionaries are decoded, lists are bags. Null, NaN and the empty string are
+missing. Other types (structs, maps, lists of lists) are refused with their name; drop such columns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ParquetFormat:
         self._time = time
 
     def reels(self, path: Path) -> Iterator[Reel]:
-        """Row groups of Parquet, about REEL_BYTES of them unpacked; an Arrow file is one reel."""
+        """Row groups of Parquet, about REEL_BYTES decompressed; an Arrow file is one reel."""
         with open_raw(path) as raw:
             size = os.fstat(raw.fileno()).st_size
             if not _is_parquet(raw):
@@ -90,7 +90,7 @@ class ParquetFormat:
     def _batches(
         self, raw: BinaryIO, path: Path, reel: Reel
     ) -> Iterator[tuple[pa.RecordBatch, int | None, tuple[str, ...]]]:
-        """Record batches of at most CHUNK_ROWS rows, the rows of the whole reel where known, and columns left unread."""
+        """Record batches of at most CHUNK_ROWS rows, the rows of the whole reel if known, and columns left unread."""
         if _is_parquet(raw):
             file = pq.ParquetFile(raw)
             names, unread = self._wanted(file.schema_arrow.names, path)
@@ -127,7 +127,7 @@ def _open_arrow(raw: BinaryIO) -> pa.RecordBatchFileReader | pa.RecordBatchStrea
 
 
 def stored_types(path: Path) -> dict[str, pa.DataType]:
-    """The types of the columns of a Parquet or Arrow file; of lists and dictionaries those of their values."""
+    """The types of the columns of a Parquet or Arrow file; for lists and dictionaries, of their values."""
     with open_raw(path) as raw, reading_arrow(path):
         schema = pq.ParquetFile(raw).schema_arrow if _is_parquet(raw) else _open_arrow(raw).schema
     types = {}
@@ -140,7 +140,7 @@ def stored_types(path: Path) -> dict[str, pa.DataType]:
 
 
 def shown_row(batch: pa.RecordBatch, row: int) -> str:
-    """Names and values; a time that Python's calendar does not know as the number it is."""
+    """A row as text; a time outside Python's calendar is shown as a number."""
     found = {}
     for name, column in zip(batch.schema.names, batch.columns):
         value = column[row]
@@ -153,11 +153,11 @@ def shown_row(batch: pa.RecordBatch, row: int) -> str:
 
 _A_DAY = {"day": 1, "s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 _MOST_DAYS = 10_000_000  # more overflow microseconds, or nearly
-_BEFORE, _AFTER = -(2**62), 2**62  # microseconds that stand for them
+_BEFORE, _AFTER = -(2**62), 2**62  # microseconds that represent them
 
 
 def _is_parquet(raw: BinaryIO) -> bool:
-    """By its first bytes; an empty file is a broken Parquet file."""
+    """Whether the first bytes are those of Parquet; an empty file counts as damaged Parquet."""
     magic = raw.read(4)
     raw.seek(0)
     return magic == b"PAR1" or not magic
@@ -165,12 +165,12 @@ def _is_parquet(raw: BinaryIO) -> bool:
 
 @contextmanager
 def reading_arrow(path: Path) -> Iterator[None]:
-    """Arrow's errors name the file."""
+    """Turn Arrow's errors into FormatErrors that name the file."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError(
-            f"{path} is not Parquet or Arrow, or is damaged or cut short: {_first_line(error)}"
+            f"{path} is not Parquet or Arrow, or is damaged or truncated: {_first_line(error)}"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """A block of delimited text in, spans of its values out: one Numba pass over the bytes.
 
-Every line is one row. A quoted value may hold delimiters and doubled quotes but no line break, so one stray quote spoils
-one row and never the rest of the file; the line numbers of bad rows are exact. Blank lines are no rows.
+Every line is one row. A quoted value may hold delimiters and doubled quotes but no line break, so a stray quote affects one row
+and never the rest of the file; the line numbers of bad rows are exact. Blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hotbed.data.formats.blocks import Block
+from hotbed.data.formats.blocks import TextBlock
 from hotbed.data.formats.chunk import NOT_UTF8, BadRow, Text, shorten
 from hotbed.host.jit import njit
 
@@ -18,7 +18,7 @@ _NEWLINE, _RETURN = 10, 13
 _FEW, _MANY, _OPEN, _AFTER, _NUL, _UTF8 = 1, 2, 3, 4, 5, 6
 
 
-class Rows(NamedTuple):
+class SplitRows(NamedTuple):
     """The good rows of a block (columns C, rows n) and where every line lies."""
 
     text: list[Text]  # C columns of n values
@@ -28,7 +28,7 @@ class Rows(NamedTuple):
     bad: list[BadRow]
 
 
-def split_block(block: Block, file: str, num_columns: int, delimiter: str, quote: bool) -> Rows:
+def split_block(block: TextBlock, file: str, num_columns: int, delimiter: str, quote: bool) -> SplitRows:
     """Split every line of `block` into `num_columns` values."""
     data = block.data
     max_rows = int(np.count_nonzero(data == _NEWLINE)) + 1
@@ -53,9 +53,9 @@ def split_block(block: Block, file: str, num_columns: int, delimiter: str, quote
     ]
     if bad:
         text = [Text(unquoted, starts[c, :n][good], ends[c, :n][good]) for c in range(num_columns)]
-        return Rows(text, lines[0, :n][good], lines[1, :n][good], lines[2, :n][good], bad)
+        return SplitRows(text, lines[0, :n][good], lines[1, :n][good], lines[2, :n][good], bad)
     text = [Text(unquoted, starts[c, :n], ends[c, :n]) for c in range(num_columns)]
-    return Rows(text, lines[0, :n], lines[1, :n], lines[2, :n], bad)
+    return SplitRows(text, lines[0, :n], lines[1, :n], lines[2, :n], bad)
 
 
 def show_bytes(data: np.ndarray) -> str:
@@ -96,7 +96,7 @@ def _split(
     row = 0
     line = first_line
     begin = 0
-    while begin < size:  # ends: begin goes behind the end of the line
+    while begin < size:  # ends: begin moves past the end of the line
         end = begin
         column = 0
         value = begin
@@ -130,7 +130,7 @@ def _split(
             lines[0, row] = line
             lines[1, row] = begin
             lines[2, row] = stop
-            reasons[row] = fault or reason  # broken bytes explain the rest
+            reasons[row] = fault or reason  # bad bytes explain the rest
             row += 1
         begin = end + 1
         line += 1

@@ -1,4 +1,4 @@
-"""Dataset directories -> batches, decoded ahead of need."""
+"""Dataset directories -> batches, decoded ahead of time."""
 
 from hotbed.data.loader.loader import Loader
 

@@ -1,8 +1,8 @@
 """A row group of a Parquet file in, the pages of its columns out, checked and unpacked, ready for pages.py.
 
-Reads the bytes of the wanted columns, checks the checksum of every page that has one, and unpacks packed ones. What is not
-as `hotbed prepare` writes it (nulls, other encodings, a file that changed or is damaged) gives None, and Arrow reads it or says
-what is wrong: this file raises nothing.
+Reads the bytes of the requested columns, verifies page checksums, and decompresses pages. For anything that `hotbed prepare`
+does not write (nulls, other encodings, a changed or damaged file) the result is None: then Arrow reads it or reports what is
+wrong. This module raises no errors.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from hotbed.data.loader.page_headers import (
     list_chunks,
     list_pages,
 )
-from hotbed.data.loader.pages import Pages
+from hotbed.data.loader.pages import ColumnPages
 from hotbed.data.loader.scatter import FLOAT, INT32, INT64
 
 _LETTERS = {1: INT32, 2: INT64, 4: FLOAT}  # Parquet's types
-_CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}  # and its ways to pack
+_CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}  # and its codecs
 _MOST_PAGES = 64  # in a chunk: twenty times what a row group of prepare has
-_GAP = 1 << 16  # bytes between two chunks that are read rather than skipped
+_GAP = 1 << 16  # smaller gaps between two chunks are read rather than skipped
 _FILES = 128  # whose footers are kept: about 50 KB each
 
 
 class Chunks(NamedTuple):
-    """Where the wanted columns of a row group lie in their file."""
+    """The positions of the requested columns of a row group in their file."""
 
     letters: NDArray[np.int64]  # [C]
     begins: NDArray[np.int64]  # [C]
@@ -58,15 +58,15 @@ class Chunks(NamedTuple):
 
 
 class ReadPages(NamedTuple):
-    """Pages, and what they are made of."""
+    """Pages, and the memory they point to."""
 
-    pages: Pages
+    pages: ColumnPages
     letters: NDArray[np.int64]
     memory: Sequence[Any]  # keeps the addresses alive
 
 
-class _Room(threading.local):
-    """Memory of a thread for the bytes of a file, used again."""
+class _ThreadBuffer(threading.local):
+    """A reusable buffer per thread for the bytes of a file."""
 
     def __init__(self) -> None:
         self.raw = np.empty(0, dtype=np.uint8)
@@ -77,11 +77,11 @@ class _Room(threading.local):
         return self.raw[:size]
 
 
-_room = _Room()
+_buffer = _ThreadBuffer()
 
 
 def read_pages(group: RowGroup, names: tuple[str, ...]) -> ReadPages | None:
-    """The pages of these columns of a row group; None where Arrow must read it. The next call in a thread ends them."""
+    """The pages of these columns of a row group; None if Arrow must read it. Valid until the next call in this thread."""
     try:
         stamp = stamp_of(group.file)
         if group.stamp is not None and stamp != group.stamp:
@@ -99,13 +99,13 @@ def read_pages(group: RowGroup, names: tuple[str, ...]) -> ReadPages | None:
 
 @lru_cache(maxsize=_FILES)
 def _chunks_of(file: Path, stamp: tuple[int, int], names: tuple[str, ...]) -> list[Chunks | None]:
-    """Of every row group of a file, from its footer; None: not ours."""
+    """The chunks of every row group of a file, from its footer; None if Arrow must read it."""
     metadata = pq.read_metadata(file)
     schema = metadata.schema
     columns = [schema.column(number) for number in range(len(schema))]
     where = {column.path: number for number, column in enumerate(columns)}
     numbers = [where.get(name, -1) for name in names]
-    # Arrow ends the process when it is asked for a codec it does not know: the chunks are listed here
+    # Arrow aborts the process on an unknown codec, so the chunks are listed here
     found = np.empty((metadata.num_row_groups, len(columns), 6), dtype=np.int64)
     ours = all(number >= 0 and columns[number].max_definition_level == 0 for number in numbers)
     if not ours or not list_chunks(np.frombuffer(footer_of(file), dtype=np.uint8), found):
@@ -125,7 +125,7 @@ def _chunks(found: NDArray[np.int64], file_bytes: int) -> Chunks | None:
 
 
 def _read(file: Path, chunks: Chunks) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The bytes of the chunks, and where each begins in them."""
+    """The bytes of the chunks, and the start of each in them."""
     runs: list[list[int]] = []  # begin, end in the file
     order = np.argsort(chunks.begins, kind="stable")
     begins = np.empty_like(chunks.begins)
@@ -139,7 +139,7 @@ def _read(file: Path, chunks: Chunks) -> tuple[NDArray[np.uint8], NDArray[np.int
             runs.append([begin, end])
             total += end - begin
         begins[column] = total - (runs[-1][1] - begin)
-    raw = _room.of(total)
+    raw = _buffer.of(total)
     at = 0
     handle = os.open(file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     try:
@@ -176,7 +176,7 @@ def _list_pages(raw: NDArray[np.uint8], begins: NDArray[np.int64], chunks: Chunk
     if (found[is_words, NUM_VALUES] * widths > sizes[is_words]).any():
         return None
     data = ~is_words
-    pages = Pages(
+    pages = ColumnPages(
         first - np.concatenate([[0], np.cumsum(is_words)])[first],
         addresses[data],
         (addresses + sizes)[data],
@@ -188,7 +188,7 @@ def _list_pages(raw: NDArray[np.uint8], begins: NDArray[np.int64], chunks: Chunk
 
 
 def _unpack(raw: NDArray[np.uint8], found: NDArray[np.int64], codecs: list[str | None]) -> list[pa.Buffer]:
-    """The bytes of every page, unpacked."""
+    """The decompressed bytes of every page."""
     whole = pa.py_buffer(raw)
     pieces = []
     for codec, page in zip(codecs, found.tolist()):

@@ -1,8 +1,8 @@
 """Bytes at an address in, their CRC-32 (zlib's, and that of Parquet's pages) out, without the GIL.
 
-Where the processor multiplies without carries, 64 bytes at a time: four lanes of 16 bytes hold what is left of the bytes so
-far, and are moved 64 bytes on by two products (V. Gopal and others, "Fast CRC computation for generic polynomials using
-PCLMULQDQ", Intel 2009): 10 GB/s, where zlib reaches 3.6. Elsewhere, and for the last bytes, by tables, eight bytes at a time.
+With carry-less multiplication (PCLMULQDQ), 64 bytes at a time: four lanes of 16 bytes hold the remainder of the bytes so far,
+and two products advance them by 64 bytes (V. Gopal and others, "Fast CRC computation for generic polynomials using
+PCLMULQDQ", Intel 2009): 10 GB/s, against 3.6 of zlib. Otherwise, and for the last bytes, with tables, eight bytes at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HAS_PRODUCTS = has_feature("pclmul")
 
 
 def _tables() -> NDArray[np.uint64]:
-    """What byte b followed by k bytes of zero leaves: [k, b]."""
+    """The remainder of byte b followed by k zero bytes: [k, b]."""
     found = np.zeros((8, 256), dtype=np.uint64)
     for byte in range(256):
         left = byte
@@ -74,13 +74,13 @@ def _by_products(address: int, count: int) -> np.uint64:
     for lane in range(3):  # the first into the second, and so on: all in the last
         _fold_16_into(lanes + 16 * lane)
     left = _by_tables(_by_tables(np.uint64(0), lanes + 48, 16), address + at, count - at)
-    room[0] = 0  # Numba frees it after its last use, and does not see those by address
+    room[0] = 0  # keeps the array alive: Numba does not see uses by address
     return left
 
 
 @njit(nogil=True, cache=True)
 def _fold_16_into(lane: int) -> None:
-    """A lane into the one that follows it."""
+    """Fold a lane into the next one."""
     _fold_16(lane, lane + 16)
     store64(lane + 16, load64(lane))
     store64(lane + 24, load64(lane + 8))
@@ -90,7 +90,7 @@ if HAS_PRODUCTS:
 
     @njit(nogil=True, cache=True)
     def crc32(address: int, count: int) -> int:
-        """What zlib.crc32 says of these bytes."""
+        """The CRC-32 of these bytes, as zlib.crc32."""
         left = _by_products(address, count) if count >= 64 else _by_tables(_ONES, address, count)
         return np.int64(left ^ _ONES)
 
@@ -98,5 +98,5 @@ else:
 
     @njit(nogil=True, cache=True)
     def crc32(address: int, count: int) -> int:
-        """What zlib.crc32 says of these bytes."""
+        """The CRC-32 of these bytes, as zlib.crc32."""
         return np.int64(_by_tables(_ONES, address, count) ^ _ONES)

@@ -1,26 +1,25 @@
-"""A split of a dataset in, batches out, decoded ahead of need by background threads.
+"""A split of a dataset in, batches out, decoded ahead of time by background threads.
 
 The order of an epoch is a pure function of (seed, epoch). Without shuffling it is the order on disk. With shuffling, the row
 groups are permuted, then joined into blocks of at least SHUFFLE_ROWS rows, and the rows of each block are permuted: every
-row can meet every other one over the epochs, while only a few blocks are in memory. Batches are cut from that stream.
+row can share a batch with every other one over the epochs, while only a few blocks are in memory. Batches are cut from that
+stream.
 
-A thread decodes a row group at once, straight into the memory of the batches its rows belong to (slab.py), so the number of
-threads changes nothing but the speed, and an epoch can resume at any batch after decoding at most one block for it. Memory:
-the batches of the blocks that threads + 1 row groups belong to (35 MB a block for 26 ids and 13 numbers a row), and a
-decoded row group per thread. Batches belong to whoever takes them; their memory is used again when it is dropped (decode.py).
+A thread decodes one row group at a time, directly into the memory of its batches (slab.py). The number of threads changes only
+the speed, and an epoch can resume at any batch after decoding at most one block. Memory: the batches of the blocks that
+threads + 1 row groups belong to (35 MB a block for 26 ids and 13 numbers a row), and a decoded row group per thread. A batch
+belongs to the caller; its memory is reused once it is dropped (decode.py).
 
-A loader of one rank among several yields that rank's part of every batch (`Share`), which may be empty in the last one; blocks
-at the borders of its part are decoded by its neighbour too.
+The loader of one rank among several yields that rank's part of every batch (`Share`), which may be empty in the last one;
+blocks at the borders of its part are also decoded by its neighbour.
 
-The rows of an epoch dealt to ranks: batch size, number of ranks and their history in, runs of rows of every rank out.
+`Share` partitions the rows of an epoch among ranks. An epoch is a sequence of N rows in the order of the loader. Rank r of W
+takes B_r samples of every batch of B, where B_r is B // W, plus one on the first B % W ranks. It owns one contiguous range,
+which starts at N * (B_0 + ... + B_{r-1}) // B. So all ranks end together: every batch but the last is full on every rank, the
+last may be short or empty on some, and there are ceil(N / B) batches for any W.
 
-An epoch is a line of N rows in the order of the loader. Rank r of W takes B_r samples of every batch of B, where B_r is
-B // W and one more on the first B % W ranks, and owns one stretch of the line, from N * (B_0 + ... + B_{r-1}) // B on. So
-stretches are as long as they must be for all ranks to end together: every batch but the last is full on every rank, the last
-may be short or empty on some, and there are ceil(N / B) batches whatever W is.
-
-When a run goes on with another number of ranks inside an epoch, what each rank had left is joined in the order of the ranks and
-dealt again. No row is dropped or comes twice, and batches keep their numbers.
+When a run resumes inside an epoch with another number of ranks, the remaining rows of all ranks are joined in rank order and
+partitioned again. No row is dropped or repeated, and batches keep their numbers.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from numpy.typing import NDArray
 
 from hotbed.data.dataset import Dataset, RowGroup
 from hotbed.data.draws import key_of, permutation
-from hotbed.data.loader.decode import Buffers, Columns, decode
-from hotbed.data.loader.slab import Place, Slab, places
+from hotbed.data.loader.decode import Buffers, ColumnSet, decode
+from hotbed.data.loader.slab import Slab, SlabRange, slab_ranges
 from hotbed.errors import ConfigError
 from hotbed.host.ahead import run_ahead
 from hotbed.host.pool import num_threads
@@ -53,7 +52,7 @@ Dealt = Sequence[tuple[int, int]]  # (first batch, ranks) since the epoch began
 
 
 class Share(NamedTuple):
-    """One rank among `world`."""
+    """The part of one rank among `world`."""
 
     rank: int = 0
     world: int = 1
@@ -63,7 +62,7 @@ class Share(NamedTuple):
         return batch_size // self.world + (self.rank < batch_size % self.world)
 
     def runs_from(self, num_rows: int, batch_size: int, dealt: Dealt, batch: int) -> list[Run]:
-        """Its rows of an epoch from a batch on; `dealt` ends with the ranks there are now."""
+        """Its rows of an epoch from a batch on; `dealt` ends with the current number of ranks."""
         first, world = dealt[-1]
         assert world == self.world, f"dealt to {world} ranks, but there are {self.world}"
         left: list[Run] = [(0, num_rows)]
@@ -73,7 +72,7 @@ class Share(NamedTuple):
         return self._rest(left, batch_size, batch - first)
 
     def _rest(self, runs: list[Run], batch_size: int, num_batches: int) -> list[Run]:
-        """What it has of these rows after so many batches."""
+        """Its remaining rows of `runs` after `num_batches` batches."""
         total = sum(stop - start for start, stop in runs)
         before = sum(Share(rank, self.world).size_of(batch_size) for rank in range(self.rank))
         mine = self.size_of(batch_size)
@@ -82,7 +81,7 @@ class Share(NamedTuple):
 
 
 def _cut(runs: list[Run], begin: int, end: int) -> list[Run]:
-    """Rows begin .. end - 1 of the runs, one after the other."""
+    """Rows begin .. end - 1 of the concatenated runs."""
     starts = [0, *accumulate(stop - start for start, stop in runs)]
     found = []
     for (start, stop), place in zip(runs, starts):
@@ -92,7 +91,7 @@ def _cut(runs: list[Run], begin: int, end: int) -> list[Run]:
     return found
 
 
-class Block(NamedTuple):
+class ShuffleBlock(NamedTuple):
     """Row groups that are decoded and shuffled together."""
 
     number: int  # its place in the epoch
@@ -104,10 +103,10 @@ class Block(NamedTuple):
         return sum(group.rows for group in self.groups)
 
 
-class Piece(NamedTuple):
+class BlockRange(NamedTuple):
     """Some rows of a block."""
 
-    block: Block
+    block: ShuffleBlock
     begin: int
     end: int
 
@@ -119,8 +118,8 @@ _LEAST_THREADS, _MOST_THREADS = 2, 8
 class Loader:
     """Batches of one split, epoch by epoch.
 
-    `batch_size` and `num_rows` are those of all ranks together, `share` says which of them this loader reads for.
-    `threads` of 0 are half of those that torch uses, 2 to 8.
+    `batch_size` and `num_rows` are those of all ranks together, `share` selects the part of this rank.
+    `threads=0`: half the threads of torch, at least 2 and at most 8.
     `pin_memory` puts batches in page-locked memory where a CUDA device is present, so that copies to it can overlap.
     """
 
@@ -167,15 +166,15 @@ class Loader:
     def epoch(self, epoch: int, start_batch: int = 0, dealt: Dealt = ()) -> Generator[Batch, None, None]:
         """The batches of an epoch from `start_batch` on; the last one may be smaller. Close it to stop early.
 
-        `dealt` is the history of an epoch that other numbers of ranks have begun.
+        `dealt` is the history of an epoch that was started with other numbers of ranks.
         """
-        return self._read(Columns(self._schema), epoch, start_batch, dealt)
+        return self._read(ColumnSet(self._schema), epoch, start_batch, dealt)
 
     def id_batches(self, epoch: int, start_batch: int = 0, dealt: Dealt = ()) -> Generator[Batch, None, None]:
-        """The same batches with their ids alone: no dense columns, labels NaN. Nothing else is decoded."""
-        return self._read(Columns(self._schema, only_ids=True), epoch, start_batch, dealt)
+        """The same batches with ids only: no dense columns, labels NaN. Nothing else is decoded."""
+        return self._read(ColumnSet(self._schema, only_ids=True), epoch, start_batch, dealt)
 
-    def _read(self, columns: Columns, epoch: int, start_batch: int, dealt: Dealt) -> Generator[Batch, None, None]:
+    def _read(self, columns: ColumnSet, epoch: int, start_batch: int, dealt: Dealt) -> Generator[Batch, None, None]:
         if not 0 <= start_batch <= len(self):
             raise ConfigError(f"start_batch is {start_batch}; the epoch has {len(self)} batches.")
         history = dealt or [(0, self._share.world)]
@@ -183,27 +182,29 @@ class Loader:
         pieces = [piece for run in runs for piece in _pieces(self._blocks(epoch), run)]
         return self._cut(epoch, pieces, len(self) - start_batch, columns)
 
-    def _blocks(self, epoch: int) -> list[Block]:
-        """Row groups in the order of the epoch, joined until each block has enough rows."""
+    def _blocks(self, epoch: int) -> list[ShuffleBlock]:
+        """Row groups in the order of the epoch, joined into blocks of enough rows."""
         groups = self._groups
         if self._shuffle:
             groups = tuple(groups[i] for i in permutation(key_of(self._seed, epoch, 0), len(groups)))
-        blocks: list[Block] = []
+        blocks: list[ShuffleBlock] = []
         joined: list[RowGroup] = []
         first_row = rows = 0
         for group in groups:
             joined.append(group)
             rows += group.rows
             if rows >= self._block_rows or group is groups[-1]:
-                blocks.append(Block(len(blocks), first_row, tuple(joined)))
+                blocks.append(ShuffleBlock(len(blocks), first_row, tuple(joined)))
                 first_row, rows, joined = first_row + rows, 0, []
         return blocks
 
-    def _cut(self, epoch: int, pieces: list[Piece], num_batches: int, columns: Columns) -> Generator[Batch, None, None]:
-        """So many batches out of the stream of pieces; where it ends early, they are empty."""
+    def _cut(
+        self, epoch: int, pieces: list[BlockRange], num_batches: int, columns: ColumnSet
+    ) -> Generator[Batch, None, None]:
+        """`num_batches` batches from the stream of pieces; empty ones at the end if it is too short."""
         buffers = self._buffers
 
-        def read(job: _Job) -> _Job:
+        def read(job: _DecodeTask) -> _DecodeTask:
             begin, target = job.piece.begin, job.target
             place = job.order.get()[job.first : job.first + sum(group.rows for group in job.groups)]
             target.add_bags(decode(columns, job.groups, place, target.spots(columns, begin), buffers), begin)
@@ -213,7 +214,7 @@ class Loader:
         with closing(run_ahead(recorded("decode", read), jobs, threads=self._threads, ahead=self._threads)) as stream:
             for job in stream:
                 slabs = deque(job.target.finished() if job.is_last else ())
-                del job  # a batch that was handed out belongs to the caller alone
+                del job  # the caller must hold the only reference to a batch
                 while slabs:
                     for batch in slabs.popleft().batches(self._part):
                         num_batches -= 1
@@ -222,14 +223,16 @@ class Loader:
             for _ in range(num_batches):
                 yield from Slab(columns, 0, buffers).batches(self._part)
 
-    def _jobs(self, epoch: int, pieces: list[Piece], columns: Columns, buffers: Buffers) -> Iterator[_Job]:
-        """A row group each, where there are no bags: their places depend on the whole block."""
+    def _jobs(
+        self, epoch: int, pieces: list[BlockRange], columns: ColumnSet, buffers: Buffers
+    ) -> Iterator[_DecodeTask]:
+        """One task per row group; with bags, one per block, because their positions depend on the whole block."""
         counts = [piece.end - piece.begin for piece in pieces]
-        for piece, target in zip(pieces, places(columns, counts, self._part, buffers)):
+        for piece, target in zip(pieces, slab_ranges(columns, counts, self._part, buffers)):
             block = piece.block
-            order = _Order(key_of(self._seed, epoch, 1 + block.number) if self._shuffle else None, block.rows)
+            order = _BlockOrder(key_of(self._seed, epoch, 1 + block.number) if self._shuffle else None, block.rows)
             if columns.multi:
-                yield _Job(piece, target, order, block.groups, 0, True)
+                yield _DecodeTask(piece, target, order, block.groups, 0, True)
                 continue
             starts = [0, *accumulate(group.rows for group in block.groups)]
             read = [
@@ -238,11 +241,11 @@ class Loader:
                 if self._shuffle or (start < piece.end and start + group.rows > piece.begin)
             ]
             for number, (start, group) in enumerate(read, 1):
-                yield _Job(piece, target, order, (group,), start, number == len(read))
+                yield _DecodeTask(piece, target, order, (group,), start, number == len(read))
 
 
-class _Order:
-    """The place of every row of a block, made by the first thread that asks for it."""
+class _BlockOrder:
+    """The position of every row of a block, computed by the first thread that needs it."""
 
     def __init__(self, key: int | None, rows: int) -> None:
         self._key, self._rows = key, rows
@@ -256,22 +259,22 @@ class _Order:
             return self._place
 
 
-class _Job(NamedTuple):
-    """What a thread does at once."""
+class _DecodeTask(NamedTuple):
+    """One task of a thread."""
 
-    piece: Piece
-    target: Place  # of the piece
-    order: _Order  # of the block
+    piece: BlockRange
+    target: SlabRange  # of the piece
+    order: _BlockOrder  # of the block
     groups: tuple[RowGroup, ...]
     first: int  # row of the block
     is_last: bool  # of the piece
 
 
-def _pieces(blocks: list[Block], run: Run) -> list[Piece]:
+def _pieces(blocks: list[ShuffleBlock], run: Run) -> list[BlockRange]:
     """The rows of a run, block by block."""
     found = []
     for block in blocks:
         begin, end = max(run[0] - block.first_row, 0), min(run[1] - block.first_row, block.rows)
         if begin < end:
-            found.append(Piece(block, begin, end))
+            found.append(BlockRange(block, begin, end))
     return found

@@ -1,10 +1,10 @@
-"""A footer in, where its column chunks lie out; their bytes in, the pages they are made of out, checked by their checksums.
+"""A Parquet footer in, the positions of column chunks out; their bytes in, their pages out, with verified checksums.
 
-Plain and dictionary pages of columns without nulls are understood,
-which is what `hotbed prepare` writes; of anything else, and of anything damaged, the kernels say no more than that.
+Supported are plain and dictionary pages of columns without nulls, as `hotbed prepare` writes them. For anything else, and for
+damage, the kernels only report failure.
 
-Footer and page headers are structs in Thrift's compact encoding: `step` walks from one value to the next. A walk holds where
-it is: the fields and list items that lead to the value it came to last. Maps are not understood, and Parquet has none.
+Footer and page headers are structs in Thrift's compact encoding: `step` walks from one value to the next. A walk holds its
+position: the fields and list items that lead to the current value. Maps are not supported; Parquet has none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hotbed.data.loader.crc import crc32
 from hotbed.host.jit import njit
 
 FAILED = -1
-OVER, NUMBER, OTHER = 0, 1, 2  # what a step came to: the end, a number, a text or anything else
+OVER, NUMBER, OTHER = 0, 1, 2  # the result of a step: the end, a number, any other value
 _STOP, _TRUE, _FALSE, _BYTE, _SHORT, _INT, _LONG, _DOUBLE, _TEXT, _LIST, _SET, _STRUCT = (
     0,
     1,
@@ -32,7 +32,7 @@ _STOP, _TRUE, _FALSE, _BYTE, _SHORT, _INT, _LONG, _DOUBLE, _TEXT, _LIST, _SET, _
     12,
 )
 _DEEPEST = 10
-# Rows of a walk: of every open struct or list its last field or item, what its items are (0: a struct), how many are left
+# Rows of a walk: for every open struct or list its current field or item, the type of its items (0: a struct), items left
 FIELD, _ITEMS, _LEFT, _STATE = 0, 1, 2, 3
 _DEPTH, _VALUE, _AT = 0, 1, 2  # of the last row
 NOT_OURS = -1
@@ -44,10 +44,10 @@ TYPE, CODEC, CHUNK_BYTES, DATA_START, WORDS_START, IS_ELSEWHERE = range(6)  # of
 
 @njit(nogil=True, cache=True)
 def list_chunks(footer: NDArray[np.uint8], found: NDArray[np.int64]) -> bool:
-    """Fill `found` [G, C, 6] with the chunks of every row group; False where the footer is no such list."""
+    """Fill `found` [G, C, 6] with the chunks of every row group; False if the footer cannot be read."""
     found[:] = NOT_OURS
     walk = start_walk(0)
-    while True:  # ends: every step passes bytes or closes what it opened, and fails at the last byte
+    while True:  # ends: every step consumes bytes or closes a struct or list, and fails at the end of the data
         got = step(footer, len(footer), walk)
         if got in (OVER, FAILED):
             return bool(got == OVER)
@@ -83,10 +83,10 @@ def _keep_of_chunk(chunk: NDArray[np.int64], field: int, value: int) -> None:
 def list_pages(
     raw: NDArray[np.uint8], chunks: NDArray[np.int64], num_rows: int, found: NDArray[np.int64], first: NDArray[np.int64]
 ) -> int:
-    """The pages of chunks [C, 2] (begin, end in `raw`) of so many rows each, into `found` [P, 8]; their number.
+    """Write the pages of chunks [C, 2] (begin, end in `raw`), of `num_rows` rows each, to `found` [P, 8]; returns their number.
 
-    Those of chunk c are first[c] .. first[c + 1] - 1, a dictionary before all others. -1 where one is not ours, damaged, or
-    they do not fit in `found`.
+    Those of chunk c are first[c] .. first[c + 1] - 1, a dictionary first. -1 if a page is not supported or damaged, or if there
+    are too many.
     """
     count = 0
     for chunk in range(len(chunks)):
@@ -120,11 +120,11 @@ def list_pages(
 
 @njit(nogil=True, cache=True)
 def _header(raw: NDArray[np.uint8], at: int, end: int, page: NDArray[np.int64]) -> int:
-    """Read the header of a page; where it ends, or -1."""
+    """Read the header of a page; returns its end, or -1."""
     page[:] = NOT_OURS
     page[HAS_CHECKSUM] = 0
     walk = start_walk(at)
-    while True:  # ends: every step passes bytes or closes what it opened, and fails at the last byte
+    while True:  # ends: every step consumes bytes or closes a struct or list, and fails at the end of the data
         found = step(raw, end, walk)
         if found == FAILED:
             return NOT_OURS
@@ -154,7 +154,7 @@ def _keep(page: NDArray[np.int64], path: NDArray[np.int64], value: int) -> None:
 
 @njit(nogil=True, cache=True)
 def start_walk(at: int) -> NDArray[np.int64]:
-    """A walk through the struct at byte `at`."""
+    """Start a walk through the struct at byte `at`."""
     walk = np.zeros((4, _DEEPEST), dtype=np.int64)
     walk[_STATE, _AT] = at
     return walk
@@ -162,25 +162,25 @@ def start_walk(at: int) -> NDArray[np.int64]:
 
 @njit(nogil=True, cache=True)
 def depth_of(walk: NDArray[np.int64]) -> int:
-    """Of the value: walk[FIELD, : depth + 1] is its path; 0 in the outermost struct."""
+    """The depth of the current value: walk[FIELD, : depth + 1] is its path; 0 in the outermost struct."""
     return int(walk[_STATE, _DEPTH])
 
 
 @njit(nogil=True, cache=True)
 def value_of(walk: NDArray[np.int64]) -> int:
-    """The number the walk came to."""
+    """The current number of a walk."""
     return int(walk[_STATE, _VALUE])
 
 
 @njit(nogil=True, cache=True)
 def end_of(walk: NDArray[np.int64]) -> int:
-    """The byte after the struct, once the walk is over."""
+    """The position after the struct, once the walk is over."""
     return int(walk[_STATE, _AT])
 
 
 @njit(nogil=True, cache=True)
 def _read_number(raw: NDArray[np.uint8], at: int, end: int) -> tuple[int, int]:
-    """An unsigned number of seven bits a byte, and where it ends, or -1."""
+    """An unsigned number with seven bits per byte, and its end, or -1."""
     number, shift = np.uint64(0), np.uint64(0)
     while at < end and shift < 64:
         number |= np.uint64(raw[at] & 0x7F) << shift
@@ -211,7 +211,7 @@ def _open(walk: NDArray[np.int64], items: int, count: int) -> bool:
 @njit(nogil=True, cache=True)
 def step(raw: NDArray[np.uint8], end: int, walk: NDArray[np.int64]) -> int:
     """Go to the next value; OVER, NUMBER, OTHER or FAILED."""
-    while True:  # ends: a turn passes a byte, counts an item of a list, or closes what was opened
+    while True:  # ends: every turn consumes a byte or an item, or closes a struct or list
         at, depth = walk[_STATE, _AT], walk[_STATE, _DEPTH]
         if walk[_ITEMS, depth]:
             if walk[_LEFT, depth] == 0:
@@ -248,7 +248,7 @@ def step(raw: NDArray[np.uint8], end: int, walk: NDArray[np.int64]) -> int:
 
 @njit(nogil=True, cache=True)
 def _take(raw: NDArray[np.uint8], at: int, end: int, kind: int, walk: NDArray[np.int64]) -> tuple[int, int]:
-    """Read a value, or open it (OVER); where it ends, or -1."""
+    """Read a value, or open a struct or list (OVER); returns its end, or -1."""
     if kind == _STRUCT:
         return OVER, at if _open(walk, 0, 0) else FAILED
     if kind in (_LIST, _SET):
@@ -262,7 +262,9 @@ def _take(raw: NDArray[np.uint8], at: int, end: int, kind: int, walk: NDArray[np
             return OVER, FAILED
         return OVER, at if _open(walk, items, count) else FAILED
     if kind in (_TRUE, _FALSE):
-        return OTHER, at + (walk[_ITEMS, walk[_STATE, _DEPTH]] != 0)  # a byte each in a list, in their kind elsewhere
+        return OTHER, at + (
+            walk[_ITEMS, walk[_STATE, _DEPTH]] != 0
+        )  # one byte each in a list; elsewhere the type is the value
     if kind == _BYTE:
         return OTHER, at + 1
     if kind == _DOUBLE:

@@ -1,11 +1,10 @@
 """Pages of a Parquet row group in, rows of batches out, in one pass without the GIL.
 
-In: the pages of column chunks (page_headers.py). Out: what scatter.py makes of Arrow's columns, at the same spots. No
-column is ever decoded as a whole: a tile of rows at a time, plain values are placed from the file's own bytes, and numbers of
-a dictionary are looked up into a little room first. Arrow's columns cost 75 to 95 ns a row of Criteo to make, before
-the first value is placed.
+In: the pages of column chunks (page_headers.py). Out: the same rows in the same places as scatter.py writes from Arrow's
+columns. No column is ever decoded completely: one tile of rows at a time, plain values are copied from the bytes of the file,
+and dictionary indices are looked up into a small buffer first. Making Arrow's columns would cost 75 to 95 ns a row of Criteo.
 
-Of what is wrong the kernels say no more than that: Arrow reads it again, and decode.py says what it is.
+If something is wrong the kernels only report failure: then Arrow reads the pages again, and decode.py reports the error.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.data.loader.page_headers import NOT_OURS
-from hotbed.data.loader.scatter import TILE, Kinds, RowPlaces, is_wrong, place_tile, size_of, workbench
+from hotbed.data.loader.scatter import TILE, Kinds, RowPlaces, is_wrong, place_tile, scatter_buffers, size_of
 from hotbed.host.intrinsics import fence, load8, load32, load64, store32, store64
 from hotbed.host.jit import njit
 
-# Of a cursor: the page, and how many of its values are used. In a page of numbers: bits of a number; where the next run
-# begins; of this run, how many are left, the number if it is one again and again, else the next bit of the packed ones.
+# A cursor: the page, and how many of its values are used. In a dictionary page: bits per index; the start of the next run; of
+# this run, the values left, and the repeated index or the position of the next packed bits.
 _PAGE, _USED, _WIDTH, _RUN, _LEFT, _NUMBER, _BIT = range(7)
 _PACKED = -1
 
 
-class Pages(NamedTuple):
+class ColumnPages(NamedTuple):
     """The data pages of all columns, column by column."""
 
     first: NDArray[np.int64]  # [C + 1] where the pages of a column begin
@@ -38,16 +37,18 @@ class Pages(NamedTuple):
 
 
 @njit(nogil=True, cache=True)
-def scatter_pages(pages: Pages, kinds: Kinds, place: NDArray[np.int64], spots: RowPlaces) -> int:
-    """Row r of the pages becomes row place[r] of its block; -1 where a value is wrong or a page not ours, else 0."""
+def scatter_pages(pages: ColumnPages, kinds: Kinds, place: NDArray[np.int64], spots: RowPlaces) -> int:
+    """Row r of the pages becomes row place[r] of its block; -1 if a value is wrong or a page is not supported, else 0."""
     num_columns = len(kinds.letters)
     is_known = np.empty(num_columns, dtype=np.bool_)
     for column in range(num_columns):
         if not _fits(pages, kinds, column):
             return NOT_OURS
         numbers = pages.num_words[pages.first[column] : pages.first[column + 1]]
-        is_known[column] = len(numbers) > 0 and numbers.min() >= 0  # every value is a word, and those are right
-    bench = workbench(kinds)
+        is_known[column] = (
+            len(numbers) > 0 and numbers.min() >= 0
+        )  # every value comes from the dictionary, which was checked
+    bench = scatter_buffers(kinds)
     room = np.empty((num_columns, TILE), dtype=np.int64)
     cursors = np.zeros((num_columns, 7), dtype=np.int64)
     cursors[:, _PAGE] = pages.first[:-1]
@@ -66,8 +67,8 @@ def scatter_pages(pages: Pages, kinds: Kinds, place: NDArray[np.int64], spots: R
 
 
 @njit(nogil=True, cache=True)
-def _fits(pages: Pages, kinds: Kinds, column: int) -> bool:
-    """Whether plain pages hold their values, and every word of the dictionary may be there."""
+def _fits(pages: ColumnPages, kinds: Kinds, column: int) -> bool:
+    """Whether plain pages are long enough, and all values of the dictionary are valid."""
     size = size_of(kinds.letters[column])
     num_words = -1
     for page in range(pages.first[column], pages.first[column + 1]):
@@ -79,16 +80,16 @@ def _fits(pages: Pages, kinds: Kinds, column: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def _next(
-    pages: Pages,
+    pages: ColumnPages,
     column: int,
     size: int,
     cursor: NDArray[np.int64],
     count: int,
     room: NDArray[np.int64],
 ) -> int:
-    """The address of the next `count` values of a column: in their page, or put together in `room`; -1: not ours."""
+    """The address of the next `count` values of a column: in their page, or collected in `room`; -1 on failure."""
     done = 0
-    while done < count:  # ends: a turn takes one value at least, or goes on to the next of the pages
+    while done < count:  # ends: every turn takes at least one value or moves to the next page
         page = cursor[_PAGE]
         take = min(pages.num_values[page] - cursor[_USED], count - done)
         if take == 0:
@@ -116,8 +117,8 @@ def _next(
 
 
 @njit(nogil=True, cache=True)
-def _look_up(pages: Pages, column: int, size: int, cursor: NDArray[np.int64], take: int, target: int) -> bool:
-    """The words of the next numbers of a page to `target`; False where a number is outside the dictionary."""
+def _look_up(pages: ColumnPages, column: int, size: int, cursor: NDArray[np.int64], take: int, target: int) -> bool:
+    """Copy the values of the next indices of a page to `target`; False if an index is outside the dictionary."""
     page = cursor[_PAGE]
     end, words, last = pages.ends[page], pages.words[column], pages.num_words[page] - 1
     if cursor[_USED] == 0:
@@ -157,7 +158,7 @@ def _look_up_one(words: int, number: int, size: int, target: int, value: int) ->
 
 @njit(nogil=True, cache=True)
 def _open_run(end: int, cursor: NDArray[np.int64]) -> bool:
-    """A run begins with its length: twice that of one number, or twice the eights of packed ones and one more."""
+    """Read the header of a run: 2 * length for a repeated index, 2 * groups of eight + 1 for packed indices."""
     at, shift, length = cursor[_RUN], 0, 0
     while True:  # ends: a number has five bytes at most
         if at >= end or shift > 28:
@@ -188,14 +189,14 @@ def _open_run(end: int, cursor: NDArray[np.int64]) -> bool:
 
 @njit(nogil=True, cache=True)
 def _look_up_bits(first: int, width: int, end: int, count: int, words: int, last: int, size: int, target: int) -> int:
-    """The words of numbers of `width` bits side by side, from bit `first` of memory on; the largest number.
+    """Look up packed indices of `width` bits, from bit `first` of memory on; returns the largest index.
 
-    A number above `last` reads that word, and the caller refuses the page.
+    An index above `last` reads the value at `last`, and the caller refuses the page.
     """
     w = np.uint64(width)
     mask = (np.uint64(1) << w) - np.uint64(1)
     most = value = 0
-    step = 4 if width <= 14 else 1  # numbers that eight bytes hold from any bit of the first byte on
+    step = 4 if width <= 14 else 1  # indices that fit into eight bytes, from any bit of the first byte on
     while value + step <= count and ((first + value * width) >> 3) + 8 <= end:
         bit = first + value * width
         word = np.uint64(load64(bit >> 3)) >> np.uint64(bit & 7)

@@ -1,14 +1,14 @@
 """Columns of a row group in, rows of batches out, in one pass without the GIL.
 
-In: the addresses of the columns as Arrow describes them (its C data interface: one call for a row group, no Python object per
-column), and where each row goes. Out: labels [B], dense [B, N] and ids [B, F] of the batches, rows next to each other.
+In: the addresses of the columns from Arrow's C data interface (one call per row group, no Python object per column), and the
+target of each row. Out: labels [B], dense [B, N] and ids [B, F] of the batches, row-major.
 
-A tile of rows at a time, four columns at a time: four values of four columns are read as vectors, turned, and stored as four
-pieces of rows. Value by value, turning 26 ids took 70 ns a row in a shuffled block, this way 35 ns. Values are checked in the
-same tile, by the largest of a column: outside their table, not finite, not 0 or 1.
+One tile of rows and four columns at a time: four values of four columns are read as vectors, transposed, and stored as parts
+of four rows. For 26 ids in a shuffled block this takes 35 ns a row, value by value 70 ns. Values are checked in the same tile
+by the maximum of a column: outside their table, not finite, not 0 or 1.
 
-Rows that follow each other are put together in a corner that stays in the first-level cache, and streamed to memory past the
-others: written in place, every line of a batch would be read from memory first (in order, 52 ns a row; this way 21).
+Consecutive rows are assembled in a buffer that stays in the first-level cache and streamed to memory past the caches (in order
+21 ns a row): written in place, every cache line of a batch would be read from memory first (52 ns).
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ _NOWHERE = -1
 
 
 class Kinds(NamedTuple):
-    """What the columns hold: label, dense, ids; label and dense may be absent."""
+    """The types of the columns: label, dense, ids; label and dense may be absent."""
 
     letters: NDArray[np.int64]  # [C] FLOAT, INT32 or INT64
-    last: NDArray[np.uint64]  # [C] the largest id, NO_LIMIT for any; of no meaning for numbers
+    last: NDArray[np.uint64]  # [C] the largest id, NO_LIMIT for any; unused for numbers
     num_labels: int  # 0 or 1
     num_dense: int
 
 
 class ScatterBuffers(NamedTuple):
-    """Room to work in, for one thread."""
+    """Work memory of one thread."""
 
     targets: NDArray[np.int64]  # [3, TILE] where the labels, numbers and ids of every row go
     nearby: NDArray[np.int64]  # bytes of _NEAR rows
 
 
 class RowPlaces(NamedTuple):
-    """Where the rows of a block go: into slabs of `slab_rows` rows, one after the other."""
+    """The targets of the rows of a block: consecutive slabs of `slab_rows` rows."""
 
     addresses: NDArray[np.int64]  # [S, 3] of labels, dense and ids of every slab
-    unwanted: NDArray[np.int64]  # a row that nobody reads
+    unwanted: NDArray[np.int64]  # a dummy target for rows that are not needed
     slab_rows: int
-    first: int  # the row of the first slab where row `begin` of the block goes
-    begin: int  # rows of the block that are wanted
+    first: int  # the row of the first slab that row `begin` of the block goes to
+    begin: int  # range of the block that is needed
     end: int
 
 
 @njit(nogil=True, cache=True)
 def describe(schema: int, array: int) -> NDArray[np.int64]:
-    """Of every column of a record batch: letter, nulls (-1: not counted), the address of its first value."""
+    """For every column of a record batch: type letter, nulls (-1: not counted), address of its first value."""
     found = np.empty((load64(array + 32), 3), dtype=np.int64)
     for column in range(len(found)):
         field = load64(load64(schema + 40) + 8 * column)
@@ -84,7 +84,7 @@ def describe(schema: int, array: int) -> NDArray[np.int64]:
 @njit(nogil=True, cache=True)
 def scatter(addresses: NDArray[np.int64], kinds: Kinds, place: NDArray[np.int64], spots: RowPlaces) -> int:
     """Row r of the columns at `addresses` becomes row place[r] of its block; the first wrong column, else -1."""
-    bench = workbench(kinds)
+    bench = scatter_buffers(kinds)
     here = addresses.copy()
     for low in range(0, len(place), TILE):
         count = min(TILE, len(place) - low)
@@ -105,8 +105,8 @@ def size_of(letter: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def workbench(kinds: Kinds) -> ScatterBuffers:
-    """Memory to place tiles with."""
+def scatter_buffers(kinds: Kinds) -> ScatterBuffers:
+    """Work memory to place tiles."""
     row_words = len(kinds.letters)  # of eight bytes: more than a row takes
     return ScatterBuffers(np.empty((3, TILE), dtype=np.int64), np.empty(_NEAR * row_words, dtype=np.int64))
 
@@ -115,7 +115,7 @@ def workbench(kinds: Kinds) -> ScatterBuffers:
 def place_tile(
     addresses: NDArray[np.int64], kinds: Kinds, place: NDArray[np.int64], spots: RowPlaces, bench: ScatterBuffers
 ) -> None:
-    """A tile of rows, whose columns begin at `addresses`, to their spots. `fence` ends the last tile."""
+    """Copy a tile of rows, whose columns start at `addresses`, to their targets. Call `fence` after the last tile."""
     first_id = kinds.num_labels + kinds.num_dense
     num_ids = len(addresses) - first_id
     dense_bytes, ids_bytes = 4 * kinds.num_dense, 8 * num_ids
@@ -139,7 +139,7 @@ def _place_rows(
     which: int,
     bench: ScatterBuffers,
 ) -> None:
-    """Rows that follow each other are put together nearby and streamed; others are written where they go."""
+    """Assemble consecutive rows in the buffer and stream them; write others directly."""
     targets = bench.targets[which]
     nearby = bench.nearby.ctypes.data
     for low in range(0, count, _NEAR):
@@ -158,7 +158,7 @@ def _place_rows(
 
 @njit(nogil=True, cache=True)
 def _stream(target: int, source: int, count: int) -> None:
-    """Move bytes, a multiple of four, past the caches: nobody reads a batch before it is whole."""
+    """Copy a multiple of four bytes past the caches: a batch is not read before it is complete."""
     at = 0
     while at < count and (target + at) & 31:
         store32(target + at, load32(source + at))
@@ -191,7 +191,7 @@ def _aim(
 
 @njit(nogil=True, cache=True)
 def is_wrong(kinds: Kinds, column: int, address: int, count: int) -> bool:
-    """Whether one of the values at `address` may not be there."""
+    """Whether one of the values at `address` is invalid."""
     letter, last = kinds.letters[column], kinds.last[column]
     if letter == INT64:
         if last == NO_LIMIT:
@@ -222,7 +222,7 @@ def is_wrong(kinds: Kinds, column: int, address: int, count: int) -> bool:
 def _place_columns(
     addresses: NDArray[np.int64], letters: NDArray[np.int64], low: int, high: int, targets: NDArray[np.int64]
 ) -> None:
-    """Rows low .. high - 1 of the columns side by side, four at a time; the last four may overlap those before."""
+    """Copy rows low .. high - 1, four columns at a time; the last four may overlap the previous ones."""
     end = len(addresses)
     width = 4 if letters[0] == FLOAT else 8  # of a value in a row
     for four in range(0, end, 4):

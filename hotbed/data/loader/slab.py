@@ -1,8 +1,8 @@
-"""Memory of batches to come: rows of a stream in, slabs that take them out.
+"""The memory of future batches: the rows of an epoch's stream are decoded into slabs.
 
-The stream of an epoch is cut into slabs of the same number of rows, the last apart; a slab is one batch, or several small
-ones. A block of row groups writes into the slabs that it meets, and two neighbours may share one: so no row is moved again to
-make a batch whole. Bags alone are joined, in a slab that several blocks fill, because their length is known last.
+The stream is cut into slabs with the same number of rows (the last may be shorter); a slab is one batch, or several small ones.
+A block of row groups writes into the slabs that it overlaps, and two adjacent blocks may share one, so no row is copied again
+to complete a batch. Only bags are joined, in a slab that several blocks fill, because their lengths are known last.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hotbed.data.loader.decode import Buffers, Columns
+from hotbed.data.loader.decode import Buffers, ColumnSet
 from hotbed.data.loader.scatter import RowPlaces
 from hotbed.types import Batch, Jagged
 
-SLAB_ROWS = 1 << 14  # at least, where batches are smaller
+SLAB_ROWS = 1 << 14  # at least, if batches are smaller
 
 
 class Slab:
-    """Some rows of the stream, as far as they are filled."""
+    """Consecutive rows of the stream."""
 
-    def __init__(self, columns: Columns, rows: int, buffers: Buffers) -> None:
+    def __init__(self, columns: ColumnSet, rows: int, buffers: Buffers) -> None:
         self.rows = rows
         self._buffers = buffers
         self._labels = (
@@ -40,12 +40,12 @@ class Slab:
         return [self._labels.data_ptr(), self._dense.data_ptr(), self._ids.data_ptr()]
 
     def add_bags(self, row: int, bags: dict[str, Jagged], begin: int, end: int) -> None:
-        """Rows begin .. end - 1 of a block go to `row`; blocks come in any order."""
+        """Add bags of rows begin .. end - 1 of a block at `row`; blocks come in any order."""
         for name, bag in bags.items():
             self._bags[name].append((row, slice_bags(bag, begin, end, self._buffers)))
 
     def batches(self, batch_rows: int) -> Iterator[Batch]:
-        """The rows, once all are filled, as batches of so many."""
+        """The rows as batches of `batch_rows`, once all are filled."""
         bags = {}
         for name, parts in self._bags.items():
             bags[name] = self._joined([bag for _, bag in sorted(parts, key=lambda part: part[0])])
@@ -70,22 +70,22 @@ class Slab:
         return Jagged(values, offsets)
 
 
-class Place(NamedTuple):
-    """Where the wanted rows of a block go."""
+class SlabRange(NamedTuple):
+    """The slabs that the needed rows of a block go to."""
 
     slabs: list[Slab]
     slab_rows: int  # of all but the last of the stream
     first: int  # the row of the first slab
     num_rows: int
 
-    def spots(self, columns: Columns, begin: int) -> RowPlaces:
-        """For a block whose row `begin` is the first wanted one."""
+    def spots(self, columns: ColumnSet, begin: int) -> RowPlaces:
+        """The targets, for a block whose first needed row is `begin`."""
         addresses = np.asarray([slab.addresses for slab in self.slabs], dtype=np.int64)
         unwanted = np.empty(1 + len(columns.flat), dtype=np.int64)
         return RowPlaces(addresses, unwanted, self.slab_rows, self.first, begin, begin + self.num_rows)
 
     def add_bags(self, bags: dict[str, Jagged], begin: int) -> None:
-        """Of a block whose row `begin` is the first wanted one."""
+        """Add the bags of a block whose first needed row is `begin`."""
         if not bags:
             return
         end = begin + self.num_rows
@@ -101,8 +101,8 @@ class Place(NamedTuple):
         return [slab for number, slab in enumerate(self.slabs) if number * self.slab_rows + slab.rows <= end]
 
 
-def places(columns: Columns, counts: Sequence[int], batch_rows: int, buffers: Buffers) -> Iterator[Place]:
-    """Where so many rows each go, one after the other; memory is taken as it is asked for."""
+def slab_ranges(columns: ColumnSet, counts: Sequence[int], batch_rows: int, buffers: Buffers) -> Iterator[SlabRange]:
+    """The slabs for consecutive ranges of `counts` rows; memory is allocated on demand."""
     slab_rows = batch_rows * max(1, SLAB_ROWS // batch_rows)
     total = sum(counts)
     slabs: list[Slab] = []
@@ -112,12 +112,12 @@ def places(columns: Columns, counts: Sequence[int], batch_rows: int, buffers: Bu
         slabs = slabs[-1:] if begin > first else []
         for start in range(first + slab_rows * len(slabs), begin + count, slab_rows):
             slabs.append(Slab(columns, min(slab_rows, total - start), buffers))
-        yield Place(list(slabs), slab_rows, begin - first, count)
+        yield SlabRange(list(slabs), slab_rows, begin - first, count)
         begin += count
 
 
 def slice_bags(bag: Jagged, begin: int, end: int, buffers: Buffers) -> Jagged:
-    """Those of rows begin .. end - 1; their values are not copied."""
+    """The bags of rows begin .. end - 1; values are not copied."""
     low, high = int(bag.offsets[begin]), int(bag.offsets[end])
     offsets = buffers.empty((end - begin + 1,), torch.int64)
     return Jagged(bag.values[low:high], torch.sub(bag.offsets[begin : end + 1], low, out=offsets))

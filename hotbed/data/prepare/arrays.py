@@ -1,7 +1,7 @@
 """Named arrays in one file: raw bytes back to back, then a description, so that any slice of any array is one read.
 
-The file appears whole or not at all (one rename), so one that exists is finished. Reading goes through private buffers and not
-through a memory map: pages of a map would count as memory of the process for as long as the file is open.
+The file is renamed into place when it is complete. Reading uses private buffers and not a memory map: mapped pages would count
+as memory of the process as long as the file is open.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SMALL = 1 << 20
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A small file that appears whole or not at all, also after a power loss."""
+    """Write a small file atomically and durably."""
     with rewriting(path, place, unique=True) as temporary:
         temporary.write_text(text)
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Iterable[NDArray[Any]]], facts: Mapping[str, Any]) -> None:
-    """Every array is given in pieces of one type, in order; `facts` is JSON and comes back as it is."""
+def write_arrays(path: Path, arrays: Mapping[str, Iterable[NDArray[Any]]]) -> None:
+    """Every array is given in pieces of one type, in order."""
     places: dict[str, tuple[str, int, int]] = {}
     with rewriting(path, place, unique=True) as temporary, temporary.open("wb", buffering=_SMALL) as file:
         for name, pieces in arrays.items():
@@ -38,12 +38,12 @@ def write_arrays(path: Path, arrays: Mapping[str, Iterable[NDArray[Any]]], facts
                 file.write(np.ascontiguousarray(piece).data)
                 kind, count = piece.dtype, count + len(piece)
             places[name] = (kind.str, begin, count)
-        described = json.dumps({"places": places, "facts": facts}).encode()
+        described = json.dumps({"places": places}).encode()
         file.write(described + len(described).to_bytes(8, "little") + _END)
 
 
 class ArrayFile:
-    """`read` arrays of a file that `write_arrays` made, or slices of them."""
+    """A file that `write_arrays` wrote; `read` returns arrays or slices of them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,13 +56,9 @@ class ArrayFile:
         length = int.from_bytes(tail[:8], "little")
         described = json.loads(os.pread(self._file.fileno(), length, size - 16 - length))
         self._places: dict[str, tuple[str, int, int]] = described["places"]
-        self.facts: dict[str, Any] = described["facts"]
-
-    def size_of(self, name: str) -> int:
-        return self._places[name][2]
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> NDArray[Any]:
-        """Elements begin .. end of an array, in memory of their own."""
+        """Elements begin .. end - 1 of an array, as a new array."""
         kind, place, count = self._places[name]
         stop = count if end is None else end
         out = np.empty(max(stop - begin, 0), dtype=np.dtype(kind))
@@ -73,7 +69,7 @@ class ArrayFile:
             read = os.preadv(self._file.fileno(), [view[done:]], place + done)
             if read == 0:
                 raise DataError(
-                    f"{self._path} is cut short. Delete {self._path.parent.parent} and run the command again."
+                    f"{self._path} is truncated. Delete {self._path.parent.parent} and run the command again."
                 )
             done += read
         return out

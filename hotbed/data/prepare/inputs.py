@@ -1,12 +1,12 @@
-"""What the user names in, files with their splits out.
+"""The inputs of `prepare` -> files or tables with their splits.
 
-`train=a.csv` names the split; a plain path leaves it to the split rule. A directory stands for the files in it, by name;
-one that Hugging Face `save_to_disk` wrote for its Arrow files, of all its splits. In Python, tables, data frames and Arrow
-datasets stand for themselves.
+`train=a.csv` names the split; for a plain path the split rule decides. A directory means the files in it, sorted by name; a
+directory written by Hugging Face `save_to_disk` means its Arrow files, of all splits. In Python, inputs can also be tables,
+data frames and Arrow datasets.
 
-`TableFormat`: tables in memory and Arrow datasets in, chunks of columns out. A pyarrow Table or RecordBatch, a pandas
-DataFrame, or a pyarrow.dataset.Dataset of any number of files. A data frame is turned to Arrow some rows at a time, so no
-second copy of it is held; pandas itself is not imported here.
+`TableFormat`: tables in memory and Arrow datasets in, chunks of columns out: a pyarrow Table or RecordBatch, a pandas
+DataFrame, or a pyarrow.dataset.Dataset of any number of files. A data frame is converted to Arrow a few rows at a time, so no
+second copy is held; pandas itself is not imported here.
 """
 
 from __future__ import annotations
@@ -29,29 +29,31 @@ _REEL_ROWS = 4 * CHUNK_ROWS
 Input = Any  # a path, a table, a data frame, an Arrow dataset, or (split, one of these)
 
 
-class Mark(NamedTuple):
-    """What tells whether a file is still the same."""
+class FileStamp(NamedTuple):
+    """Size and time of a file: they show whether it has changed."""
 
     size: int
     changed: int  # nanoseconds
 
 
-class Source(NamedTuple):
-    """One raw file or table; `split` is empty where the split rule decides."""
+class RawSource(NamedTuple):
+    """One raw file or table; `split` is empty if the split rule decides."""
 
     split: str
-    path: Path  # of a table, what it is called in messages
+    path: Path  # for a table, its name in messages
     data: Any = None  # the table
 
-    def mark(self) -> Mark:
-        return file_mark(self.path) if self.data is None else Mark(0, 0)
+    def stamp(self) -> FileStamp:
+        return file_stamp(self.path) if self.data is None else FileStamp(0, 0)
 
-    def check_mark(self, mark: Mark) -> None:
-        if self.mark() != mark:
-            raise FormatError(f"{self.path} changed while it was read. Wait until it is complete, or copy it first.")
+    def check_stamp(self, mark: FileStamp) -> None:
+        if self.stamp() != mark:
+            raise FormatError(
+                f"{self.path} changed while it was being read. Wait until it is complete, or copy it first."
+            )
 
 
-def list_sources(inputs: Input | Sequence[Input]) -> list[Source]:
+def list_sources(inputs: Input | Sequence[Input]) -> list[RawSource]:
     """Every file to read, in order."""
     if isinstance(inputs, str | Path | tuple) or is_table(inputs):
         inputs = [inputs]
@@ -59,13 +61,13 @@ def list_sources(inputs: Input | Sequence[Input]) -> list[Source]:
         raise ConfigError(
             "no raw files were given. Name files or directories: hotbed prepare train=a.csv test=b.csv ..."
         )
-    sources: list[Source] = []
+    sources: list[RawSource] = []
     for given in inputs:
         split, path = given if isinstance(given, tuple) else _name_split(given)
         if split:
             check_split_name(split)
         if is_table(path):
-            sources.append(Source(split, Path(f"table {len(sources) + 1}"), path))
+            sources.append(RawSource(split, Path(f"table {len(sources) + 1}"), path))
         else:
             sources += _expand(split, Path(path))
     named = [bool(source.split) for source in sources]
@@ -86,13 +88,13 @@ def _name_split(given: Input) -> tuple[str, Input]:
     return split, path
 
 
-def _expand(split: str, path: Path) -> list[Source]:
-    """The files that a path stands for."""
+def _expand(split: str, path: Path) -> list[RawSource]:
+    """The files of a path."""
     try:
         if not split and (path / "dataset_dict.json").is_file():
             names = _hugging_face_splits(path)
-            return [Source(name, file) for name in names for file in _files(path / name)]
-        return [Source(split, file) for file in _files(path)]
+            return [RawSource(name, file) for name in names for file in _files(path / name)]
+        return [RawSource(split, file) for file in _files(path)]
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise FormatError(f"{str(path)!r} cannot be read: {error}.") from error
 
@@ -113,7 +115,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _hugging_face_splits(directory: Path) -> list[str]:
-    """The splits of a DatasetDict on disk; the usual names become hotbed's."""
+    """The splits of a DatasetDict on disk."""
     try:
         names = json.loads((directory / "dataset_dict.json").read_text())["splits"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -138,13 +140,13 @@ def _hugging_face_files(directory: Path) -> list[Path]:
     return files
 
 
-def file_mark(path: Path) -> Mark:
+def file_stamp(path: Path) -> FileStamp:
     """Size and time of the last change."""
     try:
         found = path.stat()
     except OSError as error:
         raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
-    return Mark(found.st_size, found.st_mtime_ns)
+    return FileStamp(found.st_size, found.st_mtime_ns)
 
 
 def is_table(data: object) -> bool:
@@ -162,7 +164,7 @@ def _is_dataset(data: object) -> bool:
 class TableFormat:
     """Reads one table; the path of its source is its name in messages."""
 
-    name = "parquet"  # raw rows to score later come as Parquet or Arrow
+    name = "parquet"  # raw rows to score later are Parquet or Arrow
     typed = True
 
     def __init__(self, data: Any, wanted: Callable[[str], bool], time: str | None = None) -> None:

@@ -1,14 +1,14 @@
-"""The first chunk of a file and the user's wishes in; label, number columns and id features out.
+"""The first chunk of a file and the user's options in; label, number columns and id features out.
 
-A column the user does not name is sorted by what it holds: integers and floats are numbers, other text and strings are
+The content of a column that the user does not name decides: integers and floats are numbers, other text and strings are
 ids, lists are bags. A text column (CSV) holds numbers if nine tenths of its values are numbers; a stray word in it is
 then a bad row. Integer numbers follow `integers`: "log" (a number, log-scaled), "bucket" (an id feature of log buckets,
-named COLUMN_bucket) or "both". `*` in `ids` or `dense` stands for every column not named elsewhere.
+named COLUMN_bucket) or "both". `*` in `ids` or `dense` means every column not named elsewhere.
 
-`joined_columns` finds columns of text whose values look like several ids in one, and what stands between them.
-`news|art`, `art|food` and `news|food` are three ids to a model that is not told of the bar, and it learns nothing of `art`. The
-sign: many values have the separator, and few parts make up many of them. It is a hint for the user, never a decision: an
-address or a name of a browser may look the same.
+`joined_columns` finds text columns whose values look like several ids, and their separator. Without a separator, `news|art`,
+`art|food` and `news|food` are three different ids, and the model learns nothing about `art`. The criterion: many values contain
+the separator, and few parts make up many of them. The result is only a hint for the user: an address or a user agent may look
+the same.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hotbed.data.encoded import BUCKET_SUFFIX, raw_column
+from hotbed.data.encode import BUCKET_SUFFIX, raw_column
 from hotbed.data.formats import Chunk, Column, Floats, HashedText, Instants, Integers, Lists, Text
 from hotbed.data.formats.chunk import shorten
-from hotbed.data.formats.numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
+from hotbed.data.formats.parse_numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.data.values import LabelReader, value_text
 from hotbed.errors import ConfigError, FormatError
 
-_LABELS, _SHOWN = 10_000, 5  # labels that are looked at, and named: those that come later are not
+_LABELS, _SHOWN = 10_000, 5  # labels that are inspected, and shown
 _MEAN_ONE = ("1", "yes", "y", "true", "t", "click", "clicked", "pos", "positive", "on", "+1", "1.0")
 _SEPARATORS = "|;,^~"
-_ROWS = 2000  # that are looked at
-_SHARE = 0.3  # of the values have the separator, at least
-_FEWEST = 5  # different ones of them
-_MAKE_UP = 2  # values for each part, at least
+_ROWS = 2000  # that are inspected
+_SHARE = 0.3  # at least this share of the values has the separator
+_FEWEST = 5  # at least this many of them are distinct
+_MAKE_UP = 2  # at least this many values per part
 Kind = Literal["integer", "float", "string", "list"]
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y")
 INTEGER_MODES = ("log", "bucket", "both")
@@ -45,7 +45,7 @@ MOSTLY = 0.9
 
 @dataclass(frozen=True)
 class LayoutOptions:
-    """What the user said about columns."""
+    """The options of the user about columns."""
 
     label: str | None = None
     dense: Sequence[str] = ()
@@ -56,8 +56,8 @@ class LayoutOptions:
     time: str | None = None
 
 
-class Layout(NamedTuple):
-    """What becomes of the raw columns. Rows, means and scales are not known yet."""
+class ColumnLayout(NamedTuple):
+    """The use of the raw columns. Rows, means and scales are not known yet."""
 
     label: str
     dense: tuple[DenseColumn, ...]
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
     time: str | None = None
 
     def check_columns(self, chunk: Chunk) -> None:
-        """A FormatError if a file lacks a column that the first file has; further columns are ignored."""
+        """A FormatError if a file lacks a column of the first file; additional columns are ignored."""
         used = [
             self.label,
             *([self.time] if self.time else []),
@@ -80,41 +80,41 @@ class Layout(NamedTuple):
             )
 
 
-def choose_layout(chunk: Chunk, wishes: LayoutOptions, typed: bool) -> Layout:
-    """Decide every column's part; all contradictions come in one ConfigError."""
-    label = _label(chunk, wishes)
-    mistakes = _mistakes(chunk, wishes, label)
+def choose_layout(chunk: Chunk, options: LayoutOptions, typed: bool) -> ColumnLayout:
+    """Decide the use of every column; one ConfigError lists all contradictions."""
+    label = _label(chunk, options)
+    mistakes = _mistakes(chunk, options, label)
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     dense: list[DenseColumn] = []
     features: list[IdFeature] = []
     for name, column in chunk.columns.items():
-        if name in (label, wishes.time) or name in wishes.drop:
+        if name in (label, options.time) or name in options.drop:
             continue
         kind = _kind(column, typed)
-        part = _part(name, kind, wishes)
+        part = _part(name, kind, options)
         if part == "multi":
             source = "integer" if isinstance(column, Lists) and isinstance(column.values, Integers) else "string"
-            features.append(IdFeature(name, 0, multi=True, source=source, separator=wishes.multi.get(name, "")))
+            features.append(IdFeature(name, 0, multi=True, source=source, separator=options.multi.get(name, "")))
         elif part == "id":
             features.append(IdFeature(name, 0, source="integer" if isinstance(column, Integers) else "string"))
         elif kind != "integer":
             dense.append(DenseColumn(name))
         else:
-            if wishes.integers in ("log", "both"):
+            if options.integers in ("log", "both"):
                 dense.append(DenseColumn(name, transform="log"))
-            if wishes.integers in ("bucket", "both"):
+            if options.integers in ("bucket", "both"):
                 features.append(IdFeature(name + BUCKET_SUFFIX, 0, source="bucket"))
     _check_names(label, dense, features)
-    return Layout(label, tuple(dense), tuple(features), wishes.time)
+    return ColumnLayout(label, tuple(dense), tuple(features), options.time)
 
 
-def _label(chunk: Chunk, wishes: LayoutOptions) -> str:
+def _label(chunk: Chunk, options: LayoutOptions) -> str:
     known = ", ".join(chunk.columns)
-    if wishes.label is not None:
-        if wishes.label not in chunk.columns:
-            raise ConfigError(f"{chunk.file} has no label column {wishes.label!r}. Its columns are: {known}.")
-        return wishes.label
+    if options.label is not None:
+        if options.label not in chunk.columns:
+            raise ConfigError(f"{chunk.file} has no label column {options.label!r}. Its columns are: {known}.")
+        return options.label
     for name in LABEL_NAMES:
         if name in chunk.columns:
             return name
@@ -124,20 +124,20 @@ def _label(chunk: Chunk, wishes: LayoutOptions) -> str:
     )
 
 
-def _mistakes(chunk: Chunk, wishes: LayoutOptions, label: str) -> list[str]:
+def _mistakes(chunk: Chunk, options: LayoutOptions, label: str) -> list[str]:
     mistakes = []
-    if wishes.integers not in INTEGER_MODES:
-        mistakes.append(f"--integers {wishes.integers!r} is not one of {', '.join(INTEGER_MODES)}.")
-    if EVERY_OTHER in wishes.dense and EVERY_OTHER in wishes.ids:
+    if options.integers not in INTEGER_MODES:
+        mistakes.append(f"--integers {options.integers!r} is not one of {', '.join(INTEGER_MODES)}.")
+    if EVERY_OTHER in options.dense and EVERY_OTHER in options.ids:
         mistakes.append("--dense and --ids cannot both take every other column (*).")
     part_of: dict[str, str] = {label: "--label"}
     there = [*chunk.columns, *chunk.unread]
     for option, names in (
-        ("--time", [wishes.time] if wishes.time else []),
-        ("--dense", wishes.dense),
-        ("--ids", wishes.ids),
-        ("--multi", wishes.multi),
-        ("--drop", wishes.drop),
+        ("--time", [options.time] if options.time else []),
+        ("--dense", options.dense),
+        ("--ids", options.ids),
+        ("--multi", options.multi),
+        ("--drop", options.drop),
     ):
         for name in names:
             if name == EVERY_OTHER and option in ("--dense", "--ids"):
@@ -145,8 +145,8 @@ def _mistakes(chunk: Chunk, wishes: LayoutOptions, label: str) -> list[str]:
             if name not in there:
                 mistakes.append(f"{option} {name}: no such column. The columns are: {', '.join(there)}.")
             if part_of.setdefault(name, option) != option:
-                mistakes.append(f"column {name} is in both {part_of[name]} and {option}. It can have one part only.")
-    for name, separator in wishes.multi.items():
+                mistakes.append(f"column {name} is in both {part_of[name]} and {option}. It can have only one use.")
+    for name, separator in options.multi.items():
         if len(separator) > 1 or not separator.isascii():
             mistakes.append(f"--multi {name}: the separator {separator!r} is not one plain character such as | or ;.")
     return mistakes
@@ -167,25 +167,25 @@ def _kind(column: Column, typed: bool) -> Kind:
         return "integer"
     if np.count_nonzero((floats == OK) & (integers != TOO_LARGE)) >= enough:
         return "float"
-    return "string"  # also integers beyond 64 bits: they are names, not quantities
+    return "string"  # also integers beyond 64 bits: they are ids, not quantities
 
 
-def _part(name: str, kind: Kind, wishes: LayoutOptions) -> Literal["multi", "id", "dense"]:
-    if name in wishes.multi or kind == "list":
+def _part(name: str, kind: Kind, options: LayoutOptions) -> Literal["multi", "id", "dense"]:
+    if name in options.multi or kind == "list":
         return "multi"
-    if name in wishes.ids:
+    if name in options.ids:
         return "id"
-    if name in wishes.dense:
+    if name in options.dense:
         return "dense"
-    if EVERY_OTHER in wishes.ids:
+    if EVERY_OTHER in options.ids:
         return "id"
-    if EVERY_OTHER in wishes.dense:
+    if EVERY_OTHER in options.dense:
         return "dense"
     return "id" if kind == "string" else "dense"
 
 
 def _check_names(label: str, dense: Sequence[DenseColumn], features: Sequence[IdFeature]) -> None:
-    """Names become Parquet columns, and those of features file names."""
+    """Names become Parquet columns, and names of features become file names."""
     names = [label, *(spec.name for spec in dense), *(feature.name for feature in features)]
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
@@ -197,8 +197,8 @@ def _check_names(label: str, dense: Sequence[DenseColumn], features: Sequence[Id
         raise ConfigError("no column is left to learn from. Name some with --ids or --dense, or drop fewer.")
 
 
-def joined_columns(chunk: Chunk, layout: Layout) -> dict[str, str]:
-    """Column -> separator, of features that would read each value as one id."""
+def joined_columns(chunk: Chunk, layout: ColumnLayout) -> dict[str, str]:
+    """Column -> separator, for features whose values would be read as one id each."""
     found = {}
     for feature in layout.features:
         column = chunk.columns.get(feature.name)
@@ -222,7 +222,7 @@ def _separator(values: list[str]) -> str:
 
 
 def label_hint(chunk: Chunk, label: LabelReader) -> str:
-    """Which values the label has and which option to paste; empty where all of them can be read."""
+    """The values of the label and the option to use; empty if all of them can be read."""
     column = chunk.columns[label.name]
     if isinstance(column, Lists | HashedText | Instants):
         return ""
@@ -243,12 +243,12 @@ def label_hint(chunk: Chunk, label: LabelReader) -> str:
 
 
 def _like(seen: Counter[str], positive: str | None) -> str | None:
-    """The value that differs from `positive` in case alone."""
+    """The value that differs from `positive` only in case."""
     return next((text for text in seen if positive is not None and text.lower() == positive.strip().lower()), None)
 
 
 def _likely(seen: Counter[str]) -> str:
-    """A word that commonly means 1, or else the rarer one."""
+    """A word that commonly means 1, else the rarer value."""
     for word in _MEAN_ONE:
         for text in seen:
             if text.lower() == word:

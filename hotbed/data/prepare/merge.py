@@ -1,9 +1,9 @@
 """The id lists of all pieces in; per feature, its vocabulary, its counts file and its statistics out.
 
-Features are independent, so only the ids of a few are in memory at a time. A feature is counted exactly while its distinct
-ids fit into the memory given. Beyond, a sketch (sketches.py) goes over the lists first and finds every id that
-can occur more than E times; a second reading counts those exactly, and the ids that do occur more than E times are kept. So
-a vocabulary is never a guess: it is what `min_count` of E + 1 would give, and every count in the file is exact.
+Features are independent, so only the ids of a few are in memory at a time. A feature is counted exactly if its distinct ids fit
+into the given memory. Otherwise a sketch (sketches.py) first finds every id that may occur more than E times; a second pass
+counts those exactly and keeps the ids that do. So a vocabulary is never approximate: it is that of `min_count` E + 1, and every
+count in the file is exact.
 
 `feature-i.rows` holds, piece after piece, the row of every number of the piece, for pass 2.
 """
@@ -31,7 +31,7 @@ BYTES_OF_ID = 72  # table, growth of the table, and sorting
 
 
 class IdRule(NamedTuple):
-    """What becomes of 64-bit ids."""
+    """How 64-bit ids are stored."""
 
     mode: IdMode
     min_count: int = 1  # of a vocabulary
@@ -44,7 +44,7 @@ class CountedPiece(NamedTuple):
     path: Path
     rows: int
     train: tuple[int, int]  # begin, end
-    whole: bool  # the counts in the file are those of these rows
+    whole: bool  # the counts in the file are for exactly these rows
 
 
 class _Vocabulary(NamedTuple):
@@ -84,7 +84,7 @@ def merge_feature(
         unlisted_lookups=unlisted,
     )
     if rule.mode == "vocabulary":
-        row_of_number = np.zeros(len(ids) + 1, dtype=np.int32)  # the last is that of ids not in the table, -1
+        row_of_number = np.zeros(len(ids) + 1, dtype=np.int32)  # the last entry, index -1, is for ids not in the table
         row_of_number[kept] = np.arange(1, len(kept) + 1, dtype=np.int32)
         del kept, listed
         with (work / f"feature-{number}.rows").open("wb", buffering=1 << 20) as file:
@@ -98,7 +98,7 @@ def merge_feature(
 
 
 def load_feature(number: int, work: Path) -> IdFeature | None:
-    """A feature that is merged already."""
+    """A feature that was merged already, or None."""
     path = work / f"feature-{number}.json"
     return IdFeature(**json.loads(path.read_text())) if path.is_file() else None
 

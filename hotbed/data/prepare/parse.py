@@ -1,7 +1,7 @@
-"""Pass 1 of prepare: a reel of a raw file in, pieces of parsed rows (piece.py) and what there is to know about them out.
+"""Pass 1 of prepare: a reel of a raw file in, pieces of parsed rows (piece.py) and facts about them out.
 
-Reels are read by several threads at once, each from the first byte to the last by one of them. What a reel gives depends on the
-reel alone. `file-i.reel-k.json` is written last: where it exists, the reel is done.
+Several threads read reels, one thread per reel. The result depends only on the reel. `file-i.reel-k.json` is written last: if
+it exists, the reel is done.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hotbed.data.encoded import EncodedRows, encode
+from hotbed.data.encode import EncodedRows, encode
 from hotbed.data.formats import BadRow, Format, Reel
 from hotbed.data.prepare.arrays import write_whole
-from hotbed.data.prepare.inputs import Mark, Source
-from hotbed.data.prepare.layout import Layout
+from hotbed.data.prepare.inputs import FileStamp, RawSource
+from hotbed.data.prepare.layout import ColumnLayout
 from hotbed.data.prepare.piece import PIECE_IDS, PieceBuilder, PieceFacts
 from hotbed.data.prepare.quarantine import SHOWN_BAD
 from hotbed.data.prepare.splits import TRAIN, SplitRule
@@ -29,8 +29,8 @@ from hotbed.errors import FormatError
 from hotbed.host.atomic import flush_to_disk, place, rewriting
 
 
-class Progress(NamedTuple):
-    """How far prepare is: bytes while reading, features while counting, rows while writing."""
+class PrepareProgress(NamedTuple):
+    """Progress of prepare: bytes while reading, features while counting, rows while writing."""
 
     stage: str  # "reading", "counting" or "writing"
     done: int
@@ -40,9 +40,9 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides what a reel gives."""
+    """Everything that determines the result of a reel."""
 
-    layout: Layout
+    layout: ColumnLayout
     splits: tuple[str, ...]
     rule: SplitRule | None
     positive: str | None
@@ -58,8 +58,8 @@ class ReelTask(NamedTuple):
 
     file: int  # number of the source
     number: int  # of the reel in its file
-    source: Source
-    mark: Mark
+    source: RawSource
+    mark: FileStamp
     reel: Reel
     reader: Format
 
@@ -70,18 +70,18 @@ class ReelTask(NamedTuple):
 
 @dataclass
 class ReelFacts:
-    """What a reel says of itself."""
+    """Facts about a reel."""
 
     name: str
     file: str
-    mark: Mark
+    mark: FileStamp
     first_line: int = 0  # of its first good row
     good_rows: int = 0
     bad_rows: int = 0
     left_out: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     first_bad: list[BadRow] = field(default_factory=list)
-    negative: str | None = None  # the label found beside `positive`
+    negative: str | None = None  # the other label, if `positive` is given
     pieces: list[PieceFacts] = field(default_factory=list)
 
     def save(self, directory: Path) -> None:
@@ -90,7 +90,7 @@ class ReelFacts:
     @classmethod
     def load(cls, path: Path) -> ReelFacts:
         raw: dict[str, Any] = json.loads(path.read_text())
-        raw["mark"] = Mark(*raw["mark"])
+        raw["mark"] = FileStamp(*raw["mark"])
         raw["first_bad"] = [BadRow(*row) for row in raw["first_bad"]]
         raw["pieces"] = [PieceFacts(*piece) for piece in raw["pieces"]]
         return cls(**raw)
@@ -102,7 +102,7 @@ class ReelFacts:
 def parse_reel(
     task: ReelTask, recipe: Recipe, negative: str | None, directory: Path, progress: Callable[[int, int], None]
 ) -> ReelFacts:
-    """Read a reel; `progress` is told of bytes and good rows as they come."""
+    """Read a reel; `progress` is called with the bytes and good rows of each chunk."""
     facts = ReelFacts(task.name, str(task.source.path), task.mark)
     label = LabelReader(
         recipe.layout.label, positive=recipe.positive, negative=negative, signed=task.reader.name == "libsvm"
@@ -134,8 +134,8 @@ def parse_reel(
         facts.negative = label.negative
         facts.reasons, facts.bad_rows = dict(reasons), reasons.total()
         if task.source.data is None:
-            task.source.check_mark(task.mark)
-    flush_to_disk(directory)  # the names of the pieces, before one that says that they are there
+            task.source.check_stamp(task.mark)
+    flush_to_disk(directory)  # the names of the pieces, before the file that lists them
     facts.save(directory)
     return facts
 
@@ -167,7 +167,7 @@ def _encoded(
 
 
 def _split_of(task: ReelTask, recipe: Recipe, encoded: EncodedRows) -> np.ndarray | int:
-    """The split of every row, of all rows, or -1 where it is known later."""
+    """The split of every row, or of all rows; -1 if it is not known yet."""
     if recipe.rule is None:
         return recipe.splits.index(task.source.split or TRAIN)
     return recipe.rule.assign(task.file, encoded.lines) if recipe.rule.kind == "random" else -1
@@ -183,9 +183,9 @@ def _check_order(encoded: EncodedRows, latest: int, task: ReelTask) -> None:
 
 
 def out_of_order(file: str, line: int, time: int, before: int) -> FormatError:
-    """The error for a row that is earlier than the row before it."""
+    """The error for a row that is earlier than the previous row."""
     return FormatError(
-        f"{file}, line {line}: its time, {show_time(time)}, is before that of the row before it, {show_time(before)}. "
-        "With --time rows must be in order of time, over all files in the order given. Sort them (hotbed does not: it "
-        "reads once, in bounded memory), or leave out --time."
+        f"{file}, line {line}: its time, {show_time(time)}, is before that of the previous row, {show_time(before)}. "
+        "With --time, rows must be sorted by time, over all files in the given order. Sort them first (hotbed reads once, "
+        "in bounded memory, and does not sort), or leave out --time."
     )

@@ -1,11 +1,11 @@
-"""Rows in, a temporary file of a few hundred thousand of them out, with what there is to know about it.
+"""Rows in, a temporary file of a few hundred thousand rows out, with facts about it.
 
-A piece numbers the ids of each feature by itself, as they come, and keeps the list of them with their counts in train. So
-its tables are small enough for the processor's caches, pieces can be made anywhere and in any order, and what they know is
-merged afterwards, feature by feature (merge.py).
+A piece numbers the ids of each feature independently, in order of occurrence, and stores the list of ids with their counts in
+train. So its tables fit into the processor's caches, pieces can be made anywhere in any order, and their lists are merged
+afterwards, feature by feature (merge.py).
 
 In the file: `label`; `dense.i`; `numbers.i` (int32, into the piece's own list; `offsets.i` too for bags); `ids.i` and
-`counts.i`. Rows are sorted by split where that is known already; `stretches` tells where each begins.
+`counts.i`. Rows are sorted by split if it is known already; `stretches` gives the range of each.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.data.encoded import EncodedRows
+from hotbed.data.encode import EncodedRows
 from hotbed.data.prepare.arrays import write_arrays
-from hotbed.data.prepare.layout import Layout
+from hotbed.data.prepare.layout import ColumnLayout
 from hotbed.data.schema import DenseColumn
 from hotbed.data.times import DAY
 from hotbed.data.values import Bags
@@ -29,10 +29,10 @@ PIECE_IDS = 6 << 20  # ids of all features; a piece ends with the chunk that rea
 
 
 class PieceFacts(NamedTuple):
-    """What a piece says of itself."""
+    """Facts about a piece."""
 
     rows: int
-    stretches: list[tuple[int, int, int]]  # (split, begin, end); one of split -1 where the split is not known yet
+    stretches: list[tuple[int, int, int]]  # (split, begin, end); one of split -1 if the split is not known yet
     positives: list[int]  # of each stretch
     moments: list[tuple[int, float, float]]  # of each dense column, rows of train or of split -1
     sizes: list[int]  # distinct ids of each feature
@@ -43,7 +43,7 @@ class PieceFacts(NamedTuple):
 class PieceBuilder:
     """Collects the rows of one piece."""
 
-    def __init__(self, layout: Layout, train: int) -> None:
+    def __init__(self, layout: ColumnLayout, train: int) -> None:
         self._layout = layout
         self._train = train
         self._numberings = [Numbering() for _ in layout.features]
@@ -55,7 +55,7 @@ class PieceBuilder:
         self.rows = 0
 
     def add(self, encoded: EncodedRows, split_of_row: NDArray[np.int64] | int, num_splits: int) -> None:
-        """Rows with a split from 0 (an array, or one number for all) or -1 for `not known yet`; others are left out."""
+        """Add rows; the split is an array or one number for all, -1 if not known yet. Rows of other splits are left out."""
         n = len(encoded.labels)
         if isinstance(split_of_row, int):
             rows_of_split: dict[int, NDArray[np.int64] | None] = {split_of_row: None}
@@ -120,7 +120,7 @@ class PieceBuilder:
             times=times,
             days=days,
         )
-        write_arrays(path, arrays, {})
+        write_arrays(path, arrays)
         return facts
 
 
@@ -136,7 +136,7 @@ def _take(column: NDArray[Any] | Bags, rows: NDArray[np.int64]) -> NDArray[Any] 
 
 
 def _days_of(pieces: list[NDArray[np.int64]]) -> tuple[tuple[int, int] | None, list[tuple[int, int]]]:
-    """Time of the first and last row, and where each day begins; rows are in order of time."""
+    """The times of the first and last row, and the first row of each day; rows are sorted by time."""
     times = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
     if len(times) == 0:
         return None, []
@@ -145,7 +145,7 @@ def _days_of(pieces: list[NDArray[np.int64]]) -> tuple[tuple[int, int] | None, l
 
 
 class Moments:
-    """`add` numbers or `merge` others, then `fit` a column."""
+    """Mean and variance of a column: `add` numbers or `merge` others, then `fit` the column."""
 
     def __init__(self, state: tuple[int, float, float] = (0, 0.0, 0.0)) -> None:
         self.state = state  # count, mean, sum of squared distances from it
@@ -156,7 +156,7 @@ class Moments:
             self.merge((len(values), mean, float(((values - mean) ** 2).sum())))
 
     def merge(self, other: tuple[int, float, float]) -> None:
-        """Add the numbers that another one has seen."""
+        """Add the numbers of another Moments."""
         count, mean, squares = self.state
         other_count, other_mean, other_squares = other
         if other_count == 0:
@@ -167,7 +167,7 @@ class Moments:
         self.state = (total, mean + apart * other_count / total, squares)
 
     def fit(self, spec: DenseColumn) -> DenseColumn:
-        """`spec` with the mean and scale that make these numbers standard; constant columns keep scale 1."""
+        """`spec` with the mean and scale that standardise these numbers; constant columns keep scale 1."""
         count, mean, squares = self.state
         deviation = float(np.sqrt(squares / max(count, 1)))
         scale = deviation if deviation > 1e-9 * max(abs(mean), 1e-30) and np.isfinite(deviation) else 1.0

@@ -1,13 +1,13 @@
 """Raw click logs in, a dataset directory out (see schema.py), in two passes with bounded memory.
 
     read     every reel of every file becomes pieces of parsed rows, on as many threads as memory allows (parse.py, piece.py)
-    settle   splits that depend on all rows are drawn (settle.py)
-    count    feature by feature, the id lists of all pieces become a vocabulary (merge.py)
-    write    the rows become Parquet parts (write.py)
+    assign   rows are assigned to splits that depend on all rows (assign.py)
+    count    feature by feature, the id lists of all pieces are merged into a vocabulary (merge.py)
+    write    the rows are written as Parquet parts (write.py)
 
-Every step leaves its results in the workspace as whole files, so a job that is killed goes on where it stopped (stages.py),
-and ranks share the steps (ranks.py). The temporary files take about as much room as the raw text. The output depends on the
-input alone, never on timing, workers or ranks.
+Every step writes its results to the workspace as complete files, so a killed job resumes where it stopped (stages.py), and
+ranks can share the steps (ranks.py). The temporary files take about as much space as the raw text. The output depends only on
+the input, never on timing, workers or ranks.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hotbed.data.formats import Format, guess_format, open_format
-from hotbed.data.prepare.inputs import Input, Source, TableFormat, list_sources
-from hotbed.data.prepare.layout import Layout, LayoutOptions, choose_layout, joined_columns, label_hint
+from hotbed.data.prepare.assign import RowAssignment, assign_rows
+from hotbed.data.prepare.inputs import Input, RawSource, TableFormat, list_sources
+from hotbed.data.prepare.layout import ColumnLayout, LayoutOptions, choose_layout, joined_columns, label_hint
 from hotbed.data.prepare.merge import IdRule
-from hotbed.data.prepare.parse import Progress, Recipe
+from hotbed.data.prepare.parse import PrepareProgress, Recipe
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
 from hotbed.data.prepare.ranks import PrepareRanks
-from hotbed.data.prepare.settle import RowAssignment, settle
 from hotbed.data.prepare.splits import TRAIN, SplitRule
 from hotbed.data.prepare.stages import (
-    Job,
+    PrepareJob,
     commit,
     count_features,
     describe_job,
@@ -40,7 +40,7 @@ from hotbed.data.prepare.stages import (
     take_over,
     write_parts,
 )
-from hotbed.data.prepare.write import Finish
+from hotbed.data.prepare.write import FinalColumns
 from hotbed.data.schema import IdMode, Schema, Split
 from hotbed.data.times import TimeColumn
 from hotbed.data.values import LabelReader
@@ -52,12 +52,12 @@ IDS_MODES: tuple[IdMode, ...] = ("vocabulary", "hash", "raw")
 MEMORY = "2GiB"
 _LEAST_MEMORY = 1 << 30
 _MEMORY_OF_PROCESS = 384 << 20  # Python, numpy, pyarrow and compiled kernels
-_MEMORY_OF_WORKER = 448 << 20  # the most that a reel of any text takes; Criteo's take a third of it
+_MEMORY_OF_WORKER = 448 << 20  # the maximum for a reel of any text; Criteo's take a third of it
 
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What prepare did."""
+    """The result of `prepare`."""
 
     path: Path
     schema: Schema
@@ -92,19 +92,19 @@ def prepare(
     memory: str | int = MEMORY,
     workers: int | None = None,
     overwrite: bool = False,
-    crew: PrepareRanks | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    ranks: PrepareRanks | None = None,
+    progress: Callable[[PrepareProgress], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> PrepareReport:
     """Turn raw files or tables into a dataset directory; `hotbed prepare --help` explains the arguments.
 
     `inputs` is one of, or a sequence of: a path, a pyarrow Table, RecordBatch or Dataset, a pandas DataFrame, or a pair
-    (split, one of these). `say` is told in words what becomes of unfinished work that an earlier call left.
+    (split, one of these). `say` gets a message about unfinished work of an earlier call, if there is any.
     """
     started = time.perf_counter()
     ids_rule = _id_rule(ids_mode, hash_rows, min_count)
     clock = None if time_column is None else TimeColumn.parse(time_column)
-    wishes = LayoutOptions(
+    options = LayoutOptions(
         label, tuple(dense), tuple(ids), dict(multi or {}), tuple(drop), integers, clock.name if clock else None
     )
     rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
@@ -114,10 +114,10 @@ def prepare(
     num_bytes = _memory(memory)
     sources = list_sources(inputs)
     splits = _split_names(sources, rule)
-    crew = crew or PrepareRanks()
-    readers = _readers(sources, format, delimiter, wishes)
+    ranks = ranks or PrepareRanks()
+    readers = _readers(sources, format, delimiter, options)
     settings = {
-        **{"format": [reader.name for reader in readers[:1]], "wishes": repr(wishes), "positive": positive},
+        **{"format": [reader.name for reader in readers[:1]], "wishes": repr(options), "positive": positive},
         **{
             "split": repr(split),
             "time": time_column,
@@ -126,18 +126,20 @@ def prepare(
             "memory": num_bytes,
         },
     }
-    marks = [source.mark() for source in sources]
-    first = _first_look(sources, readers, wishes, limit, positive)
+    marks = [source.stamp() for source in sources]
+    first = _first_look(sources, readers, options, limit, positive)
     layout = first.layout
-    with _workspace(Path(out), overwrite, crew) as work, crew:
+    with _workspace(Path(out), overwrite, ranks) as work, ranks:
         raw_bytes = in_words(sum(mark.size for mark in marks))
-        work.needs = f" prepare needs about as much as the raw text (files of {raw_bytes}), and the dataset next to it."
-        if crew.rank == 0:
-            told = take_over(work, describe_job(settings, sources, layout), sources, marks)
-            if told:
-                say(told)
-        crew.begin(work.path)
-        job = Job(
+        work.needs = (
+            f" prepare needs space for about as much as the raw text (files of {raw_bytes}), and for the dataset."
+        )
+        if ranks.rank == 0:
+            message = take_over(work, describe_job(settings, sources, layout), sources, marks)
+            if message:
+                say(message)
+        ranks.begin(work.path)
+        job = PrepareJob(
             sources=sources,
             marks=marks,
             readers=readers,
@@ -147,19 +149,19 @@ def prepare(
             label_hint=first.label_hint,
             memory=num_bytes,
             workers=_workers(workers, num_bytes),
-            crew=crew,
+            ranks=ranks,
             report=progress or (lambda _: None),
             path=work.path,
         )
         reels, quarantine = read_files(job, work)
-        settled = settle(reels, job.recipe, job.work)
-        _check_positive(settled, positive, first.label_hint)
-        features = count_features(job, settled)
-        finish = Finish(
-            layout.label, tuple(m.fit(spec) for m, spec in zip(settled.moments, layout.dense)), tuple(features)
+        assigned = assign_rows(reels, job.recipe, job.work)
+        _check_positive(assigned, positive, first.label_hint)
+        features = count_features(job, assigned)
+        finish = FinalColumns(
+            layout.label, tuple(m.fit(spec) for m, spec in zip(assigned.moments, layout.dense)), tuple(features)
         )
-        parts = write_parts(job, settled, finish)
-        crew.leave("writing")
+        parts = write_parts(job, assigned, finish)
+        ranks.leave("writing")
         schema = Schema(
             label=layout.label,
             dense=finish.dense,
@@ -168,7 +170,7 @@ def prepare(
                 name: Split(
                     tuple(part.file for part in parts[name]),
                     tuple(part.rows for part in parts[name]),
-                    settled.positives[name],
+                    assigned.positives[name],
                 )
                 for name in splits
             },
@@ -179,18 +181,18 @@ def prepare(
                     f"{source.split}={source.path.name}" if source.split else source.path.name for source in sources
                 ],
                 "bad_rows": dict(quarantine.reasons.most_common()),
-                "left_out": settled.left_out,
+                "left_out": assigned.left_out,
                 "min_count": min_count,
-                **({"time": settled.time} if settled.time else {}),
+                **({"time": assigned.time} if assigned.time else {}),
             },
         )
-        if crew.rank == 0:
+        if ranks.rank == 0:
             commit(job, work, reels, schema)
     return PrepareReport(
         path=Path(out),
         schema=schema,
         bad_rows=dict(quarantine.reasons.most_common()),
-        left_out=settled.left_out,
+        left_out=assigned.left_out,
         raw_bytes=job.raw_bytes,
         seconds=time.perf_counter() - started,
         joined=first.joined,
@@ -198,25 +200,25 @@ def prepare(
 
 
 @contextmanager
-def _workspace(out: Path, overwrite: bool, crew: PrepareRanks) -> Iterator[Workspace]:
-    """Rank 0 owns the workspace; the others work in it."""
+def _workspace(out: Path, overwrite: bool, ranks: PrepareRanks) -> Iterator[Workspace]:
+    """The workspace: rank 0 owns it, the others write into it."""
     work = Workspace(out, overwrite, resumable=True)
-    if crew.rank > 0:
+    if ranks.rank > 0:
         try:
             yield work
         except OSError as error:
-            raise unwritable(out, error, work.path, work.needs, f" by rank {crew.rank}") from error
+            raise unwritable(out, error, work.path, work.needs, f" by rank {ranks.rank}") from error
         return
-    work.keep = crew.world > 1
+    work.keep = ranks.world > 1
     with work:
         yield work
 
 
-def _readers(sources: list[Source], name: str | None, delimiter: str | None, wishes: LayoutOptions) -> list[Format]:
+def _readers(sources: list[RawSource], name: str | None, delimiter: str | None, options: LayoutOptions) -> list[Format]:
     """One reader for all files, one for each table."""
 
     def wanted(column: str) -> bool:
-        return column not in wishes.drop
+        return column not in options.drop
 
     files = [source.path for source in sources if source.data is None]
     shared: Format | None = None
@@ -225,33 +227,33 @@ def _readers(sources: list[Source], name: str | None, delimiter: str | None, wis
             name or guess_format(files[0]),
             delimiter=delimiter,
             wanted=wanted,
-            hashed=not (wishes.dense or wishes.multi),
-            time=wishes.time,
+            hashed=not (options.dense or options.multi),
+            time=options.time,
         )
     elif name not in (None, "parquet"):
         raise ConfigError(f"format {name!r} is for files; a table needs none.")
     return [
-        shared if shared is not None and source.data is None else TableFormat(source.data, wanted, wishes.time)
+        shared if shared is not None and source.data is None else TableFormat(source.data, wanted, options.time)
         for source in sources
     ]
 
 
 class _FirstLook(NamedTuple):
-    """What the first rows that can be read say."""
+    """What the first readable rows show."""
 
-    layout: Layout
+    layout: ColumnLayout
     joined: dict[str, str]  # columns that look like several ids in one, and the separator
-    label_hint: str  # what to say when labels cannot be read
+    label_hint: str  # the way out if labels cannot be read
 
 
 def _first_look(
-    sources: list[Source], readers: list[Format], wishes: LayoutOptions, limit: MaxBad, positive: str | None
+    sources: list[RawSource], readers: list[Format], options: LayoutOptions, limit: MaxBad, positive: str | None
 ) -> _FirstLook:
     quarantine = Quarantine(limit)
     for source, reader in zip(sources, readers):
         for chunk in reader.chunks(source.path):
             if len(chunk.lines):
-                layout = choose_layout(chunk, wishes, reader.typed)
+                layout = choose_layout(chunk, options, reader.typed)
                 label = LabelReader(layout.label, positive=positive, signed=reader.name == "libsvm")
                 return _FirstLook(layout, joined_columns(chunk, layout), label_hint(chunk, label))
             quarantine.add(chunk.bad, 0)
@@ -259,10 +261,10 @@ def _first_look(
     raise no_rows(sources)
 
 
-def _check_positive(settled: RowAssignment, positive: str | None, hint: str) -> None:
-    """A FormatError if --positive names a value that no row has."""
-    if positive is not None and hint and not any(settled.positives.values()):
-        raise FormatError(f"not one row is positive. {hint}")
+def _check_positive(assigned: RowAssignment, positive: str | None, hint: str) -> None:
+    """A FormatError if no row has the value of --positive."""
+    if positive is not None and hint and not any(assigned.positives.values()):
+        raise FormatError(f"no row is positive. {hint}")
 
 
 def _memory(memory: str | int) -> int:
@@ -295,13 +297,13 @@ def _id_rule(ids_mode: str, hash_rows: int | None, min_count: int) -> IdRule:
         raise ConfigError(f"--min-count {min_count} is below 1, the count of an id that was seen.")
     if mode == "raw" and min_count > 1:
         raise ConfigError(
-            f"--min-count {min_count} belongs to a vocabulary. Of raw ids, `hotbed train --dynamic --admit 'after "
-            f"{min_count}'` gives rows to those that were seen as often."
+            f"--min-count {min_count} belongs to a vocabulary. For raw ids, `hotbed train --dynamic --admit "
+            f"'after {min_count}'` gives rows only to ids that occur that often."
         )
     return IdRule(mode, min_count if mode == "vocabulary" else 1, hash_rows)
 
 
-def _split_names(sources: Sequence[Source], rule: SplitRule | None) -> tuple[str, ...]:
+def _split_names(sources: Sequence[RawSource], rule: SplitRule | None) -> tuple[str, ...]:
     named = tuple(dict.fromkeys(source.split for source in sources if source.split))
     if named and rule is not None:
         raise ConfigError("inputs named split=path already have their split; leave out --split.")

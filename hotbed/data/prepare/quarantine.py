@@ -1,4 +1,4 @@
-"""Bad rows in; counts by reason out, and an end to the job when there are too many."""
+"""Bad rows in, counts by reason out; an error if there are too many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hotbed.data.formats.chunk import NOT_UTF8, BadRow, to_utf8
 from hotbed.errors import ConfigError, FormatError
 
 SHOWN_BAD = 3
-_SURE_ROWS = 100_000  # a share is judged at the end, and on the way from this many rows on
+_SURE_ROWS = 100_000  # a share is checked at the end, and during the job after this many rows
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class MaxBad:
 
 
 class Quarantine:
-    """Counts bad rows by reason and ends the job when there are too many."""
+    """Counts bad rows by reason; raises an error if there are too many."""
 
     def __init__(self, max_bad: MaxBad, label_hint: str = "", advice: str = "") -> None:
-        """`label_hint` is said when labels cannot be read, `advice` in place of the options of `prepare`."""
+        """`label_hint` is added if labels cannot be read; `advice` replaces the hint at the options of `prepare`."""
         self._max_bad = max_bad
         self._advice = advice
         self._label_hint = label_hint
@@ -59,11 +59,11 @@ class Quarantine:
         return self.reasons.total()
 
     def add(self, bad: Sequence[BadRow], good_rows: int) -> None:
-        """Note the bad rows of a chunk; a FormatError once there are certainly too many."""
+        """Count the bad rows of a chunk; a FormatError once there are certainly too many."""
         self.count(Counter(row.reason for row in bad), bad[:SHOWN_BAD], good_rows)
 
     def count(self, reasons: Mapping[str, int], first: Sequence[BadRow], good_rows: int) -> None:
-        """The same where the rows are counted already; `first` are some of them, to show."""
+        """Like `add` for rows that are counted already; `first` holds some of them for messages."""
         self.good_rows += good_rows
         self.reasons.update(reasons)
         self._first += first[: SHOWN_BAD - len(self._first)]
@@ -82,7 +82,7 @@ class Quarantine:
         )
 
     def _way_out(self) -> str:
-        """By what is wrong most often."""
+        """The way out for the most frequent reason."""
         reason = self.reasons.most_common(1)[0][0]
         other = next((row.file for row in self._first if row.reason == NOT_UTF8), None)
         if reason == NOT_UTF8 and other is not None:

@@ -1,9 +1,9 @@
 """Ranks that prepare one dataset together: each takes every W-th file, feature and part, and they meet between the stages.
 
-They speak through small files in the shared workspace, and through nothing else: no ports, no collectives, and what a
-killed crew has finished is there for the next one. Every rank counts up a number in a file of its own each second; one
-whose number stands still for a minute is taken for lost, and all others stop with its name. A rank that fails leaves its
-message for the others. One process alone is a crew of one and writes none of this.
+They communicate only through small files in the shared workspace: no ports, no collectives. What ranks finish before they
+are killed is there for the next attempt. Every rank increments a number in its own file each second. If the number stands
+still for a minute, the rank counts as lost, and all others stop and name it. A rank that fails leaves its message for the
+others. A single process writes none of this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POLL = 0.05
 
 
 class PrepareRanks:
-    """`with PrepareRanks(...) as crew:` after the workspace exists; rank 0 owns the workspace."""
+    """`with PrepareRanks(...) as ranks:` after the workspace exists; rank 0 owns the workspace."""
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
         if not 0 <= rank < world:
@@ -36,11 +36,11 @@ class PrepareRanks:
         self._nonce = ""
         self._stop = threading.Event()
         self._pulse: threading.Thread | None = None
-        self._seen: dict[int, tuple[str, float]] = {}  # rank -> its number, and when it was new
+        self._seen: dict[int, tuple[str, float]] = {}  # rank -> its last number, and when it changed
 
     @classmethod
     def from_environment(cls) -> PrepareRanks:
-        """What torchrun says."""
+        """The rank and world size that torchrun sets."""
         try:
             return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
         except ValueError as error:
@@ -51,7 +51,7 @@ class PrepareRanks:
         return number % self.world == self.rank
 
     def begin(self, workspace: Path) -> None:
-        """Find the others; returns when all of them are there."""
+        """Wait until all ranks have started."""
         if self.world == 1:
             return
         self._directory = workspace / "ranks"
@@ -60,16 +60,16 @@ class PrepareRanks:
             self._call()
         else:
             self._answer()
-        self._pulse = threading.Thread(target=self._beat, name="hotbed-crew", daemon=True)
+        self._pulse = threading.Thread(target=self._beat, name="hotbed-ranks", daemon=True)
         self._pulse.start()
 
     def _call(self) -> None:
-        """Rank 0: read out who is there until every rank has heard its own word."""
+        """Rank 0: publish the greetings seen so far until every rank has found its own."""
         self._nonce = secrets.token_hex(4)
         deadline = time.monotonic() + START_WITHIN
         while True:
             words = sorted(path.name for path in self._directory.glob("hello-*"))
-            _note(self._directory / "call.json", json.dumps({"crew": self._nonce, "words": words}))
+            _note(self._directory / "call.json", json.dumps({"attempt": self._nonce, "words": words}))
             absent = [rank for rank in range(1, self.world) if not self._file("here", rank).exists()]
             if not absent:
                 return
@@ -84,7 +84,7 @@ class PrepareRanks:
             if call.exists():
                 said = json.loads(call.read_text())
                 if word in said["words"]:
-                    self._nonce = said["crew"]
+                    self._nonce = said["attempt"]
                     self._file("here", self.rank).touch()
                     return
             self._patience(deadline, [0])
@@ -98,7 +98,7 @@ class PrepareRanks:
         time.sleep(_POLL)
 
     def meet(self, stage: str) -> None:
-        """Wait until every rank has come this far; a RankError if one of them cannot."""
+        """Wait until every rank has reached this stage; a RankError if one has failed or is lost."""
         if self.world == 1:
             return
         self._file(f"met-{stage}", self.rank).touch()
@@ -111,7 +111,7 @@ class PrepareRanks:
             time.sleep(_POLL)
 
     def leave(self, stage: str) -> None:
-        """Meet for the last time: rank 0 waits for the others, which are free to go."""
+        """The last meeting: rank 0 waits for the others, which do not wait."""
         if self.rank == 0:
             self.meet(stage)
         self._end_pulse()
@@ -132,8 +132,8 @@ class PrepareRanks:
             self._seen[rank] = (number, now)
         elif now - known[1] > LOST_AFTER:
             raise RankError(
-                f"rank {rank} has not been heard of for {LOST_AFTER:.0f} s while {stage}. Run the same command again: what "
-                "is finished is kept."
+                f"rank {rank} has not responded for {LOST_AFTER:.0f} s while {stage}. Run the same command again: finished "
+                "work is kept."
             )
 
     def _beat(self) -> None:
@@ -144,7 +144,7 @@ class PrepareRanks:
                 _note(self._file("alive", self.rank), str(number))
             except OSError:
                 if not self._directory.is_dir():  # rank 0 has finished or failed
-                    return  # else a full disk: the next number may be written again
+                    return  # else a full disk: the next write may succeed
 
     def _file(self, what: str, rank: int) -> Path:
         return self._directory / f"{self._nonce}-{what}-{rank}"
@@ -163,11 +163,11 @@ class PrepareRanks:
     ) -> None:
         self._end_pulse()
         if error is not None and self._nonce and self._directory.is_dir():
-            with suppress(OSError):  # where nothing can be written the others miss its pulse
+            with suppress(OSError):  # if nothing can be written, the others miss its heartbeat
                 _note(self._file("failed", self.rank), str(error) or type(error).__name__)
 
 
 def _note(path: Path, text: str) -> None:
-    """A word to other ranks, who see it whole; it need not outlive the machine."""
+    """Write a message to other ranks atomically; it need not be durable."""
     with rewriting(path, os.replace, unique=True) as temporary:
         temporary.write_text(text)

@@ -1,6 +1,6 @@
 """Streams of ids in, statistics of bounded size out: which ids are frequent, and how many are distinct.
 
-Both are deterministic, take ids in pieces and can be merged, so that pieces may be counted anywhere.
+Both are deterministic, take ids in pieces and can be merged.
 
 `HeavyHitters`: space-saving counters (Metwally et al. 2005) in the form of Misra and Gries, with the batched purge of Anderson
 et al. (arXiv 1705.07001). A hash table holds up to `capacity` ids and a counter each. When it is full, the median of the
@@ -14,7 +14,7 @@ its median out of the total of all counts N, hence error <= 2 N / capacity whate
 and a stream of few distinct ids gives 0. The result depends on the order of the ids, and on nothing else. Merging adds
 counters and errors; the bounds hold for the union.
 
-Memory: 16 bytes a slot, 3 slots for every 2 ids at least, and half as much again while purging.
+Memory: 16 bytes a slot, at least 3 slots for every 2 ids, and 1.5 times as much while purging.
 
 `HyperLogLog`: ids in, an estimate of how many of them are distinct out (HyperLogLog, Flajolet et al. 2007).
 
@@ -49,14 +49,14 @@ _SMALL = 1 << 12  # values that are counted one by one to find a median
 
 
 class CountedIds(NamedTuple):
-    """The ids in the table, in no order, and how often each was seen at least."""
+    """The ids in the table, unordered, and a lower bound of each count."""
 
     ids: NDArray[np.int64]
     counts: NDArray[np.int64]
 
 
 class HeavyHitters:
-    """`add` ids, `merge` others; `items` are the frequent ones, `error` is what their counts may lack."""
+    """`add` ids, `merge` others; `items` are the frequent ids, `error` bounds what their counts may lack."""
 
     def __init__(self, num_bytes: int) -> None:
         if num_bytes < _FEWEST_SLOTS * _BYTES_OF_SLOT:
@@ -86,7 +86,7 @@ class HeavyHitters:
                 self._purge()
 
     def merge(self, other: HeavyHitters) -> None:
-        """Become a sketch of both streams."""
+        """Merge another sketch into this one."""
         total = self.total + other.total
         self.add(*other.items())
         self.total = total
@@ -97,7 +97,7 @@ class HeavyHitters:
         return CountedIds(used[:, 0], used[:, 1])
 
     def _median(self) -> int:
-        """Of the counters; most are small, and np.partition is slow where many are equal."""
+        """The median counter; most are small, and np.partition is slow if many are equal."""
         of_value = np.zeros(_SMALL, dtype=np.int64)
         _count_values(self._slots, of_value)
         reached = np.cumsum(of_value[1:])
@@ -162,7 +162,7 @@ class HyperLogLog:
         _add_ids(ids, self.registers)
 
     def merge(self, other: HyperLogLog) -> None:
-        """Become the union of both."""
+        """Merge another set into this one."""
         np.maximum(self.registers, other.registers, out=self.registers)
 
     def estimate(self) -> float:

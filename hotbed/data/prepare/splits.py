@@ -1,10 +1,10 @@
-"""Which split a row goes to.
+"""The split of every row.
 
-    train=0.8,test=0.2        at random, a pure function of (file, line): no other row changes it
-    train=50000,test=10000    good rows in file order; what is left belongs to no split
+    train=0.8,test=0.2        at random, a pure function of (file, line)
+    train=50000,test=10000    good rows in file order; the remaining rows belong to no split
     days:valid=1,test=1       whole days of the time column: here the last day is test, the one before valid, the rest train
 
-The last two are known only when all rows before (or all rows) have been read, so they are drawn as borders afterwards.
+The last two depend on all previous rows (or all rows), so they are determined as ranges afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EXAMPLES = "Write train=0.8,valid=0.1,test=0.1 or train=50000,test=10000 or, wi
 
 
 class SplitRange(NamedTuple):
-    """Good rows begin .. end, counted over all files, that belong to one split."""
+    """Good rows begin .. end - 1, counted over all files, that belong to one split."""
 
     split: str
     begin: int
@@ -85,18 +85,18 @@ class SplitRule:
         return self.kind == "count" and rows >= int(self._ends[-1])
 
     def assign(self, file: int, lines: np.ndarray) -> np.ndarray:
-        """Of the random rule: the index into `names` of every row, int64 [n]; len(names) for rows of no split."""
+        """For the random rule: the index into `names` of every row, int64 [n]; len(names) for rows of no split."""
         return np.searchsorted(self._ends, _uniform(file, lines), side="right")
 
     def stretches(self, rows: int, days: Sequence[tuple[int, int]]) -> list[SplitRange]:
-        """Of the other two: what belongs to which split, given all rows and (day, its first row) in order."""
+        """For the other two rules: the range of each split, given the number of rows and (day, its first row) in order."""
         if self.kind == "count":
             ends = [min(int(end), rows) for end in self._ends]
             return [SplitRange(name, begin, end) for name, begin, end in zip(self.names, [0, *ends], ends)]
         if len(days) <= sum(self._shares):
             raise FormatError(
-                f"--split gives {sum(self._shares)} whole days away and train needs one more; the time column spans "
-                f"{len(days)}. Give fewer days away, or prepare more files."
+                f"--split takes {sum(self._shares)} whole days and train needs at least one more; the time column spans "
+                f"{len(days)}. Take fewer days, or prepare more files."
             )
         firsts = [first for _, first in days]
         borders = [0]

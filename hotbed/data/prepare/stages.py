@@ -1,15 +1,13 @@
-"""The steps of prepare, each from whole files in the workspace to whole files: read, count, write, commit.
+"""The steps of prepare: read, count, write, commit. Each reads and writes complete files in the workspace.
 
-A step first looks for what is there already, does the share of this rank, and meets the other ranks.
-
-The unfinished work of one `prepare` is a job in its workspace: what it is work for, and what of it still holds.
+A step first looks for existing results, then does the share of this rank, and waits for the other ranks.
 
     .OUT.partial/job.json     settings, files with their sizes and times, columns
     .OUT.partial/work/        reels (parse.py), features (merge.py)
     .OUT.partial/counts, ...  finished parts of the dataset
 
-The same settings over the same files go on where the last job stopped. A file that was replaced is read again, and everything
-that follows from it. Other settings, files or columns begin anew.
+With the same settings and files, a job resumes where the last one stopped. A file that was replaced is read again, and
+everything that depends on it is computed again. With other settings, files or columns the job starts over.
 """
 
 from __future__ import annotations
@@ -28,15 +26,15 @@ import pyarrow as pa
 from hotbed.data.formats import Format
 from hotbed.data.formats.chunk import REEL_BYTES
 from hotbed.data.prepare.arrays import write_whole
-from hotbed.data.prepare.inputs import Mark, Source
-from hotbed.data.prepare.layout import Layout
+from hotbed.data.prepare.assign import RowAssignment, used_reels
+from hotbed.data.prepare.inputs import FileStamp, RawSource
+from hotbed.data.prepare.layout import ColumnLayout
 from hotbed.data.prepare.merge import BYTES_OF_ID, IdRule, load_feature, merge_feature
-from hotbed.data.prepare.parse import Progress, Recipe, ReelFacts, ReelTask, parse_reel
+from hotbed.data.prepare.parse import PrepareProgress, Recipe, ReelFacts, ReelTask, parse_reel
 from hotbed.data.prepare.piece import PIECE_IDS
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
 from hotbed.data.prepare.ranks import PrepareRanks
-from hotbed.data.prepare.settle import RowAssignment, used_reels
-from hotbed.data.prepare.write import Finish, Part, cut_parts, write_part
+from hotbed.data.prepare.write import DatasetPart, FinalColumns, cut_parts, write_part
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.workspace import Workspace
 from hotbed.errors import FormatError
@@ -44,24 +42,24 @@ from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import flush_to_disk, make_folder
 
 GENERATION = 1  # raise it when temporary files or the rows of a dataset change
-_WORTH_KEEPING = 64 << 20  # bytes read; an error leaves such work for the next try
+_WORTH_KEEPING = 64 << 20  # bytes read; after an error, work beyond this is kept for the next attempt
 
 
 @dataclass(frozen=True)
-class Job:
-    """One call of prepare, after its settings were checked."""
+class PrepareJob:
+    """One call of prepare, with checked settings."""
 
-    sources: list[Source]
-    marks: list[Mark]
+    sources: list[RawSource]
+    marks: list[FileStamp]
     readers: list[Format]
     recipe: Recipe
     ids: IdRule
     limit: MaxBad
-    label_hint: str  # what to say when labels cannot be read
+    label_hint: str  # the way out if labels cannot be read
     memory: int
     workers: int
-    crew: PrepareRanks
-    report: Callable[[Progress], None]
+    ranks: PrepareRanks
+    report: Callable[[PrepareProgress], None]
     path: Path  # the workspace
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -74,22 +72,22 @@ class Job:
         return sum(mark.size for mark in self.marks)
 
 
-def no_rows(sources: list[Source]) -> FormatError:
-    return FormatError(f"{', '.join(str(source.path) for source in sources[:3])}: not one good row was found.")
+def no_rows(sources: list[RawSource]) -> FormatError:
+    return FormatError(f"{', '.join(str(source.path) for source in sources[:3])}: no good row was found.")
 
 
-def read_files(job: Job, work: Workspace) -> tuple[list[ReelFacts], Quarantine]:
+def read_files(job: PrepareJob, work: Workspace) -> tuple[list[ReelFacts], Quarantine]:
     """Pass 1; reels of all ranks, in order."""
     _read_reels(job, work, None)
-    job.crew.meet("reading")
+    job.ranks.meet("reading")
     if job.recipe.positive is not None:
         negative = negative_label(load_reels(job.work))
-        job.crew.meet("reading labels")
+        job.ranks.meet("reading labels")
         _read_reels(job, work, negative)
-        job.crew.meet("reading again")
+        job.ranks.meet("reading again")
     reels = used_reels(load_reels(job.work), job.recipe)
     for source, mark in zip(job.sources, job.marks):
-        source.check_mark(mark)
+        source.check_stamp(mark)
     quarantine = Quarantine(job.limit, job.label_hint)
     for reel in reels:
         quarantine.count(reel.reasons, reel.first_bad, reel.good_rows)
@@ -104,15 +102,15 @@ def negative_label(reels: Sequence[ReelFacts]) -> str | None:
     return next((reel.negative for reel in reels if reel.negative is not None), None)
 
 
-def _read_reels(job: Job, work: Workspace, negative: str | None) -> None:
-    """Read what is not there yet; with `negative`, also what took another label for the negative one."""
+def _read_reels(job: PrepareJob, work: Workspace, negative: str | None) -> None:
+    """Read the reels that are missing; with `negative`, also those that took another label for the negative one."""
     done = [0, 0]  # bytes, rows
 
     def step(num_bytes: int, rows: int) -> None:
         with job.lock:
             done[0] += num_bytes
             done[1] += rows
-            job.report(Progress("reading", min(done[0], job.raw_bytes), job.raw_bytes, done[1]))
+            job.report(PrepareProgress("reading", min(done[0], job.raw_bytes), job.raw_bytes, done[1]))
 
     def read(task: ReelTask) -> ReelFacts:
         path = job.work / f"{task.name}.json"
@@ -132,40 +130,40 @@ def _read_reels(job: Job, work: Workspace, negative: str | None) -> None:
             break
 
 
-def _reel_tasks(job: Job) -> Iterator[ReelTask]:
-    """The reels of the files that this rank takes; rows that are counted off in order are read by one rank."""
+def _reel_tasks(job: PrepareJob) -> Iterator[ReelTask]:
+    """The reels of the files of this rank; if rows are counted in file order, rank 0 reads all."""
     ordered = job.recipe.rule is not None and job.recipe.rule.kind == "count"
     for file, (source, mark, reader) in enumerate(zip(job.sources, job.marks, job.readers)):
-        if job.crew.rank == 0 if ordered else job.crew.takes(file):
+        if job.ranks.rank == 0 if ordered else job.ranks.takes(file):
             for number, reel in enumerate(reader.reels(source.path)):
                 yield ReelTask(file, number, source, mark, reel, reader)
 
 
-def count_features(job: Job, settled: RowAssignment) -> list[IdFeature]:
-    """Merge what pieces know of every feature."""
+def count_features(job: PrepareJob, assigned: RowAssignment) -> list[IdFeature]:
+    """Merge the id lists of all pieces, feature by feature."""
     features = job.recipe.layout.features
     gate = _Gate(job.memory // 2)
     done = [0]
 
     def count(number: int) -> None:
         if load_feature(number, job.work) is None:
-            ids = sum(sizes[number] for sizes in settled.sizes)
+            ids = sum(sizes[number] for sizes in assigned.sizes)
             with gate.take(ids * BYTES_OF_ID):
-                merge_feature(number, features[number], settled.pieces, job.ids, job.memory // 2, job.work)
+                merge_feature(number, features[number], assigned.pieces, job.ids, job.memory // 2, job.work)
         with job.lock:
             done[0] += 1
-            job.report(Progress("counting", done[0], len(features), 0))
+            job.report(PrepareProgress("counting", done[0], len(features), 0))
 
-    mine = [number for number in range(len(features)) if job.crew.takes(number)]
+    mine = [number for number in range(len(features)) if job.ranks.takes(number)]
     for _ in run_ahead(count, mine, threads=job.workers, ahead=job.workers):
         pass
-    job.crew.meet("counting")
+    job.ranks.meet("counting")
     merged = [load_feature(number, job.work) for number in range(len(features))]
     return [feature for feature in merged if feature is not None]
 
 
 class _Gate:
-    """Lets tasks through while their memory together stays within a total; a larger one goes alone."""
+    """Limits the total memory of concurrent tasks; a task larger than the total runs alone."""
 
     def __init__(self, total: int) -> None:
         self._total = self._free = total
@@ -185,58 +183,58 @@ class _Gate:
                 self._changed.notify_all()
 
 
-def write_parts(job: Job, settled: RowAssignment, finish: Finish) -> dict[str, list[Part]]:
-    """Pass 2; the parts of every split. A piece is deleted when all parts made of it are there.
+def write_parts(job: PrepareJob, assigned: RowAssignment, finish: FinalColumns) -> dict[str, list[DatasetPart]]:
+    """Pass 2: write the parts of every split. A piece is deleted when all parts made from it are written.
 
-    Not where splits are drawn over all rows: a job that goes on reads the pieces at their borders again.
+    Not if splits depend on all rows: a resumed job reads the pieces at their borders again.
     """
-    places = settled.places(job.work)
-    parts = {name: cut_parts(name, settled.spans[name]) for name in job.recipe.splits}
+    places = assigned.places(job.work)
+    parts = {name: cut_parts(name, assigned.spans[name]) for name in job.recipe.splits}
     total = sum(part.rows for of_split in parts.values() for part in of_split)
-    uses = [0] * len(settled.pieces)
+    uses = [0] * len(assigned.pieces)
     every = [part for of_split in parts.values() for part in of_split]
     for part in every:
         make_folder((job.path / part.file).parent)
         for number in {span.piece for span in part.spans}:
             uses[number] += 1
 
-    flush_to_disk(job.work)  # what was counted from pieces is there for good before one of them goes
+    flush_to_disk(job.work)  # the counts are durable before a piece is deleted
 
-    def write(part: Part) -> Part:
+    def write(part: DatasetPart) -> DatasetPart:
         if not (job.path / part.file).is_file():
             write_part(part, places, finish, job.path)
         return part
 
-    mine = [part for number, part in enumerate(every) if job.crew.takes(number)]
-    settled_early = job.recipe.rule is None or job.recipe.rule.kind == "random"
+    mine = [part for number, part in enumerate(every) if job.ranks.takes(number)]
+    split_while_reading = job.recipe.rule is None or job.recipe.rule.kind == "random"
     rows = 0
     for part in run_ahead(write, mine, threads=job.workers, ahead=job.workers):
         rows += part.rows
-        job.report(Progress("writing", rows, total, rows))
+        job.report(PrepareProgress("writing", rows, total, rows))
         for number in {span.piece for span in part.spans}:
             uses[number] -= 1
-            if uses[number] == 0 and settled_early:  # never in a crew of several: each sees its own parts done only
-                settled.pieces[number].path.unlink(missing_ok=True)
+            if uses[number] == 0 and split_while_reading:  # never with several ranks: each knows only its own parts
+                assigned.pieces[number].path.unlink(missing_ok=True)
     return parts
 
 
-def commit(job: Job, work: Workspace, reels: Sequence[ReelFacts], schema: Schema) -> None:
+def commit(job: PrepareJob, work: Workspace, reels: Sequence[ReelFacts], schema: Schema) -> None:
     with (job.path / "quarantine.jsonl").open("wb") as file:
         for reel in reels:
             with (job.work / f"{reel.name}.bad").open("rb") as bad:
                 shutil.copyfileobj(bad, file)
     schema.save(job.path)
-    for left in job.path.rglob("*.tmp"):  # by a rank of a lost crew
+    for left in job.path.rglob("*.tmp"):  # of ranks that were lost
         left.unlink(missing_ok=True)
-    (job.path / "job.json").unlink()  # a job killed from here on begins anew: nobody takes over half of its files
+    (job.path / "job.json").unlink()  # a job killed from here on starts over: its files are incomplete
     flush_to_disk(job.path)
     shutil.rmtree(job.work)
     shutil.rmtree(job.path / "ranks", ignore_errors=True)
     work.commit()
 
 
-def describe_job(settings: dict[str, Any], sources: Sequence[Source], layout: Layout) -> dict[str, Any]:
-    """All that the output follows from, as JSON."""
+def describe_job(settings: dict[str, Any], sources: Sequence[RawSource], layout: ColumnLayout) -> dict[str, Any]:
+    """Everything that determines the output, as JSON."""
     return {
         "settings": settings,
         "files": [[source.split, str(source.path.absolute())] for source in sources],
@@ -249,8 +247,8 @@ def describe_job(settings: dict[str, Any], sources: Sequence[Source], layout: La
     }
 
 
-def take_over(work: Workspace, job: dict[str, Any], sources: Sequence[Source], marks: Sequence[Mark]) -> str:
-    """Keep what still holds of earlier work and delete the rest; what to tell the user, if anything."""
+def take_over(work: Workspace, job: dict[str, Any], sources: Sequence[RawSource], marks: Sequence[FileStamp]) -> str:
+    """Keep the valid results of an earlier job and delete the rest; returns a message for the user, if any."""
     path = work.path / "job.json"
     said = ""
     left = _load(path)
@@ -259,13 +257,13 @@ def take_over(work: Workspace, job: dict[str, Any], sources: Sequence[Source], m
     else:
         if left is not None:
             what = ", ".join(_differences(left, job)) or "tables"
-            said = f"the unfinished work in {work.path} was for other {what}: it is deleted and started again"
+            said = f"the unfinished work in {work.path} was for other {what}: it is deleted, and prepare starts over"
         work.clear(but=("ranks",))
     (work.path / "work").mkdir(exist_ok=True)
-    work.keep = work.keep or any((work.path / "work").glob("file-*.json"))  # it outlived one end, so it outlives errors
+    work.keep = work.keep or any((work.path / "work").glob("file-*.json"))  # work of an earlier job is kept on errors
     (work.path / "counts").mkdir(exist_ok=True)
     for folder in (work.path / "work", work.path):
-        flush_to_disk(folder)  # what was deleted must not come back beside the new note
+        flush_to_disk(folder)  # deleted files must not reappear next to the new job.json
     write_whole(path, json.dumps({**job, "marks": marks}))
     return said
 
@@ -283,7 +281,7 @@ def _differences(left: dict[str, Any], job: dict[str, Any]) -> list[str]:
     return [name for name in now if left.get(name) != now[name]]
 
 
-def _take_over(work: Workspace, left: dict[str, Any], marks: Sequence[Mark]) -> str:
+def _take_over(work: Workspace, left: dict[str, Any], marks: Sequence[FileStamp]) -> str:
     directory = work.path / "work"
     changed = [number for number, mark in enumerate(marks) if list(mark) != left["marks"][number]]
     for number in changed:
@@ -301,7 +299,7 @@ def _take_over(work: Workspace, left: dict[str, Any], marks: Sequence[Mark]) -> 
 
 
 def _forget_results(work: Workspace) -> None:
-    """Delete what follows from all files, and reels whose pieces were used up."""
+    """Delete results that depend on all files, and reels whose pieces were deleted."""
     directory = work.path / "work"
     for path in work.path.iterdir():
         if path.is_dir() and path.name not in ("work", "ranks"):
@@ -315,5 +313,5 @@ def _forget_results(work: Workspace) -> None:
 
 
 def load_reels(directory: Path) -> list[ReelFacts]:
-    """All reels that are done, in order."""
+    """All finished reels, in order."""
     return [ReelFacts.load(path) for path in sorted(directory.glob("file-*.json"))]

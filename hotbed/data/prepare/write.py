@@ -1,13 +1,12 @@
 """Pass 2 of prepare: parsed rows and the rows of their ids in, the Parquet files of a dataset out.
 
 Numbers of ids become rows of the vocabulary (row 0: unknown, then most frequent first, ties by id) or, with the hashing
-trick and for dynamic ids, the 64-bit ids again. Parts of about a million rows are written side by side, each in row groups
-of 65,536 rows, and each appears whole or not at all.
+trick and for dynamic ids, 64-bit ids. Parts of about a million rows are written in parallel, in row groups of 65,536 rows, each
+atomically.
 
-Columns of few values are stored as dictionaries, others plainly, and none is packed: a row of Criteo takes 67 bytes and
-0.11 us to decode; packed with zstd 41 bytes and 0.2 us, with lz4 55 bytes and 0.12 us (which older readers lack). Columns say
-that they hold no nulls, which saves 0.04 us, and pages carry checksums, which cost 0.005 us: nothing else would notice a
-flipped bit.
+Columns with few values are stored as dictionaries, others plainly, without compression: a row of Criteo takes 67 bytes and
+0.11 us to decode; with zstd 41 bytes and 0.2 us, with lz4 55 bytes and 0.12 us (older readers lack it). Columns are declared
+without nulls, which saves 0.04 us, and pages have checksums, which cost 0.005 us and detect flipped bits.
 """
 
 from __future__ import annotations
@@ -33,24 +32,24 @@ WRITING = {"compression": "none", "write_page_checksum": True}
 _FEW = 1 << 15  # distinct ids; above, a dictionary costs more than it saves
 
 
-class Span(NamedTuple):
-    """Rows begin .. end of a piece."""
+class RowSpan(NamedTuple):
+    """Rows begin .. end - 1 of a piece."""
 
     piece: int
     begin: int
     end: int
 
 
-class Part(NamedTuple):
+class DatasetPart(NamedTuple):
     """One Parquet file: the rows of these spans, in order."""
 
     file: str
-    spans: tuple[Span, ...]
+    spans: tuple[RowSpan, ...]
     rows: int
 
 
 class Pieces(NamedTuple):
-    """Where pieces lie, and where the numbers of each begin in the rows of every feature."""
+    """The paths of pieces, and the range of each in the row list of every feature."""
 
     paths: list[Path]
     starts: NDArray[np.int64]  # [P, F]
@@ -58,8 +57,8 @@ class Pieces(NamedTuple):
     work: Path
 
 
-class Finish(NamedTuple):
-    """How temporary columns become final ones."""
+class FinalColumns(NamedTuple):
+    """The columns of the dataset."""
 
     label: str
     dense: tuple[DenseColumn, ...]
@@ -75,37 +74,37 @@ class Finish(NamedTuple):
 
     @property
     def few_values(self) -> list[str]:
-        """Columns that Parquet stores better as a dictionary."""
+        """Columns that are smaller as a Parquet dictionary."""
         small = [feature.name for feature in self.features if feature.distinct <= _FEW]
         return [self.label, *(spec.name for spec in self.dense), *small]
 
 
-def cut_parts(split: str, spans: Sequence[Span]) -> list[Part]:
+def cut_parts(split: str, spans: Sequence[RowSpan]) -> list[DatasetPart]:
     """The parts of a split whose rows are `spans`."""
-    parts: list[Part] = []
-    waiting: list[Span] = []
+    parts: list[DatasetPart] = []
+    waiting: list[RowSpan] = []
     rows = 0
     for span in spans:
         begin = span.begin
         while begin < span.end:
             end = min(span.end, begin + PART_ROWS - rows)
-            waiting.append(Span(span.piece, begin, end))
+            waiting.append(RowSpan(span.piece, begin, end))
             rows += end - begin
             begin = end
             if rows == PART_ROWS:
-                parts.append(Part(f"{split}/part-{len(parts):05d}.parquet", tuple(waiting), rows))
+                parts.append(DatasetPart(f"{split}/part-{len(parts):05d}.parquet", tuple(waiting), rows))
                 waiting, rows = [], 0
     if rows:
-        parts.append(Part(f"{split}/part-{len(parts):05d}.parquet", tuple(waiting), rows))
+        parts.append(DatasetPart(f"{split}/part-{len(parts):05d}.parquet", tuple(waiting), rows))
     return parts
 
 
-def write_part(part: Part, pieces: Pieces, finish: Finish, directory: Path) -> int:
-    """Write one file; the rows in it."""
+def write_part(part: DatasetPart, pieces: Pieces, finish: FinalColumns, directory: Path) -> int:
+    """Write one file; returns its number of rows."""
     path = directory / part.file
     schema = finish.schema
     options = {**WRITING, "use_dictionary": finish.few_values}
-    with (  # pieces may go once it is there
+    with (  # pieces may be deleted once the file exists
         rewriting(path, unique=True) as temporary,
         ExitStack() as stack,
         pq.ParquetWriter(temporary, schema, **options) as writer,
@@ -120,9 +119,9 @@ def write_part(part: Part, pieces: Pieces, finish: Finish, directory: Path) -> i
     return part.rows
 
 
-def _groups(spans: Sequence[Span]) -> list[list[Span]]:
-    """The same rows, GROUP_ROWS at a time."""
-    groups: list[list[Span]] = [[]]
+def _groups(spans: Sequence[RowSpan]) -> list[list[RowSpan]]:
+    """The same rows in groups of GROUP_ROWS."""
+    groups: list[list[RowSpan]] = [[]]
     rows = 0
     for span in spans:
         begin = span.begin
@@ -131,16 +130,16 @@ def _groups(spans: Sequence[Span]) -> list[list[Span]]:
                 groups.append([])
                 rows = 0
             end = min(span.end, begin + GROUP_ROWS - rows)
-            groups[-1].append(Span(span.piece, begin, end))
+            groups[-1].append(RowSpan(span.piece, begin, end))
             rows += end - begin
             begin = end
     return groups
 
 
 class _OpenPiece:
-    """Final columns of any rows of a piece."""
+    """Reads the final columns of any rows of a piece."""
 
-    def __init__(self, stack: ExitStack, number: int, pieces: Pieces, finish: Finish) -> None:
+    def __init__(self, stack: ExitStack, number: int, pieces: Pieces, finish: FinalColumns) -> None:
         self._arrays = stack.enter_context(ArrayFile(pieces.paths[number]))
         self._finish = finish
         self._values: list[NDArray[Any]] = []  # per feature: row (int32) or id (int64) of every number

@@ -1,8 +1,7 @@
-"""Click logs made up on the spot, shaped like Criteo's and Avazu's, with a known best AUC."""
+"""Synthetic click logs, shaped like Criteo's and Avazu's, with a known best AUC."""
 
 from hotbed.data.synthetic.generate import MISSING_ID, MISSING_INTEGER, ClickLog, ClickRows
-from hotbed.data.synthetic.shape import Shape
-from hotbed.data.synthetic.shapes import SHAPES, find_shape
+from hotbed.data.synthetic.shapes import SHAPES, Shape, find_shape
 from hotbed.data.synthetic.text_files import write_days, write_text, write_tsv
 from hotbed.data.synthetic.write import TEST_ROWS, TRAIN_ROWS, VALID_ROWS, make_log, other_rows, write_dataset
 

@@ -1,11 +1,11 @@
-"""Rows of a made-up click log as a pure function of (seed, row number).
+"""Rows of a synthetic click log as a pure function of (seed, row number).
 
 In: a shape, a seed and a range of rows. Out: labels, integers, ids and the true click probability of each row. Every value
-comes from its own counter-based random word, so any range can be drawn alone, in any order, by any number of threads.
-Ids and integers are the same on every machine (integer arithmetic only); probabilities agree to rounding.
+comes from its own counter-based random word, so any range can be generated independently, in any order, by any number of
+threads. Ids and integers are the same on every machine (integer arithmetic only); probabilities agree to rounding.
 
-The rows of a day drift against those of another: which ids of an octave of ranks are frequent turns, and so do the effects of
-ids. A day has `rows_per_day` rows, which is the shape's own unless the caller wants a given number of days.
+The log drifts from day to day: the frequent ids of each octave of ranks rotate, and so do the effects of ids. A day has
+`rows_per_day` rows, by default that of the shape.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hotbed.data.synthetic.kernels import (
     MISSING_ID,
     MISSING_INTEGER,
     Draw,
-    Ids,
-    Missing,
+    IdColumns,
+    MissingGroups,
     bag_block,
     click_block,
     id_block,
@@ -31,10 +31,10 @@ from hotbed.data.synthetic.kernels import (
     missing_block,
     plant,
 )
-from hotbed.data.synthetic.shape import IdColumn, IntegerColumn, Shape, inverse_cdf, inverse_quantiles
+from hotbed.data.synthetic.shapes import IdColumn, IntegerColumn, Shape, inverse_cdf, inverse_quantiles
 from hotbed.errors import ConfigError
 
-__all__ = ["MISSING_ID", "MISSING_INTEGER", "Bags", "ClickLog", "ClickRows"]
+__all__ = ["MISSING_ID", "MISSING_INTEGER", "ClickBags", "ClickLog", "ClickRows"]
 
 BLOCK = 8192  # rows a thread generates at once: 39 columns of them fit the second-level cache
 
@@ -48,15 +48,15 @@ class ClickRows(NamedTuple):
     probability: NDArray[np.float64]  # [R]
 
 
-class Bags(NamedTuple):
-    """The bags of R rows of a column, one after the other."""
+class ClickBags(NamedTuple):
+    """The bags of R rows of a column, concatenated."""
 
     values: NDArray[np.int32]  # [L]
     offsets: NDArray[np.int32]  # [R + 1]
 
 
 class ClickLog:
-    """The click log of a shape and a seed, without end: `rows(a, b)` draws any part of it."""
+    """The infinite click log of a shape and a seed: `rows(a, b)` generates any part of it."""
 
     def __init__(self, shape: Shape, seed: int = 0, rows_per_day: int | None = None) -> None:
         if rows_per_day is not None and rows_per_day < 1:
@@ -66,11 +66,11 @@ class ClickLog:
         self.rows_per_day = rows_per_day or shape.rows_per_day
         self._key = key_of(seed, shape.salt) if shape.salt else seed
         self._label_key = np.uint64(key_of(self._key, 0))
-        self._missing = Missing(
+        self._missing = MissingGroups(
             keys=np.asarray([key_of(self._key, 5, group) for group in range(len(shape.missing))], dtype=np.uint64),
             below=np.asarray([int(share * 2**32) for share in shape.missing.values()], dtype=np.uint64),
         )
-        self._ids = Ids(
+        self._ids = IdColumns(
             cardinality=np.asarray([column.cardinality for column in shape.ids], dtype=np.int64),
             clock=np.asarray([column.cardinality * column.clock for column in shape.ids], dtype=np.int64),
         )
@@ -84,7 +84,7 @@ class ClickLog:
         self._calibrate()
 
     def rows(self, start: int, stop: int, threads: int = 1) -> ClickRows:
-        """Rows start .. stop - 1; more threads draw the same rows sooner."""
+        """Rows start .. stop - 1; the number of threads changes only the speed."""
         if not 0 <= start <= stop:
             raise ConfigError(f"rows({start}, {stop}): a range needs 0 <= start <= stop.")
         out = self._empty(stop - start)
@@ -98,15 +98,15 @@ class ClickLog:
                 job.result()
         return out
 
-    def bags(self, column: int, ids: NDArray[np.int32]) -> Bags:
-        """The bags of a column whose first ids these are: the others are a function of the first. Missing: an empty bag."""
+    def bags(self, column: int, ids: NDArray[np.int32]) -> ClickBags:
+        """The bags of a column with these first ids, which determine the others. A missing id gives an empty bag."""
         size = self.shape.ids[column].bag
         values = np.empty(len(ids) * size, dtype=np.int32)
         key = np.uint64(key_of(self._key, 6, column))
         end = bag_block(key, self._ids.cardinality[column], ids, size, values)
         offsets = np.zeros(len(ids) + 1, dtype=np.int32)
         np.cumsum(np.where(ids == MISSING_ID, 0, size), out=offsets[1:])
-        return Bags(values[:end], offsets)
+        return ClickBags(values[:end], offsets)
 
     def _fill(self, out: ClickRows, start: int, low: int, high: int) -> None:
         begin = low
@@ -134,7 +134,7 @@ class ClickLog:
         return (row // self.rows_per_day + 1) * self.rows_per_day
 
     def _calibrate(self) -> None:
-        """Scale the parts of the logit to the shape's spread and place the bias so that clicks are as frequent as it says."""
+        """Scale the parts of the logit to the shape's spread, and choose the bias for its click rate."""
         count, blocks = 4096, 12  # from each of the first twelve days
         samples = []
         for day in range(blocks):

@@ -1,20 +1,19 @@
-"""What draws the rows of a click log: Numba loops over blocks of rows, one column at a time.
+"""Generates the rows of a click log: Numba loops over blocks of rows, one column at a time.
 
-In: tables of a log (`Draw`, `Missing`, `Signal`) and the number of the first row. Out: ids, integers and the parts of the
-logit, written into the caller's arrays. Loops are cut so that each vectorises: random words to ranks, ranks to ids, ids to
-effects. One pass with branches took 1.1 microseconds a row of 39 columns, the loops take a third of it.
+In: tables of a log (`Draw`, `MissingGroups`, `Signal`) and the number of the first row. Out: ids, integers and the parts of the
+logit, written into the caller's arrays. Separate loops vectorise: random words to ranks, ranks to ids, ids to effects.
+They take a third of the 1.1 microseconds that one pass with branches took for a row of 39 columns.
 
-`Signal`: the planted signal: what makes a generated click likely.
-
-In: a shape and a seed. Out: flat tables the row kernel reads. The logit of a row is
+`Signal`: the planted signal, which determines the click probability. In: a shape and a seed. Out: flat tables for the row
+kernels. The logit of a row is
 
     bias + sum over integers  slope * t + bend * (t * t - 1)                    t = standardised signed log of the value
          + sum over id columns  main0[id] * cos(angle * day) + main1[id] * sin(angle * day)
          + sum over pairs of interacting columns  <latent[id_a], latent[id_b]>
 
-An id's effect shrinks with its rarity, p / (p + RARE), and ids far below RARE carry none: a signal that sits in ids seen
-a handful of times would be noise to every model. Latents are centred by frequency, so the pairs hide nothing that a
-first-order model could pick up.
+The effect of an id shrinks with its rarity, p / (p + RARE), and ids far below RARE have none: a signal in ids that occur a
+handful of times would be noise to every model. Latents are centred by frequency, so the pairs contain nothing that a
+first-order model could learn.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 
 from hotbed.data.draws import GOLDEN, key_of, words
 from hotbed.data.hash import mix
-from hotbed.data.synthetic.shape import (
+from hotbed.data.synthetic.shapes import (
     FRACTION_BITS,
     IdColumn,
     IntegerColumn,
@@ -41,15 +40,15 @@ RARE = 1e-3  # an id of this probability carries half the effect of a frequent o
 CUT = RARE / 10  # ids below this probability carry none
 MAX_HEAD = 1 << 17
 MAX_EFFECT = (1 << 16) - 1  # effects of integers up to this one are kept, 0.5 MB a column
-ANGLE = 0.015  # radians by which main effects turn in a day
+ANGLE = 0.015  # radians by which main effects rotate in a day
 MISSING_ID = -1
 MISSING_INTEGER = np.iinfo(np.int32).min
 KNOT_SHIFT = 52  # the top 12 bits of a word choose the knot
-TURN = 21  # an octave of ranks turns by 1 / TURN a day
+TURN = 21  # an octave of ranks rotates by 1 / TURN a day
 OCTAVES = 32
 
 
-class Missing(NamedTuple):
+class MissingGroups(NamedTuple):
     """G groups of columns that are missing together; a word's top 32 bits below `below` mean missing."""
 
     keys: NDArray[np.uint64]  # [G]
@@ -57,7 +56,7 @@ class Missing(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Where the random words of C columns start, and how they become values."""
+    """The keys of the random words of C columns, and how words become values."""
 
     keys: NDArray[np.uint64]  # [C]
     base: NDArray[np.int64]  # [C, KNOTS]; value at a knot, fixed point
@@ -65,15 +64,15 @@ class Draw(NamedTuple):
     group: NDArray[np.int64]  # [C]; of Missing, -1 where never missing
 
 
-class Ids(NamedTuple):
-    """What is special about id columns."""
+class IdColumns(NamedTuple):
+    """Properties of id columns."""
 
     cardinality: NDArray[np.int64]  # [C]
-    clock: NDArray[np.int64]  # [C]; hours after which the hour begins again, 0 for columns that are drawn
+    clock: NDArray[np.int64]  # [C]; period of the hour, 0 for columns that are random
 
 
 @njit(nogil=True, cache=True)
-def missing_block(missing: Missing, first: np.uint64, out: NDArray[np.bool_]) -> None:
+def missing_block(missing: MissingGroups, first: np.uint64, out: NDArray[np.bool_]) -> None:
     """out[g, r]: whether the columns of group g are missing in row first + r."""
     for group in range(out.shape[0]):
         key, below = missing.keys[group], missing.below[group]
@@ -126,7 +125,7 @@ def integer_block(
 @njit(nogil=True, cache=True)
 def id_block(
     draw: Draw,
-    ids: Ids,
+    ids: IdColumns,
     signal: Signal,
     missing: NDArray[np.bool_],
     first: np.uint64,
@@ -134,7 +133,7 @@ def id_block(
     out: NDArray[np.int32],
     parts: NDArray[np.float64],
 ) -> None:
-    """Ids of rows first, first + 1, ... of one day, what they add to the logit alone (parts[1]) and in pairs (parts[2])."""
+    """Ids of rows first, first + 1, ... of one day, and what they add to the logit alone (parts[1]) and in pairs (parts[2])."""
     num_columns, num_rows = out.shape
     day = np.int64(first) // rows_per_day
     cos, sin = np.cos(ANGLE * day), np.sin(ANGLE * day)
@@ -176,7 +175,7 @@ def id_block(
 def _turn(values: NDArray[np.int64], scratch: NDArray[np.float64], day: np.int64, cardinality: np.int64) -> None:
     """Fixed-point ranks to ids.
 
-    Popularity drifts: the ids of one octave of ranks (2^k .. 2^(k+1) - 1) take turns, a step a day.
+    Popularity drifts: the ids of one octave of ranks (2^k .. 2^(k+1) - 1) rotate, one step a day.
     """
     low = np.empty(OCTAVES, dtype=np.int64)
     size = np.empty(OCTAVES, dtype=np.int64)
@@ -205,7 +204,7 @@ def click_block(
     labels: NDArray[np.float32],
     probability: NDArray[np.float64],
 ) -> None:
-    """Labels of rows first, first + 1, ... and the chance that each had."""
+    """Labels of rows first, first + 1, ... and their click probabilities."""
     for row in range(logit.shape[0]):
         word = mix(key + (first + np.uint64(row)) * np.uint64(GOLDEN))
         chance = 1.0 / (1.0 + np.exp(-logit[row]))
@@ -215,7 +214,7 @@ def click_block(
 
 @njit(nogil=True, cache=True)
 def bag_block(key: np.uint64, cardinality: np.int64, ids: NDArray[np.int32], size: int, out: NDArray[np.int32]) -> int:
-    """The bags of these first ids, one after the other, and how many values they have; a missing id has an empty bag."""
+    """Write the bags of these first ids; returns the number of values. A missing id has an empty bag."""
     at = 0
     for row in range(len(ids)):
         if ids[row] == MISSING_ID:

@@ -1,24 +1,144 @@
-"""The click logs that can be generated, by name; each has the shape of a public log.
+"""What describes a synthetic click log, the inverse distributions its values are drawn from, and the known shapes by name.
+
+In: columns of ids (power laws) and of integers (quantiles). Out: tables of fixed-point values at equally probable knots. The
+tables take 32 KB a column, whatever its cardinality.
 
 Criteo Kaggle: cardinalities and missing shares are published or counted on the real log. Skew was fitted to the distinct-id
 growth and the head shares of its first 60,000 rows.
 
 Criteo 1TB, as MLPerf's DLRM trains on it, with one id a column or with its bags. Cardinalities: those of the MLPerf DLRM data
 (ids of a column beyond 40 M folded), 187,767,399 in all. Bag sizes: the multi-hot sizes of MLPerf's DLRM-DCNv2, 214 ids a row,
-made as there: the first id is the log's, the others are uniform over the column and belong to that first id for good. Not
+made as there: the first id is that of the log, the others are uniform over the column and depend only on the first. Not
 published, so taken from the Kaggle log's columns of like cardinality: the skew, the integers, what is missing. Clicks: 3.4 %;
 both kinds of rows were thinned by the publisher.
 
 Avazu: 22 id columns, no integers, ten days, 17 % clicks. Cardinalities are those published of the 40,428,967 train rows,
 9,449,445 in all. Skew was fitted to the distinct-id growth and the head shares of the real log's first hour. `top` is the one
-id that stands for "none" (no app on a site, no device id). The hour is the clock of the log and carries no signal, since no
+id that means "none" (no app on a site, no device id). The hour is the clock of the log and carries no signal, since no
 model can know the hours of days to come.
 """
 
 from __future__ import annotations
 
-from hotbed.data.synthetic.shape import IdColumn, IntegerColumn, Shape
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
 from hotbed.errors import ConfigError
+
+KNOTS = 4096  # equal-probability knots of every inverse distribution
+FRACTION_BITS = 16  # fixed-point bits below a rank
+HEAD = 4096  # ranks summed exactly; further ones by the integral of the power law
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+
+
+class IdColumn(NamedTuple):
+    """Id r of `cardinality` has probability proportional to (r + 1 + shift) ** -exponent."""
+
+    name: str
+    cardinality: int
+    exponent: float
+    shift: float
+    missing: str = ""  # the missing group it belongs to
+    top: float = 0.0  # the share of id 0; the others follow the power law
+    bag: int = 1  # ids of a row
+    clock: bool = False  # not random: the hour of the log, modulo `cardinality`
+
+
+class IntegerColumn(NamedTuple):
+    """An integer column by its quantiles at QUANTILES."""
+
+    name: str
+    quantiles: tuple[int, ...]
+    missing: str = ""
+
+
+class Shape(NamedTuple):
+    """A kind of click log."""
+
+    name: str
+    summary: str
+    ids: tuple[IdColumn, ...]
+    integers: tuple[IntegerColumn, ...]
+    missing: dict[str, float]  # group -> share; columns of a group are missing together
+    interacting: tuple[str, ...]  # id columns whose pairs carry signal
+    positive_rate: float
+    rows_per_day: int  # unless the user chooses the number of days
+    days: int  # of the published log
+    spread: tuple[float, float, float]  # standard deviations of the logit's parts: integers, ids alone, pairs
+    text: str  # the raw format of its text: criteo, avazu, or none
+    generation: int  # raise it when the rows of a seed change, so that no cache mixes old rows with new code
+    salt: int  # makes the random words of shapes different
+    label: str = "label"
+
+    def share_missing(self, column: IdColumn | IntegerColumn) -> float:
+        """The share of rows in which the column is missing."""
+        return self.missing.get(column.missing, 0.0)
+
+
+def probabilities(column: IdColumn, count: int) -> NDArray[np.float64]:
+    """Probability of the `count` most frequent ids of a column."""
+    if column.top:
+        rest = (1.0 - column.top) * _law(column, count - 1)
+        return np.append([column.top], rest)[:count]
+    return _law(column, count)
+
+
+def inverse_cdf(column: IdColumn) -> NDArray[np.int64]:
+    """The ranks (0 is the most frequent id) at KNOTS + 1 equally probable points, with FRACTION_BITS below the point."""
+    levels = np.arange(KNOTS + 1) / KNOTS
+    if column.top:
+        inner = np.maximum((levels - column.top) / (1.0 - column.top), 0.0)
+        ranks = np.where(levels < column.top, levels / column.top, 1.0 + _law_ranks(column, inner))
+    else:
+        ranks = _law_ranks(column, levels)
+    ranks[-1] = column.cardinality
+    return np.asarray(np.round(ranks * 2**FRACTION_BITS), dtype=np.int64)
+
+
+def inverse_quantiles(column: IntegerColumn) -> NDArray[np.int64]:
+    """The column's values at KNOTS + 1 equally probable points, with FRACTION_BITS below the point."""
+    knots = np.asarray(column.quantiles, dtype=np.float64)
+    curve = np.interp(np.arange(KNOTS + 1) / KNOTS, QUANTILES, np.sign(knots) * np.log1p(np.abs(knots)))
+    values = np.sign(curve) * np.expm1(np.abs(curve))
+    return np.asarray(np.round(values * 2**FRACTION_BITS), dtype=np.int64)
+
+
+def _law(column: IdColumn, count: int) -> NDArray[np.float64]:
+    ranks = np.arange(1, count + 1, dtype=np.float64)
+    return np.asarray((ranks + column.shift) ** -column.exponent / _mass(column))
+
+
+def _law_ranks(column: IdColumn, levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The ranks at which the cumulative power law passes the levels."""
+    size = _law_size(column)
+    head = min(HEAD, size)
+    cumulative = np.concatenate([[0.0], np.cumsum(_law(column, head))])
+    ranks = np.interp(levels, cumulative, np.arange(head + 1, dtype=np.float64))
+    beyond = (levels > cumulative[-1]) & (size > HEAD)
+    a, origin = 1.0 - column.exponent, HEAD + 0.5 + column.shift
+    tail = (levels[beyond] - cumulative[-1]) * _mass(column)
+    ranks[beyond] = (origin**a + a * tail) ** (1.0 / a) - column.shift - 0.5
+    return np.asarray(ranks)
+
+
+def _law_size(column: IdColumn) -> int:
+    """The number of ids that follow the power law."""
+    return column.cardinality - (column.top > 0)
+
+
+def _mass(column: IdColumn) -> float:
+    """The sum of (rank + shift) ** -exponent over all ranks: exact for the head, the midpoint integral beyond it."""
+    size = _law_size(column)
+    head = min(HEAD, size)
+    total = float(np.sum((np.arange(1, head + 1, dtype=np.float64) + column.shift) ** -column.exponent))
+    if size > HEAD:
+        a = 1.0 - column.exponent
+        end = (size + 0.5 + column.shift) ** a
+        total += (end - (HEAD + 0.5 + column.shift) ** a) / a
+    return total
+
 
 # columns of one group are missing together, as they are in the real log
 MISSING_SHARE = {
@@ -198,5 +318,5 @@ SHAPES = {shape.name: shape for shape in (CRITEO, CRITEO_1TB, CRITEO_1TB_BAGS, A
 def find_shape(name: str) -> Shape:
     """The shape of that name."""
     if name not in SHAPES:
-        raise ConfigError(f"{name!r} cannot be made; {', '.join(SHAPES)} can.")
+        raise ConfigError(f"{name!r} cannot be generated; these can: {', '.join(SHAPES)}.")
     return SHAPES[name]

@@ -1,7 +1,7 @@
 """Text files of a click log: one file, or a folder with a file for every day.
 
-In: a log and a range of rows. Out: files that appear whole or not at all, drawn and rendered by several threads, a chunk of
-16 MB each. A folder remembers what it is made of; a job that was killed goes on after the last day it finished.
+In: a log and a range of rows. Out: files that are renamed into place when complete, generated and rendered by several threads
+in chunks of 16 MB. A folder records its settings; a killed job resumes after the last finished day.
 
 `render`: rows of a click log in, bytes rendered by Numba out, as Criteo's text (tab-separated: label, integers, ids as 8 hex
 digits, empty where missing) or as Avazu's (CSV with a header: row number, label, hour as YYMMDDHH, ids as 8 hex digits). An
@@ -23,8 +23,7 @@ from hotbed.data.hash import MISSING_ID as MISSING_HASH
 from hotbed.data.hash import hash_text
 from hotbed.data.synthetic.generate import ClickLog, ClickRows
 from hotbed.data.synthetic.kernels import MISSING_ID, MISSING_INTEGER
-from hotbed.data.synthetic.shape import Shape
-from hotbed.data.synthetic.shapes import SHAPES
+from hotbed.data.synthetic.shapes import SHAPES, Shape
 from hotbed.errors import ConfigError, DataError
 from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import put, write_file
@@ -34,7 +33,7 @@ NAME = 8  # bytes of an id's name
 FIRST_HOUR = 14102100  # 2014-10-21, midnight
 _DIGITS = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), dtype=np.uint8).reshape(256, 2)
 CHUNK = 1 << 16
-SAMPLE = 1000  # rows that tell how long lines are
+SAMPLE = 1000  # rows to estimate the length of lines
 SETTINGS = ".made-of.json"
 
 Report = Callable[[int], None]  # rows done since the last report
@@ -75,10 +74,10 @@ def write_text(
 def write_days(
     folder: str | Path, log: ClickLog, num_rows: int, *, threads: int = 2, report: Report | None = None
 ) -> list[Path]:
-    """Write the first `num_rows` rows, a file for every day, in order; days that are there already are kept."""
+    """Write the first `num_rows` rows, one file per day, in order; existing days are kept."""
     check_text(log.shape)
     folder = Path(folder)
-    _settle(folder, log, num_rows)
+    _check_folder(folder, log, num_rows)
     suffix = "tsv" if log.shape.text == "criteo" else "csv"
     starts = range(0, num_rows, log.rows_per_day)
     _check_room(folder, log, num_rows - log.rows_per_day * len(list(folder.glob("day_*"))))
@@ -95,28 +94,28 @@ def write_days(
 
 
 def check_text(shape: Shape) -> None:
-    """A ConfigError for a log whose text no reader knows."""
+    """Raise a ConfigError for a log that has no text format."""
     if not shape.text:
         raise ConfigError(
-            f"{shape.name} has bags, for which there is no raw text. Make a dataset directory: --out DIR."
+            f"{shape.name} has bags, for which there is no text format. Write a dataset directory: --out DIR."
         )
 
 
 def _check_room(folder: Path, log: ClickLog, num_rows: int) -> None:
-    """A DataError before anything is written where the disk cannot take the text."""
+    """Raise a DataError before anything is written if the disk is too small."""
     if not folder.is_dir():
-        return  # opening the file says so
+        return  # opening the file reports it
     rows = log.rows(0, SAMPLE)
     needed, free = len(render(log.shape, rows, 0)) / SAMPLE * num_rows, shutil.disk_usage(folder).free
     if needed > free:
         raise DataError(
             f"{folder} has {free / 1e9:,.1f} GB free; the text of {num_rows:,} rows takes {needed / 1e9:,.1f} GB. "
-            "Write it to another disk, or make fewer rows."
+            "Write it to another disk, or generate fewer rows."
         )
 
 
-def _settle(folder: Path, log: ClickLog, num_rows: int) -> None:
-    """Note what the folder is made of, or see that it is made of just that."""
+def _check_folder(folder: Path, log: ClickLog, num_rows: int) -> None:
+    """Record the settings of the folder, or check that they are the same."""
     known = {
         "name": log.shape.name,
         "generation": log.shape.generation,
@@ -146,7 +145,7 @@ def _settle(folder: Path, log: ClickLog, num_rows: int) -> None:
 
 
 def header(shape: Shape) -> bytes:
-    """What stands above the rows."""
+    """The header line, if the format has one."""
     return (
         b"" if shape.text == "criteo" else ",".join(["id", shape.label, *(c.name for c in shape.ids)]).encode() + b"\n"
     )
@@ -164,7 +163,7 @@ def render(shape: Shape, rows: ClickRows, first: int) -> NDArray[np.uint8]:
 
 
 def raw_ids(shape: Shape, column: int, ids: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The 64-bit ids that the reader of the text would give to these ids of a column; int64 [n]."""
+    """The 64-bit ids that these ids of a column get when their text is read; int64 [n]."""
     names = np.empty((len(ids), NAME), dtype=np.uint8)
     _names(column, shape.ids[column].clock, ids, names)
     starts = np.arange(0, NAME * len(ids), NAME, dtype=np.int64)
@@ -207,7 +206,7 @@ def _names(column: int, clock: bool, ids: NDArray[np.int32], out: NDArray[np.uin
 
 @njit(nogil=True, inline="always")
 def _put_integer(value: np.int64 | int, out: NDArray[np.uint8], at: int) -> int:
-    """Write the decimal digits; returns the place behind them."""
+    """Write the decimal digits; returns the position after them."""
     if value < 0:
         out[at] = 45
         at += 1

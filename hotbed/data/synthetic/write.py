@@ -1,9 +1,9 @@
 """A dataset directory of a click log, written in two passes over the generator.
 
-In: a shape, split sizes and a seed. Out: the directory, as `prepare` would write it from the same log's text. Pass one counts
-the ids of the train split and measures the integers (numbers.py), pass two draws the rows again and writes them: drawing is
-cheaper than keeping. Splits follow each other in time. Memory does not grow with the rows: 4 bytes for every id of the shape at
-most, and a slice of 262,144 rows or two for every thread. A job that was killed keeps the files it finished.
+In: a shape, split sizes and a seed. Out: the directory, as `prepare` would write it from the text of the same log. Pass one
+counts the ids of the train split and measures the integers (number_ids.py); pass two generates the rows again and writes them,
+which is cheaper than storing them. Splits are consecutive in time. Memory does not grow with the rows: at most 4 bytes per id
+of the shape, and one or two slices of 262,144 rows per thread. A killed job keeps its finished files.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from hotbed.data.schema import FORMAT_VERSION, Schema, Split
 from hotbed.data.synthetic.generate import ClickLog, ClickRows
-from hotbed.data.synthetic.numbers import FACTS, Numbers, integer_logs, number_ids
-from hotbed.data.synthetic.shape import Shape
-from hotbed.data.synthetic.shapes import SHAPES
+from hotbed.data.synthetic.number_ids import FACTS, LogVocabulary, integer_logs, number_ids
+from hotbed.data.synthetic.shapes import SHAPES, Shape
 from hotbed.data.values import standardise
 from hotbed.data.workspace import Workspace
 from hotbed.errors import ConfigError
@@ -40,7 +39,7 @@ RAW_FORMATS = {"criteo": "criteo", "avazu": "csv", "": ""}
 Progress = Callable[[int, int], None]  # rows done, rows in all
 
 
-class _Part(NamedTuple):
+class _FilePart(NamedTuple):
     """One Parquet file."""
 
     split: str
@@ -50,19 +49,19 @@ class _Part(NamedTuple):
 
 
 class _PartSummary(NamedTuple):
-    """What a part adds to the schema."""
+    """The labels and probabilities of a part, for the schema."""
 
-    part: _Part
+    part: _FilePart
     chances: NDArray[np.int64]  # [2, CHANCE_BINS]: rows by label and probability
 
 
 def other_rows(train: int) -> int:
-    """How many rows valid and test get beside `train`: a tenth, but enough for a steady AUC where train is small."""
+    """The rows of valid and of test: a tenth of `train`, but enough for a stable AUC if train is small."""
     return max(train // 10, min(train, 10_000))
 
 
 def make_log(shape: Shape, seed: int, num_rows: int, days: int | None) -> ClickLog:
-    """The log of a shape, or one whose first `num_rows` rows span so many days."""
+    """The log of a shape; with `days`, its first `num_rows` rows span that many days."""
     if days is not None and not 1 <= days <= num_rows:
         raise ConfigError(f"{num_rows:,} rows cannot span {days:,} days; take 1 to {num_rows:,} of them.")
     return ClickLog(shape, seed, None if days is None else -(-num_rows // days))
@@ -83,7 +82,7 @@ def write_dataset(
 ) -> Schema:
     """Write the first train + valid + test rows of the seed's log; splits of 0 rows are left out.
 
-    With `days` the rows span so many days and every day has a file of its own.
+    With `days` the rows span that many days, with one file per day.
     """
     if train < 1 or valid < 0 or test < 0:
         raise ConfigError(f"train={train}, valid={valid}, test={test}: train needs at least 1 row, the others 0.")
@@ -107,9 +106,9 @@ def write_dataset(
         parts = list(_parts(sizes, log.rows_per_day if days is not None else None))
         for folder in {"made", *(part.split for part in parts)}:
             make_folder(work.path / folder)
-        splits: dict[str, _Sum] = {}
+        splits: dict[str, _SplitSummary] = {}
         for result in run_ahead(_Writer(log, numbers, work.path), parts, threads=threads, ahead=threads):
-            splits.setdefault(result.part.split, _Sum()).add(result)
+            splits.setdefault(result.part.split, _SplitSummary()).add(result)
             report(result.part.stop - result.part.start)
         schema = _schema(log, numbers, splits)
         schema.save(work.path)
@@ -134,11 +133,11 @@ def bin_chances(rows: ClickRows) -> NDArray[np.int64]:
     return np.stack([np.bincount(bins[rows.labels == label], minlength=CHANCE_BINS) for label in (0, 1)])
 
 
-class _Sum:
-    """The parts of a split so far."""
+class _SplitSummary:
+    """The parts of a split, and their sums."""
 
     def __init__(self) -> None:
-        self.parts: list[_Part] = []
+        self.parts: list[_FilePart] = []
         self.chances = np.zeros((2, CHANCE_BINS), dtype=np.int64)
 
     def add(self, written: _PartSummary) -> None:
@@ -147,14 +146,14 @@ class _Sum:
 
 
 class _Writer:
-    """Draws and writes one part at a time, or finds it written; safe to call from several threads."""
+    """Generates and writes one part, unless it exists already; safe to call from several threads."""
 
-    def __init__(self, log: ClickLog, numbers: Numbers, out: Path) -> None:
+    def __init__(self, log: ClickLog, numbers: LogVocabulary, out: Path) -> None:
         self._log = log
         self._numbers = numbers
         self._out = out
 
-    def __call__(self, part: _Part) -> _PartSummary:
+    def __call__(self, part: _FilePart) -> _PartSummary:
         path = self._out / part.file
         note = self._out / "made" / f"{part.file.replace('/', '-')}.npy"
         if path.exists() and note.exists():
@@ -193,36 +192,37 @@ class _Writer:
                 )
             else:
                 columns[feature.name] = rows_of.of(rows.ids[number])
-        return pa.table(columns)
+        table = pa.table(columns)  # without nulls, which the reader decodes itself instead of asking Arrow
+        return table.cast(pa.schema([field.with_nullable(False) for field in table.schema]))
 
 
 def _settings(log: ClickLog, sizes: dict[str, int], days: int | None) -> str:
-    """All that the files of a directory follow from."""
+    """Everything that determines the files of a directory."""
     shape = log.shape
     version = [FORMAT_VERSION, shape.generation]
     known = {"name": shape.name, "version": version, "seed": log.seed, **sizes, "days": days}
     return json.dumps(known)
 
 
-def _parts(sizes: dict[str, int], rows_per_day: int | None) -> Iterator[_Part]:
-    """Files of PART_ROWS rows, or of a day where days have files."""
+def _parts(sizes: dict[str, int], rows_per_day: int | None) -> Iterator[_FilePart]:
+    """Files of PART_ROWS rows, or one per day."""
     first = 0
     for split, rows in sizes.items():
         last = first + rows
         if rows_per_day is None:
             for number, start in enumerate(range(first, last, PART_ROWS)):
-                yield _Part(split, f"{split}/part-{number:05d}.parquet", start, min(start + PART_ROWS, last))
+                yield _FilePart(split, f"{split}/part-{number:05d}.parquet", start, min(start + PART_ROWS, last))
         else:
             start = first
             while start < last:
                 day = start // rows_per_day
                 stop = min((day + 1) * rows_per_day, last)
-                yield _Part(split, f"{split}/day-{day:05d}.parquet", start, stop)
+                yield _FilePart(split, f"{split}/day-{day:05d}.parquet", start, stop)
                 start = stop
         first = last
 
 
-def _schema(log: ClickLog, numbers: Numbers, found: dict[str, _Sum]) -> Schema:
+def _schema(log: ClickLog, numbers: LogVocabulary, found: dict[str, _SplitSummary]) -> Schema:
     splits, best = {}, {}
     for name, summed in found.items():
         splits[name] = Split(

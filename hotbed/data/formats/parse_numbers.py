@@ -1,7 +1,7 @@
-"""Text values in, int64 or float64 out, with one code per value: read, missing, or why not.
+"""Text values in, int64 or float64 out, with a code for each value: OK, missing, or the reason why it is wrong.
 
-Floats equal Python's float() bit for bit: numbers of up to 15 digits with a small exponent are exact in one
-multiplication or division; the rest (rare) go through float() itself.
+Floats equal Python's float() bit for bit: numbers of up to 15 digits with a small exponent are exact after one multiplication
+or division; all others (rare) go through float() itself.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _parse_integers(
                 codes[i] = NOT_A_NUMBER
                 break
             if total > (_MAX_INT - digit) // np.uint64(10):
-                codes[i] = TOO_LARGE  # keep reading: a letter further on makes it no number at all
+                codes[i] = TOO_LARGE  # keep reading: a letter later on means that it is not a number
             total = total * np.uint64(10) + digit
         if codes[i] == OK:
             values[i] = -np.int64(total) if negative else np.int64(total)
@@ -145,7 +145,7 @@ def _parse_float(data: np.ndarray, begin: int, end: int) -> tuple[int, float]:
 
 @njit(nogil=True, cache=True)
 def _word(data: np.ndarray, begin: int, end: int) -> int:
-    """The code of text without digits: the words for missing, or no number."""
+    """The code of text without digits: missing, too large, or not a number."""
     if _equals(data, begin, end, b"nan") or _equals(data, begin, end, b"na"):
         return MISSING
     if _equals(data, begin, end, b"null") or _equals(data, begin, end, b"none"):

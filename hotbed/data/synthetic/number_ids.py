@@ -1,10 +1,10 @@
 """Pass one over a click log: how often each id occurs in train, which row it gets, mean and spread of the integers.
 
-In: a log and the number of train rows. Out: `Numbers`, and the counts files of the dataset. Memory: the counts of a column are
-an array over its ids (4 bytes each, then reused for the rows) where train can fill it, else a hash table of the ids that occur,
-which takes no more. A column of 40 million ids costs 32 MB at a million rows, and 160 MB at any number of them. While a column
-is numbered it takes 50 bytes for every id seen, one column after the other. What was found is kept in a folder, so that a job
-that was killed need not count again.
+In: a log and the number of train rows. Out: a `LogVocabulary`, and the counts files of the dataset. The counts of a column are
+an array over its ids (4 bytes each, then reused for the rows) where train can fill it, else a hash table of the ids that
+occur, which is no larger. A column of 40 million ids costs 32 MB at a million rows, and never more than 160 MB. Columns are
+numbered one after the other, at 50 bytes for every id seen. The result is kept in a folder, so a killed job need not count
+again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import flush_tree, make_folder, write_file
 from hotbed.host.jit import njit
 
-FACTS = "facts.json"  # there once all else is
+FACTS = "facts.json"  # written last
 DRAWN = 1 << 17  # rows drawn at once
 SPARSE = 8  # bytes of a hash table's entry, in entries of an array
 
 Report = Callable[[int], None]  # rows done since the last report
 
 
-class Numbers(NamedTuple):
+class LogVocabulary(NamedTuple):
     """The columns of the schema, and the row of every id."""
 
     dense: tuple[DenseColumn, ...]
@@ -96,8 +96,8 @@ class HashRows:
         return np.asarray(self._table.find(ids.astype(np.int64)) + 1)
 
 
-def number_ids(log: ClickLog, train: int, threads: int, out: Path, report: Report) -> Numbers:
-    """Count the train rows, write out/counts, and keep what is needed to go on in out/numbers."""
+def number_ids(log: ClickLog, train: int, threads: int, out: Path, report: Report) -> LogVocabulary:
+    """Count the train rows, write out/counts, and store the vocabulary in out/numbers, so that the job can be resumed."""
     kept = out / "numbers"
     if (kept / FACTS).is_file():
         report(train)
@@ -132,7 +132,7 @@ def integer_logs(log: ClickLog, rows: ClickRows, number: int) -> NDArray[np.floa
     return read_dense(column, DenseColumn(log.shape.integers[number].name, "log"), Faults(len(values)))
 
 
-def _load(log: ClickLog, train: int, kept: Path, columns: list[ArrayRows | HashRows] | None = None) -> Numbers:
+def _load(log: ClickLog, train: int, kept: Path, columns: list[ArrayRows | HashRows] | None = None) -> LogVocabulary:
     facts = json.loads((kept / FACTS).read_text())
     features, rows_of = [], []
     for number, column in enumerate(log.shape.ids):
@@ -148,7 +148,7 @@ def _load(log: ClickLog, train: int, kept: Path, columns: list[ArrayRows | HashR
         features.append(replace(feature, distinct_estimate=distinct, lookups=facts["lookups"][number]))
     names = [column.name for column in log.shape.integers]
     dense = (DenseColumn(name, "log", mean, scale) for name, (mean, scale) in zip(names, facts["dense"], strict=True))
-    return Numbers(tuple(dense), tuple(features), tuple(rows_of))
+    return LogVocabulary(tuple(dense), tuple(features), tuple(rows_of))
 
 
 def _rows_for(cardinality: int, most_seen: int) -> ArrayRows | HashRows:

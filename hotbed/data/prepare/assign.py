@@ -1,8 +1,8 @@
-"""What all reels say in; where every row belongs out: the step between the two passes of prepare.
+"""The facts of all reels in, the split of every row out: the step between the two passes of prepare.
 
-Random splits and named ones are settled row by row while reading. Splits by count and by day are drawn here, as borders in
-the order of good rows; a piece that a border cuts is counted again from its own numbers. Everything here follows from the
-facts of the reels in their order, so each rank finds the same.
+Random and named splits are known while reading. Splits by count and by day are determined here, as ranges in the order of good
+rows; a piece that contains a border is counted again. The result depends only on the facts of the reels in order, so every
+rank gets the same.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hotbed.data.prepare.merge import CountedPiece
 from hotbed.data.prepare.parse import Recipe, ReelFacts, out_of_order
 from hotbed.data.prepare.piece import Moments, PieceFacts
 from hotbed.data.prepare.splits import SplitRange
-from hotbed.data.prepare.write import Pieces, Span
+from hotbed.data.prepare.write import Pieces, RowSpan
 from hotbed.data.times import DAY, show_time
 from hotbed.errors import FormatError
 
 
 @dataclass
 class RowAssignment:
-    """All rows, by piece and by split."""
+    """The pieces, and the rows of every split in them."""
 
     pieces: list[CountedPiece]
     sizes: list[list[int]]  # [P][F]: distinct ids
-    spans: dict[str, list[Span]]  # split -> its rows
+    spans: dict[str, list[RowSpan]]  # the rows of each split
     positives: dict[str, int]
     moments: list[Moments]  # of each dense column, over train
     left_out: int = 0
@@ -39,14 +39,14 @@ class RowAssignment:
         return sum(span.end - span.begin for span in self.spans[split])
 
     def places(self, work: Path) -> Pieces:
-        """Where the numbers of every piece begin in the rows of a feature."""
+        """The start of each piece in the row list of every feature."""
         sizes = np.array(self.sizes, dtype=np.int64).reshape(len(self.pieces), -1)
         ends = np.cumsum(sizes, axis=0)
         return Pieces([piece.path for piece in self.pieces], ends - sizes, ends, work)
 
 
 def used_reels(reels: Sequence[ReelFacts], recipe: Recipe) -> list[ReelFacts]:
-    """The reels up to the one that fills all splits."""
+    """The reels up to the one that completes all splits."""
     used, rows = [], 0
     for reel in reels:
         if recipe.rule is not None and recipe.rule.full(rows):
@@ -56,7 +56,8 @@ def used_reels(reels: Sequence[ReelFacts], recipe: Recipe) -> list[ReelFacts]:
     return used
 
 
-def settle(reels: Sequence[ReelFacts], recipe: Recipe, work: Path) -> RowAssignment:
+def assign_rows(reels: Sequence[ReelFacts], recipe: Recipe, work: Path) -> RowAssignment:
+    """Assign the rows of all reels to splits."""
     _check_time(reels)
     found = RowAssignment(
         pieces=[],
@@ -89,16 +90,16 @@ def settle(reels: Sequence[ReelFacts], recipe: Recipe, work: Path) -> RowAssignm
 def _place(
     found: RowAssignment, path: Path, piece: PieceFacts, stretches: list[tuple[str, int, int]], recipe: Recipe
 ) -> None:
-    """Note the rows of one piece."""
+    """Add the rows of one piece."""
     number = len(found.pieces)
     train = recipe.splits[recipe.train]
     of_train = next(((begin, end) for name, begin, end in stretches if name == train), (0, 0))
-    known = len(piece.stretches) > 1 or piece.stretches[0][0] >= 0  # the split was settled while reading
+    known = len(piece.stretches) > 1 or piece.stretches[0][0] >= 0  # the split was known while reading
     whole = known or of_train == (0, piece.rows)
     found.pieces.append(CountedPiece(path, piece.rows, of_train, whole))
     found.sizes.append(list(piece.sizes))
     for name, begin, end in stretches:
-        found.spans[name].append(Span(number, begin, end))
+        found.spans[name].append(RowSpan(number, begin, end))
     if known or len(stretches) == 1 == (stretches[0][1:] == (0, piece.rows)):
         for (name, _, _), positives in zip(stretches, piece.positives):
             found.positives[name] += positives
@@ -115,7 +116,7 @@ def _place(
 
 
 def _drawn(reels: Sequence[ReelFacts], recipe: Recipe) -> list[SplitRange] | None:
-    """Stretches of splits that are drawn over all rows; None where they are settled."""
+    """The ranges of splits that depend on all rows; None if splits were known while reading."""
     if recipe.rule is None or recipe.rule.kind == "random":
         return None
     days: dict[int, int] = {}
@@ -129,12 +130,12 @@ def _drawn(reels: Sequence[ReelFacts], recipe: Recipe) -> list[SplitRange] | Non
 
 
 def _within(stretch: SplitRange, first: int, rows: int) -> tuple[str, int, int]:
-    """The part of a stretch that lies in a piece, counted from its start."""
+    """The part of a range that lies in a piece, counted from the start of the piece."""
     return stretch.split, max(stretch.begin - first, 0), min(stretch.end - first, rows)
 
 
 def _check_time(reels: Sequence[ReelFacts]) -> None:
-    """Reels are in order each; here, one after the other."""
+    """Check the order of time between reels; within a reel it was checked while reading."""
     latest: int | None = None
     for reel in reels:
         for number, piece in enumerate(reel.pieces):

@@ -1,0 +1,194 @@
+"""Raw files in, batches out, by the schema and counts of a dataset or a saved model; used by `hotbed predict`.
+
+A raw row gets the same numbers and rows as in `prepare`, because both use `encode.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from hotbed.data.dataset import read_counts
+from hotbed.data.encode import EncodedRows, encode, raw_column
+from hotbed.data.formats import Chunk, Format, guess_format, open_format
+from hotbed.data.formats.parquet import stored_types
+from hotbed.data.prepare.quarantine import MaxBad, Quarantine
+from hotbed.data.schema import IdFeature, Schema
+from hotbed.data.values import Bags, LabelReader, standardise
+from hotbed.data.vocabulary import Numbering
+from hotbed.errors import FormatError, SchemaError
+from hotbed.types import Batch, Jagged
+
+RowsOf = Callable[[IdFeature, np.ndarray], np.ndarray]  # the rows of 64-bit ids of a feature
+
+
+class RawBatch(NamedTuple):
+    """A batch, and the file and lines of its samples."""
+
+    batch: Batch
+    file: str
+    lines: np.ndarray  # int64 [B]
+
+
+class RawReader:
+    """Batches of raw files, by the schema.json and counts/ of a dataset or model directory.
+
+    The label column may be absent or empty; such labels are NaN. Bad rows are left out and counted in `quarantine`;
+    too many of them raise FormatError.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        paths: Sequence[str | Path],
+        *,
+        batch_size: int = 4096,
+        format: str | None = None,
+        max_bad: str = "1%",
+        rows_of: RowsOf | None = None,
+    ) -> None:
+        """`rows_of` maps the ids of a feature to rows, if the caller has loaded the vocabularies already."""
+        self.schema = Schema.load(Path(directory))
+        self._directory = Path(directory)
+        self._paths = [Path(path) for path in paths]
+        self._batch_size = batch_size
+        raw = self.schema.notes.get("raw", {})
+        self._raw = raw if isinstance(raw, dict) else {}
+        name = format or self.schema.raw_format
+        if not name:
+            raise SchemaError(
+                f"{self._directory / 'schema.json'} does not define the format of raw rows (raw_format is empty). "
+                "Name the format: criteo, csv, parquet or libsvm."
+            )
+        self._wanted = [spec.name for spec in self.schema.dense] + [raw_column(one) for one in self.schema.features]
+        self._format = self._open(name)
+        self._any_format = format is None
+        numbered = [one for one in self.schema.features if one.mode == "vocabulary"] if rows_of is None else []
+        self._numberings = {feature.name: _load_numbering(self._directory, feature) for feature in numbered}
+        self._rows = rows_of or self._numbered
+        positive = self._raw.get("positive")
+        means = f", a label of {positive!r} means 1" if positive is not None else ""
+        advice = f"Rows are read as those of the training data ({name}{means})."
+        self.quarantine = Quarantine(MaxBad.parse(max_bad), advice=advice)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (located.batch for located in self.located())
+
+    def located(self) -> Iterator[RawBatch]:
+        """Batches with the file and line of every sample. A batch never spans two chunks of a file."""
+        for path in self._paths:
+            for chunk in self._format_of(path).chunks(path):
+                encoded = self._encode(chunk, path)
+                self.quarantine.add(encoded.bad, len(encoded.lines))
+                for start in range(0, len(encoded.lines), self._batch_size):
+                    stop = min(start + self._batch_size, len(encoded.lines))
+                    yield RawBatch(
+                        batch_of(encoded, self.schema, self._rows, start, stop), str(path), encoded.lines[start:stop]
+                    )
+        self.quarantine.check()
+
+    def _open(self, name: str) -> Format:
+        return open_format(
+            name,
+            delimiter=self._raw.get("delimiter"),
+            wanted={self.schema.label, *self._wanted}.__contains__,
+            label_optional=True,
+        )
+
+    def _format_of(self, path: Path) -> Format:
+        """The format of the training data; a model trained on text also reads Parquet and Arrow if they mean the same."""
+        if not self._any_format or self._format.name == "parquet" or guess_format(path) != "parquet":
+            return self._format
+        self._check_types(path)
+        return self._open("parquet")
+
+    def _check_types(self, path: Path) -> None:
+        """A FormatError for types that text can spell in several ways: dates and times, and 2.0 or true as ids."""
+        strings = {raw_column(one) for one in self.schema.features if one.source == "string"}
+        unlike = [
+            f"{name} ({kind})"
+            for name, kind in stored_types(path).items()
+            if name in self._wanted and (pa.types.is_temporal(kind) or (name in strings and _many_spellings(kind)))
+        ]
+        if unlike:
+            raise FormatError(
+                f"{path}: the model was trained on {self._format.name} files, where {', '.join(unlike)} is text, and its "
+                "spelling is not known. Write it as the same text, or score a file in the format of the training data."
+            )
+
+    def _encode(self, chunk: Chunk, path: Path) -> EncodedRows:
+        schema = self.schema
+        absent = [name for name in dict.fromkeys(self._wanted) if name not in chunk.columns]
+        if absent:
+            raise FormatError(
+                f"{path} has no column {', '.join(absent)}, which the model needs. Its columns are: "
+                f"{', '.join([*chunk.columns, *chunk.unread])}."
+            )
+        label = None
+        if schema.label in chunk.columns:
+            label = LabelReader(
+                schema.label,
+                positive=self._raw.get("positive"),
+                negative=self._raw.get("negative"),
+                signed=self._format.name == "libsvm",
+                optional=True,
+            )
+        return encode(chunk, label, schema.dense, schema.features)
+
+    def _numbered(self, feature: IdFeature, ids: np.ndarray) -> np.ndarray:
+        """Row numbers for a vocabulary (0 for the unknown), the ids themselves otherwise; int64."""
+        numbering = self._numberings.get(feature.name)
+        return ids.copy() if numbering is None else numbering.find(ids).astype(np.int64) + 1
+
+
+def batch_of(encoded: EncodedRows, schema: Schema, rows_of: RowsOf, start: int, stop: int) -> Batch:
+    """Rows start .. stop - 1 as the model reads them; `rows_of` makes rows of the 64-bit ids of a feature."""
+    dense = [standardise(values[start:stop], spec) for values, spec in zip(encoded.dense, schema.dense)]
+    single: list[np.ndarray] = []
+    bags: dict[str, Jagged] = {}
+    for feature, ids in zip(schema.features, encoded.ids):
+        if isinstance(ids, Bags):
+            offsets = ids.offsets[start : stop + 1]
+            rows = rows_of(feature, ids.ids[offsets[0] : offsets[-1]])
+            bags[feature.name] = Jagged(torch.from_numpy(rows), torch.from_numpy(offsets - offsets[0]))
+        else:
+            single.append(rows_of(feature, ids[start:stop]))
+    size = stop - start
+    return Batch(
+        labels=torch.from_numpy(encoded.labels[start:stop].copy()),
+        dense=torch.from_numpy(np.stack(dense, axis=1) if dense else np.zeros((size, 0), dtype=np.float32)),
+        ids=torch.from_numpy(np.stack(single, axis=1) if single else np.zeros((size, 0), dtype=np.int64)),
+        bags=bags,
+    )
+
+
+def read_vocabulary(directory: Path, feature: IdFeature) -> np.ndarray:
+    """The ids of a vocabulary, most frequent first: int64 [rows - 1]."""
+    path = directory / "counts" / f"{feature.name}.parquet"
+    ids = read_counts(path).ids
+    if len(ids) + 1 != feature.rows:
+        raise SchemaError(
+            f"{path} holds {len(ids):,} ids; schema.json expects {feature.rows - 1:,}. They do not belong together: "
+            "run `hotbed prepare` again, or restore the file."
+        )
+    return ids
+
+
+def _many_spellings(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_boolean(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _load_numbering(directory: Path, feature: IdFeature) -> Numbering:
+    ids = read_vocabulary(directory, feature)
+    numbering = Numbering()
+    numbering.add(ids, np.zeros(len(ids), dtype=np.bool_))
+    if len(ids) != len(numbering):
+        raise SchemaError(
+            f"{directory / 'counts' / feature.name}.parquet lists an id twice. Run `hotbed prepare` again."
+        )
+    return numbering

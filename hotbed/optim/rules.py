@@ -1,7 +1,7 @@
 """The update rules of the row optimizers, each written once.
 
 A rule is three plain functions over numbers. `row` runs once per row and may carry one number of state; `element` runs for
-every weight and may carry two; `first` says where that state starts. They use only arithmetic and the names in `MATH`, so
+every weight and may carry two; `first` gives the initial state. They use only arithmetic and the names in `MATH`, so
 the same source runs over torch tensors (the reference, broadcasting [U, 1] against [U, D]), over scalars inside a compiled
 loop (Numba) and over blocks (Triton, which takes annotations for its own types: so there are none here).
 

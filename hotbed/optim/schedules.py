@@ -75,3 +75,14 @@ def as_schedule(lr: float | Schedule) -> Schedule:
     if isinstance(lr, bool) or not isinstance(lr, (int, float)):
         raise ConfigError(f"lr must be a number or a schedule with a method at(step), not {lr!r}")
     return Fixed(float(lr))
+
+
+def as_factor(value: float) -> float:
+    """What a learning rate may be multiplied by: NaN or less than 0 would ruin every row that a step touches."""
+    try:
+        factor = float(value)
+    except (TypeError, ValueError):
+        factor = math.nan
+    if not 0 <= factor < math.inf:
+        raise ConfigError(f"lr_factor must be a finite number, 0 or more, not {value!r}")
+    return factor

@@ -1,14 +1,15 @@
-"""Sharded or replicated, for one group: chosen from what its first batches asked for and how fast the wires are.
+"""Sharded or replicated, for one group: chosen from the rows of its first batches and the speed of the wires.
 
-Both ways give the same rows to the bit, so choosing costs nothing but time. The first batches go the replicated way, which
-counts everything that the forecast of both needs: rows that a rank asks for, rows of the union, rows that have no replica.
-Counted are the later ones, when replicas are no longer filled for the first time. All ranks choose at the same batch, from
-the same numbers, and the first says why in the log ("hotbed.parallel", at level INFO).
+Both modes give the same rows to the bit, so the choice affects time only. The first batches are replicated, which counts
+everything that the forecast of both modes needs: rows that a rank requests, rows of the union, rows without a replica. Only the
+later batches of the trial are counted, when the replicas have been filled. All ranks choose at the same batch, from the same
+numbers, and rank 0 logs the reason ("hotbed.parallel", at level INFO).
 
-`Speed`: how fast the wires are: the time of an exchange and of a gather over a mesh, as a line: so much a call, so much a byte.
+`CollectiveSpeed`: how fast the wires are. The time of an exchange or a gather over a mesh is a constant for each call and one
+for each byte.
 
-Measured with two sizes on the mesh that is to be used, so that topology, backend and the way rows take are all in it. Every
-rank gets the numbers of the slowest.
+It is measured with two sizes on the mesh in use, so that it includes topology, backend and routing. Every rank gets the numbers
+of the slowest.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from hotbed.errors import ConfigError
 from hotbed.host.memory import in_words
 from hotbed.ops.lookups import Lookups
 from hotbed.optim import RowOptimizer
-from hotbed.parallel.collect import carry, gather, gather_numbers, passages
+from hotbed.parallel.collect import carry, gather, gather_numbers, make_routings
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.replicated import ReplicatedFront, RowTally
-from hotbed.parallel.routes import Want
+from hotbed.parallel.routes import UnionKind
 from hotbed.tables.group.group import TableGroup, UpdateStep
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["sharded", "replicated", "auto"]
 _LOG = logging.getLogger("hotbed.parallel")
-_SMALL, _LARGE = 1 << 10, 1 << 20  # bytes that a rank has for all others together
+_SMALL, _LARGE = 1 << 10, 1 << 20  # bytes that a rank sends to all others together
 _ROW = 64  # bytes
 _TIMES = 5
 TRIAL = 24  # batches before the choice
@@ -46,14 +47,14 @@ _KEY = 4  # bytes
 
 
 class ModeCost(NamedTuple):
-    """What a step costs one way."""
+    """The cost of a step in one mode."""
 
     num_bytes: float  # that a rank sends
     seconds: float  # on the wires
 
 
 class Costs(NamedTuple):
-    """Of a step, both ways; of the rank with most rows."""
+    """The cost of a step in both modes, for the rank with most rows."""
 
     sharded: ModeCost
     replicated: ModeCost
@@ -63,12 +64,12 @@ class Costs(NamedTuple):
         return "replicated" if self.replicated.seconds < self.sharded.seconds else "sharded"
 
 
-def costs_of(rows: RowTally, row_bytes: int, world: int, speeds: Speeds, want: Want = "kept") -> Costs:
-    """Costs of a step; `rows` were counted over some batches, rows of so many bytes travel.
+def costs_of(rows: RowTally, row_bytes: int, world: int, speeds: CollectiveSpeeds, want: UnionKind = "kept") -> Costs:
+    """Costs of a step; `rows` were counted over some batches, a row on the wire has `row_bytes`.
 
-    Sharded: rows come from their owners and gradients go to them. Replicated: gradients go there too, rows that have no
-    replica go to everyone, and so do the new weights of the union where rows are kept. What a union needs beside (its keys,
-    and places in it) counts as bytes; it is settled ahead of the batch, so no step waits for it.
+    Sharded: rows come from their owners and gradients go to them. Replicated: gradients go there too, rows without a replica
+    go to all ranks, and so do the new weights of the union if rows are kept. The keys and places of a union count as bytes
+    only: they are exchanged ahead of the batch, so no step waits for them.
     """
     asked, union, new = (count / max(1, rows.batches) for count in rows[1:])
     away = (world - 1) / world
@@ -82,7 +83,7 @@ def costs_of(rows: RowTally, row_bytes: int, world: int, speeds: Speeds, want: W
 
 
 class AutoFront:
-    """Answers the look-ups of one group, one way or the other."""
+    """Answers the lookups of one group in either mode."""
 
     def __init__(self, sharded: ShardFront, mesh: Mesh, group: TableGroup) -> None:
         self.layout = group.layout
@@ -94,8 +95,8 @@ class AutoFront:
         self._num_batches = 0
 
     @property
-    def wants(self) -> Want:
-        """The union that batches need."""
+    def wants(self) -> UnionKind:
+        """The kind of union that batches need."""
         return self._front.wants
 
     def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
@@ -112,7 +113,7 @@ class AutoFront:
         return self._front.lookup(lookups)
 
     def rows_of(self, lookups: Lookups) -> Tensor:
-        """The weights [L, D] that the look-ups read."""
+        """The weights [L, D] that the lookups read."""
         return self._front.rows_of(lookups)
 
     def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
@@ -120,13 +121,13 @@ class AutoFront:
         self._front.update(lookups, tables, grad, step)
 
     def forget(self) -> None:
-        """Rows change by other means than updates."""
+        """Rows have changed other than by updates."""
         self._front.forget()
 
     def _choose(self) -> None:
         mine = [now - before for now, before in zip(self._replicated.tally, self._before)]
         most = RowTally(*gather_numbers(self._mesh, mine, self._group.records.device).max(0).values.tolist())
-        speeds = measured(self._mesh, self._group.records.device)
+        speeds = measure_speeds(self._mesh, self._group.records.device)
         costs = costs_of(most, self._sharded.row_bytes, self._mesh.size, speeds, self.wants)
         if self._mesh.rank == 0:
             _LOG.info("%s", _reason(self._group, most, speeds, costs))
@@ -135,7 +136,7 @@ class AutoFront:
             self._front = self._sharded
 
 
-def _reason(group: TableGroup, rows: RowTally, speeds: Speeds, costs: Costs) -> str:
+def _reason(group: TableGroup, rows: RowTally, speeds: CollectiveSpeeds, costs: Costs) -> str:
     def per_step(way: ModeCost) -> str:
         return f"{way.seconds * 1e3:.3g} ms on the wires and {in_words(way.num_bytes)} sent"
 
@@ -150,35 +151,35 @@ def _reason(group: TableGroup, rows: RowTally, speeds: Speeds, costs: Costs) -> 
     )
 
 
-class Speed(NamedTuple):
-    """Of one kind of collective."""
+class CollectiveSpeed(NamedTuple):
+    """The speed of one kind of collective."""
 
     call: float  # seconds
     byte: float  # seconds, for each that a rank sends
 
     def seconds(self, num_bytes: float) -> float:
-        """Of one call in which a rank sends so many bytes."""
+        """Seconds of one call in which a rank sends `num_bytes`."""
         return self.call + self.byte * num_bytes
 
 
-class Speeds(NamedTuple):
-    """Of the two kinds that rows take."""
+class CollectiveSpeeds(NamedTuple):
+    """Speeds of the two kinds of collectives that carry rows."""
 
-    exchange: Speed
-    gather: Speed
+    exchange: CollectiveSpeed
+    gather: CollectiveSpeed
 
 
-def measured(mesh: Mesh, device: torch.device) -> Speeds:
-    """The same on all ranks; a collective. Takes some milliseconds."""
+def measure_speeds(mesh: Mesh, device: torch.device) -> CollectiveSpeeds:
+    """A collective with the same result on all ranks. Takes some milliseconds."""
     world = mesh.size
 
     sizes = (_SMALL, _LARGE)
     counts = torch.tensor([[size // _ROW // world for size in sizes]], device="cpu").expand(world, -1)
-    passage_of = dict(zip(sizes, passages(mesh, counts.contiguous(), device)))
+    routing_of = dict(zip(sizes, make_routings(mesh, counts.contiguous(), device)))
 
     def exchanged(rows: Tensor) -> None:
-        passage = passage_of[rows.nbytes]
-        carry(mesh, rows[: passage.num_sent], passage)
+        routing = routing_of[rows.nbytes]
+        carry(mesh, rows[: routing.num_sent], routing)
 
     def gathered(rows: Tensor) -> None:
         part = rows[: rows.shape[0] // world]
@@ -186,7 +187,7 @@ def measured(mesh: Mesh, device: torch.device) -> Speeds:
 
     times = [_time(run, size, device) for run in (exchanged, gathered) for size in sizes]
     worst = gather_numbers(mesh, times, device).max(0).values.tolist()
-    return Speeds(_line(worst[0], worst[1], world), _line(worst[2], worst[3], world))
+    return CollectiveSpeeds(_line(worst[0], worst[1], world), _line(worst[2], worst[3], world))
 
 
 def _time(run: Callable[[Tensor], None], num_bytes: int, device: torch.device) -> float:
@@ -202,15 +203,15 @@ def _time(run: Callable[[Tensor], None], num_bytes: int, device: torch.device) -
     return statistics.median(found[1:])
 
 
-def _line(small: float, large: float, world: int) -> Speed:
-    """Through two measurements; a rank keeps its own share of the bytes."""
+def _line(small: float, large: float, world: int) -> CollectiveSpeed:
+    """A line through two measurements; a rank does not send its own share of the bytes."""
     sent = (world - 1) / world
     byte = max(0.0, large - small) / ((_LARGE - _SMALL) * sent) if world > 1 else 0.0
-    return Speed(max(0.0, small - byte * _SMALL * sent), byte)
+    return CollectiveSpeed(max(0.0, small - byte * _SMALL * sent), byte)
 
 
 def check_mode(mode: str, optimizer: RowOptimizer | None) -> None:
-    """Refuse what cannot be."""
+    """Refuse an unknown mode, and replicas of rows that decay at every step."""
     if mode not in get_args(Mode):
         raise ConfigError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {mode!r}")
     if mode == "replicated" and optimizer is not None and optimizer.decay_scope == "table":
@@ -220,8 +221,10 @@ def check_mode(mode: str, optimizer: RowOptimizer | None) -> None:
         )
 
 
-def way_of(mode: Mode, sharded: ShardFront, mesh: Mesh, group: TableGroup) -> ShardFront | ReplicatedFront | AutoFront:
-    """What answers look-ups of a group."""
+def choose_front(
+    mode: Mode, sharded: ShardFront, mesh: Mesh, group: TableGroup
+) -> ShardFront | ReplicatedFront | AutoFront:
+    """The front that answers the lookups of a group."""
     if mode == "replicated":
         return ReplicatedFront(sharded, mesh, group)
     if mode == "sharded":

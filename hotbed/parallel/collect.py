@@ -1,15 +1,14 @@
-"""All-to-all of rows over a mesh: rows sorted by the rank they go to in, rows sorted by the rank they come from out.
+"""All-to-all of rows over a mesh: rows sorted by target rank -> rows sorted by source rank.
 
 `exchange_flat` sends every row straight to its rank: W - 1 messages per rank, most of them across nodes. `exchange` takes two
-hops: in the node to the local rank of the target, then across nodes to the peer with that same local rank. A rank then talks
-to local - 1 + nodes - 1 others, and what goes to one node goes as one message; the price is that nearly every row moves
-once more inside the node. Both give the same rows in the same order. How much comes is told once, in a passage: rows then
+hops: in the node to the local rank of the target, then across nodes to the peer with the same local rank. A rank then talks to
+local - 1 + nodes - 1 others, and rows for one node travel as one message; the price is that nearly every row moves once more
+inside the node. Both give the same rows in the same order. The numbers of rows are exchanged once, as a RowRouting; rows then
 travel along it in both directions, as often as needed.
 
-`gather`: rows of every rank to all ranks: [n_r, ...] on rank r in, all of them in the order of the ranks out, the same on each.
-
-Ranks may have different numbers of rows, known to all; each sends as many as the one with most. With several nodes and
-several ranks per node, rows cross between nodes once, to the rank with the same local rank, and go round in the node then.
+`gather`: [n_r, ...] on every rank r -> the rows of all ranks in their order, the same on each. Ranks may have different
+numbers of rows, known to all; each sends as many as the one with most. With several nodes and several ranks per node, rows
+cross between nodes once, to the rank with the same local rank, and are then gathered in the node.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from hotbed.parallel.mesh import Link, Mesh
 
 
 class RowRouting(NamedTuple):
-    """How many rows go from this rank to each, and what that means for those who carry them; good for both directions."""
+    """How many rows go from this rank to each, with the counts of the two hops; valid for both directions."""
 
     send: list[int]  # [W] rows to each rank
     receive: list[int]  # [W] rows from each rank
@@ -47,36 +46,36 @@ class ReceivedRows(NamedTuple):
     counts: list[int]  # [W] rows of each source rank
 
 
-def passages(mesh: Mesh, counts: Tensor, device: torch.device) -> list[RowRouting]:
-    """Tell all ranks how many rows come: one passage for each column of `counts` [W, n]. Two hops where there are two axes."""
+def make_routings(mesh: Mesh, counts: Tensor, device: torch.device) -> list[RowRouting]:
+    """Announce numbers of rows to all ranks: one routing for each column of `counts` [W, n]. Two hops on two axes."""
     numbers = range(counts.shape[1])
     if mesh.nodes == 1 or mesh.local == 1:
-        received = swapped_counts(mesh.flat, counts, device)
+        received = swap_counts(mesh.flat, counts, device)
         return [RowRouting(counts[:, i].tolist(), received[:, i].tolist()) for i in numbers]
     N, L = mesh.nodes, mesh.local
     to_local = counts.view(N, L, -1).transpose(0, 1).reshape(L, -1)
-    held_LN = swapped_counts(mesh.in_node, to_local, device).view(L, N, -1)  # source local rank x target node
+    held_LN = swap_counts(mesh.in_node, to_local, device).view(L, N, -1)  # source local rank x target node
     to_node = held_LN.transpose(0, 1).reshape(N, -1)
-    received = swapped_counts(mesh.across, to_node, device).view(N * L, -1)
+    received = swap_counts(mesh.across, to_node, device).view(N * L, -1)
     return [RowRouting(counts[:, i].tolist(), received[:, i].tolist(), held_LN[:, :, i]) for i in numbers]
 
 
-def carry(mesh: Mesh, rows: Tensor, passage: RowRouting) -> Tensor:
+def carry(mesh: Mesh, rows: Tensor, routing: RowRouting) -> Tensor:
     """Rows by target rank -> rows by source rank."""
-    if passage.held is None:
-        return mesh.flat.all_to_all(rows, passage.send, passage.receive)
-    held_LN, (send_NL, receive_NL) = passage.held, _axes(mesh, passage)
+    if routing.held is None:
+        return mesh.flat.all_to_all(rows, routing.send, routing.receive)
+    held_LN, (send_NL, receive_NL) = routing.held, _axes(mesh, routing)
     by_local = _reordered(rows, send_NL)  # by local rank of the target, then by its node
     held = mesh.in_node.all_to_all(by_local, send_NL.sum(0).tolist(), held_LN.sum(1).tolist())
     by_node = _reordered(held, held_LN)  # by node of the target, then by source local rank
     return mesh.across.all_to_all(by_node, held_LN.sum(0).tolist(), receive_NL.sum(1).tolist())
 
 
-def carry_back(mesh: Mesh, rows: Tensor, passage: RowRouting) -> Tensor:
-    """Rows as `carry` gave them out -> as it took them in: the same hops backwards."""
-    if passage.held is None:
-        return mesh.flat.all_to_all(rows, passage.receive, passage.send)
-    held_LN, (send_NL, receive_NL) = passage.held, _axes(mesh, passage)
+def carry_back(mesh: Mesh, rows: Tensor, routing: RowRouting) -> Tensor:
+    """The inverse of `carry`: the same hops backwards."""
+    if routing.held is None:
+        return mesh.flat.all_to_all(rows, routing.receive, routing.send)
+    held_LN, (send_NL, receive_NL) = routing.held, _axes(mesh, routing)
     by_node = mesh.across.all_to_all(rows, receive_NL.sum(1).tolist(), held_LN.sum(0).tolist())
     held = _reordered(by_node, held_LN.t())
     by_local = mesh.in_node.all_to_all(held, held_LN.sum(1).tolist(), send_NL.sum(0).tolist())
@@ -84,21 +83,21 @@ def carry_back(mesh: Mesh, rows: Tensor, passage: RowRouting) -> Tensor:
 
 
 def exchange(mesh: Mesh, rows: Tensor, counts: Sequence[int]) -> ReceivedRows:
-    """Send `counts[r]` rows to each rank r, in order; two hops where the mesh has two axes."""
+    """Send `counts[r]` rows to each rank r, in order; two hops if the mesh has two axes."""
     _check_counts(mesh, rows, counts)
-    (passage,) = passages(mesh, torch.tensor(counts, device="cpu").view(-1, 1), rows.device)
-    return ReceivedRows(carry(mesh, rows, passage), passage.receive)
+    (routing,) = make_routings(mesh, torch.tensor(counts, device="cpu").view(-1, 1), rows.device)
+    return ReceivedRows(carry(mesh, rows, routing), routing.receive)
 
 
 def exchange_flat(mesh: Mesh, rows: Tensor, counts: Sequence[int]) -> ReceivedRows:
     """Send `counts[r]` rows to each rank r, in order, in one hop."""
     _check_counts(mesh, rows, counts)
-    receive = swapped_counts(mesh.flat, torch.tensor(counts, device="cpu").view(-1, 1), rows.device).view(-1).tolist()
+    receive = swap_counts(mesh.flat, torch.tensor(counts, device="cpu").view(-1, 1), rows.device).view(-1).tolist()
     return ReceivedRows(mesh.flat.all_to_all(rows, list(counts), receive), receive)
 
 
-def swapped_counts(link: Link, counts: Tensor, device: torch.device) -> Tensor:
-    """Row i of `counts` [size, n] goes to member i; back on the host come the rows of all members."""
+def swap_counts(link: Link, counts: Tensor, device: torch.device) -> Tensor:
+    """Row i of `counts` [size, n] goes to member i; returns the rows of all members, on the host."""
     ones = [1] * link.size
     return link.all_to_all(counts.to(device), ones, ones).cpu()
 
@@ -110,10 +109,10 @@ def _reordered(rows: Tensor, counts: Tensor) -> Tensor:
     return torch.cat([pieces[i * second + j] for j in range(second) for i in range(first)])
 
 
-def _axes(mesh: Mesh, passage: RowRouting) -> tuple[Tensor, Tensor]:
-    """What is sent and received, [N, L] each."""
+def _axes(mesh: Mesh, routing: RowRouting) -> tuple[Tensor, Tensor]:
+    """Numbers of rows sent and received, [N, L] each."""
     sent, received = (
-        torch.tensor(counts, device="cpu").view(mesh.nodes, mesh.local) for counts in (passage.send, passage.receive)
+        torch.tensor(counts, device="cpu").view(mesh.nodes, mesh.local) for counts in (routing.send, routing.receive)
     )
     return sent, received
 
@@ -146,14 +145,14 @@ def gather(mesh: Mesh, rows: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def gather_numbers(mesh: Mesh, numbers: Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
-    """Some numbers of every rank, [W, n] on the host; whole ones as int64, others as float64."""
+    """Some numbers of every rank, [W, n] on the host; integers as int64, others as float64."""
     is_whole = all(isinstance(number, int) for number in numbers)
     mine = torch.tensor([numbers], dtype=torch.int64 if is_whole else torch.float64, device="cpu")
     return gather(mesh, mine.to(device), [1] * mesh.size).cpu()
 
 
 def _gathered(link: Link, part: Tensor) -> Tensor:
-    """[n, ...] of each member -> [size, n, ...]; as bytes, which every backend can carry."""
+    """[n, ...] of each member -> [size, n, ...]; as bytes, which every backend supports."""
     out = part.new_empty((link.size, *part.shape))
     link.all_gather(part.contiguous().view(-1).view(torch.uint8), out.view(-1).view(torch.uint8))
     return out

@@ -1,7 +1,7 @@
-"""All ranks answer the lookups of a call together: every rank settles with the others who asks whom for which rows.
+"""All ranks answer the lookups of a call together: they first agree on which rank requests which rows from which.
 
-What others ask of this rank is a batch like any other to its groups; the rank's own lookups go to the fronts, which ask the
-owners of the rows.
+The requests of other ranks are a batch like any other to the groups of this rank. The rank's own lookups go to the fronts,
+which request rows from their owners.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.parallel.asks import Bags, WantedRows
-from hotbed.parallel.auto import Mode, way_of
+from hotbed.parallel.auto import Mode, choose_front
 from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.requests import PooledBags, WantedRows
 from hotbed.parallel.routes import (
     RanksLeft,
     Route,
@@ -27,7 +27,7 @@ from hotbed.parallel.routes import (
     wanted_of,
     with_unions,
 )
-from hotbed.parallel.shard_front import Ranks, ShardFront, Traffic
+from hotbed.parallel.shard_front import FrontContext, ShardFront, TrafficType
 from hotbed.tables.autograd import Front
 from hotbed.tables.group.keyspace import Question
 from hotbed.tables.inputs import BatchInputs, flatten, read_inputs
@@ -37,19 +37,19 @@ from hotbed.tables.ownership import PreparedBatch, RoutedBatch
 Pooled = Literal["auto", "always", "never"]
 
 
-class Sharing(NamedTuple):
-    """How ranks share rows, the same on all of them."""
+class SharingOptions(NamedTuple):
+    """How ranks share rows; the same on all of them."""
 
     gradients: Literal["mean", "sum"]
-    traffic: Traffic
+    traffic: TrafficType
     mode: Mode
     pooled: Pooled
 
 
 class RankExchange:
-    """Of one ShardedTables, whose groups hold this rank's rows."""
+    """The exchange of one ShardedTables, whose groups hold this rank's rows."""
 
-    def __init__(self, tables: EmbeddingTables, ranks: Ranks, sharing: Sharing) -> None:
+    def __init__(self, tables: EmbeddingTables, ranks: FrontContext, sharing: SharingOptions) -> None:
         self._groups, self._inputs, self._features = tables.groups, tables.group_inputs, tables.features
         self._ranks, self._mode, self._pooled = ranks, sharing.mode, sharing.pooled
         scale = 1.0 if sharing.gradients == "sum" else 1.0 / ranks.mesh.size
@@ -57,12 +57,12 @@ class RankExchange:
             ShardFront(ranks, group, number, scale, sharing.traffic) for number, group in enumerate(self._groups)
         ]
         pairs = zip(self._sharded, self._groups)
-        self._ways = [way_of(sharing.mode, front, ranks.mesh, group) for front, group in pairs]
+        self._ways = [choose_front(sharing.mode, front, ranks.mesh, group) for front, group in pairs]
         self.fronts: list[Front] = [*self._ways]
         self._is_cached = bool(tables.caches)
         self._num_calls, self._trains = 0, False
-        self._told = False  # the others know what became of the call, or will
-        self._idle: list[Mesh] = []  # that feeds have settled their batches over
+        self._is_reported = False  # the other ranks know the outcome of the call, or will
+        self._idle: list[Mesh] = []  # meshes of feeds that have ended
 
     @property
     def _device(self) -> torch.device:
@@ -70,23 +70,23 @@ class RankExchange:
 
     def begin_call(self, trains: bool) -> None:
         """One more call of the tables, on every rank."""
-        self._told = False
+        self._is_reported = False
         self._num_calls += 1
         self._trains = trains
 
     def refuse_call(self, error: BaseException) -> None:
-        """The call has failed here; the others hear of it, unless they know or will."""
-        if not self._told:
-            self._told = True
+        """The call has failed here; report it to the other ranks, unless they know or will."""
+        if not self._is_reported:
+            self._is_reported = True
             self._ranks.order.refuse(error)
 
     def rows_replaced(self) -> None:
-        """Replicas do not hold any more; all ranks say so."""
+        """Replicas are no longer valid; called on all ranks."""
         for way in self._ways:
             way.forget()
 
     def new_stage(self) -> RankStage:
-        """A mesh of its own for every feed: each settles its batches in a thread, and feeds in no common order."""
+        """A mesh for each feed: each exchanges requests in a thread of its own, and feeds have no common order."""
         self._ranks.order.meet("begins to prefetch")
         return RankStage(self, self._idle.pop() if self._idle else self._ranks.mesh.apart())
 
@@ -95,14 +95,14 @@ class RankExchange:
         self._idle.append(mesh)
 
     def routed(self, batches: Iterable[tuple[Any, Any, Any]], mesh: Mesh) -> Iterator[RoutedBatch]:
-        """(batch, ids, bags) of this rank, settled with the other ranks ahead of time."""
+        """(batch, ids, bags) of this rank, with requests exchanged ahead of time."""
         num_groups = len(self._groups)
-        done = False  # there is nothing left to tell the others
+        done = False  # the other ranks need no further message
         try:
             for batch, ids, bags in batches:
                 given = read_inputs(self._features, ids, bags, self._device)
                 wanted = self._wanted(given)
-                done = True  # whatever goes wrong from here on does so on every rank
+                done = True  # an error from here on occurs on every rank
                 routes = self._settled(mesh, wanted)
                 done = False
                 yield RoutedBatch(batch, given, partial(self.asked, routes))
@@ -123,16 +123,16 @@ class RankExchange:
                     end_routes(mesh, num_groups, False, self._device)
 
     def routes(self, given: BatchInputs) -> list[Route]:
-        """Settle between all ranks who asks for which rows; a collective."""
+        """Exchange requests for rows between all ranks; a collective."""
         wanted = self._wanted(given)
         self._meet(prefetched=False)
         routes = self._settled(self._ranks.mesh, wanted)
-        self._told = not self._is_cached  # where it is, ranks meet again when rows are in place
+        self._is_reported = not self._is_cached  # with a cache, ranks meet again when rows are in place
         return routes
 
     def _meet(self, *, prefetched: bool) -> None:
-        """With the other ranks, before a batch is looked up."""
-        self._told = True
+        """Check with the other ranks before a batch is looked up."""
+        self._is_reported = True
         kind = "training batch" if self._trains else "batch"
         what = f"looks up a {kind}{' of a prefetch' if prefetched else ''}{'' if self._trains else ' without training'}"
         self._ranks.order.meet(what, self._num_calls)
@@ -144,7 +144,7 @@ class RankExchange:
         return with_unions(mesh, routes, [group.num_rows for group in self._groups], [way.wants for way in self._ways])
 
     def asked(self, routes: list[Route], learns: bool) -> list[Lookups]:
-        """The lookups that all ranks ask this one for, by group. Dynamic ids take them for the next training batch."""
+        """The lookups that all ranks request from this one, by group. To dynamic ids they are the next training batch."""
         found = []
         for group, front, route in zip(self._groups, self._sharded, routes):
             question = Question(route.keys, route.tables, group.num_rows)
@@ -154,7 +154,7 @@ class RankExchange:
             count = keys.shape[0]
             asked = Lookups(keys, (Span("rows", 0, count, 1),), count, sense=sense, route=route)
             if route.starts is not None:
-                vectors = torch.arange(route.passage.num_received, device=keys.device)
+                vectors = torch.arange(route.routing.num_received, device=keys.device)
                 asked = asked._replace(num_out=vectors.shape[0], starts=route.starts, out_rows=vectors)
             found.append(asked)
         return found
@@ -164,29 +164,29 @@ class RankExchange:
         found = []
         for group, inputs, way, sharded in zip(self._groups, self._inputs, self._ways, self._sharded):
             want = wanted_of(group, partial(flatten, inputs=inputs, given=given))
-            # Replicas are of rows, and what mode="auto" chooses may change no bit; what is counted is counted one by one.
+            # Replicas hold rows, and mode="auto" must not change a bit; occurrences are counted by row.
             want = want._replace(counted=group.optimizer.scale_by_count)
             may_pool = way is sharded and want.tables is None and self._ranks.mesh.size > 1 and self._pooled != "never"
             tables = tables_in_parts(inputs, given) if may_pool else None
             if tables is not None:
-                want = want._replace(bags=Bags(tables, sharded.row_bytes, self._pooled == "always"))
+                want = want._replace(bags=PooledBags(tables, sharded.row_bytes, self._pooled == "always"))
             found.append(want)
         return found
 
     def settle(self, given: BatchInputs, planned: PreparedBatch | None) -> list[Route]:
-        """What the ranks have settled about a batch holds, whatever became of its ids since."""
+        """The requests for a batch stay valid, even if its ids have changed since."""
         return self.routes(given) if planned is None else [each.route for each in planned.lookups]
 
     def wishes(self, given: BatchInputs, settled: Any, learns: bool) -> list[Lookups]:
-        """What all ranks want of this one."""
+        """The lookups that all ranks request from this one."""
         return self.asked(settled, learns)
 
     def calls(self, placed: list[Lookups], planned: PreparedBatch | None) -> list[Lookups]:
-        """The rank's own lookups; with them goes what it is asked for."""
+        """The rank's own lookups, with the requests to this rank."""
         if planned is not None:
             self._meet(prefetched=True)
-        elif self._is_cached:  # not all rows may have had room
-            self._told = True
+        elif self._is_cached:  # the rows of a rank may not have fit
+            self._is_reported = True
             self._ranks.order.meet("has the rows of a batch in place", self._num_calls)
         return [each.route.own._replace(route=self._numbered(each)) for each in placed]
 
@@ -195,13 +195,13 @@ class RankExchange:
 
 
 class RankStage:
-    """The batches of one feed, settled over a mesh of its own."""
+    """The batches of one feed, whose requests are exchanged over a mesh of its own."""
 
     def __init__(self, exchange: RankExchange, mesh: Mesh) -> None:
         self._exchange, self._mesh = exchange, mesh
 
     def settle(self, batches: Iterable[tuple[Any, Any, Any]]) -> Iterator[RoutedBatch]:
-        """(batch, ids, bags) of this rank, settled with the other ranks ahead of time."""
+        """(batch, ids, bags) of this rank, with requests exchanged ahead of time."""
         return self._exchange.routed(batches, self._mesh)
 
     def close(self) -> None:

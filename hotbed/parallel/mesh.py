@@ -1,15 +1,15 @@
 """All ranks as a mesh of nodes and local ranks: rank = node * local + local rank.
 
-`Mesh.from_environment()` reads what torchrun says, `Mesh(nodes=2, local=4)` sets it by hand. Out come three links: `flat`
-over all ranks, `in_node` over the ranks of this node, `across` over the ranks with this local rank on every node; and sums
-over the mesh that spare the wires between nodes. Building a mesh is itself a collective: all ranks build it, in the same
-order among other groups. A mesh serves one thread at a time; `apart()` makes another over the same ranks.
+`Mesh.from_environment()` reads the environment of torchrun, `Mesh(nodes=2, local=4)` sets it by hand. A mesh has three links:
+`flat` over all ranks, `in_node` over the ranks of this node, `across` over the ranks with this local rank on every node. It
+also has sums that send little between nodes. Building a mesh is a collective: all ranks build it, in the same order among
+other groups. A mesh serves one thread at a time; `apart()` makes another over the same ranks.
 
-`Link`: tensors in, collectives over the members of one process group out, bytes counted by the kind of wire. A link wraps a
-`torch.distributed` group so that the same calls run on NCCL and on Gloo, and so that a benchmark can put a slow wire in its
-place. Counted are the bytes this rank hands to others: exactly for an all-to-all, by the formula of a ring for the rest (its
-next member takes them). Gloo has no reduce-scatter of its own: torch makes one of an all-reduce, which moves twice the bytes.
-Here it is an all-to-all and a sum in the order of the members, which also fixes the order of the sum.
+`Link`: the collectives of one process group, with bytes counted by the kind of wire. A link wraps a `torch.distributed` group
+so that the same calls run on NCCL and on Gloo, and so that a benchmark can simulate a slow wire. It counts the bytes that this
+rank sends to others: exactly for an all-to-all, by the formula of a ring for the rest (to the next member). Gloo has no
+reduce-scatter of its own: torch uses an all-reduce, which moves twice the bytes. Here it is an all-to-all and a sum in the
+order of the members, which also fixes the order of the sum.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Lock
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hotbed.errors import ConfigError
+from hotbed.optim.kstep.merge import Over, PendingSum
 
 # torch 2.13 gave both a new name and warns about the old one.
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -34,8 +35,8 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 
 
 @dataclass
-class Traffic:
-    """What this rank has sent so far."""
+class TrafficCounter:
+    """Bytes that this rank has sent so far."""
 
     in_node: int = 0  # bytes to ranks of the same node
     across: int = 0  # bytes to ranks of other nodes
@@ -43,7 +44,7 @@ class Traffic:
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def add(self, in_node: int, across: int) -> None:
-        """One more collective; sums in the background count here too."""
+        """Count a collective; sums in the background are counted too."""
         with self._lock:
             self.in_node += in_node
             self.across += across
@@ -53,7 +54,7 @@ class Traffic:
 class Link:
     """The collectives of one group of ranks; all members make the same calls in the same order."""
 
-    def __init__(self, group: Any, members: Sequence[int], local: int, traffic: Traffic) -> None:
+    def __init__(self, group: Any, members: Sequence[int], local: int, traffic: TrafficCounter) -> None:
         """`members` are ranks, `local` of them to a node; `group` is None for a single member."""
         rank = dist.get_rank() if dist.is_initialized() else 0
         self.members = tuple(members)
@@ -64,7 +65,7 @@ class Link:
         self._is_across = [member // local != rank // local for member in self.members]
 
     def gather_text(self, text: str) -> list[str]:
-        """What every member has to say, in their order."""
+        """The text of every member, in their order."""
         said = [text] * self.size
         if self.size > 1:
             dist.all_gather_object(said, text, group=self._group)
@@ -120,7 +121,7 @@ class Link:
         return out
 
     def is_gloo(self, tensor: Tensor) -> bool:
-        """Whether Gloo would carry it."""
+        """Whether its backend is Gloo."""
         if self.size == 1:
             return False
         backends = dict(pair.split(":") for pair in dist.get_backend_config(self._group).split(","))
@@ -133,15 +134,7 @@ class Link:
             self.traffic.add(num_bytes, 0)
 
 
-Over = Literal["all", "node"]  # whose values a sum takes
-MakeLink = Callable[[Any, Sequence[int], int, Traffic], Link]
-
-
-class PendingSum(Protocol):
-    """A sum under way."""
-
-    def wait(self) -> None:
-        """Return when it is there, or raise what went wrong."""
+MakeLink = Callable[[Any, Sequence[int], int, TrafficCounter], Link]
 
 
 class Mesh:
@@ -154,7 +147,7 @@ class Mesh:
         self.nodes, self.local, self.size = nodes, local, world
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.node, self.local_rank = divmod(self.rank, local)
-        self.traffic = Traffic()
+        self.traffic = TrafficCounter()
         self.timeout, self._make_link = timeout, make_link
         self.flat = self._link([range(world)])
         rows = [range(node * local, (node + 1) * local) for node in range(nodes)]
@@ -164,7 +157,7 @@ class Mesh:
 
     @classmethod
     def from_environment(cls, *, timeout: timedelta | None = None) -> Mesh:
-        """As torchrun started these ranks; all on one node where nothing is said."""
+        """As torchrun started these ranks; all on one node without its environment."""
         world = dist.get_world_size() if dist.is_initialized() else 1
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world)) if world > 1 else 1
         if world > 1:
@@ -203,7 +196,7 @@ class Mesh:
             flat.copy_(whole[: flat.numel()])
 
     def start_sum(self, tensor: Tensor, over: Over = "all") -> PendingSum:
-        """`sum_` beside what follows; leave the tensor and this mesh alone until `wait` has returned."""
+        """`sum_` in the background; do not use the tensor or this mesh until `wait` has returned."""
         if tensor.device.type == "cuda":
             return _OnStream(lambda: self.sum_(tensor, over), tensor, self.flat.is_gloo(tensor))
         return _InThread(lambda: self.sum_(tensor, over))
@@ -213,7 +206,7 @@ class Mesh:
         self.flat.broadcast_(tensor)
 
     def _link(self, groups: Sequence[range]) -> Link:
-        """The link of the group that has this rank; all ranks make all groups, as torch asks."""
+        """The link of the group that has this rank; all ranks make all groups, as torch requires."""
         mine = next(members for members in groups if self.rank in members)
         made = {}
         if len(mine) > 1:
@@ -227,7 +220,7 @@ class Mesh:
 
 
 class _InThread:
-    """Runs beside the thread that trains; Gloo waits without the GIL."""
+    """Runs in a thread of its own; Gloo waits without the GIL."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
@@ -248,7 +241,7 @@ class _InThread:
 
 
 class _OnStream:
-    """Runs on a stream beside the one that trains. NCCL is told at once and the host goes on; Gloo needs a thread too."""
+    """Runs on a stream of its own. NCCL only enqueues work on the host; Gloo needs a thread too."""
 
     def __init__(self, work: Callable[[], None], tensor: Tensor, is_gloo: bool) -> None:
         self._stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
@@ -284,7 +277,7 @@ def _check_sizes(nodes: int, local: int, world: int) -> None:
 
 
 def _check_environment(local: int, world: int) -> None:
-    """A mesh has equal rows, filled in order: stop on every rank where one is elsewhere, before any group is made."""
+    """A mesh has equal rows, filled in order: raise on every rank if one is elsewhere, before any group is made."""
     rank = dist.get_rank()
     node, place = int(os.environ.get("GROUP_RANK", rank // local)), int(os.environ.get("LOCAL_RANK", rank % local))
     found: list[Any] = [None] * world

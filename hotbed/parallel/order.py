@@ -1,9 +1,9 @@
-"""Ranks in step: before ranks do something together, each says what, and all of them stop where they do not say the same.
+"""Keeps ranks in step: before every collective each rank announces what it does, and all stop if they differ.
 
-What ranks do with shared tables are collectives, and a collective that meets another one ends in an abort of the process
-(Gloo), a hang (NCCL) or wrong rows. So before each of them comes a small one of fixed size, over a Gloo group of its own that
-carries nothing else: a rank that skips a backward, evaluates alone or has failed is named on every rank, at once. A rank that
-says nothing at all is waited for as long as the process group's time-out says.
+Operations on shared tables are collectives. A collective that meets another one ends in an abort of the process (Gloo), a hang
+(NCCL) or wrong rows. So each is preceded by a small one of fixed size, over a Gloo group that carries nothing else: a rank that
+skips a backward, evaluates alone or has failed is named on every rank immediately. The timeout of the process group limits the
+wait for a rank that announces nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RULE = (
 
 
 class RankAction(NamedTuple):
-    """What a rank does next."""
+    """The next operation of a rank."""
 
     what: int
     call: int  # of the tables, counted from 1
@@ -50,8 +50,8 @@ class RankAction(NamedTuple):
         return DOES[self.what] + (f" ({', '.join(where)})" if where else "")
 
 
-class Order:
-    """Of one ShardedTables; making it is a collective."""
+class RankOrder:
+    """The order of operations of one ShardedTables; making it is a collective."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._rank, self._size = mesh.rank, mesh.size
@@ -60,7 +60,7 @@ class Order:
             self._group = dist.new_group(backend="gloo", timeout=mesh.timeout or _default_timeout())
 
     def meet(self, what: str, call: int = 0, group: int = 0, failure: str = "") -> None:
-        """All ranks are here for the same, or all raise; a collective."""
+        """Return if all ranks do the same, else raise on all of them; a collective."""
         if self._size == 1:
             return
         act = RankAction(_NUMBER[what], call, group)
@@ -84,11 +84,11 @@ class Order:
             raise RankError(f"ranks are out of step: {_by_rank(acts)}. {_RULE}")
 
     def refuse(self, error: BaseException) -> None:
-        """Instead of `meet`, on a rank that cannot: all others stop, naming it."""
+        """Instead of `meet`, on a rank that has failed: all others stop and name it."""
         self.meet(_FAILED, failure=f"{type(error).__name__}: {error}")
 
     def compare(self, mine: dict[str, str]) -> None:
-        """A ConfigError on all ranks where one was given something else than rank 0; a collective."""
+        """A ConfigError on all ranks if the arguments of one differ from those of rank 0; a collective."""
         self.meet("makes its tables")
         given = [mine] * self._size
         if self._size > 1:
@@ -113,7 +113,7 @@ def _by_rank(acts: list[RankAction]) -> str:
 
 
 def _default_timeout() -> timedelta | None:
-    """That of the default process group, which torch does not hand down to new ones."""
+    """The timeout of the default process group, which torch does not pass on to new ones."""
     group: Any = dist.group.WORLD
     for device in group._device_types:
         options = getattr(group._get_backend(device), "options", None)

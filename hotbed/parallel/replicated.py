@@ -1,14 +1,15 @@
-"""Replicated rows: what any rank needs of a batch is at every rank, so looking up asks nobody (after MixCache).
+"""Replicated rows: the rows that any rank needs for a batch are at every rank, so a lookup is local (after MixCache).
 
-Rows still have one owner, who keeps them with their optimizer state behind its own cache and stores. In front of that every
-rank has replicas: the weights of the rows that batches lately wanted, the same rows on all ranks. Forward: rows of the union
-of all ranks' batches that have no replica yet come from their owners, in one gather; then each rank looks up its own.
-Backward: sums of gradients go to the owners, who add them in the order of the ranks and update, and the new weights of the
-whole union go round in one gather. Rows stay in the replicas from batch to batch, by how often they are used.
+Rows still have one owner, which keeps them with their optimizer state behind its own cache and stores. In front of that every
+rank has replicas: the weights of recently used rows, the same rows on all ranks. Forward: rows of the union of all ranks'
+batches without a replica come from their owners in one gather; then each rank looks up its own. Backward: sums of gradients go
+to the owners, which add them in the order of the ranks and update; one gather distributes the new weights of the whole union.
+Frequently used rows stay in the replicas from batch to batch.
 
-The owner alone updates, and weights go round instead of summed gradients, which are as many bytes: so replicas carry no
-optimizer state, rows that come in are no wider than their weights, the update runs once and not W times, and every value is
-that of sharded tables to the bit. Which rows have a replica follows from the unions alone: ranks agree on it without a word.
+Only the owner updates, and weights are distributed instead of summed gradients, which are as many bytes. So replicas have no
+optimizer state, rows that come in are only as wide as their weights, the update runs once and not W times, and every value
+equals that of sharded tables to the bit. The unions alone determine which rows have a replica: ranks agree without
+communication.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from hotbed.ops.lookup.reference import result_type, rows_of
 from hotbed.ops.lookups import Lookups, Span
 from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.routes import Union, Want
+from hotbed.parallel.routes import Union, UnionKind
 from hotbed.tables.group.group import TableGroup, UpdateStep
 
 if TYPE_CHECKING:
     from hotbed.parallel.shard_front import ShardFront
 
 _ROOM = 4  # replicas, in unions of the largest batch
-Read = Callable[[Tensor], Tensor]  # places among the own rows of a union [n] -> their weights [n, D], as they travel
+Read = Callable[[Tensor], Tensor]  # places among the own rows of a union [n] -> their weights [n, D], as sent
 
 
 class RowTally(NamedTuple):
-    """Rows of this rank, by what was done with them."""
+    """Counts of the rows of this rank."""
 
     batches: int = 0
-    asked: int = 0  # that it asked for
-    union: int = 0  # of its own that any rank asked for
-    new: int = 0  # of those, the ones that had no replica
+    asked: int = 0  # that it requested
+    union: int = 0  # of its own that any rank requested
+    new: int = 0  # of those, rows without a replica
 
     def plus(self, other: RowTally) -> RowTally:
         return RowTally(*(a + b for a, b in zip(self, other)))
@@ -60,9 +61,9 @@ class Replicas:
         self.turn = 0  # batches placed
 
     def place(self, union: Union, read: Read) -> int:
-        """Give every row of a union a replica; how many of this rank's had none."""
+        """Give every row of a union a replica; returns how many of this rank's had none."""
         self._make_room(union.num_rows)
-        slots, new = self._kept(union, union.keys) if union.keys is not None else self._anew(union)
+        slots, new = self._kept(union, union.keys) if union.keys is not None else self._start_over(union)
         self.turn += 1
         union.turn, union.slots = self.turn, torch.cat([slots, slots.new_full((1,), -1)])
         bounds = torch.searchsorted(new, torch.tensor(union.starts, device=new.device)).tolist()
@@ -77,15 +78,15 @@ class Replicas:
         self.rows[union.slots[:-1]] = gather(self._mesh, rows, union.sizes).to(self.rows.dtype)
 
     def forget(self) -> None:
-        """Rows may have changed otherwise; on all ranks between the same two batches."""
+        """Rows may have changed other than by updates; called on all ranks between the same two batches."""
         self._cache = None
         self.rows = self.rows.new_empty(0, 0)
         self.turn += 1
 
     def _kept(self, union: Union, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """(slots [U] of the rows, ascending places in the union of those that are to come)."""
+        """(slots [U] of the rows, ascending places in the union of missing ones)."""
         if self._cache is None:
-            with torch.inference_mode(False):  # it outlives a first batch in inference mode, and so do the replicas
+            with torch.inference_mode(False):  # cache and replicas outlive a first batch in inference mode
                 self._cache = Cache(self.rows.shape[0], LFU, self.rows.device)
         arrival = self._cache.arrive_at_once(keys, union.order)
         plan = self._cache.plan([arrival], train=False)
@@ -95,12 +96,12 @@ class Replicas:
         is_new[plan.miss_slots] = True
         return slots, is_new[slots].nonzero().squeeze(1)
 
-    def _anew(self, union: Union) -> tuple[Tensor, Tensor]:
+    def _start_over(self, union: Union) -> tuple[Tensor, Tensor]:
         every = torch.arange(union.num_rows, device=self.rows.device)
         return every, every
 
     def _make_room(self, num_rows: int) -> None:
-        """Begin anew where the replicas are too few, or of another kind than the rows are now."""
+        """Start over if the replicas are too few, or differ from the rows in type or device."""
         dtype, device = result_type(self._group.numbers), self._group.records.device
         is_alike = self.rows.dtype == dtype and self.rows.device == device
         if num_rows > self.rows.shape[0] or not self.rows.shape[0] or not is_alike:
@@ -111,12 +112,12 @@ class Replicas:
 
 
 class ReplicatedFront:
-    """Answers the look-ups of one group from replicas; updates go to the owners of the rows, and come back."""
+    """Answers the lookups of one group from replicas; updates go to the owners of the rows, and come back."""
 
     def __init__(self, sharded: ShardFront, mesh: Mesh, group: TableGroup) -> None:
         self.layout = group.layout
-        # One rank alone lets its user write to rows through views, and what a dynamic id means may change.
-        self.wants: Want = "once" if group.keyspace.is_dynamic or mesh.size == 1 else "kept"
+        # With one rank the user can write to rows through views, and the meaning of dynamic ids can change.
+        self.wants: UnionKind = "once" if group.keyspace.is_dynamic or mesh.size == 1 else "kept"
         self.tally = RowTally()
         self._sharded = sharded  # sends sums of gradients to the owners
         self._group = group
@@ -133,7 +134,7 @@ class ReplicatedFront:
         return lookup(self._replicas.rows, _here(lookups, union), self.layout.dim)
 
     def rows_of(self, lookups: Lookups) -> Tensor:
-        """The weights [L, D] that the look-ups read."""
+        """The weights [L, D] that the lookups read."""
         self._sharded.meet("is in a backward pass and reads rows again", lookups)
         union = self._placed(self._sharded.asked(lookups, learns=False))
         return rows_of(self._replicas.rows, _here(lookups, union), self.layout.dim)
@@ -146,7 +147,7 @@ class ReplicatedFront:
             self._replicas.refresh(union, self._read(asked, union.standing))
 
     def forget(self) -> None:
-        """Rows change by other means than updates."""
+        """Rows have changed other than by updates."""
         self._replicas.forget()
 
     def _place(self, asked: Lookups) -> Union:
@@ -157,12 +158,12 @@ class ReplicatedFront:
         return union
 
     def _placed(self, asked: Lookups) -> Union:
-        """The union of a batch; where another was placed since, its rows are brought in again."""
+        """The union of a batch; if another was placed since, its rows are brought in again."""
         union: Union = asked.route.union
         return union if union.turn == self._replicas.turn else self._place(asked)
 
     def _read(self, asked: Lookups, which: Tensor) -> Tensor:
-        """The weights [n, D] of some of the rows that this rank is asked for, as they travel."""
+        """The weights [n, D] of some of the rows that other ranks request, as sent."""
         count = which.shape[0]
         return self._sharded.narrow(
             self._group.lookup(Lookups(asked.slots[which], (Span("rows", 0, count, 1),), count))
@@ -170,5 +171,5 @@ class ReplicatedFront:
 
 
 def _here(lookups: Lookups, union: Union) -> Lookups:
-    """Look-ups into the replicas; the slot of padding is the last."""
+    """Lookups into the replicas; the slot of padding is the last."""
     return lookups._replace(slots=union.slots[union.places])

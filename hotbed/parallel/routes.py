@@ -1,21 +1,18 @@
-"""Who asks whom for which rows: the look-ups of one batch, settled between all ranks.
+"""Which rank requests which rows from which: the lookups of one batch, exchanged between all ranks.
 
-In: every rank's look-ups of a group, whose slots are keys. What it asks for are rows, each once, or sums of parts of bags (see
-asks.py). Out: the keys that this rank is asked for, by asking rank, and where every own look-up finds its vector among those
-that come back. Vectors and gradients then travel along the route as often as needed without another word about keys.
+A rank requests the rows of its lookups, each once, or sums of parts of bags (see requests.py). A route has the keys that other
+ranks request from this one, by requesting rank, and the place of every own lookup among the vectors that come back. Vectors
+and gradients then travel along the route as often as needed, without keys.
 
-All ranks make the routes of the same batches in the same order. A rank that cannot (a bad id, say) tells the others, and all
-of them stop.
+All ranks make the routes of the same batches in the same order. A rank that cannot (because of a bad id, say) reports it to the
+others, and all of them stop.
 
-`Union`: the rows of one batch that any rank wants: each once, in the same order on every rank, with their owners side by side.
+`Union`: the rows of one batch that any rank needs: each once, in the same order on every rank, grouped by owner. An owner
+removes duplicates from the requests of all ranks, sends its list to every rank, and sends each requesting rank the places of
+its rows in the list. Like routes, unions are made ahead of time, by all ranks in the same order.
 
-In: a route, which tells an owner what it is asked for. The owner strikes out what several ranks ask for, tells everyone its
-list, and tells those who ask where in the list their rows stand. Out: the union, the same on all ranks, and the place in it
-of each own look-up. Like routes, unions are made ahead of time, by all ranks in the same order.
-
-`wanted_of`: what a rank wants of the owners: the keys of its look-ups, or, where ids are dynamic, the ids themselves.
-
-Keys of dynamic ids are their owner's business, and it has to know how often each id comes.
+`wanted_of`: what a rank needs from the owners: the keys of its lookups, or dynamic ids themselves. Only the owner of a dynamic
+id knows its key, and it has to know how often each id occurs.
 """
 
 from __future__ import annotations
@@ -32,80 +29,82 @@ from hotbed.ops.keys import FirstBad
 from hotbed.ops.lookups import Lookups, Span
 from hotbed.ops.partition import OwnerPartition, deal
 from hotbed.ops.shard import Shard
-from hotbed.parallel.asks import SMALL, OwnerRequest, WantedRows, ask_of
-from hotbed.parallel.collect import RowRouting, carry, carry_back, gather, gather_numbers, passages
+from hotbed.parallel.collect import RowRouting, carry, carry_back, gather, gather_numbers, make_routings
 from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.requests import SMALL, OwnerRequest, WantedRows, make_request
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.inputs import BatchInputs, GroupInputs
 
-# Of one group: no union; one whose rows have no names beyond this batch (dynamic ids); one whose rows may be kept.
-Want = Literal["none", "once", "kept"]
+# Of one group: no union; one whose keys are valid for this batch only (dynamic ids); one whose rows may be kept.
+UnionKind = Literal["none", "once", "kept"]
 _NOT_WANTED = -1
-_FAILED, _ENDED, _LEFT = 1, 2, 3  # what a rank says that has no batch to settle
+_FAILED, _ENDED, _LEFT = 1, 2, 3  # messages of a rank that has no batch
 
 
 class Route(NamedTuple):
     """The rows of one batch in one group, between ranks."""
 
-    mesh: Mesh  # that vectors travel over
+    mesh: Mesh  # that carries vectors
     own: Lookups  # of this rank; slots are places among the vectors that come back
-    passage: RowRouting  # vectors this rank asks of each, and each asks of this one: rows, or sums of parts of bags
-    keys: Tensor  # int64, by asking rank: local keys, or dynamic ids
-    starts: Tensor | None = None  # int64 [V + 1]: the keys of each vector; None where each is a row
+    routing: RowRouting  # vectors that this rank requests of each, and each of this one: rows, or sums of parts of bags
+    keys: Tensor  # int64, by requesting rank: local keys, or dynamic ids
+    starts: Tensor | None = None  # int64 [V + 1]: the keys of each vector; None if each is a row
     tables: Tensor | None = None  # int32, of dynamic ids
-    times: Tensor | None = None  # int32, how often their rank's batch has them
-    union: Any = None  # of the rows that all ranks ask for, where replicas are
+    times: Tensor | None = None  # int32, their occurrences in the batch of their rank
+    union: Any = None  # of the rows that all ranks request, if there are replicas
     call: int = 0  # of the tables
 
     @property
     def num_vectors(self) -> int:
-        """That come back."""
-        return self.passage.num_sent
+        """Vectors that come back."""
+        return self.routing.num_sent
 
     def bring(self, vectors: Tensor) -> Tensor:
-        """Vectors [V, D] of the keys -> those that this rank has asked for [num_vectors, D]."""
-        return carry_back(self.mesh, vectors, self.passage)
+        """Vectors [V, D] of the keys -> those that this rank requested [num_vectors, D]."""
+        return carry_back(self.mesh, vectors, self.routing)
 
     def give(self, gradients: Tensor) -> Tensor:
-        """The other way: what belongs to the vectors that were asked for -> to the owners."""
-        return carry(self.mesh, gradients, self.passage)
+        """The inverse: gradients of the requested vectors -> to the owners."""
+        return carry(self.mesh, gradients, self.routing)
 
 
 def make_routes(mesh: Mesh, wanted: Sequence[WantedRows], rows_over: Mesh) -> list[Route]:
-    """The routes of one batch by group, settled over `mesh`."""
-    asks = [ask_of(want, Shard(mesh.rank, mesh.size)) for want in wanted]
-    numbers = [numbers for ask in asks for numbers in (ask.num_keys, ask.num_vectors)]
+    """The routes of one batch by group, exchanged over `mesh`."""
+    requests = [make_request(want, Shard(mesh.rank, mesh.size)) for want in wanted]
+    numbers = [numbers for request in requests for numbers in (request.num_keys, request.num_vectors)]
     counts = torch.tensor([*numbers, [0] * mesh.size], device="cpu").t().contiguous()
-    *settled, said = passages(mesh, counts, wanted[0].keys.device)
+    *settled, said = make_routings(mesh, counts, wanted[0].keys.device)
     _check(mesh, said.receive)
-    return [_route(mesh, ask, *both)._replace(mesh=rows_over) for ask, *both in zip(asks, settled[::2], settled[1::2])]
+    both = zip(requests, settled[::2], settled[1::2])
+    return [_route(mesh, *each)._replace(mesh=rows_over) for each in both]
 
 
 def refuse_routes(mesh: Mesh, num_groups: int, error: BaseException, device: torch.device) -> None:
-    """Instead of `make_routes`, on a rank that cannot: all others stop, naming it."""
-    _check(mesh, _told(mesh, num_groups, _FAILED, device), f"{type(error).__name__}: {error}")
+    """Instead of `make_routes`, on a rank that has failed: all others stop and name it."""
+    _check(mesh, _announce(mesh, num_groups, _FAILED, device), f"{type(error).__name__}: {error}")
 
 
 def end_routes(mesh: Mesh, num_groups: int, ended: bool, device: torch.device) -> None:
-    """Instead of `make_routes`: this rank has no batch any more, or (not `ended`) wants none."""
-    _check(mesh, _told(mesh, num_groups, _ENDED if ended else _LEFT, device), ends=True)
+    """Instead of `make_routes`: this rank has no more batches, or (not `ended`) wants none."""
+    _check(mesh, _announce(mesh, num_groups, _ENDED if ended else _LEFT, device), ends=True)
 
 
 class RanksLeft(Exception):  # noqa: N818  not an error: the loop was left
-    """Another rank wants no further batches, so there are none."""
+    """Another rank wants no more batches, so there are none."""
 
 
-def _told(mesh: Mesh, num_groups: int, what: int, device: torch.device) -> list[int]:
+def _announce(mesh: Mesh, num_groups: int, what: int, device: torch.device) -> list[int]:
+    """Send a message instead of requests; returns the messages of all ranks."""
     counts = torch.zeros(mesh.size, 2 * num_groups + 1, dtype=torch.int64, device="cpu")
     counts[:, -1] = what
-    return passages(mesh, counts, device)[-1].receive
+    return make_routings(mesh, counts, device)[-1].receive
 
 
-def _route(mesh: Mesh, ask: OwnerRequest, of_keys: RowRouting, of_vectors: RowRouting) -> Route:
-    keys = carry(mesh, ask.keys, of_keys).to(torch.int64)
-    route = Route(mesh, ask.own, of_vectors, keys)
-    if ask.marks is not None:
-        marks = carry(mesh, ask.marks, of_keys)
+def _route(mesh: Mesh, request: OwnerRequest, of_keys: RowRouting, of_vectors: RowRouting) -> Route:
+    keys = carry(mesh, request.keys, of_keys).to(torch.int64)
+    route = Route(mesh, request.own, of_vectors, keys)
+    if request.marks is not None:
+        marks = carry(mesh, request.marks, of_keys)
         return route._replace(tables=marks[:, 0] if marks.shape[1] > 1 else None, times=marks[:, -1])
     if of_keys.num_received == of_vectors.num_received:
         return route
@@ -115,7 +114,7 @@ def _route(mesh: Mesh, ask: OwnerRequest, of_keys: RowRouting, of_vectors: RowRo
 
 
 def _check(mesh: Mesh, said: list[int], mine: str = "", *, ends: bool = False) -> None:
-    """Raise where other ranks do not go on; all of them come to the same result."""
+    """Raise if other ranks do not continue; all ranks come to the same result."""
     if _FAILED in said:
         messages = mesh.flat.gather_text(mine)
         others = [f"rank {rank}: {messages[rank]}" for rank, what in enumerate(said) if what == _FAILED]
@@ -136,13 +135,13 @@ class Union:
     def __init__(self, sizes: Sequence[int], standing: Tensor, places: Tensor, keys: Tensor | None) -> None:
         self.sizes = list(sizes)  # [W] rows of each owner
         self.starts = [0, *accumulate(self.sizes)]  # [W + 1]
-        self.standing = standing  # int64 [U of this rank]: where each own row stands among the keys it is asked for
-        self.places = places  # int64 [L]: the row of each own look-up; -1 is padding
+        self.standing = standing  # int64 [U of this rank]: the place of each own row among the requested keys
+        self.places = places  # int64 [L]: the row of each own lookup; -1 is padding
         self.keys = keys  # int64 [U], distinct: the key on its owner x W + the owner; on CUDA ascending
         self.order: Tensor | None = None  # int64 [U], on CUDA: the places of the keys
         if keys is not None and keys.device.type == "cuda":
             self.keys, self.order = torch.sort(keys)
-        self.turn = -1  # of the replicas, when they gave out `slots`
+        self.turn = -1  # of the replicas, when `slots` were assigned
         self.slots = places[:0]  # int64 [U + 1]: where the rows are; the last is -1
 
     @property
@@ -151,10 +150,12 @@ class Union:
         return self.starts[-1]
 
 
-def with_unions(mesh: Mesh, routes: Sequence[Route], num_keys: Sequence[int], wants: Sequence[Want]) -> list[Route]:
-    """The routes of one batch, with unions where all ranks want them; a collective over `mesh`.
+def with_unions(
+    mesh: Mesh, routes: Sequence[Route], num_keys: Sequence[int], wants: Sequence[UnionKind]
+) -> list[Route]:
+    """The routes of one batch, with unions if all ranks want them; a collective over `mesh`.
 
-    `num_keys` are those that a rank may have in each group.
+    `num_keys` is the most keys of a rank in each group.
     """
     own = [None if want == "none" else _distinct(route) for route, want in zip(routes, wants)]
     mine = [_NOT_WANTED if one is None else one.counts[0] for one in own]
@@ -170,7 +171,7 @@ def with_unions(mesh: Mesh, routes: Sequence[Route], num_keys: Sequence[int], wa
 
 
 def _distinct(route: Route) -> OwnerPartition:
-    """What this rank is asked for, each once."""
+    """The rows that other ranks request from this one, each once."""
     return deal(route.keys, None, lambda keys, _: torch.zeros_like(keys), 1, route.tables)
 
 
@@ -182,12 +183,12 @@ def _keys(mesh: Mesh, keys: Tensor, sizes: list[int], small: bool) -> Tensor:
 
 def _union(mesh: Mesh, route: Route, own: OwnerPartition, sizes: list[int], keys: Tensor | None) -> Union:
     device = route.keys.device
-    told = carry_back(mesh, own.places.to(torch.int32), route.passage).to(torch.int64)
+    placed = carry_back(mesh, own.places.to(torch.int32), route.routing).to(torch.int64)
     starts = torch.tensor([0, *accumulate(sizes)][:-1], device="cpu")
-    rows = told + _repeated(starts, route.passage.send, device)
-    places = torch.cat([rows, rows.new_full((1,), -1)])[route.own.slots]  # that of padding is the last
+    rows = placed + _repeated(starts, route.routing.send, device)
+    places = torch.cat([rows, rows.new_full((1,), -1)])[route.own.slots]  # the place of padding is the last
     standing = torch.empty_like(own.keys)
-    standing[own.places] = torch.arange(own.places.shape[0], device=device)  # any of them will do: they are one row
+    standing[own.places] = torch.arange(own.places.shape[0], device=device)  # any of them: they are the same row
     return Union(sizes, standing, places, keys)
 
 
@@ -196,7 +197,7 @@ def _repeated(values: Tensor, times: Sequence[int], device: torch.device) -> Ten
 
 
 def wanted_of(group: TableGroup, flattened: Callable[[Any], Lookups]) -> WantedRows:
-    """Of one group; `flattened` gives the look-ups of a batch for what makes keys of ids."""
+    """The rows of one group; `flattened` gives the lookups of a batch for an object that maps ids to keys."""
     lookups = flattened(_Places(group))
     keys, tables, num_local = group.keyspace.asked(lookups)
     return WantedRows(lookups, keys, group.shard.owner_of_any, tables, num_local)
@@ -215,7 +216,7 @@ def tables_in_parts(inputs: GroupInputs, given: BatchInputs) -> tuple[int, ...] 
 
 
 class _Places:
-    """Stands in for a group whose rows other ranks have, too: keys are what a question to their owners is made of."""
+    """Takes the place of a group whose rows are on several ranks: keys are those of requests to their owners."""
 
     def __init__(self, group: TableGroup) -> None:
         self._group = group

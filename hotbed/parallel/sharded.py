@@ -1,11 +1,11 @@
-"""Tables spread over ranks: every row has one owner, who keeps it, looks it up and updates it.
+"""Tables sharded over ranks: every row has one owner, which stores it, looks it up and updates it.
 
     torchrun --nproc-per-node 2 train.py        # in it: tables = hotbed.ShardedTables({...}, optimizer, cache=0.015)
 
-Forward: each rank asks the owners for the distinct rows of its batch and pools what comes back, or has each owner pool its
-part of every bag, whichever moves fewer bytes. Backward: sums of gradients over the batch, or one gradient for each part, go to
-the owners, who add them in the order of the ranks and update. Behind each owner are its own cache and stores: to them what
-others ask for is a batch like any other.
+Forward: each rank requests the distinct rows of its batch from their owners and pools them, or has each owner pool its part of
+every bag, whichever moves fewer bytes. Backward: sums of gradients over the batch, or one gradient for each part, go to the
+owners, which add them in the order of the ranks and update. Each owner has its own cache and stores; to them the requests of
+other ranks are a batch like any other.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hotbed.host.threads import share_cores
 from hotbed.ops.shard import Shard
 from hotbed.optim import RowOptimizer
 from hotbed.parallel.auto import Mode, check_mode
-from hotbed.parallel.exchange import Pooled, RankExchange, Sharing
+from hotbed.parallel.exchange import Pooled, RankExchange, SharingOptions
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.order import Order
-from hotbed.parallel.shard_front import TYPES, Ranks, Traffic
+from hotbed.parallel.order import RankOrder
+from hotbed.parallel.shard_front import TYPES, FrontContext, TrafficType
 from hotbed.tables.keyed import KeyedJagged
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
@@ -35,11 +35,11 @@ from hotbed.tables.torch_hooks import eager
 from hotbed.types import Jagged
 
 _LOG = logging.getLogger("hotbed.parallel")
-_ALIKE = ("seed", "precision")  # options that are the same on all ranks
+_ALIKE = ("seed", "precision")  # options that must be the same on all ranks
 
 
 class ShardedTables(EmbeddingTables):
-    """EmbeddingTables whose rows are spread over all ranks.
+    """EmbeddingTables whose rows are sharded over all ranks.
 
     Made with the same arguments on every rank, after `torch.distributed.init_process_group`; byte budgets are those of one
     rank. A call looks up the rank's own part of the global batch, which may be empty; all ranks call the tables and run
@@ -50,12 +50,14 @@ class ShardedTables(EmbeddingTables):
 
     `traffic="bf16"` or "fp16" sends rows and gradients in 16 bits: an approximation (docs/numerics.md).
 
-    `mode="replicated"` keeps the rows that batches lately wanted at every rank too; "auto" chooses for every group, from its
-    first batches and the speed of the wires. The rows are the same to the bit (docs/distributed.md).
+    `mode="replicated"` also keeps recently used rows at every rank; "auto" chooses for every group, from its first batches and
+    the speed of the wires. The rows are the same to the bit (docs/distributed.md).
 
-    `pooled="auto"` lets owners add up their parts of bags where that moves fewer bytes than rows do; vectors then are sums of
-    at most W partial sums, which are rounded otherwise than in one process. "never" moves rows: the vectors of one process to
-    the bit, and so do dynamic ids, weighted bags and the other modes. "always" is for measuring.
+    `pooled="auto"` lets owners sum their parts of bags if that moves fewer bytes than rows; vectors are then sums of at most W
+    partial sums, which round differently than in one process. "never" moves rows and gives the vectors of one process to the
+    bit. Dynamic ids, weighted bags and the other modes always move rows. "always" is for measuring.
+
+    A single rank exchanges nothing and has the speed of EmbeddingTables.
     """
 
     is_shared = True
@@ -67,7 +69,7 @@ class ShardedTables(EmbeddingTables):
         *,
         mesh: Mesh | None = None,
         gradients: Literal["mean", "sum"] = "mean",
-        traffic: Traffic = "fp32",
+        traffic: TrafficType = "fp32",
         mode: Mode = "sharded",
         pooled: Pooled = "auto",
         **options: Any,
@@ -76,7 +78,7 @@ class ShardedTables(EmbeddingTables):
         if share is not None and int(os.environ.get("RANK", "0")) == 0:
             _LOG.info("%s", share)
         mesh = Mesh.from_environment() if mesh is None else mesh
-        order = Order(mesh)
+        order = RankOrder(mesh)
         try:
             _check_settings(gradients, traffic, pooled)
             check_mode(mode, optimizer)
@@ -85,10 +87,14 @@ class ShardedTables(EmbeddingTables):
             order.refuse(error)
             raise
         self.mesh, self.order = mesh, order
-        sharing = Sharing(gradients, traffic, mode, pooled)
+        sharing = SharingOptions(gradients, traffic, mode, pooled)
         order.compare(_description(self, sharing._asdict() | {name: options.get(name) for name in _ALIKE}))
-        self.stop_recording()  # what it records is of one rank
-        self.ranks = RankExchange(self, Ranks(mesh, order, self.ownership), sharing)
+        self.ranks: RankExchange | None = None
+        if mesh.size == 1:  # nothing travels: these are the tables of one process, and recorded as they are
+            self.is_shared = False
+            return
+        self.stop_recording()  # recordings are for one rank
+        self.ranks = RankExchange(self, FrontContext(mesh, order, self.ownership), sharing)
         self.exchange = self.ranks
 
     @eager
@@ -96,6 +102,8 @@ class ShardedTables(EmbeddingTables):
         self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None = None
     ) -> Tensor | dict[str, Tensor]:
         """Look up this rank's part of a batch; see EmbeddingTables."""
+        if self.ranks is None:
+            return super().forward(ids, bags)
         if self.accumulation is not None and torch.is_grad_enabled() and self.learns:
             return self._accumulated(ids, bags)
         self.ranks.begin_call(trains=torch.is_grad_enabled() and self.learns)
@@ -107,7 +115,7 @@ class ShardedTables(EmbeddingTables):
 
 
 def _description(tables: EmbeddingTables, settings: dict[str, Any]) -> dict[str, str]:
-    """What must be the same on all ranks; budgets and places are each rank's own."""
+    """The arguments that must be the same on all ranks; budgets and places may differ."""
     cached = [sorted(group.members) for group in tables.groups if group.num_slots]
     found = {"the tables": list(tables.tables), **{f"table {name!r}": table for name, table in tables.tables.items()}}
     found |= {"optimizer": tables.optimizer, "output": tables.output, "tables behind a cache": cached, **settings}

@@ -1,16 +1,14 @@
 """All ranks of a run, as the code that drives it sees them: a few agreements between processes, each with a name.
 
-`ALONE` is a single process, where every agreement is what this process says; so whoever drives a run asks the same questions
-in both cases. Agreements travel over a Gloo group of their own, on the host, whatever carries the tensors of training.
-Between them a pulse tells other ranks how far this one is.
+`ALONE` is a single process, where every agreement is its own answer; so the code that drives a run is the same in both cases.
+Agreements use a Gloo group of their own, on the host, whatever carries the tensors of training. Between them a heartbeat shows
+other ranks the progress of this one.
 
-`Pulse`: signs of life: what every rank is doing, written to the store that all of them share, and read when one does not
-answer.
-
-A thread of each rank writes its pulse: how many stages of the run it has entered, the name of the last, the number of batches
-it has read. Ranks go through the same stages, so one that has entered fewer than others is behind, and one whose pulse stands
-still is dead or frozen. A rank that waits longer than the time-out says which and where, and ends; so does one that learns of
-an error on another rank and cannot end by itself, because it waits for an answer that will not come.
+`Heartbeat`: the status of every rank, written to the store that all of them share, and read when a rank does not answer. A
+thread of each rank writes how many stages of the run it has entered, the name of the last, and the number of batches it has
+read. Ranks go through the same stages, so a rank that has entered fewer than others is behind, and one whose status does not
+change is dead or frozen. A rank that waits longer than the timeout reports which and where, and ends. So does a rank that
+learns of an error on another one and cannot end by itself, because it waits for an answer that will not come.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from numpy.typing import NDArray
 
 GRACE = 5.0  # seconds that the main thread has to end by itself
 _MOST_BETWEEN, _LEAST_BETWEEN = 0.5, 0.1  # seconds between two beats
-_WATCHED = 4.0  # seconds; a rank that compiles keeps its other threads waiting for long
+_WATCHED = 4.0  # seconds; a rank that compiles blocks its other threads for long
 _FAILURE, _COUNT = "failure", "failures"
 EXIT_CODE = 2
 T = TypeVar("T")
@@ -45,23 +43,23 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes what is written once, and speaks for all."""
+        """Whether this rank writes shared files and speaks for all."""
         return self.rank == 0
 
     def stage(self, name: str, *, alone: bool = False) -> None:
-        """What all ranks do from here on; `alone`: each for itself, and none waits for another."""
+        """Name what all ranks do from here on; `alone`: each by itself, without waiting for another."""
         if self._pulse is not None:
             self._pulse.enter(name, alone=alone)
 
     def counted(self, batches: Iterable[T]) -> Iterator[T]:
-        """The same batches; other ranks see how many there were."""
+        """The same batches, counted for other ranks."""
         for batch in batches:
             if self._pulse is not None:
                 self._pulse.batches += 1
             yield batch
 
     def any(self, flag: bool) -> bool:
-        """Whether some rank says so."""
+        """Whether the flag is set on any rank."""
         if self.size == 1:
             return flag
         said = torch.tensor([int(flag)], device="cpu")
@@ -69,14 +67,14 @@ class World:
         return bool(said)
 
     def gather(self, value: T) -> list[T]:
-        """What every rank says, in their order; plain values."""
+        """The values of all ranks, in their order; plain values."""
         said: list[Any] = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(said, value, group=self._group)
         return said
 
     def from_first(self, value: T | None) -> T:
-        """What rank 0 says."""
+        """The value of rank 0."""
         said: list[Any] = [value]
         if self.size > 1:
             dist.broadcast_object_list(said, src=0, group=self._group)
@@ -105,7 +103,7 @@ ALONE = World()
 
 
 class RankStatus(NamedTuple):
-    """One rank's pulse."""
+    """The status of one rank."""
 
     stages: int  # entered so far
     stage: str
@@ -122,7 +120,7 @@ class Failure(NamedTuple):
 
 
 class Heartbeat:
-    """Of one rank; `store` is a connection that no one else uses."""
+    """The heartbeat of one rank; `store` is a connection of its own."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
         self.batches = 0
@@ -137,7 +135,7 @@ class Heartbeat:
         self._thread.start()
 
     def enter(self, name: str, *, alone: bool = False) -> None:
-        """The next stage begins; `alone`: it asks nothing of other ranks, and may take as long as it takes."""
+        """The next stage begins; `alone`: it needs no other rank and has no time limit."""
         self._stages, self._stage, self._since = self._stages + 1, name, time.time()
         self._entered, self._alone = time.monotonic(), alone
 
@@ -151,14 +149,14 @@ class Heartbeat:
         self._ended.set()
 
     def fail(self, text: str) -> Failure:
-        """Tell all ranks of an error; the first one of all is handed back."""
+        """Report an error to all ranks; returns the first error of the run."""
         with self._lock:
             if self._store.add(_COUNT, 1) == 1:
                 self._store.set(_FAILURE, json.dumps([self.rank, text]))
             return Failure(*json.loads(self._store.get(_FAILURE)))
 
     def failure(self, wait: float = 0.0) -> Failure | None:
-        """The first error of all ranks, if there is one by then."""
+        """The first error of all ranks, if there is one within `wait` seconds."""
         deadline = time.monotonic() + wait
         while True:
             with self._lock:
@@ -169,10 +167,10 @@ class Heartbeat:
             time.sleep(0.05)
 
     def diagnosis(self, seconds: float = 1.25) -> str:
-        """Which ranks are gone or behind, and where they were last seen; watches their pulses for so long."""
+        """Which ranks are gone or behind, and where they were last seen; watches them for `seconds`."""
         before, deadline = self._signs(), time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self._give_sign()  # others may be watching too
+            self._give_sign()  # others may be watching this one
             time.sleep(self._between)
         signs = self._signs()
         ahead = max(((sign.stages, sign.batches) for sign in signs.values()), default=(0, 0))
@@ -205,7 +203,7 @@ class Heartbeat:
                     self._follow(failure)
                 elif not self._alone and time.monotonic() - self._entered > self.timeout:
                     self._time_out()
-        except (dist.DistError, RuntimeError):  # whoever keeps the store is gone, and soon so is this rank
+        except (dist.DistError, RuntimeError):  # the process that keeps the store is gone, and this rank will end soon
             return
 
     def _give_sign(self) -> None:
@@ -229,12 +227,12 @@ class Heartbeat:
 
 
 def following(rank: int, failure: Failure) -> str:
-    """What a rank says that stops because of another."""
+    """The message of a rank that stops because of another."""
     return f"rank {rank} stops because of rank {failure.rank}: {failure.text.splitlines()[0][:200]}"
 
 
 def leave(text: str, code: int = EXIT_CODE) -> None:
-    """End this process at once, whatever its threads wait for."""
+    """End this process immediately, whatever its threads wait for."""
     if text:
         sys.stderr.write(f"error: {text}\n")
     sys.stdout.flush()

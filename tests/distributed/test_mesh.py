@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from hotbed.errors import ConfigError, ShapeError
-from hotbed.parallel.collect import carry, carry_back, exchange, exchange_flat, passages
+from hotbed.parallel.collect import carry, carry_back, exchange, exchange_flat, make_routings
 from hotbed.parallel.mesh import Mesh
 from tests.distributed.ranks import run_ranks
 
@@ -116,9 +116,9 @@ def there_and_back():
         mesh = Mesh(nodes=nodes, local=local)
         pieces = [rows_between(mesh.rank, target, 3, torch.float32) for target in range(mesh.size)]
         rows, counts = torch.cat(pieces), torch.tensor([[7, len(piece)] for piece in pieces])
-        passage = passages(mesh, counts, rows.device)[1]
+        routing = make_routings(mesh, counts, rows.device)[1]
         told = mesh.traffic.num_collectives
-        same.append(torch.equal(carry_back(mesh, carry(mesh, rows, passage), passage), rows))
+        same.append(torch.equal(carry_back(mesh, carry(mesh, rows, routing), routing), rows))
         hops = (mesh.size > 1) + (nodes > 1 and local > 1)
         same.append(mesh.traffic.num_collectives - told == 2 * hops)  # and not one more to ask how much comes
     return same

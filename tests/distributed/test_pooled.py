@@ -12,9 +12,9 @@ import hotbed
 from hotbed import Jagged, Table, optim
 from hotbed.ops.parts import count_ways, split
 from hotbed.parallel import auto, routes
-from hotbed.parallel.asks import ask_of
-from hotbed.parallel.auto import Speed, Speeds
+from hotbed.parallel.auto import CollectiveSpeed, CollectiveSpeeds
 from hotbed.parallel.mesh import Mesh
+from hotbed.parallel.requests import make_request
 from hotbed.parallel.routes import tables_in_parts
 from hotbed.parallel.sharded import ShardedTables
 from hotbed.tables.inputs import read_inputs
@@ -96,7 +96,7 @@ def in_ranks(options, ahead=False, optimizers=tuple(OPTIMIZERS), share=1.0):
         tables = ShardedTables(TABLES, OPTIMIZERS[optimizer], seed=5, gradients="sum", output="dict", **options)
         settled, asks = [], []
         tables.ranks.asked = functools.partial(watched, tables.ranks.asked, settled)
-        routes.ask_of = functools.partial(asking, asks)
+        routes.make_request = functools.partial(asking, asks)
         result = train(tables, batches_of(dist.get_rank(), dist.get_world_size()), ahead, share)
         traffic = tables.mesh.traffic
         found.append((*result, tables.counters(), traffic.in_node + traffic.across, settled, asks))
@@ -111,7 +111,7 @@ def watched(asked, settled, given, learns):
 
 def asking(asks, want, shard):
     """Notes whether this rank asks for parts."""
-    ask = ask_of(want, shard)
+    ask = make_request(want, shard)
     asks.append(sum(ask.num_keys) > sum(ask.num_vectors))
     return ask
 
@@ -146,13 +146,20 @@ def test_ranks_give_the_rows_of_one(world):
         assert [result[0][5] for result in results] == [[True] * 2 * STEPS, [False] * 2 * STEPS, [False] * 2 * STEPS]
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["as asked", "ahead"])
-def test_caches_that_evict_change_no_bit(ahead):
+ROUGH = (tuple(OPTIMIZERS), 1 / 3)  # sums of gradients depend on their order
+
+
+@pytest.fixture(scope="module")
+def without_caches():
     for optimizer in OPTIMIZERS:
         alone(optimizer)
-    rough = (tuple(OPTIMIZERS), 1 / 3)  # sums of gradients depend on their order
-    plain, cached = run_ranks(in_ranks, 3, {}, False, *rough), run_ranks(in_ranks, 3, {"cache": 0.3}, ahead, *rough)
-    for mine, theirs in zip(cached, plain):
+    return run_ranks(in_ranks, 3, {}, False, *ROUGH)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["as asked", "ahead"])
+def test_caches_that_evict_change_no_bit(without_caches, ahead):
+    cached = run_ranks(in_ranks, 3, {"cache": 0.3}, ahead, *ROUGH)
+    for mine, theirs in zip(cached, without_caches):
         for a, b in zip(mine, theirs):
             assert a[2].written_back > 20
             for step in range(STEPS):
@@ -251,7 +258,9 @@ def test_replicas_take_rows(mode):
 
 def chosen():
     auto.TRIAL, auto._IGNORED = 2, 1
-    auto.measured = functools.partial(known, Speeds(Speed(0.0, 1e-9), Speed(1.0, 1e-3)))
+    auto.measure_speeds = functools.partial(
+        known, CollectiveSpeeds(CollectiveSpeed(0.0, 1e-9), CollectiveSpeed(1.0, 1e-3))
+    )
     return in_ranks({"mode": "auto", "cache": 0.4}, False, ("adagrad",))[0]
 
 

@@ -10,13 +10,22 @@ import torch.distributed as dist
 from hotbed import EmbeddingTables, Jagged, Table, optim
 from hotbed.errors import ConfigError
 from hotbed.parallel import auto
-from hotbed.parallel.auto import Speed, Speeds, costs_of, measured
+from hotbed.parallel.auto import CollectiveSpeed, CollectiveSpeeds, costs_of, measure_speeds
 from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.replicated import ReplicatedFront, RowTally
 from hotbed.parallel.sharded import ShardedTables
 from tests.distributed.ranks import run_ranks
-from tests.distributed.test_sharded import DYNAMIC, OPTIMIZERS, alone, assert_as_one, in_ranks, train_dynamic
+from tests.distributed.test_sharded import (
+    DYNAMIC,
+    OPTIMIZERS,
+    alone,
+    assert_as_one,
+    assert_each_as_one,
+    in_ranks,
+    train_dynamic,
+    with_all_optimizers,
+)
 
 REPLICATED = {"mode": "replicated"}
 
@@ -24,15 +33,6 @@ REPLICATED = {"mode": "replicated"}
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_ranks_give_the_rows_of_one(world):
     assert_each_as_one(run_ranks(with_all_optimizers, world, REPLICATED))
-
-
-def with_all_optimizers(options, ahead=False):
-    return [in_ranks(optimizer, options, ahead) for optimizer in OPTIMIZERS]
-
-
-def assert_each_as_one(results):
-    for n, optimizer in enumerate(OPTIMIZERS):
-        assert_as_one([result[n] for result in results], alone(optimizer))
 
 
 def test_in_float64():
@@ -197,8 +197,11 @@ def gathered(nodes):
     return gather(mesh, rows_of_rank(mesh.rank), [(3 * rank) % 4 for rank in range(4)])
 
 
-FAST, SLOW = Speed(1e-5, 1e-10), Speed(1e-3, 1e-8)
-SPEEDS = {"sharded": Speeds(exchange=FAST, gather=SLOW), "replicated": Speeds(exchange=SLOW, gather=FAST)}
+FAST, SLOW = CollectiveSpeed(1e-5, 1e-10), CollectiveSpeed(1e-3, 1e-8)
+SPEEDS = {
+    "sharded": CollectiveSpeeds(exchange=FAST, gather=SLOW),
+    "replicated": CollectiveSpeeds(exchange=SLOW, gather=FAST),
+}
 
 
 @pytest.mark.parametrize("choice", SPEEDS)
@@ -215,7 +218,7 @@ def test_auto_chooses_and_changes_no_bit(choice):
 
 def choosing(choice):
     auto.TRIAL, auto._IGNORED = 4, 2
-    auto.measured = functools.partial(known, SPEEDS[choice])
+    auto.measure_speeds = functools.partial(known, SPEEDS[choice])
     lines = Lines()
     logger = logging.getLogger("hotbed.parallel")
     logger.setLevel(logging.INFO)
@@ -278,7 +281,7 @@ def test_measured_speeds_agree():
 
 
 def speeds_here():
-    return measured(Mesh(nodes=1, local=2), torch.device("cpu"))
+    return measure_speeds(Mesh(nodes=1, local=2), torch.device("cpu"))
 
 
 def test_one_rank_has_no_replicas_to_forget():
@@ -312,3 +315,24 @@ def test_settings_that_cannot_be():
         ShardedTables({"a": Table(40, 4)}, mode="mixed")
     with pytest.raises(ConfigError, match=r"decay_scope='table' changes all rows.*mode='sharded'"):
         ShardedTables({"a": Table(40, 4)}, optim.SGD(lr=0.1, decay_scope="table"), mode="replicated")
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_speed_is_the_line_through_both_measurements(world):
+    away = (world - 1) / world  # a rank keeps its own share
+    speed = auto._line(3e-4, 2e-3, world)
+    assert speed.byte > 0
+    assert speed.seconds(auto._SMALL * away) == pytest.approx(3e-4)
+    assert speed.seconds(auto._LARGE * away) == pytest.approx(2e-3)
+    assert auto._line(2e-3, 1e-3, world) == CollectiveSpeed(2e-3, 0.0)  # noise: more bytes took no longer
+    assert auto._line(2e-3, 3e-3, 1).byte == 0.0
+
+
+def test_both_kinds_of_collectives_are_timed(monkeypatch):
+    """Each once to get ready and some times more, with few bytes and with many."""
+    sent = {"carry": [], "gather": []}
+    monkeypatch.setattr(auto, "carry", lambda mesh, rows, passage: sent["carry"].append(rows.nbytes))
+    monkeypatch.setattr(auto, "gather", lambda mesh, rows, sizes: sent["gather"].append(rows.nbytes))
+    measure_speeds(Mesh.from_environment(), torch.device("cpu"))
+    for sizes in sent.values():
+        assert sizes == [auto._SMALL] * (1 + auto._TIMES) + [auto._LARGE] * (1 + auto._TIMES)

@@ -33,7 +33,7 @@ SETTINGS = (
     f"train.checkpoint_every={CHECKPOINT}",
     "parallel.timeout=60",
 )
-TIMES = ("samples_per_s", "seconds", "train_seconds", "times", "memory", "cache", "tiers")
+TIMES = ("samples_per_s", "steady_samples_per_s", "seconds", "train_seconds", "times", "memory", "cache", "tiers")
 STEPS = 50  # of an epoch
 
 

@@ -1,8 +1,8 @@
-"""Dense weights as one flat buffer: parameters in, views of one tensor out.
+"""Dense weights as one flat tensor, with parameters as views of it.
 
-After building, every parameter is a view of `values`, and so is every buffer given beside them (running statistics), at its
-end. What works on all weights, an optimizer step or a merge between ranks, is then one pass over one tensor. The price: a
-parameter must not be given other memory afterwards (`model.to(device)` comes before), which `check` finds out.
+After building, every parameter is a view of `values`, and so is every buffer (running statistics), at its end. An operation on
+all weights, such as an optimizer step or a merge between ranks, is then one pass over one tensor. The price: a parameter must
+not get other memory afterwards (call `model.to(device)` before), which `check` verifies.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hotbed.errors import ConfigError
 
 
 class ParameterRun(NamedTuple):
-    """Neighbours in the flat buffer that move together."""
+    """Neighbours in the flat tensor that a step moves together."""
 
-    group: dict[str, Any]  # their param group: lr and the like
+    group: dict[str, Any]  # their param group: lr and other settings
     place: slice
 
 
@@ -47,20 +47,20 @@ class FlatWeights:
         self._addresses = [one.data_ptr() for one in tensors]
 
     def views(self, flat: Tensor, of: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """The part of each parameter in another flat tensor of the same order, in its shape."""
+        """The part of each parameter in another flat tensor of the same order, in the parameter's shape."""
         return [flat[place].view(one.shape) for one, place in zip(of or self.parameters, self._places)]
 
     def check(self) -> None:
-        """Raise if a parameter or buffer no longer is a view of the flat tensor."""
+        """Raise if a parameter or buffer is no longer a view of the flat tensor."""
         for number, (one, address) in enumerate(zip(self._tensors, self._addresses)):
             if one.data_ptr() != address:
                 raise ConfigError(
-                    f"parameter or buffer {number} of shape {tuple(one.shape)} was given other memory after the optimizer was "
+                    f"parameter or buffer {number} of shape {tuple(one.shape)} got other memory after the optimizer was "
                     "built, so its steps would be lost; move or convert the model first, then build the optimizer"
                 )
 
     def collect_gradients(self, into: Tensor) -> None:
-        """All gradients, one after the other; zero where there is none."""
+        """All gradients in order; zero where there is none."""
         gradients, views = [], []
         for one, view in zip(self.parameters, self.views(into)):
             if one.grad is None:
@@ -77,7 +77,7 @@ class FlatWeights:
             torch._foreach_copy_(views, gradients)
 
     def runs(self, *, with_gradient: bool) -> list[ParameterRun]:
-        """What a step moves: parameters that have a gradient, or all that could have one."""
+        """The runs that a step moves: parameters that have a gradient, or all that could have one."""
         runs: list[ParameterRun] = []
         for one, group, place in zip(self.parameters, self._groups, self._places):
             if (one.grad is None) if with_gradient else not one.requires_grad:

@@ -1,8 +1,8 @@
 """k-step Adam for dense weights: every rank makes local steps, all ranks merge their weights every k steps.
 
-Gradients in, merged weights out. Traffic falls as 1 / k; the price is that between merges the ranks hold different weights,
-an approximation that docs/kstep.md writes down as formulas and measures. k = 1 is synchronous training: gradients are averaged
-before each step. Without a process group it is the plain inner optimizer.
+Traffic falls as 1 / k. The price is that the ranks hold different weights between merges, an approximation that docs/kstep.md
+gives in formulas and measures. k = 1 is synchronous training: gradients are averaged before each step. Without a process group
+it is the plain inner optimizer.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hotbed.optim.kstep.merge import (
     MERGE_RULES,
     SHARING,
     AllRanks,
-    Counts,
-    Decay,
-    Local,
+    LocalState,
+    MergeCounts,
     Merger,
     MergeRule,
+    MomentDecay,
     Over,
-    Ranks,
+    RankGroup,
 )
 
 COUNTS, ARRIVING = "kstep_counts", "kstep_arriving"  # in the state of the first parameter
@@ -36,20 +36,20 @@ class KStepAdam(Optimizer):
     """Local steps of Adam, AdamW or SGD, merged over all ranks every `k` steps and by `merge()`.
 
     Call `merge()` at the end of an epoch and before every evaluation and checkpoint: after it all ranks hold the same bits.
-    All ranks build it, step and merge together; they start from the weights of rank 0. A rank that has no samples
-    left takes part with `step(weight=0)`. Parameters become views of one flat tensor.
+    All ranks build it, step and merge together; they start from the weights of rank 0. A rank without samples takes part
+    with `step(weight=0)`. Parameters become views of one flat tensor.
 
     Args:
         params: parameters, or param groups with their own lr, betas, eps, weight_decay, momentum.
         lr: learning rate.
         k: steps between merges; 1 averages gradients before every step instead.
-        merge: what is merged besides the weights: the second moment, whose last mean all ranks divide by until the next
+        merge: what is merged in addition to the weights: the second moment, whose last mean all ranks divide by until the next
             one ("frozen_v"); the same, as a floor under every rank's own ("shared_v"); both moments ("moments");
             or nothing ("params"). None: "frozen_v", for "sgd" "params".
         inner: the local rule.
-        mesh: a `hotbed.parallel.mesh.Mesh`, which spares the wires between nodes; without one all ranks are equals.
+        mesh: a `hotbed.parallel.mesh.Mesh`, which sends less between nodes; without one all ranks are equals.
         across_only: average gradients inside each node every step, and merge across nodes every k.
-        overlap: let a merge travel beside the next `delay` steps instead of waiting for it.
+        overlap: let a merge overlap with the next `delay` steps instead of waiting for it.
         scale_lr: between merges, multiply the steps of Adam and AdamW by the square root of the number of ranks (of nodes
             with across_only). Local gradients are noisier than their mean, so local Adam takes smaller steps; with it
             an lr that suits synchronous training stays right.
@@ -58,7 +58,7 @@ class KStepAdam(Optimizer):
         eps: of Adam.
         weight_decay: added to the gradient; "adamw" shrinks the weights instead.
         momentum: of "sgd".
-        buffers: what a merge also averages: running statistics. Integers among them are left alone.
+        buffers: running statistics that a merge averages too. Integers among them are not changed.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class KStepAdam(Optimizer):
         k: int = 16,
         merge: MergeRule | None = None,
         inner: Literal["adam", "adamw", "sgd"] = "adam",
-        mesh: Ranks | None = None,
+        mesh: RankGroup | None = None,
         across_only: bool = False,
         scale_lr: bool = True,
         overlap: bool = True,
@@ -93,14 +93,14 @@ class KStepAdam(Optimizer):
         self._averaging = ranks if k == 1 and ranks.size > 1 else None  # gradients, every step
         self._over: Over = "all"
         if ranks.size > 1 and k > 1 and (across_only or merge == "frozen_v"):
-            self._beside = ranks.apart()  # merges under way must not meet other sums
+            self._other_sums = ranks.apart()  # pending merges must not mix with other sums
             if across_only:
-                self._averaging, self._over = self._beside, "node"
+                self._averaging, self._over = self._other_sums, "node"
         self._flat = flat = FlatWeights(self.param_groups, [one for one in buffers if one.is_floating_point()])
         self._gradients = torch.zeros_like(flat.values[: flat.num_weights])
         self._local = self._make_local(flat, shared=merge in SHARING and k > 1 and ranks.size > 1)
         # Averaged gradients keep all but the running statistics equal.
-        merged = self._local if k > 1 else Local(flat.values[flat.num_weights :], *(self._gradients[:0],) * 3)
+        merged = self._local if k > 1 else LocalState(flat.values[flat.num_weights :], *(self._gradients[:0],) * 3)
         self._merger = Merger(
             merged, ranks, merge if k > 1 else "params", k if k > 1 else 0, delay if overlap and k > 1 else 0
         )
@@ -108,16 +108,16 @@ class KStepAdam(Optimizer):
         self._scale = num_apart**0.5 if scale_lr else 1.0
         ranks.broadcast_(flat.values)
 
-    def _make_local(self, flat: FlatWeights, shared: bool) -> Local:
+    def _make_local(self, flat: FlatWeights, shared: bool) -> LocalState:
         weights = flat.values[: flat.num_weights]
         has_m = self.inner != "sgd" or any(group["momentum"] for group in self.param_groups)
         wanted = (has_m, self.inner != "sgd", shared)
-        local = Local(flat.values, *(torch.zeros_like(weights) if one else weights[:0] for one in wanted))
+        local = LocalState(flat.values, *(torch.zeros_like(weights) if one else weights[:0] for one in wanted))
         names = (
             "momentum_buffer" if self.inner == "sgd" else "exp_avg",
             "exp_avg_sq",
             "max_exp_avg_sq",
-        )  # as torch has them
+        )  # the names of torch
         for name, moment in zip(names, local[1:]):
             if moment.numel():
                 for parameter, view in zip(flat.parameters, flat.views(moment)):
@@ -126,7 +126,7 @@ class KStepAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
-        """One local step, and what is due of a merge. `weight` is this rank's part in means, e.g. its number of samples."""
+        """One local step, and the part of a merge that is due. `weight` is this rank's weight in means, e.g. its samples."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -146,25 +146,25 @@ class KStepAdam(Optimizer):
             square = None if squares is None else squares[place]
             shared = self._merger.shared_v(place, group["betas"][1])
             frozen = self._merger.rule == "frozen_v"
-            stretch = RunState(x, self._gradients[place], m, v, square, shared, frozen, self._scale)
-            INNER[self.inner](stretch, group, step)
+            run = RunState(x, self._gradients[place], m, v, square, shared, frozen, self._scale)
+            INNER[self.inner](run, group, step)
         self._merger.end_step(self._decays, moved=moves)
         return loss
 
     def merge(self, *, moments: bool = False) -> None:
-        """Wait for what is on its way, then merge: all ranks hold the same weights. Nothing happens right after a merge.
+        """Wait for a pending mean, then merge: all ranks hold the same weights. Does nothing right after a merge.
 
-        With `moments` the moments are averaged too, whatever the rule: the state of any rank is then the state of all,
-        for a checkpoint that another number of ranks may load.
+        With `moments` the moments are averaged too, whatever the rule: all ranks then have the same state, for a checkpoint
+        that another number of ranks may load.
         """
         with torch.no_grad():
             self._weights()
             self._merger.merge(self._decays, moments=moments and self.k > 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's moments under the names of torch.optim, counts, and a mean on its way, which is waited for.
+        """This rank's moments under the names of torch.optim, counts, and a pending mean, which is waited for.
 
-        Tensors and plain values only. Weights are the model's to save. Every rank has its own; after
+        Tensors and plain values only. The model saves the weights. Every rank has its own state; after
         `merge(moments=True)` they are equal.
         """
         self._weights()
@@ -180,7 +180,7 @@ class KStepAdam(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on bit for bit from a `state_dict` of this rank, or start from one of torch.optim's Adam, AdamW or SGD."""
+        """Resume bit for bit from a `state_dict` of this rank, or start from one of torch.optim's Adam, AdamW or SGD."""
         flat = self._weights()
         saved = state_dict["state"]
         _check_saved(state_dict, self.param_groups)
@@ -191,11 +191,13 @@ class KStepAdam(Optimizer):
                 given = saved.get(number, {}).get(name)
                 view.zero_() if given is None else view.copy_(given)
         first = saved.get(0, {})
-        counts = Counts.from_tensor(first[COUNTS]) if COUNTS in first else Counts(step=int(first.get("step", 0)))
+        counts = (
+            MergeCounts.from_tensor(first[COUNTS]) if COUNTS in first else MergeCounts(step=int(first.get("step", 0)))
+        )
         self._merger.restore(counts, first[ARRIVING].to(flat.values, copy=True) if ARRIVING in first else None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused once built: all weights lie in one flat tensor."""
+        """Refused: all weights are in one flat tensor."""
         if self._flat is not None:
             raise ConfigError("parameters cannot be added to a k-step optimizer; build a new one with all of them")
         super().add_param_group(param_group)
@@ -205,26 +207,27 @@ class KStepAdam(Optimizer):
         self._flat.check()
         return self._flat
 
-    def _average_gradients(self, weight: float, ranks: Ranks) -> None:
+    def _average_gradients(self, weight: float, ranks: RankGroup) -> None:
         wire = torch.cat([self._gradients, self._gradients.new_ones(1)]).mul_(weight)
         ranks.sum_(wire, self._over)
-        # Nothing waits for the device: where no rank has weight the gradients are zero, and stay so.
+        # Nothing waits for the device: if no rank has weight the gradients are zero and stay zero.
         torch.div(wire[:-1], wire[-1].clamp_min(torch.finfo(wire.dtype).tiny), out=self._gradients)
 
     def _average_both(self, weight: float) -> Tensor:
-        """Average the gradients over all ranks, and their squares, which are returned: v grows as it would by merges."""
+        """Average the gradients over all ranks, and return the mean of their squares: v grows as it would by merges."""
         size = self._gradients.numel()
         wire = torch.cat([self._gradients, self._gradients.square(), self._gradients.new_ones(1)]).mul_(weight)
-        self._beside.sum_(wire)
+        self._other_sums.sum_(wire)
         mean = wire[:-1].div_(wire[-1].clamp_min(torch.finfo(wire.dtype).tiny))
         self._gradients.copy_(mean[:size])
         return mean[size:]
 
-    def _decays(self) -> list[Decay]:
+    def _decays(self) -> list[MomentDecay]:
         sgd = self.inner == "sgd"
         places = self._weights().groups
         return [
-            Decay(place, group["momentum"] if sgd else group["betas"][0], group["betas"][1]) for group, place in places
+            MomentDecay(place, group["momentum"] if sgd else group["betas"][0], group["betas"][1])
+            for group, place in places
         ]
 
 
@@ -264,14 +267,14 @@ def _check_saved(saved: dict[str, Any], groups: list[dict[str, Any]]) -> None:
 
 
 class RunState(NamedTuple):
-    """The weights of one run, and all that moves them; tensors of one length."""
+    """The weights of one run, and everything that moves them; tensors of one length."""
 
     x: Tensor
     g: Tensor  # gradient
     m: Tensor  # first moment; empty where the rule has none
     v: Tensor  # second moment; likewise
-    square: Tensor | None = None  # what v grows by, if it is not the gradient's own square
-    shared: Tensor | None = None  # the second moment that all ranks share, its bias taken out
+    square: Tensor | None = None  # increment of v, if it is not the square of the gradient
+    shared: Tensor | None = None  # the second moment that all ranks share, bias-corrected
     frozen: bool = False  # divide by it alone, not by the larger of it and v
     scale: float = 1.0  # of Adam's step, not of its decay
 
@@ -279,34 +282,34 @@ class RunState(NamedTuple):
 Inner = Callable[[RunState, dict[str, Any], int], None]
 
 
-def adam_(stretch: RunState, group: dict[str, Any], step: int) -> None:
+def adam_(run: RunState, group: dict[str, Any], step: int) -> None:
     """`step` counts from 1; weight decay is added to the gradient."""
-    g, square = stretch.g, stretch.square
+    g, square = run.g, run.square
     if group["weight_decay"]:
-        g = g.add(stretch.x, alpha=group["weight_decay"])
+        g = g.add(run.x, alpha=group["weight_decay"])
         if square is not None:  # the mean of (g + d)^2, d the same everywhere
-            square = square.add(g.square()).sub_(stretch.g.square()).clamp_min_(0)
-    _adam_(stretch._replace(g=g, square=square), group, step)
+            square = square.add(g.square()).sub_(run.g.square()).clamp_min_(0)
+    _adam_(run._replace(g=g, square=square), group, step)
 
 
-def adamw_(stretch: RunState, group: dict[str, Any], step: int) -> None:
-    """Weight decay shrinks the weights beside the step."""
-    stretch.x.mul_(1 - group["lr"] * group["weight_decay"])
-    _adam_(stretch, group, step)
+def adamw_(run: RunState, group: dict[str, Any], step: int) -> None:
+    """Weight decay shrinks the weights, apart from the step."""
+    run.x.mul_(1 - group["lr"] * group["weight_decay"])
+    _adam_(run, group, step)
 
 
-def sgd_(stretch: RunState, group: dict[str, Any], step: int) -> None:
+def sgd_(run: RunState, group: dict[str, Any], step: int) -> None:
     """Plain, or with a momentum that starts as the first gradient."""
-    g = stretch.g
+    g = run.g
     if group["weight_decay"]:
-        g = g.add(stretch.x, alpha=group["weight_decay"])
+        g = g.add(run.x, alpha=group["weight_decay"])
     if group["momentum"]:
-        g = stretch.m.mul_(group["momentum"]).add_(g)
-    stretch.x.add_(g, alpha=-group["lr"])
+        g = run.m.mul_(group["momentum"]).add_(g)
+    run.x.add_(g, alpha=-group["lr"])
 
 
-def _adam_(stretch: RunState, group: dict[str, Any], step: int) -> None:
-    x, g, m, v, square, shared, frozen, scale = stretch
+def _adam_(run: RunState, group: dict[str, Any], step: int) -> None:
+    x, g, m, v, square, shared, frozen, scale = run
     beta1, beta2 = group["betas"]
     m.lerp_(g, 1 - beta1)
     v.mul_(beta2)

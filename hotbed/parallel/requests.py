@@ -1,11 +1,11 @@
-"""What a rank asks of the owners of its rows: distinct rows, or the sums of its bags' parts, whichever moves fewer bytes.
+"""What a rank requests from the owners of its rows: distinct rows, or sums of parts of bags, whichever moves fewer bytes.
 
-In: a rank's look-ups of a group. By rows every distinct key goes to its owner once, its row comes back, the sum of its
-gradients goes there. In parts every key of a bag goes to its owner, who adds up its part of the bag; one vector for each bag
-and owner comes back, and one gradient goes there. Long bags of ids that seldom repeat are cheaper in parts. The rank
-chooses for every table, from the counts of this batch and for itself: to an owner a row is a part with one key.
+By rows, every distinct key goes to its owner once, its row comes back, and the sum of its gradients goes there. In parts, every
+key of a bag goes to its owner, which sums its part of the bag; one vector for each bag and owner comes back, and one gradient
+goes there. Long bags of ids that seldom repeat are cheaper in parts. Each rank chooses for every table, from the counts of its
+batch: to an owner a row is a part with one key.
 
-Shapes: L look-ups, N bags, W ranks.
+Shapes: L lookups, N bags, W ranks.
 """
 
 from __future__ import annotations
@@ -23,56 +23,62 @@ from hotbed.ops.shard import Shard
 SMALL = 1 << 31  # keys below travel in 32 bits
 
 
-class Bags(NamedTuple):
+class PooledBags(NamedTuple):
     """Bags whose owners may pool them."""
 
-    table_of_span: tuple[int, ...]  # the number of its table; -1: rows are asked for
-    row_bytes: int  # of a row or a sum that travels
-    always: bool = False  # in parts, whatever it costs
+    table_of_span: tuple[int, ...]  # the number of its table; -1: rows are requested
+    row_bytes: int  # of a row or a sum on the wire
+    always: bool = False  # in parts, whatever the cost
 
 
 class WantedRows(NamedTuple):
-    """What this rank wants of one group."""
+    """The rows of one group that this rank needs."""
 
     lookups: Lookups  # slots are negative for padding
     keys: Tensor  # int64 [L], or dynamic ids
     owner_of: Owners
     tables: Tensor | None = None  # int32 [L], of dynamic ids
-    num_local: int = 0  # keys that a rank may have
-    bags: Bags | None = None  # None: rows are asked for
-    counted: bool = False  # owners are told how often the batch has each key
+    num_local: int = 0  # keys of a rank, at most
+    bags: PooledBags | None = None  # None: rows are requested
+    counted: bool = False  # owners get the number of occurrences of each key in the batch
 
     @property
     def key_type(self) -> torch.dtype:
-        """In which keys travel."""
+        """The type of keys on the wire."""
         return torch.int32 if self.num_local < SMALL else torch.int64
 
 
 class OwnerRequest(NamedTuple):
-    """What this rank asks of all, by owner. A vector is a row, or the sum of a part of a bag."""
+    """The request of this rank to all, by owner. A vector is a row, or the sum of a part of a bag."""
 
     own: Lookups  # slots are places among the vectors that come back
-    keys: Tensor  # local keys as they travel, or dynamic ids; all keys of a part but its first are ~key
+    keys: Tensor  # local keys as sent, or dynamic ids; in a part, all keys after the first are ~key
     num_keys: list[int]  # [W] keys for each owner
     num_vectors: list[int]  # [W] vectors of each owner
-    marks: Tensor | None = (
-        None  # int32 [.., 2], of dynamic ids: the table, and how often the batch has the id; [.., 1]: that
-    )
+    marks: Tensor | None = None  # int32 [.., 2], of dynamic ids: table and occurrences of each; [.., 1]: occurrences
 
 
-def ask_of(want: WantedRows, shard: Shard) -> OwnerRequest:
-    """What the rank that has this shard asks for."""
-    dealt = deal(want.keys, want.lookups.slots, want.owner_of, shard.world, want.tables)
-    own = want.lookups._replace(slots=dealt.places, check=None, bad=None, sense=None)
-    if dealt.kinds is not None:
-        return OwnerRequest(own, dealt.keys, dealt.counts, dealt.counts, torch.stack([dealt.kinds, dealt.times], dim=1))
-    keys = shard.local_of(dealt.keys)
+def make_request(want: WantedRows, shard: Shard) -> OwnerRequest:
+    """The request of the rank that has this shard."""
+    partition = deal(want.keys, want.lookups.slots, want.owner_of, shard.world, want.tables)
+    own = want.lookups._replace(slots=partition.places, check=None, bad=None, sense=None)
+    if partition.kinds is not None:
+        return OwnerRequest(
+            own,
+            partition.keys,
+            partition.counts,
+            partition.counts,
+            torch.stack([partition.kinds, partition.times], dim=1),
+        )
+    keys = shard.local_of(partition.keys)
     if want.counted:
-        return OwnerRequest(own, keys.to(want.key_type), dealt.counts, dealt.counts, dealt.times.unsqueeze(1))
-    in_parts = _in_parts(want, dealt, shard)
+        return OwnerRequest(
+            own, keys.to(want.key_type), partition.counts, partition.counts, partition.times.unsqueeze(1)
+        )
+    in_parts = _in_parts(want, partition, shard)
     if in_parts is None or own.starts is None:
-        return OwnerRequest(own, keys.to(want.key_type), dealt.counts, dealt.counts)
-    parts = split(dealt.places, own.starts, in_parts, keys, dealt.counts)
+        return OwnerRequest(own, keys.to(want.key_type), partition.counts, partition.counts)
+    parts = split(partition.places, own.starts, in_parts, keys, partition.counts)
     own = own._replace(
         slots=parts.slots,
         spans=_moved(own.spans, own.starts, parts.starts),
@@ -82,8 +88,8 @@ def ask_of(want: WantedRows, shard: Shard) -> OwnerRequest:
     return OwnerRequest(own, parts.keys.to(want.key_type), parts.num_keys, parts.num_vectors)
 
 
-def _in_parts(want: WantedRows, dealt: OwnerPartition, shard: Shard) -> Tensor | None:
-    """Whether each bag [N] goes in parts; None where none does."""
+def _in_parts(want: WantedRows, partition: OwnerPartition, shard: Shard) -> Tensor | None:
+    """Whether each bag [N] is requested in parts; None if none is."""
     starts, bags = want.lookups.starts, want.bags
     if bags is None or starts is None:
         return None
@@ -91,11 +97,11 @@ def _in_parts(want: WantedRows, dealt: OwnerPartition, shard: Shard) -> Tensor |
     num_tables = max(bags.table_of_span) + 1
     chosen = list(range(num_tables))
     if not bags.always:
-        ways = count_ways(dealt.places, starts, table_of_bag, dealt.counts, shard.rank)
+        ways = count_ways(partition.places, starts, table_of_bag, partition.counts, shard.rank)
         chosen = [table for table, counts in enumerate(zip(*ways)) if _saves(*counts, bags.row_bytes, want.key_type)]
     if not chosen:
         return None
-    goes = torch.zeros(num_tables + 1, dtype=torch.bool, device="cpu")  # the last is that of table -1
+    goes = torch.zeros(num_tables + 1, dtype=torch.bool, device="cpu")  # the last entry is for table -1
     goes[chosen] = True
     return goes.to(starts.device)[table_of_bag]
 
@@ -106,7 +112,7 @@ def _saves(rows: int, keys: int, parts: int, row_bytes: int, key_type: torch.dty
 
 
 def _tables_of_bags(spans: tuple[Span, ...], tables: tuple[int, ...], starts: Tensor) -> Tensor:
-    """The number of each bag's table, int64 [N]. That of an empty one is any: it asks for nothing."""
+    """The number of each bag's table, int64 [N]; arbitrary for an empty bag, which requests nothing."""
     device = starts.device
     firsts = torch.tensor([span.start for span in spans], device=device)
     span_of_bag = torch.searchsorted(firsts, starts[:-1].contiguous(), right=True) - 1

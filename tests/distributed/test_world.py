@@ -1,0 +1,59 @@
+"""What ranks say of each other: signs of life, and who is behind."""
+
+import json
+import time
+
+import pytest
+import torch.distributed as dist
+
+from hotbed.parallel.world import Heartbeat, RankStatus
+
+
+@pytest.fixture
+def pulse():
+    found = Heartbeat(dist.HashStore(), 0, 4, timeout=1000.0)
+    yield found
+    found.end()
+    found._thread.join()
+
+
+def test_ranks_that_are_silent_stand_still_or_are_behind_are_named(pulse):
+    now = time.time()
+    assert pulse._between == 0.5  # seconds, however long the time-out
+    pulse.enter("training")
+    pulse.batches = 3
+    for rank, stages in ((1, 0), (2, 1)):
+        sign = RankStatus(stages, "reading", now - 7, 3, now)
+        pulse._store.set(f"pulse-{rank}", json.dumps(sign))
+    said = pulse.diagnosis(0.2).split("; ")
+    assert said == [
+        "rank 1 gives no sign of life any more, it was last in the stage 'reading' for 7 s",
+        "rank 2 gives no sign of life any more, it was last in the stage 'reading' for 7 s",
+        "rank 3 has never given a sign of life",
+    ]
+
+
+def test_a_rank_that_is_behind_says_where_it_is():
+    store = dist.HashStore()
+    pulses = [Heartbeat(store, rank, 2, timeout=2.0) for rank in range(2)]
+    for _ in range(2):
+        pulses[0].enter("an epoch", alone=True)
+    pulses[1].enter("evaluation", alone=True)
+    pulses[0].batches, pulses[1].batches = 9, 4
+    said = pulses[0].diagnosis(1.0)
+    for one in pulses:
+        one.end()
+        one._thread.join()
+    assert said == "rank 1 is behind, in the stage 'evaluation' for 1 s, with 4 batches read of 9"
+
+
+def test_the_first_error_of_all_ranks_is_everyones():
+    store = dist.HashStore()
+    pulses = [Heartbeat(store, rank, 2, timeout=1000.0) for rank in range(2)]
+    for one in pulses:
+        one.end()
+        one._thread.join()
+    assert pulses[0].failure() is None
+    assert pulses[1].fail("first") == (1, "first")
+    assert pulses[0].fail("second") == (1, "first")
+    assert pulses[0].failure() == (1, "first")

@@ -1,4 +1,4 @@
-"""Rows, dense weights and all else a run needs, on disk, whole or not at all.
+"""Rows, dense weights and everything else a run needs, on disk, whole or not at all.
 
     hotbed.checkpoint.save("checkpoints", tables, model=model, optimizer=optimizer, extra={"epoch": 3})
     hotbed.checkpoint.load("checkpoints", tables, model=model, optimizer=optimizer).extra["epoch"]
@@ -8,9 +8,10 @@ docs/checkpoints.md documents the format. `hotbed train` saves through Saver, wh
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +20,14 @@ from hotbed.checkpoint.chain import Entry, find, forget, remember
 from hotbed.checkpoint.dense import DENSE, OPTIMIZER, dense_tensors, load_optimizer
 from hotbed.checkpoint.read import load_rows, tensors_of
 from hotbed.checkpoint.saver import Policy, Saver
-from hotbed.checkpoint.types import Frozen, RowPart, Rows, Sink, Snapshot, TableShape
-from hotbed.checkpoint.warm import Carried, warm_start
+from hotbed.checkpoint.types import FrozenFolder, RowPart, Rows, Sink, Snapshot, TableShape
+from hotbed.checkpoint.warm import WarmStartReport, warm_start
 from hotbed.checkpoint.write import State
 from hotbed.errors import RunError
 
 __all__ = [
-    "Carried",
-    "Frozen",
-    "Loaded",
+    "FrozenFolder",
+    "LoadedCheckpoint",
     "Policy",
     "RowPart",
     "Rows",
@@ -36,6 +36,7 @@ __all__ = [
     "Snapshot",
     "State",
     "TableShape",
+    "WarmStartReport",
     "load",
     "load_entry",
     "save",
@@ -43,13 +44,16 @@ __all__ = [
 ]
 
 
-class Loaded(NamedTuple):
-    """What was loaded."""
+_OLD_NAMES = {"Carried": "WarmStartReport", "Frozen": "FrozenFolder", "Loaded": "LoadedCheckpoint"}  # of 0.1
+
+
+class LoadedCheckpoint(NamedTuple):
+    """A checkpoint that was loaded."""
 
     folder: Path
     step: int
     extra: Any
-    notes: tuple[str, ...] = ()  # what was left out, which changes no row
+    notes: tuple[str, ...] = ()  # parts that were left out, none of which changes a row
 
 
 def save(
@@ -64,8 +68,8 @@ def save(
 ) -> Path:
     """Add a checkpoint to a folder of checkpoints, and remove those that the policy does not keep; the new one's folder.
 
-    `extra` is anything plain JSON can hold. `step` names the checkpoint; left out, the number of updates of the tables does.
-    Rows that were not touched since the last checkpoint in this folder are not written again.
+    `extra` is any plain JSON value. `step` names the checkpoint; its default is the number of updates of the tables. Rows that
+    were not touched since the last checkpoint in this folder are not written again.
     """
     at = int(tables.num_updates) if step is None else step
     state = State(at, dense_tensors(model, optimizer), {"extra": extra})
@@ -80,11 +84,11 @@ def load(
     *,
     model: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-) -> Loaded:
-    """Put everything where a checkpoint left it: the newest of a folder, or one by its own folder."""
+) -> LoadedCheckpoint:
+    """Load a checkpoint: the newest of a folder, or one by its own folder."""
     entry = find(Path(folder))
     notes = load_entry(entry, tables, model, optimizer)
-    return Loaded(entry.folder, entry.manifest.step, entry.manifest.document.get("extra"), notes)
+    return LoadedCheckpoint(entry.folder, entry.manifest.step, entry.manifest.document.get("extra"), notes)
 
 
 def load_entry(
@@ -94,9 +98,9 @@ def load_entry(
     optimizer: torch.optim.Optimizer | None = None,
     report: Callable[[int], None] = lambda _: None,
 ) -> tuple[str, ...]:
-    """Rows, dense weights and the state of their optimizer. Dense files are checked before a row is touched.
+    """Load rows, dense weights and the state of their optimizer. Dense files are checked before a row is touched.
 
-    What is handed back was left out, and says why; rows and weights are all there.
+    Returns a note for each part that was left out; rows and weights are always loaded.
     """
     weights = tensors_of(entry, DENSE) if model is not None else {}
     states = tensors_of(entry, OPTIMIZER) if optimizer is not None else {}
@@ -131,3 +135,14 @@ def _refuse_other_model(entry: Entry, weights: dict[str, Tensor], model: nn.Modu
             f"{saved.get(name, 'nothing')}, wanted as {wanted.get(name, 'nothing')}. Build the same model, or carry over "
             "what fits with --warm-start (hotbed.checkpoint.warm_start)."
         )
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Names of 0.1."""
+        if name not in _OLD_NAMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        new = _OLD_NAMES[name]
+        warnings.warn(f"hotbed.checkpoint.{name} is now called {new}.", DeprecationWarning, stacklevel=2)
+        return globals()[new]

@@ -1,16 +1,15 @@
-"""A folder of checkpoints: which there are, what each one needs, and which may go.
+"""A folder of checkpoints: which exist, what each one needs, and which may be removed.
 
     checkpoints/000000001000     named by its step; a second one of the same step is 000000001000.1
     checkpoints/000000002000
-    checkpoints/000000003000.new     a writer is at work, or was killed; no reader looks at it
+    checkpoints/000000003000.new     being written, or its writer was killed; readers ignore it
 
-An incremental checkpoint names its parent; the chain down to a full one is what loading reads. Retention keeps the newest
-ones and everything they need.
+An incremental checkpoint names its parent. Loading reads the chain down to a full one. Retention keeps the newest checkpoints
+and everything they need.
 
-Which checkpoint the marks of touched rows are counted from: the last that was written from these tables, or loaded.
-
-Rows are given up (`forget`) before anything changes what the marks mean, and remembered when all of it is done: whoever stops
-in between makes the next checkpoint a full one.
+Marks of touched rows are relative to the last checkpoint that was written from these tables, or loaded into them. It is
+forgotten (`forget`) before anything changes the meaning of the marks, and remembered when that is done: after an interruption
+in between the next checkpoint is a full one.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Entry(NamedTuple):
 
 
 def folders_in(root: Path) -> list[Path]:
-    """The whole checkpoints of a folder, oldest first, unread."""
+    """The complete checkpoints of a folder, oldest first, unread."""
     try:
         found = [(match, path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
     except FileNotFoundError:
@@ -65,7 +64,7 @@ def folders_in(root: Path) -> list[Path]:
 
 
 def new_name(root: Path, step: int) -> str:
-    """The name of the next checkpoint of a step: above all that are there, also where the first ones were removed."""
+    """The name of the next checkpoint of a step: above all existing ones, also if the first were removed."""
     names = [match for path in folders_in(root) if (match := _NAME.fullmatch(path.name)) and int(match[1]) == step]
     serial = max((int(match[2] or 0) + 1 for match in names), default=0)
     return f"{step:012}.{serial}" if serial else f"{step:012}"
@@ -87,7 +86,7 @@ def find(place: Path) -> Entry:
 
 
 def chain_of(entry: Entry) -> list[Entry]:
-    """What loading this checkpoint reads: a full one and everything that was added to it, oldest first."""
+    """The checkpoints that loading this one reads: a full one and all that add to it, oldest first."""
     chain = [entry]
     while chain[-1].manifest.kind == "incremental":
         child = chain[-1]
@@ -105,7 +104,7 @@ def chain_of(entry: Entry) -> list[Entry]:
 
 
 def unneeded(root: Path, keep: int) -> list[Path]:
-    """The folders that may go: neither among the newest `keep`, nor needed by one of those."""
+    """The folders that may be removed: neither among the newest `keep`, nor needed by one of those."""
     folders = folders_in(root)
     place = {path.name: number for number, path in enumerate(folders)}
     needed: set[int] = set()
@@ -118,7 +117,7 @@ def unneeded(root: Path, keep: int) -> list[Path]:
 
 
 def remove(folders: list[Path]) -> None:
-    """Each disappears in one step, children before parents."""
+    """Remove checkpoints, each in one step, children before parents."""
     for folder in reversed(folders):
         doomed = folder.with_name(folder.name + DOOMED)
         with writing(folder):
@@ -126,17 +125,17 @@ def remove(folders: list[Path]) -> None:
 
 
 def clean(root: Path) -> None:
-    """Remove what killed writers left; only with the lock held."""
+    """Remove leftovers of killed writers; only with the lock held."""
     left = [path for path in root.iterdir() if path.suffix in (NEW, DOOMED) and _NAME.fullmatch(path.stem)]
     if left:
-        flush_to_disk(root)  # what was renamed a moment ago must not come back with half of its files
+        flush_to_disk(root)  # a folder that was just renamed must not come back with half of its files
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """One writer at a time in a folder of checkpoints, which is made if it is not there; another one is waited for."""
+    """One writer at a time in a folder of checkpoints, which is created if needed. Waits for another writer."""
     with writing(root):
         make_folder(root)
         lock = _Lock(root)
@@ -152,14 +151,14 @@ def locked(root: Path) -> Iterator[None]:
 
 
 class _Lock:
-    """Of a folder; open at the latest when nobody has it any more, wherever an interrupt came."""
+    """The lock of a folder; released when this object is freed at the latest, wherever an interrupt came."""
 
     def __init__(self, folder: Path) -> None:
         self._handle = os.open(folder, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self._handle)
 
     def taken(self) -> bool:
-        """True once the lock is ours, or where the file system has none."""
+        """True once the lock is held, or where the file system has no locks."""
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -170,7 +169,7 @@ class _Lock:
 
 
 def _parent(folders: list[Path], place: dict[str, int], number: int) -> int | None:
-    """Where the parent stands; of one whose manifest cannot be read, the one before it, in case."""
+    """The place of the parent; if the manifest cannot be read, to be safe, the checkpoint before it."""
     try:
         manifest = read_manifest(folders[number])
     except RunError:
@@ -178,46 +177,46 @@ def _parent(folders: list[Path], place: dict[str, int], number: int) -> int | No
     return place.get(manifest.parent or "") if manifest.kind == "incremental" else None
 
 
-class _Since(NamedTuple):
-    """From where marks are counted."""
+class _LastSave(NamedTuple):
+    """The checkpoint that marks of touched rows are relative to."""
 
     entry: Entry | None
-    history: object  # another one whenever rows were replaced
+    history: object  # a new one whenever rows are replaced
 
 
-_LAST: weakref.WeakKeyDictionary[Any, _Since] = weakref.WeakKeyDictionary()
+_LAST: weakref.WeakKeyDictionary[Any, _LastSave] = weakref.WeakKeyDictionary()
 _turn = threading.RLock()
 
 
 def remember(tables: Any, entry: Entry) -> None:
-    """Rows are touched since this checkpoint from here on."""
+    """From here on, rows are marked as touched since this checkpoint."""
     with _turn:
-        _LAST[tables] = _Since(Entry(entry.folder.resolve(), entry.manifest), history_of(tables))
+        _LAST[tables] = _LastSave(Entry(entry.folder.resolve(), entry.manifest), history_of(tables))
 
 
 def forget(tables: Any) -> None:
-    """The next checkpoint must hold all rows, and one under way is not what it adds to."""
+    """The next checkpoint must hold all rows, and cannot add to one that is being written."""
     with _turn:
-        _LAST[tables] = _Since(None, object())
+        _LAST[tables] = _LastSave(None, object())
 
 
 def history_of(tables: Any) -> object:
-    """The same as long as rows change by training alone."""
+    """An object that stays the same while rows change by training alone."""
     with _turn:
-        return _LAST.setdefault(tables, _Since(None, object())).history
+        return _LAST.setdefault(tables, _LastSave(None, object())).history
 
 
 def advance(tables: Any, entry: Entry, history: object, commit: Callable[[], None]) -> None:
-    """A checkpoint of a history is on disk: let marks count from it, unless rows were replaced while it was written."""
+    """A checkpoint of a history is on disk: marks are relative to it, unless rows were replaced while it was written."""
     with _turn:
         if history_of(tables) is history:
-            _LAST[tables] = _Since(None, history)
+            _LAST[tables] = _LastSave(None, history)
             commit()
             remember(tables, entry)
 
 
 def last_of(tables: Any, root: Path) -> Entry | None:
-    """That checkpoint, if it lies in `root` and is still what it was."""
+    """The checkpoint that marks are relative to, if it is in `root` and unchanged."""
     with _turn:
         since = _LAST.get(tables)
     last = None if since is None else since.entry

@@ -11,7 +11,7 @@ DENSE, OPTIMIZER = "dense", "dense_optimizer"
 
 
 def dense_tensors(model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> dict[str, dict[str, Tensor]]:
-    """Copies as of now: weights and buffers, and `<parameter number>.<name>` of the optimizer."""
+    """Copies: weights and buffers, and `<parameter number>.<name>` of the optimizer."""
     files: dict[str, dict[str, Tensor]] = {}
     if model is not None:
         files[DENSE] = _copied(model.state_dict())
@@ -22,11 +22,11 @@ def dense_tensors(model: nn.Module | None, optimizer: torch.optim.Optimizer | No
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Learning rates and the like stay as they are."""
+    """Load its state; learning rates and other settings stay as they are."""
     states: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, name = key.partition(".")
-        states.setdefault(int(number), {})[name] = value.clone()  # the file is mapped into memory and may go away
+        states.setdefault(int(number), {})[name] = value.clone()  # the file is mapped into memory and may be removed
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -35,7 +35,7 @@ def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def mean_of(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Of the dense tensors of several ranks, where they differ; whole numbers are those of the first."""
+    """The mean of the dense tensors of several ranks, where they differ; integers are those of the first."""
     found = {}
     for name, first in parts[0].items():
         if not first.is_floating_point() or all(torch.equal(first, part[name]) for part in parts[1:]):

@@ -1,4 +1,4 @@
-"""Two checkpoints in, what differs out: settings, tables, rows and dense weights.
+"""Compares two checkpoints: settings, tables, rows and dense weights.
 
 Rows are compared in as many passes as it takes to hold about a gigabyte of each at a time.
 """
@@ -20,7 +20,7 @@ from hotbed.checkpoint.owners import Owners
 from hotbed.checkpoint.read import Report, check_sizes, differences, gone_of, rows_of, tensors_of
 
 _PASS_BYTES = 1 << 30
-_PLACE = ("row",)  # where the record of a dynamic id is, which changes nothing
+_PLACE = ("row",)  # where the record of a dynamic id is: not a difference
 
 
 @dataclass
@@ -45,7 +45,7 @@ class DenseDiff(NamedTuple):
 
 @dataclass
 class Diff:
-    """All that differs."""
+    """All differences."""
 
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     shapes: dict[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Diff:
     frozen: int = 0  # ssd segments, which are not compared
 
 
-class _Held(NamedTuple):
+class _TableRows(NamedTuple):
     """Some rows of one table, ids ascending."""
 
     ids: NDArray[np.int64]
@@ -87,18 +87,18 @@ def diff(one: Sequence[Entry], other: Sequence[Entry], report: Report = lambda _
     return found
 
 
-def _rows(chains: Sequence[Sequence[Entry]], number: int, passes: int, report: Report) -> dict[str, _Held]:
+def _rows(chains: Sequence[Sequence[Entry]], number: int, passes: int, report: Report) -> dict[str, _TableRows]:
     """The rows of a checkpoint whose ids fall into this pass, of all ranks."""
-    parts: dict[str, list[_Held]] = {}
+    parts: dict[str, list[_TableRows]] = {}
     for chain in chains:
         for table, some in _rows_of_rank(chain, number, passes, report).items():
             parts.setdefault(table, []).extend(some)
     return {table: _newest(some) for table, some in parts.items()}
 
 
-def _rows_of_rank(chain: Sequence[Entry], number: int, passes: int, report: Report) -> dict[str, list[_Held]]:
+def _rows_of_rank(chain: Sequence[Entry], number: int, passes: int, report: Report) -> dict[str, list[_TableRows]]:
     """By table, oldest first."""
-    parts: dict[str, list[_Held]] = {}
+    parts: dict[str, list[_TableRows]] = {}
     owners = Owners(chain)
     for entry in chain:
         for table, ids in gone_of(entry):
@@ -106,17 +106,17 @@ def _rows_of_rank(chain: Sequence[Entry], number: int, passes: int, report: Repo
                 parts[table][place] = _taken(held, ~np.isin(held.ids, ids.numpy()))
         for part in rows_of(entry, report):
             if "weight" not in part.columns:
-                continue  # its records are in files of an ssd
+                continue  # its records are in ssd files
             mine = (part.ids % passes == number) & owners.owned(part)
             columns = {name: one[mine].contiguous() for name, one in part.columns.items() if name not in _PLACE}
             bits = [one.reshape(len(one), -1).view(torch.uint8) for one in columns.values()]
-            held = _Held(part.ids[mine].numpy().copy(), columns["weight"], torch.cat(bits, 1).numpy())
+            held = _TableRows(part.ids[mine].numpy().copy(), columns["weight"], torch.cat(bits, 1).numpy())
             parts.setdefault(part.table, []).append(held)
     return parts
 
 
-def _newest(parts: list[_Held]) -> _Held:
-    whole = _Held(
+def _newest(parts: list[_TableRows]) -> _TableRows:
+    whole = _TableRows(
         np.concatenate([one.ids for one in parts]),
         torch.cat([one.weights for one in parts]),
         np.concatenate([one.bits for one in parts]),
@@ -125,11 +125,11 @@ def _newest(parts: list[_Held]) -> _Held:
     return _taken(whole, len(whole.ids) - 1 - places)
 
 
-def _taken(held: _Held, places: NDArray[Any]) -> _Held:
-    return _Held(held.ids[places], held.weights[torch.from_numpy(places)], held.bits[places])
+def _taken(held: _TableRows, places: NDArray[Any]) -> _TableRows:
+    return _TableRows(held.ids[places], held.weights[torch.from_numpy(places)], held.bits[places])
 
 
-def _compare(tally: TableDiff, one: _Held | None, other: _Held | None) -> None:
+def _compare(tally: TableDiff, one: _TableRows | None, other: _TableRows | None) -> None:
     if one is None or other is None:
         tally.gone += 0 if one is None else len(one.ids)
         tally.added += 0 if other is None else len(other.ids)

@@ -1,7 +1,6 @@
 """Small tensors and files on disk: safetensors (no pickle) and checksums.
 
-Tensors are written in pieces: a table of many gigabytes, strided inside its records, needs one piece of extra memory and no
-second copy.
+Tensors are written in pieces: a table of many gigabytes, strided inside its records, needs extra memory for one piece only.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | InPieces]) -> None:
             tensor = tensors[name]
             for part in tensor.pieces() if isinstance(tensor, InPieces) else [tensor]:
                 for piece in _pieces(part.detach()):
-                    # a clone, because one element of a strided row counts as contiguous and yet cannot be viewed as bytes
+                    # a clone: one element of a strided row counts as contiguous, yet cannot be viewed as bytes
                     whole = piece.cpu().clone(memory_format=torch.contiguous_format)
                     file.write(whole.view(torch.uint8).numpy().data)
 
@@ -81,7 +80,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}). It is damaged or no safetensors file.") from error
+        raise RunError(f"{path} cannot be read ({error}). It is damaged or not a safetensors file.") from error
 
 
 def checksum(path: Path) -> int:

@@ -1,11 +1,11 @@
-"""Where the checkpoints of a run are, whoever wrote them: one process, or each of W ranks a chain of its own.
+"""Where the checkpoints of a run are: of one process, or of W ranks, each with a chain of its own.
 
     checkpoints/000000001000                  of one process
     checkpoints/rank-0-of-2/000000001000      of two ranks: each has the rows that it owns
     checkpoints/rank-1-of-2/000000001000
 
-A checkpoint of ranks counts when all of them have one of that step. The newest that counts is what a run goes on from, whatever
-number of ranks it then has.
+A checkpoint of ranks is complete when all of them have one of that step. A run resumes from the newest complete one, with any
+number of ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RANK = re.compile(r"rank-(\d+)-of-(\d+)")
 
 
 class SavedCheckpoint(NamedTuple):
-    """One checkpoint that counts."""
+    """One complete checkpoint."""
 
     step: int
     folders: tuple[Path, ...]  # of every rank that wrote it
@@ -58,7 +58,7 @@ def step_of(folder: Path) -> int:
 
 
 def steps_of(checkpoints: Path, world: int) -> dict[int, SavedCheckpoint]:
-    """The checkpoints of so many ranks that count, oldest first."""
+    """The complete checkpoints of `world` ranks, oldest first."""
     by_rank = [
         {step_of(folder): folder for folder in folders_in(root_of(checkpoints, rank, world))} for rank in range(world)
     ]
@@ -67,7 +67,7 @@ def steps_of(checkpoints: Path, world: int) -> dict[int, SavedCheckpoint]:
 
 
 def newest_in(checkpoints: Path) -> SavedCheckpoint | None:
-    """What a run goes on from; of two at the same step the one written last."""
+    """The checkpoint that a run resumes from; of two at the same step the one written last."""
     found = [list(steps.values())[-1] for world in worlds_in(checkpoints) if (steps := steps_of(checkpoints, world))]
     return max(found, key=lambda saved: (saved.step, _time_of(saved.folders[0])), default=None)
 
@@ -93,7 +93,7 @@ def run_of(folder: Path) -> Path:
 
 
 def unneeded_before(root: Path, step: int) -> list[Path]:
-    """Of one rank, the checkpoints that those of this step and later ones do not need."""
+    """The checkpoints of one rank that those of this step and later ones do not need."""
     return unneeded(root, sum(step_of(folder) >= step for folder in folders_in(root)))
 
 
@@ -105,7 +105,7 @@ def ranks_in(checkpoints: Path) -> list[Path]:
 
 
 def remove_others(checkpoints: Path, world: int) -> None:
-    """Once the newest checkpoint that counts is of this number of ranks: those of other numbers have served."""
+    """Remove the checkpoints of other numbers of ranks, once the newest complete one is of this number."""
     newest = newest_in(checkpoints)
     if newest is None or newest.world != world:
         return
@@ -114,7 +114,7 @@ def remove_others(checkpoints: Path, world: int) -> None:
             continue
         for rank in reversed(range(other)):
             root = root_of(checkpoints, rank, other)
-            with suppress(RunError):  # what cannot be removed is in nobody's way
+            with suppress(RunError):  # one that cannot be removed does no harm
                 remove(folders_in(root))
                 if root != checkpoints:
                     shutil.rmtree(root, ignore_errors=True)

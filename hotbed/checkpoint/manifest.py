@@ -1,6 +1,6 @@
-"""manifest.json: what a checkpoint is, and what each of its files must be.
+"""manifest.json: describes a checkpoint, with size and checksum of each of its files.
 
-It is written last. Its own checksum stands beside its body, so that a flipped bit in it is found as well as one in a file.
+It is written last. It holds the checksum of its own body too, so that a flipped bit in it is found like one in a file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """All files; a linked one costs nothing new, but is here."""
+        """Bytes of all files, also linked ones, which take no new space."""
         return sum(mark.bytes for mark in self.files.values()) + sum(self.linked.values())
 
     @property
@@ -49,7 +49,7 @@ class Manifest:
         return sum(self.rows.values())
 
     def save(self, folder: Path) -> Manifest:
-        """Write the file; the result knows its checksum."""
+        """Write the file; the result has its checksum."""
         body = dataclasses.asdict(self)
         del body["crc32"]
         body["files"] = {name: list(mark) for name, mark in self.files.items()}

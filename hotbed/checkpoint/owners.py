@@ -1,7 +1,7 @@
-"""Which dynamic id has which row at the end of a chain of checkpoints: for whoever goes by ids instead of row numbers.
+"""Which dynamic id has which row at the end of a chain of checkpoints: for readers that use ids instead of row numbers.
 
-A row number may have had several owners along a chain; records of an earlier one are still in its file. Of two owners the
-later one has the row, and rows that the last checkpoint calls free or resting have none. Takes 32 to 48 bytes a row.
+A row number may have had several owners along a chain, and records of an earlier owner are still in its file. The last owner
+has the row; rows that the last checkpoint lists as free or in quarantine have none. Takes 32 to 48 bytes per row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _OwnedRows(NamedTuple):
 
 
 class Owners:
-    """Of the last checkpoint of a chain."""
+    """The owners of rows in the last checkpoint of a chain."""
 
     def __init__(self, chain: Sequence[Entry]) -> None:
         self.shapes = chain[-1].manifest.tables
@@ -53,7 +53,7 @@ class Owners:
         self._owned_of = {group: _latest(parts, group, rest) for group, parts in found.items()}
 
     def owned(self, part: RowPart) -> Tensor:
-        """Which rows of a part still belong to their ids, bool [N]; all, of tables that have a number of rows."""
+        """Which rows of a part still belong to their ids, bool [N]; all of them in preset tables."""
         if "row" not in part.columns or part.table not in self.shapes:
             return torch.ones(part.ids.shape[0], dtype=torch.bool, device="cpu")
         known, rows = self._owned_of[self._group(part.table)], part.columns["row"].numpy()
@@ -67,7 +67,7 @@ class Owners:
     def thaw(self, entry: Entry, shard: Shard, preset: Thaw) -> Iterator[RowPart]:
         """The rows in the ssd segments of a checkpoint of the chain: of preset tables by `preset`, of dynamic ids by id.
 
-        The segments of dynamic ids hold all rows there are, under numbers that ids may since have lost: the last ones count.
+        The segments of dynamic ids hold all rows, under numbers that ids may have lost since: the last segments are used.
         """
         for group, folder in entry.frozen.items():
             if group not in self._owned_of:
@@ -76,7 +76,7 @@ class Owners:
                 yield from self._thawed(group, folder)
 
     def _thawed(self, group: str, folder: Path) -> Iterator[RowPart]:
-        """The rows in the files of an ssd, by their ids, with `shared` and uses as saved parts have them."""
+        """The rows in ssd files, by their ids, with `shared` and uses as saved parts have them."""
         known = self._owned_of[group]
         shape = next(one for name, one in self.shapes.items() if self._group(name) == group)
         layout, uses = saved_layout(shape), _uses_of(shape)
@@ -111,14 +111,14 @@ def _uses_of(shape: TableShape) -> list[str]:
 
 
 def saved_layout(shape: TableShape) -> Layout:
-    """Of the records of a table as its files have them."""
+    """The layout of a table's records in its files."""
     by_element = tuple(state for state, width in shape.states.items() if width == shape.dim and shape.dim > 1)
     by_row = tuple(state for state in shape.states if state not in by_element)
     return Layout(shape.dim, by_element, by_row, cast(Precision, shape.precision))
 
 
 def _latest(parts: list[_OwnedRows], group: str, rest: dict[str, Tensor]) -> _OwnedRows:
-    """The last owner of every row that is not free or resting."""
+    """The last owner of every row that is not free or in quarantine."""
     merged = _OwnedRows(*(np.concatenate(columns) for columns in zip(*parts)))
     rows, last = np.unique(merged.rows[::-1], return_index=True)
     idle = [rest[f"ids.{group}.{name}"].numpy() for name in ("free_rows", "quarantined_rows")]

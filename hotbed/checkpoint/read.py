@@ -1,14 +1,14 @@
-"""A chain of checkpoints in, rows in a sink out: all of them, or none.
+"""Loads the rows of a chain of checkpoints into a sink: all of them, or none.
 
-What can be known at once is checked at once: manifests, the presence and size of every file, whether the tables fit. Every
-file of rows is then read once and held against its checksum before a row of it is used; when one fails, the sink starts
-over, so that no table is left half loaded. Files are read ahead by a few threads while rows go into the sink.
+Manifests, the presence and size of every file, and whether the tables fit are checked first. Then every file of rows is read
+once and compared with its checksum before one of its rows is used. When one fails, the sink starts over, so that no table is
+left half loaded. A few threads read files ahead while rows go into the sink.
 
-`parts_of`: one Parquet file of rows in, RowParts out. The whole file is read and held against its checksum before the first
-row leaves it. Columns are views into what was read: the numbers of a page are its end (row_file.py), so nothing is decoded.
+`parts_of`: one Parquet file of rows -> RowParts. The whole file is read and compared with its checksum before its first row is
+used. Columns are views into the bytes read: the numbers of a page are its end (row_file.py), so nothing is decoded.
 
-Files are read past the page cache where the system has that (O_DIRECT): a row is read once, and the way through the cache
-takes 0.4 s of processor time for a GB from the disk, this one 0.05 s. Files that are in the cache come from the disk again.
+Files are read past the page cache where the system allows it (O_DIRECT). A row is read once; through the cache that takes 0.4
+s of processor time per GB from the disk, past it 0.05 s. Files that are in the cache are read from the disk again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TYPES = {str(one): one for one in (torch.int64, torch.float32, torch.float64, to
 _PIECE = 4 << 20
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux has it, not every file system does
 THREADS = 2
-Report = Callable[[int], None]  # told of bytes that were read
+Report = Callable[[int], None]  # called with the number of bytes that were read
 
 
 def check_sizes(chain: Sequence[Entry]) -> None:
@@ -64,7 +64,7 @@ def check_sizes(chain: Sequence[Entry]) -> None:
 def load_rows(
     entry: Entry, sink: Sink, report: Report = lambda _: None, load_rest: Callable[[], None] = lambda: None
 ) -> None:
-    """Put the rows of a checkpoint into tables of the same shape; `load_rest` what belongs to them, before they can be used."""
+    """Load the rows of a checkpoint into tables of the same shape; `load_rest` loads the rest before they can be used."""
     chain = chain_of(entry)
     check_sizes(chain)
     refuse_misfits(entry, sink.tables)
@@ -78,7 +78,7 @@ def load_rows(
 
 @contextmanager
 def filling(sink: Sink) -> Iterator[None]:
-    """Rows go into the sink, all of them or none: better no rows than some."""
+    """Fill the sink with all rows, or with none."""
     try:
         sink.begin()
         yield
@@ -90,7 +90,7 @@ def filling(sink: Sink) -> Iterator[None]:
 
 
 def replay(chain: Sequence[Entry], sink: Sink, report: Report) -> Iterator[RowPart]:
-    """The rows of every checkpoint, oldest first; frozen folders and forgotten rows go into the sink in their turn."""
+    """The rows of every checkpoint, oldest first; frozen folders and forgotten rows go into the sink in order."""
     for entry in chain:
         for group, folder in entry.frozen.items():
             sink.adopt(group, folder)
@@ -100,7 +100,7 @@ def replay(chain: Sequence[Entry], sink: Sink, report: Report) -> Iterator[RowPa
 
 
 def rows_of(entry: Entry, report: Report = lambda _: None) -> Iterator[RowPart]:
-    """The rows in the files of one checkpoint; a part is good until the next is asked for."""
+    """The rows in the files of one checkpoint; a part is valid until the next is requested."""
     marks = [(entry.folder / name, mark) for name, mark in entry.manifest.files.items() if name.startswith("rows/")]
     largest = max((mark.bytes for _, mark in marks), default=0)
     rooms = [new_room(largest) for _ in range(THREADS + 1)]  # used again: fresh memory costs more than reading
@@ -173,7 +173,7 @@ def differences(one: TableShape, other: TableShape) -> dict[str, tuple[object, o
 
 
 def problems_of(folder: Path, report: Report = lambda _: None) -> list[str]:
-    """What is wrong with one checkpoint: its manifest, the chain it stands on, its own files."""
+    """Problems of one checkpoint: in its manifest, its chain, its own files."""
     try:
         entry = Entry(folder, read_manifest(folder))
     except RunError as error:
@@ -208,7 +208,7 @@ def _damaged_files(entry: Entry, report: Report) -> list[str]:
 
 
 def _damaged_segments(entry: Entry, report: Report) -> list[str]:
-    """Segments of an ssd carry a checksum in every record."""
+    """Ssd segments have a checksum in every record."""
     problems = []
     for folder in entry.frozen.values():
         try:
@@ -220,12 +220,12 @@ def _damaged_segments(entry: Entry, report: Report) -> list[str]:
 
 
 def new_room(size: int) -> NDArray[np.uint8]:
-    """Memory for a file of so many bytes, in whole pages, as reading past the cache wants it."""
+    """Memory for a file of `size` bytes, in whole pages, as reading past the cache needs it."""
     return zeros((in_pages(size),), np.uint8)
 
 
 def read_whole(path: Path, mark: FileMark, room: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-    """The bytes of a file that is as its mark says, in `room` (`new_room`) if there is one; else a RunError that names it."""
+    """The bytes of a file, in `room` (`new_room`) if given; a RunError names a file that differs from its mark."""
     try:
         size = path.stat().st_size
         if size != mark.bytes:
@@ -245,7 +245,7 @@ def read_whole(path: Path, mark: FileMark, room: NDArray[np.uint8] | None = None
 
 
 def _read_into(room: memoryview, path: Path, size: int, flags: int) -> int:
-    """Fill the room with a file's bytes; their checksum, taken piece by piece while a piece is near."""
+    """Fill the room with a file's bytes; their checksum, computed piece by piece while a piece is in the cache."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         done = crc = 0
@@ -261,7 +261,7 @@ def _read_into(room: memoryview, path: Path, size: int, flags: int) -> int:
 
 
 def parts_of(path: Path, content: NDArray[np.uint8]) -> Iterator[RowPart]:
-    """The rows of a file whose bytes are at hand; the tensors are views into them."""
+    """The rows of a file whose bytes were read; the tensors are views into them."""
     try:
         footer: Any = pq.read_metadata(pa.BufferReader(pa.py_buffer(content)))
         tables = json.loads(footer.metadata[TABLES_KEY])

@@ -1,12 +1,12 @@
-"""Rows in, one Parquet file out, at the speed of the disk.
+"""Writes rows to a Parquet file at the speed of the disk.
 
     table  dictionary     id  int64     vector  list of dim numbers     <state>  list of dim numbers, or one     ...
 
-Every row group holds rows of one table, and every column of it is one page: levels that are the same for all rows, then the
-numbers as they lie in memory, aligned to 64 bytes. pyarrow's writer builds levels value by value and took 1 s for 0.5 GB of
-such lists on one busy core, this one about 0.35 s; reading decodes nothing, because the numbers are the end of the page.
-fp16 stays half-precision numbers; Parquet has no bf16, so such a vector is 2 * dim bytes. Nothing is compressed: trained
-weights do not shrink.
+Every row group holds rows of one table, and each of its columns is one page: levels that are the same for all rows, then the
+numbers as they are in memory, aligned to 64 bytes. pyarrow's writer builds levels value by value and took 1 s for 0.5 GB of
+such lists on one busy core, this one about 0.35 s. Reading decodes nothing, because the numbers are the end of the page.
+fp16 stays half precision; Parquet has no bf16, so such a vector is 2 * dim bytes. Nothing is compressed: trained weights do
+not shrink.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ _ARROW = {
 
 
 class FileMark(NamedTuple):
-    """What a manifest says of a file."""
+    """Size and checksum of a file, for a manifest."""
 
     bytes: int
     crc32: int
 
 
 class Column(NamedTuple):
-    """How one column lies in the file."""
+    """The layout of one column in the file."""
 
     name: str
     width: int  # values a row; 0: one value, no list
@@ -72,7 +72,7 @@ class Column(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """A whole vector is one value of so many bytes."""
+        """Whether a whole vector is one value of 2 * width bytes."""
         return self.dtype == torch.bfloat16
 
     @property
@@ -111,7 +111,7 @@ def columns_of(part: RowPart) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def bounded(parts: Iterable[RowPart]) -> Iterator[RowPart]:
+def split_parts(parts: Iterable[RowPart]) -> Iterator[RowPart]:
     """The same rows in parts of at most a row group; empty ones are left out."""
     for part in parts:
         count = part.ids.shape[0]
@@ -122,14 +122,14 @@ def bounded(parts: Iterable[RowPart]) -> Iterator[RowPart]:
             yield RowPart(part.table, part.ids[start:stop], columns)
 
 
-class Scratch:
-    """Memory for one part after the other: fresh pages would cost more than the copy into them."""
+class CopyBuffer:
+    """Memory that is reused for every part: fresh pages would cost more than the copy into them."""
 
     def __init__(self) -> None:
         self._bytes: dict[str, Tensor] = {}
 
     def copy(self, part: RowPart) -> RowPart:
-        """The part, contiguous, good until the next call."""
+        """The part, contiguous, valid until the next call."""
         columns = {name: self._copied(name, column) for name, column in part.columns.items()}
         return RowPart(part.table, self._copied("", part.ids), columns)
 
@@ -139,7 +139,7 @@ class Scratch:
         if room is None or room.shape[0] < size:
             room = self._bytes[name] = torch.empty(size, dtype=torch.uint8, device="cpu")
         out = room[:size].view(tensor.dtype).view(tensor.shape)
-        # numpy copies in this thread alone; torch would take those of training
+        # numpy copies in this thread; torch would use the threads of training
         np.copyto(as_numpy(out), as_numpy(tensor.detach()))
         return out
 
@@ -163,7 +163,7 @@ class RowFile:
             raise
 
     def add(self, part: RowPart) -> None:
-        """Append rows as one row group; `bounded` parts have the right size."""
+        """Append rows as one row group; `split_parts` gives parts of the right size."""
         count, start = part.ids.shape[0], self.position
         tensors = {"id": part.ids} | {_in_file(name): tensor for name, tensor in part.columns.items()}
         chunks = [self._table_chunk(part.table, count)]
@@ -181,7 +181,7 @@ class RowFile:
         start_writing_out(self._file.fileno(), start, self.position - start)
 
     def close(self) -> FileMark:
-        """Write the footer and bring the file to the disk."""
+        """Write the footer and flush the file to the disk."""
         footer = self._footer()
         self._write(footer + len(footer).to_bytes(4, "little") + _MAGIC)
         self._file.flush()
@@ -190,8 +190,8 @@ class RowFile:
         return FileMark(self.position, self._crc)
 
     def abandon(self) -> None:
-        """Close without a footer; who opened the file removes it."""
-        with suppress(OSError):  # what could not be written is not wanted
+        """Close without a footer; the caller removes the file."""
+        with suppress(OSError):  # the file is discarded anyway
             self._file.close()
 
     def _chunk(self, column: Column, tensor: Tensor, count: int) -> tuple[bytes, int]:
@@ -211,7 +211,7 @@ class RowFile:
         return _chunk_of(column.physical[0], column.path, values, self.position - start, start)
 
     def _table_chunk(self, table: str, count: int) -> tuple[bytes, int]:
-        """The name of the table once, and a run of so many references to it."""
+        """The name of the table once, and a run of `count` references to it."""
         name = table.encode()
         start = self.position
         content = len(name).to_bytes(4, "little") + name
@@ -260,7 +260,7 @@ def _in_file(name: str) -> str:
 def _chunk_of(
     kind: int, path: list[bytes], values: int, size: int, data: int, dictionary: int | None = None
 ) -> tuple[bytes, int]:
-    """A column chunk as the footer tells it, and its size."""
+    """A column chunk as the footer describes it, and its size."""
     encodings = [_PLAIN, _RLE] if dictionary is None else [_PLAIN, _RLE, _RLE_DICTIONARY]
     meta = struct(
         Field(1, "int", kind),

@@ -1,10 +1,10 @@
-"""Checkpoints while training goes on: taken between two steps, written by another thread.
+"""Checkpoints while training continues: taken between two steps, written by another thread.
 
-One is written at a time. A request that comes while the last one is still being written is left out, and said so: a
-checkpoint that takes longer than its interval must not slow training down, and the next request covers it. `wait=True` (at
-the end, and when asked to stop) waits instead. A disk that refuses a checkpoint does not end the run: stopping would lose
-what was learned since the last good one, going on loses nothing, and space may be free again at the next request. What
-cannot be explained so is raised in the thread that trains.
+One is written at a time. A request that comes while the last one is still being written is skipped and reported: a checkpoint
+that takes longer than its interval must not slow down training, and the next request covers it. `wait=True` (at the end, and
+when asked to stop) waits instead. A disk that refuses a checkpoint does not end the run: stopping would lose what was learned
+since the last good one, continuing loses nothing, and space may be free at the next request. Any other error is raised in the
+training thread.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from hotbed.checkpoint.types import Rows, Snapshot
 from hotbed.checkpoint.write import State, WriteOptions, be_nice, write_checkpoint
 from hotbed.errors import RunError, StoreError
 
-_NICE = 19  # one thread of lowest priority that rests half of the time, so that training keeps its cores
+_NICE = 19  # one thread of lowest priority that sleeps half of the time, so that training keeps its cores
 
 
 class Policy(NamedTuple):
     """When a checkpoint holds all rows, and how many are kept."""
 
-    full_every: int = 8  # every so many is full, at the latest; 1: every one
-    keep: int = 2  # the newest, and all they need
+    full_every: int = 8  # at least every k-th is full; 1: every one
+    keep: int = 2  # the newest, and everything they need
 
 
 DEFAULT_POLICY = Policy()
 
 
 class _PendingSave(NamedTuple):
-    """What is to be written."""
+    """A checkpoint to be written."""
 
     state: State
     snapshot: Snapshot
@@ -55,12 +55,12 @@ class Saver:
         self._say = say
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._unsaid = ""  # by the thread that writes
+        self._unsaid = ""  # a message of the writing thread
         self._cancelled = threading.Event()
-        self._hurry = threading.Event()  # someone waits for the checkpoint under way
+        self._hurry = threading.Event()  # the training thread waits for the checkpoint in progress
 
     def save(self, state: State, *, wait: bool = False) -> bool:
-        """Take a checkpoint now; False when the last one is still being written, and this one was left out."""
+        """Take a checkpoint now; False if it was skipped because the last one is still being written."""
         if self.busy and not wait:
             self._say(f"step {state.step:,}: no checkpoint, because the last one is still being written")
             return False
@@ -82,7 +82,7 @@ class Saver:
         return started
 
     def _start(self, owned: list[ExitStack], taken: _PendingSave) -> bool:
-        """Let another thread write, which owns the snapshot from then on; False where the system has none to give."""
+        """Start a thread that writes and owns the snapshot from then on; False if the system has no thread."""
         thread = threading.Thread(target=self._write_aside, args=(owned, taken), name="checkpoint", daemon=True)
         try:
             self._thread = thread
@@ -102,13 +102,13 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def poll(self) -> bool:
-        """Between steps: tell what went wrong; True when one was finished since the last call."""
+        """Between steps: report what went wrong; True when one was finished since the last call."""
         if self._thread is None or self._thread.is_alive():
             return False
         return self.settle()
 
     def settle(self) -> bool:
-        """Wait for the checkpoint under way; True when it was written."""
+        """Wait for the checkpoint in progress; True when it was written."""
         if self._thread is None:
             return False
         self._hurry.set()
@@ -118,14 +118,14 @@ class Saver:
         self._tell()
         if error is None:
             return True
-        if not isinstance(error, RunError | StoreError):  # the latter: files of an ssd could not be linked
+        if not isinstance(error, RunError | StoreError):  # the latter: ssd files could not be linked
             raise error
         self.num_failed += 1
         self._say(f"warning: no checkpoint was written, the last one stays: {error}")
         return False
 
     def cancel(self) -> None:
-        """Give up the checkpoint under way; nothing of it stays."""
+        """Cancel the checkpoint in progress; nothing of it stays."""
         self._cancelled.set()
         if self._thread is not None:
             self._thread.join()
@@ -144,7 +144,7 @@ class Saver:
             if held is not None:
                 with held:
                     self._write(taken, manner)
-        except BaseException as error:  # raised again where training is
+        except BaseException as error:  # raised again in the training thread
             self._error = error
 
     def _write(self, taken: _PendingSave, manner: WriteOptions) -> None:
@@ -153,17 +153,17 @@ class Saver:
         try:
             with locked(self.root):
                 remove(unneeded(self.root, self.policy.keep))
-        except RunError as error:  # the checkpoint itself is well
+        except RunError as error:  # the checkpoint itself is complete
             self._unsaid = f"warning: old checkpoints stay: {error}"
 
     def _parent(self) -> Entry | None:
-        """What an incremental checkpoint would add to; None when it is time for a full one."""
+        """The checkpoint that an incremental one adds to; None when a full one is due."""
         last = last_of(self._tables, self.root)
         if last is None:
             return None
         try:
             chain = chain_of(last)
-        except RunError:  # someone took a part of it away
+        except RunError:  # a part of it was removed
             return None
         added = sum(entry.manifest.num_bytes for entry in chain[1:])
         if len(chain) >= self.policy.full_every or added > chain[0].manifest.num_bytes:
@@ -172,7 +172,7 @@ class Saver:
 
 
 def _taken_out(owned: list[ExitStack]) -> ExitStack | None:
-    """What is there to be closed, for the first of two threads that asks."""
+    """The snapshot to be closed, for the first of two threads that asks."""
     try:
         return owned.pop()
     except IndexError:

@@ -1,8 +1,8 @@
-"""The seam between tables and checkpoints: what tables hand over to be saved, and what they take back.
+"""The interface between tables and checkpoints: what tables hand over to be saved, and what they take back.
 
-Tables give a Snapshot, which holds their rows as of one moment while training goes on; a checkpoint is written from it in
-another thread. Rows come and go as RowParts, a part being some ids of one table with everything their records hold.
-A row that was never written is in no part: its initial value is a pure function of (seed, table, id).
+Tables give a Snapshot, which holds their rows as of one moment while training continues; a checkpoint is written from it in
+another thread. Rows are passed as RowParts: some ids of one table with everything their records hold. A row that was never
+written is in no part: its initial value is a pure function of (seed, table, id).
 
 Order within one checkpoint: `frozen` folders first, then `gone`, then `parts`; the later one wins.
 """
@@ -22,21 +22,21 @@ from hotbed.ops.shard import WHOLE, Shard
 
 @dataclass(frozen=True)
 class TableShape:
-    """One table as a manifest tells it; equal shapes mean that rows fit as they are."""
+    """One table as a manifest describes it; equal shapes mean that rows fit as they are."""
 
     dim: int
     rows: int | None  # None: dynamic ids
     precision: str = "fp32"  # of the weights: fp32, fp16 or bf16
     optimizer: str = ""  # name of the row optimizer, e.g. adagrad
     states: dict[str, int] = field(default_factory=dict)  # columns of each of its states: dim or 1
-    numbers: tuple[str, ...] = ()  # further columns of one whole number a row, such as last_use
-    hashing: bool = False  # ids modulo rows: with other rows, ids mean something else
+    numbers: tuple[str, ...] = ()  # further columns of one integer per row, such as last_use
+    hashing: bool = False  # ids modulo rows: with another number of rows, ids mean something else
     init: str = ""  # distribution of initial values, as text
     seed: int = 0
 
 
 def group_name(dim: int, dynamic: bool) -> str:
-    """Of the group of tables of this dim, in manifests."""
+    """The name of the group of tables of this dim, in manifests."""
     return f"dim-{dim}-dynamic" if dynamic else f"dim-{dim}"
 
 
@@ -49,11 +49,11 @@ class RowPart(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What the columns and ids hold."""
+        """Bytes of columns and ids."""
         return self.ids.nbytes + sum(column.numel() * column.element_size() for column in self.columns.values())
 
 
-class Frozen(Protocol):
+class FrozenFolder(Protocol):
     """Files that never change again, such as segments of an ssd store; a checkpoint links them instead of copying."""
 
     @property
@@ -75,34 +75,34 @@ class Snapshot(Protocol):
     def parts(self) -> Iterator[RowPart]:
         """Every row ever written that is in no frozen folder; of a touched snapshot, the rows changed since the last commit.
 
-        No (table, id) comes twice. A part is good until the next one is asked for, so its memory can be used again.
+        No (table, id) comes twice. A part is valid until the next one is requested; then its memory is reused.
         """
 
     def gone(self) -> Iterator[tuple[str, Tensor]]:
         """(table, ids int64 [N]) that were forgotten since the last commit; empty in a full snapshot."""
 
     def rest(self) -> dict[str, Tensor]:
-        """All else that training depends on, small: counts of updates, learning-rate factor, id index, policies."""
+        """Everything else that training depends on, small: counts of updates, learning-rate factor, id index, policies."""
 
     @property
-    def frozen(self) -> Sequence[Frozen]:
+    def frozen(self) -> Sequence[FrozenFolder]:
         """Folders to link; may be empty."""
 
     def commit(self) -> None:
-        """The checkpoint is safely on disk. Leaving without it puts the marks of touched rows back."""
+        """The checkpoint is safely on disk. Leaving without this call restores the marks of touched rows."""
 
 
 class Sink(Protocol):
-    """Takes rows back, from begin to end; nothing trains meanwhile."""
+    """Takes rows back, from `begin` to `end`; nothing trains meanwhile."""
 
     tables: dict[str, TableShape]
-    notes: list[str]  # for a person: what of the rest was left out, which changes no row
+    notes: list[str]  # for a person: parts of the rest that were left out, none of which changes a row
 
     def begin(self) -> None:
         """All rows back to their initial values; may be called again to start over."""
 
     def first(self, table: str, ids: Tensor, weight: Tensor | None = None) -> dict[str, Tensor]:
-        """The columns of these rows at their initial values, as in a RowPart; or as if they had begun with these weights."""
+        """The columns of these rows at their initial values, as in a RowPart; or as if they had started with these weights."""
 
     def adopt(self, name: str, folder: Path) -> None:
         """Take the rows of a frozen folder by that name; its files must not be changed."""
@@ -110,7 +110,7 @@ class Sink(Protocol):
     def thaw(
         self, name: str, folder: Path, tables: Mapping[str, TableShape], shard: Shard = WHOLE
     ) -> Iterator[RowPart]:
-        """The rows of a frozen folder as tables of other shapes saved them; each part is good until the next.
+        """The rows of a frozen folder as tables of other shapes saved them; each part is valid until the next.
 
         `shard` is whose rows they were: keys in the files are numbers of that rank.
         """
@@ -119,17 +119,17 @@ class Sink(Protocol):
         """These rows are forgotten again."""
 
     def add(self, part: RowPart) -> None:
-        """Write these rows. The tensors are lent: they may be reused after the call."""
+        """Write these rows. The tensors may be reused after the call."""
 
     def rest(self, tensors: dict[str, Tensor]) -> None:
         """What Snapshot.rest gave."""
 
     def end(self) -> None:
-        """All is in place; from here on rows count as untouched."""
+        """All rows are in place and count as untouched from here on."""
 
 
 class Rows(Protocol):
-    """Tables, as far as checkpoints need them."""
+    """What checkpoints need of tables."""
 
     def snapshot(self, touched: bool = False) -> AbstractContextManager[Snapshot]:
         """The rows between two steps: all ever written, or those touched since the last commit."""

@@ -1,8 +1,8 @@
-"""A checkpoint of one model in, a head start for another out, and a list of everything that did not carry over.
+"""Starts a model from the checkpoint of another, and lists everything that did not carry over.
 
-Rows go by (table, id), dense weights by name and shape. Optimizers, the position in the data and random states start anew.
-A row that is not carried over has its initial value, as in a new run. Dynamic ids keep their rows and the vector that those
-without one share; who waits to be admitted, and what became of ids before, is forgotten, and last uses are now.
+Rows are matched by (table, id), dense weights by name and shape. Optimizers, the position in the data and random states start
+from scratch. A row that is not carried over has its initial value, as in a new run. Dynamic ids keep their rows and the vector
+that ids without a row share. Pending ids and the history of ids are dropped, and last uses are now.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hotbed.checkpoint.read import check_sizes, filling, gone_of, rows_of, tenso
 from hotbed.checkpoint.types import RowPart, Rows, Sink, TableShape
 from hotbed.ops.shard import Shard
 
-_OLD_NUMBERS = ("row", "last_use", "score")  # of dynamic ids: they get others
+_OLD_NUMBERS = ("row", "last_use", "score")  # of dynamic ids: they get new ones
 Translation = Mapping[str, Tensor]  # table -> int64: the new id of each old one, -1 where there is none
 
 
 @dataclass
-class Carried:
-    """What a warm start took, and what it did not."""
+class WarmStartReport:
+    """What a warm start carried over, and what it did not."""
 
     source: Path
     rows: dict[str, int] = field(default_factory=dict)  # by table
@@ -38,19 +38,19 @@ class Carried:
     notes: list[str] = field(default_factory=list)  # everything that did not carry over
 
     def of_tables(self, what: dict[str, list[str]]) -> None:
-        """Note what is so for one table or many: text -> their names."""
+        """Add notes on tables: text -> names of the tables it is true for."""
         self.notes += [f"table{'s' * (len(names) > 1)} {', '.join(names)}: {text}" for text, names in what.items()]
 
     def text(self) -> str:
-        """For a person."""
+        """As text."""
         first = f"from {self.source}: {sum(self.rows.values()):,} rows of {len(self.rows)} tables, {self.dense} dense tensors"
         return "\n  - ".join([first + (", and not:" if self.notes else ""), *self.notes])
 
 
 def warm_start(
     place: str | Path, tables: Rows, *, model: nn.Module | None = None, translation: Translation | None = None
-) -> Carried:
-    """Take from a checkpoint (its folder, or the newest of a run) whatever fits these tables and this model.
+) -> WarmStartReport:
+    """Carry over whatever fits these tables and this model from a checkpoint (its folder, or the newest of a run).
 
     `translation` gives ids of the checkpoint their numbers in these tables, where a vocabulary was numbered again.
     """
@@ -59,13 +59,13 @@ def warm_start(
 
 def warm_start_from(
     entries: Sequence[Entry], tables: Rows, *, model: nn.Module | None = None, translation: Translation | None = None
-) -> Carried:
+) -> WarmStartReport:
     """As `warm_start`, from a checkpoint of ranks: what each of them saved, in their order."""
     entry, chains = entries[0], [chain_of(one) for one in entries]
     for chain in chains:
         check_sizes(chain)
     weights = mean_of([tensors_of(one, DENSE) for one in entries])
-    carried = Carried(entry.folder if len(entries) == 1 else entry.folder.parent.parent)
+    carried = WarmStartReport(entry.folder if len(entries) == 1 else entry.folder.parent.parent)
     sink = tables.restore()
     plans = _plans(entry.manifest.tables, sink.tables, carried)
     tally = {name: _IdTally((translation or {}).get(name), sink.tables[name].rows) for name in plans}
@@ -91,7 +91,9 @@ def warm_start_from(
     return carried
 
 
-def _plans(saved: dict[str, TableShape], wanted: dict[str, TableShape], carried: Carried) -> dict[str, TableShape]:
+def _plans(
+    saved: dict[str, TableShape], wanted: dict[str, TableShape], carried: WarmStartReport
+) -> dict[str, TableShape]:
     """The saved shapes of the tables whose rows carry over; a note on everything that does not."""
     plans, said = {}, defaultdict[str, list[str]](list)
     for name in saved:
@@ -114,7 +116,7 @@ def _plans(saved: dict[str, TableShape], wanted: dict[str, TableShape], carried:
 
 
 def _changes(old: TableShape, new: TableShape) -> Iterator[str]:
-    """What of the rows themselves is lost or altered."""
+    """Parts of the rows that are lost or altered."""
     if new.dim > old.dim:
         yield f"numbers {old.dim} to {new.dim - 1} of every vector begin with initial values"
     if (old.optimizer, set(old.states)) != (new.optimizer, set(new.states)):
@@ -126,7 +128,7 @@ def _changes(old: TableShape, new: TableShape) -> Iterator[str]:
 
 
 def _replay(chain: list[Entry], sink: Sink, shard: Shard, tally: dict[str, _IdTally]) -> Iterator[RowPart]:
-    """As for loading, but frozen folders are read row by row, because the new tables lay them out otherwise."""
+    """As for loading, but frozen folders are read row by row, because the new tables have another layout."""
     owners = Owners(chain)
     for entry in chain:
         yield from owners.thaw(entry, shard, sink.thaw)
@@ -139,7 +141,7 @@ def _replay(chain: list[Entry], sink: Sink, shard: Shard, tally: dict[str, _IdTa
 
 
 def _fitted(part: RowPart, old: TableShape, sink: Sink) -> RowPart:
-    """The rows in the columns of the new table; what the old one did not have is as in a new row."""
+    """The rows in the columns of the new table; columns that the old one lacks are as in a new row."""
     shape = sink.tables[part.table]
     first = sink.first(part.table, part.ids)
     weight = first["weight"].clone()
@@ -156,7 +158,7 @@ def _fitted(part: RowPart, old: TableShape, sink: Sink) -> RowPart:
     return RowPart(part.table, part.ids, columns)
 
 
-def _carry_dense(weights: dict[str, Tensor], model: nn.Module, carried: Carried) -> None:
+def _carry_dense(weights: dict[str, Tensor], model: nn.Module, carried: WarmStartReport) -> None:
     """Take the weights whose name and shape fit."""
     state = model.state_dict()
     fitting = {name: one for name, one in weights.items() if name in state and one.shape == state[name].shape}

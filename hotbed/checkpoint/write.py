@@ -1,7 +1,7 @@
-"""A snapshot and a state in, one whole checkpoint on disk out, or none.
+"""Writes a checkpoint from a snapshot and a state, whole or not at all.
 
-The folder is filled under a temporary name beside its final place, every file is brought to the disk, then it is renamed.
-Rows are written by a few threads, each into files of its own; fsync of one file runs while the next is filled.
+The folder is filled under a temporary name next to its final place, every file is flushed to the disk, then it is renamed.
+A few threads write rows, each into files of its own; fsync of one file runs while the next is filled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from hotbed.checkpoint.chain import NEW, Entry, clean, locked, new_name
 from hotbed.checkpoint.files import checksum, write_tensors
 from hotbed.checkpoint.manifest import MANIFEST, Manifest
-from hotbed.checkpoint.row_file import Column, FileMark, RowFile, Scratch, bounded, columns_of
+from hotbed.checkpoint.row_file import Column, CopyBuffer, FileMark, RowFile, columns_of, split_parts
 from hotbed.checkpoint.types import RowPart, Snapshot
 from hotbed.errors import RunError
 from hotbed.host.atomic import flush_to_disk, writing
@@ -34,7 +34,7 @@ GONE = "gone.parquet"
 
 
 class State(NamedTuple):
-    """What is saved beside the rows, as of one step; nobody changes these tensors any more."""
+    """What is saved in addition to the rows, as of one step; these tensors do not change any more."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]  # name of a safetensors file -> its tensors
@@ -46,20 +46,20 @@ class WriteOptions(NamedTuple):
 
     threads: int = 2
     cancelled: Callable[[], bool] = lambda: False
-    gentle: Callable[[], bool] = lambda: False  # rest after every row group as long as it took
+    gentle: Callable[[], bool] = lambda: False  # sleep after every row group for as long as it took
 
 
 AT_ONCE = WriteOptions()
 
 
 class _Work(NamedTuple):
-    """What the threads that write rows have in common."""
+    """Shared by the threads that write rows."""
 
     folder: Path
     parts: Iterator[RowPart]
     lock: threading.Lock
     manner: WriteOptions
-    failed: threading.Event  # one of the threads could not go on
+    failed: threading.Event  # one of the threads has failed
 
 
 def write_checkpoint(
@@ -69,7 +69,7 @@ def write_checkpoint(
     parent: Entry | None = None,
     manner: WriteOptions = AT_ONCE,
 ) -> Entry:
-    """Write one; with a parent, an incremental one from a snapshot of touched rows."""
+    """Write a checkpoint; with a parent, an incremental one from a snapshot of touched rows."""
     with locked(root), writing(root):
         clean(root)
         name = new_name(root, state.step)
@@ -88,7 +88,7 @@ def write_checkpoint(
 def _fill(new: Path, state: State, snapshot: Snapshot, parent: Entry | None, manner: WriteOptions) -> Manifest:
     linked = _link(new, snapshot)
     files, rows = _write_rows(
-        _Work(new / "rows", bounded(snapshot.parts()), threading.Lock(), manner, threading.Event())
+        _Work(new / "rows", split_parts(snapshot.parts()), threading.Lock(), manner, threading.Event())
     )
     gone_mark, gone = _write_gone(new / GONE, snapshot.gone())
     if gone_mark is not None:
@@ -130,7 +130,7 @@ def _link(new: Path, snapshot: Snapshot) -> dict[str, int]:
 
 
 def _write_rows(rows: _Work) -> tuple[dict[str, FileMark], Counter[str]]:
-    """All parts into files, by a few threads; the marks of the files and the number of rows by table."""
+    """Write all parts with a few threads; the marks of the files and the number of rows by table."""
     rows.folder.mkdir()
     marks: dict[str, FileMark] = {}
     counts: Counter[str] = Counter()
@@ -148,7 +148,7 @@ def _write_some(rows: _Work, thread: int, niceness: int) -> tuple[dict[str, File
     be_nice(niceness)
     marks: dict[str, FileMark] = {}
     counts: Counter[str] = Counter()
-    scratch, files = Scratch(), _Files(rows.folder, thread, marks)
+    scratch, files = CopyBuffer(), _Files(rows.folder, thread, marks)
     try:
         while True:
             began = time.perf_counter()
@@ -159,7 +159,7 @@ def _write_some(rows: _Work, thread: int, niceness: int) -> tuple[dict[str, File
             if part is None or rows.failed.is_set():
                 break
             if rows.manner.cancelled():
-                raise RunError("the checkpoint was given up")
+                raise RunError("the checkpoint was cancelled")
             files.of(columns_of(part)).add(part)
             counts[part.table] += part.ids.shape[0]
             if rows.manner.gentle():
@@ -209,7 +209,7 @@ def _write_gone(path: Path, gone: Iterator[tuple[str, Tensor]]) -> tuple[FileMar
     counts: Counter[str] = Counter()
     file: RowFile | None = None
     try:
-        for part in bounded(RowPart(table, ids, {}) for table, ids in gone):
+        for part in split_parts(RowPart(table, ids, {}) for table, ids in gone):
             file = file or RowFile(path, columns_of(part))
             file.add(part)
             counts[part.table] += part.ids.shape[0]
@@ -221,7 +221,7 @@ def _write_gone(path: Path, gone: Iterator[tuple[str, Tensor]]) -> tuple[FileMar
 
 
 def be_nice(niceness: int) -> None:
-    """Let this thread alone take what processor time the others leave; where the system has no such thing, nothing."""
+    """Lower the priority of this thread alone, where the system can."""
     if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-        with suppress(OSError):  # going back to more is for root
+        with suppress(OSError):  # only root may raise it again
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

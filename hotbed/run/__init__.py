@@ -1,1 +1,1 @@
-"""Settings and folders of a run: run files and flags -> RunConfig; RUN/ and what lies in it."""
+"""Settings and folders of a run: run files and flags -> RunConfig; RUN/ and its content."""

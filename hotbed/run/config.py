@@ -1,10 +1,9 @@
-"""One run, as data: every setting with its default, its limits and one line on what it does.
+"""The settings of a run: each with its default, its limits and one line on what it does.
 
-In: nested mappings (a run file, see run_file.py) or dataclasses made in Python. Out: a frozen RunConfig, or one
-ConfigError that lists every mistake with its path, the value given and what is allowed. The JSON form is exact both
-ways. The rooms that deal with whole runs read a RunConfig (train, forecast, scorer, export, report, cli); the rooms below
-take plain arguments, and cannot import this one. What the `options` of a model or an optimizer may hold is known to the model
-and the optimizer, so train/build.py checks those.
+Nested mappings (a run file, see run_file.py) or dataclasses made in Python become a frozen RunConfig, or one ConfigError that
+lists every mistake with its path, the value given and what is allowed. JSON represents it exactly. The packages that handle
+whole runs read a RunConfig (train, forecast, scorer, export, report, cli); the packages below take plain arguments, and cannot
+import this one. The model and the optimizer know what their `options` may hold, so train/build.py checks those.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ INIT = r"(normal|uniform|constant)\(\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)
 ROW_RATES = {"sgd": 0.1, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001, "ftrl": 0.05}
 DENSE_RATES = {"adam": 0.001, "adagrad": 0.01, "sgd": 0.1}
 POLICIES = ("oracle", "lfu", "lru", "static")
-MOST_WINDOW, MOST_AHEAD = 30, 233  # batches; what the cache can keep track of
+MOST_WINDOW, MOST_AHEAD = 30, 233  # batches; the limits of the cache
 PRECISIONS = ("fp32", "fp16", "bf16")
 MODES = ("sharded", "replicated", "auto")
 MERGES = ("auto", "frozen_v", "shared_v", "moments", "params")
@@ -45,20 +44,20 @@ def setting(
     form: tuple[str, str] = ("", ""),
     amount: bool = False,
 ) -> Any:
-    """A field with its limits; `form` is a pattern and its description in words, `amount` is for bytes ("" is off)."""
+    """A field with its limits; `form` is a pattern and its description, `amount` is for bytes ("" is off)."""
     limits = {"about": about, "least": least, "most": most, "above": above, "one_of": one_of, "form": form}
     return field(default=default, metadata={**limits, "amount": amount})
 
 
 def _usual_rate(section: Any, rates: Mapping[str, float]) -> None:
-    """Replace a learning rate of 0, so that a saved config holds the number that was used."""
+    """Replace a learning rate of 0, so that a saved config has the number that was used."""
     if section.lr == 0 and section.optimizer in rates:
         object.__setattr__(section, "lr", rates[section.optimizer])
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is read and how."""
+    """The data, and how it is read."""
 
     path: str = setting(
         "criteo-like", "dataset directory, or criteo-like, criteo-like:ROWS, adult", form=(r"\S.*", "a name")
@@ -73,13 +72,13 @@ class DataConfig:
     def __post_init__(self) -> None:
         if (
             self.eval_batch_size == 0 < self.batch_size
-        ):  # a cache that holds a batch of training then holds one of evaluation
+        ):  # a cache that holds a training batch then holds one of evaluation
             object.__setattr__(self, "eval_batch_size", self.batch_size)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What turns looked-up vectors and dense features into a logit."""
+    """The model: looked-up vectors and dense features -> a logit."""
 
     name: str = setting("deepfm", "see `hotbed models`; your own: my_model.py:MyModel", form=(r"\S.*", "a name"))
     dim: int = setting(16, "width of an embedding vector", least=1, most=4096)
@@ -87,7 +86,7 @@ class ModelConfig:
         default_factory=dict, metadata={"about": "the model's own settings, e.g. hidden, dropout; see `hotbed models`"}
     )
     source: dict[str, Any] = field(
-        default_factory=dict, metadata={"about": "text of the file of your own model, noted when a run starts"}
+        default_factory=dict, metadata={"about": "text of the file of your own model, stored when a run starts"}
     )
 
 
@@ -183,7 +182,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """The ranks of a run that torchrun starts; one process makes no use of it."""
+    """The ranks of a run that torchrun starts; not used with one process."""
 
     k_step: int = setting(1, "steps between merges of the dense weights; 1 averages gradients at every step", least=1)
     merge: str = setting(
@@ -192,7 +191,7 @@ class ParallelConfig:
         one_of=MERGES,
     )
     scale_lr: bool = setting(True, "between merges, Adam's steps are longer by the root of the number of ranks")
-    overlap: bool = setting(True, "a merge travels beside the next steps instead of being waited for")
+    overlap: bool = setting(True, "a merge overlaps with the next steps instead of being waited for")
     delay: int = setting(0, "steps between the start of an overlapped merge and its use; 0: k_step / 4", least=0)
     across_only: bool = setting(False, "average gradients inside a machine at every step, merge across machines")
     mode: str = setting(
@@ -201,7 +200,7 @@ class ParallelConfig:
     traffic: str = setting(
         "fp32", "number type of rows and gradients between ranks; 16 bits are an approximation", one_of=PRECISIONS
     )
-    local_ranks: int = setting(0, "ranks on each machine; 0: as torchrun says", least=0)
+    local_ranks: int = setting(0, "ranks on each machine; 0: as torchrun sets it", least=0)
     timeout: float = setting(300.0, "seconds to wait for another rank before all stop, and the error names it", above=0)
 
 
@@ -316,7 +315,7 @@ def from_flat(flat: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
 def _cache_contradictions(tables: TablesConfig) -> list[str]:
     problems = []
     if tables.cache and tables.hbm:
-        given = f"not {tables.hbm!r} beside tables.cache={tables.cache:g}"
+        given = f"not {tables.hbm!r} in addition to tables.cache={tables.cache:g}"
         problems.append(f"tables.hbm: is the other way to say how large the cache is, {given}; leave one of them out")
     if (tables.cache or tables.hbm) and tables.decay_scope == "table":
         size = "tables.cache" if tables.cache else "tables.hbm"
@@ -334,7 +333,7 @@ def _cache_contradictions(tables: TablesConfig) -> list[str]:
 
 
 def _id_contradictions(tables: TablesConfig) -> list[str]:
-    """Of dynamic ids; what the rules themselves may say is known to hotbed.ids, so train/build.py checks it."""
+    """Contradictions of dynamic ids; hotbed.ids knows the form of their rules, so train/build.py checks it."""
     problems = []
     if not tables.dynamic:
         for name in ("admit", "expire"):
@@ -369,7 +368,7 @@ def _merge_contradictions(config: RunConfig) -> list[str]:
 
 
 def _share(given: Any) -> Any:
-    """1.5% as a number; anything else is left to who checks it."""
+    """1.5% as a number; anything else is checked later."""
     if isinstance(given, str) and given.endswith("%"):
         with suppress(ValueError):
             return parse_share(given)
@@ -377,7 +376,7 @@ def _share(given: Any) -> Any:
 
 
 def _amount(path: str, given: Any) -> str:
-    """Text that parse_bytes reads, as it was given; numbers may come without quotes."""
+    """Text for parse_bytes, as it was given; numbers need no quotes."""
     if given != "":
         parse_bytes(given, path)
     return str(given)
@@ -393,7 +392,7 @@ def _contradictions(train: TrainConfig) -> list[str]:
 
 
 def _typed(kind: Any, given: Any) -> Any:
-    """The value as its field's type; numbers may come as text, because YAML reads 1e-3 as text."""
+    """The value in the type of its field; numbers may be text, because YAML reads 1e-3 as text."""
     if isinstance(kind, types.UnionType):
         if isinstance(given, bool) or (isinstance(given, list) and all(isinstance(one, str) and one for one in given)):
             return given

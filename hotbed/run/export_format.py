@@ -1,6 +1,6 @@
 """An export: a trained model for other systems, and for hotbed without the run it comes from.
 
-    EXPORT/export.json                 what is here: format, precision, every table (see `Export`)
+    EXPORT/export.json                 the content: format, precision, every table (see `Export`)
     EXPORT/model.onnx                  the dense model: `vectors` [B, F, W] and `dense` [B, N] in (`dense` only where N > 0),
                                        `logit` [B] and `probability` [B] out, float32
     EXPORT/dense.safetensors           the same weights under torch's names
@@ -10,8 +10,8 @@
     EXPORT/score.py  README.md         how to score without hotbed
     EXPORT/manifest.json               size and crc32 of every file
 
-A row of int8 is `scale * weight`. Rows are ordered hottest first where counts are known (`order`); where the row at position n
-has the id n, `id_is_position` says so and nobody has to look for ids. Every tensor of a row file is one aligned block, so a
+A row of int8 is `scale * weight`. Rows are ordered hottest first if counts are known (`order`). If the row at position n has
+the id n, `id_is_position` is true and no search for ids is needed. Every tensor of a row file is one aligned block, so a
 reader may map it or read single rows at `offsets`; tables may be larger than memory.
 """
 
@@ -26,9 +26,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.checkpoint.files import checksum
 from hotbed.errors import RunError
-from hotbed.run.files import MANIFEST, recover_folder
+from hotbed.run.files import check_folder, recover_folder
 
 FORMAT_VERSION = 1
 EXPORT = "export.json"
@@ -42,17 +41,17 @@ _DTYPES: dict[str, Any] = {
     "I64": np.int64,
     "F32": np.float32,
     "F16": np.float16,
-    "BF16": np.uint16,  # numpy has none; the bits
+    "BF16": np.uint16,  # numpy has no bfloat16; the bits
     "I8": np.int8,
 }
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """Where the tensors of a safetensors file lie; opening reads its header alone."""
+    """Where the tensors of a safetensors file are; opening reads its header only."""
 
     path: Path
-    places: dict[str, tuple[str, tuple[int, ...], int]]  # name -> type as the file says, shape, offset in bytes
+    places: dict[str, tuple[str, tuple[int, ...], int]]  # name -> type as in the file, shape, offset in bytes
 
     @classmethod
     def open(cls, path: Path) -> Tensors:
@@ -72,7 +71,7 @@ class Tensors:
                     raise ValueError(f"{name} is cut off")
                 places[name] = (kind, shape, start + first)
         except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-            raise RunError(f"{path} cannot be read ({error}). It is damaged or no safetensors file.") from error
+            raise RunError(f"{path} cannot be read ({error}). It is damaged or not a safetensors file.") from error
         return cls(path, places)
 
     def map(self, name: str) -> NDArray[Any]:
@@ -95,8 +94,10 @@ class ExportedTable:
     hashing: bool  # ids modulo rows
     order: Order  # frequency: hottest first; id: ascending
     id_is_position: bool  # the row at position n is that of id n
-    shared: tuple[float, ...] | None = None  # of dynamic ids: what one without a row reads; None: its initial value
-    file: str = ""  # relative to the export; empty where it holds no rows
+    shared: tuple[float, ...] | None = (
+        None  # of dynamic ids: the vector of an id without a row; None: its initial value
+    )
+    file: str = ""  # relative to the export; empty if it has no rows
     tensors: Tensors | None = field(default=None, repr=False)  # of a safetensors file
 
     @property
@@ -141,7 +142,7 @@ class Export:
     row_format: RowFormat
     tables: dict[str, ExportedTable]  # in the order of the features of schema.json
     has_onnx: bool
-    source: dict[str, Any]  # what was exported: kind (model or checkpoint), and of a checkpoint its step
+    source: dict[str, Any]  # of the export: kind (model or checkpoint), and the step of a checkpoint
 
 
 def is_export(folder: Path) -> bool:
@@ -154,7 +155,7 @@ def read_export(folder: Path, *, every_byte: bool = False) -> Export:
     recover_folder(folder)
     if not is_export(folder):
         raise RunError(f"{folder} holds no export. `hotbed export RUN --out {folder}` writes one.")
-    _check(folder, every_byte)
+    check_folder(folder, lambda name: every_byte or not name.startswith("rows/"))
     try:
         tree = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
         version = tree["format_version"]
@@ -179,15 +180,3 @@ def _table(folder: Path, name: str, tree: dict[str, Any]) -> ExportedTable:
         if any(shapes.get(what) != shape for what, shape in wanted.items()):
             raise ValueError(f"{path.name} holds {shapes}, and {EXPORT} says {wanted}")
     return table
-
-
-def _check(folder: Path, every_byte: bool) -> None:
-    try:
-        for name, (size, sum_) in json.loads((folder / MANIFEST).read_text()).items():
-            found = (folder / name).stat().st_size
-            if found != size:
-                raise RunError(f"{folder} is damaged: {name} has {found} bytes, its manifest says {size}.")
-            if (every_byte or not name.startswith("rows/")) and checksum(folder / name) != sum_:
-                raise RunError(f"{folder} is damaged: the content of {name} does not fit its checksum.")
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error

@@ -1,12 +1,10 @@
-"""The folder of one run: a fresh name, a fresh start, what is in it.
+"""The folder of one run: a new name, a new start, its content.
 
 config.json  data.json  metrics.jsonl  summary.json  model/  checkpoints/  best/  report.html  tensorboard/
 
-`find_data`: the dataset of a run, found from whatever folder a command is given in.
-
-A run notes the path that it was told, which may be relative, and in data.json where that was. It is looked for where the
-command is given, then where it was, then beside the folders that the run lies in: whoever moves runs and data together finds
-both.
+`find_data`: finds the dataset of a run, from any working directory. A run stores the path that it was given, which may be
+relative, and in data.json the absolute one. The dataset is searched for relative to the working directory, then at its old
+place, then next to the folders that contain the run, so that runs and data can be moved together.
 """
 
 from __future__ import annotations
@@ -41,8 +39,8 @@ CONTENT = (
     "best",
     "tensorboard",
 )
-BEGINNING = "config.json.tmp"  # all that a run leaves that was killed before it wrote anything whole
-_BEFORE_STEPS = {  # written, or opened, before anything is trained; and the account of a run that failed then
+BEGINNING = "config.json.tmp"  # all that a run leaves if it is killed before it wrote a complete file
+_BEFORE_STEPS = {  # written or opened before anything is trained; and the summary of a run that failed then
     "config.json",
     "data.json",
     "forecast.json",
@@ -67,7 +65,7 @@ def default_run(model: str, dataset: str, parent: Path = Path("runs")) -> Path:
 
 
 def check_free(folder: Path, overwrite: bool = False) -> None:
-    """A RunError unless a new run may begin here; only a folder that holds a run is ever overwritten."""
+    """A RunError unless a new run may start here; only a folder that holds a run is ever overwritten."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file; a run needs a folder. Choose another with --out.")
     if not folder.is_dir() or all(path.name == BEGINNING for path in folder.iterdir()):
@@ -82,9 +80,9 @@ def check_free(folder: Path, overwrite: bool = False) -> None:
 
 
 def make_run(folder: Path, overwrite: bool = False) -> None:
-    """An empty folder for a new run. Of an old run in it only what runs write is removed, config.json last.
+    """An empty folder for a new run. Of an old run in it only files that runs write are removed, config.json last.
 
-    So whoever is killed on the way leaves a folder that still holds a run, which --overwrite takes.
+    So a process that is killed meanwhile leaves a folder that still holds a run, which --overwrite accepts.
     """
     check_free(folder, overwrite)
     with writing(folder):
@@ -95,7 +93,7 @@ def make_run(folder: Path, overwrite: bool = False) -> None:
 def _remove_content(folder: Path) -> None:
     for name in reversed(CONTENT):
         if name == CONTENT[0] and folder.is_dir():
-            flush_to_disk(folder)  # so that it is the last to go after a power loss, too
+            flush_to_disk(folder)  # so that it is the last to be removed after a power loss, too
         for path in (folder / f"{name}{ending}" for ending in ("", ".new", ".old", ".tmp")):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -104,10 +102,12 @@ def _remove_content(folder: Path) -> None:
 
 
 def is_unbegun(folder: Path) -> bool:
-    """Whether a run was started here and died before it left a line, a checkpoint or a model: nothing is lost with it."""
+    """Whether a run was started here and ended before it left a line, a checkpoint or a model: nothing is lost with it."""
     try:
         sizes = {path.name.removesuffix(".tmp"): path.stat().st_size for path in folder.iterdir()}
-        if not {"config.json", "data.json"} <= sizes.keys() <= _BEFORE_STEPS:  # config.json alone may be the user's
+        if (
+            not {"config.json", "data.json"} <= sizes.keys() <= _BEFORE_STEPS
+        ):  # config.json alone may belong to the user
             return False
         if sizes.get("metrics.jsonl", 0) or sizes.get("watched.jsonl", 0):
             return False
@@ -118,7 +118,7 @@ def is_unbegun(folder: Path) -> bool:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from training in the folder, which is made if it is not there, and goes if no step is made."""
+    """Keep other processes from training in the folder. It is created if needed, and removed if no step is made."""
     with writing(folder):
         made = not folder.exists()
         make_folder(folder)
@@ -135,7 +135,7 @@ def alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         if made:
-            with suppress(OSError):  # there is something in it
+            with suppress(OSError):  # it is not empty
                 if is_unbegun(folder):
                     _remove_content(folder)
                 folder.rmdir()
@@ -182,17 +182,17 @@ def find_data(named: str, run: Path) -> str:
 
 
 def find_data_or_say(named: str, run: Path) -> str:
-    """The same, or a RunError that tells of --data."""
+    """The same, or a RunError that mentions --data."""
     found = find_data(named, run)
     if not is_embedded(found) and not Path(found).exists():
         raise RunError(
-            f"{run} was trained on {named}, which is not there any more. Say where the dataset is now: --data DATASET."
+            f"{run} was trained on {named}, which is not there any more. Give the new place of the dataset: --data DATASET."
         )
     return found
 
 
 def _noted(run: Path) -> str:
-    """Where the dataset was when the run began."""
+    """The place of the dataset when the run started."""
     try:
         return str(read_json(run / "data.json").get("path") or "")
     except RunError:

@@ -1,10 +1,10 @@
-"""RUN/model/model.json: what is needed to build a model again and to score with it.
+"""RUN/model/model.json: everything needed to rebuild a model and to score with it.
 
 Settings and a schema -> the tables of a run and its card; a model folder -> its card, checked.
 
-A schema also says, for tables of dynamic ids, which features have one and how many ids there will be. Dynamic tables take ids
-as they are in the dataset: 64-bit ids of features with the mode raw or hash (which are then not folded), row numbers of a
-vocabulary.
+For dynamic ids the schema also determines which features have such a table and how many ids there will be. Dynamic tables take
+ids as they are in the dataset: 64-bit ids of features with the mode raw or hash (which are then not hashed), or row numbers of
+a vocabulary.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hotbed.run.files import check_folder, recover_folder
 from hotbed.run.folder import is_training
 from hotbed.tables.spec import Pooling, Table
 
-_BAG = 16  # ids of a bag, where only a guess is needed
+_BAG = 16  # ids of a bag, as an estimate
 FORMAT_VERSION = 2  # 1: no dynamic ids
 
 
@@ -49,7 +49,7 @@ def table_specs(config: RunConfig, schema: Schema) -> dict[str, Table]:
 
 
 def card_of(config: RunConfig, schema: Schema) -> dict[str, Any]:
-    """model.json: what is needed to build the model again and to score with it."""
+    """The content of model.json."""
     return {
         "model": model_settings(config, schema),
         "tables": {name: _table_card(table, config) for name, table in table_specs(config, schema).items()},
@@ -58,7 +58,7 @@ def card_of(config: RunConfig, schema: Schema) -> dict[str, Any]:
 
 
 def model_settings(config: RunConfig, schema: Schema) -> dict[str, Any]:
-    """What build_model takes; of a model of the user's own also names and the text of its file."""
+    """The arguments of build_model; for a user's own model also names and the text of its file."""
     given = config.model
     settings = {
         "name": given.name,
@@ -74,7 +74,7 @@ def model_settings(config: RunConfig, schema: Schema) -> dict[str, Any]:
 
 
 def _table_card(table: Table, config: RunConfig) -> dict[str, Any]:
-    """What scoring has to know of a table; of dynamic ids, what those without a row read."""
+    """What scoring needs to know of a table; for dynamic ids also what ids without a row read."""
     card: dict[str, Any] = {
         "rows": table.rows,
         "dim": table.dim,
@@ -89,7 +89,7 @@ def _table_card(table: Table, config: RunConfig) -> dict[str, Any]:
 
 
 def read_card(folder: Path) -> dict[str, Any]:
-    """model.json of a whole and undamaged model folder."""
+    """model.json of a complete and undamaged model folder."""
     recover_folder(folder)
     if not folder.is_dir():
         if not folder.parent.exists():
@@ -106,7 +106,7 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def no_model(run: Path) -> RunError:
-    """What to say of a folder that has no model, or not yet, and what can be done meanwhile."""
+    """The error for a folder without a model, with what can be done meanwhile."""
     here = shlex.quote(str(run))
     saved = newest_in(run / "checkpoints") is not None
     meanwhile = (
@@ -126,7 +126,7 @@ def no_model(run: Path) -> RunError:
 
 
 def count_ids(folder: Path, tables: list[str]) -> dict[str, int]:
-    """How many ids have a row, of each of these tables; nothing else is read."""
+    """How many ids of each of these tables have a row; reads nothing else."""
     try:
         with safe_open(folder / "tables.safetensors", framework="pt") as tensors:
             return {name: int(tensors.get_slice(f"{name}.id").get_shape()[0]) for name in tables}
@@ -135,12 +135,12 @@ def count_ids(folder: Path, tables: list[str]) -> dict[str, int]:
 
 
 def is_dynamic(dynamic: bool | list[str], feature: str) -> bool:
-    """Whether a feature gets a table of dynamic ids; `dynamic` as a run file says it."""
+    """Whether a feature gets a table of dynamic ids; `dynamic` is the setting of a run file."""
     return dynamic if isinstance(dynamic, bool) else feature in dynamic
 
 
 def id_problems(dynamic: bool | list[str], data: str, schema: Schema) -> list[str]:
-    """Features that are not there, and features that need a dynamic table and have none."""
+    """Features that do not exist, and features that need a dynamic table and have none."""
     names = [feature.name for feature in schema.features]
     problems = []
     for name in dynamic if isinstance(dynamic, list) else ():
@@ -158,7 +158,7 @@ def id_problems(dynamic: bool | list[str], data: str, schema: Schema) -> list[st
 
 
 def ids_of_train(schema: Schema) -> dict[str, int]:
-    """By feature, how many distinct ids the train split has, or can have where nobody counted them."""
+    """By feature, how many distinct ids the train split has, or can have if they were not counted."""
     train = schema.splits.get("train")
     samples = train.rows if train else 0
     return {one.name: _most_ids(one, samples) for one in schema.features}

@@ -1,4 +1,4 @@
-"""Batches in, a file of scores out (Parquet or CSV by its name), batch by batch, in place only when whole."""
+"""Batches -> a file of scores (Parquet or CSV by its name), written batch by batch, and renamed when complete."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from hotbed.data.encode import RawReader
 from hotbed.data.loader.loader import Loader
+from hotbed.data.raw_reader import RawReader
 from hotbed.errors import RunError
 from hotbed.host.atomic import rewriting, writing
 from hotbed.types import Batch
@@ -24,11 +24,11 @@ from hotbed.types import Batch
 FORMATS = (".parquet", ".csv")
 
 
-Located = tuple[Batch, dict[str, Any]]  # samples, and the columns that say where they come from
+LocatedBatch = tuple[Batch, dict[str, Any]]  # samples, and columns with their origin
 
 
 class Scores(Protocol):
-    """A learner, or whatever else gives logits."""
+    """A learner, or anything else that gives logits."""
 
     def ahead(self, batches: Iterable[Batch]) -> Generator[Batch, None, None]:
         """The batches, ready to be scored."""
@@ -38,8 +38,8 @@ class Scores(Protocol):
 
 
 @torch.no_grad()
-def predict(learner: Scores, samples: Iterable[Located], path: Path) -> int:
-    """Write one row per sample: where it comes from, its label where there is one, its score; return their number."""
+def predict(learner: Scores, samples: Iterable[LocatedBatch], path: Path) -> int:
+    """Write one row per sample: its origin, its label if there is one, its score; returns their number."""
     if path.suffix not in FORMATS:
         raise RunError(f"scores are written as .parquet or .csv; {path} ends in {path.suffix or 'nothing'!r}.")
     count = 0
@@ -60,7 +60,7 @@ def predict(learner: Scores, samples: Iterable[Located], path: Path) -> int:
     return count
 
 
-def split_batches(loader: Loader) -> Iterator[Located]:
+def split_batches(loader: Loader) -> Iterator[LocatedBatch]:
     """The batches of a split; samples are named by their row number."""
     start = 0
     with closing(loader.epoch(0)) as batches:
@@ -69,16 +69,16 @@ def split_batches(loader: Loader) -> Iterator[Located]:
             start += batch.size
 
 
-def raw_batches(reader: RawReader) -> Iterator[Located]:
+def raw_batches(reader: RawReader) -> Iterator[LocatedBatch]:
     """The batches of raw files; samples are named by file and line, so rows that were left out leave a gap."""
     for located in reader.located():
         names = pa.DictionaryArray.from_arrays(np.zeros(len(located.lines), np.int32), [located.file])
         yield located.batch, {"file": names.cast(pa.string()), "line": located.lines}
 
 
-def _scored(learner: Scores, samples: Iterable[Located]) -> Generator[pa.Table, None, None]:
+def _scored(learner: Scores, samples: Iterable[LocatedBatch]) -> Generator[pa.Table, None, None]:
     """Origin, label (null where unknown) and probability in float64, so that confident scores do not collapse to 1."""
-    waiting: deque[Located] = deque()  # read ahead, not yet scored
+    waiting: deque[LocatedBatch] = deque()  # read ahead, not yet scored
 
     def batches() -> Generator[Batch, None, None]:
         for located in samples:
@@ -89,7 +89,7 @@ def _scored(learner: Scores, samples: Iterable[Located]) -> Generator[pa.Table, 
         for batch in moved:
             logits = learner.score(batch).double().cpu()
             if bool(torch.isnan(logits).any()):
-                raise RunError("the model gives scores that are no number; it has diverged in training.")
+                raise RunError("the scores of the model are not numbers (NaN); it has diverged in training.")
             here, origin = waiting.popleft()
             labels = pa.array(here.labels.numpy(), from_pandas=True)
             yield pa.table({**origin, "label": labels, "score": torch.sigmoid(logits).numpy()})

@@ -1,4 +1,4 @@
-"""Run files and `--set path=value` texts in, one RunConfig and the list of all mistakes out."""
+"""Run files and `--set path=value` texts -> one RunConfig and a list of all mistakes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compose(
     flat.update(overrides or {})
     for text in sets:
         problems += _set(text, flat)
-    if named is not None and flat["model.name"] != named:  # the text in the run file is that of its own model
+    if named is not None and flat["model.name"] != named:  # the source in the run file is that of its own model
         flat.pop("model.source", None)
     config, wrong = from_flat(flat)
     return config, problems + wrong

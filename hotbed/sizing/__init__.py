@@ -1,1 +1,1 @@
-"""Bytes: what each tier gets of a budget, what tables and models take, and whether it fits."""
+"""Bytes: the share of each tier in a budget, the size of tables and models, and whether they fit."""

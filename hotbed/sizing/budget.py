@@ -1,11 +1,11 @@
 """Budgets: a share of the rows or bytes of device memory for the cache, bytes of host memory, a folder and bytes of an ssd.
 
-In comes what a user asked for and what the groups of tables need; out goes what each group gets. Bytes hold the rows and all
-that finds them. Groups share a budget in proportion to the bytes of their rows.
+The budgets of a user and the needs of the groups of tables -> what each group gets. Bytes include rows and their index. Groups
+share a budget in proportion to the bytes of their rows.
 
-Tables of dynamic ids have no number of rows. Beside them the others take what all their rows need, but no more than half of
-a budget; the rest is for dynamic ids, in proportion to the bytes of a record. Where their rows are on an ssd, up to half of
-their memory is for the index of ids, which says how many there can be, and what is left holds rows.
+Tables of dynamic ids have no number of rows. The other tables get what all their rows need, but at most half of a budget; the
+rest is for dynamic ids, in proportion to the bytes of a record. If their rows are on an ssd, up to half of their memory is for
+the index of ids, which limits their number, and the rest holds rows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hotbed.store import Place, ssd, tiered
 Rows = tuple[int, int]  # number of rows, bytes of a record
 Size = tuple[int | None, int]  # likewise; None for dynamic ids
 BYTES_PER_ID = 35  # of the index of dynamic ids, with last use and score
-BASE_BYTES = 12 << 20  # what an empty index of ids takes, in whole pages; not counted
-SSD_BYTES_PER_KEY = ssd.BYTES_PER_KEY  # where no memory tier is over the ssd
-_LEAST_SSD = 4 << 20  # of a group: three segments, and the copy that compaction makes
-_MOST_ADDRESSES = 1 << 44  # bytes set aside for rows of dynamic ids, which take memory only once they are used
+BASE_BYTES = 12 << 20  # of an empty index of ids, in whole pages; not counted
+SSD_BYTES_PER_KEY = ssd.BYTES_PER_KEY  # without a memory tier over the ssd
+_LEAST_SSD = 4 << 20  # of a group: three segments, and the copy of compaction
+_MOST_ADDRESSES = 1 << 44  # bytes of address space for rows of dynamic ids, which take memory only once they are used
 
 
 class Budgets(NamedTuple):
-    """As given by the user; None is not given."""
+    """As given by the user; None: not given."""
 
     cache: float | None = None
     hbm: str | int | None = None
@@ -40,15 +40,15 @@ class Budgets(NamedTuple):
 
     @property
     def bounds_index(self) -> bool:
-        """Whether bytes say how large the cache is: `hbm`, or `memory` over an ssd without a cache on a device."""
+        """Whether the size of the cache is given in bytes: `hbm`, or `memory` over an ssd without a cache on a device."""
         return self.hbm is not None or (self.ssd is not None and self.cache is None)
 
 
 class IdRoom(NamedTuple):
-    """What the ids of one group may take."""
+    """The budget of the ids of one group."""
 
     rows: int
-    memory: int | None = None  # bytes of the index and of what rows take beside it; None: as much as there is
+    memory: int | None = None  # bytes of the index and of what rows take in addition; None: unlimited
     per_row: int = 0  # bytes of that
 
 
@@ -58,11 +58,11 @@ class Room(NamedTuple):
     num_slots: int | None  # on the device; None: every row
     place: Place  # of the rows below
     ids: IdRoom | None = None  # of dynamic ids
-    bounded: bool = False  # the cache with its index has BYTES_PER_SLOT beside every record, and no more
+    bounded: bool = False  # the cache with its index has BYTES_PER_SLOT in addition to every record, and no more
 
 
 def rooms_of(budgets: Budgets, groups: Sequence[Size], device_type: str) -> list[Room]:
-    """The room of every group; all that contradicts itself or does not fit is an error that says what would."""
+    """The room of every group; contradictions and budgets that do not fit are errors that say what would fit."""
     preset = [(rows, record) for rows, record in groups if rows is not None]
     if len(preset) < len(groups):
         rooms = _rooms_with_dynamic(budgets, groups, device_type)
@@ -120,7 +120,7 @@ def _rooms_with_dynamic(budgets: Budgets, groups: Sequence[Size], device_type: s
 
 
 def _memory_rooms(budgets: Budgets, groups: Sequence[Size]) -> list[Room]:
-    """Rows in memory; how many slots is open."""
+    """Rows in memory; the number of slots is set later."""
     check_host(budgets.memory, [(rows, record) for rows, record in groups if rows is not None])
     memory = None if budgets.memory is None else parse_bytes(budgets.memory, "memory")
     left = None if memory is None else memory - sum(rows * (record + 1) for rows, record in groups if rows is not None)
@@ -185,7 +185,7 @@ def _slots_in(hbm: int, groups: Sequence[Size]) -> list[int]:
 
 
 def _split(budget: int, groups: Sequence[Size], copies: int, extra: int) -> list[int]:
-    """Bytes for every group, where some have dynamic ids: see above. Rows need `copies` of their record, and `extra`."""
+    """Bytes for every group, if some have dynamic ids: see above. Rows need `copies` of their record, and `extra`."""
     needs = [(rows or 0) * (copies * record + extra) for rows, record in groups]
     share = min(1.0, budget / 2 / sum(needs)) if any(needs) else 0.0
     left = budget - sum(int(need * share) for need in needs)
@@ -196,7 +196,7 @@ def _split(budget: int, groups: Sequence[Size], copies: int, extra: int) -> list
 
 
 def _ssd_parts(budget: int, shares: Sequence[int]) -> list[int]:
-    """Bytes of an ssd for every group: the least that works, and of what is left in proportion to its share."""
+    """Bytes of an ssd for every group: the least that works, plus a part of the rest in proportion to its share."""
     left = budget - _LEAST_SSD * len(shares)
     if left < 0:
         least = in_words(_LEAST_SSD)
@@ -232,21 +232,21 @@ def cache_share(cache: float | None, hbm: str | int | None, groups: Sequence[Row
 
 
 def with_some_to_spare(needed: int) -> int:
-    """The slots that hold the largest batch of a long epoch, too, where one of its batches needs so many rows.
+    """The slots that hold the largest batch of a long epoch too, if one of its batches needs `needed` rows.
 
-    Distinct rows of equally large batches scatter by less than the root of their number; this is four times that on top.
+    The distinct rows of batches of one size vary by less than the root of their number; this adds four times that.
     """
     return needed + 4 * math.isqrt(needed)
 
 
 def share_of(num_slots: int, num_rows: int) -> str:
-    """As --cache takes it: four digits, rounded up, so that it is enough."""
+    """As an argument of --cache: four digits, rounded up, so that it is enough."""
     unit = 10.0 ** (math.floor(math.log10(num_slots / num_rows)) - 3)
     return f"{min(math.ceil(num_slots / num_rows / unit) * unit, 1.0):.4g}"
 
 
-class Enough(NamedTuple):
-    """A cache that will do, as options say it."""
+class SufficientCache(NamedTuple):
+    """A cache that is large enough, as options."""
 
     num_slots: int
     share: str | None  # of --cache; None: rows have no number
@@ -261,21 +261,23 @@ class Enough(NamedTuple):
 
 def enough_for(
     needed: int, rows: int | None, record: int, *, on_ssd: bool = False, num_groups: int = 1, to_spare: bool = True
-) -> Enough:
-    """For batches of which one needs so many rows of a group; `rows` is None for dynamic ids.
+) -> SufficientCache:
+    """For batches of which one needs `needed` rows of a group; `rows` is None for dynamic ids.
 
-    `to_spare`: with room for batches that need a little more, else the least. Where some ids are dynamic and others not, each
-    kind has half of the bytes at least. `on_ssd`: there is no memory between the cache and the ssd.
+    `to_spare`: with room for batches that need a little more, else the minimum. If some ids are dynamic and others are not,
+    each kind has at least half of the bytes. `on_ssd`: there is no memory between the cache and the ssd.
     """
     num_slots = with_some_to_spare(needed) if to_spare else needed
     if rows is None:
         num_bytes = num_slots * (record + BYTES_PER_SLOT) * num_groups
-        return Enough(num_slots, None, *(("memory", typed(2 * num_bytes)) if on_ssd else ("hbm", typed(num_bytes))))
+        return SufficientCache(
+            num_slots, None, *(("memory", typed(2 * num_bytes)) if on_ssd else ("hbm", typed(num_bytes)))
+        )
     num_slots = min(num_slots, rows)
     num_bytes = num_slots * (record + BYTES_PER_SLOT)
     if on_ssd:
-        return Enough(num_slots, None, "memory", typed(num_bytes + rows * SSD_BYTES_PER_KEY))
-    return Enough(num_slots, share_of(num_slots, rows), "hbm", typed(num_bytes))
+        return SufficientCache(num_slots, None, "memory", typed(num_bytes + rows * SSD_BYTES_PER_KEY))
+    return SufficientCache(num_slots, share_of(num_slots, rows), "hbm", typed(num_bytes))
 
 
 def check_host(memory: str | int | None, groups: Sequence[Rows]) -> None:
@@ -317,7 +319,7 @@ def _slots(share: float | None, rows: int, budgets: Budgets) -> int | None:
 
 
 def _rows_in(memory: int, part: float, rows: int, per_key: int, per_row: int) -> int:
-    """How many rows fit into a part of memory, beside the index of all."""
+    """How many rows fit into a part of memory, in addition to the index of all."""
     fit = int((memory * part - rows * per_key) // per_row)
     if fit < 1:
         needed = (rows * per_key + per_row) / part

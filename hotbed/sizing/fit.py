@@ -1,15 +1,15 @@
-"""What tables and a model will take, in bytes, against what the machine has left: told before anything is allocated.
+"""Bytes of tables and a model, compared with the free memory of the machine, before anything is allocated.
 
-Whole tables take all their records on the device. Behind a cache the device takes the cache's share or budget, and host
-memory the records that can ever be used: no more than there are samples, for a feature with one id per sample. A batch must
-fit into the cache at once. Dynamic ids have no number of rows; whoever asks says how many there will be.
+Whole tables take all their records on the device. With a cache the device holds the cache's share or budget, and host memory
+the records that can ever be used: at most one per sample, for a feature with one id per sample. A batch must fit into the
+cache at once. Dynamic ids have no number of rows; the caller says how many there will be.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -18,18 +18,56 @@ from hotbed.cache import BYTES_PER_SLOT
 from hotbed.errors import BudgetError
 from hotbed.host.memory import available_memory, in_words, parse_bytes
 from hotbed.ops.records import Precision, layout_of
+from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import RowOptimizer
 from hotbed.sizing.budget import Budgets, Size, cache_share, enough_for, rooms_of
-from hotbed.sizing.groups import TableSize, sizes_of
 from hotbed.types import Batch
 
 _CPU = torch.device("cpu")
 
 
-class Amounts(NamedTuple):
-    """What tables take, in rows and bytes; their records are of one width."""
+class TableSize(Protocol):
+    """What the size of a table depends on."""
 
-    rows: int  # with those that dynamic ids will have
+    @property
+    def rows(self) -> int | None:
+        """None: dynamic ids."""
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def hashing(self) -> bool: ...
+
+
+T = TypeVar("T", bound=TableSize)
+
+
+def members_by_group(tables: Mapping[str, T]) -> dict[tuple[int, bool], dict[str, T]]:
+    """The tables of every group, by (dim, whether ids are dynamic)."""
+    members: dict[tuple[int, bool], dict[str, T]] = {}
+    for name, table in tables.items():
+        members.setdefault((table.dim, table.rows is None), {})[name] = table
+    return members
+
+
+def sizes_of(
+    tables: Mapping[str, TableSize], optimizer: RowOptimizer, precision: Precision, shard: Shard = WHOLE
+) -> list[Size]:
+    """(rows here, bytes of a record) of every group; None for dynamic ids."""
+    return [
+        (
+            None if dynamic else shard.num_local(sum(table.rows or 0 for table in members.values())),
+            layout_of(dim, optimizer, precision).width * 4,
+        )
+        for (dim, dynamic), members in members_by_group(tables).items()
+    ]
+
+
+class Amounts(NamedTuple):
+    """Rows and bytes of tables; their records have one width."""
+
+    rows: int  # including those of dynamic ids
     record: int  # bytes of one record
     groups: tuple[Size, ...]
 
@@ -42,7 +80,7 @@ class Amounts(NamedTuple):
         return self.rows * self.record
 
     def cached(self, num_rows: int) -> int:
-        """Bytes of a cache of so many rows, with all that finds them; batches on their way take memory beside it."""
+        """Bytes of a cache of `num_rows` rows with its index; batches in flight take memory in addition."""
         return num_rows * (self.record + BYTES_PER_SLOT)
 
 
@@ -52,7 +90,7 @@ def amounts_of(
     precision: Precision = "fp32",
     known: Mapping[str, int] | None = None,
 ) -> Amounts:
-    """Of tables of one dim; `known` is the number of ids that a table of dynamic ids will have."""
+    """Amounts of tables of one dim; `known` is the number of ids of each table of dynamic ids."""
     (dim,) = {table.dim for table in tables.values()}
     rows = sum((known or {}).get(name, 0) if table.rows is None else table.rows for name, table in tables.items())
     groups = tuple(sizes_of(tables, optimizer, precision))
@@ -60,9 +98,9 @@ def amounts_of(
 
 
 def budgets_of(budgets: Budgets, amounts: Amounts, batch_rows: int) -> Budgets:
-    """The same in bytes where ids are dynamic: a share is one of the ids there will be, nothing given is room for all.
+    """The same in bytes if ids are dynamic: a share is of the ids that there will be; without a budget there is room for all.
 
-    `batch_rows`: rows that a batch may need beside them, of ids that no training has seen.
+    `batch_rows`: rows that a batch may need in addition, of ids that training has never seen.
     """
     if not amounts.has_dynamic or budgets.hbm is not None or (budgets.ssd is not None and budgets.cache is None):
         return budgets
@@ -70,12 +108,14 @@ def budgets_of(budgets: Budgets, amounts: Amounts, batch_rows: int) -> Budgets:
         rows = math.ceil(budgets.cache * amounts.rows)
     else:
         preset = sum(rows or 0 for rows, _ in amounts.groups)
-        rows = max(amounts.rows + batch_rows, 2 * preset)  # tables beside dynamic ones get half of a budget at most
+        rows = max(
+            amounts.rows + batch_rows, 2 * preset
+        )  # with dynamic tables, the others get at most half of a budget
     return budgets._replace(cache=None, hbm=str(amounts.cached(max(rows, len(amounts.groups)))))
 
 
 def table_problems(budgets: Budgets, amounts: Amounts, device: torch.device, most_used: int | None = None) -> list[str]:
-    """Nothing, or what does not fit, with the ways out; `most_used` bounds the rows that are ever used."""
+    """What does not fit, with ways out; `most_used` bounds the rows that are ever used."""
     share = cache_share(budgets.cache, budgets.hbm, [(max(amounts.rows, 1), amounts.record)])
     free, host = available_memory(device), available_memory(_CPU)
     if budgets.ssd is not None and budgets.memory is not None:
@@ -92,7 +132,9 @@ def table_problems(budgets: Budgets, amounts: Amounts, device: torch.device, mos
             f"the cache does not fit: it takes {in_words(on_device)}, and {device} has {in_words(free)} left. Lower "
             "--cache or --hbm (tables.cache, tables.hbm)"
         )
-    below = min(amounts.rows, most_used or amounts.rows) * amounts.record + amounts.rows  # a byte says: was it written?
+    below = (
+        min(amounts.rows, most_used or amounts.rows) * amounts.record + amounts.rows
+    )  # one byte per row: whether it was written
     what = f"the rows behind the cache do not fit: up to {in_words(below)} will be used"
     if host is not None and below + (on_device if device.type == "cpu" else 0) > host:
         problems.append(f"{what}, and the host has {in_words(host)} left. {_ways_out(_CPU)}")
@@ -100,7 +142,7 @@ def table_problems(budgets: Budgets, amounts: Amounts, device: torch.device, mos
 
 
 def _tier_problems(budgets: Budgets, amounts: Amounts, device: torch.device) -> list[str]:
-    """Of memory over an ssd."""
+    """Problems of memory over an ssd."""
     rooms = rooms_of(budgets, amounts.groups, device.type)
     assert all(room.num_slots is not None for room in rooms), "an ssd is behind a cache"
     assert budgets.memory is not None, "an ssd is below memory"
@@ -161,7 +203,7 @@ class BatchSample(NamedTuple):
 def too_small(
     counted: BatchSample, needed: int, num_slots: int, amounts: Amounts, *, on_ssd: bool = False
 ) -> BudgetError:
-    """The error for a cache that cannot hold a batch, with those that can; `on_ssd`: memory is the cache."""
+    """The error for a cache that cannot hold a batch, with sizes that can; `on_ssd`: memory is the cache."""
     rows = None if amounts.has_dynamic else amounts.rows
     enough, least = (
         enough_for(needed, rows, amounts.record, on_ssd=on_ssd, num_groups=len(amounts.groups), to_spare=to_spare)
@@ -176,7 +218,7 @@ def too_small(
 
 
 def model_problems(model: nn.Module, device: torch.device) -> list[str]:
-    """Nothing, or that the dense weights do not fit; the model may be a shape without memory."""
+    """A problem if the dense weights do not fit; the model may be on the meta device."""
     free = available_memory(device)
     weights = sum(one.numel() for one in model.parameters())
     needed = weights * 4 * 4  # float32, with the gradient and the two states of Adam

@@ -1,9 +1,9 @@
-"""Law 1 on a user's own tables and data: two twins train side by side, one plain, one with a cache, and every bit is compared.
+"""Law 1 on a user's own tables and data: trains two twins, one plain, one with a cache, and compares every bit.
 
-In: a function that makes a twin, and batches. Out: a verdict, and at the first difference its step, table, id and values.
-After every step the loss, the vectors that were looked up, their gradients and the records of all rows of the batch, before
-and after, are compared; at the end every row that was used, read from where it lies. The price is a copy of the batch's
-records on each side: a step takes two to four times as long.
+A function makes the twins; the result is a verdict with step, table, id and values of the first difference. After every step it
+compares the loss, the looked-up vectors, their gradients and the records of all rows of the batch, before and after; at the end
+every row that was used, read from its tier. The price is a copy of the batch's records on each side: a step takes two to four
+times as long.
 """
 
 from hotbed.verify.compare import Difference

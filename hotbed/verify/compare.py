@@ -1,10 +1,10 @@
-"""What two twins saw in one step in, the first difference out, named by what went wrong.
+"""Compares one step of two twins and names the first difference by its cause.
 
-before the lookup     records differ though they were right after their last use: the row, its optimizer state, or, where it
-                       has left the device since, its way to the store and back
-the lookup            records are the same, vectors are not
-the model              vectors are the same, the loss or the gradients are not: not the tables' doing
-the update             records and gradients were the same, the new records are not
+before the lookup   records differ, but were right after their last use: the row, its optimizer state, or, if it left the device
+                    since, its way to the store and back
+the lookup          records are the same, vectors are not
+the model           vectors are the same, the loss or the gradients are not: the tables are not the cause
+the update          records and gradients were the same, the new records are not
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.tables.group.group import TableGroup
-from hotbed.verify.watch import GroupCall
-
-_AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+from hotbed.verify.watch import GroupCall, bits_of
 
 
 class Difference(NamedTuple):
-    """The first thing that is not the same."""
+    """The first difference."""
 
     step: int  # 1 is the first
     what: str  # row, optimizer state, write-back, lookup, update, gradient, loss
@@ -33,10 +31,10 @@ class Difference(NamedTuple):
     id: int | None = None
     column: str = ""  # weight, or the name of a state
     element: int = 0  # of the column
-    since: str = ""  # when it was last right
+    since: str = ""  # when the value was last right
 
     def text(self) -> str:
-        """One paragraph for a person."""
+        """As text."""
         row = f"table {self.table!r}, id {self.id}: " if self.table else ""
         place = f"{self.column}[{self.element}]" if self.column else self.what
         bits = f"{_hex(self.plain)} and {_hex(self.other)}"
@@ -44,7 +42,7 @@ class Difference(NamedTuple):
         return f"step {self.step}, {self.what}: {row}{place} is {self.plain!r} plain and {self.other!r} here ({bits}).{tail}"
 
 
-class History:
+class UseHistory:
     """When rows were used, and when they came to the device."""
 
     def __init__(self) -> None:
@@ -52,7 +50,7 @@ class History:
         self._came: list[tuple[int, int, NDArray[np.int64]]] = []  # (the step they came for, group, keys)
 
     def note(self, seen: list[GroupCall], came: list[tuple[int, Tensor]]) -> None:
-        """One step is done, and right."""
+        """Record a step without a difference."""
         self._used.append([np.unique(one.keys.cpu().numpy()) for one in seen])
         self._came += [(len(self._used), group, keys.numpy()) for group, keys in came]
 
@@ -63,7 +61,7 @@ class History:
         return found[found >= 0]
 
     def last_use(self, group: int, key: int) -> int:
-        """The last step that used the row, 0 if none did."""
+        """The last step that used the row; 0: none."""
         for step in range(len(self._used), 0, -1):
             keys = self._used[step - 1][group]
             at = int(np.searchsorted(keys, key))
@@ -83,10 +81,10 @@ def first_difference(
     plain: list[GroupCall],
     other: list[GroupCall],
     losses: tuple[Tensor, Tensor],
-    history: History,
+    history: UseHistory,
     came: list[tuple[int, Tensor]],
 ) -> Difference | None:
-    """Of one step of both twins."""
+    """The first difference in one step of both twins."""
     for number, (one, two) in enumerate(zip(plain, other, strict=True)):
         found = _first(one.before, two.before)
         if found is not None:
@@ -117,7 +115,7 @@ def first_difference(
 
 
 def last_difference(step: int, plain: TableGroup, other: TableGroup, keys: NDArray[np.int64]) -> Difference | None:
-    """Of rows that were used, wherever they lie now."""
+    """The first difference in rows that were used, in any tier."""
     for start in range(0, keys.shape[0], 1 << 18):
         part = torch.from_numpy(keys[start : start + (1 << 18)])
         one, two = plain.read_rows(part), other.read_rows(part)
@@ -125,13 +123,13 @@ def last_difference(step: int, plain: TableGroup, other: TableGroup, keys: NDArr
         if found is not None:
             column = _column(other, one[found[0]], two[found[0]])
             name = other.keyspace.name_of(int(part[found[0]]))
-            tail = "It was right after its last use; read from where it lies at the end, it is not."
+            tail = "It was right after its last use; read from its tier at the end, it is not."
             return Difference(step, "write-back", column[2], column[3], *name, column[0], column[1], tail)
     return None
 
 
 def _of_row(
-    step: int, one: GroupCall, two: GroupCall, at: int, history: History, number: int, came: list[tuple[int, Tensor]]
+    step: int, one: GroupCall, two: GroupCall, at: int, history: UseHistory, number: int, came: list[tuple[int, Tensor]]
 ) -> Difference:
     key = int(two.keys[at])
     column, element, value, wrong = _column(two.group, one.before[at], two.before[at])
@@ -147,7 +145,7 @@ def _of_row(
 
 
 def _of_vector(step: int, one: GroupCall, two: GroupCall, found: tuple[int, int]) -> Difference:
-    """A vector may be pooled from many rows: named is the first of them."""
+    """A vector may be pooled from many rows: names the first of them."""
     out, element = found
     at = out
     group = two.group
@@ -165,15 +163,11 @@ def _first(one: Tensor | None, two: Tensor | None) -> tuple[int, int] | None:
         assert two is None
         return None
     assert one.shape == two.shape, f"{tuple(one.shape)} and {tuple(two.shape)}"
-    differ = _bits(one) != _bits(two)
+    differ = bits_of(one.contiguous()) != bits_of(two.contiguous())
     if not bool(differ.any()):
         return None
     row, column = differ.nonzero()[0].tolist()
     return int(row), int(column)
-
-
-def _bits(values: Tensor) -> Tensor:
-    return values.contiguous().view(_AS_INTEGERS[values.itemsize])
 
 
 def _column(group: TableGroup, one: Tensor, two: Tensor) -> tuple[str, int, float, float]:

@@ -1,7 +1,7 @@
-"""One wrong bit on purpose, to see `verify` find it: a check of the checker.
+"""Flips one bit on purpose, to check that `verify` finds it.
 
-Each place damages the first chance it gets after some steps: a weight of a row on the device, a state of its optimizer, a
-record on its way to the store, a vector on its way to the model.
+Each place flips it at the first opportunity after some steps: in a weight of a row on the device, in a state of its optimizer,
+in a record on its way to the store, or in a vector on its way to the model.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from torch import Tensor
 from hotbed.errors import ConfigError
 from hotbed.ops.lookups import Lookups
 from hotbed.tables.module import EmbeddingTables
-from hotbed.verify.watch import keys_of
+from hotbed.verify.watch import bits_of, keys_of
 
-PLACES = ("row", "state", "write-back", "look-up")
+PLACES = ("row", "state", "write-back", "lookup")
+_OLD_PLACES = {"look-up": "lookup"}  # names of 0.1
 
 
 def inject(place: str, after: int = 3) -> Callable[[EmbeddingTables], None]:
-    """Something that damages tables in this place after so many steps."""
+    """A function that damages tables in this place after `after` steps."""
+    place = _OLD_PLACES.get(place, place)
     if place not in PLACES:
         raise ConfigError(f"inject: {place!r} is not one of {', '.join(PLACES)}.")
 
@@ -31,7 +33,7 @@ def inject(place: str, after: int = 3) -> Callable[[EmbeddingTables], None]:
             raise ConfigError("inject: this optimizer keeps no state to damage.")
         if place == "write-back":
             _damage_writes(group, after)
-        elif place == "look-up":
+        elif place == "lookup":
             _damage_lookups(group, after)
         else:
             _damage_records(group, place, after)
@@ -40,7 +42,7 @@ def inject(place: str, after: int = 3) -> Callable[[EmbeddingTables], None]:
 
 
 def _damage_records(group: Any, place: str, after: int) -> None:
-    """A row that this batch and the one before have, in the same slot."""
+    """Damage a row that this batch and the previous one use, in the same slot."""
     lookup, layout = group.lookup, group.layout
     column = 0 if place == "row" else layout.columns(layout.states[0]).start
     calls, last, done = 0, torch.zeros(0, dtype=torch.int64, device="cpu"), False
@@ -65,21 +67,34 @@ def _damage_records(group: Any, place: str, after: int) -> None:
 def _damage_writes(group: Any, after: int) -> None:
     if not group.caches:
         raise ConfigError("inject write-back: these tables write nothing back; give them a cache.")
-    store = group.caches[0].store
-    write = store.write
+    cache = group.caches[0]
+    store, write, exchange = cache.store, cache.store.write, cache.exchange
     writes = 0
 
-    def damaged(keys: Tensor, records: Tensor, *slots: Tensor) -> None:
+    def is_due(num_rows: int) -> bool:
         nonlocal writes
-        writes += keys.shape[0] > 0
-        if writes == after:
-            writes += 1
-            records = records.clone()
-            for row in slots[0].tolist() if slots else range(records.shape[0]):  # which of them comes back is not known
-                flip_bit(records, row, 0)
-        write(keys, records, *slots)
+        writes += num_rows > 0
+        due = writes == after
+        writes += due
+        return due
 
-    store.write = damaged
+    def damaged(keys: Tensor, records: Tensor) -> None:
+        if is_due(keys.shape[0]):
+            records = records.clone()
+            for row in range(records.shape[0]):  # it is not known which of them comes back
+                flip_bit(records, row, 0)
+        write(keys, records)
+
+    def damaged_exchange(fetch: Any) -> None:
+        exchange(fetch)
+        if is_due(fetch.plan.num_victims):
+            for key in fetch.plan.victim_keys.tolist():
+                flip_bit(store.parts()[0], key, 0)
+
+    if cache.is_direct:  # victims go straight from their slots to the store
+        cache.exchange = damaged_exchange
+    else:
+        store.write = damaged
 
 
 def _damage_lookups(group: Any, after: int) -> None:
@@ -99,5 +114,4 @@ def _damage_lookups(group: Any, after: int) -> None:
 
 def flip_bit(values: Tensor, row: int, column: int) -> None:
     """The lowest bit of one number."""
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize]
-    values.view(kind)[row, column] ^= 1
+    bits_of(values)[row, column] ^= 1

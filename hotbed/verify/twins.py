@@ -1,6 +1,6 @@
-"""Twins that train on the same batches: one plain, one another way; a verdict out.
+"""Trains two twins on the same batches, one plain and one with another storage, and gives a verdict.
 
-Both are made by the same function and take their steps in turn, each with its own state of torch's random numbers, so that
+Both are made by the same function and take steps alternately, each with its own state of torch's random numbers, so that
 dropout is the same too.
 """
 
@@ -17,11 +17,11 @@ from torch import Tensor
 from hotbed.pipeline import prefetch
 from hotbed.pipeline.batches import to_device
 from hotbed.tables.module import EmbeddingTables
-from hotbed.verify.compare import Difference, History, first_difference, last_difference
-from hotbed.verify.watch import Watch
+from hotbed.verify.compare import Difference, UseHistory, first_difference, last_difference
+from hotbed.verify.watch import TableWatch
 
 Step = Callable[[Any], Tensor]  # a batch -> its loss, after backward and the optimizer's step
-Make = Callable[..., tuple[EmbeddingTables, Step]]  # keyword arguments of EmbeddingTables -> a twin, always the same
+Make = Callable[..., tuple[EmbeddingTables, Step]]  # keyword arguments of EmbeddingTables -> a twin; deterministic
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class TwinStorage:
 
 
 class Verdict(NamedTuple):
-    """Of one way."""
+    """The result for one storage."""
 
     way: TwinStorage
     steps: int  # that were compared
     lookups: int
     rows: int  # distinct rows that were compared, each with its optimizer state
-    evictions: int  # rows that left the device; none proves little
+    evictions: int  # rows that left the device; with none, little is proved
     difference: Difference | None
 
     @property
     def same(self) -> bool:
-        """Whether every bit was."""
+        """Whether every bit was the same."""
         return self.difference is None
 
 
@@ -65,7 +65,7 @@ def verify(
     `agree` says whether some rank has found a difference.
     """
     plain, other = _Twin(make, {}, None), _Twin(make, way.where, injected)
-    history = History()
+    history = UseHistory()
     lookups = step = 0
     difference, ended = None, False
     try:
@@ -102,18 +102,18 @@ def _ahead(batches: Sequence[Any], tables: EmbeddingTables, way: TwinStorage) ->
 
 
 class _Twin:
-    """Tables under watch, and their step with a state of random numbers of its own."""
+    """Watched tables, and their step with its own state of random numbers."""
 
     def __init__(self, make: Make, where: dict[str, Any], injected: Callable[[EmbeddingTables], None] | None) -> None:
-        with _forked():
+        with _keep_random_states():
             self.tables, self._step = make(**where)
             self._states = _random_states()
         if injected is not None:
             injected(self.tables)
-        self.watch = Watch(self.tables)
+        self.watch = TableWatch(self.tables)
 
     def step(self, batch: Any) -> Tensor:
-        with _forked():
+        with _keep_random_states():
             _set_random_states(self._states)
             loss = self._step(batch)
             self._states = _random_states()
@@ -121,7 +121,7 @@ class _Twin:
 
 
 @contextmanager
-def _forked() -> Iterator[None]:
+def _keep_random_states() -> Iterator[None]:
     """Leave torch's random numbers as they were."""
     before = _random_states()
     try:

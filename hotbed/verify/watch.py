@@ -1,7 +1,7 @@
-"""Tables in; what every call of them reads and writes out, group by group, without changing it.
+"""Records what every call of tables reads and writes, group by group, without changing it.
 
-A watch stands before lookup and update of each group and copies the records of the batch, and before `exchange`, to know
-which rows have come to the device.
+A watch wraps lookup and update of each group and copies the records of the batch. It wraps `exchange` to know which rows have
+come to the device.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class GroupCall:
     after: Tensor | None = None  # [L, W]
 
 
-class Watch:
-    """Of one EmbeddingTables; `take` gives what was seen since it was last called."""
+class TableWatch:
+    """Watches one EmbeddingTables; `take` returns what was recorded since the last time."""
 
     def __init__(self, tables: EmbeddingTables) -> None:
         self.tables = tables
         self._seen: list[GroupCall] = []
         self._came: list[tuple[int, Tensor]] = []
         self._undo: list[Callable[[], None]] = []
-        tables.stop_recording()  # recorded launches pass by the groups
+        tables.stop_recording()  # recorded launches bypass the groups
         for number, group in enumerate(tables.groups):
             self._attend(group, "lookup", self._lookup_of(group))
             self._attend(group, "apply", self._update_of(group))
@@ -112,6 +112,11 @@ class Watch:
             self._came.append((number, plan.miss_keys.cpu().clone()))
 
         return watched
+
+
+def bits_of(values: Tensor) -> Tensor:
+    """The same numbers as integers of their width: a view of contiguous values."""
+    return values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize])
 
 
 def keys_of(lookups: Lookups) -> Tensor:

@@ -206,7 +206,7 @@ class Checkpoints(RuleBasedStateMachine):
     def fail(self):
         self.saver._cancelled.set()
         if self.tables.touched:
-            with pytest.raises(RunError, match="given up"):
+            with pytest.raises(RunError, match="cancelled"):
                 self.saver.save(state(self.step + 1), wait=True)
         self.saver._cancelled.clear()
 

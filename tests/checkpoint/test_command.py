@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from hotbed.checkpoint import Policy, Saver
-from hotbed.checkpoint.chain import folders_in
-from hotbed.checkpoint.diff import DenseDiff, _dense
+from hotbed.checkpoint import Policy, Saver, State
+from hotbed.checkpoint.chain import find, folders_in
+from hotbed.checkpoint.diff import DenseDiff, _dense, diff
 from hotbed.cli import main
 from tests.checkpoint.fakes import DictTables, state
 
@@ -57,7 +57,7 @@ def test_list(hotbed, run):
 def test_verify_finds_the_damaged_file(hotbed, run):
     code, out, _ = hotbed("checkpoint", "verify", run)
     assert code == 0
-    assert "5 checkpoints are whole" in out
+    assert "5 checkpoints are intact" in out
     path = next((run / "checkpoints" / "000000000004" / "rows").iterdir())
     content = bytearray(path.read_bytes())
     content[100] ^= 1
@@ -67,7 +67,7 @@ def test_verify_finds_the_damaged_file(hotbed, run):
     assert f"{path} is damaged: its content does not fit its checksum." in err
     assert "1 problem in" in err
     code, out, _ = hotbed("checkpoint", "verify", run / "checkpoints" / "000000000003")
-    assert (code, "1 checkpoint is whole" in out) == (0, True)
+    assert (code, "1 checkpoint is intact" in out) == (0, True)
 
 
 def test_diff(hotbed, run):
@@ -150,3 +150,13 @@ def test_help_teaches(hotbed):
         code, out, _ = hotbed("checkpoint", command, "--help")
         assert code == 0
         assert f"hotbed checkpoint {command} runs/" in out
+
+
+def test_settings_that_differ_are_told_from_the_first_to_the_second(tmp_path):
+    tables = DictTables()
+    for step, rate in ((1, 0.5), (2, 0.25)):
+        document = {"config": {"dense": {"lr": rate, "optimizer": "adam"}}}
+        Saver(tmp_path, tables).save(State(step, {"dense": {}}, document), wait=True)
+    one, other = ([find(tmp_path / f"{step:012}")] for step in (1, 2))
+    assert diff(one, other).settings == {"dense.lr": (0.5, 0.25)}
+    assert diff(one, one).settings == {}

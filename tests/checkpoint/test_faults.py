@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -20,6 +19,7 @@ from hotbed.checkpoint.read import load_rows, problems_of
 from hotbed.checkpoint.row_file import RowFile
 from hotbed.errors import RunError
 from tests.checkpoint.fakes import DictTables, state
+from tests.fresh import Program
 
 
 @pytest.fixture
@@ -323,15 +323,14 @@ for step in range(10**6):
 @pytest.mark.parametrize("saves", [1, 2, 5])
 def test_a_writer_killed_at_any_moment_leaves_whole_checkpoints(tmp_path, saves):
     """It is killed some milliseconds after a save; what is there afterwards is whole, and not older than that save."""
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "c")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()) as process:
-        assert process.stdout is not None
-        for _ in range(saves):
-            last = int(process.stdout.readline())
-        deadline = time.perf_counter() + 0.007 * saves
-        while time.perf_counter() < deadline:
-            pass
-        process.send_signal(signal.SIGKILL)
+    writer = Program(KILLED, tmp_path / "c")
+    for _ in range(saves):
+        last = int(writer.stdout.readline())
+    deadline = time.perf_counter() + 0.007 * saves
+    while time.perf_counter() < deadline:
+        pass
+    writer.kill()
+    assert writer.ended().returncode == -signal.SIGKILL
     newest = find(tmp_path / "c")
     assert newest.manifest.step >= last
     assert all(problems_of(folder) == [] for folder in folders_in(tmp_path / "c"))
@@ -339,3 +338,22 @@ def test_a_writer_killed_at_any_moment_leaves_whole_checkpoints(tmp_path, saves)
     step = newest.manifest.step
     assert torch.equal(found.rows["user"][299][0], torch.full((3,), float(step)))
     assert read_manifest(newest.folder).tables == found.tables
+
+
+@pytest.mark.parametrize("num_listed", [0, 1])
+def test_ids_that_are_gone_and_cannot_be_listed(root, tables, monkeypatch, num_listed):
+    """The error is the one that happened, and no file stays open."""
+    opened = []
+    monkeypatch.setattr(write, "RowFile", lambda *args: opened.append(RowFile(*args)) or opened[-1])
+
+    def gone(self):
+        yield from [("user", torch.tensor([5]))] * num_listed
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("tests.checkpoint.fakes._Snapshot.gone", gone)
+    before = loaded(root)
+    with pytest.raises(RunError, match=os.strerror(errno.EIO)):
+        Saver(root, tables).save(state(3), wait=True)
+    assert [file.path.name for file in opened if not file._file.closed] == []
+    assert sum(file.path.name == write.GONE for file in opened) == num_listed
+    assert loaded(root).same_as(before)

@@ -13,9 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbed.checkpoint import RowPart, row_file
+from hotbed.checkpoint import RowPart, files, row_file
+from hotbed.checkpoint.dense import mean_of
 from hotbed.checkpoint.read import new_room, parts_of, read_whole
-from hotbed.checkpoint.row_file import FileMark, RowFile, Scratch, bounded, columns_of
+from hotbed.checkpoint.row_file import CopyBuffer, FileMark, RowFile, columns_of, split_parts
 from hotbed.errors import RunError
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -34,8 +35,8 @@ def part_of(table, count, dim, dtype, seed=0):
 
 
 def write(path, parts):
-    file, scratch = None, Scratch()
-    for part in bounded(parts):
+    file, scratch = None, CopyBuffer()
+    for part in split_parts(parts):
         file = file or RowFile(path, columns_of(part))
         file.add(scratch.copy(part))
     return file.close()
@@ -219,3 +220,34 @@ def test_row_groups_name_their_table(tmp_path):
     path = tmp_path / "a.parquet"
     write(path, [part_of("user", 3, 2, torch.float32), part_of("ad", 3, 2, torch.float32)])
     assert json.loads(pq.read_metadata(path).metadata[b"hotbed:tables"]) == ["user", "ad"]
+
+
+def test_parts_are_cut_at_the_size_of_a_row_group(monkeypatch):
+    part = RowPart("user", torch.arange(10), {"weight": torch.randn(10, 4)})
+    assert [len(one.ids) for one in split_parts([part])] == [10]
+    monkeypatch.setattr(row_file, "GROUP_BYTES", part.num_bytes // 10 * 4)
+    assert [len(one.ids) for one in split_parts([part])] == [4, 4, 2]
+    monkeypatch.setattr(row_file, "GROUP_BYTES", 1)  # a row that is larger than a group is one
+    assert [len(one.ids) for one in split_parts([part])] == [1] * 10
+
+
+@pytest.mark.parametrize("piece", [1, 40, 1 << 20])
+def test_tensors_are_the_same_whatever_the_pieces_in_which_they_are_written(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr(files, "_PIECE", piece)
+    tensors = {"a": torch.randn(7, 5), "b": torch.tensor(3), "c": torch.randn(6, 4).t(), "d": torch.empty(0, 3)}
+    files.write_tensors(tmp_path / "t", tensors)
+    found = files.read_tensors(tmp_path / "t")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(found[name], tensor), name
+    sizes = [len(one) for one in files._pieces(tensors["a"])]
+    assert sizes == {1: [5] * 7, 40: [10, 10, 10, 5]}.get(piece, [35])
+
+
+def test_dense_weights_of_ranks_are_averaged_where_they_differ():
+    one = {"w": torch.tensor([0.1, 3.0]), "same": torch.tensor([0.1]), "step": torch.tensor(7)}
+    other = {"w": torch.tensor([0.3, 5.0]), "same": torch.tensor([0.1]), "step": torch.tensor(9)}
+    found = mean_of([one, other, one])
+    assert torch.equal(found["w"], torch.tensor([(0.1 + 0.3 + 0.1) / 3, 11 / 3]))
+    assert found["same"] is one["same"]  # a mean of three may round
+    assert torch.equal(found["step"], torch.tensor(7))

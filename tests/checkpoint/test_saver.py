@@ -225,3 +225,19 @@ def test_old_checkpoints_that_cannot_be_removed_are_told(tmp_path, monkeypatch):
     assert saver.settle()
     assert said == ["warning: old checkpoints stay: no"] * 2
     assert find(tmp_path).manifest.step == 3
+
+
+def test_a_system_without_threads_to_give_is_said_and_training_goes_on(tmp_path, monkeypatch):
+    tables, said = DictTables(), []
+    tables.write("user", 1, 2)
+    saver = Saver(tmp_path, tables, say=said.append)
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert not saver.save(state(1))
+    assert saver.num_failed == 1
+    assert said == ["warning: no checkpoint was written, the last one stays: can't start new thread"]
+    assert saver.save(state(2), wait=True)

@@ -8,6 +8,7 @@ there or not, in any order, and a write may be there in part. A rename is there 
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -156,9 +157,10 @@ class State:
         """Make the state real, in an empty folder."""
         for path, data in self.files.items():  # folders come before what is in them
             if data is None:
-                (folder / path).mkdir(exist_ok=True)
+                os.mkdir(f"{folder}/{path}")
             else:
-                (folder / path).write_bytes(data)
+                with open(f"{folder}/{path}", "wb", buffering=0) as file:
+                    file.write(data)
 
 
 class Disk:

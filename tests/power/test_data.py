@@ -6,7 +6,7 @@ import pytest
 
 from hotbed.data.dataset import Dataset
 from hotbed.data.prepare.prepare import prepare
-from hotbed.data.synthetic import SHAPES, write_dataset
+from hotbed.data.synthetic import SHAPES, ClickLog, write_dataset
 from hotbed.data.workspace import recover
 from hotbed.host import atomic
 from tests.data.prepare_jobs import digest
@@ -79,6 +79,22 @@ def test_a_dataset_is_prepared_in_the_place_of_another(disk, room, tmp_path, sma
     )
 
 
+@pytest.fixture
+def calibrated_once(monkeypatch):
+    """Scales and bias of a log are the same each time that it is made, and take most of the time of a small one."""
+    calibrate, found = ClickLog._calibrate, {}
+
+    def calibrated(self):
+        key = repr((self.shape, self._key, self.rows_per_day))
+        if key not in found:
+            calibrate(self)
+            found[key] = self._parts, self._bias
+        self._parts, self._bias = found[key]
+
+    monkeypatch.setattr(ClickLog, "_calibrate", calibrated)
+
+
+@pytest.mark.usefixtures("calibrated_once")
 def test_a_synthetic_dataset(disk, room, monkeypatch):
     """It is made once, in a cache; what was left half made is gone on with, what was left of another one is not."""
     monkeypatch.setattr("hotbed.data.synthetic.write.CHANCE_BINS", 64)

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from hotbed.export import Wanted, export
+from hotbed.export import ExportOptions, export
 from hotbed.host import atomic
 from hotbed.run.export_format import read_export
 from hotbed.run.files import check_folder, recover_folder, write_folder, write_tensors, write_text
@@ -77,9 +77,9 @@ def test_a_small_file_is_replaced(disk, room):
 
 def test_an_export_is_replaced(disk, room, tmp_path, clicks, swap):  # noqa: F811
     run = train(tmp_path / "run", clicks, "dnn", "model.options.hidden=[8]")
-    export(run, disk / "export", Wanted(onnx=False, precision="fp16"))
+    export(run, disk / "export", ExportOptions(onnx=False, precision="fp16"))
     with Recorder(disk) as recorder:
-        export(run, disk / "export", Wanted(onnx=False, overwrite=True))
+        export(run, disk / "export", ExportOptions(onnx=False, overwrite=True))
         recorder.mark("new")
 
     def found(left):

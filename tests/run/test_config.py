@@ -289,7 +289,10 @@ def test_what_is_no_amount_of_memory(given):
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
-        (["cache=0.1", "hbm=2GiB"], "tables.hbm: is the other way to say how large the cache is, not '2GiB' beside"),
+        (
+            ["cache=0.1", "hbm=2GiB"],
+            "tables.hbm: is the other way to say how large the cache is, not '2GiB' in addition",
+        ),
         (["cache=0.1", "decay_scope=table"], "tables.decay_scope: must be touched with tables.cache, not 'table'"),
         (["hbm=1MiB", "decay_scope=table"], "tables.decay_scope: must be touched with tables.hbm, not 'table'"),
         (

@@ -65,7 +65,7 @@ def test_tiers(tmp_path):
     assert verify(maker(), batches(), way).same
 
 
-WHAT = {"row": "row", "state": "optimizer state", "write-back": "write-back", "look-up": "lookup"}
+WHAT = {"row": "row", "state": "optimizer state", "write-back": "write-back", "lookup": "lookup"}
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
@@ -77,7 +77,7 @@ def test_an_injected_bit_is_found_and_named(place, way):
     assert found.what == WHAT[place]
     assert found.table in TABLES
     assert 0 <= found.id < TABLES[found.table].rows
-    assert found.step > 3 or place == "look-up"
+    assert found.step > 3 or place == "lookup"
     bits = [torch.tensor(value).view(torch.int32).item() for value in (found.plain, found.other)]
     assert bits[0] ^ bits[1] == 1
     assert f"id {found.id}" in found.text()

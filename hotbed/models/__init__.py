@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 from hotbed.errors import ConfigError, ModelError
 from hotbed.models.autoint import AutoInt
 from hotbed.models.base import Model, check_options, model_options
-from hotbed.models.dcnv2 import DCNv2
-from hotbed.models.dlrm import DLRM
-from hotbed.models.dnn import DNN, WideDeep
+from hotbed.models.deep import DLRM, DNN, DCNv2, WideDeep
 from hotbed.models.finalmlp import FinalMLP
 from hotbed.models.fm import FM, LR, DeepFM
 from hotbed.models.own import ModelInputs, ModelSchema, build_own, check_own
@@ -54,11 +52,11 @@ MODELS: dict[str, type[Model]] = {
 
 
 class ModelCard(NamedTuple):
-    """What a list of models shows."""
+    """The facts that `hotbed models` lists."""
 
     name: str
     summary: str
-    width: str  # of the table rows, in words of dim
+    width: str  # of the table rows, in terms of dim
     options: dict[str, Any]  # with their defaults
     reference: str
     parameters: str
@@ -75,7 +73,7 @@ def find_model(name: str) -> type[Model]:
 
 
 def check_model(name: str, options: Mapping[str, Any], source: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The options in the types the model takes, before any data is known; a ConfigError lists every mistake."""
+    """The options converted to the types of the model, before any data is known; a ConfigError lists every mistake."""
     if source or is_own(name):
         return check_own(name, options, source)
     return check_options(name, find_model(name), options)
@@ -94,7 +92,7 @@ def build_model(
 ) -> Model:
     """The model `name` with its options, initialised from torch's global generator.
 
-    A model of the user's own is told the names of its features; `source` is its kept text.
+    A user's own model gets the names of its features; `source` is its saved code.
     """
     checked = check_model(name, options, source)
     if source or is_own(name):
@@ -103,17 +101,17 @@ def build_model(
 
 
 def rebuild_model(settings: Mapping[str, Any]) -> Model:
-    """The model of a run or an export, from what its model.json says; a user's own from the text that is kept there."""
+    """The model of a run or an export, from its model.json; a user's own model from the code saved there."""
     if is_own(settings["name"]) and not settings.get("source"):
         raise ModelError(
-            f"the text of the model {settings['name']} is not in model.json. A file of that name is not taken instead, since "
-            "it may be another model; put the text back, or train again."
+            f"the code of the model {settings['name']} is not in model.json. A file of that name is not used instead, since "
+            "it may be another model; restore the code, or train again."
         )
     return build_model(**settings)
 
 
 def vector_width(name: str, dim: int) -> int:
-    """How wide the rows of tables are that a model reads."""
+    """The width of the table rows that a model reads."""
     return dim if is_own(name) else find_model(name).vector_width(dim)
 
 

@@ -1,4 +1,4 @@
-"""AutoInt+: self-attention decides which features meet, beside an MLP and a linear term."""
+"""AutoInt+: self-attention decides which features interact, next to an MLP and a linear term."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, fields: Tensor) -> Tensor:
         B, M, _ = fields.shape
-        # four products: one wide product is cheaper by itself, but its strided slices make all that follows twice as slow
+        # four products: one wide product is cheaper alone, but its strided slices make everything after it twice as slow
         query, key, value, residual = (
             F.linear(fields, weight).view(B, M, self.num_heads, self.head_width).transpose(1, 2)
             for weight in self.weight

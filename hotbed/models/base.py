@@ -1,12 +1,12 @@
-"""What every model is: pooled vectors and dense features in, one logit per sample out.
+"""The interface of all models: pooled vectors and dense features in, one logit per sample out.
 
-A model knows nothing of tables, devices or caches; it says how wide the vectors must be, and that is the whole seam. A
-model with first-order id weights asks for one column more and reads the weight there, so that one record carries both.
+A model knows nothing of tables, devices or caches; it only says how wide the vectors must be. A model with first-order id
+weights asks for one more column and reads the weight there, so that one record holds both.
 
 Shapes: B samples, F id features, W vector width (what the tables hold), D = dim, N dense features.
 
-A model's options are the keyword arguments of its constructor; their annotations carry the limits. `check_options`: whatever a
-run file or the command line held in, values of the right type, or one ConfigError with every mistake, out.
+A model's options are the keyword arguments of its constructor; their annotations carry the limits. `check_options`:
+values of a run file or the command line in, values of the right type out, or one ConfigError with every mistake.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hotbed.errors import ConfigError, ShapeError
 
 
 class Model(nn.Module):
-    """Base of all models: checks the shapes once, then asks the model for `logits`."""
+    """Base of all models: checks the shapes, then calls `logits`."""
 
     __call__: Callable[..., Tensor]
 
@@ -40,9 +40,9 @@ class Model(nn.Module):
         self.num_dense = num_dense
 
     @staticmethod
-    @abstractmethod
     def vector_width(dim: int) -> int:
-        """W, the width of the table rows that a model of this dim reads."""
+        """W, the width of the table rows that a model of this dim reads; one more with first-order weights."""
+        return dim
 
     @abstractmethod
     def logits(self, vectors: Tensor, dense: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def model_options(model: type) -> dict[str, Any]:
 
 
 def check_options(name: str, model: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as the constructor wants them; a ConfigError lists all that do not fit."""
+    """The options as the constructor takes them; a ConfigError lists all that are wrong."""
     known = model_options(model)
     hints = get_type_hints(vars(model)["__init__"], include_extras=True)
     checked, mistakes = {}, []
@@ -111,7 +111,7 @@ def check_options(name: str, model: type, options: Mapping[str, Any]) -> dict[st
 
 
 def _convert(value: Any, hint: Any) -> Any:
-    """The value as `hint` wants it; the ValueError's text completes "it must be ..."."""
+    """The value converted to `hint`; the text of the ValueError completes "it must be ..."."""
     origin = get_origin(hint)
     if origin is Annotated:
         inner, limit = get_args(hint)

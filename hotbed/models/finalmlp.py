@@ -58,10 +58,6 @@ class FinalMLP(Model):
             for features in ((context, second_context) if gating else ())
         )
 
-    @staticmethod
-    def vector_width(dim: int) -> int:
-        return dim
-
     def logits(self, vectors: Tensor, dense: Tensor) -> Tensor:
         first = second = join(vectors, dense)
         if self.gates:

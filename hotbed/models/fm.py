@@ -1,11 +1,11 @@
 """Main effects and pairs: logistic regression, the factorization machine, and DeepFM, an MLP over the same vectors.
 
-`factorized`: the terms of a factorization machine, with a backward pass of its own.
+`factorization_terms`: the terms of a factorization machine, with its own backward pass.
 
 In: vectors [B, F, D + 1], an embedding and a first-order weight side by side. Out: the embeddings, contiguous, and for each
-sample the sum of its weights and of <v_i, v_j> over all pairs i < j. Autograd would take the sum apart into twenty operations,
-each through all of [B, F, D]: of a DeepFM step of 256 samples on two cores, 39 features of dim 8, the better part of a
-millisecond out of three. Where torch compiles or exports a model it fuses as it likes, and is given the plain operations.
+sample the sum of its weights and of <v_i, v_j> over all pairs i < j. Autograd would split the sum into twenty operations, each
+over all of [B, F, D]: nearly one of the three milliseconds of a DeepFM step with 256 samples on two cores, 39 features of dim
+8. When torch compiles or exports a model it does its own fusion and gets the plain operations.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hotbed.models.base import Activation, Model, Rate, Widths
 from hotbed.models.layers import MLP, LinearTerm, fm_interaction, join, split_first_order
 
 
-def factorized(vectors: Tensor) -> tuple[Tensor, Tensor]:
+def factorization_terms(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """[B, F, D + 1] -> embeddings [B, F, D], contiguous, and the sum of first and second order [B]."""
     if vectors.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        embeddings, orders = _Factorized.apply(vectors)  # type: ignore[no-untyped-call]
+        embeddings, orders = _FactorizationTerms.apply(vectors)  # type: ignore[no-untyped-call]
         return embeddings, orders
     return _plain(vectors)
 
@@ -33,7 +33,7 @@ def _plain(vectors: Tensor) -> tuple[Tensor, Tensor]:
     return embeddings, weights.sum(dim=1) + fm_interaction(embeddings)
 
 
-class _Factorized(torch.autograd.Function):
+class _FactorizationTerms(torch.autograd.Function):
     """d pairs / d v_i = sum_j v_j - v_i."""
 
     @staticmethod
@@ -70,7 +70,7 @@ class FM(Model):
         return dim + 1
 
     def logits(self, vectors: Tensor, dense: Tensor) -> Tensor:
-        return self.linear.add_to(factorized(vectors)[1], dense)
+        return self.linear.add_to(factorization_terms(vectors)[1], dense)
 
 
 class LR(Model):
@@ -127,6 +127,6 @@ class DeepFM(Model):
         return dim + 1
 
     def logits(self, vectors: Tensor, dense: Tensor) -> Tensor:
-        embeddings, orders = factorized(vectors)
+        embeddings, orders = factorization_terms(vectors)
         deep = self.mlp(join(embeddings, dense)).squeeze(1)
         return self.linear.add_to(orders, dense) + deep

@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def linear(num_in: int, num_out: int, *, bias: bool = True) -> nn.Linear:
-    """A Linear layer in house initialisation; num_in may be 0 (then it is its bias)."""
+    """A Linear layer with our initialisation; num_in may be 0 (then the output is the bias)."""
     layer = nn.Linear(max(num_in, 1), num_out, bias=bias)  # torch warns about an empty one
     layer.in_features = num_in
     std = (2.0 / (num_in + num_out)) ** 0.5
@@ -37,7 +37,7 @@ def linear(num_in: int, num_out: int, *, bias: bool = True) -> nn.Linear:
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch norm that lets a batch of one sample, which has no variance, through with the running statistics."""
+    """Batch norm that uses the running statistics for a batch of one sample, which has no variance."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.training and input.shape[0] < 2:

@@ -1,10 +1,10 @@
-"""Models of users' own: a class in a file or package of theirs, trained, scored, served and exported like the others.
+"""Users' own models: a class in a user's file or package, trained, scored, served and exported like the others.
 
     class MyModel(nn.Module):
         def __init__(self, schema, *, hidden: int = 64): ...
         def forward(self, inputs): ...           # logits [B]
 
-How it is named, found and kept: hotbed/models/own_code.py.
+How it is named, found and saved: hotbed/models/own_code.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hotbed.models.own_code import find_own, frame_of
 
 
 class ModelSchema(NamedTuple):
-    """What a model is told of its data before it is built."""
+    """What a model knows about its data when it is built."""
 
     features: tuple[str, ...]  # id features, one vector each
     dim: int  # of every vector
@@ -32,25 +32,25 @@ class ModelSchema(NamedTuple):
 
 
 class ModelInputs(NamedTuple):
-    """What a model reads of a batch of B samples."""
+    """The inputs of a model for a batch of B samples."""
 
-    vectors: dict[str, Tensor]  # feature -> [B, dim]; of several ids, pooled
+    vectors: dict[str, Tensor]  # feature -> [B, dim]; several ids are pooled
     dense: Tensor  # [B, N], in the order of ModelSchema.dense
 
 
 def build_own(
     name: str, features: Sequence[str], dim: int, dense: Sequence[str], options: Mapping[str, Any], kept: Any = None
 ) -> OwnModel:
-    """The user's model, as the rest of hotbed uses it."""
+    """The user's model, wrapped for the rest of hotbed."""
     kind = find_own(name, kept)
-    with _blamed(kind):
+    with _report_user_error(kind):
         net = kind(ModelSchema(tuple(features), dim, tuple(dense)), **options)
     _check_state(net)
     return OwnModel(net, tuple(features), dim, len(dense))
 
 
 def check_own(name: str, options: Mapping[str, Any], kept: Any = None) -> dict[str, Any]:
-    """The options, if the constructor takes all of them."""
+    """The options; a ConfigError if the constructor does not take them."""
     kind = find_own(name, kept)
     known = list(inspect.signature(kind).parameters.values())[1:]
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known):
@@ -70,22 +70,18 @@ def check_own(name: str, options: Mapping[str, Any], kept: Any = None) -> dict[s
 
 
 class OwnModel(Model):
-    """A user's model behind the seam of all models: vectors [B, F, D] in, by name; logits [B] out, checked."""
+    """A user's model with the interface of all models: vectors [B, F, D] are passed by name, logits [B] are checked."""
 
     def __init__(self, net: nn.Module, features: tuple[str, ...], dim: int, num_dense: int) -> None:
         super().__init__(len(features), dim, num_dense)
         self.net, self.features = net, features
-        self._names: set[str] | None = set(net.state_dict())  # until the first call has shown that it adds none
-
-    @staticmethod
-    def vector_width(dim: int) -> int:
-        return dim
+        self._names: set[str] | None = set(net.state_dict())  # until the first call has shown that it adds no parameter
 
     def logits(self, vectors: Tensor, dense: Tensor) -> Tensor:
         inputs = ModelInputs(dict(zip(self.features, vectors.unbind(1))), dense)
-        with _blamed(type(self.net)):
+        with _report_user_error(type(self.net)):
             found: Tensor = self.net(inputs)
-        if torch.compiler.is_compiling():  # traced for an export: sizes have no numbers
+        if torch.compiler.is_compiling():  # traced for an export: sizes are symbolic
             return torch.reshape(found, (-1,))
         self._check(found, len(dense), needs_grad=self.training and torch.is_grad_enabled() and vectors.requires_grad)
         return found.reshape(-1)
@@ -103,40 +99,41 @@ class OwnModel(Model):
             )
         if needs_grad and not found.requires_grad:
             raise ModelError(
-                f"{kind}.forward returned logits without a gradient, so nothing would be learned; leave out detach(), item(), "
-                "NumPy and torch.no_grad() on the way to them."
+                f"{kind}.forward returned logits without a gradient, so nothing would be learned; do not use detach(), item(), "
+                "NumPy or torch.no_grad() to compute them."
             )
         if self._names is not None:
             added = sorted(set(self.net.state_dict()) - self._names)
             self._names = None
             if added:
                 raise ModelError(
-                    f"{kind}.forward added {', '.join(added)} to the model, which would be neither trained nor found again; "
-                    "make parameters and buffers in __init__."
+                    f"{kind}.forward added {', '.join(added)} to the model, which would be neither trained nor saved; "
+                    "create parameters and buffers in __init__."
                 )
 
 
 def _check_state(net: nn.Module) -> None:
-    """Raise if what the model holds cannot be trained or kept."""
+    """Raise if the state of the model cannot be trained or saved."""
     kind = type(net).__name__
     lazy = [name for name, one in net.named_parameters() if is_lazy(one)] + [
         name for name, one in net.named_buffers() if is_lazy(one)
     ]
     if lazy:
         raise ModelError(
-            f"{kind} has parameters without a size until they are used: {', '.join(lazy)}. Lazy modules are not taken; the "
+            f"{kind} has lazy parameters: {', '.join(lazy)}. Lazy modules are not supported; the "
             "schema has all sizes: len(schema.features) * schema.dim + len(schema.dense)."
         )
     odd = [name for name, one in net.state_dict().items() if not isinstance(one, Tensor) or one.is_complex()]
     if odd:
         raise ModelError(
-            f"{kind} keeps {', '.join(odd)}, and a run keeps tensors of real numbers; make them such parameters or buffers."
+            f"{kind} has {', '.join(odd)} in its state_dict, but a run can only save tensors of real numbers; use such "
+            "parameters or buffers."
         )
 
 
 @contextmanager
-def _blamed(kind: type) -> Iterator[None]:
-    """What goes wrong in a user's code is told with the line of theirs that it went wrong in."""
+def _report_user_error(kind: type) -> Iterator[None]:
+    """Report an error in a user's code with the line of their file."""
     try:
         yield
     except (HotbedError, torch.OutOfMemoryError):

@@ -1,10 +1,10 @@
-"""The code of users' own models: a name in, the class out, and the text of its file, which is kept with the run.
+"""The code of users' own models: a name in, the class out, and the code of its file, which is saved with the run.
 
 A model is named `my_model.py:MyModel`, `my_package.models:MyModel`, or by an entry point of the group `hotbed.models`.
 
-A kept text is code from wherever the run came from. It is executed if this user has named a file with that text on this
-machine, or if HOTBED_TRUST_CODE=1 says so. What a run says of files and folders is no reason, since whoever made the run
-chose them: what the text imports is looked for in a folder where this user named it.
+Saved code may come from anybody. It is executed only if this user has run a file with the same code on this machine, or if
+HOTBED_TRUST_CODE=1 is set. The paths in a run are not trusted, since its author chose them: imports are searched in the folder
+from which this user ran the code.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _EXAMPLE = "my_model.py:MyModel or my_package.models:MyModel"
 
 
 class KeptSource(NamedTuple):
-    """The text of a file that defines a model."""
+    """The code of a file that defines a model."""
 
-    name: str  # of the class; empty if it is the only one
+    name: str  # of the class; empty if the file has only one
     file: str  # its name, without folders
-    package: str  # that relative imports in it start from; empty if there is none
+    package: str  # for relative imports; empty if there is none
     code: str
 
     @property
@@ -46,12 +46,12 @@ class KeptSource(NamedTuple):
 
 
 def is_own(name: str) -> bool:
-    """Whether a name stands for a class of the user's and not for one of ours."""
+    """Whether a name is a user's own class and not a built-in model."""
     return ":" in name or name.endswith(".py") or name in _entry_points()
 
 
 def shown_name(name: str) -> str:
-    """A name for headings: of a user's own model its class, or its file if it is not named."""
+    """A name for headings: for a user's own model its class, or its file if no class is named."""
     return (name.rpartition(":")[2] if ":" in name else Path(name).name) if is_own(name) else name
 
 
@@ -61,12 +61,12 @@ def own_names() -> list[str]:
 
 
 def read_source(name: str) -> KeptSource:
-    """The text behind a name, found where it says; nothing in it is executed."""
+    """The code behind a name; nothing is executed."""
     return _read(name)[0]
 
 
 def has_changed(name: str, kept: Mapping[str, Any]) -> bool:
-    """Whether the name stands for another text now than the kept one."""
+    """Whether the code behind the name differs from the saved code."""
     try:
         return bool(read_source(name).code != kept["code"])
     except (ConfigError, OSError):
@@ -74,7 +74,7 @@ def has_changed(name: str, kept: Mapping[str, Any]) -> bool:
 
 
 def find_own(name: str, kept: Mapping[str, Any] | None = None) -> type[nn.Module]:
-    """The class: of the kept text if there is one, else of the text that the name stands for now."""
+    """The class, from the saved code if there is any, else from the current file."""
     if not kept:
         source, root = _read(name)
         found = _class_of(name, source, root)
@@ -84,7 +84,7 @@ def find_own(name: str, kept: Mapping[str, Any] | None = None) -> type[nn.Module
         source = KeptSource(**kept)
         digest = source.digest
     except (TypeError, AttributeError) as error:
-        raise ModelError(f"the text of the model {name} that came with this run is damaged ({error}).") from error
+        raise ModelError(f"the code of the model {name} that came with this run is damaged ({error}).") from error
     known, named = _known_roots(digest), None
     if not known and os.environ.get(TRUST) != "1":
         raise ModelError(
@@ -98,7 +98,7 @@ def find_own(name: str, kept: Mapping[str, Any] | None = None) -> type[nn.Module
 
 
 def frame_of(error: BaseException, file: str) -> str:
-    """The last line of the user's file on the way to an error, with its text."""
+    """The last line of the user's file in a traceback."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
     if not frames:
         return Path(file).name
@@ -107,7 +107,7 @@ def frame_of(error: BaseException, file: str) -> str:
 
 
 def _read(name: str) -> tuple[KeptSource, Path]:
-    """The text behind a name, and the folder that what it imports is looked for in."""
+    """The code behind a name, and the folder to search for its imports."""
     place, class_name = _split(name)
     if place.endswith(".py"):
         path, package = Path(place).expanduser(), ""
@@ -124,7 +124,7 @@ def _read(name: str) -> tuple[KeptSource, Path]:
 
 
 def place_of(name: str) -> str:
-    """A name without what an installed package calls it."""
+    """The location behind the name of an entry point; other names as they are."""
     return _entry_points().get(name, name)
 
 
@@ -142,13 +142,13 @@ def _entry_points() -> dict[str, str]:
 
 
 def _module_file(name: str, module: str) -> tuple[Path, str]:
-    """The file of a module and its package, found as Python imports it, the current folder first; nothing is imported."""
+    """The file and package of a module, found as Python would, the current folder first; nothing is imported."""
     spec, path = None, [str(Path.cwd()), *sys.path]
     parts = module.split(".")
     for number in range(len(parts)):
         full = ".".join(parts[: number + 1])
         spec = PathFinder.find_spec(full, path)
-        if spec is None:  # of an editable install, say
+        if spec is None:  # e.g. an editable install
             others = (
                 one.find_spec(full, path if number else None) for one in sys.meta_path if hasattr(one, "find_spec")
             )
@@ -165,7 +165,7 @@ def _class_of(name: str, source: KeptSource, root: Path | None) -> type[nn.Modul
     module = _execute(name, source, root)
     if source.name:
         found: Any = module
-        for part in source.name.split("."):  # a class may stand in another
+        for part in source.name.split("."):  # a class may be nested
             found = getattr(found, part, None)
         if not (isinstance(found, type) and issubclass(found, nn.Module)):
             raise ConfigError(f"no model {name!r}: {source.file} has no torch module class {source.name}.")
@@ -181,7 +181,7 @@ def _class_of(name: str, source: KeptSource, root: Path | None) -> type[nn.Modul
 
 
 def _execute(name: str, source: KeptSource, root: Path | None) -> ModuleType:
-    """The module of a text, executed once in a process for every folder that its imports may come from."""
+    """Execute the code, once per process and import folder; returns the module."""
     module_name = f"hotbed_own_model_{hashlib.sha256(f'{source.digest} {root}'.encode()).hexdigest()[:16]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
@@ -206,7 +206,7 @@ def _execute(name: str, source: KeptSource, root: Path | None) -> ModuleType:
 
 @contextmanager
 def _imports_from(root: Path | None) -> Iterator[None]:
-    """Imports find what stands beside a model first while it is loaded, as in a script; and last in what it does later."""
+    """Search the folder of the model first while it is loaded, as for a script, and last afterwards."""
     if root is not None and str(root) not in sys.path:
         sys.path.append(str(root))
     if root is not None:
@@ -219,17 +219,19 @@ def _imports_from(root: Path | None) -> Iterator[None]:
 
 
 def _check_neighbours(source: KeptSource, root: Path | None) -> None:
-    """Raise if Python would take a module of the same name from elsewhere for a file beside the model."""
+    """Raise if an import of the model would find a module from elsewhere instead of the file next to it."""
     tree = ast.parse(source.code)
     names = {one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
     for name in sorted({one.partition(".")[0] for one in names} & set(sys.modules)):
-        beside = [one for one in (root / f"{name}.py", root / name / "__init__.py") if one.is_file()] if root else []
+        neighbours = (
+            [one for one in (root / f"{name}.py", root / name / "__init__.py") if one.is_file()] if root else []
+        )
         loaded = getattr(sys.modules[name], "__file__", None)
-        if beside and loaded and Path(loaded).resolve() != beside[0].resolve():
+        if neighbours and loaded and Path(loaded).resolve() != neighbours[0].resolve():
             raise ModelError(
-                f"{source.file} imports {name}, which stands beside it, but this process has another {name} already: {loaded}. "
-                "Rename one of them, or use a process for each model."
+                f"{source.file} imports {name} from its own folder, but this process has already loaded another {name}: "
+                f"{loaded}. Rename one of them, or use one process per model."
             )
 
 
@@ -237,9 +239,9 @@ def _not_loaded(name: str, source: KeptSource, file: str, error: BaseException) 
     if isinstance(error, ImportError):
         way = "Install it, or put its folder on PYTHONPATH."
         if not source.package and "relative import" in str(error):
-            way = "A file with relative imports is named by its package: my_package.models:MyModel."
+            way = "Name a file with relative imports by its package: my_package.models:MyModel."
         return ModelError(
-            f"{source.file}, the file of the model {name}, needs a module that is not here: {error}. {way}"
+            f"{source.file}, the file of the model {name}, needs a module that was not found: {error}. {way}"
         )
     where = f"line {error.lineno}" if isinstance(error, SyntaxError) else frame_of(error, file)
     return ModelError(f"{source.file} does not load: {where}: {type(error).__name__}: {error}")
@@ -250,7 +252,7 @@ def _state_file() -> Path:
 
 
 def _trust(digest: str, root: Path) -> None:
-    """Note that this user runs this code, and where; a machine where nothing can be noted will ask."""
+    """Record that this user runs this code, and where; without a writable home, the user is asked again."""
     if root in _known_roots(digest)[-1:]:
         return
     _trusted.append((digest, root))
@@ -262,7 +264,7 @@ def _trust(digest: str, root: Path) -> None:
 
 
 def _known_roots(digest: str) -> list[Path]:
-    """The folders where this user has named a text, the last one last."""
+    """The folders from which this user has run the code, most recent last."""
     lines: list[str] = []
     with suppress(OSError, RuntimeError, UnicodeDecodeError):
         lines = _state_file().read_text(encoding="utf-8").splitlines()
@@ -270,4 +272,4 @@ def _known_roots(digest: str) -> list[Path]:
     return [root for one, root in noted + _trusted if one == digest]
 
 
-_trusted: list[tuple[str, Path]] = []  # in this process, where nothing can be noted
+_trusted: list[tuple[str, Path]] = []  # of this process, in case nothing can be written

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.plain_torch.fit import Settings, evaluate, fit
+from benchmarks.plain_torch.train import Settings, evaluate, fit
 from benchmarks.plain_torch.twin import PlainTwin
 from hotbed.models import MODELS
 from hotbed.types import Batch

@@ -1,4 +1,4 @@
-"""A trained dense model in, model.onnx out, checked: before it counts, onnxruntime gives the model's logits on random inputs.
+"""A trained dense model in, model.onnx out; onnxruntime must reproduce the model's logits on random inputs.
 
 Inputs `vectors` [B, F, W] and, where the model has dense features, `dense` [B, N]; outputs `logit` [B] and `probability` [B];
 all float32, any B. Needs the packages of hotbed[onnx].
@@ -21,14 +21,14 @@ from hotbed.errors import ConfigError, RunError
 from hotbed.models import Model
 
 OPSET = 18  # the oldest that torch's exporter writes without conversion, so the most runtimes read it
-TOLERANCE = 1e-5  # of a logit of size 1, beside what rounding does
+TOLERANCE = 1e-5  # of a logit of size 1, in addition to rounding
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _SAMPLES = 64
-_ROUNDINGS = 4  # sums in another order may round so much worse than torch's
+_ROUNDINGS = 4  # sums in another order may round this much worse than torch's
 
 
 def check_packages() -> None:
-    """A ConfigError unless ONNX can be written here."""
+    """Raise a ConfigError unless ONNX can be written."""
     absent = [name for name in _PACKAGES if find_spec(name) is None]
     if absent:
         raise ConfigError(
@@ -38,13 +38,13 @@ def check_packages() -> None:
 
 
 def input_shapes(model: Model) -> dict[str, list[str | int]]:
-    """Of every input, by name."""
+    """The shape of every input, by name."""
     shapes: dict[str, list[str | int]] = {"vectors": ["batch", model.num_features, model.vector_width(model.dim)]}
     return {**shapes, "dense": ["batch", model.num_dense]} if model.num_dense else shapes
 
 
 def write_onnx(path: Path, model: Model) -> None:
-    """Write and check the file; a RunError where onnxruntime and torch disagree."""
+    """Write and check the file; a RunError if onnxruntime and torch disagree."""
     check_packages()
     import onnx
 
@@ -69,17 +69,17 @@ def write_onnx(path: Path, model: Model) -> None:
             f"torch cannot write this model as ONNX for batches of any size: {reason}. --no-onnx exports rows and dense "
             "weights alone."
         ) from error
-    assert program is not None, "torch.onnx.export gives a program"
+    assert program is not None, "torch.onnx.export returns a program"
     proto = program.model_proto
     for node in proto.graph.node:
-        del node.metadata_props[:]  # names of source files of this machine
+        del node.metadata_props[:]  # paths of source files on this machine
     onnx.checker.check_model(proto, full_check=True)
     path.write_bytes(proto.SerializeToString())
     compare(path, whole, model)
 
 
 class ProbabilityModel(nn.Module):
-    """The model with its probability beside the logit."""
+    """The model with two outputs: logit and probability."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def _inputs(model: Model, size: int) -> tuple[Tensor, ...]:
 
 @torch.no_grad()
 def compare(path: Path, whole: nn.Module, model: Model) -> None:
-    """A RunError unless onnxruntime scores as the model does."""
+    """Raise a RunError unless onnxruntime agrees with the model."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -118,7 +118,7 @@ def compare(path: Path, whole: nn.Module, model: Model) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What torch's exporter says of itself is not about the user's model, which is checked afterwards."""
+    """Silence torch's exporter: its messages are not about the user's model, which is checked afterwards."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     try:

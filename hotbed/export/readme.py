@@ -1,11 +1,11 @@
-"""What an export holds in, its README.md out: written for somebody who has the folder and nothing else."""
+"""The content of an export in, its README.md out: for a reader who has nothing but the folder."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from hotbed.data.encoded import raw_column
+from hotbed.data.encode import raw_column
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.models import shown_name
 
@@ -58,9 +58,7 @@ def _files(about: dict[str, Any]) -> str:
         )
     lines.append("- `dense.safetensors`: the same weights under torch's names.")
     if about["row_format"] != "none":
-        lines.append(
-            f"- `rows/`: one {about['row_format']} file for each table. Numbers are {_BOUNDS[about['precision']]}"
-        )
+        lines.append(f"- `rows/`: one {about['row_format']} file per table. Numbers are {_BOUNDS[about['precision']]}")
     lines += [
         "- `schema.json`: the columns, in the order in which the model reads them. `counts/`: the ids of vocabularies, most",
         "  frequent first; line k (from 0) is row k + 1, row 0 is every other id.",
@@ -77,14 +75,14 @@ def _rows(schema: Schema, about: dict[str, Any]) -> str:
         "## Rows",
         "",
         f"Every file has `id` int64 [rows] and `weight` [rows, width]{scale}. The vector of a feature with one id is",
-        "the row of that id; of a bag it is the sum or the mean of its rows, and zeros for an empty one.",
+        "the row of that id; for a bag it is the sum or the mean of its rows, zeros if it is empty.",
         "",
         "| table | rows | width | pooling | order | an id that is not in the file |",
         "|---|---|---|---|---|---|",
     ]
     for feature in schema.features:
         one = about["tables"][feature.name]
-        order = "hottest first" if one["order"] == "frequency" else "by id; no counts were at hand"
+        order = "most frequent first" if one["order"] == "frequency" else "by id; no counts were available"
         order += ", the n-th row is id n" if one["id_is_position"] else ""
         lines.append(
             f"| {feature.name} | {one['num_rows']:,} | {one['dim']} | {one['pooling']} | {order} | {_absent(one, feature)} |"
@@ -96,7 +94,7 @@ def _absent(table: dict[str, Any], feature: IdFeature) -> str:
     if table["hashing"]:
         return f"ids are taken modulo {table['rows']:,}"
     if table["rows"] is not None:
-        seen = "; a raw value that was never seen has row 0" if feature.mode == "vocabulary" else ""
+        seen = "; a raw value that is not in the vocabulary has row 0" if feature.mode == "vocabulary" else ""
         return f"an error{seen}"
     return "reads `shared` of export.json" if table["shared"] is not None else "reads its initial value, see score.py"
 
@@ -109,7 +107,7 @@ def _score(schema: Schema, about: dict[str, Any]) -> str:
 
 `score.py` needs {packages}.{_raw(schema)}
 
-Two samples as the dataset has them, in this folder:
+Two samples as in the dataset; run it in this folder:
 
 ```python
 import numpy as np
@@ -125,7 +123,7 @@ print(export.score(ids{dense}))
 
 
 def _raw(schema: Schema) -> str:
-    """Rows as the raw log has them; "" where rows are numbered in the log itself."""
+    """Example rows as in the raw log; "" if the log itself holds row numbers."""
     if any(one.mode == "direct" for one in schema.features):
         return ""
     row = {one.name: 1.5 for one in schema.dense}
@@ -133,8 +131,8 @@ def _raw(schema: Schema) -> str:
         row.setdefault(raw_column(one), _raw_example(one))
     return f"""
 
-Two rows as the raw log has them (None is missing; columns that the model does
-not read may be there), in this folder; looking them up needs pyarrow:
+Two rows as in the raw log (None: missing; columns that the model does not
+read are ignored); run it in this folder. It needs pyarrow:
 
 ```python
 from score import Export
@@ -144,7 +142,7 @@ row = {json.dumps(row, ensure_ascii=False)}
 print(export.score_rows([row, {{**row, {json.dumps(next(iter(row)), ensure_ascii=False)}: None}}]))
 ```
 
-They score as `hotbed predict` scores them, to 1e-5."""
+The scores agree with `hotbed predict` to 1e-5."""
 
 
 def _raw_example(feature: IdFeature) -> Any:

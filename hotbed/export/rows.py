@@ -1,20 +1,18 @@
 """The rows of a model folder in, one file per table out, in any order and precision, a few MiB at a time.
 
-The model's tables stay on the disk and are mapped, so neither a table nor its export is ever whole in memory; of an order or
-of dynamic ids 8 bytes a row are.
+The model's tables stay on disk and are mapped, so neither a table nor its export is ever completely in memory; an order or
+dynamic ids take 8 bytes a row.
 
-`Stored`: rows as float32 in, rows in the precision of an export out, each row by itself.
+`to_precision`: float32 rows in, rows in the precision of the export out, row by row.
 
 fp32    as they are
 fp16    rounded to nearest: off by |w| / 2048 at most, or by 3e-8 where |w| < 6.2e-5; above 65,504 an error
 int8    scale = max |w| / 127 of the row, weight = round(w / scale): off by scale / 2 = max |w| / 254 of the row at most,
         give or take a rounding of float32; rows without a number above 1.5e-36 become 0
 
-`Heat`: how often ids were seen in training in, the order of a table's rows in an export out: hottest first.
-
-A vocabulary is numbered by frequency, so its rows are in order as they are: row 0, which all unknown ids share, then the most
-frequent id. Rows of other tables are ordered by the counts of the dataset, where it is at hand; else by id. An order takes 8
-bytes a row of memory, and about 30 while it is made.
+`RowOrder`: the order of a table's rows in an export, most frequent first. The rows of a vocabulary are in that order already:
+row 0, which all unknown ids share, then the most frequent id. Rows of other tables are ordered by the counts of the dataset if
+it is available, else by id. An order takes 8 bytes of memory a row, and about 30 while it is computed.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.checkpoint.files import InPieces, write_tensors
-from hotbed.data.dataset import Counts
+from hotbed.data.dataset import FeatureCounts
 from hotbed.data.schema import IdFeature
 from hotbed.errors import RunError
 from hotbed.host.atomic import writing
@@ -40,7 +38,7 @@ from hotbed.run.export_format import NUMBERS, Order, Precision, RowFormat, Tenso
 
 Floats = NDArray[np.float32]
 _MOST = 127
-_LEAST = np.float32(np.finfo(np.float32).tiny * _MOST)  # below, a scale has not all of its bits
+_LEAST = np.float32(np.finfo(np.float32).tiny * _MOST)  # below, a scale loses precision
 Ints = NDArray[np.int64]
 Report = Callable[[int], None]  # rows written since the last call
 _PIECE = 16 << 20  # bytes of float32
@@ -48,7 +46,7 @@ _TORCH = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 _ARROW = {"fp32": pa.float32(), "fp16": pa.float16(), "int8": pa.int8()}
 
 
-class Piece(NamedTuple):
+class RowBlock(NamedTuple):
     """Some rows of an export."""
 
     ids: Ints
@@ -58,12 +56,12 @@ class Piece(NamedTuple):
 class ModelRows:
     """The rows of one table of a model folder."""
 
-    def __init__(self, tensors: Tensors, table: str, heat: Heat) -> None:
+    def __init__(self, tensors: Tensors, table: str, row_order: RowOrder) -> None:
         self.table = table
         self._kind, (self.num_rows, self.dim), _ = tensors.places[f"{table}.weight"]
         self._weight = tensors.map(f"{table}.weight")
         self._ids = tensors.map(f"{table}.id") if f"{table}.id" in tensors.places else None
-        self._positions = heat.positions
+        self._positions = row_order.positions
 
     @property
     def id_is_position(self) -> bool:
@@ -71,32 +69,32 @@ class ModelRows:
         return self._ids is None and self._positions is None
 
     def stretches(self) -> Iterator[slice]:
-        """All rows of the export, some at a time."""
+        """All rows of the export, in stretches of a few MiB."""
         step = max(1, _PIECE // (4 * self.dim))
         return (slice(start, min(start + step, self.num_rows)) for start in range(0, self.num_rows, step))
 
     def ids(self, stretch: slice) -> Ints:
-        """Of these rows of the export."""
+        """The ids of these rows of the export."""
         at = self._at(stretch)
         if self._ids is not None:
             return np.asarray(self._ids[at])
         return np.arange(stretch.start, stretch.stop) if isinstance(at, slice) else at
 
     def rows(self, stretch: slice) -> Floats:
-        """These rows of the export, as they were trained."""
+        """These rows of the export in float32."""
         return as_float32(self._weight[self._at(stretch)], self._kind)
 
-    def piece(self, stretch: slice, precision: Precision) -> Piece:
+    def piece(self, stretch: slice, precision: Precision) -> RowBlock:
         """These rows, in the export's precision."""
         ids = self.ids(stretch)
-        return Piece(ids, stored(self.rows(stretch), precision, self.table, ids))
+        return RowBlock(ids, to_precision(self.rows(stretch), precision, self.table, ids))
 
     def _at(self, stretch: slice) -> slice | Ints:
         return stretch if self._positions is None else self._positions[stretch]
 
 
 def as_float32(numbers: NDArray[Any], kind: str) -> Floats:
-    """A copy; bfloat16 comes as its bits."""
+    """A float32 copy; bfloat16 is given as its bits."""
     if kind == "BF16":
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(np.float32)
@@ -105,7 +103,7 @@ def as_float32(numbers: NDArray[Any], kind: str) -> Floats:
 def write_rows(
     stem: Path, rows: ModelRows, precision: Precision, row_format: RowFormat, report: Report = lambda _: None
 ) -> Path:
-    """The file of one table, beside its kind; its path."""
+    """Write the file of one table; returns its path."""
     path = stem.with_name(f"{stem.name}.{row_format}")
     if row_format == "parquet":
         with writing(path):
@@ -162,13 +160,13 @@ def _write_parquet(path: Path, rows: ModelRows, precision: Precision, report: Re
 
 
 class StoredRows(NamedTuple):
-    """Rows as an export holds them."""
+    """Rows in the precision of an export."""
 
     weight: NDArray[Any]  # [n, D]
     scale: Floats | None  # [n], of int8
 
 
-def stored(rows: Floats, precision: Precision, table: str, ids: NDArray[np.int64]) -> StoredRows:
+def to_precision(rows: Floats, precision: Precision, table: str, ids: NDArray[np.int64]) -> StoredRows:
     """The rows [n, D] of these ids [n]; a RunError names the first that the precision cannot hold."""
     size = np.abs(rows).max(axis=1, initial=0.0)
     if not np.isfinite(size).all():
@@ -180,7 +178,7 @@ def stored(rows: Floats, precision: Precision, table: str, ids: NDArray[np.int64
     if precision == "fp32":
         return StoredRows(rows, None)
     if precision == "fp16":
-        half = rows.astype(np.float16) if size.max(initial=0.0) < 65520 else None  # from there on it rounds to infinity
+        half = rows.astype(np.float16) if size.max(initial=0.0) < 65520 else None  # larger values round to infinity
         if half is None:
             at = int(np.argmax(size))
             raise RunError(
@@ -193,29 +191,29 @@ def stored(rows: Floats, precision: Precision, table: str, ids: NDArray[np.int64
     return StoredRows(np.rint(rows / divisor[:, None]).clip(-_MOST, _MOST).astype(np.int8), scale)
 
 
-class Heat(NamedTuple):
+class RowOrder(NamedTuple):
     """The order of one table's rows."""
 
     order: Order
-    positions: Ints | None  # [R]: where in the model the next row of the export is; None: the same place
+    positions: Ints | None  # [R]: position in the model of each row of the export; None: the same order
 
 
-def heat_of_rows(feature: IdFeature, rows: int, hashing: bool, counts: Counts | None) -> Heat:
-    """Of a table with row numbers."""
+def order_of_rows(feature: IdFeature, rows: int, hashing: bool, counts: FeatureCounts | None) -> RowOrder:
+    """The order of a table with row numbers."""
     if feature.mode == "vocabulary":
-        return Heat("frequency", None)
+        return RowOrder("frequency", None)
     if counts is None:
-        return Heat("id", None)
+        return RowOrder("id", None)
     row_of = counts.ids % rows if hashing else counts.ids
     inside = (row_of >= 0) & (row_of < rows)
     seen = np.bincount(row_of[inside], weights=counts.counts[inside], minlength=rows)
-    return Heat("frequency", np.argsort(np.negative(seen, out=seen), kind="stable"))
+    return RowOrder("frequency", np.argsort(np.negative(seen, out=seen), kind="stable"))
 
 
-def heat_of_ids(feature: IdFeature, ids: Ints, counts: Counts | None) -> Heat:
-    """Of a table of dynamic ids [R], ascending."""
+def order_of_ids(feature: IdFeature, ids: Ints, counts: FeatureCounts | None) -> RowOrder:
+    """The order of a table of dynamic ids [R], given in ascending order."""
     if counts is None:
-        return Heat("id", None)
+        return RowOrder("id", None)
     if feature.mode == "vocabulary":  # ids are row numbers of the dataset
         by_id = np.concatenate([[feature.unlisted_lookups], counts.counts])
         inside = (ids >= 0) & (ids < len(by_id))
@@ -225,4 +223,4 @@ def heat_of_ids(feature: IdFeature, ids: Ints, counts: Counts | None) -> Heat:
         known = counts.ids[order]
         at = np.minimum(np.searchsorted(known, ids), max(len(known) - 1, 0))
         seen = np.where(known[at] == ids, counts.counts[order][at], 0) if len(known) else np.zeros(len(ids))
-    return Heat("frequency", np.argsort(-seen, kind="stable"))
+    return RowOrder("frequency", np.argsort(-seen, kind="stable"))

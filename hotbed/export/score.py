@@ -4,12 +4,12 @@ It needs numpy and onnxruntime, and pyarrow where raw values are looked up in a 
 
     from score import Export
     export = Export(".")                          # the folder this file is in
-    export.score_rows([{"user": "abc", "price": 3.5, "tags": "a|b"}])              # as the raw log has them
-    export.score({"user": user_ids, "tags": (values, offsets)}, dense)             # as the dataset has them
+    export.score_rows([{"user": "abc", "price": 3.5, "tags": "a|b"}])              # as in the raw log
+    export.score({"user": user_ids, "tags": (values, offsets)}, dense)             # as in the dataset
 
 Ids are those of the dataset: row numbers of a vocabulary (`Export.rows_of` finds them), else 64-bit ids. A feature with one id
-per sample is an int64 array [B]; a bag is (values [L], offsets [B + 1]). Rows stay on the disk and are mapped, so tables may be
-larger than memory (Parquet is read whole). Dense features are as in the dataset: `Export.dense_of` transforms raw numbers.
+per sample is an int64 array [B]; a bag is (values [L], offsets [B + 1]). Rows stay on disk and are mapped, so tables may be
+larger than memory (Parquet is read completely). Dense features are as in the dataset: `Export.dense_of` transforms raw numbers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 
-MISSING_ID = -(2**63)  # of a value that is not there
+MISSING_ID = -(2**63)  # of a missing value
 _NUMBERS = {"I64": np.int64, "F32": np.float32, "F16": np.float16, "I8": np.int8}
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _NO_NUMBER = ("", "nan", "na", "null", "none")
-_LARGEST = 1e30  # numbers beyond it are damage
+_LARGEST = 1e30  # larger numbers are treated as damage
 
 
 class Export:
@@ -48,11 +48,11 @@ class Export:
         }
 
     def score_rows(self, rows: list[dict[str, Any]]) -> Any:
-        """Probabilities [B] of rows as the raw log has them, by column; None and "" are missing."""
+        """Probabilities [B] of rows as in the raw log, by column; None and "" are missing."""
         return self.score(*self.inputs_of(rows))
 
     def inputs_of(self, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
-        """What `score` takes, of rows as the raw log has them; columns that the model does not read are left alone."""
+        """The inputs of `score` from rows as in the raw log; columns that the model does not read are ignored."""
         given = {name for row in rows for name in row}
         columns = [one["name"] for one in self.schema["dense"]] + [_column(one) for one in self.schema["features"]]
         absent = [name for name in dict.fromkeys(columns) if name not in given]
@@ -86,7 +86,7 @@ class Export:
         return np.stack([self.tables[name].pooled(ids[name]) for name in self.features], axis=1)
 
     def rows_of(self, feature: str, raw_ids: Any) -> Any:
-        """Ids as the dataset has them, of raw 64-bit ids (`text_id`, `bucket_id`): row numbers where there is a vocabulary."""
+        """Raw 64-bit ids (`text_id`, `bucket_id`) to ids as in the dataset: row numbers if there is a vocabulary."""
         raw_ids = np.asarray(raw_ids, dtype=np.int64)
         if next(one["mode"] for one in self.schema["features"] if one["name"] == feature) != "vocabulary":
             return raw_ids
@@ -153,7 +153,7 @@ class Table:
         return found
 
     def _unseen(self, ids: Any) -> Any:
-        """What dynamic ids without a row read: the vector they share, or the initial value each would have."""
+        """The vectors of dynamic ids without a row: the shared vector, or their initial values."""
         if not len(ids) or self.card["shared"] is not None:
             return np.asarray(self.card["shared"] or 0.0, dtype=np.float32)
         return first_values(ids, self.name, self.card)
@@ -166,7 +166,7 @@ def _column(feature: dict[str, Any]) -> str:
 
 
 def _number(value: Any, column: str) -> float:
-    """NaN: missing."""
+    """A raw number; NaN: missing."""
     if value is None or (isinstance(value, str) and value.strip(" ").lower() in _NO_NUMBER):
         return math.nan
     try:
@@ -201,7 +201,7 @@ def _raw_id(value: Any, feature: dict[str, Any]) -> int:
 
 
 def _bag(value: Any, feature: dict[str, Any]) -> list[Any]:
-    """The raw values of a bag; None and an empty text are an empty one."""
+    """The raw values of a bag; None and an empty string are an empty bag."""
     if value is None:
         return []
     if isinstance(value, str) and feature["separator"]:
@@ -212,7 +212,7 @@ def _bag(value: Any, feature: dict[str, Any]) -> list[Any]:
 
 
 def text_id(text: str) -> int:
-    """The 64-bit id of a string; an empty one is missing."""
+    """The 64-bit id of a string; an empty string is missing."""
     data = text.encode()
     if not data:
         return MISSING_ID
@@ -225,7 +225,7 @@ def text_id(text: str) -> int:
 
 
 def bucket_id(number: float) -> int:
-    """The id of a number in a feature of log buckets; NaN is missing."""
+    """The id of a number in a log-bucket feature; NaN is missing."""
     if math.isnan(number):
         return MISSING_ID
     size = abs(number)
@@ -240,7 +240,7 @@ def _bucket_starts() -> Any:
 
 
 def first_values(ids: Any, table: str, card: dict[str, Any]) -> Any:
-    """The rows [n, D] that ids begin with: a function of (seed, table, id) in whole numbers and one product."""
+    """The initial values [n, D] of ids: a function of (seed, table, id) in integers with one final product."""
     kind, number = re.findall(r"^\s*(\w+)\s*\(\s*([^)\s]+)\s*\)\s*$", card["init"])[0]
     if kind == "constant":
         values = np.full((len(ids), card["dim"]), float(number), dtype=np.float32)
@@ -264,7 +264,7 @@ def first_values(ids: Any, table: str, card: dict[str, Any]) -> Any:
 
 
 def _rounded(values: Any, precision: str) -> Any:
-    """To the numbers that training kept rows in."""
+    """Round to the precision of the rows in training."""
     if precision == "fp16":
         return values.astype(np.float16).astype(np.float32)
     if precision == "bf16":
@@ -274,7 +274,7 @@ def _rounded(values: Any, precision: str) -> Any:
 
 
 def _mix(x: Any) -> Any:
-    """Spread every bit over all; of an array of uint64, or of one whole number."""
+    """Mix the bits of an array of uint64, or of one integer."""
     if isinstance(x, int):
         x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -285,7 +285,7 @@ def _mix(x: Any) -> Any:
 
 
 def _find(known: Any, order: Any, ids: Any) -> Any:
-    """The position of every id among the known ones, -1 where it is none of them; `order` sorts them."""
+    """The position of every id in `known`, -1 if it is not there; `order` sorts `known`."""
     if not len(known):
         return np.full(len(ids), -1)
     at = order[np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)]
@@ -293,7 +293,7 @@ def _find(known: Any, order: Any, ids: Any) -> Any:
 
 
 def _read_rows(path: Path) -> dict[str, Any]:
-    """id, weight and, of int8, scale."""
+    """The arrays id, weight and, for int8, scale."""
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 

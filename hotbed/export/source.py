@@ -1,7 +1,7 @@
-"""A run or a checkpoint in, a model folder out: what an export is made of.
+"""A run or a checkpoint in, a model folder out: the source of an export.
 
-RUN/model is one already. Of a checkpoint the rows are gathered first: they are those of its chain, of all ranks that saved it,
-and initial values where training never came; in memory where they fit, else on the disk below `scratch`.
+RUN/model is a model folder already. The rows of a checkpoint are gathered first, from its chain and all ranks, with initial
+values for rows that were never trained; in memory if they fit, else on disk below `scratch`.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from hotbed.tables.spec import Table
 from hotbed.train.model_folder import save_schema, save_weights
 from hotbed.train.step import Learner
 
-_LOOKED_UP = "8MiB"  # of rows at once, where ids are dynamic
+_LOOKED_UP = "8MiB"  # of rows in the cache, if ids are dynamic
 _FILES = 3  # bytes of files for a byte of rows: stale ones, and what compaction copies
 
 
-class Source(NamedTuple):
-    """What is exported."""
+class ExportSource(NamedTuple):
+    """The model to export."""
 
     model: Path  # a model folder
     card: dict[str, Any]  # its model.json
-    about: dict[str, Any]  # kind, and of a checkpoint its step
-    dataset: Dataset | None  # it was trained on, where it is at hand
+    about: dict[str, Any]  # kind, and the step of a checkpoint
+    dataset: Dataset | None  # it was trained on, if available
 
 
-def open_source(place: Path, scratch: Path, data: str | None = None, memory: str | None = None) -> Source:
-    """The model of a run or of one checkpoint; `data` is where its dataset is now, `memory` what rows may take."""
+def open_source(place: Path, scratch: Path, data: str | None = None, memory: str | None = None) -> ExportSource:
+    """The model of a run or a checkpoint; `data` is the location of its dataset, `memory` the limit for rows."""
     if is_export(place):
         raise RunError(f"{place} is an export already; give the run it comes from, or one of its checkpoints.")
     if place.is_file():
@@ -61,14 +61,14 @@ def open_source(place: Path, scratch: Path, data: str | None = None, memory: str
         card = read_card(model)
         dataset = _dataset(data, card.get("dataset", ""), model.parent)
         _refuse_other(data, dataset, Schema.load(model))
-        return Source(model, card, {"kind": "model"}, dataset)
+        return ExportSource(model, card, {"kind": "model"}, dataset)
     if is_run:
         raise no_model(place)
     entries = entries_of(place)
     document = entries[0].manifest.document
     if not document.get("config") or "progress" not in document:
         raise RunError(
-            f"{entries[0].folder} was not saved by `hotbed train`; it does not say which model it is of. "
+            f"{entries[0].folder} was not saved by `hotbed train`; it does not say which model it belongs to. "
             "hotbed.checkpoint.load and hotbed.interop.state_dict give the weights of tables in Python."
         )
     config = read_tree(document["config"])
@@ -82,27 +82,25 @@ def open_source(place: Path, scratch: Path, data: str | None = None, memory: str
     learner = _gathered(entries, card, config, scratch, memory)
     save_weights(folder, learner)
     (folder / "model.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **card}, indent=1) + "\n")
-    return Source(folder, card, {"kind": "checkpoint", "step": entries[0].manifest.step}, dataset)
+    return ExportSource(folder, card, {"kind": "checkpoint", "step": entries[0].manifest.step}, dataset)
 
 
 def has_feature(dataset: Dataset, feature: IdFeature) -> bool:
-    """Whether ids of a feature mean in the dataset what they mean to the model."""
+    """Whether the dataset and the model have the same ids of a feature."""
     theirs = next((one for one in dataset.schema.features if one.name == feature.name), None)
     wanted = (feature.mode, feature.source, feature.rows)
     return theirs is not None and (theirs.mode, theirs.source, theirs.rows) == wanted
 
 
 def _refuse_other(given: str | None, dataset: Dataset | None, schema: Schema) -> None:
-    """A RunError where the user names a dataset of another kind."""
+    """Raise a RunError if the user names a dataset with other ids."""
     other = [one.name for one in schema.features if dataset is not None and not has_feature(dataset, one)]
     if given is not None and other:
-        raise RunError(
-            f"--data {given} is not what the run was trained on: it has other ids of {', '.join(other[:5])}."
-        )
+        raise RunError(f"--data {given} is not the dataset of the run: it has other ids of {', '.join(other[:5])}.")
 
 
 def _dataset(given: str | None, named: str, run: Path) -> Dataset | None:
-    """Where the user says it is; else where the run found it, if it still is there."""
+    """The dataset at the given location; else where the run found it, if it is still there."""
     if given is not None:
         return resolve(given)
     if not named:
@@ -115,7 +113,7 @@ def _dataset(given: str | None, named: str, run: Path) -> Dataset | None:
 
 
 def _copy_meaning(entry: Entry, dataset: Dataset | None, folder: Path) -> None:
-    """schema.json and counts/: of the run's model, else of the dataset it was trained on."""
+    """Copy schema.json and counts/ from the run's model, else from the dataset it was trained on."""
     model = run_of(entry.folder) / "model"
     if (model / "schema.json").is_file():
         shutil.copyfile(model / "schema.json", folder / "schema.json")
@@ -126,7 +124,7 @@ def _copy_meaning(entry: Entry, dataset: Dataset | None, folder: Path) -> None:
         named = entry.manifest.document["config"]["data"]["path"]
         what = "is not there" if dataset is None else f"({dataset.path}) has changed since"
         raise RunError(
-            f"what the ids of {entry.folder} mean is defined by the dataset it was trained on, {named}, which {what}. "
+            f"the ids of {entry.folder} are defined by the dataset it was trained on, {named}, which {what}. "
             "Say where it is with --data DATASET."
         )
     save_schema(folder, dataset)
@@ -169,7 +167,7 @@ def _table(card: dict[str, Any], config: RunConfig) -> Table:
 
 
 def _most_rows(entries: Sequence[Entry], name: str, table: Table, dim: int) -> int:
-    """Rows of a table, or the most that its ids can have."""
+    """The rows of a table; for dynamic ids, an upper limit."""
     if table.rows is not None:
         return table.rows
     manifests = [one.manifest for entry in entries for one in chain_of(entry)]

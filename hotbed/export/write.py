@@ -1,4 +1,4 @@
-"""A run or a checkpoint in, an export folder out, whole or not at all (run/export_format.py says what is in it)."""
+"""A run or a checkpoint in, an export folder out, written atomically (run/export_format.py defines its content)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hotbed.data.dataset import Counts, read_counts
+from hotbed.data.dataset import FeatureCounts, read_counts
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import ConfigError, RunError
 from hotbed.export import score
 from hotbed.export.onnx_model import OPSET, check_packages, input_shapes, write_onnx
 from hotbed.export.readme import readme
-from hotbed.export.rows import Heat, ModelRows, as_float32, heat_of_ids, heat_of_rows, write_rows
-from hotbed.export.source import Source, has_feature, open_source
+from hotbed.export.rows import ModelRows, RowOrder, as_float32, order_of_ids, order_of_rows, write_rows
+from hotbed.export.source import ExportSource, has_feature, open_source
 from hotbed.host.atomic import writing
 from hotbed.host.memory import parse_bytes
 from hotbed.models import Model, rebuild_model
@@ -35,18 +35,18 @@ from hotbed.run.files import read_tensors, write_folder
 Report = Callable[[str, int, int | None], None]  # name, rows done, rows in all
 
 
-class Wanted(NamedTuple):
-    """What an export shall hold."""
+class ExportOptions(NamedTuple):
+    """What to export, and how."""
 
     onnx: bool = True
     rows: RowFormat = "safetensors"
     precision: Precision = "fp32"
-    data: str | None = None  # where the dataset is, whose counts order the rows; None: where the run found it
-    memory: str | None = None  # for the rows of a checkpoint; None: half of what is free
+    data: str | None = None  # location of the dataset, whose counts order the rows; None: where the run found it
+    memory: str | None = None  # for the rows of a checkpoint; None: half of the free memory
     overwrite: bool = False
 
 
-class Exported(NamedTuple):
+class ExportReport(NamedTuple):
     """What was written."""
 
     folder: Path
@@ -57,17 +57,17 @@ class Exported(NamedTuple):
 
 
 def export(
-    place: str | Path, out: str | Path, wanted: Wanted | None = None, report: Report = lambda *_: None
-) -> Exported:
+    place: str | Path, out: str | Path, wanted: ExportOptions | None = None, report: Report = lambda *_: None
+) -> ExportReport:
     """Export a run, or one of its checkpoints, into a folder."""
-    place, out, wanted = Path(place), Path(out), wanted or Wanted()
-    _check(out, wanted)
+    place, out, options = Path(place), Path(out), wanted or ExportOptions()
+    _check(out, options)
     with _scratch(out) as scratch:
-        source = open_source(place, scratch, wanted.data, wanted.memory)
+        source = open_source(place, scratch, options.data, options.memory)
         about: dict[str, Any] = {}
-        write_folder(out, lambda new: about.update(_fill(new, source, wanted, report)))
+        write_folder(out, lambda new: about.update(_fill(new, source, options, report)))
     tables = about["tables"]
-    return Exported(
+    return ExportReport(
         out,
         {name: one["num_rows"] for name, one in tables.items()},
         {name: one["order"] for name, one in tables.items()},
@@ -77,7 +77,7 @@ def export(
 
 
 def default_folder(place: Path) -> Path:
-    """RUN/export; of one checkpoint RUN/export-STEP."""
+    """RUN/export; for one checkpoint, RUN/export-STEP."""
     if (place / "config.json").is_file():
         return place / "export"
     for run in place.resolve().parents:
@@ -86,34 +86,34 @@ def default_folder(place: Path) -> Path:
     return place.with_name(f"{place.name}-export")
 
 
-def _check(out: Path, wanted: Wanted) -> None:
-    """What can be known before anything is read."""
+def _check(out: Path, options: ExportOptions) -> None:
+    """Check the options and the target before anything is read."""
     for name, value, known in (
-        ("rows", wanted.rows, ROW_FORMATS),
-        ("precision", wanted.precision, PRECISIONS),
+        ("rows", options.rows, ROW_FORMATS),
+        ("precision", options.precision, PRECISIONS),
     ):
         if value not in known:
             raise ConfigError(f"--{name} must be one of {', '.join(known)}, not {value!r}.")
-    if wanted.rows == "none" and not wanted.onnx:
+    if options.rows == "none" and not options.onnx:
         raise ConfigError("--no-onnx with --rows none leaves nothing to export; leave one of them out.")
-    if wanted.memory is not None:
-        parse_bytes(wanted.memory, "--memory")
-    if wanted.onnx:
+    if options.memory is not None:
+        parse_bytes(options.memory, "--memory")
+    if options.onnx:
         check_packages()
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not is_export(out):
-        raise RunError(f"{out} is there already and holds no export. Choose another folder with --out.")
-    if not wanted.overwrite:
+        raise RunError(f"{out} exists and is not an export. Choose another folder with --out.")
+    if not options.overwrite:
         raise RunError(f"{out} already holds an export. --overwrite replaces it, --out DIR writes elsewhere.")
 
 
 @contextmanager
 def _scratch(out: Path) -> Iterator[Path]:
-    """Room for the rows of a checkpoint, on the disk that the export goes to."""
+    """A temporary folder for the rows of a checkpoint, on the disk of the export."""
     with writing(out):
         folder = out.with_name(f".{out.name}.rows")
-        shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed export
         folder.mkdir(parents=True)
     try:
         yield folder
@@ -121,24 +121,24 @@ def _scratch(out: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fill(new: Path, source: Source, wanted: Wanted, report: Report) -> dict[str, Any]:
-    """Write every file but the manifest; what export.json says."""
+def _fill(new: Path, source: ExportSource, options: ExportOptions, report: Report) -> dict[str, Any]:
+    """Write every file but the manifest; returns the content of export.json."""
     schema = Schema.load(source.model)
     for name in ("model.json", "schema.json", "dense.safetensors"):
         shutil.copyfile(source.model / name, new / name)
     shutil.copytree(source.model / "counts", new / "counts")
     model = _model(source)
-    if wanted.onnx:
+    if options.onnx:
         report("model.onnx", 0, 1)
         write_onnx(new / "model.onnx", model)
         report("model.onnx", 1, 1)
     tensors = Tensors.open(source.model / "tables.safetensors")
-    tables = {one.name: _write_table(new, one, tensors, source, wanted, report) for one in schema.features}
+    tables = {one.name: _write_table(new, one, tensors, source, options, report) for one in schema.features}
     about = {
         "format_version": FORMAT_VERSION,
-        "precision": wanted.precision,
-        "row_format": wanted.rows,
-        "onnx": {"opset": OPSET, "inputs": input_shapes(model)} if wanted.onnx else None,
+        "precision": options.precision,
+        "row_format": options.rows,
+        "onnx": {"opset": OPSET, "inputs": input_shapes(model)} if options.onnx else None,
         "source": source.about,
         "tables": tables,
     }
@@ -148,7 +148,7 @@ def _fill(new: Path, source: Source, wanted: Wanted, report: Report) -> dict[str
     return about
 
 
-def _model(source: Source) -> Model:
+def _model(source: ExportSource) -> Model:
     model = rebuild_model(source.card["model"])
     try:
         model.load_state_dict(read_tensors(source.model / "dense.safetensors"))
@@ -158,14 +158,14 @@ def _model(source: Source) -> Model:
 
 
 def _write_table(
-    new: Path, feature: IdFeature, tensors: Tensors, source: Source, wanted: Wanted, report: Report
+    new: Path, feature: IdFeature, tensors: Tensors, source: ExportSource, options: ExportOptions, report: Report
 ) -> dict[str, Any]:
-    """The rows of one table; what export.json says of it."""
+    """Write the rows of one table; returns its entry in export.json."""
     name, card = feature.name, source.card["tables"][feature.name]
     if f"{name}.weight" not in tensors.places:
-        raise RunError(f"{source.model} is damaged: it holds no rows of table {name!r}.")
-    heat = Heat("id", None) if wanted.rows == "none" else _heat(feature, card, tensors, source)
-    rows = ModelRows(tensors, name, heat)
+        raise RunError(f"{source.model} is damaged: it has no rows of table {name!r}.")
+    row_order = RowOrder("id", None) if options.rows == "none" else _row_order(feature, card, tensors, source)
+    rows = ModelRows(tensors, name, row_order)
     shared = f"{name}.shared"
     said = {
         "file": "",
@@ -174,13 +174,13 @@ def _write_table(
         "pooling": card["pooling"],
         "rows": card["rows"],
         "hashing": card["hashing"],
-        "order": heat.order,
+        "order": row_order.order,
         "id_is_position": rows.id_is_position,
         "shared": as_float32(tensors.map(shared), tensors.places[shared][0])[0].tolist()
         if shared in tensors.places
         else None,
     }
-    if wanted.rows != "none":
+    if options.rows != "none":
         done = 0
 
         def count(more: int) -> None:
@@ -189,20 +189,20 @@ def _write_table(
             report(name, done, rows.num_rows)
 
         (new / "rows").mkdir(exist_ok=True)
-        path = write_rows(new / "rows" / name, rows, wanted.precision, wanted.rows, count)
+        path = write_rows(new / "rows" / name, rows, options.precision, options.rows, count)
         said["file"] = str(path.relative_to(new))
     return said
 
 
-def _heat(feature: IdFeature, card: dict[str, Any], tensors: Tensors, source: Source) -> Heat:
+def _row_order(feature: IdFeature, card: dict[str, Any], tensors: Tensors, source: ExportSource) -> RowOrder:
     if card["rows"] is not None:
         counts = None if feature.mode == "vocabulary" else _counts(feature, source)
-        return heat_of_rows(feature, card["rows"], card["hashing"], counts)
-    return heat_of_ids(feature, tensors.map(f"{feature.name}.id"), _counts(feature, source))
+        return order_of_rows(feature, card["rows"], card["hashing"], counts)
+    return order_of_ids(feature, tensors.map(f"{feature.name}.id"), _counts(feature, source))
 
 
-def _counts(feature: IdFeature, source: Source) -> Counts | None:
-    """How often ids were seen: as the model knows it, of a vocabulary, else as its dataset does."""
+def _counts(feature: IdFeature, source: ExportSource) -> FeatureCounts | None:
+    """How often ids occurred: from the model for a vocabulary, else from its dataset."""
     if feature.mode == "vocabulary":
         return read_counts(source.model / "counts" / f"{feature.name}.parquet")
     dataset = source.dataset

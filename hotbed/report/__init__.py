@@ -1,8 +1,8 @@
-"""A run directory in, one self-contained page out: what was asked, how it learned, how good it is, what the data is like.
+"""A run directory in, one self-contained page out: settings, learning curves, metrics and the data.
 
-A run with a cache also shows what the cache did, one over an ssd what the tiers did, and one with dynamic ids what became of
-them. Several directories in, one page that compares them. Pages are written from files alone, so they can be written again at
-any time, on any machine, also for a run that was cut off. They load nothing from anywhere and hold no time stamp: equal run
+A run with a cache also shows what the cache did, a run over an ssd what the tiers did, and a run with dynamic ids how many ids
+came and went. Several directories in, one page that compares them. Pages are made from files only, so they can be written
+again at any time, on any machine, even for a run that was interrupted. They load nothing and hold no time stamp: equal run
 directories give equal pages.
 """
 
@@ -14,21 +14,21 @@ from pathlib import Path
 from hotbed.errors import RunError
 from hotbed.host.atomic import write_file
 from hotbed.report.compare import MOST_RUNS, compare
-from hotbed.report.page import render
 from hotbed.report.read import read_run
+from hotbed.report.sections import render
 
 __all__ = ["write_comparison", "write_report"]
 
 
 def write_report(run_dir: Path, path: Path | None = None) -> Path:
-    """Write run_dir/report.html, or `path`, in one step and return where; RunError when run_dir is not a run."""
+    """Write run_dir/report.html, or `path`, atomically and return its path; RunError if run_dir is not a run."""
     page = render(read_run(run_dir))
     later = "Free some space or make the directory writable; `hotbed report` writes the page later."
     return _write(path or run_dir / "report.html", page, later)
 
 
 def write_comparison(run_dirs: Sequence[Path], path: Path) -> Path:
-    """Write one page of several runs, the first of which is the base; RunError that names every folder that is no run."""
+    """Write one page that compares runs with the first one; a RunError names every folder that is not a run."""
     if len(run_dirs) > MOST_RUNS:
         raise RunError(f"{len(run_dirs)} runs were given; a page compares at most {MOST_RUNS}. Leave some out.")
     runs, problems = [], []

@@ -1,11 +1,10 @@
-"""A run with a cache -> what the cache did: three sentences with the run's own numbers, four charts; nothing without one.
+"""A run with a cache -> what the cache did: a few sentences with its numbers, four charts; nothing without a cache.
 
-All counts are means over the batches that were planned in an interval, so runs with other intervals can be compared.
+All counts are means over the batches planned in an interval, so runs with different intervals can be compared.
 
-`miss_chart`: a run with a cache -> misses over cache size, and where the run stood on that curve; nothing without a cache.
-
-Two curves bound what to expect: a cache that always holds the most frequent ids (counted over the whole train split), and LRU
-without look-ahead (misses.json: the first batches of the run, all sizes in one pass). The dot is what training measured.
+`miss_chart`: misses over cache size, and where the run is on that curve. Two curves bound what to expect: a cache that always
+holds the most frequent ids (counted over the whole train split), and LRU without look-ahead (misses.json: the first batches of
+the run, all sizes in one pass). The dot is what training measured.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from contextlib import suppress
 from operator import attrgetter
 
 from hotbed.report.charts import Chart, Series, figure
-from hotbed.report.curves import SEEN, epoch_ends
+from hotbed.report.curves import over_samples
 from hotbed.report.formats import count, listing, mapping, number, percent, section, size, text
 from hotbed.report.points import CachePoint, usable
-from hotbed.report.read import Run, TrainPoint
+from hotbed.report.read import RunRecord, TrainPoint
 
 FILE = "misses.json"
-SMALLEST = 1e-6  # share of the ids; a smaller cache is nobody's
+SMALLEST = 1e-6  # share of the ids; nobody uses a smaller cache
 MIB = 2.0**20
-LITTLE = 0.05  # of the time; waiting less than this is hidden well
+LITTLE = 0.05  # of the time; waiting less than this is negligible
 
 
-def cache(run: Run, static_share: float) -> str:
+def cache(run: RunRecord, static_share: float) -> str:
     """The section, or nothing; `static_share` is the share of ids that data.json measured the skew for."""
     if not any(point.cache for point in run.train):
         return ""
@@ -38,20 +37,20 @@ def cache(run: Run, static_share: float) -> str:
     return section("cache", "What the cache did", said, f'<div class="figures">{charts}</div>')
 
 
-def cache_charts(run: Run) -> list[Chart]:
+def cache_charts(run: RunRecord) -> list[Chart]:
     """Hit rate, rows, bytes and waiting over samples seen."""
 
     def line(name: str, color: int, value: Callable[[CachePoint], float]) -> Series:
         return Series(name, [(p.samples, value(p.cache)) for p in run.train if p.cache], color)
 
-    ends, below = epoch_ends(run.train), _below(run)
+    below = _below(run)
     return [
-        Chart(
+        over_samples(
+            run,
             "hits",
             "Hit rate",
             "Rows that were on the device when their batch was planned, counted once per lookup and once per distinct row "
             "of a window. Every row is there before its batch starts; a miss costs time, never accuracy.",
-            SEEN,
             "share found",
             (
                 line("of lookups", 1, lambda c: c.lookup_hit_rate),
@@ -59,30 +58,28 @@ def cache_charts(run: Run) -> list[Chart]:
             ),
             y_format="share",
             zero=True,
-            divisions=ends,
         ),
-        Chart(
+        over_samples(
+            run,
             "rows",
             "Rows per batch",
-            "Distinct rows a batch needs, and what had to be done for them: new rows are created on the device, known ones "
-            f"are read from {below}, and rows that were changed are written back when they leave.",
-            SEEN,
+            "Distinct rows that a batch needs: new rows are created on the device, known ones are read from "
+            f"{below}, and changed rows are written back when they are evicted.",
             "rows per batch",
             (
                 line("needed", 1, lambda c: c.keys),
-                line("made new", 3, lambda c: c.created),
+                line("created", 3, lambda c: c.created),
                 line(f"read from {below}", 2, lambda c: c.misses - c.created),
                 line("written back", 4, lambda c: c.written_back),
             ),
             y_format="count",
             zero=True,
-            divisions=ends,
         ),
-        Chart(
+        over_samples(
+            run,
             "bytes",
             "Traffic per batch",
             f"Records (weights with their optimizer state) copied between {below} and the device, each way.",
-            SEEN,
             "MiB per batch",
             (
                 line("to the device", 2, lambda c: c.bytes_in / MIB),
@@ -90,23 +87,21 @@ def cache_charts(run: Run) -> list[Chart]:
             ),
             y_format="significant",
             zero=True,
-            divisions=ends,
         ),
-        Chart(
+        over_samples(
+            run,
             "stall",
             "Time waited for rows",
-            f"Share of the training time in which a batch was ready to train and its rows had not come from {below}.",
-            SEEN,
+            f"Share of the training time in which a batch was ready but its rows had not yet arrived from {below}.",
             "share of time",
             (line("share of time", 5, lambda c: c.stall_share),),
             y_format="share",
             zero=True,
-            divisions=ends,
         ),
     ]
 
 
-def _held(run: Run) -> str:
+def _held(run: RunRecord) -> str:
     slots, rows = run.cache.get("slots", math.nan), run.parameters.get("rows", math.nan)
     if not (usable(slots) and usable(rows) and rows > 0):
         return ""
@@ -120,12 +115,12 @@ def _held(run: Run) -> str:
     return f"<p>The device held {count(slots)} of {count(rows)} rows ({percent(slots / rows)}){saved}.{chosen}</p>"
 
 
-def _hits(run: Run, static_share: float) -> str:
-    lookups = _mean(run, lambda c: c.lookup_hit_rate)
+def _hits(run: RunRecord, static_share: float) -> str:
+    lookups = run.cache_mean(lambda c: c.lookup_hit_rate)
     if not usable(lookups):
         return ""
     said = f'<p class="finding">Of all lookups of training, <strong>{percent(lookups)} found their row on the device</strong>'
-    keys, misses = _mean(run, lambda c: c.keys), _mean(run, lambda c: c.misses)
+    keys, misses = run.cache_mean(lambda c: c.keys), run.cache_mean(lambda c: c.misses)
     if usable(keys) and usable(misses) and keys > 0:
         said += f", and {percent(1 - misses / keys)} of the distinct rows"
     tables = run.config.get("tables")
@@ -137,9 +132,9 @@ def _hits(run: Run, static_share: float) -> str:
     return said + ".</p>"
 
 
-def _moved(run: Run) -> str:
+def _moved(run: RunRecord) -> str:
     names = ("keys", "misses", "created", "written_back", "bytes_in", "bytes_out")
-    keys, misses, created, back, into, out = (_mean(run, attrgetter(name)) for name in names)
+    keys, misses, created, back, into, out = (run.cache_mean(attrgetter(name)) for name in names)
     if not all(map(usable, (keys, misses, created, back, into, out))):
         return ""
     read, below = round(misses) - round(created), _below(run)  # so that the sentence adds up
@@ -150,8 +145,8 @@ def _moved(run: Run) -> str:
     )
 
 
-def _waited(run: Run) -> str:
-    share = _mean(run, lambda c: c.stall_share, weight=_seconds)
+def _waited(run: RunRecord) -> str:
+    share = run.cache_mean(lambda c: c.stall_share, _seconds)
     if not usable(share):
         return ""
     if share < LITTLE:
@@ -159,38 +154,26 @@ def _waited(run: Run) -> str:
     else:
         meaning = "a larger cache moves fewer rows, and smaller batches let two windows fit at once"
     return (
-        f"<p>Training waited for rows {percent(share)} of its time: {meaning}. Planning and putting rows into their slots is "
-        "work of the steps and not in that figure. The losses and the model are bit-identical to those of whole tables; a "
+        f"<p>Training waited for rows {percent(share)} of its time: {meaning}. Planning and copying rows into their slots "
+        "are part of the steps and not in that figure. Losses and model are bit-identical to those of whole tables: a "
         "cache decides where rows are, not what they are.</p>"
     )
 
 
-def _below(run: Run) -> str:
-    """Where the rows are that are not on the device."""
+def _below(run: RunRecord) -> str:
+    """Where rows are that are not on the device."""
     tiers = [point.tiers for point in run.train if point.tiers]
     if not tiers:
         return "host memory"
     return "memory or ssd" if tiers[-1].memory_slots else "the ssd"
 
 
-def _batches(point: TrainPoint) -> float:
-    return point.cache.batches if point.cache else math.nan
-
-
 def _seconds(point: TrainPoint) -> float:
     """Proportional to the time an interval took."""
-    return _batches(point) / point.samples_per_s if point.samples_per_s > 0 else math.nan
+    return point.batches / point.samples_per_s if point.samples_per_s > 0 else math.nan
 
 
-def _mean(run: Run, value: Callable[[CachePoint], float], weight: Callable[[TrainPoint], float] = _batches) -> float:
-    """Over the intervals, each by its weight; nan when none is known."""
-    known = [(value(point.cache), weight(point)) for point in run.train if point.cache]
-    known = [(one, much) for one, much in known if usable(one) and usable(much) and much > 0]
-    total = sum(much for _, much in known)
-    return sum(one * much for one, much in known) / total if total > 0 else math.nan
-
-
-def miss_chart(run: Run) -> Chart | None:
+def miss_chart(run: RunRecord) -> Chart | None:
     """Share of lookups that miss, over the share of the ids that a cache holds."""
     dot = operating_point(run)
     if dot is None:
@@ -205,9 +188,9 @@ def miss_chart(run: Run) -> Chart | None:
     return Chart(
         "miss-curve",
         "Misses over cache size",
-        "Lookups that do not find their row, for caches of every size. The dot is this run: below LRU's curve its policy and "
-        "look-ahead catch more than LRU; the flatter the curve is there, the less a larger cache would bring. LRU was followed "
-        "over the first batches, where many ids are new, so a long run lies lower.",
+        "Lookups that do not find their row, for caches of every size. The dot is this run: below LRU's curve, its policy and "
+        "look-ahead beat LRU; the flatter the curve is there, the less a larger cache would help. LRU was simulated over the "
+        "first batches, where many ids are new, so a long run lies lower.",
         "share of the ids in the cache (log scale)",
         "lookups that miss",
         (*series, Series("this run", [dot], 1, "dots")),
@@ -218,22 +201,17 @@ def miss_chart(run: Run) -> Chart | None:
     )
 
 
-def operating_point(run: Run) -> tuple[float, float] | None:
-    """(share of the ids that the cache holds, share of lookups that missed), or None where one is not known."""
+def operating_point(run: RunRecord) -> tuple[float, float] | None:
+    """(share of the ids in the cache, share of lookups that missed), or None if one is unknown."""
     slots = run.cache.get("slots", math.nan)
     distinct = run.total.distinct if run.total is not None else math.nan
-    found = [
-        (1 - point.cache.lookup_hit_rate, point.cache.batches)
-        for point in run.train
-        if point.cache and usable(point.cache.lookup_hit_rate) and usable(point.cache.batches)
-    ]
-    batches = sum(much for _, much in found)
-    if not (usable(slots) and usable(distinct) and slots > 0 and distinct > 0 and batches > 0):
+    missed = run.cache_mean(lambda c: 1 - c.lookup_hit_rate)
+    if not (usable(slots) and usable(distinct) and slots > 0 and distinct > 0 and usable(missed)):
         return None
-    return min(slots / distinct, 1.0), sum(share * much for share, much in found) / batches
+    return min(slots / distinct, 1.0), missed
 
 
-def _lru(run: Run) -> list[tuple[float, float]]:
+def _lru(run: RunRecord) -> list[tuple[float, float]]:
     found: object = {}
     with suppress(OSError, ValueError, RecursionError):
         found = json.loads((run.directory / FILE).read_bytes())

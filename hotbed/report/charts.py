@@ -1,7 +1,7 @@
 """Series -> a figure: an inline SVG, its legend, its caption, the numbers as a table, and the points for hover texts.
 
-The drawing is complete without JavaScript; page.js only adds the cursor, zoom and the switches. Colours are classes c1 to c6
-that style.css sets for light and dark. A figure costs about 12 bytes per drawn point twice over, so curves are thinned.
+The drawing is complete without JavaScript; page.js only adds the cursor, zoom and switches. Colours are classes c1 to c6, which
+style.css defines for light and dark. A drawn point costs about 24 bytes, so curves are thinned.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Series:
     spread: Sequence[float] = ()  # half the height of an error bar per point; for shares
 
 
-class Mark(NamedTuple):
+class ReferenceLine(NamedTuple):
     """A straight line across the plot: at a y (best possible AUC) or at an x (cache size)."""
 
     value: float
@@ -53,7 +53,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """What to draw, and how to say it."""
+    """The data and labels of a chart."""
 
     identifier: str
     title: str
@@ -63,22 +63,22 @@ class Chart:
     series: tuple[Series, ...]
     x_format: Format = "count"
     y_format: Format = "decimal"
-    y_marks: tuple[Mark, ...] = ()
-    x_marks: tuple[Mark, ...] = ()
+    y_marks: tuple[ReferenceLine, ...] = ()
+    x_marks: tuple[ReferenceLine, ...] = ()
     divisions: tuple[float, ...] = ()  # faint vertical lines without a label, such as the ends of epochs
     zero: bool = False  # y starts at zero
     log_x: bool = False
     diagonal: str = ""  # label of the line y = x
-    robust: bool = False  # a few values may stand out of the frame at its top
+    robust: bool = False  # a few values may lie above the frame
 
     @property
     def can_zoom(self) -> bool:
-        """Curves over time can; a page draws the others once."""
+        """Only curves over time can."""
         return not (self.log_x or self.diagonal)
 
 
 def figure(chart: Chart) -> str:
-    """The figure, or a sentence where nothing can be drawn."""
+    """The figure, or a sentence if nothing can be drawn."""
     limit = min(MAX_POINTS, max(LEAST_POINTS, CHART_POINTS // max(len(chart.series), 1)))
     drawn = [(series, [point for point in thin(series.points, limit) if usable(point[0])]) for series in chart.series]
     drawn = [(series, points) for series, points in drawn if any(usable(y) for _, y in points)]
@@ -118,7 +118,7 @@ Drawn = list[tuple[Series, list[tuple[float, float]]]]
 
 
 def _axes(chart: Chart, drawn: Drawn) -> tuple[Axis, Axis, str]:
-    """Both axes. Noise of a faint series may leave the frame; the sentence returned says how much does."""
+    """Both axes. Noise of a faint series may leave the frame; the returned sentence says how far."""
     xs = [x for _, points in drawn for x, _ in points] + [mark.value for mark in chart.x_marks]
     share = chart.x_format == "share"
     if chart.log_x:
@@ -221,7 +221,7 @@ def _legend(series: list[Series]) -> str:
 
 
 def _numbers(chart: Chart) -> str:
-    """The table that says what the plot shows: evenly spaced points of every series, side by side where x is equal."""
+    """The plot as a table: evenly spaced points of every series, in one row where x is equal."""
     cells: dict[float, dict[int, float]] = {}
     for index, series in enumerate(chart.series):
         for x, y in sample(series.points):

@@ -1,6 +1,6 @@
-"""Several runs -> one page: what was asked differently, how they ended, their curves over each other; the first is the base.
+"""Several runs -> one page: settings that differ, results, and curves in common charts; the first run is the base.
 
-Runs may be of any kind, finished or not: what one of them does not have is a dash in its column and no curve in its chart.
+Runs may be of any kind, finished or not: a value that a run lacks is a dash in its column and no curve in a chart.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hotbed.report.charts import figure
-from hotbed.report.compare_charts import LIST_ITEM, comparison_charts
+from hotbed.report.compare_charts import LIST_ITEM, ComparedRun, comparison_charts
 from hotbed.report.curves import headline_split
 from hotbed.report.formats import (
     MISSING,
@@ -20,6 +20,8 @@ from hotbed.report.formats import (
     count,
     decimal,
     duration,
+    html_page,
+    note_list,
     percent,
     section,
     significant,
@@ -27,23 +29,15 @@ from hotbed.report.formats import (
     table,
     text,
 )
-from hotbed.report.memory import NAMES, given, shown, told_and_true
-from hotbed.report.page import whole
+from hotbed.report.memory import NAMES, forecast_and_truth, given, shown
 from hotbed.report.points import usable
-from hotbed.report.read import Run
+from hotbed.report.read import RunRecord
 from hotbed.report.sections import flatten, setting_text
-from hotbed.report.times import MILLI, WORDS, mean_parts, settled
+from hotbed.report.times import MILLI, WORDS, mean_parts, without_warmup
 
 MOST_RUNS = 12
 MOST_SETTINGS = 200
 SAME = "same"
-
-
-class ComparedRun(NamedTuple):
-    """A run by the name that its column has."""
-
-    name: str
-    run: Run
 
 
 class Figure(NamedTuple):
@@ -51,12 +45,12 @@ class Figure(NamedTuple):
 
     name: str
     about: str
-    value: Callable[[Run], float]
+    value: Callable[[RunRecord], float]
     write: Callable[[float], str]
     difference: Callable[[float, float], str]  # (base, other)
 
 
-def compare(runs: Sequence[Run]) -> str:
+def compare(runs: Sequence[RunRecord]) -> str:
     """The whole page. The same runs give the same bytes."""
     named = [ComparedRun(name, run) for name, run in zip(names_of([run.directory for run in runs]), runs)]
     charts = "".join(figure(chart) for chart in comparison_charts(named))
@@ -73,11 +67,11 @@ def compare(runs: Sequence[Run]) -> str:
     heading = f'<header><p class="kicker">hotbed report</p><h1>{title}</h1><p class="lead">{_lead(named)}</p></header>'
     skip = '<a class="skip" href="#results">Skip to the results</a>\n'
     shown_parts = [part for part in parts if part]
-    return whole(title, skip, f"{heading}{_notes(named)}{contents(shown_parts)}\n" + "\n".join(shown_parts))
+    return html_page(title, skip, f"{heading}{_notes(named)}{contents(shown_parts)}\n" + "\n".join(shown_parts))
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path, with as many parts before it as tell them apart; numbered where nothing does."""
+    """The shortest ends of the paths that differ; numbered if the paths are equal."""
     parts = [folder.absolute().parts for folder in folders]
     for depth in range(1, max(map(len, parts)) + 1):
         found = ["/".join(one[-depth:]) for one in parts]
@@ -90,7 +84,7 @@ def _lead(named: list[ComparedRun]) -> str:
     scored = [(one, run.final[split].auc) for one, run in named if (split := headline_split(run))]
     known = [(name, score) for name, score in scored if usable(score)]
     if not known:
-        return "None of them was evaluated."
+        return "None of the runs was evaluated."
     name, best = max(known, key=lambda pair: pair[1])
     same = [one for one, score in known if score == best]
     if len(same) == len(known) > 1:
@@ -98,7 +92,7 @@ def _lead(named: list[ComparedRun]) -> str:
         return f"{which} have the same AUC, {decimal(best)}."
     if len(same) > 1:
         names = ", ".join(f"<strong>{text(one, 80)}</strong>" for one in same)
-        return f"Highest AUC, the same of {len(same)} runs: {names}, {decimal(best)}."
+        return f"Highest AUC, shared by {len(same)} runs: {names}, {decimal(best)}."
     return f"Highest AUC: <strong>{text(name, 80)}</strong>, {decimal(best)}."
 
 
@@ -107,15 +101,13 @@ def _notes(named: list[ComparedRun]) -> str:
     for name, run in named:
         if not run.finished:
             why = f" ({text(run.stopped_because, 200)})" if run.stopped_because else ""
-            notes.append(f"{text(name, 80)} is not finished{why}; its figures are those of its last lines.")
+            notes.append(f"{text(name, 80)} is not finished{why}; its figures are from its last log lines.")
         notes += [f"{text(name, 80)}: {text(note)}" for note in run.notes]
     sets = {run.dataset for _, run in named}
     if len(sets) > 1:
         listed = ", ".join(text(one, 60) for one in sorted(sets))
-        notes.append(f"The runs are not of one dataset ({listed}): their losses and AUCs do not compare.")
-    if not notes:
-        return ""
-    return f'<aside class="notes" aria-label="Notes"><ul>{"".join(f"<li>{note}</li>" for note in notes)}</ul></aside>'
+        notes.append(f"The runs use different datasets ({listed}): their losses and AUCs cannot be compared.")
+    return note_list(notes)
 
 
 def _switches(named: list[ComparedRun]) -> str:
@@ -164,35 +156,28 @@ def _figures(named: list[ComparedRun]) -> list[Figure]:
         Figure("waited for rows", "share of the time of training", stall_share, lambda share: percent(share, 2), _points),
         Figure("rows", "of all tables", lambda run: run.parameters.get("rows", math.nan), count, _times),
         Figure("cache", "on the device, index included", lambda run: run.cache.get("device_bytes", math.nan), size, _times),
-        Figure("memory given", "for rows below the cache", lambda run: given(run, "memory"), size, _times),
+        Figure("memory budget", "for rows below the cache", lambda run: given(run, "memory"), size, _times),
         Figure("process", "memory at the end", _resident, size, _times),
-        Figure("device memory", "at its highest", lambda run: told_and_true(run)[1].get("peak_device_bytes", math.nan),
+        Figure("device memory", "peak", lambda run: forecast_and_truth(run)[1].get("peak_device_bytes", math.nan),
                size, _times),
     ]  # fmt: skip
 
 
-def hit_rate(run: Run) -> float:
-    """Of the lookups of all lines of training."""
-    return _mean(run, "lookup_hit_rate")
+def hit_rate(run: RunRecord) -> float:
+    """The share of lookups that hit, over all of training."""
+    return run.cache_mean(lambda cache: cache.lookup_hit_rate)
 
 
-def stall_share(run: Run) -> float:
-    """Over all lines of training."""
-    return _mean(run, "stall_share")
+def stall_share(run: RunRecord) -> float:
+    """The share of time spent waiting for rows, over all of training."""
+    return run.cache_mean(lambda cache: cache.stall_share)
 
 
-def _mean(run: Run, name: str) -> float:
-    known = [(getattr(one.cache, name), one.cache.batches) for one in run.train if one.cache]
-    known = [(value, much) for value, much in known if usable(value) and usable(much) and much > 0]
-    total = sum(much for _, much in known)
-    return sum(value * much for value, much in known) / total if total > 0 else math.nan
-
-
-def _score(split: str, field: str) -> Callable[[Run], float]:
+def _score(split: str, field: str) -> Callable[[RunRecord], float]:
     return lambda run: getattr(run.final[split], field) if split in run.final else math.nan
 
 
-def _resident(run: Run) -> float:
+def _resident(run: RunRecord) -> float:
     return next((one.memory.resident_bytes for one in reversed(run.train) if one.memory), math.nan)
 
 
@@ -206,7 +191,7 @@ def _points(base: float, other: float) -> str:
 
 
 def _signed(difference: float, digits: int) -> str:
-    """What is below the last digit is no difference that can be seen."""
+    """A difference below the last digit counts as none."""
     said = f"{difference:+.{digits}f}"
     return SAME if float(said) == 0 else said.replace("-", "\u2212")
 
@@ -218,7 +203,7 @@ def _times(base: float, other: float) -> str:
 
 
 def _settings(named: list[ComparedRun]) -> str:
-    """Those that are not the same in all runs."""
+    """The settings that differ."""
     settings = [dict(flatten(run.config)) for _, run in named]
     paths = dict.fromkeys(path for one in settings for path in one)
     rows = []
@@ -231,37 +216,37 @@ def _settings(named: list[ComparedRun]) -> str:
     if not rows:
         return section("config", "Settings", "<p>All settings are the same.</p>")
     more = f"<p>{count(len(rows) - MOST_SETTINGS)} more differ.</p>" if len(rows) > MOST_SETTINGS else ""
-    said = f"<p>{count(len(rows))} of {count(len(paths))} settings are not the same in all runs.</p>"
+    said = f"<p>{count(len(rows))} of {count(len(paths))} settings differ between the runs.</p>"
     head = ["setting", *(text(name, 80) for name, _ in named)]
     listed = table("Settings that differ", head, rows[:MOST_SETTINGS], kind="settings versus")
     return section("config", "Settings", said, listed, more)
 
 
 def _forecasts(named: list[ComparedRun]) -> str:
-    both = [told_and_true(run) for _, run in named]
-    if not any(told for told, _ in both):
+    both = [forecast_and_truth(run) for _, run in named]
+    if not any(predicted for predicted, _ in both):
         return ""
     rows = []
     for name, about in NAMES.items():
         cells = []
-        for told, true in both:
-            said, happened = told.get(name, math.nan), true.get(name, math.nan)
-            pair = f"{shown(name, said)} / {shown(name, happened)}"
-            cells.append(pair if usable(happened) or (usable(said) and said) else MISSING)
+        for predicted, true in both:
+            expected, measured = predicted.get(name, math.nan), true.get(name, math.nan)
+            pair = f"{shown(name, expected)} / {shown(name, measured)}"
+            cells.append(pair if usable(measured) or (usable(expected) and expected) else MISSING)
         if any(cell != MISSING for cell in cells):
             rows.append([about, *cells])
     head = ["", *(text(name, 80) for name, _ in named)]
     return section(
         "forecast",
         "Forecast and measurement",
-        table("Forecast / truth", head, rows, kind="wide versus"),
+        table("Forecast / measured", head, rows, kind="wide versus"),
     )
 
 
 def _steps(named: list[ComparedRun]) -> str:
     means = []
     for _, run in named:
-        points = settled([point.times for point in run.train if point.times])
+        points = without_warmup([point.times for point in run.train if point.times])
         means.append(mean_parts(points, lambda one: one.device) or mean_parts(points, lambda one: one.thread))
     if not any(means):
         return ""

@@ -1,44 +1,41 @@
-"""Several runs -> charts with one curve of each: loss, AUC, speed, hits, waiting, over samples seen and over time."""
+"""Several runs -> charts with one curve per run: loss, AUC, speed, hits, stalls, over samples seen and over time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple
 
 from hotbed.report.charts import Chart, Series, Style
 from hotbed.report.curves import SEEN, SMOOTH_FROM
 from hotbed.report.points import smooth, usable
-from hotbed.report.read import Run, TrainPoint
+from hotbed.report.read import RunRecord, TrainPoint
 
 LIST_ITEM = (
     '<li class="c{color}"><svg viewBox="0 0 24 10" aria-hidden="true"><path class="curve" d="M1 5H23"/></svg>'
     "<span>{name}</span></li>"
 )
 COLORS = 6
-CALM_FROM = 200  # points; more of several runs are bands that hide each other
+CALM_FROM = 200  # points; longer curves of several runs would hide each other
 CALM = f"Runs of more than {CALM_FROM} lines are smoothed; their own pages show every peak."
 
 
-class NamedRun(Protocol):
-    """A run by the name that its curves have."""
+class ComparedRun(NamedTuple):
+    """A run by the name of its column and its curves."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def run(self) -> Run: ...
+    name: str
+    run: RunRecord
 
 
-def comparison_charts(named: Sequence[NamedRun]) -> list[Chart]:
-    """Those of which some run has a value."""
+def comparison_charts(named: Sequence[ComparedRun]) -> list[Chart]:
+    """The charts for which some run has values."""
     step = _over_samples
     charts = [
         Chart("loss", "Training loss", "Smoothed log loss of logging intervals; lower is better.", SEEN,
               "nats per sample", _curves(named, lambda run: _smoothed(step(run, lambda p: p.loss)))),
         Chart("valid", "AUC on valid", "At every evaluation.", SEEN, "AUC", _curves(named, _evaluated)),
-        Chart("loss-time", "Training loss over time", "The same loss by the clock: what a second of training buys.",
+        Chart("loss-time", "Training loss over time", "The same loss over wall-clock time.",
               "seconds", "nats per sample", _curves(named, lambda run: _smoothed(_over_time(run, lambda p: p.loss)))),
-        Chart("valid-time", "AUC on valid over time", "By the clock, evaluations and checkpoints included.", "seconds",
+        Chart("valid-time", "AUC on valid over time", "Over wall-clock time, including evaluations and checkpoints.", "seconds",
               "AUC", _curves(named, _evaluated_by_clock)),
         Chart("speed", "Throughput", f"Samples trained per second; evaluations are not counted. {CALM}", SEEN,
               "samples per second", _curves(named, lambda run: _calm(step(run, lambda p: p.samples_per_s))),
@@ -54,7 +51,7 @@ def comparison_charts(named: Sequence[NamedRun]) -> list[Chart]:
               _curves(named, lambda run: _calm(step(
                   run, lambda p: (p.cache.bytes_in + p.cache.bytes_out) / 2**20 if p.cache else None))),
               y_format="significant", zero=True),
-        Chart("process", "Memory of the process", "With all it has loaded.", SEEN, "MiB",
+        Chart("process", "Memory of the process", "Including Python and torch.", SEEN, "MiB",
               _curves(named, lambda run: step(run, lambda p: p.memory.resident_bytes / 2**20 if p.memory else None)),
               y_format="significant", zero=True),
     ]  # fmt: skip
@@ -64,8 +61,8 @@ def comparison_charts(named: Sequence[NamedRun]) -> list[Chart]:
 Curve = list[tuple[float, float]]
 
 
-def _curves(named: Sequence[NamedRun], of: Callable[[Run], Curve]) -> tuple[Series, ...]:
-    """One of each run that has some; colours as in the list of runs."""
+def _curves(named: Sequence[ComparedRun], of: Callable[[RunRecord], Curve]) -> tuple[Series, ...]:
+    """A curve for each run that has points; colours as in the list of runs."""
     found = []
     for k, one in enumerate(named):
         points = of(one.run)
@@ -75,11 +72,11 @@ def _curves(named: Sequence[NamedRun], of: Callable[[Run], Curve]) -> tuple[Seri
     return tuple(found)
 
 
-def _over_samples(run: Run, value: Callable[[TrainPoint], float | None]) -> Curve:
+def _over_samples(run: RunRecord, value: Callable[[TrainPoint], float | None]) -> Curve:
     return [(point.samples, y) for point in run.train if (y := value(point)) is not None]
 
 
-def _over_time(run: Run, value: Callable[[TrainPoint], float | None]) -> Curve:
+def _over_time(run: RunRecord, value: Callable[[TrainPoint], float | None]) -> Curve:
     return [(point.seconds, y) for point in run.train if usable(point.seconds) and (y := value(point)) is not None]
 
 
@@ -91,11 +88,11 @@ def _calm(points: Curve) -> Curve:
     return points if len(points) <= CALM_FROM else smooth(points)
 
 
-def _evaluated(run: Run) -> Curve:
+def _evaluated(run: RunRecord) -> Curve:
     return [(point.samples, point.score.auc) for point in run.evals if point.split == "valid"]
 
 
-def _evaluated_by_clock(run: Run) -> Curve:
+def _evaluated_by_clock(run: RunRecord) -> Curve:
     found = [
         (point.seconds, point.score.auc) for point in run.evals if point.split == "valid" and usable(point.seconds)
     ]

@@ -1,76 +1,80 @@
-"""A run -> its charts: which series, which words. Drawing is charts.py's business."""
+"""A run -> its charts: which series, which captions. charts.py draws them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
-from hotbed.report.charts import Chart, Mark, Series
+from hotbed.report.charts import Chart, ReferenceLine, Series
 from hotbed.report.formats import decimal
 from hotbed.report.points import smooth, usable
-from hotbed.report.read import EvalPoint, Run, Skew, TrainPoint
+from hotbed.report.read import EvalPoint, RunRecord, Skew, TrainPoint
 
 SMOOTH_FROM = 20  # points; fewer need no smoothing
 MAX_DIVISIONS = 12  # ends of epochs
-SKEW_CURVES = 5  # features drawn beside the total
+SKEW_CURVES = 5  # features drawn in addition to the total
 SEEN = "samples seen"
 
 
-def learning_charts(run: Run) -> list[Chart]:
+def over_samples(
+    run: RunRecord, identifier: str, title: str, caption: str, y_label: str, series: Iterable[Series], **options: Any
+) -> Chart:
+    """A chart over the samples seen, with the ends of epochs."""
+    return Chart(identifier, title, caption, SEEN, y_label, tuple(series), divisions=epoch_ends(run.train), **options)
+
+
+def learning_charts(run: RunRecord) -> list[Chart]:
     """Loss, AUC, speed and learning rate over samples seen."""
-    divisions = epoch_ends(run.train)
     return [
-        Chart(
+        over_samples(
+            run,
             "loss",
             "Training loss",
             "Mean log loss of each logging interval; lower is better.",
-            SEEN,
             "nats per sample",
             (
                 *_noisy("loss", [(p.samples, p.loss) for p in run.train]),
                 *_eval_series(run.evals, "log_loss", "log loss on"),
             ),
-            divisions=divisions,
         ),
-        Chart(
+        over_samples(
+            run,
             "auc",
             "AUC",
             _auc_caption(run),
-            SEEN,
             "AUC",
             (
                 *_noisy("train, last interval", [(p.samples, p.auc) for p in run.train]),
                 *_eval_series(run.evals, "auc", ""),
             ),
             y_marks=_best_marks(run),
-            divisions=divisions,
         ),
-        Chart(
+        over_samples(
+            run,
             "speed",
             "Throughput",
             "Samples trained per second; evaluations and checkpoints are not counted.",
-            SEEN,
             "samples per second",
             (Series("samples per second", [(p.samples, p.samples_per_s) for p in run.train], 3),),
             y_format="count",
             zero=True,
-            divisions=divisions,
         ),
-        Chart(
+        over_samples(
+            run,
             "lr",
             "Learning rate",
-            "Of the dense weights, as the schedule set it; that of the rows rises and falls with it.",
-            SEEN,
+            "Of the dense weights, as set by the schedule; that of the rows is scaled in the same way.",
             "learning rate",
             (Series("learning rate", [(p.samples, p.lr) for p in run.train], 4),),
             y_format="significant",
             zero=True,
-            divisions=divisions,
         ),
     ]
 
 
-def calibration_chart(run: Run) -> Chart:
+def calibration_chart(run: RunRecord) -> Chart:
     """Predicted against observed share of positives."""
     bins = [b for b in run.calibration if b.samples > 0 and 0 <= b.prediction <= 1 and 0 <= b.label <= 1]
     spread = tuple(1.96 * math.sqrt(b.label * (1 - b.label) / b.samples) for b in bins)
@@ -89,7 +93,7 @@ def calibration_chart(run: Run) -> Chart:
     )
 
 
-def skew_chart(run: Run, cache_share: float) -> Chart:
+def skew_chart(run: RunRecord, cache_share: float) -> Chart:
     """How much of all lookups the most frequent ids take."""
     largest = sorted(run.features, key=lambda f: -f.distinct if usable(f.distinct) else 0.0)[:SKEW_CURVES]
     total = [Series("all features", _cumulative(run.total), 1)] if run.total else []
@@ -103,14 +107,14 @@ def skew_chart(run: Run, cache_share: float) -> Chart:
         (*total, *(Series(f.name, _cumulative(f), 2 + k, "thin") for k, f in enumerate(largest))),
         x_format="share",
         y_format="share",
-        x_marks=(Mark(cache_share, f"{100 * cache_share:g} % of the ids"),),
+        x_marks=(ReferenceLine(cache_share, f"{100 * cache_share:g} % of the ids"),),
         zero=True,
         log_x=True,
     )
 
 
-def headline_split(run: Run) -> str:
-    """The split the headline speaks of: test, else valid, else whichever was measured; "" when none was."""
+def headline_split(run: RunRecord) -> str:
+    """The split of the headline: test, else valid, else any that was evaluated; "" if none was."""
     measured = [*("test", "valid"), *run.final]
     return next((name for name in measured if name in run.final), "")
 
@@ -133,10 +137,10 @@ def _eval_series(evals: tuple[EvalPoint, ...], metric: str, prefix: str) -> list
     ]
 
 
-def _auc_caption(run: Run) -> str:
+def _auc_caption(run: RunRecord) -> str:
     said = "0.5 is a coin toss, 1 is perfect order."
     if run.train:
-        said += " Training AUC is that of the last interval, on rows just before they are learned from"
+        said += " Training AUC is that of the last interval, on samples before the model has learned from them"
         said += (
             "; after the first epoch the model has seen them before."
             if run.train[-1].epoch > run.train[0].epoch
@@ -145,14 +149,14 @@ def _auc_caption(run: Run) -> str:
     return said
 
 
-def _best_marks(run: Run) -> tuple[Mark, ...]:
+def _best_marks(run: RunRecord) -> tuple[ReferenceLine, ...]:
     split = headline_split(run) or next(iter(run.best_auc), "")
     best = run.best_auc.get(split, math.nan)
-    return (Mark(best, f"best possible {decimal(best)}"),) if usable(best) else ()
+    return (ReferenceLine(best, f"best possible {decimal(best)}"),) if usable(best) else ()
 
 
 def epoch_ends(train: tuple[TrainPoint, ...]) -> tuple[float, ...]:
-    """Samples seen at the ends of epochs, where they are few enough to draw."""
+    """Samples seen at the ends of epochs; empty if there are too many to draw."""
     ends = tuple(before.samples for before, after in pairwise(train) if after.epoch != before.epoch)
     return ends if len(ends) <= MAX_DIVISIONS else ()
 

@@ -1,4 +1,4 @@
-"""Numbers -> the short texts people read. A number that is not there is a dash, never "nan"."""
+"""Numbers -> the short texts people read, and the HTML around them. A number that is not there is a dash, never "nan"."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from hotbed.host.memory import in_words
 
 SECTION = re.compile(r'<section id="([\w-]+)"[^>]*><h2[^>]*>(.*?)</h2>')
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
+OPEN_ROWS, MOST_ROWS = 12, 1000  # of a long table: those shown at once, and those on the page at all
 NAN = float("nan")
 MISSING = "–"
 SPACE = "\u202f"  # narrow and never broken across lines
@@ -85,7 +90,7 @@ def _odd(value: float) -> str:
 
 
 def number(value: object) -> float:
-    """The value as a float; nan when it is none, too large, or a truth value."""
+    """The value as a float; nan if it is not a number, too large, or a boolean."""
     if type(value) is float:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -112,7 +117,7 @@ def listing(value: object) -> list[Any]:
 
 
 def first_known(*values: float) -> float:
-    """The first that is a finite number, else nan."""
+    """The first finite value, else nan."""
     return next((value for value in values if math.isfinite(value)), NAN)
 
 
@@ -134,7 +139,7 @@ def data_script(value: Any) -> str:
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> str:
-    """A table in a box that scrolls by itself. The first cell of a row names it; cells are HTML already."""
+    """A table in a scrolling box. The first cell of a row is its heading; cells are HTML already."""
     columns = "".join(f'<th scope="col">{name}</th>' for name in head)
     lines = "".join(
         f'<tr><th scope="row">{cells[0]}</th>{"".join(f"<td>{cell}</td>" for cell in cells[1:])}</tr>' for cells in rows
@@ -145,13 +150,38 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, k
     )
 
 
+def long_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], source: str) -> str:
+    """A table of features; all but the first rows are folded, and those beyond MOST_ROWS are only in the file `source`."""
+    listed = rows[:MOST_ROWS]
+    shown = table(caption, head, listed[:OPEN_ROWS], kind="wide")
+    if len(listed) > OPEN_ROWS:
+        rest = table(f"{caption}, continued", head, listed[OPEN_ROWS:], kind="wide")
+        shown += fold(f"{count(len(listed) - OPEN_ROWS)} more features", rest)
+    if len(rows) > MOST_ROWS:
+        shown += f"<p>{count(len(rows) - MOST_ROWS)} more features are in {source}.</p>"
+    return shown
+
+
+def bar(share: float) -> str:
+    """A percentage over a bar of that length."""
+    width = 100 * min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
+    return f'<span class="bar" style="--share:{width:.0f}%">{percent(share)}</span>'
+
+
+def note_list(notes: Sequence[str]) -> str:
+    """Remarks at the top of a page; "" where there are none."""
+    if not notes:
+        return ""
+    return f'<aside class="notes" aria-label="Notes"><ul>{"".join(f"<li>{note}</li>" for note in notes)}</ul></aside>'
+
+
 def fold(summary: str, content: str) -> str:
     """Content that opens on demand, also without JavaScript."""
     return f"<details><summary>{summary}</summary>{content}</details>"
 
 
 def contents(sections: Iterable[str]) -> str:
-    """Links to sections, as `section` made them."""
+    """Links to sections that `section` made."""
     found = [SECTION.match(one) for one in sections]
     items = "".join(f'<li><a href="#{one[1]}">{one[2]}</a></li>' for one in found if one)
     return f'<nav class="contents" aria-label="Sections"><ul>{items}</ul></nav>'
@@ -162,4 +192,19 @@ def section(identifier: str, heading: str, *parts: str) -> str:
     return (
         f'<section id="{identifier}" aria-labelledby="{identifier}-heading">'
         f'<h2 id="{identifier}-heading">{heading}</h2>{"".join(parts)}</section>'
+    )
+
+
+def html_page(title: str, before: str, body: str) -> str:
+    """One HTML file that needs nothing else: styles and script are inside, and it may fetch nothing."""
+    here = files("hotbed.report")
+    style, script = (here.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{text(title, 120)} - hotbed</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        f"{before}<main>\n{body}\n</main>\n"
+        f"<script>\n{script}</script>\n</body>\n</html>\n"
     )

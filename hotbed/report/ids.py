@@ -1,6 +1,6 @@
-"""A run with dynamic ids -> what became of them: two sentences, a table of features, three charts; nothing without any.
+"""A run with dynamic ids -> their counts: two sentences, a table of features, three charts; nothing without dynamic ids.
 
-Counts are of training since the run began, and are saved with it: a run that was stopped and went on shows the same ones.
+Counts cover training since the run began and are saved with it, so a resumed run shows the same ones.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ import math
 from itertools import pairwise
 
 from hotbed.report.charts import Chart, Series, figure
-from hotbed.report.curves import SEEN, epoch_ends
-from hotbed.report.formats import count, fold, percent, section, table, text
+from hotbed.report.curves import over_samples
+from hotbed.report.formats import count, long_table, percent, section, text
 from hotbed.report.points import IdPoint, usable
-from hotbed.report.read import Run
+from hotbed.report.read import RunRecord
 
-MOST_TABLES = 1000
-OPEN_TABLES = 12
 CURVES = 4  # of single tables
 HEAD = (
     "feature",
@@ -27,7 +25,7 @@ HEAD = (
 )
 
 
-def ids(run: Run) -> str:
+def ids(run: RunRecord) -> str:
     """The section, or nothing."""
     points = [point for point in run.train if point.ids]
     if not points:
@@ -37,8 +35,8 @@ def ids(run: Run) -> str:
     return section("ids", "Dynamic ids", _said(last), f'<div class="figures">{charts}<div>{_table(last)}</div></div>')
 
 
-def id_charts(run: Run) -> list[Chart]:
-    """Rows, who came and went, and the share of lookups without a row of their own, over samples seen."""
+def id_charts(run: RunRecord) -> list[Chart]:
+    """Rows, admitted and expired ids, and the share of lookups of the shared row, over samples seen."""
     points = [(point.samples, point.ids) for point in run.train if point.ids]
     totals = [(samples, _sum(counts)) for samples, counts in points]
     largest = _by_rows(points[-1][1])[:CURVES] if points else []
@@ -52,24 +50,22 @@ def id_charts(run: Run) -> list[Chart]:
         (after, _share(now.rejected - then.rejected, now.seen - then.seen))
         for (_, then), (after, now) in pairwise([(0.0, IdPoint(0, 0, 0, 0, 0)), *totals])
     ]
-    ends = epoch_ends(run.train)
     return [
-        Chart(
+        over_samples(
+            run,
             "id-rows",
             "Ids with a row",
             f"Of all tables with dynamic ids together{', and of the largest' if len(points[-1][1]) > 1 else ''}.",
-            SEEN,
             "rows",
             (Series("all", [(x, one.rows) for x, one in totals], 1), *(single if len(points[-1][1]) > 1 else ())),
             y_format="count",
             zero=True,
-            divisions=ends,
         ),
-        Chart(
+        over_samples(
+            run,
             "id-changes",
             "Ids that came and went",
-            "Ids that were given a row and ids that lost it, since the run began; one that comes back is counted again.",
-            SEEN,
+            "Ids that got a row and ids that lost it, since the run began; an id that returns is counted again.",
             "ids",
             (
                 Series("admitted", [(x, one.admitted) for x, one in totals], 3),
@@ -77,18 +73,16 @@ def id_charts(run: Run) -> list[Chart]:
             ),
             y_format="count",
             zero=True,
-            divisions=ends,
         ),
-        Chart(
+        over_samples(
+            run,
             "id-rejected",
             "Lookups of a shared row",
-            "Share of the lookups of an interval whose id was not admitted: they use the row that its table shares.",
-            SEEN,
+            "Share of the lookups of an interval whose id was not admitted: they use the shared row of its table.",
             "share of lookups",
             (Series("share of lookups", new, 5),),
             y_format="share",
             zero=True,
-            divisions=ends,
         ),
     ]
 
@@ -98,30 +92,23 @@ def _said(last: dict[str, IdPoint]) -> str:
     if not all(map(usable, total)):
         return ""
     tables = "the table" if len(last) == 1 else f"the {count(len(last))} tables"
-    back = f" {count(total.expired)} ids lost their row again because they were not used." if total.expired else ""
+    back = f" {count(total.expired)} ids lost their row because they were not used." if total.expired else ""
     shared = (
         f" {percent(_share(total.rejected, total.seen))} of the lookups of training came before their id was admitted and "
-        "used the row that its table shares."
+        "used the shared row of its table."
         if total.rejected
         else ""
     )
     return (
-        f'<p class="finding">{count(total.seen)} lookups of training have given rows to {count(total.admitted)} ids of '
+        f'<p class="finding">{count(total.seen)} lookups of training gave rows to {count(total.admitted)} ids of '
         f"{tables} without a vocabulary; <strong>{count(total.rows)} ids have one now</strong>.</p>"
         + (f"<p>{back}{shared}</p>" if back or shared else "")
     )
 
 
 def _table(last: dict[str, IdPoint]) -> str:
-    rows = [[text(name, 60), *map(count, last[name])] for name in _by_rows(last)[:MOST_TABLES]]
-    caption = "Dynamic ids by feature, most rows first"
-    shown = table(caption, HEAD, rows[:OPEN_TABLES], kind="wide")
-    if len(rows) > OPEN_TABLES:
-        rest = table(f"{caption}, continued", HEAD, rows[OPEN_TABLES:], kind="wide")
-        shown += fold(f"{count(len(rows) - OPEN_TABLES)} more features", rest)
-    if len(last) > MOST_TABLES:
-        shown += f"<p>{count(len(last) - MOST_TABLES)} more features are in metrics.jsonl.</p>"
-    return shown
+    rows = [[text(name, 60), *map(count, last[name])] for name in _by_rows(last)]
+    return long_table("Dynamic ids by feature, most rows first", HEAD, rows, "metrics.jsonl")
 
 
 def _by_rows(counts: dict[str, IdPoint]) -> list[str]:

@@ -1,9 +1,7 @@
-"""What one line of metrics.jsonl says of times, memory, cache, tiers and ids, as numbers; nan for what is not there.
+"""Times, memory, cache, tiers and ids of one line of metrics.jsonl, as numbers; nan for missing values.
 
-`usable`: long curves -> curves a page can hold: smoothing, and thinning that keeps every peak.
-
-A point whose y is nan is a gap; it stays a gap. Logs have up to some 100,000 lines and a page some fifty curves, so that
-stretches are searched by numpy.
+`smooth` and `thin` turn long curves into curves that fit on a page; thinning keeps every peak. A point whose y is nan is a gap
+and stays a gap. Logs have up to 100,000 lines and a page some fifty curves, so numpy does the searching.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ LARGEST = 1e30  # beyond this a value is broken, and axis arithmetic would overf
 Curve = Sequence[tuple[float, float]]  # x rising, y
 
 
-class Parts(NamedTuple):
+class StepParts(NamedTuple):
     """Seconds of a mean step, by what it was spent on (hotbed.telemetry.clock)."""
 
     reader: float
@@ -38,19 +36,19 @@ class Parts(NamedTuple):
 
 
 class TimesPoint(NamedTuple):
-    """Of an interval: of the training thread, and of the steps that were measured on a CUDA stream."""
+    """Times of an interval: of the training thread, and of the steps measured on a CUDA stream."""
 
     steps: float
-    thread: Parts
-    device: Parts | None
-    ready: float  # batches that were read when one was asked for
+    thread: StepParts
+    device: StepParts | None
+    ready: float  # batches that were ready when training needed one
 
 
 class MemoryPoint(NamedTuple):
     """Bytes at the end of an interval."""
 
     resident_bytes: float  # of the process
-    device_bytes: float  # that torch has given out on the device; nan on a CPU
+    device_bytes: float  # allocated by torch on the device; nan on a CPU
     device_peak_bytes: float
 
 
@@ -71,9 +69,9 @@ class CachePoint(NamedTuple):
 
 
 class TierPoint(NamedTuple):
-    """What memory and ssd did in an interval (train/watch): means over its batches; then how they stood at its end."""
+    """Memory and ssd in an interval (train/watch): means over its batches; then their state at its end."""
 
-    memory_hit_rate: float  # of the rows asked below the device; nan where memory is the cache
+    memory_hit_rate: float  # of the rows requested below the device; nan where memory is the cache
     from_memory: float
     from_ssd: float
     to_ssd: float
@@ -94,7 +92,7 @@ class TierPoint(NamedTuple):
 
 
 class IdPoint(NamedTuple):
-    """What became of the ids of a table since the run began, and the rows they have."""
+    """Counts of the dynamic ids of a table since the run began, and its rows."""
 
     seen: float
     admitted: float
@@ -112,8 +110,8 @@ def times_point(raw: Mapping[str, Any]) -> TimesPoint | None:
     )
 
 
-def _parts(raw: Mapping[str, Any]) -> Parts:
-    return Parts(*(number(raw.get(name)) for name in Parts._fields))
+def _parts(raw: Mapping[str, Any]) -> StepParts:
+    return StepParts(*(number(raw.get(name)) for name in StepParts._fields))
 
 
 def memory_point(raw: Mapping[str, Any]) -> MemoryPoint | None:
@@ -129,18 +127,18 @@ def tier_point(raw: Mapping[str, Any]) -> TierPoint | None:
 
 
 def id_points(raw: Mapping[str, Any]) -> dict[str, IdPoint]:
-    """By table."""
+    """The counts of each table."""
     found = {name: mapping(counts) for name, counts in raw.items()}
     return {name: IdPoint(*(number(counts.get(field)) for field in IdPoint._fields)) for name, counts in found.items()}
 
 
 def usable(y: float) -> bool:
-    """Whether the value can be drawn."""
+    """Whether a value can be drawn."""
     return -LARGEST < y < LARGEST
 
 
 def smooth(curve: Curve, share: float = 0.015) -> list[tuple[float, float]]:
-    """Mean over about `share` of the points to either side, nearer ones weighing more, so that it does not lag behind."""
+    """Weighted mean over about `share` of the points on either side, so that the curve does not lag."""
     keep = math.exp(-1 / max(1.0, share * len(curve)))
     forward = _weighted_sums(curve, keep)
     backward = reversed(_weighted_sums(curve[::-1], keep))
@@ -151,7 +149,7 @@ def smooth(curve: Curve, share: float = 0.015) -> list[tuple[float, float]]:
 
 
 def _weighted_sums(curve: Curve, keep: float) -> list[tuple[float, float]]:
-    """After each point: the sum of all values so far, each faded by its distance, and the sum of their weights."""
+    """After each point: the sum of all values so far, with weights that decay with distance, and the sum of the weights."""
     total = weight = 0.0
     sums = []
     for _, y in curve:
@@ -179,7 +177,7 @@ def thin(curve: Curve, limit: int = MAX_POINTS) -> list[tuple[float, float]]:
 
 
 def sample(curve: Curve, limit: int = 40) -> list[tuple[float, float]]:
-    """At most `limit` points, evenly spaced, both ends among them: for tables."""
+    """At most `limit` evenly spaced points, including both ends: for tables."""
     if len(curve) <= limit:
         return list(curve)
     return [curve[round(k * (len(curve) - 1) / (limit - 1))] for k in range(limit)]

@@ -1,15 +1,15 @@
-"""The files of a run directory -> one frozen `Run`, whatever state the run was left in.
+"""The files of a run directory -> one frozen `RunRecord`, whatever state the run was left in.
 
-Only config.json must be there and whole. Everything else may be missing, cut off in the middle of a line, or hold nulls
-and nans: numbers that are not there become nan, and what was left out is said in `Run.notes`. So every run that started
-has a page, at the price that a wrong value in an optional file shows as a dash and not as an error.
+Only config.json must be present and intact. Everything else may be missing, truncated in the middle of a line, or hold nulls
+and nans: missing numbers become nan, and `RunRecord.notes` says what was left out. So every run that started has a page, at
+the price that a wrong value in an optional file shows as a dash instead of an error.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from hotbed.report.points import (
     memory_point,
     tier_point,
     times_point,
+    usable,
 )
 
 
@@ -47,8 +48,13 @@ class TrainPoint(NamedTuple):
     times: TimesPoint | None = None
     memory: MemoryPoint | None = None
 
+    @property
+    def batches(self) -> float:
+        """Batches that were planned in the interval; nan without a cache."""
+        return self.cache.batches if self.cache else NAN
 
-class Score(NamedTuple):
+
+class SplitScore(NamedTuple):
     """The metrics of one split at one moment."""
 
     auc: float = NAN
@@ -65,7 +71,7 @@ class EvalPoint(NamedTuple):
     step: int
     samples: float
     split: str
-    score: Score
+    score: SplitScore
     seconds: float = NAN
 
 
@@ -96,8 +102,8 @@ class CalibrationPoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
-    """All that the page shows."""
+class RunRecord:
+    """Everything that the page shows."""
 
     directory: Path
     config: dict[str, Any]
@@ -106,7 +112,9 @@ class Run:
     device: str = ""
     train: tuple[TrainPoint, ...] = ()
     evals: tuple[EvalPoint, ...] = ()
-    final: dict[str, Score] = field(default_factory=dict)  # by split; from the last eval lines when there is no summary
+    final: dict[str, SplitScore] = field(
+        default_factory=dict
+    )  # by split; from the last eval lines when there is no summary
     best_auc: dict[str, float] = field(default_factory=dict)
     calibration: tuple[CalibrationPoint, ...] = ()
     splits: tuple[SplitSize, ...] = ()
@@ -126,9 +134,20 @@ class Run:
     stopped_because: str = ""
     notes: tuple[str, ...] = ()
 
+    def cache_mean(
+        self,
+        value: Callable[[CachePoint], float],
+        weight: Callable[[TrainPoint], float] = lambda point: point.batches,
+    ) -> float:
+        """The mean over the intervals, each by its weight; nan when none is known."""
+        known = [(value(point.cache), weight(point)) for point in self.train if point.cache]
+        known = [(one, much) for one, much in known if usable(one) and usable(much) and much > 0]
+        total = sum(much for _, much in known)
+        return sum(one * much for one, much in known) / total if total > 0 else NAN
 
-def read_run(directory: Path) -> Run:
-    """Read a run directory; RunError when it is none."""
+
+def read_run(directory: Path) -> RunRecord:
+    """Read a run directory; RunError if it is not one."""
     config = _read_config(directory)
     notes: list[str] = []
     summary = _read_optional(directory / "summary.json", "the final results", notes)
@@ -136,7 +155,7 @@ def read_run(directory: Path) -> Run:
     train, evals = _read_metrics(directory / "metrics.jsonl", notes)
     final = {name: _score(value) for name, value in mapping(summary.get("final")).items()}
     total = mapping(data.get("total"))
-    return Run(
+    return RunRecord(
         directory=directory,
         config=config,
         model=name_of(summary.get("model")) or name_of(config.get("model")) or "model",
@@ -204,9 +223,9 @@ def _read_optional(path: Path, what: str, notes: list[str]) -> Mapping[str, Any]
 
 
 def _read_metrics(path: Path, notes: list[str]) -> tuple[tuple[TrainPoint, ...], tuple[EvalPoint, ...]]:
-    """Train lines and eval lines in order of steps; where a step was written again, the later line counts.
+    """Train and eval lines in order of steps; if a step was written twice, the later line counts.
 
-    The last evaluation may belong to an earlier step than the one before: the best weights, put back at the end.
+    The last evaluation may belong to an earlier step: the best weights are restored at the end.
     """
     if not path.exists():
         notes.append(f"{path.name} is missing: the curves cannot be shown.")
@@ -261,9 +280,9 @@ def _point(line: bytes) -> TrainPoint | EvalPoint | None:
     return TrainPoint(int(epoch), int(step), samples, loss, lr, auc, rate, seconds, cache, tiers, ids, times, memory)
 
 
-def _score(value: object) -> Score:
+def _score(value: object) -> SplitScore:
     raw = mapping(value)
-    return Score(**{name: number(raw.get(name)) for name in Score._fields})
+    return SplitScore(**{name: number(raw.get(name)) for name in SplitScore._fields})
 
 
 def _skew(raw: Mapping[str, Any]) -> Skew:
@@ -279,7 +298,7 @@ def _calibration(value: object) -> tuple[CalibrationPoint, ...]:
 
 
 def _bad_rows(value: object) -> dict[str, float] | None:
-    """By reason, or one number for all."""
+    """Bad rows by reason; older runs have only a total."""
     if isinstance(value, dict):
         return {reason: first_known(number(rows), 0.0) for reason, rows in value.items()}
     total = number(value)

@@ -1,4 +1,4 @@
-"""A run -> the sections of its page, as HTML. Each function is one section, in reading order."""
+"""A run -> its page: `render`. Each of the other functions is one section, in reading order."""
 
 from __future__ import annotations
 
@@ -9,21 +9,61 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hotbed.report.cache import cache
 from hotbed.report.charts import figure
 from hotbed.report.curves import calibration_chart, headline_split, learning_charts, skew_chart
-from hotbed.report.formats import MISSING, compact, count, decimal, duration, fold, percent, section, table, text
+from hotbed.report.formats import (
+    MISSING,
+    bar,
+    compact,
+    contents,
+    count,
+    decimal,
+    duration,
+    fold,
+    html_page,
+    long_table,
+    note_list,
+    percent,
+    section,
+    table,
+    text,
+)
+from hotbed.report.ids import ids
+from hotbed.report.memory import forecast, memory
 from hotbed.report.points import usable
-from hotbed.report.read import Run, Score, Skew
+from hotbed.report.read import RunRecord, Skew, SplitScore
+from hotbed.report.tiers import tiers
+from hotbed.report.times import times
 from hotbed.run.config import DENSE_RATES, FIELDS, ROW_RATES
 
 CACHE_SHARE = 0.015  # of the rows; what the published GPU caches hold, and what data/describe measures
-MAX_FEATURES = 1000
-OPEN_FEATURES = 12
 MAX_SETTINGS = 500
 MAX_CHANGED = 40
 
 
-def headline(run: Run) -> str:
+def render(run: RunRecord) -> str:
+    """The whole page. The same run gives the same bytes."""
+    parts = (
+        learning(run),
+        quality(run),
+        times(run),
+        cache(run, CACHE_SHARE),
+        tiers(run),
+        ids(run),
+        memory(run),
+        forecast(run),
+        data(run),
+        settings_section(run),
+        next_commands(run),
+        versions(run),
+    )
+    shown = [part for part in parts if part]
+    body = f"{headline(run)}{contents(shown)}\n" + "\n".join(shown)
+    return html_page(f"{run.model} on {run.dataset}", '<a class="skip" href="#learning">Skip to the curves</a>\n', body)
+
+
+def headline(run: RunRecord) -> str:
     """What was trained, how good it is, how long it took."""
     split = headline_split(run)
     return (
@@ -32,7 +72,7 @@ def headline(run: Run) -> str:
     )
 
 
-def learning(run: Run) -> str:
+def learning(run: RunRecord) -> str:
     """The curves over training."""
     if not run.train and not run.evals:
         return section("learning", "How it learned", '<p class="empty">The run has no measurements yet.</p>')
@@ -40,7 +80,7 @@ def learning(run: Run) -> str:
     return section("learning", "How it learned", f'<div class="figures">{charts}</div>')
 
 
-def quality(run: Run) -> str:
+def quality(run: RunRecord) -> str:
     """All metrics of all splits, and the calibration plot."""
     if not run.final:
         return section(
@@ -54,10 +94,10 @@ def quality(run: Run) -> str:
     return section("quality", "How good it is", f'<div class="figures">{parts}</div>')
 
 
-def data(run: Run) -> str:
-    """Rows, ids and their skew, and what a small cache could catch."""
-    rows, cache = f"{_split_table(run)}{_bad_rows(run)}", _cache_sentence(run.total)
-    parts = [f'<div class="figures"><div>{rows}</div><div>{cache}</div></div>'] if rows or cache else []
+def data(run: RunRecord) -> str:
+    """Rows, ids and their skew, and the hit rate that a small cache could reach."""
+    rows, finding = f"{_split_table(run)}{_bad_rows(run)}", _cache_sentence(run.total)
+    parts = [f'<div class="figures"><div>{rows}</div><div>{finding}</div></div>'] if rows or finding else []
     if run.features:
         parts.append(f'<div class="figures">{figure(skew_chart(run, CACHE_SHARE))}{_feature_table(run.features)}</div>')
     elif run.splits:
@@ -67,8 +107,8 @@ def data(run: Run) -> str:
     return section("data", "The data", *parts)
 
 
-def asked(run: Run) -> str:
-    """Every setting of the run; the ones that differ from the default first to see."""
+def settings_section(run: RunRecord) -> str:
+    """Every setting of the run; those that differ from the default are shown first."""
     settings = list(flatten(run.config))
     changed = [
         (path, value) for path, value in settings if path not in FIELDS or value not in _defaults(path, dict(settings))
@@ -84,8 +124,8 @@ def asked(run: Run) -> str:
     return section("config", "Settings", intro + hint if settings else "", shown, folded)
 
 
-def go_on(run: Run) -> str:
-    """The commands that take the run further."""
+def next_commands(run: RunRecord) -> str:
+    """The commands to use next."""
     place = shlex.quote(str(run.directory))
     settings = run.config.get("train")
     epochs = settings.get("epochs") if isinstance(settings, dict) else None
@@ -106,17 +146,17 @@ def go_on(run: Run) -> str:
     return section("next", "What to do next", f'<ul class="commands">{items}</ul>')
 
 
-def made_with(run: Run) -> str:
-    """Versions and device, so that the numbers can be made again."""
+def versions(run: RunRecord) -> str:
+    """Versions and device, so that results can be reproduced."""
     rows = [[text(name, 60), text(version, 120)] for name, version in run.versions.items()]
     if run.device:
         rows.append(["device", text(run.device, 120)])
     if not rows:
-        return section("versions", "Made with", '<p class="empty">The run recorded no versions.</p>')
-    return section("versions", "Made with", table("Versions", ["what", "version"], rows))
+        return section("versions", "Versions", '<p class="empty">The run recorded no versions.</p>')
+    return section("versions", "Versions", table("Versions", ["what", "version"], rows))
 
 
-def _verdict(run: Run, split: str) -> str:
+def _verdict(run: RunRecord, split: str) -> str:
     if not split:
         return (
             "Not evaluated yet: the run stopped before its first evaluation." if run.train else "Nothing trained yet."
@@ -132,7 +172,7 @@ def _verdict(run: Run, split: str) -> str:
     return said
 
 
-def _progress(run: Run, split: str) -> str:
+def _progress(run: RunRecord, split: str) -> str:
     """The headline AUC on a line from a coin toss to the best possible (or to 1)."""
     score = run.final[split].auc if split else math.nan
     if not usable(score):
@@ -148,7 +188,7 @@ def _progress(run: Run, split: str) -> str:
     )
 
 
-def _notes(run: Run) -> str:
+def _notes(run: RunRecord) -> str:
     notes = [text(note) for note in run.notes]
     broken = [point for point in run.train if not usable(point.loss)]
     if broken:
@@ -159,13 +199,11 @@ def _notes(run: Run) -> str:
     if not run.finished:
         reason = f" ({text(run.stopped_because, 1000)})" if run.stopped_because else ""
         notes.insert(0, f'This run is not finished{reason}. <a href="#next">What to do next</a>')
-    if not notes:
-        return ""
-    return f'<aside class="notes" aria-label="Notes"><ul>{"".join(f"<li>{note}</li>" for note in notes)}</ul></aside>'
+    return note_list(notes)
 
 
-def _tiles(run: Run, split: str) -> str:
-    score = run.final.get(split, Score())
+def _tiles(run: RunRecord, split: str) -> str:
+    score = run.final.get(split, SplitScore())
     gap = run.best_auc.get(split, math.nan) - score.auc
     rows, row_values, dense = (run.parameters.get(name, math.nan) for name in ("rows", "row_values", "dense"))
     stopped = f"stopped: {run.stopped_because}" if run.stopped_because and run.finished else ""
@@ -190,25 +228,25 @@ def _tiles(run: Run, split: str) -> str:
     return f'<ul class="tiles">{items}</ul>' if items else ""
 
 
-def _device(run: Run) -> str:
+def _device(run: RunRecord) -> str:
     return f" on {run.device}" if run.device else ""
 
 
-def _train_share(run: Run) -> str:
+def _train_share(run: RunRecord) -> str:
     return f"{duration(run.train_seconds)} of it training" if usable(run.train_seconds) else ""
 
 
-def _kept(run: Run) -> str:
+def _kept(run: RunRecord) -> str:
     if not usable(run.best_epoch) or not run.best_epoch < run.epochs:
         return ""
     return (
-        f"<p>Kept are the weights of epoch {count(run.best_epoch)} of {count(run.epochs)}: the best AUC on valid.</p>"
+        f"<p>The weights of epoch {count(run.best_epoch)} of {count(run.epochs)} were kept: the best AUC on valid.</p>"
     )
 
 
-def _metric_table(run: Run) -> str:
+def _metric_table(run: RunRecord) -> str:
     """Metrics down, splits across; each metric with its meaning."""
-    lines: list[tuple[str, str, Callable[[str, Score], str]]] = [
+    lines: list[tuple[str, str, Callable[[str, SplitScore], str]]] = [
         ("AUC", "chance that a positive is scored above a negative", lambda _, score: decimal(score.auc)),
         ("best possible AUC", "of any model, known for synthetic data", lambda split, _: decimal(best(split))),
         ("log loss", "mean surprise in nats; lower is better", lambda _, score: decimal(score.log_loss)),
@@ -229,21 +267,21 @@ def _metric_table(run: Run) -> str:
     return table("Metrics of each split", ["metric", *(text(split, 60) for split in run.final)], rows, kind="wide")
 
 
-def _split_table(run: Run) -> str:
+def _split_table(run: RunRecord) -> str:
     if not run.splits:
         return ""
     rows = [[text(split.name, 60), count(split.rows), percent(split.positive_rate, 2)] for split in run.splits]
     return table("Rows of each split", ["split", "rows", "positive"], rows)
 
 
-def _bad_rows(run: Run) -> str:
+def _bad_rows(run: RunRecord) -> str:
     if run.bad_rows is None:
         return ""
     total = sum(run.bad_rows.values())
     if not total:
         return "<p>No row of the raw data was rejected.</p>"
     rows_were = "1 row of the raw data was" if total == 1 else f"{count(total)} rows of the raw data were"
-    sentence = f"<p>{rows_were} bad and set aside in the dataset's <code>quarantine.jsonl</code>.</p>"
+    sentence = f"<p>{rows_were} bad and moved to the dataset's <code>quarantine.jsonl</code>.</p>"
     reasons = [[text(reason, 200), count(rows)] for reason, rows in list(run.bad_rows.items())[:20]]
     return sentence + (table("Bad rows by reason", ["reason", "rows"], reasons) if len(reasons) > 1 else "")
 
@@ -260,22 +298,10 @@ def _cache_sentence(total: Skew | None) -> str:
 
 
 def _feature_table(features: tuple[Skew, ...]) -> str:
-    largest = sorted(features, key=lambda f: -f.distinct if usable(f.distinct) else math.inf)[:MAX_FEATURES]
-    rows = [[text(f.name, 60), count(f.distinct), count(f.rows), _bar(f.top_share)] for f in largest]
+    largest = sorted(features, key=lambda f: -f.distinct if usable(f.distinct) else math.inf)
+    rows = [[text(f.name, 60), count(f.distinct), count(f.rows), bar(f.top_share)] for f in largest]
     head = ["feature", "distinct ids", "table rows", f"lookups on the top {percent(CACHE_SHARE)}"]
-    caption = "Id features, most distinct ids first"
-    shown = table(caption, head, rows[:OPEN_FEATURES], kind="wide")
-    if len(rows) > OPEN_FEATURES:
-        rest = table(f"{caption}, continued", head, rows[OPEN_FEATURES:], kind="wide")
-        shown += fold(f"{count(len(rows) - OPEN_FEATURES)} more features", rest)
-    if len(features) > MAX_FEATURES:
-        shown += f"<p>{count(len(features) - MAX_FEATURES)} more features are in data.json.</p>"
-    return f"<div>{shown}</div>"
-
-
-def _bar(share: float) -> str:
-    width = 100 * min(max(share, 0.0), 1.0) if usable(share) else 0.0
-    return f'<span class="bar" style="--share:{width:.0f}%">{percent(share)}</span>'
+    return f"<div>{long_table('Id features, most distinct ids first', head, rows, 'data.json')}</div>"
 
 
 def _settings_table(caption: str, settings: list[tuple[str, Any]]) -> str:
@@ -291,7 +317,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
     """(path, value) of every setting."""
     for name, value in tree.items():
         path = f"{prefix}{name}"
-        if path == "model.source.code":  # of a user's own model; the page is not the place to read it
+        if path == "model.source.code":  # of a user's own model; too long for the page
             digest = hashlib.sha256(str(value).encode()).hexdigest()[:12]
             yield path, f"{len(str(value).splitlines())} lines, {digest}"
         elif isinstance(value, Mapping) and value and path.count(".") < 8:
@@ -301,7 +327,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _defaults(path: str, settings: Mapping[str, Any]) -> list[Any]:
-    """The values of a setting that nobody has to choose: its default, or what 0 stands for there."""
+    """The default values of a setting: its default, or what 0 stands for."""
     made = FIELDS[path]
     if path == "data.eval_batch_size":
         return [made.default, settings.get("data.batch_size")]
@@ -312,5 +338,5 @@ def _defaults(path: str, settings: Mapping[str, Any]) -> list[Any]:
 
 
 def setting_text(value: Any) -> str:
-    """A setting as config.json has it."""
+    """A setting as in config.json."""
     return text(value if isinstance(value, str) else json.dumps(value), 300)

@@ -1,12 +1,12 @@
-"""A newer checkpoint in, its changed rows shown at once and put into place afterwards, while scoring goes on.
+"""A newer checkpoint in; its changed rows are visible at once and are moved into place later, while scoring continues.
 
-    1  the rows of incremental checkpoints since the one that scores are written to a file, and an index of them is made; of a
-       full checkpoint, the rows that are others than those here
-    2  in one moment the index, the new dense weights and the new name are shown: every batch is scored by all or by none
-    3  row by row they are put in their place; then the index is dropped
+    1  the changed rows are written to a file with an index: those of the incremental checkpoints since the current version, or
+       the rows of a full checkpoint that differ from the current ones
+    2  index, dense weights and version are published in one step: every batch sees all of the change or none of it
+    3  the rows are copied into place one by one; then the index is dropped
 
-The index takes 18 to 36 bytes a row and is part of the budget. Where it would be larger, where ids are dynamic, or where rows
-were lost, the caller builds the whole model anew beside the old one.
+The index takes 18 to 36 bytes a row and is part of the budget. If it would be larger, if ids are dynamic, or if rows were
+lost, the caller builds the whole new model next to the old one.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from hotbed.errors import StoreError
 from hotbed.scorer import kernels, write_kernels
 from hotbed.scorer.checkpoints import weights_of
 from hotbed.scorer.kernels import EMPTY, Overlay
-from hotbed.scorer.live import Budget, Live, Version, model_of
+from hotbed.scorer.live import Budget, LiveModel, Version, build_dense
 from hotbed.scorer.scratch import scratch_file, write_all
-from hotbed.scorer.source import Source
+from hotbed.scorer.source import ModelSource
 
 _AT_ONCE = 1 << 14  # rows read back
 
 
-class Changes:
-    """Changed rows on their way: in a file, in the order they came, under an index."""
+class RowChanges:
+    """Changed rows that are not in place yet: in a file, in order of arrival, with an index."""
 
     def __init__(self, most: int, dim: int, budget: Budget) -> None:
         self._most, self._dim = most, dim
@@ -43,7 +43,7 @@ class Changes:
         self.num_keys = 0
 
     def add(self, keys: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
-        """Later rows take the place of earlier ones."""
+        """Add rows; a later row of a key replaces an earlier one."""
         if not len(keys):
             return
         write_all(self._file, np.ascontiguousarray(rows, dtype=np.float32).data.cast("B"))
@@ -52,11 +52,11 @@ class Changes:
 
     @property
     def overlay(self) -> Overlay:
-        """What lookups read."""
+        """The index that lookups use."""
         return Overlay(self._keys, self._places, self._file.fileno(), 0)
 
     def items(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """(keys ascending, rows) of all, some at a time."""
+        """All (keys, rows), keys ascending, in pieces."""
         slots = np.flatnonzero(self._keys != EMPTY)
         slots = slots[np.argsort(self._keys[slots])]
         for start in range(0, len(slots), _AT_ONCE):
@@ -71,9 +71,9 @@ class Changes:
         self._file.close()
 
 
-def try_changes(live: Live, source: Source, budget: Budget) -> str | None:
-    """Take a newer checkpoint over as changes, and say of which kind; None where that cannot be."""
-    settle(live)
+def try_changes(live: LiveModel, source: ModelSource, budget: Budget) -> str | None:
+    """Switch to a newer checkpoint by its changed rows: "same", "incremental" or "full"; None if that is impossible."""
+    apply_changes(live)
     if not budget.change_bytes or not _same_tables(live.source, source):
         return None
     here = [one.manifest.crc32 for one in live.source.chain]
@@ -89,49 +89,49 @@ def try_changes(live: Live, source: Source, budget: Budget) -> str | None:
         how = "full"
     if changes is None:
         return None
-    version = Version(source.version, model_of(source, budget.device))
+    version = Version(source.version, build_dense(source, budget.device))
     live.pending = changes
-    live.rows.show(version, changes.overlay)
+    live.rows.publish(version, changes.overlay)
     live.source = source
-    settle(live)
+    apply_changes(live)
     return how
 
 
-def settle(live: Live) -> None:
-    """Put changes that are shown into their place. Where the disk refuses, they stay shown, and the next call tries again."""
+def apply_changes(live: LiveModel) -> None:
+    """Move published changes into place. If the disk refuses, they stay in their file, and the next call tries again."""
     changes = live.pending
     if changes is not None:
         for keys, rows in changes.items():
             live.rows.put(keys, rows)
-        live.rows.hide()
+        live.rows.retire_changes()
         live.pending = None
         changes.close()
 
 
-def _same_tables(one: Source, other: Source) -> bool:
-    """Whether rows of both are rows of one process, by number, over the same initial values."""
+def _same_tables(one: ModelSource, other: ModelSource) -> bool:
+    """Whether both have the same tables, written by one process, with row numbers and the same initial values."""
     static = all(table.rows is not None for table in one.tables.values())
     plain = not any(entry.manifest.linked or entry.manifest.gone for entry in (*one.chain, *other.chain))
     same = one.tables == other.tables and one.model == other.model and one.columns == other.columns
     return bool(one.chain) and bool(other.chain) and static and plain and same
 
 
-def _since(live: Live, entries: Sequence[Entry], budget: Budget) -> Changes | None:
+def _since(live: LiveModel, entries: Sequence[Entry], budget: Budget) -> RowChanges | None:
     """The rows of these checkpoints."""
     most = sum(entry.manifest.num_rows for entry in entries)
     if most > live.rows.most_changes:
         return None
-    changes = Changes(most, live.rows.dim, budget)
+    changes = RowChanges(most, live.rows.dim, budget)
     for part in (part for entry in entries for part in weights_of(entry)):
         _add(changes, live, part)
     return changes
 
 
-def _differing(live: Live, source: Source, budget: Budget) -> Changes | None:
-    """The rows of a chain that are others here; None where they are too many, or where it lacks a row that is here."""
+def _differing(live: LiveModel, source: ModelSource, budget: Budget) -> RowChanges | None:
+    """The rows of a chain that differ from the current ones; None if there are too many, or if a current row is missing."""
     full, *later = source.chain
     room = live.rows.most_changes - sum(entry.manifest.num_rows for entry in later)
-    changes = Changes(live.rows.most_changes, live.rows.dim, budget)
+    changes = RowChanges(live.rows.most_changes, live.rows.dim, budget)
     numbers = {name: number for number, name in enumerate(source.tables)}
     here = {name: live.rows.num_marked(numbers[name], one.rows or 0) for name, one in source.tables.items()}
     for part in weights_of(full):
@@ -149,6 +149,6 @@ def _differing(live: Live, source: Source, budget: Budget) -> Changes | None:
     return changes
 
 
-def _add(changes: Changes, live: Live, part: RowPart) -> None:
+def _add(changes: RowChanges, live: LiveModel, part: RowPart) -> None:
     ids = np.ascontiguousarray(part.ids.numpy())
     changes.add(live.keys_of(part.table, ids), part.columns["weight"].float().numpy())

@@ -1,9 +1,9 @@
-"""A checkpoint in, a Source out: rows as parts, as of its end, whoever wrote them and wherever they were.
+"""A checkpoint in, a ModelSource out: rows in parts, from all ranks and tiers, as of the moment it was saved.
 
-`weights_of`: checkpoint in, its weights out, a row group at a time: little memory, and nothing of what training alone needs.
+`weights_of`: a checkpoint in, its weights out, one row group at a time, without optimizer state.
 
-checkpoint/read.py reads whole files, some at once, because a run that resumes wants all of them soon. Here a server goes on
-scoring within its budget: a file is read once for its checksum, in pieces, and then group by group, ids and weights alone.
+checkpoint/read.py reads whole files in parallel, because a resuming run needs all of them soon. Here a server keeps scoring
+within its memory budget: a file is read once for its checksum, in pieces, and then group by group, ids and weights only.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from hotbed.ops.shard import Shard
 from hotbed.run.config import read_tree
 from hotbed.run.folder import find_data
 from hotbed.run.model_card import card_of
-from hotbed.scorer.source import Source, TableSource
+from hotbed.scorer.source import ModelSource, TableSource
 from hotbed.tables.snapshot.snapshot import thawed
 
 _WANTED = {"id": "id", "vector": "weight", "row": "row", "shared": "shared"}  # the last two of dynamic ids
 
 
-def open_checkpoint(place: Path) -> Source:
-    """The newest checkpoint of a run or of a folder of them, or one by its own folder."""
+def open_checkpoint(place: Path) -> ModelSource:
+    """One checkpoint, or the newest of a run or of a folder of checkpoints."""
     return source_of(entries_of(place))
 
 
-def source_of(entries: Sequence[Entry]) -> Source:
-    """A checkpoint, of every rank that wrote it."""
+def source_of(entries: Sequence[Entry]) -> ModelSource:
+    """A checkpoint by its entries, one of each rank that wrote it."""
     chains = [chain_of(one) for one in entries]
     for chain in chains:
         check_sizes(chain)
@@ -55,7 +55,7 @@ def source_of(entries: Sequence[Entry]) -> Source:
     tree = first.manifest.document.get("config")
     if not tree:
         raise RunError(
-            f"{first.folder} does not say what model it is of: only checkpoints that `hotbed train` wrote can be scored. "
+            f"{first.folder} does not say which model it belongs to: only checkpoints of `hotbed train` can be scored. "
             "Load it into your own model with hotbed.checkpoint.load."
         )
     config = read_tree(tree)
@@ -77,7 +77,7 @@ def source_of(entries: Sequence[Entry]) -> Source:
         )
         for name, one in card["tables"].items()
     }
-    return Source(
+    return ModelSource(
         first.folder,
         f"step-{first.manifest.step}-{first.manifest.crc32:08x}",
         card["model"],
@@ -90,7 +90,7 @@ def source_of(entries: Sequence[Entry]) -> Source:
 
 
 def _columns(entry: Entry, data: str) -> Path:
-    """The folder that says what raw columns mean: of the run's model, else the dataset itself."""
+    """The folder with schema.json and counts/: that of the run's model, else the dataset itself."""
     model = run_of(entry.folder) / "model"
     if (model / "schema.json").is_file():
         return model
@@ -103,7 +103,7 @@ def _columns(entry: Entry, data: str) -> Path:
     saved = entry.manifest.document.get("progress", {}).get("data", "")
     if saved != dataset.fingerprint:
         raise RunError(
-            f"{entry.folder} was trained on {data}, which has changed since: its ids have other numbers now."
+            f"{entry.folder} was trained on {data}, which has changed since: its ids are numbered differently now."
         )
     return dataset.path
 
@@ -114,7 +114,7 @@ def _parts(chains: Sequence[Sequence[Entry]]) -> Iterator[RowPart]:
 
 
 def parts_of(chain: Sequence[Entry], shard: Shard, read: Callable[[Entry], Iterable[RowPart]]) -> Iterator[RowPart]:
-    """Every row of a rank that was ever trained, some more than once: the last one counts. No columns: it is forgotten."""
+    """Every row that a rank ever trained, some more than once: the last one counts. A part without columns: the row is gone."""
     owners = Owners(chain)
     for entry in chain:
         yield from owners.thaw(entry, shard, thawed)
@@ -125,7 +125,7 @@ def parts_of(chain: Sequence[Entry], shard: Shard, read: Callable[[Entry], Itera
 
 
 def weights_of(entry: Entry) -> Iterator[RowPart]:
-    """The rows in the files of one checkpoint, each file held against its checksum before its first row."""
+    """The rows in the files of one checkpoint; the checksum of a file is verified before its first row is used."""
     for name, mark in entry.manifest.files.items():
         if not name.startswith("rows/"):
             continue
@@ -159,7 +159,7 @@ def _groups(path: Path) -> Iterator[RowPart]:
 
 
 def _column(handle: int, chunk: Any, count: int, width: int, dtype: torch.dtype) -> Tensor:
-    """The last bytes of a page are its numbers."""
+    """Read the values of a column chunk: the last bytes of its page."""
     size = count * max(width, 1) * dtype.itemsize
     flat = torch.empty(size, dtype=torch.uint8, device="cpu")
     start, done = chunk.data_page_offset + chunk.total_compressed_size - size, 0

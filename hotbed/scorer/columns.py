@@ -1,7 +1,7 @@
 """Raw columns in, a Batch out, by the schema of a model: values become the numbers and rows they were in training.
 
 Columns come as a mapping from names to lists, arrays or Arrow arrays, as a pandas DataFrame, or as a list of rows. Everything
-goes through data/encoded.py, as for `hotbed prepare` and `hotbed predict`; a value that cannot be read is an error here,
+goes through data/encode.py, as for `hotbed prepare` and `hotbed predict`; a value that cannot be read is an error here,
 because every sample gets a score.
 """
 
@@ -13,23 +13,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
-from hotbed.data.encoded import EncodedRows, encode, raw_column
+from hotbed.data.encode import encode, raw_column
 from hotbed.data.formats import Chunk
 from hotbed.data.formats.parquet import read_columns
+from hotbed.data.raw_reader import batch_of
 from hotbed.data.schema import IdFeature, Schema
-from hotbed.data.values import Bags, standardise
-from hotbed.errors import FormatError, SchemaError
+from hotbed.errors import FormatError
 from hotbed.scorer.id_map import IdMap
-from hotbed.types import Batch, Jagged
+from hotbed.types import Batch
 
 _HERE = Path("the columns given")
 
 
 class ColumnEncoder:
-    """Of one model."""
+    """Encodes raw columns for one model."""
 
     def __init__(self, schema: Schema, vocabularies: Mapping[str, IdMap]) -> None:
         self.schema, self._vocabularies = schema, vocabularies
@@ -47,33 +46,14 @@ class ColumnEncoder:
             first = encoded.bad[0]
             more = f"; {len(encoded.bad) - 1:,} more rows have faults" if len(encoded.bad) > 1 else ""
             raise FormatError(f"row {first.line} cannot be scored: {first.reason}{more}.")
-        return self.batch_of(encoded)
+        return batch_of(encoded, self.schema, self.rows_of, 0, len(encoded.lines))
 
     def _typed(self, table: pa.RecordBatch) -> pa.RecordBatch:
-        """The same columns; a bag in which every sample has none is still a column of bags."""
+        """The same columns; a column of bags that are all empty still has the type of bags."""
         for feature in (one for one in self.schema.features if one.multi):
             place = table.schema.names.index(raw_column(feature))
             table = table.set_column(place, raw_column(feature), as_bags(table.column(place), feature))
         return table
-
-    def batch_of(self, encoded: EncodedRows) -> Batch:
-        """Ids and numbers as the model reads them."""
-        schema, size = self.schema, len(encoded.lines)
-        dense = [standardise(values, spec) for values, spec in zip(encoded.dense, schema.dense)]
-        single: list[np.ndarray] = []
-        bags: dict[str, Jagged] = {}
-        for feature, ids in zip(schema.features, encoded.ids):
-            if isinstance(ids, Bags):
-                rows = self.rows_of(feature, ids.ids)
-                bags[feature.name] = Jagged(torch.from_numpy(rows), torch.from_numpy(ids.offsets))
-            else:
-                single.append(self.rows_of(feature, ids))
-        return Batch(
-            labels=torch.from_numpy(encoded.labels),
-            dense=torch.from_numpy(np.stack(dense, axis=1) if dense else np.zeros((size, 0), dtype=np.float32)),
-            ids=torch.from_numpy(np.stack(single, axis=1) if single else np.zeros((size, 0), dtype=np.int64)),
-            bags=bags,
-        )
 
     def rows_of(self, feature: IdFeature, ids: np.ndarray) -> np.ndarray:
         """Row numbers for a vocabulary (0 for the unknown), the ids themselves otherwise; int64."""
@@ -81,22 +61,8 @@ class ColumnEncoder:
         return ids if vocabulary is None else vocabulary.find(np.ascontiguousarray(ids)) + 1
 
 
-def read_vocabulary(folder: Path, feature: IdFeature) -> np.ndarray:
-    """The ids of a vocabulary, most frequent first: int64 [rows - 1]."""
-    path = folder / "counts" / f"{feature.name}.parquet"
-    try:
-        ids: np.ndarray = pq.read_table(path, columns=["id"]).column("id").to_numpy().astype(np.int64)
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise SchemaError(f"{path} cannot be read ({str(error).splitlines()[0]}). The model is damaged.") from error
-    if len(ids) + 1 != feature.rows:
-        raise SchemaError(
-            f"{path} holds {len(ids):,} ids; schema.json expects {feature.rows - 1:,}. They are from different models."
-        )
-    return ids
-
-
 def as_record_batch(columns: Any, names: Sequence[str]) -> pa.RecordBatch:
-    """The columns called `names`, of whatever a user may hold."""
+    """The columns `names` of a mapping, a DataFrame, an Arrow table or a list of rows."""
     if isinstance(columns, pa.RecordBatch | pa.Table) or hasattr(columns, "__dataframe__") or hasattr(columns, "iloc"):
         return _of_frame(columns, names)
     if isinstance(columns, Mapping):
@@ -112,7 +78,7 @@ def as_record_batch(columns: Any, names: Sequence[str]) -> pa.RecordBatch:
 
 
 def as_bags(array: pa.Array, feature: IdFeature) -> pa.Array:
-    """The column of a feature of bags; one of nulls alone, or of empty lists, does not say of what it is."""
+    """A column of bags; a column of nulls or empty lists only has no value type, so it gets one."""
     if pa.types.is_null(array.type) or array.type == pa.list_(pa.null()):
         return pa.array([None] * len(array), pa.string() if feature.separator else pa.list_(pa.string()))
     return array

@@ -1,9 +1,8 @@
-"""64-bit ids in, row numbers out: of vocabularies and of dynamic ids, in memory, or in a file where memory is short.
+"""64-bit ids in, row numbers out, for vocabularies and dynamic ids: in memory, or in a file where memory is short.
 
-In memory: an index of open addresses, 14 to 20 bytes an id. In a file: ids sorted in blocks of 256 with their numbers; memory
-holds the first id of every block and a cache of ids that were asked for, so that an id outside the cache costs one read of
-3 KiB. Ids come in the order of their numbers, which for a vocabulary is that of frequency: the cache
-begins with the first ones.
+In memory: an open-addressing index, 14 to 20 bytes an id. In a file: sorted blocks of 256 ids with their numbers. Memory then
+holds the first id of every block and a cache of requested ids, so an id outside the cache costs one read of 3 KiB. Ids are
+given in the order of their numbers, most frequent first for a vocabulary, and the cache starts with the first ones.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class IdMap(Protocol):
         """The numbers of ids [n]; -1 for unknown ones."""
 
     def close(self) -> None:
-        """Give files back."""
+        """Close files."""
 
 
 def bytes_in_memory(num_ids: int) -> int:
-    """What a map that is all in memory takes."""
+    """The size of a map that is entirely in memory."""
     return 8 * num_ids + 4 * _num_slots(num_ids)
 
 
@@ -61,11 +60,11 @@ class MemoryIds:
         return numbers
 
     def close(self) -> None:
-        """There is none."""
+        """There is no file."""
 
 
 class FileIds:
-    """Sorted in a file, those that were asked for in a cache of `memory` bytes."""
+    """Sorted in a file, with a cache of `memory` bytes for requested ids."""
 
     def __init__(self, ids: Ints, memory: int, scratch: Path) -> None:
         order = np.argsort(ids, kind="stable")
@@ -102,7 +101,7 @@ class FileIds:
 
 
 def _num_slots(num_ids: int) -> int:
-    """A power of two, at least half as many again."""
+    """A power of two, at least 1.5 times the number of ids."""
     return 1 << max(3, (num_ids + num_ids // 2).bit_length())
 
 
@@ -140,7 +139,7 @@ def _find(wanted: Any, ids: Any, number_of_slot: Any, numbers: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _remember(id_: Any, number: Any, keys: Any, numbers: Any, turns: Any) -> None:
-    """In the free slot of its set, else in that whose turn it is."""
+    """Put an id into the next slot of its set, round robin."""
     s = set_of(id_, keys.shape[0])
     way = np.int64(turns[s])
     turns[s] = np.uint8((way + 1) % WAYS)
@@ -155,7 +154,7 @@ def _prefill(ids: Any, keys: Any, numbers: Any, turns: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _find_in_file(wanted: Any, found: Any, cache: Any, file: Any) -> Any:
-    """0, or what went wrong."""
+    """0, or a fault."""
     keys, numbers, turns = cache
     fences, block, handle, num_ids = file
     for i in range(wanted.shape[0]):

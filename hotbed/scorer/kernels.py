@@ -1,16 +1,16 @@
 """Compiled: keys in, rows out, from a bounded cache, else from files; all of it without the GIL.
 
-A row is looked for in the cache; then among changes that are not yet in their place (`Overlay`); then in the table's own
-scratch file, where a mark says so; then in the file of the model; where none has it, the caller fills in its first value.
+A row is searched for in the cache, then among changes that are not in place yet (`Overlay`), then in the table's scratch file
+if it is marked, then in the file of the model. If none has it, the caller fills in its initial value.
 
-The cache is of sets of 8 slots; a key has one set. A slot counts its uses, up to 15, and every row that comes into its set
-lowers the counts of the others: rows that are asked for often stay, whatever passes by. Of each slot the epoch is known in
-which it was last seen to be right: while changes are on their way a slot of an earlier epoch is compared with them first.
+The cache consists of sets of 8 slots; a key maps to one set. A slot counts its uses, up to 15, and every row that enters the
+set lowers the counts of the others, so frequently used rows stay. Each slot records the epoch in which it was last known to be
+current: while changes are pending, a slot of an earlier epoch is checked against them first.
 
-A look-up has three parts: `find` looks in the cache, `read_missing` reads what is not there, `keep` lets the cache have it. The
-first and the last change the cache and are one at a time; reading takes longest, and threads read side by side. A row that the
-page cache has is read at once (`RWF_NOWAIT`). For every other one the kernel is told to fetch its page, so that the disk works
-on all of a batch at the same time, and they are read when the rest is done.
+A lookup has three steps: `find` searches the cache, `read_missing` reads the other rows, `keep` adds them to the cache. The
+first and the last change the cache and run under a lock; reading takes longest and runs in parallel. A row in the page cache
+is read at once (`RWF_NOWAIT`). For all others the kernel is asked to prefetch the page, so that the disk works on the whole
+batch at once, and they are read at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hotbed.ops.precision import BF16, FP16
 from hotbed.ops.precision.numba import widen
 
 WAYS = 8  # slots of a set; their keys are one cache line
-GUEST = 1 << 62  # keys from here on have no row anywhere: the caller knows what they read
+GUEST = 1 << 62  # keys from here on have no row anywhere: the caller fills them in
 EMPTY = -1
 ABSENT, FP32_FILE, FP16_FILE, BF16_FILE, INT8_FILE = range(5)
 _MOST_USES = 15
@@ -39,7 +39,7 @@ NUM_COUNTS = 6
 LATE, NOWHERE, AGAIN = 1, 2, 3
 
 
-class Cache(NamedTuple):
+class RowCache(NamedTuple):
     """S sets of 8 slots; slot = 8 * set + way."""
 
     keys: NDArray[np.int64]  # [S, 8]
@@ -48,20 +48,20 @@ class Cache(NamedTuple):
     rows: NDArray[np.float32]  # [8 S, D]
 
 
-class Files(NamedTuple):
-    """Where the rows of T tables are. Key = starts[t] + row of table t."""
+class RowFiles(NamedTuple):
+    """The files of T tables. Key = starts[t] + row of table t."""
 
     starts: NDArray[np.int64]  # [T + 1]
     models: NDArray[np.int64]  # [T, 5]: handle, kind, offset of weights, offset of scales (int8), rows
     scratch: NDArray[np.int64]  # [T]: handle of a file of float32 rows; -1: none
     mark_starts: NDArray[np.int64]  # [T]: where the marks of a table begin
-    sure: NDArray[np.int64]  # [T]: rows from this one on are in the scratch file, marked or not
-    maps: NDArray[np.int64]  # [T, 2]: where the file of the model and the scratch file are in memory; 0: they are read
+    sure: NDArray[np.int64]  # [T]: rows from this number on are always in the scratch file
+    maps: NDArray[np.int64]  # [T, 2]: addresses of the mapped model file and scratch file; 0: not mapped
     marks: NDArray[np.uint8]  # one bit a row: it is in the scratch file
 
 
 class Overlay(NamedTuple):
-    """Changes on their way into place: an index of open addresses, and rows in a file of their own."""
+    """Changes that are not in place yet: an open-addressing index, and rows in a separate file."""
 
     keys: NDArray[np.int64]  # [power of two], or empty
     places: NDArray[np.int32]
@@ -69,7 +69,7 @@ class Overlay(NamedTuple):
     epoch: int
 
 
-class Work(NamedTuple):
+class FetchBuffers(NamedTuple):
     """Memory of one call."""
 
     vector: NDArray[np.int64]  # [2]: an iovec
@@ -77,14 +77,14 @@ class Work(NamedTuple):
     missing: NDArray[np.int64]  # [L]
     late: NDArray[np.int64]  # [L]
     first: NDArray[np.int64]  # [L]
-    same: NDArray[np.int64]  # [L]: of a position whose key was there before, that one
-    told: NDArray[np.uint8]  # [L]: 0 if it was read, else AGAIN or NOWHERE
+    same: NDArray[np.int64]  # [L]: for a repeated key, the position of its first occurrence
+    status: NDArray[np.uint8]  # [L]: 0 if it was read, else AGAIN or NOWHERE
     counts: NDArray[np.int64]  # [NUM_COUNTS]
 
 
 @njit(nogil=True, cache=True, inline="always")
 def set_of(key: Any, num_sets: Any) -> Any:
-    """The set of a key; any number of sets below 2^31."""
+    """The set of a key, for any number of sets below 2^31."""
     return np.int64(((mix(np.uint64(key)) >> np.uint64(32)) * np.uint64(num_sets)) >> np.uint64(32))
 
 
@@ -128,7 +128,7 @@ def find_change(overlay: Any, key: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def add_changes(keys: Any, first: Any, table_keys: Any, places: Any) -> Any:
-    """Key n has the row first + n from now on, also where it had another; the number of new keys."""
+    """Key n maps to row first + n from now on, even if it mapped to another; returns the number of new keys."""
     mask, added = table_keys.shape[0] - 1, 0
     for n in range(keys.shape[0]):
         at = np.int64(mix(np.uint64(keys[n])) & np.uint64(mask))
@@ -147,7 +147,7 @@ def add_changes(keys: Any, first: Any, table_keys: Any, places: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _read_now(handle: Any, to: Any, size: Any, offset: Any, vector: Any) -> Any:
-    """True if the page cache had it all; else its page is on the way."""
+    """True if the page cache had all of it; else the page is being prefetched."""
     vector[0], vector[1] = to, size
     if preadv2(np.int32(handle), vector.ctypes.data, np.int32(1), offset, np.int32(_NOWAIT)) == size:
         return True
@@ -157,7 +157,7 @@ def _read_now(handle: Any, to: Any, size: Any, offset: Any, vector: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _widen_row(raw: Any, kind: Any, scale: Any, out: Any, i: Any) -> None:
-    """A row as it was in the file -> float32."""
+    """A row in the file's precision -> float32."""
     dim = out.shape[1]
     if kind == INT8_FILE:
         for d in range(dim):
@@ -170,7 +170,7 @@ def _widen_row(raw: Any, kind: Any, scale: Any, out: Any, i: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _read_row(files: Any, overlay: Any, key: Any, out: Any, i: Any, work: Any, wait: Any) -> Any:
-    """out[i] = the row of a key that the cache does not have: 0; LATE if it is on its way, NOWHERE, else a fault."""
+    """out[i] = the row of a key that is not in the cache. Returns 0, LATE (being prefetched), NOWHERE or a fault."""
     size = 4 * out.shape[1]
     to = out.ctypes.data + i * size
     place = find_change(overlay, key)
@@ -178,7 +178,7 @@ def _read_row(files: Any, overlay: Any, key: Any, out: Any, i: Any, work: Any, w
         work.counts[CHANGED] += 1
         if not wait and _read_now(overlay.handle, to, size, place * size, work.vector):
             return 0
-        return _told(read_fully(overlay.handle, to, size, place * size)) if wait else 1
+        return _as_fault(read_fully(overlay.handle, to, size, place * size)) if wait else 1
     table = table_of(key, files.starts)
     row = key - files.starts[table]
     handle, kind, at = files.models[table, 0], files.models[table, 1], files.models[table, 2]
@@ -191,15 +191,15 @@ def _read_row(files: Any, overlay: Any, key: Any, out: Any, i: Any, work: Any, w
         return _copied(handle, base, to, size, at + row * size, work, wait)
     size = out.shape[1] * (1 if kind == INT8_FILE else 2)
     raw = work.raw.ctypes.data
-    told = _copied(handle, base, raw, size, at + row * size, work, wait)
-    if told != 0:
-        return told
+    status = _copied(handle, base, raw, size, at + row * size, work, wait)
+    if status != 0:
+        return status
     scale = np.float32(1)
     if kind == INT8_FILE:
         aligned = 4 * out.shape[1]
-        told = _copied(handle, base, raw + aligned, 4, files.models[table, 3] + row * 4, work, True)
-        if told != 0:
-            return told
+        status = _copied(handle, base, raw + aligned, 4, files.models[table, 3] + row * 4, work, True)
+        if status != 0:
+            return status
         scale = work.raw[aligned : aligned + 4].view(np.float32)[0]
     _widen_row(work.raw, kind, scale, out, i)
     return 0
@@ -207,24 +207,24 @@ def _read_row(files: Any, overlay: Any, key: Any, out: Any, i: Any, work: Any, w
 
 @njit(nogil=True, cache=True)
 def _copied(handle: Any, base: Any, to: Any, size: Any, offset: Any, work: Any, wait: Any) -> Any:
-    """Bytes of a file, from memory where it is mapped: 0, LATE, or a fault."""
+    """Copy bytes of a file, from memory if it is mapped. Returns 0, LATE or a fault."""
     if base != 0:
         copy_bytes(to, base + offset, size)
         return 0
     if wait:
-        return _told(read_fully(handle, to, size, offset))
+        return _as_fault(read_fully(handle, to, size, offset))
     return 0 if _read_now(handle, to, size, offset, work.vector) else LATE
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _told(fault: Any) -> Any:
-    """A fault as no other result: errnos from 1000 on, SHORT below 0."""
+def _as_fault(fault: Any) -> Any:
+    """A fault that no other result equals: errnos from 1000 on, SHORT below 0."""
     return fault if fault <= 0 else 1000 + fault
 
 
 @njit(nogil=True, cache=True)
 def _hit(cache: Any, overlay: Any, key: Any, out: Any, i: Any) -> Any:
-    """Whether the cache has the row, which is copied to out[i] then."""
+    """Whether the cache has the row; if so, it is copied to out[i]."""
     s = set_of(key, cache.keys.shape[0])
     for way in range(WAYS):
         if cache.keys[s, way] == key:
@@ -244,7 +244,7 @@ def _hit(cache: Any, overlay: Any, key: Any, out: Any, i: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _keep(cache: Any, epoch: Any, key: Any, out: Any, i: Any) -> None:
-    """Put a row that was read into its set, in the place of the one that was used least."""
+    """Put a row into its set; it replaces the least used one."""
     s = set_of(key, cache.keys.shape[0])
     victim: Any = 0
     least: Any = 256
@@ -288,10 +288,10 @@ def find(keys: Any, out: Any, cache: Any, overlay: Any, work: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def read_missing(keys: Any, out: Any, files: Any, overlay: Any, work: Any, found: Any, seen: Any) -> Any:
-    """out[i] = the row of keys[i] from files, of what `find` found; the number of positions in work.first then.
+    """out[i] = the row of keys[i] from files, for the positions that `find` listed; returns the size of work.first.
 
-    A key that is there more than once is read once: `seen` [power of two], of -1, has the first position of each. What
-    became of a position is in work.told. A fault is in work.counts: an errno or SHORT, and the key.
+    A repeated key is read once: `seen` [power of two], filled with -1, holds the first position of each key. The outcome of
+    each position is in work.status. A fault is in work.counts: an errno or SHORT, and the key.
     """
     num_missing, num_first = found
     num_late, mask = 0, seen.shape[0] - 1
@@ -301,28 +301,28 @@ def read_missing(keys: Any, out: Any, files: Any, overlay: Any, work: Any, found
         while seen[at] >= 0 and keys[seen[at]] != keys[i]:  # ends: half of the places are free
             at = (at + 1) & mask
         if seen[at] >= 0:
-            work.told[i], work.same[i] = AGAIN, seen[at]
+            work.status[i], work.same[i] = AGAIN, seen[at]
             continue
         seen[at] = i
-        told = _read_row(files, overlay, keys[i], out, i, work, False)
-        if told == LATE:
+        status = _read_row(files, overlay, keys[i], out, i, work, False)
+        if status == LATE:
             work.late[num_late] = i
             num_late += 1
-        elif told > NOWHERE or told < 0:
-            work.counts[FAULT], work.counts[FAULT_KEY] = told, keys[i]
+        elif status > NOWHERE or status < 0:
+            work.counts[FAULT], work.counts[FAULT_KEY] = status, keys[i]
             return num_first
-        work.told[i] = told
+        work.status[i] = status
     for n in range(num_late):
         i = work.late[n]
-        told = _read_row(files, overlay, keys[i], out, i, work, True)
-        if told != 0:
-            work.counts[FAULT], work.counts[FAULT_KEY] = told, keys[i]
+        status = _read_row(files, overlay, keys[i], out, i, work, True)
+        if status != 0:
+            work.counts[FAULT], work.counts[FAULT_KEY] = status, keys[i]
             return num_first
-        work.told[i] = 0
+        work.status[i] = 0
     for n in range(num_missing):
         i = work.missing[n]
-        source = work.same[i] if work.told[i] == AGAIN else i
-        if work.told[source] == NOWHERE:
+        source = work.same[i] if work.status[i] == AGAIN else i
+        if work.status[source] == NOWHERE:
             work.first[num_first] = i
             num_first += 1
         elif source != i:
@@ -335,10 +335,10 @@ def read_missing(keys: Any, out: Any, files: Any, overlay: Any, work: Any, found
 
 @njit(nogil=True, cache=True)
 def keep(keys: Any, out: Any, cache: Any, epoch: Any, work: Any, num_missing: Any) -> None:
-    """Let the cache have the rows that were read, but for those that another thread has put there meanwhile."""
+    """Add the rows that were read to the cache, except those that another thread has added in the meantime."""
     for n in range(num_missing):
         i = work.missing[n]
-        if work.told[i] == 0:
+        if work.status[i] == 0:
             s, there = set_of(keys[i], cache.keys.shape[0]), False
             for way in range(WAYS):
                 there |= cache.keys[s, way] == keys[i]

@@ -1,12 +1,11 @@
-"""A Source in; out what scores: the columns' encoder, the tables over their files, and the dense model, all of one version.
+"""A ModelSource in, a model that scores out: column encoder, tables over their files and dense model, all of one version.
 
-Who scores takes one Live and stays with it: values encoded by it are looked up by it. When the last one lets go of it, its
-files are closed.
+A caller takes one LiveModel and uses it for a whole request, so values are encoded and looked up by the same version. Its
+files are closed when the last reference is gone.
 
-`Vectors`: a batch of ids in, pooled vectors [B, F, D] out, over rows that stay in files.
-
-Ids become keys and rows become vectors by the same functions as in EmbeddingTables (tables/inputs.py, ops/keys, ops/lookup), so
-vectors are those of training to the bit. Ids of dynamic tables that have no row read what they would have read there.
+`FileTables`: a batch of ids in, pooled vectors [B, F, D] out, over rows that stay in files. The functions that turn ids into
+keys and rows into vectors are those of EmbeddingTables (tables/inputs.py, ops/keys, ops/lookup), so vectors are bit-identical
+to those of training. Dynamic ids without a row read the same values as in training.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hotbed.checkpoint.types import RowPart
+from hotbed.data.raw_reader import read_vocabulary
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import BudgetError, ConfigError, IdError, RunError
 from hotbed.host.memory import in_words
@@ -34,11 +34,11 @@ from hotbed.ops.lookups import Lookups, Span
 from hotbed.ops.move import FirstRows, FirstTable, first_records, first_rows
 from hotbed.ops.records import Precision
 from hotbed.optim import SGD
-from hotbed.scorer.columns import ColumnEncoder, read_vocabulary
+from hotbed.scorer.columns import ColumnEncoder
 from hotbed.scorer.id_map import FileIds, IdMap, MemoryIds, bytes_in_memory
 from hotbed.scorer.kernels import GUEST
-from hotbed.scorer.rows import Rows, RowSpace
-from hotbed.scorer.source import Source, TableSource
+from hotbed.scorer.rows import FileRows, RowSpace
+from hotbed.scorer.source import ModelSource, TableSource
 from hotbed.tables.inputs import Feature, GroupInputs, flatten, read_inputs
 from hotbed.types import Batch
 
@@ -47,43 +47,43 @@ _IDS_SHARE = 8  # id lists that take more than this part of memory are in files
 
 
 class Budget(NamedTuple):
-    """What may be held for rows and for finding them."""
+    """How much memory rows and their indexes may use, and where files go."""
 
     memory: int
     scratch: Path
     device: torch.device
-    change_bytes: int = 0  # of memory, for changes on their way; 0: the model is never updated
+    change_bytes: int = 0  # of memory, for pending changes; 0: the model is never updated
     mapped: bool = False  # files of rows are mapped, see scratch.py
 
 
 class Version(NamedTuple):
-    """What scores, beside rows."""
+    """The dense model, and the name of the version."""
 
     name: str
     model: nn.Module
 
 
 class ScoredBatch(NamedTuple):
-    """Logits of one batch, and what gave them."""
+    """Logits of one batch, and the version that computed them."""
 
     logits: Tensor  # [B], on the CPU
     version: str
 
 
-class Live:
-    """One version of everything, but for changes of rows and dense weights that come together (`Rows.show`)."""
+class LiveModel:
+    """A model in use. Updates replace rows and dense weights together (`FileRows.publish`)."""
 
-    def __init__(self, source: Source, budget: Budget, before: Live | None = None) -> None:
-        """`before`: what this one follows, whose vocabularies and, later, cache it may have."""
+    def __init__(self, source: ModelSource, budget: Budget, before: LiveModel | None = None) -> None:
+        """`before`: the previous model, whose vocabularies and, later, cache are reused."""
         self.source, self._budget = source, budget
-        self.pending: Any = None  # changes that are shown and not yet in their place
+        self.pending: Any = None  # published changes that are not in place yet
         self.schema = source.schema
         widths = sorted({one.dim for one in source.tables.values()})
         if len(widths) != 1:
             raise RunError(f"{source.place} has tables of several widths ({widths}); hotbed's models read one.")
-        version = Version(source.version, model_of(source, budget.device))
+        version = Version(source.version, build_dense(source, budget.device))
         spaces = [RowSpace(one.rows, one.file) for one in source.tables.values()]
-        self.rows = Rows(spaces, widths[0], budget.scratch, budget.change_bytes, mapped=budget.mapped)
+        self.rows = FileRows(spaces, widths[0], budget.scratch, budget.change_bytes, mapped=budget.mapped)
         weakref.finalize(self, self.rows.close)
         tables, dynamic = self._put_parts()
         same = before is not None and before.source.columns == source.columns and before.schema == self.schema
@@ -94,10 +94,10 @@ class Live:
         self.encoder = ColumnEncoder(self.schema, self.vocabularies)
         self.tables = FileTables(tables, self.rows, self.id_maps)
         if before is None:
-            # where models follow each other, marks and lists of ids of two of them are held for a while
+            # while one model replaces another, the marks and id lists of both are in memory
             times = 2 if budget.change_bytes else 1
             self.rows.make_cache(budget.memory - times * self._list_bytes, times)
-        self.rows.show(version)
+        self.rows.publish(version)
 
     @property
     def _list_bytes(self) -> int:
@@ -105,12 +105,12 @@ class Live:
 
     @property
     def num_bytes(self) -> int:
-        """What is held for rows and for finding them."""
+        """Memory of rows and their indexes."""
         return self.rows.num_bytes + self._list_bytes
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> ScoredBatch:
-        """The logit of every sample [B], all by one version of the model."""
+        """The logit of every sample [B], all from one version of the model."""
         vectors, version = self.tables.vectors(batch)
         if not batch.size:
             return ScoredBatch(torch.empty(0, dtype=torch.float32, device="cpu"), version.name)
@@ -124,7 +124,7 @@ class Live:
         return ids + self.rows.start_of(list(self.source.tables).index(table))
 
     def _put_parts(self) -> tuple[dict[str, TableSource], dict[str, NDArray[np.int64]]]:
-        """Every row that comes as part of something in its place; the tables, and the ids of dynamic ones."""
+        """Write all rows that come in parts to their place; returns the tables, and the ids of dynamic ones."""
         tables, rows = dict(self.source.tables), self.rows
         dynamic = {name: one.ids for name, one in tables.items() if one.ids is not None}
         numberings = {name: Numbering() for name, one in tables.items() if one.rows is None and name not in dynamic}
@@ -158,7 +158,7 @@ class Live:
         return {name: self._make(ids, lists, fits) for name, ids in dynamic.items()}
 
     def _fits(self, lists: Mapping[str, int]) -> bool:
-        """Whether these lists of ids can be in memory; a BudgetError where they can be nowhere."""
+        """Whether these id lists fit in memory; a BudgetError if not even their index does."""
         room = self._budget.memory // _IDS_SHARE
         least = sum(size // 32 + 256 for size in lists.values())
         if sum(bytes_in_memory(size) for size in lists.values()) <= room:
@@ -178,8 +178,8 @@ class Live:
         return FileIds(ids, room * len(ids) // max(1, sum(lists.values())), self._budget.scratch)
 
 
-def model_of(source: Source, device: torch.device) -> nn.Module:
-    """The dense model, ready to score."""
+def build_dense(source: ModelSource, device: torch.device) -> nn.Module:
+    """The dense model, in eval mode on its device."""
     try:
         model = rebuild_model(source.model)
         model.load_state_dict(source.dense)
@@ -190,7 +190,7 @@ def model_of(source: Source, device: torch.device) -> nn.Module:
 
 
 def _without_shared(part: RowPart) -> tuple[RowPart, NDArray[np.float32] | None]:
-    """The rows of ids, and the vector that ids without a row share, where the part has it."""
+    """The rows of ids, and the vector that ids without a row share, if the part has one."""
     if "shared" not in part.columns:
         return part, None
     is_shared = part.columns["shared"].view(-1) != 0
@@ -202,19 +202,19 @@ def _without_shared(part: RowPart) -> tuple[RowPart, NDArray[np.float32] | None]
 
 
 class Vectors(NamedTuple):
-    """Of one batch."""
+    """Pooled vectors of one batch."""
 
     vectors: Tensor  # [B, F, D]
-    state: Any  # what was said of the rows at that moment
+    state: Any  # the Version that was current
 
 
 class FileTables:
     """The tables of a model, all of one width."""
 
-    def __init__(self, tables: Mapping[str, TableSource], rows: Rows, id_maps: Mapping[str, IdMap]) -> None:
+    def __init__(self, tables: Mapping[str, TableSource], rows: FileRows, id_maps: Mapping[str, IdMap]) -> None:
         self.rows, self.id_maps = rows, dict(id_maps)
         self.members = dict(tables)
-        self.records = torch.empty(0, dtype=torch.float32, device="cpu")  # says of what type weights of bags are
+        self.records = torch.empty(0, dtype=torch.float32, device="cpu")  # gives the type of the weights of bags
         self._number_of = {name: number for number, name in enumerate(tables)}
         self.features = [Feature(name, name, one.pooling) for name, one in tables.items()]
         self._inputs = GroupInputs(cast(Any, self), self.features)
@@ -260,7 +260,7 @@ class FileTables:
         )
 
     def first_values(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """What rows of these ids [n] read that no file has, [n, D]."""
+        """The values [n, D] of ids that no file has a row for."""
         shared = self.members[table].shared
         if shared is not None:
             return np.broadcast_to(shared, (ids.shape[0], shared.shape[0]))
@@ -273,7 +273,7 @@ class FileTables:
         return values.numpy()
 
     def _fill(self, first: NDArray[np.int64], lookups: Lookups, found: Tensor) -> None:
-        """Put initial values, or those that ids share, in their place."""
+        """Fill in initial values, or the shared vector, where no row was found."""
         ids, out = cast(Tensor, lookups.sense).numpy(), found.numpy()
         tables = np.empty(ids.shape[0], dtype=np.int64)
         for span in lookups.spans:
@@ -300,12 +300,12 @@ class FileTables:
 
 
 def _positions(span: Span) -> slice:
-    """Of the lookups of a feature."""
+    """The positions of the lookups of a feature."""
     return slice(span.start, span.start + max(0, span.length - 1) * span.stride + bool(span.length), span.stride)
 
 
 def _first_of(table: TableSource) -> Sequence[FirstRows]:
-    """For all ids but -1, which the kernels take for that of padding, and for that one."""
+    """Two sets: for all ids but -1, which the kernels use for padding, and for -1."""
     stream, init = stream_of(table.seed, table.name), parse_init(table.init)
     precision = cast(Precision, table.precision)
     return [first_rows(table.dim, SGD(lr=0.0), [FirstTable(0, stream, init, no_id)], precision) for no_id in (-1, -2)]

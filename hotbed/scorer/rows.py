@@ -1,8 +1,8 @@
-"""Keys in, rows out, within a number of bytes: a cache over the files of a model, and over changes to it.
+"""Keys in, rows out, within a memory budget: a cache over the files of a model and over changes to it.
 
-The budget counts what is held here for rows: cached rows with their keys, one bit a row that says whether it has changed,
-and the index of changes on their way (`change_bytes`, at most). The model's own files are never written: changed rows go to
-scratch files without a name, in which a row's place is its number; they take disk only where they were written.
+The budget covers cached rows with their keys, one bit per row for whether it has changed, and the index of pending changes (at
+most `change_bytes`). The model's own files are never written: changed rows go to unnamed scratch files, at the position of
+their row number. These files are sparse and take disk space only where they were written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hotbed.errors import BudgetError, StoreError
 from hotbed.host.memory import in_words
 from hotbed.host.pages import zeros
 from hotbed.scorer import kernels, write_kernels
-from hotbed.scorer.kernels import EMPTY, NUM_COUNTS, WAYS, Cache, Files, Overlay, Work
+from hotbed.scorer.kernels import EMPTY, NUM_COUNTS, WAYS, FetchBuffers, Overlay, RowCache, RowFiles
 from hotbed.scorer.scratch import MappedFile, lengthen, map_file, scratch_file
 
 Ints = NDArray[np.int64]
@@ -35,7 +35,7 @@ _SETTLED_AT_ONCE = 1 << 10  # rows; lookups wait for some 0.1 ms at a time
 NO_CHANGES = Overlay(np.empty(0, np.int64), np.empty(0, np.int32), -1, 0)
 
 
-class RowFile(NamedTuple):
+class ModelRowFile(NamedTuple):
     """Rows as a model folder or an export has them: row n at offset + n * its size."""
 
     path: Path
@@ -45,7 +45,7 @@ class RowFile(NamedTuple):
     scale_offset: int = 0
 
     def end(self, dim: int) -> int:
-        """The byte behind its last row."""
+        """The offset after its last row."""
         weight_bytes = {kernels.FP32_FILE: 4, kernels.INT8_FILE: 1}.get(self.kind, 2)
         scales = self.scale_offset + 4 * self.rows if self.kind == kernels.INT8_FILE else 0
         return max(scales, self.offset + self.rows * dim * weight_bytes)
@@ -55,26 +55,26 @@ class RowSpace(NamedTuple):
     """The rows of one table."""
 
     rows: int | None  # None: dynamic ids, numbered as they come
-    file: RowFile | None = None
+    file: ModelRowFile | None = None
 
 
 class FetchedRows(NamedTuple):
-    """Of one lookup."""
+    """The result of one lookup."""
 
     first: Ints  # positions whose rows are in no file, which the caller fills in
-    state: Any  # what was said of the rows at that moment, see `show`
+    state: Any  # the state that was current, see `publish`
 
 
 class RowCounts(NamedTuple):
-    """Lookups since the start, by where the row was found."""
+    """Lookups since the start, by the place where the row was found."""
 
     cache: int
     files: int
-    changes: int  # of those in files: in a change that was on its way
+    changes: int  # of those in files: in a pending change
     first_values: int
 
 
-class Rows:
+class FileRows:
     """Rows of T tables of one width."""
 
     def __init__(
@@ -85,8 +85,10 @@ class Rows:
         self._maps: list[MappedFile] = []
         self.lock = threading.Lock()
         self._no_readers = threading.Condition(self.lock)
-        self._turn = 0  # goes up when changes are shown or hidden
-        self._readers: dict[int, int] = {}  # turn -> lookups begun in it that read files now, without the lock
+        self._generation = 0  # incremented when changes are published or retired
+        self._readers: dict[
+            int, int
+        ] = {}  # generation -> lookups started in it that are reading files, without the lock
         self._handles: list[int] = []
         self._scratch_files: dict[int, IO[bytes]] = {}
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
@@ -98,15 +100,15 @@ class Rows:
         self.cache = _empty_cache(1, dim)
 
     def make_cache(self, memory: int, times: int = 1) -> None:
-        """Cache rows in what changes and marks (held so many times) leave of these bytes."""
+        """Make a cache of the bytes that pending changes and marks (held `times` times) leave of `memory`."""
         marks = times * self.files.marks.nbytes
         left = memory - marks - self._change_bytes
         set_bytes = WAYS * (4 * self.dim + _SLOT_BYTES)
         if left < set_bytes:
             raise BudgetError(
-                f"memory leaves {in_words(max(0, memory))} for rows, and that is too little: "
-                f"{in_words(marks)} say which rows have changed, {in_words(self._change_bytes)} are kept "
-                f"for changes, and the smallest cache takes {in_words(set_bytes)}. Give more memory=."
+                f"memory leaves {in_words(max(0, memory))} for rows, which is too little: marks of changed rows take "
+                f"{in_words(marks)}, pending changes {in_words(self._change_bytes)}, and the smallest cache "
+                f"{in_words(set_bytes)}. Give more memory=."
             )
         num_sets = left // set_bytes
         if self.num_rows is not None:
@@ -118,15 +120,15 @@ class Rows:
         return int(self.files.starts[table])
 
     def fetch(self, keys: Ints, out: Floats) -> FetchedRows:
-        """out[i] = the row of keys[i], zero for -1: all as of one moment, whatever is shown while files are read."""
+        """out[i] = the row of keys[i], zero for -1. All rows are of one version, even if another is published meanwhile."""
         work = _work_of(keys.shape[0], self.dim)
         with self.lock:
             found = kernels.find(keys, out, self.cache, self._overlay, work)
-            state, overlay, turn = self.state, self._overlay, self._turn
+            state, overlay, generation = self.state, self._overlay, self._generation
             if not found[0]:
                 self._count(work, found[1])
                 return FetchedRows(work.first[: found[1]], state)
-            self._readers[turn] = self._readers.get(turn, 0) + 1
+            self._readers[generation] = self._readers.get(generation, 0) + 1
         try:
             seen = np.full(1 << (2 * found[0] - 1).bit_length(), -1, np.int64)
             num_first = kernels.read_missing(keys, out, self.files, overlay, work, found, seen)
@@ -136,16 +138,16 @@ class Rows:
                 self._count(work, num_first)
         finally:
             with self.lock:
-                self._readers[turn] -= 1
-                if not self._readers[turn]:
-                    del self._readers[turn]
+                self._readers[generation] -= 1
+                if not self._readers[generation]:
+                    del self._readers[generation]
                     self._no_readers.notify_all()
         return FetchedRows(work.first[:num_first], state)
 
     def put(self, keys: Ints, rows: Floats) -> None:
-        """Write rows to their place; whoever looks meanwhile must see them as changes already, or not care.
+        """Write rows to their place. Concurrent lookups must already see them as published changes, or not use them.
 
-        Lookups wait for marks alone, not for the disk: a change that is shown is read from its own file until it is marked.
+        Lookups wait only while marks are set, not for the disk: a change is read from its own file until its row is marked.
         """
         self._make_scratch(keys)
         rows = np.ascontiguousarray(rows, dtype=np.float32)
@@ -158,43 +160,43 @@ class Rows:
                     "another folder with scratch=."
                 )
             with self.lock:
-                write_kernels.settle(some, new, self.cache, self.files, self._epoch)
+                write_kernels.mark_written(some, new, self.cache, self.files, self._epoch)
 
-    def show(self, state: Any, overlay: Overlay | None = None) -> None:
-        """From now on every lookup has this state, and sees these changes; those of before must be in their place.
+    def publish(self, state: Any, overlay: Overlay | None = None) -> None:
+        """From now on every lookup returns this state and sees these changes; earlier changes must be in place.
 
-        Lookups of before are over when this returns: rows may be put in their place.
+        When this returns, all earlier lookups have ended, and rows may be moved into place.
         """
         with self.lock:
             self.state = state
             if overlay is None:
                 return
-            assert not self._overlay.keys.size, "changes come before others are in their place"
+            assert not self._overlay.keys.size, "earlier changes are in place before others are published"
             self._epoch = self._epoch % 255 + 1
             if self._epoch == 1:
                 self.cache.epochs.fill(0)
             self._overlay = overlay._replace(epoch=self._epoch)
             self._await_readers()
 
-    def hide(self) -> None:
-        """The changes are all in their place, and nobody reads the file they came in when this returns."""
+    def retire_changes(self) -> None:
+        """All changes are in place; when this returns, no lookup reads their file."""
         with self.lock:
             self._overlay = NO_CHANGES._replace(epoch=self._epoch)
             self._await_readers()
 
     def is_marked(self, table: int, rows: Ints) -> NDArray[np.bool_]:
-        """Whether rows of a table with row numbers were changed."""
+        """Whether rows of a table were changed; not for dynamic ids."""
         bits = self.files.mark_starts[table] + rows
         marked: NDArray[np.bool_] = (self.files.marks[bits >> 3] >> (bits & 7).astype(np.uint8)) & 1 == 1
         return marked
 
     def num_marked(self, table: int, rows: int) -> int:
-        """How many of them."""
+        """The number of changed rows."""
         first = int(self.files.mark_starts[table]) >> 3
         return int(np.unpackbits(self.files.marks[first : first + -(-rows // 8)]).sum())
 
     def differs(self, keys: Ints, rows: Floats) -> NDArray[np.bool_]:
-        """Whether rows are others than the changed ones here, or were not changed here."""
+        """Whether rows differ from the changed rows here, or were not changed here."""
         out = np.empty(keys.shape[0], dtype=np.bool_)
         words = np.ascontiguousarray(rows).view(np.uint32)
         held = np.empty((min(len(words), _COMPARED_AT_ONCE) or 1, self.dim), dtype=np.uint32)
@@ -210,18 +212,18 @@ class Rows:
 
     @property
     def num_bytes(self) -> int:
-        """What is held for rows now."""
+        """Memory of the cache, the marks and the index of changes."""
         held: list[NDArray[Any]] = [*self.cache, self.files.marks, self._overlay.keys, self._overlay.places]
         return sum(one.nbytes for one in held)
 
     @property
     def most_changes(self) -> int:
-        """How many changed rows can be on their way at once."""
+        """How many changed rows can be pending at once."""
         slots = self._change_bytes // 12
         return (1 << max(0, slots.bit_length() - 1)) * 2 // 3 if slots else 0
 
-    def take_cache(self, other: Rows) -> None:
-        """Have the memory of another's cache, empty; the other one goes on with hardly any."""
+    def take_cache(self, other: FileRows) -> None:
+        """Take over the memory of another's cache, emptied; the other keeps a minimal one."""
         with other.lock:
             cache, other.cache = other.cache, _empty_cache(1, self.dim)
         cache.keys.fill(EMPTY)
@@ -231,7 +233,7 @@ class Rows:
             self.cache = cache
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close all files."""
         with self.lock:
             self._await_readers()
             self.files.maps.fill(0)
@@ -244,16 +246,16 @@ class Rows:
             self._handles, self._scratch_files, self._maps = [], {}, []
 
     def _await_readers(self) -> None:
-        """Until the lookups that have begun are over; the lock is held, but for the waiting."""
-        self._turn += 1
-        turn = self._turn
-        self._no_readers.wait_for(lambda: all(one >= turn for one in self._readers))
+        """Wait until all lookups that have started are over; releases the lock while waiting."""
+        self._generation += 1
+        generation = self._generation
+        self._no_readers.wait_for(lambda: all(one >= generation for one in self._readers))
 
-    def _count(self, work: Work, num_first: int) -> None:
+    def _count(self, work: FetchBuffers, num_first: int) -> None:
         self._counts += work.counts
         self._counts[kernels.FIRST] += num_first
 
-    def _open(self, spaces: Sequence[RowSpace]) -> Files:
+    def _open(self, spaces: Sequence[RowSpace]) -> RowFiles:
         count = len(spaces)
         starts, marks = np.zeros(count + 1, np.int64), np.zeros(count, np.int64)
         models, sure = np.zeros((count, 5), np.int64), np.full(count, _NEVER, np.int64)
@@ -273,10 +275,10 @@ class Rows:
                 models[t] = opened[file.path], file.kind, file.offset, file.scale_offset, in_file
                 maps[t, 0] = self._map(opened[file.path], file.end(self.dim))
         bits = np.zeros(num_marks // 8 + 1, np.uint8)
-        return Files(starts, models, np.full(count, -1, np.int64), marks, sure, maps, bits)
+        return RowFiles(starts, models, np.full(count, -1, np.int64), marks, sure, maps, bits)
 
     def _map(self, handle: int, needed: int) -> int:
-        """The address of a file that has so many bytes; 0 where it is to be read."""
+        """The address of a mapped file of `needed` bytes; 0 if it is not mapped."""
         made = map_file(handle, needed) if self._mapped else None
         if made is None:
             return 0
@@ -294,18 +296,18 @@ class Rows:
         return handle
 
     def _make_scratch(self, keys: Ints) -> None:
-        """A file for every table that has none yet and is to be written."""
+        """Create the scratch files of tables that are written for the first time."""
         for t in np.unique(np.searchsorted(self.files.starts, keys, side="right") - 1):
             if int(t) not in self._scratch_files:
                 file, rows = scratch_file(self._scratch, self), self._spaces[t].rows
-                if self._mapped and rows is not None:  # of dynamic ids nobody knows how many will come
+                if self._mapped and rows is not None:  # the number of dynamic ids is not known
                     self.files.maps[t, 1] = self._map(lengthen(file, 4 * self.dim * rows), 4 * self.dim * rows)
                 with self.lock:
                     self._scratch_files[int(t)] = file
                     self.files.scratch[t] = file.fileno()
 
 
-def _raise_fault(work: Work) -> None:
+def _raise_fault(work: FetchBuffers) -> None:
     fault, key = (int(work.counts[n]) for n in (kernels.FAULT, kernels.FAULT_KEY))
     if fault:
         reason = "the file ends before it" if fault < 0 else os.strerror(fault - 1000)
@@ -315,8 +317,8 @@ def _raise_fault(work: Work) -> None:
         )
 
 
-def _work_of(size: int, dim: int) -> Work:
-    return Work(
+def _work_of(size: int, dim: int) -> FetchBuffers:
+    return FetchBuffers(
         np.empty(2, np.int64),
         np.empty(4 * dim + 8, np.uint8),
         np.empty(size, np.int64),
@@ -328,8 +330,8 @@ def _work_of(size: int, dim: int) -> Work:
     )
 
 
-def _empty_cache(num_sets: int, dim: int) -> Cache:
-    return Cache(
+def _empty_cache(num_sets: int, dim: int) -> RowCache:
+    return RowCache(
         np.full((num_sets, WAYS), EMPTY, dtype=np.int64),
         np.zeros((num_sets, WAYS), dtype=np.uint8),
         np.zeros((num_sets, WAYS), dtype=np.uint8),

@@ -1,9 +1,8 @@
 """`hotbed.load`: a run, a checkpoint or an export in, a Scorer out; columns or batches in, probabilities out.
 
-Rows stay in their files. `memory` bounds what is held for them: cached rows with all that finds them, id lists of vocabularies
-and of dynamic ids, marks of changed rows. Not counted: the dense weights, the batches that are being scored, Python and torch
-themselves, what loading takes for a moment, and the page cache of the system. Scores are those of the whole model in memory,
-to the bit.
+Rows stay in their files. `memory` limits cached rows and their index, the id lists of vocabularies and dynamic ids, and the
+marks of changed rows. Not counted: dense weights, batches being scored, Python and torch themselves, temporary memory while
+loading, and the page cache. Scores are bit-identical to those of the whole model in memory.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from hotbed.models import shown_name
 from hotbed.run.predictions import Scores
 from hotbed.scorer.changes import try_changes
 from hotbed.scorer.checkpoints import source_of
-from hotbed.scorer.live import Budget, Live, ScoredBatch
+from hotbed.scorer.live import Budget, LiveModel, ScoredBatch
 from hotbed.scorer.rows import RowCounts
-from hotbed.scorer.source import Source, open_source
+from hotbed.scorer.source import ModelSource, open_source
 from hotbed.types import Batch
 
 DEFAULT_MEMORY = "100MB"
@@ -45,11 +44,10 @@ def load(
 ) -> Scorer:
     """A scorer of a run, a checkpoint or an export; its tables may be larger than memory.
 
-    `memory` is the most that is held for rows and for finding them. `device` is where the dense model runs (cpu, cuda, cuda:N,
-    auto); rows are looked up and pooled on the CPU whatever it is, and scores agree to 1e-5. `scratch` is a folder for files
-    without a name, where a checkpoint's rows are put in order; left out, the folder of `path`. `mapped` maps files of rows
-    into memory: rows that are not cached are read several times faster, the page cache counts as memory of the process, and a
-    disk that fails ends it.
+    `memory` is the most memory for rows and their indexes. `device` is where the dense model runs (cpu, cuda, cuda:N, auto);
+    rows are always looked up and pooled on the CPU, and scores agree to 1e-5. `scratch` is a folder for unnamed files, in
+    which the rows of a checkpoint are put in order; left out, the folder of `path`. `mapped` maps files of rows into memory:
+    uncached rows are read several times faster, the page cache counts as memory of the process, and a failing disk ends it.
     """
     place = Path(path)
     return Scorer(open_source(place), memory, device, Path(scratch) if scratch else place, mapped=mapped)
@@ -60,7 +58,7 @@ class Scorer:
 
     def __init__(
         self,
-        source: Source,
+        source: ModelSource,
         memory: str | int,
         device: str,
         scratch: Path,
@@ -68,11 +66,11 @@ class Scorer:
         updated: bool = False,
         mapped: bool = False,
     ) -> None:
-        """`updated`: newer versions will follow (`update`), for which a part of memory is kept."""
+        """`updated`: newer versions will follow (`update`); a part of the memory is reserved for them."""
         most = parse_bytes(memory, "memory")
         self._budget = Budget(most, scratch, pick_device(device), most // _CHANGES_SHARE if updated else 0, mapped)
         self._updating = threading.Lock()
-        self.live = Live(source, self._budget)
+        self.live = LiveModel(source, self._budget)
 
     @property
     def version(self) -> str:
@@ -80,8 +78,8 @@ class Scorer:
         return str(self.live.rows.state.name)
 
     @property
-    def source(self) -> Source:
-        """Where it comes from."""
+    def source(self) -> ModelSource:
+        """The files it was loaded from."""
         return self.live.source
 
     def __repr__(self) -> str:
@@ -109,22 +107,22 @@ class Scorer:
         return self.live.logits(batch)
 
     def update(self, entries: Sequence[Entry]) -> str:
-        """Score by this checkpoint (of every rank that wrote it) from now on; how it was taken over.
+        """Score with this checkpoint (one entry per rank) from now on; returns how it was loaded.
 
-        Who scores meanwhile is served by the one version or the other, as a whole. An error leaves the old one in place.
+        Every concurrent request sees either the old version or the new one, never a mix. An error keeps the old one.
         """
         with self._updating:
             source = source_of(entries)
             how = try_changes(self.live, source, self._budget)
             return how or self._follow(source)
 
-    def replace(self, source: Source) -> str:
-        """As `update`, by another model of whatever kind."""
+    def replace(self, source: ModelSource) -> str:
+        """Like `update`, with any other model."""
         with self._updating:
             return self._follow(source)
 
     def as_learner(self) -> Scores:
-        """For whoever scores with a learner."""
+        """An adapter for code that scores with a learner."""
         return _AsLearner(self)
 
     def counts(self) -> RowCounts:
@@ -133,11 +131,11 @@ class Scorer:
 
     @property
     def num_bytes(self) -> int:
-        """What is held for rows and for finding them: never more than `memory`."""
+        """Memory of rows and their indexes: never more than `memory`."""
         return self.live.num_bytes
 
     def close(self) -> None:
-        """Give files back; nothing can be scored any more."""
+        """Close all files; the scorer cannot be used afterwards."""
         self.live.rows.close()
         for one in (*self.live.vocabularies.values(), *self.live.id_maps.values()):
             one.close()
@@ -148,16 +146,16 @@ class Scorer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _follow(self, source: Source) -> str:
-        """Build the new version beside the old one, which scores on until the new one has all its rows."""
-        following = Live(source, self._budget, before=self.live)
+    def _follow(self, source: ModelSource) -> str:
+        """Build the new version next to the old one, which keeps scoring until the new one has all its rows."""
+        following = LiveModel(source, self._budget, before=self.live)
         following.rows.take_cache(self.live.rows)
         self.live = following
         return "whole"
 
 
 def probabilities(scored: ScoredBatch) -> NDArray[np.float64]:
-    """In float64, so that confident scores do not collapse to 1."""
+    """Probabilities in float64, so that confident scores do not collapse to 1."""
     return torch.sigmoid(scored.logits.double()).numpy()
 
 

@@ -1,11 +1,9 @@
-"""Files without a name: what a scorer cannot hold in memory and did not find in place on the disk.
+"""Unnamed temporary files for what a scorer cannot hold in memory, and files mapped into memory.
 
-`MappedFile`: a file in, the address of its bytes out: rows that are copied from memory instead of being read by a system call
-each.
-
-Where the page cache has the file, a lookup that misses the cache costs less. The price: pages that were touched count as
-memory of the process, though the system takes them back when it needs them; and where a disk fails, or somebody cuts a file of
-the model short, the system ends the process instead of reporting an error. Hence it is asked for.
+`MappedFile` gives the address of a file's bytes, so that rows are copied from memory instead of being read with one system
+call each. Lookups that miss the cache get cheaper if the page cache has the file. The price: touched pages count as memory of
+the process (the system can take them back), and if a disk fails or a file is truncated, the system kills the process instead
+of reporting an error. Hence mapping is off by default.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from hotbed.errors import StoreError
 
 
 def scratch_file(folder: Path, owner: object) -> IO[bytes]:
-    """A file that is gone when it is closed, when its owner is, or when the process ends, however it ends."""
+    """A file that disappears when it is closed, when its owner is collected, or when the process ends."""
     try:
         file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  the owner closes it
     except OSError as error:
         raise StoreError(
-            f"a scratch file is needed, and {folder} refuses one: {error.strerror or error}. Name a folder on a local disk "
+            f"a scratch file cannot be created in {folder}: {error.strerror or error}. Name a folder on a local disk "
             "with scratch= (--scratch)."
         ) from error
     if hasattr(os, "posix_fadvise"):
@@ -38,19 +36,19 @@ def scratch_file(folder: Path, owner: object) -> IO[bytes]:
 
 
 def lengthen(file: IO[bytes], size: int) -> int:
-    """Let it have so many bytes, which take no disk until they are written; its handle."""
+    """Make the file `size` bytes long, without using disk space yet; returns its handle."""
     try:
         os.ftruncate(file.fileno(), size)
     except OSError as error:
         raise StoreError(
-            f"a scratch file of {size} bytes cannot be made: {error.strerror or error}. Name another folder with scratch= "
+            f"a scratch file of {size} bytes cannot be created: {error.strerror or error}. Name another folder with scratch= "
             "(--scratch)."
         ) from error
     return file.fileno()
 
 
 def write_all(file: IO[bytes], content: bytes | memoryview) -> None:
-    """Append it."""
+    """Append `content`."""
     left = memoryview(content)
     try:
         while left:
@@ -63,7 +61,7 @@ def write_all(file: IO[bytes], content: bytes | memoryview) -> None:
 
 
 class MappedFile:
-    """The first `size` bytes of an open file; what is written to the file is seen here."""
+    """The first `size` bytes of an open file; later writes to the file are visible."""
 
     def __init__(self, handle: int, size: int) -> None:
         self._map = mmap.mmap(handle, size, prot=mmap.PROT_READ)
@@ -75,7 +73,7 @@ class MappedFile:
 
 
 def map_file(handle: int, needed: int) -> MappedFile | None:
-    """A file that has these bytes at least; one that is shorter is read, which finds words for what is wrong."""
+    """Map a file of at least `needed` bytes. A shorter one is not mapped: reading it reports what is wrong."""
     try:
         size = os.fstat(handle).st_size
         return MappedFile(handle, size) if size >= needed > 0 else None

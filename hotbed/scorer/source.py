@@ -1,19 +1,23 @@
-"""A path in; out what a scorer is made of: the model, its columns, and where the rows of every table are.
+"""A path in, a ModelSource out: the model, its columns, and where the rows of every table are.
 
-A model folder and an export have rows in files of their own, which are read in place. Rows of a checkpoint (and of an export
-in Parquet, or in an order of its own) come as parts, which the scorer puts in order in a scratch file: `parts`.
+The rows of a model folder or an export are read from its files in place. Rows of a checkpoint, of an export in Parquet, or of
+an export with its own order come in `parts`, which the scorer puts in order in a scratch file.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -23,14 +27,15 @@ from hotbed.checkpoint.layouts import newest_in
 from hotbed.checkpoint.types import RowPart
 from hotbed.data.schema import Schema
 from hotbed.errors import RunError
-from hotbed.run.export_format import Tensors, is_export
+from hotbed.run.export_format import EXPORT, Export, ExportedTable, Tensors, is_export, read_export
 from hotbed.run.files import MANIFEST, read_tensors
 from hotbed.run.folder import read_json
 from hotbed.run.model_card import no_model, read_card
-from hotbed.scorer.kernels import BF16_FILE, FP16_FILE, FP32_FILE
-from hotbed.scorer.rows import RowFile
+from hotbed.scorer.kernels import BF16_FILE, FP16_FILE, FP32_FILE, INT8_FILE
+from hotbed.scorer.rows import ModelRowFile
 
-_KINDS = {"F32": FP32_FILE, "F16": FP16_FILE, "BF16": BF16_FILE}
+_KINDS = {"F32": FP32_FILE, "F16": FP16_FILE, "BF16": BF16_FILE, "I8": INT8_FILE}
+_CHUNK = 1 << 16  # rows of an export that are read at a time
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class TableSource:
     pooling: str
     hashing: bool
     rows: int | None  # None: dynamic ids
-    file: RowFile | None = None
+    file: ModelRowFile | None = None
     ids: NDArray[np.int64] | None = None  # of dynamic ids: those of the rows in the file
     shared: NDArray[np.float32] | None = None  # [D], what ids without a row read
     init: str = "constant(0)"  # initial values, of rows that are in no file
@@ -51,8 +56,8 @@ class TableSource:
 
 
 @dataclass(frozen=True)
-class Source:
-    """All that a scorer is made of."""
+class ModelSource:
+    """Everything a scorer needs."""
 
     place: Path
     version: str
@@ -61,7 +66,9 @@ class Source:
     dense: dict[str, Tensor]
     columns: Path  # folder of schema.json and counts/
     parts: Callable[[], Iterator[RowPart]] | None = None
-    chain: tuple[Entry, ...] = field(default=(), repr=False)  # checkpoints of one process that it is, oldest first
+    chain: tuple[Entry, ...] = field(
+        default=(), repr=False
+    )  # the checkpoints it consists of, oldest first; only if one process wrote them
 
     @property
     def schema(self) -> Schema:
@@ -69,7 +76,7 @@ class Source:
 
     @property
     def step(self) -> int | None:
-        """Of training, after which the weights were so; None where nothing tells."""
+        """The training step of these weights; None if it is not known."""
         if found := re.match(r"step-(\d+)-", self.version):
             return int(found[1])
         try:
@@ -81,10 +88,9 @@ class Source:
         return kept if isinstance(kept, int) else None
 
 
-def open_source(place: Path) -> Source:
-    """What a path holds: a run (its model, or the newest checkpoint of one that has none), a checkpoint, an export."""
+def open_source(place: Path) -> ModelSource:
+    """Open a run (its model, else its newest checkpoint), a checkpoint or an export."""
     from hotbed.scorer.checkpoints import open_checkpoint
-    from hotbed.scorer.exported import open_export
 
     if is_export(place):
         return open_export(place)
@@ -99,13 +105,13 @@ def open_source(place: Path) -> Source:
     return open_checkpoint(place)
 
 
-def open_model(folder: Path) -> Source:
+def open_model(folder: Path) -> ModelSource:
     """RUN/model."""
     card = read_card(folder)
     places = Tensors.open(folder / "tables.safetensors")
     try:
         tables = {name: _table(name, one, places) for name, one in card["tables"].items()}
-        return Source(
+        return ModelSource(
             folder,
             f"model-{zlib.crc32((folder / MANIFEST).read_bytes()):08x}",
             card["model"],
@@ -119,7 +125,7 @@ def open_model(folder: Path) -> Source:
 
 def _table(name: str, card: dict[str, Any], tensors: Tensors) -> TableSource:
     kind, shape, offset = tensors.places[f"{name}.weight"]
-    file = RowFile(tensors.path, _KINDS[kind], offset, shape[0])
+    file = ModelRowFile(tensors.path, _KINDS[kind], offset, shape[0])
     common = {key: card[key] for key in ("dim", "pooling", "hashing", "rows")}
     if card["rows"] is not None:
         return TableSource(name, **common, file=file)
@@ -136,3 +142,71 @@ def _table(name: str, card: dict[str, Any], tensors: Tensors) -> TableSource:
         shared=None if shared is None else shared.float().numpy().reshape(-1),
         **{key: card[key] for key in ("init", "seed", "precision")},
     )
+
+
+def open_export(folder: Path) -> ModelSource:
+    """The folder that `hotbed export` wrote."""
+    export = read_export(folder)
+    if export.row_format == "none":
+        raise RunError(f"{folder} holds no rows to score with. Export again with --rows safetensors.")
+    try:
+        card = json.loads((folder / "model.json").read_text())
+        tables = {name: _export_table(folder, one, card["tables"][name]) for name, one in export.tables.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder} is damaged ({type(error).__name__}: {error}).") from error
+    moved = [one for one in export.tables.values() if tables[one.name].file is None]
+    return ModelSource(
+        folder,
+        f"export-{zlib.crc32((folder / EXPORT).read_bytes()):08x}",
+        card["model"],
+        tables,
+        read_tensors(folder / "dense.safetensors"),
+        folder,
+        partial(_export_parts, export, moved) if moved else None,
+    )
+
+
+def _export_table(folder: Path, table: ExportedTable, card: dict[str, object]) -> TableSource:
+    file = None
+    if table.tensors is not None and (table.id_is_position or table.rows is None):
+        kind, shape, offset = table.tensors.places["weight"]
+        scale = table.tensors.places["scale"][2] if "scale" in table.tensors.places else 0
+        file = ModelRowFile(folder / table.file, _KINDS[kind], offset, shape[0], scale)
+    dynamic = {key: card[key] for key in ("init", "seed", "precision")} if table.rows is None else {}
+    return TableSource(
+        table.name,
+        table.dim,
+        table.pooling,
+        table.hashing,
+        table.rows,
+        file,
+        np.array(table.ids()) if file is not None and table.rows is None else None,
+        None if table.shared is None else np.array(table.shared, dtype=np.float32),
+        **dynamic,  # type: ignore[arg-type]
+    )
+
+
+def _export_parts(export: Export, tables: list[ExportedTable]) -> Iterator[RowPart]:
+    """The rows of tables that are not ordered by row number, or are in Parquet."""
+    for table in tables:
+        if table.tensors is not None:
+            ids = table.ids()
+            for start in range(0, table.num_rows, _CHUNK):
+                positions = np.arange(start, min(start + _CHUNK, table.num_rows))
+                weights = torch.from_numpy(table.values(positions))
+                yield RowPart(table.name, torch.from_numpy(np.array(ids[positions])), {"weight": weights})
+        else:
+            yield from _parquet_parts(export.folder / table.file, table)
+
+
+def _parquet_parts(path: Path, table: ExportedTable) -> Iterator[RowPart]:
+    try:
+        for batch in pq.ParquetFile(path).iter_batches(_CHUNK):
+            values = batch.column("weight").flatten().to_numpy(zero_copy_only=False).reshape(-1, table.dim)
+            weights = values.astype(np.float32)
+            if "scale" in batch.schema.names:
+                weights = weights * batch.column("scale").to_numpy()[:, None]
+            ids = torch.from_numpy(batch.column("id").to_numpy().astype(np.int64))
+            yield RowPart(table.name, ids, {"weight": torch.from_numpy(weights)})
+    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+        raise RunError(f"{path} cannot be read ({str(error).splitlines()[0]}). It is damaged.") from error

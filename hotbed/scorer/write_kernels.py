@@ -1,6 +1,6 @@
-"""Compiled: changed rows in, rows in their place in scratch files out, with marks that say so; and rows read back from there.
+"""Compiled: changed rows in, rows at their place in scratch files out, with marks; and rows read back from there.
 
-Look-ups go on meanwhile (kernels.py): what is written here is shown as a change until it is marked.
+Lookups continue meanwhile (kernels.py): a row that is written here is visible as a change until it is marked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _mark(row: Any, table: Any, files: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _refresh(key: Any, rows: Any, m: Any, cache: Any, epoch: Any) -> None:
-    """Where the cache has the row, it has the new one."""
+    """Replace the row in the cache, if it is there."""
     s = set_of(key, cache.keys.shape[0])
     for way in range(WAYS):
         if cache.keys[s, way] == key:
@@ -35,7 +35,7 @@ def _refresh(key: Any, rows: Any, m: Any, cache: Any, epoch: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def write_rows(keys: Any, rows: Any, files: Any) -> Any:
-    """Write rows into the scratch files of their tables, neighbours together; 0 or an errno."""
+    """Write rows to the scratch files of their tables, adjacent rows together; returns 0 or an errno."""
     size, n = 4 * rows.shape[1], 0
     while n < keys.shape[0]:  # ends: n passes one key at least
         table = table_of(keys[n], files.starts)
@@ -50,8 +50,8 @@ def write_rows(keys: Any, rows: Any, files: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def settle(keys: Any, rows: Any, cache: Any, files: Any, epoch: Any) -> None:
-    """Mark rows that were written as changed, and let the cache have them."""
+def mark_written(keys: Any, rows: Any, cache: Any, files: Any, epoch: Any) -> None:
+    """Mark written rows as changed, and refresh them in the cache."""
     for n in range(keys.shape[0]):
         table = table_of(keys[n], files.starts)
         _mark(keys[n] - files.starts[table], table, files)
@@ -60,7 +60,7 @@ def settle(keys: Any, rows: Any, cache: Any, files: Any, epoch: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def read_places(handle: Any, places: Any, rows: Any) -> Any:
-    """rows[n] = the one at places[n] of a file of rows; 0 or what went wrong."""
+    """rows[n] = the row at places[n] of a file of rows; returns 0 or a fault."""
     size = 4 * rows.shape[1]
     for n in range(places.shape[0]):
         fault = read_fully(handle, rows.ctypes.data + n * size, size, places[n] * size)
@@ -71,9 +71,9 @@ def read_places(handle: Any, places: Any, rows: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def compare(keys: Any, rows: Any, files: Any, held: Any, differs: Any) -> Any:
-    """differs[n]: whether rows[n] (as words) is another than the one in the scratch file, or none is there; 0 or a fault.
+    """differs[n]: whether rows[n] differs from the row in the scratch file, or none is there. Returns 0 or a fault.
 
-    Keys that follow each other are read together, into `held` (words).
+    Rows are compared as 32-bit words. Rows of consecutive keys are read together, into `held`.
     """
     size, n = 4 * rows.shape[1], 0
     while n < keys.shape[0]:  # ends: n passes one key at least

@@ -1,4 +1,4 @@
-"""HTTP in, answers out: the paths of the server, its limits, and what it counts. Scoring itself is in pool.py."""
+"""HTTP requests in, answers out: the paths of the server, its limits and counters. pool.py does the scoring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from html import escape
 from typing import Any
 
-import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -19,11 +18,11 @@ from starlette.types import Receive, Scope, Send
 
 from hotbed.data.schema import Schema
 from hotbed.scorer import Scorer
-from hotbed.serve.limits import Limits, RequestError
-from hotbed.serve.metrics import Metrics
+from hotbed.serve.metrics import ServerMetrics
 from hotbed.serve.openapi import document, example_of, features_of
-from hotbed.serve.pool import Answer, Job, Pool
-from hotbed.serve.watch import Watch
+from hotbed.serve.pool import PendingRequest, ScoringPool
+from hotbed.serve.request import Answer, Limits, RequestError
+from hotbed.serve.watch import ModelWatch
 from hotbed.telemetry.prometheus import CONTENT
 
 _STYLE = """
@@ -57,7 +56,9 @@ _PAGE_POLICY = (
 class Service:
     """One scorer behind HTTP."""
 
-    def __init__(self, scorer: Scorer, limits: Limits, watch: Watch, metrics: Metrics, pool: Pool) -> None:
+    def __init__(
+        self, scorer: Scorer, limits: Limits, watch: ModelWatch, metrics: ServerMetrics, pool: ScoringPool
+    ) -> None:
         self._scorer, self._limits, self._watch, self._metrics, self._pool = scorer, limits, watch, metrics, pool
         self.closing = False
         self.app = Starlette(
@@ -74,20 +75,20 @@ class Service:
         )
 
     def url_for(self, host: str, port: int) -> str:
-        """Where whoever is on this machine finds it."""
+        """The address for clients on this machine."""
         if host in ("0.0.0.0", "::"):
             host = "127.0.0.1" if host == "0.0.0.0" else "::1"
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def curl(self, url: str) -> str:
-        """A command line that scores two candidates with this very model."""
+        """A command line that scores two candidates with this model."""
         body = json.dumps(example_of(self._scorer.live.schema))
         return f"curl -sg -H 'content-type: application/json' -d {shlex.quote(body)} {url}/score"
 
     @property
     def _score_app(self) -> Any:
-        """As an application of its own: no object is made of what the request does not need."""
-        return _Score(self._limits, self._metrics, self._pool)
+        """A plain ASGI application: no Request object is built per call."""
+        return _ScoreEndpoint(self._limits, self._metrics, self._pool)
 
     async def _health(self, request: Request) -> Response:
         return PlainTextResponse("alive\n")
@@ -100,7 +101,7 @@ class Service:
 
     async def _reload(self, request: Request) -> Response:
         if not is_loopback(request.client.host if request.client else ""):
-            return JSONResponse({"error": "a model is reloaded from the machine of the server only"}, 403)
+            return JSONResponse({"error": "a reload is only accepted from the machine of the server"}, 403)
         way = await asyncio.to_thread(self._watch.look)
         found = {"update": way, "model": self._scorer.version}
         return JSONResponse(found | ({"error": self._metrics.last_error} if way == "refused" else {}))
@@ -114,16 +115,16 @@ class Service:
         )
 
 
-class _Score:
+class _ScoreEndpoint:
     """POST /score."""
 
-    def __init__(self, limits: Limits, metrics: Metrics, pool: Pool) -> None:
+    def __init__(self, limits: Limits, metrics: ServerMetrics, pool: ScoringPool) -> None:
         self._limits, self._metrics, self._pool = limits, metrics, pool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
         if self._metrics.in_flight >= self._limits.in_flight:
-            answer = _answer(RequestError(503, "too many requests at once", limit=self._limits.in_flight))
+            answer = RequestError(503, "too many requests at once", limit=self._limits.in_flight).answer
         else:
             self._metrics.in_flight += 1
             try:
@@ -141,23 +142,23 @@ class _Score:
 
     async def _answered(self, scope: Scope, receive: Receive) -> Answer:
         loop = asyncio.get_running_loop()
-        job: Job | None = None
+        job: PendingRequest | None = None
         try:
             async with asyncio.timeout(self._limits.seconds):
                 body = await self._read(scope, receive)
-                job = Job(body, loop.create_future())
+                job = PendingRequest(body, loop.create_future())
                 self._pool.submit(job)
                 return await job.answer
         except RequestError as refused:
-            return _answer(refused)
+            return refused.answer
         except TimeoutError:
             if job is None:
-                return _answer(RequestError(408, "the body did not arrive in time", limit=self._limits.seconds))
+                return RequestError(408, "the body did not arrive in time", limit=self._limits.seconds).answer
             job.given_up = True
-            return _answer(RequestError(503, "the server is too slow for its load", limit=self._limits.seconds))
+            return RequestError(503, "the server is too slow for its load", limit=self._limits.seconds).answer
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        """The body, as far as the limit."""
+        """The body, up to the limit."""
         most = self._limits.body_bytes
         for name, value in scope["headers"]:
             if name == b"content-length":
@@ -169,7 +170,7 @@ class _Score:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise RequestError(400, "the client has gone")
+                raise RequestError(400, "the client has disconnected")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > most:
@@ -179,17 +180,13 @@ class _Score:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name is of this machine alone."""
+    """Whether an address or name belongs to the loopback interface."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _answer(refused: RequestError) -> Answer:
-    return Answer(refused.status, orjson.dumps(refused.document))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -203,7 +200,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def page(schema: Schema, limits: Limits) -> str:
-    """HTML."""
+    """The HTML page at /."""
     paths = document(schema, limits)["paths"]
     ways = "".join(_way(path, verb, one) for path, verbs in paths.items() for verb, one in verbs.items())
     features = "".join(
@@ -223,7 +220,7 @@ def page(schema: Schema, limits: Limits) -> str:
 <body>
 <main>
 <h1>hotbed scorer</h1>
-<p>Probabilities of candidates by a trained model. The whole description: <a href="openapi.json">openapi.json</a>.
+<p>Click probabilities of candidates from a trained model. Full description: <a href="openapi.json">openapi.json</a>.
 At most {limits.body_bytes:,} bytes and {limits.candidates:,} candidates a request, {limits.in_flight:,} requests at once,
 {limits.seconds:g} s for each.</p>
 <h2>Try it</h2>

@@ -1,8 +1,8 @@
-"""A question in, a Batch out, as ColumnEncoder would make it, with little Python for each value.
+"""A request in, a Batch out, as ColumnEncoder would make it, with little Python for each value.
 
-Strings of all features are joined by zero bytes and hashed in one compiled pass; numbers become one array. Whatever is not
-plain (missing values, numbers where strings are usual, lists, zero bytes, values out of range) takes the way of ColumnEncoder,
-column by column, which also finds the words for what is wrong. A feature of the context is encoded once and stands for all.
+Strings of all features are joined by zero bytes and hashed in one compiled pass; numbers become one array. Everything else
+(missing values, numbers instead of strings, lists, zero bytes, values out of range) is encoded column by column as
+ColumnEncoder does, which also reports what is wrong. A feature of the context is encoded once for all candidates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from hotbed.data.encoded import raw_column
+from hotbed.data.encode import raw_column
 from hotbed.data.formats.chunk import Column, Faults
 from hotbed.data.formats.parquet import read_columns
 from hotbed.data.hash import MISSING_ID, hash_span
@@ -25,15 +25,14 @@ from hotbed.data.values import FLOAT32_MAX, LARGEST, Bags, read_dense, read_ids,
 from hotbed.errors import FormatError
 from hotbed.host.jit import njit
 from hotbed.scorer.columns import ColumnEncoder, as_bags
-from hotbed.serve.limits import RequestError
-from hotbed.serve.question import Question
+from hotbed.serve.request import RequestError, ScoreRequest
 from hotbed.types import Batch, Jagged
 
 _HERE = Path("the request")
 
 
-class QuestionEncoder:
-    """Of one model."""
+class RequestEncoder:
+    """Encodes requests for one model."""
 
     def __init__(self, encoder: ColumnEncoder) -> None:
         self._encoder, schema = encoder, encoder.schema
@@ -44,30 +43,30 @@ class QuestionEncoder:
         self._mean = np.array([one.mean for one in schema.dense])
         self._scale = np.array([one.scale for one in schema.dense])
 
-    def batch(self, question: Question) -> Batch:
+    def batch(self, request: ScoreRequest) -> Batch:
         """All candidates; a RequestError says which value cannot be read."""
-        size = question.size
+        size = request.size
         ids = np.empty((size, len(self._single)), dtype=np.int64)
-        hashed = self._hashed(question)
+        hashed = self._hashed(request)
         for place, feature in enumerate(self._single):
             found = hashed.get(feature.name)
             if found is None:
-                found = self._one_by_one(question, feature)
-            ids[:, place] = self._encoder.rows_of(feature, found)  # one of the context is spread over all
-        bags = {feature.name: self._bag(question, feature) for feature in self._multi}
+                found = self._one_by_one(request, feature)
+            ids[:, place] = self._encoder.rows_of(feature, found)  # a value of the context is broadcast
+        bags = {feature.name: self._bag(request, feature) for feature in self._multi}
         return Batch(
             labels=torch.empty(size, dtype=torch.float32, device="cpu"),
-            dense=torch.from_numpy(self._numbers(question)),
+            dense=torch.from_numpy(self._numbers(request)),
             ids=torch.from_numpy(ids),
             bags=bags,
         )
 
-    def _hashed(self, question: Question) -> dict[str, NDArray[np.int64]]:
+    def _hashed(self, request: ScoreRequest) -> dict[str, NDArray[np.int64]]:
         """The ids of features whose values are all strings."""
         names, lists = [], []
         for feature in self._single:
             if feature.source == "string":
-                values = _values(question, raw_column(feature))
+                values = _values(request, raw_column(feature))
                 if set(map(type, values)) == {str}:
                     names.append(feature.name)
                     lists.append(values)
@@ -84,40 +83,40 @@ class QuestionEncoder:
             start += len(values)
         return found
 
-    def _one_by_one(self, question: Question, feature: IdFeature) -> NDArray[np.int64]:
+    def _one_by_one(self, request: ScoreRequest, feature: IdFeature) -> NDArray[np.int64]:
         """The ids of a feature whose values are not all plain strings."""
         name = raw_column(feature)
-        values = _values(question, name)
+        values = _values(request, name)
         if feature.source == "integer" and type(values[0]) is int:
             array = _array(values)
             if array is not None and array.dtype == np.int64 and array.min() > MISSING_ID:
                 return array
         faults = Faults(len(values))
-        found = self._read(question, name, lambda column: read_ids(column, feature, faults), faults)
+        found = self._read(request, name, lambda column: read_ids(column, feature, faults), faults)
         return np.asarray(found)
 
-    def _bag(self, question: Question, feature: IdFeature) -> Jagged:
-        name, size = raw_column(feature), question.size
-        faults = Faults(len(_values(question, name)))
-        found: Bags = self._read(question, name, lambda column: read_ids(column, feature, faults), faults, feature)
+    def _bag(self, request: ScoreRequest, feature: IdFeature) -> Jagged:
+        name, size = raw_column(feature), request.size
+        faults = Faults(len(_values(request, name)))
+        found: Bags = self._read(request, name, lambda column: read_ids(column, feature, faults), faults, feature)
         rows, offsets = self._encoder.rows_of(feature, found.ids), found.offsets
-        if name not in question.candidates:
+        if name not in request.candidates:
             rows, offsets = np.tile(rows, size), np.arange(size + 1) * len(rows)
         return Jagged(torch.from_numpy(rows), torch.from_numpy(offsets))
 
-    def _numbers(self, question: Question) -> NDArray[np.float32]:
+    def _numbers(self, request: ScoreRequest) -> NDArray[np.float32]:
         """[B, N], standardised."""
-        size = question.size
+        size = request.size
         out = np.empty((size, len(self._dense)), dtype=np.float32)
         for in_context in (False, True):
-            here = [n for n, one in enumerate(self._dense) if (one.name not in question.candidates) == in_context]
+            here = [n for n, one in enumerate(self._dense) if (one.name not in request.candidates) == in_context]
             if not here:
                 continue
-            values = [_values(question, self._dense[n].name) for n in here]
+            values = [_values(request, self._dense[n].name) for n in here]
             plain = _plain_numbers(values)
             if plain is None:
                 for n in here:
-                    out[:, n] = self._number(question, self._dense[n])
+                    out[:, n] = self._number(request, self._dense[n])
                 continue
             log = self._log[here]
             plain[log] = np.sign(plain[log]) * np.log1p(np.abs(plain[log]))
@@ -125,27 +124,27 @@ class QuestionEncoder:
             out[:, here] = np.clip(standard, -FLOAT32_MAX, FLOAT32_MAX).T.astype(np.float32)
         return out
 
-    def _number(self, question: Question, spec: DenseColumn) -> NDArray[np.float32]:
-        faults = Faults(len(_values(question, spec.name)))
+    def _number(self, request: ScoreRequest, spec: DenseColumn) -> NDArray[np.float32]:
+        faults = Faults(len(_values(request, spec.name)))
         return standardise(
-            self._read(question, spec.name, lambda column: read_dense(column, spec, faults), faults), spec
+            self._read(request, spec.name, lambda column: read_dense(column, spec, faults), faults), spec
         )
 
-    def _read(self, question: Question, name: str, read: Any, faults: Faults, bags: IdFeature | None = None) -> Any:
-        """A column by the way of all raw data; what is wrong names the place in the request."""
+    def _read(self, request: ScoreRequest, name: str, read: Any, faults: Faults, bags: IdFeature | None = None) -> Any:
+        """Read a column like raw data; an error names the place in the request."""
         try:
-            found = read(_column(name, _values(question, name), bags))
+            found = read(_column(name, _values(request, name), bags))
         except FormatError as error:
-            raise RequestError(422, str(error), where=question.where(name)) from None
+            raise RequestError(422, str(error), where=request.where(name)) from None
         if faults.any:
             bad = faults.bad_rows("", np.arange(len(faults.good)), lambda _: "")[0]
-            raise RequestError(422, f"{bad.reason}", where=question.where(name, bad.line))
+            raise RequestError(422, f"{bad.reason}", where=request.where(name, bad.line))
         return found
 
 
-def _values(question: Question, name: str) -> list[Any]:
-    """Of a column; one where the context has it."""
-    return question.candidates[name] if name in question.candidates else [question.context[name]]
+def _values(request: ScoreRequest, name: str) -> list[Any]:
+    """The values of a column; only one if it is in the context."""
+    return request.candidates[name] if name in request.candidates else [request.context[name]]
 
 
 def _array(values: list[Any]) -> NDArray[Any] | None:
@@ -156,7 +155,7 @@ def _array(values: list[Any]) -> NDArray[Any] | None:
 
 
 def _plain_numbers(values: list[list[Any]]) -> NDArray[np.float64] | None:
-    """[columns, values] where all are numbers within range, else None."""
+    """[columns, values] if all are numbers within range, else None."""
     if set(map(type, chain.from_iterable(values))) - {int, float}:
         return None
     array = _array(values)
@@ -167,11 +166,11 @@ def _plain_numbers(values: list[list[Any]]) -> NDArray[np.float64] | None:
 
 
 def _column(name: str, values: list[Any], bags: IdFeature | None) -> Column:
-    """As Arrow reads it."""
+    """The values as an Arrow column."""
     try:
         array = pa.array(values) if bags is None else as_bags(pa.array(values), bags)
     except (pa.ArrowException, ValueError, TypeError, OverflowError, UnicodeError) as error:
-        raise FormatError(f"{name} holds values that do not go together: {str(error).splitlines()[0][:200]}") from None
+        raise FormatError(f"{name} holds values of different types: {str(error).splitlines()[0][:200]}") from None
     try:
         return read_columns(pa.RecordBatch.from_arrays([array], names=[name]), _HERE, None)[name]
     except FormatError:
@@ -180,7 +179,7 @@ def _column(name: str, values: list[Any], bags: IdFeature | None) -> Column:
 
 @njit(nogil=True, cache=True)
 def hash_joined(data: Any, ids: Any) -> Any:
-    """The ids of values that stand between zero bytes; an empty one is missing. How many there were, if `ids` has room."""
+    """The ids of values separated by zero bytes; an empty value is missing. Returns how many there were."""
     count, start = 0, 0
     for at in range(data.shape[0] + 1):
         if at == data.shape[0] or data[at] == 0:

@@ -1,4 +1,4 @@
-"""What a server did, as Prometheus reads it: counters that are always on, under one lock, and text when asked."""
+"""The counters of a server in the Prometheus text format: always on, under one lock."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hotbed.scorer import Scorer
 from hotbed.telemetry.prometheus import Sample, exposition, histogram
 
 _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds
-_STALE = "1 while the newest model is refused and an older one scores."
+_STALE = "1 while the newest model is refused and an older one is in use."
 
 
-class Metrics:
-    """Of one server."""
+class ServerMetrics:
+    """The counters of one server."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,35 +27,35 @@ class Metrics:
         self._candidates = 0
         self._batches = 0
         self._batched = 0  # requests scored in them
-        self._updates: Counter[str] = Counter()  # by the way they came
+        self._updates: Counter[str] = Counter()  # by kind
         self._failed_updates = 0
         self.last_error = ""
         self._updated = time.time()
         self.in_flight = 0  # of the event loop alone
 
     def answered(self, status: int, seconds: float) -> None:
-        """A request has its answer."""
+        """Count an answered request."""
         with self._lock:
             self._answers[status] += 1
             self._buckets[bisect_left(_BOUNDS, seconds)] += 1
             self._seconds += seconds
 
     def scored(self, requests: int, candidates: int) -> None:
-        """So many requests were scored together."""
+        """Count a batch of `requests` requests."""
         with self._lock:
             self._batches += 1
             self._batched += requests
             self._candidates += candidates
 
     def updated(self, way: str) -> None:
-        """A new version scores."""
+        """Count a new version that is in use now."""
         with self._lock:
             self._updates[way] += 1
             self._updated = time.time()
             self.last_error = ""
 
     def not_updated(self, error: str) -> None:
-        """A new version was refused; the old one scores on."""
+        """Count a new version that was refused; the old one stays in use."""
         with self._lock:
             self._failed_updates += 1
             self.last_error = error
@@ -75,16 +75,16 @@ class Metrics:
                 _one("batched_requests_total", "counter", "Requests in those batches.", self._batched),
                 _one("in_flight", "gauge", "Requests being answered now.", self.in_flight),
                 _one("failed_updates_total", "counter", "Newer models that were refused.", self._failed_updates),
-                _one("model_loaded_timestamp_seconds", "gauge", "When the model that scores came.", self._updated),
+                _one("model_loaded_timestamp_seconds", "gauge", "When the current model was loaded.", self._updated),
                 _one("stale", "gauge", _STALE, int(bool(self.last_error))),
-                _one("rows_bytes", "gauge", "Memory held for rows and for finding them.", scorer.num_bytes),
+                _one("rows_bytes", "gauge", "Memory of rows and their indexes.", scorer.num_bytes),
                 _one("resident_bytes", "gauge", "Memory of the process.", resident_memory() or 0),
             ]
-            about = "Newer models taken over, by the way they came."
+            about = "Newer models loaded, by kind of update."
             samples += _by("updates_total", "counter", about, "way", sorted(self._updates.items()))
         about = "Rows looked up since the model was read whole, by place."
         samples += _by("row_lookups_total", "counter", about, "place", counts._asdict().items())
-        samples += _by("model_info", "gauge", "The model that scores.", "model", [(version, 1)])
+        samples += _by("model_info", "gauge", "The current model.", "model", [(version, 1)])
         return exposition(samples)
 
 

@@ -1,4 +1,4 @@
-"""/openapi.json: what the server takes and gives, for the very model that it has."""
+"""/openapi.json: requests and answers of the server, for the model it serves."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import hotbed
-from hotbed.data.encoded import raw_column
+from hotbed.data.encode import raw_column
 from hotbed.data.schema import DenseColumn, IdFeature, Schema
-from hotbed.serve.limits import Limits
+from hotbed.serve.request import Limits
 
 _MOST_LOG = 69.0  # the log of 1e30, beyond which no number is read
 _ERROR = {
@@ -20,7 +20,7 @@ _ERROR = {
             "type": "string",
             "description": "The place in the request, such as candidates.user[3] or rows[3].user.",
         },
-        "limit": {"type": "number", "description": "The limit that was passed."},
+        "limit": {"type": "number", "description": "The limit that was exceeded."},
     },
 }
 
@@ -33,14 +33,14 @@ def document(schema: Schema, limits: Limits) -> dict[str, Any]:
         "info": {
             "title": "hotbed scorer",
             "version": hotbed.__version__,
-            "description": "Probabilities of candidates by a trained model.",
+            "description": "Click probabilities of candidates from a trained model.",
         },
         "paths": {
             "/score": {"post": _score(schema, features, limits)},
             "/healthz": {"get": _plain("The process is alive.", "Alive.", "text/plain")},
             "/readyz": {
                 "get": {
-                    **_plain("Whether it takes requests.", "It does.", "text/plain"),
+                    **_plain("Whether it accepts requests.", "It does.", "text/plain"),
                     "responses": {"200": {"description": "It does."}, "503": {"description": "It is shutting down."}},
                 }
             },
@@ -54,7 +54,7 @@ def document(schema: Schema, limits: Limits) -> dict[str, Any]:
                 "Error": _ERROR,
                 "Context": {
                     "type": "object",
-                    "description": "Features that hold for all candidates.",
+                    "description": "Features that all candidates share.",
                     "properties": features,
                     "additionalProperties": False,
                 },
@@ -75,7 +75,7 @@ def document(schema: Schema, limits: Limits) -> dict[str, Any]:
 
 
 def features_of(schema: Schema) -> dict[str, Any]:
-    """What one value of every column may be."""
+    """The schema of one value of every column."""
     found: dict[str, Any] = {}
     for spec in schema.dense:
         number = {"type": ["number", "null"], "description": "A number; null: missing."}
@@ -86,7 +86,7 @@ def features_of(schema: Schema) -> dict[str, Any]:
 
 
 def _usual(spec: DenseColumn) -> float:
-    """A raw number as the log has them: their mean, after the transform."""
+    """A typical raw number: the mean of the column, with the transform undone."""
     if spec.transform != "log":
         return float(f"{spec.mean:.4g}")
     return float(round(math.copysign(math.expm1(min(abs(spec.mean), _MOST_LOG)), spec.mean)))
@@ -110,7 +110,11 @@ def _value_of(feature: IdFeature) -> dict[str, Any]:
     example: str | int = "some-id"
     if feature.source == "integer":  # row 0 is in every table
         kinds, example = ["integer", "null"], 0 if feature.mode == "direct" else 7
-    one = {"type": kinds, "description": "An id; null: missing; one never seen counts as unknown.", "example": example}
+    one = {
+        "type": kinds,
+        "description": "An id; null: missing; an id not seen in training counts as unknown.",
+        "example": example,
+    }
     if not feature.multi:
         return one
     several: list[Any] = [{"type": "array", "items": {"type": kinds}}]
@@ -162,7 +166,7 @@ def _score(schema: Schema, features: dict[str, Any], limits: Limits) -> dict[str
         "required": ["scores", "model"],
         "properties": {
             "scores": {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 1}},
-            "model": {"type": "string", "description": "The version of the model that gave all of them."},
+            "model": {"type": "string", "description": "The version of the model that computed all of them."},
         },
     }
     return {
@@ -180,10 +184,10 @@ def _score(schema: Schema, features: dict[str, Any], limits: Limits) -> dict[str
             "400": refused("The body is not JSON."),
             "411": refused("The length of the body is not a number."),
             "413": refused(f"More than {limits.body_bytes} bytes or {limits.candidates} candidates."),
-            "422": refused("A part, a feature or a value is missing, unknown or of the wrong kind."),
+            "422": refused("A part, a feature or a value is missing, unknown or of the wrong type."),
             "503": refused(
-                f"More than {limits.in_flight} requests at once, or none finished in {limits.seconds} s; "
-                "Retry-After says when to come back."
+                f"More than {limits.in_flight} requests at once, or no answer within {limits.seconds} s; "
+                "Retry-After says when to try again."
             ),
         },
     }
@@ -194,7 +198,7 @@ def _reload() -> dict[str, Any]:
         "summary": "Look for a newer model now; from this machine only.",
         "responses": {
             "200": {
-                "description": "How it came (none, same, incremental, full, whole, refused) and which model scores.",
+                "description": "The kind of update (none, same, incremental, full, whole, refused) and the current model.",
                 "content": {
                     "application/json": {
                         "schema": {

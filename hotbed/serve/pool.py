@@ -1,7 +1,8 @@
-"""Bodies of requests in, bodies of answers out, by a few threads; requests that wait are scored together.
+"""Request bodies in, answer bodies out, by a few threads; pending requests are scored together.
 
-A thread takes whatever waits, up to 16 requests: alone when it is idle, so that nothing is ever delayed; together when requests
-come faster, which costs less for each. One request's mistake is its own: where a batch fails, its requests are scored alone.
+A thread takes all pending requests, up to 16. When it is idle it takes one at once, so nothing is delayed; when requests
+arrive faster it scores several together, which costs less for each. If a batch fails, its requests are scored one by one, so
+that one bad request does not affect the others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
 
 import numpy as np
 import orjson
@@ -21,69 +21,61 @@ import torch
 
 from hotbed.errors import HotbedError, IdError, StoreError
 from hotbed.scorer import Scorer
-from hotbed.scorer.live import Live
+from hotbed.scorer.live import LiveModel
 from hotbed.scorer.scorer import probabilities
-from hotbed.serve.encode import QuestionEncoder
-from hotbed.serve.limits import Limits, RequestError
-from hotbed.serve.metrics import Metrics
+from hotbed.serve.encode import RequestEncoder
+from hotbed.serve.metrics import ServerMetrics
 from hotbed.serve.openapi import example_of
-from hotbed.serve.question import Question, read_question
+from hotbed.serve.request import Answer, Limits, RequestError, ScoreRequest, read_request
 from hotbed.types import Batch, Jagged
 
 _TOGETHER = 16  # requests
 _log = logging.getLogger("hotbed.serve")
 
 
-class Answer(NamedTuple):
-    """Of one request."""
-
-    status: int
-    body: bytes
-
-
 @dataclass
-class Job:
-    """A request on its way."""
+class PendingRequest:
+    """A request that has no answer yet."""
 
     body: bytes
     answer: Future[Answer]
-    given_up: bool = False  # nobody waits for the answer any more
+    given_up: bool = False  # the client no longer waits
 
 
-class Pool:
+class ScoringPool:
     """The threads that score."""
 
-    def __init__(self, scorer: Scorer, limits: Limits, metrics: Metrics, threads: int) -> None:
+    def __init__(self, scorer: Scorer, limits: Limits, metrics: ServerMetrics, threads: int) -> None:
         self._scorer, self._limits, self._metrics = scorer, limits, metrics
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
-        self._encoder: tuple[Live, QuestionEncoder] | None = None
+        self._queue: SimpleQueue[PendingRequest | None] = SimpleQueue()
+        self._encoder: tuple[LiveModel, RequestEncoder] | None = None
         self._loop: AbstractEventLoop | None = None
         self._threads = [threading.Thread(target=self._work, name=f"score-{n}", daemon=True) for n in range(threads)]
 
     def start(self, loop: AbstractEventLoop) -> None:
-        """Answers are delivered to this loop."""
+        """Start the threads; answers are delivered to this loop."""
         self._loop = loop
         for thread in self._threads:
             thread.start()
 
     def warm(self) -> None:
-        """Score something before anybody waits: what is compiled or loaded on first use takes seconds."""
+        """Score examples before the first request: compiling and loading on first use takes seconds."""
         live = self._scorer.live
         encoder, tree = self._encoder_of(live), example_of(live.schema)
         known = tree["context"] | {name: values[0] for name, values in tree["candidates"].items()}
-        with suppress(HotbedError):  # the example may be no id of this model
-            live.logits(joined([encoder.batch(Question(1, known, {}))] * 2))
+        with suppress(HotbedError):  # the example may not be an id of this model
+            live.logits(join_batches([encoder.batch(ScoreRequest(1, known, {}))] * 2))
         for name in known:
-            for value in (None, "1", 1, 1.5, ["1"], [1]):  # every way that a column may take, and its refusal
+            for value in (None, "1", 1, 1.5, ["1"], [1]):  # every code path of a column, and its error
                 with suppress(RequestError):
-                    encoder.batch(Question(2, {**known, name: None}, {name: [value, value]}))
-                    encoder.batch(Question(2, {**known, name: value}, {}))
+                    encoder.batch(ScoreRequest(2, {**known, name: None}, {name: [value, value]}))
+                    encoder.batch(ScoreRequest(2, {**known, name: value}, {}))
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: PendingRequest) -> None:
         self._queue.put(job)
 
     def stop(self) -> None:
-        """Once all that waits is done."""
+        """Stop the threads once all pending requests are answered."""
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -101,20 +93,20 @@ class Pool:
                     jobs.append(job)
             self._deliver(self._answers([job for job in jobs if not job.given_up]))
 
-    def _answers(self, jobs: Sequence[Job]) -> list[tuple[Job, Answer]]:
+    def _answers(self, jobs: Sequence[PendingRequest]) -> list[tuple[PendingRequest, Answer]]:
         """An answer to every job, whatever happens."""
         live = self._scorer.live
         encoder = self._encoder_of(live)
-        answers: list[tuple[Job, Answer]] = []
-        ready: list[tuple[Job, Batch]] = []
+        answers: list[tuple[PendingRequest, Answer]] = []
+        ready: list[tuple[PendingRequest, Batch]] = []
         for job in jobs:
             try:
-                question = read_question(job.body, live.encoder.names, self._limits)
-                ready.append((job, encoder.batch(question)))
+                request = read_request(job.body, live.encoder.names, self._limits)
+                ready.append((job, encoder.batch(request)))
             except RequestError as refused:
-                answers.append((job, _refusal(refused)))
+                answers.append((job, refused.answer))
             except Exception:
-                answers.append((job, _broken()))
+                answers.append((job, _bug_answer()))
         if ready:
             try:
                 answers += self._scored(live, ready)
@@ -123,11 +115,13 @@ class Pool:
                     answers += self._scored_alone(live, one)
         return answers
 
-    def _scored(self, live: Live, ready: Sequence[tuple[Job, Batch]]) -> list[tuple[Job, Answer]]:
-        scored = live.logits(joined([batch for _, batch in ready]))
+    def _scored(
+        self, live: LiveModel, ready: Sequence[tuple[PendingRequest, Batch]]
+    ) -> list[tuple[PendingRequest, Answer]]:
+        scored = live.logits(join_batches([batch for _, batch in ready]))
         scores = probabilities(scored)
         if not np.isfinite(scores).all():
-            raise RequestError(503, "the model gives scores that are no numbers; it has diverged in training")
+            raise RequestError(503, "the model gives scores that are not numbers; it has diverged in training")
         answers, start = [], 0
         for job, batch in ready:
             some = scores[start : start + batch.size]
@@ -137,39 +131,38 @@ class Pool:
         self._metrics.scored(len(ready), start)
         return answers
 
-    def _scored_alone(self, live: Live, one: tuple[Job, Batch]) -> list[tuple[Job, Answer]]:
+    def _scored_alone(self, live: LiveModel, one: tuple[PendingRequest, Batch]) -> list[tuple[PendingRequest, Answer]]:
         try:
             return self._scored(live, [one])
         except RequestError as refused:
-            return [(one[0], _refusal(refused))]
+            return [(one[0], refused.answer)]
         except IdError as error:
-            return [(one[0], _refusal(RequestError(422, str(error))))]
+            return [(one[0], RequestError(422, str(error)).answer)]
         except (StoreError, HotbedError) as error:
             _log.error("a request could not be scored: %s", error)
-            return [
-                (one[0], _refusal(RequestError(503, "the rows of the model cannot be read; see the log of the server")))
-            ]
+            unreadable = RequestError(503, "the rows of the model cannot be read; see the log of the server")
+            return [(one[0], unreadable.answer)]
         except Exception:
-            return [(one[0], _broken())]
+            return [(one[0], _bug_answer())]
 
-    def _encoder_of(self, live: Live) -> QuestionEncoder:
+    def _encoder_of(self, live: LiveModel) -> RequestEncoder:
         known = self._encoder
         if known is None or known[0] is not live:
-            known = self._encoder = (live, QuestionEncoder(live.encoder))
+            known = self._encoder = (live, RequestEncoder(live.encoder))
         return known[1]
 
-    def _deliver(self, answers: list[tuple[Job, Answer]]) -> None:
+    def _deliver(self, answers: list[tuple[PendingRequest, Answer]]) -> None:
         def deliver() -> None:
             for job, answer in answers:
                 if not job.answer.done():
                     job.answer.set_result(answer)
 
         assert self._loop is not None, "the pool has started"
-        with suppress(RuntimeError):  # the loop has ended: nobody waits
+        with suppress(RuntimeError):  # the loop has ended: no client waits
             self._loop.call_soon_threadsafe(deliver)
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
+def join_batches(batches: Sequence[Batch]) -> Batch:
     """One batch of all samples, in order."""
     if len(batches) == 1:
         return batches[0]
@@ -187,11 +180,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
     )
 
 
-def _refusal(refused: RequestError) -> Answer:
-    return Answer(refused.status, orjson.dumps(refused.document))
-
-
-def _broken() -> Answer:
-    """What nobody has thought of: told to the log, with its traceback, and to the client without."""
-    _log.exception("a request met a bug")
+def _bug_answer() -> Answer:
+    """The answer after an unexpected error, which is logged with its traceback."""
+    _log.exception("unexpected error in a request")
     return Answer(500, orjson.dumps({"error": "the server has a bug; its log says more"}))

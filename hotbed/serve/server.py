@@ -1,10 +1,8 @@
-"""A path and settings in, a server that runs until it is told to stop. Ctrl-C or SIGTERM: what is in flight is finished.
+"""A path and settings in, a server that runs until it is stopped. Ctrl-C or SIGTERM: requests in flight are finished first.
 
-`HeadLimit`: uvicorn's protocol with a limit on what comes before a request is known: the time and the bytes of its head.
-
-uvicorn hands a request over once its head is whole, and its parser keeps whatever comes until then: a client that sends a head
-without end would take memory without end, and clients that connect and say nothing would take all connections. Limits on bodies
-are in app.py.
+`HeadLimit`: uvicorn's protocol with limits on the time and size of request headers. uvicorn buffers headers without a limit: a
+client that never ends them would take ever more memory, and clients that connect and send nothing would take all connections.
+Limits on bodies are in app.py.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ from hotbed.host.compiling import CompileReport
 from hotbed.scorer import Scorer
 from hotbed.scorer.source import open_source
 from hotbed.serve.app import Service, is_loopback
-from hotbed.serve.limits import Limits
-from hotbed.serve.metrics import Metrics
-from hotbed.serve.pool import Pool
-from hotbed.serve.watch import Watch, newest
+from hotbed.serve.metrics import ServerMetrics
+from hotbed.serve.pool import ScoringPool
+from hotbed.serve.request import Limits
+from hotbed.serve.watch import ModelWatch, newest
 
 _HEAD_BYTES = 64 << 10  # proxies allow 8 to 32 KiB
-_SWITCH_SECONDS = 0.0005  # between threads of Python: an answer waits for no thread that computes
+_SWITCH_SECONDS = 0.0005  # between Python threads, so that answers do not wait for threads that compute
 _IDLE_SECONDS = 75  # before a connection is closed; longer than proxies keep theirs, so that they close first
 _LONGEST_GOODBYE = 30  # seconds for what is in flight
 _CONNECTIONS = 1 << 16
@@ -51,17 +49,17 @@ class Address(NamedTuple):
 
 
 class ModelStorage(NamedTuple):
-    """How the model is held."""
+    """How the model is stored and updated."""
 
     memory: str
     scratch: Path | None = None
     threads: int = 2  # that score
-    poll: float = 2.0  # seconds between two looks for a newer model; 0: only when asked
+    poll: float = 2.0  # seconds between checks for a newer model; 0: only on POST /reload
     mapped: bool = False  # files of rows are mapped into memory
 
 
 def serve(place: Path, address: Address, holding: ModelStorage, limits: Limits) -> None:
-    """Load the model, then listen; returns when asked to stop."""
+    """Load the model, then listen; returns when the server is stopped."""
     if not is_loopback(address.host):
         _log.warning(
             "listening on %s: anyone who can reach this machine can request scores; there is no encryption and no password. "
@@ -80,9 +78,9 @@ def _serve(place: Path, holding: ModelStorage, limits: Limits, socket_: socket.s
     found = newest(place)
     source = found.open() if found is not None else open_source(place)
     scorer = Scorer(source, holding.memory, "cpu", holding.scratch or place, updated=True, mapped=holding.mapped)
-    metrics = Metrics()
-    pool = Pool(scorer, limits, metrics, holding.threads)
-    watch = Watch(place, scorer, metrics, found, holding.poll)
+    metrics = ServerMetrics()
+    pool = ScoringPool(scorer, limits, metrics, holding.threads)
+    watch = ModelWatch(place, scorer, metrics, found, holding.poll)
     compiled = CompileReport()
     pool.warm()
     if compiled.kernels:
@@ -90,12 +88,12 @@ def _serve(place: Path, holding: ModelStorage, limits: Limits, socket_: socket.s
     _log.info("%r", scorer)
     service = Service(scorer, limits, watch, metrics, pool)
     gc.collect()
-    gc.freeze()  # what is here stays: looking through it again and again would hold up requests
+    gc.freeze()  # long-lived objects: scanning them again and again would delay requests
     with scorer, _quiet_signals():
         _run(service, pool, watch, limits, socket_)
 
 
-def _run(service: Service, pool: Pool, watch: Watch, limits: Limits, socket_: socket.socket) -> None:
+def _run(service: Service, pool: ScoringPool, watch: ModelWatch, limits: Limits, socket_: socket.socket) -> None:
     config = uvicorn.Config(
         service.app,
         http=limited(limits),
@@ -108,7 +106,7 @@ def _run(service: Service, pool: Pool, watch: Watch, limits: Limits, socket_: so
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_LONGEST_GOODBYE,
     )
-    server = _Server(config, service, pool)
+    server = _ScorerServer(config, service, pool)
     watch.start()
     try:
         server.run(sockets=[socket_])
@@ -118,7 +116,7 @@ def _run(service: Service, pool: Pool, watch: Watch, limits: Limits, socket_: so
 
 
 def _allow_connections() -> None:
-    """As many open files as the system lets this process have: 1,024, the usual, are few beside silent clients."""
+    """Raise the limit of open files: the usual 1,024 are too few if many clients connect and send nothing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _CONNECTIONS if hard == resource.RLIM_INFINITY else min(_CONNECTIONS, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -127,7 +125,7 @@ def _allow_connections() -> None:
 
 @contextmanager
 def _listening(address: Address) -> Iterator[socket.socket]:
-    """A socket that is ours from here on, before a model is loaded in vain."""
+    """Bind the socket before the model is loaded, so that a port in use is reported at once."""
     made = None
     try:
         family, kind, number, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
@@ -144,10 +142,10 @@ def _listening(address: Address) -> Iterator[socket.socket]:
         yield made
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's, that says where it listens and that it stops, and tells the service when it begins to close."""
+class _ScorerServer(uvicorn.Server):
+    """uvicorn's server, with log lines at start and stop; marks the service as closing on shutdown."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, pool: Pool) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, pool: ScoringPool) -> None:
         super().__init__(config)
         self._service, self._pool = service, pool
 
@@ -158,7 +156,7 @@ class _Server(uvicorn.Server):
             host, port = one.getsockname()[:2]
             _log.info("listening on http://%s:%s", f"[{host}]" if ":" in host else host, port)
             url = self._service.url_for(host, port)
-            _log.info("what it takes and gives, with a form to try: %s/", url)
+            _log.info("description, with a form to try it: %s/", url)
             _log.info("try: %s", self._service.curl(url))
 
     async def shutdown(self, sockets: Any = None) -> None:
@@ -170,7 +168,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _quiet_signals() -> Iterator[None]:
-    """uvicorn raises a signal again once it has closed: then there is nothing left to do."""
+    """uvicorn raises the signal again after shutdown, when nothing is left to do: ignore it."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda *_: None) for number in numbers]
     try:
@@ -181,7 +179,7 @@ def _quiet_signals() -> Iterator[None]:
 
 
 class HeadLimit(HttpToolsProtocol):
-    """One connection; `limited` sets the seconds."""
+    """One connection; `limited` sets the time limit."""
 
     seconds: float = 5.0
 
@@ -205,7 +203,7 @@ class HeadLimit(HttpToolsProtocol):
         before, self._head_bytes = self._head_bytes, self._head_bytes + len(data)
         super().data_received(data)
         if self._in_head and before + len(data) > _HEAD_BYTES:
-            self._refuse("431 Request Header Fields Too Large", f"the head has more than {_HEAD_BYTES} bytes")
+            self._refuse("431 Request Header Fields Too Large", f"the headers have more than {_HEAD_BYTES} bytes")
 
     def on_headers_complete(self) -> None:
         self._in_head, self._head_bytes = False, 0
@@ -219,7 +217,7 @@ class HeadLimit(HttpToolsProtocol):
 
     def _too_late(self) -> None:
         if self._head_bytes:
-            self._refuse("408 Request Timeout", "the head did not arrive in time")
+            self._refuse("408 Request Timeout", "the headers did not arrive in time")
         else:
             self.transport.close()  # it was never used
 

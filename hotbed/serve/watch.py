@@ -1,7 +1,7 @@
-"""The newest model of a run, found every few seconds and taken over while the old one scores on.
+"""Checks every few seconds for a newer model and loads it while the old one keeps scoring.
 
-Of a run that is its newest whole checkpoint or its model folder, whichever was written last; of a folder of checkpoints the
-newest one; of an export the folder itself, when it was replaced. A model that is refused is tried again when it has changed.
+For a run, that is its newest complete checkpoint or its model folder, whichever was written last; for a folder of checkpoints
+the newest one; for an export the folder itself, once it was replaced. A refused model is tried again when it has changed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from hotbed.errors import HotbedError
 from hotbed.run.export_format import is_export
 from hotbed.scorer import Scorer
 from hotbed.scorer.checkpoints import source_of
-from hotbed.scorer.source import Source, open_model, open_source
-from hotbed.serve.metrics import Metrics
+from hotbed.scorer.source import ModelSource, open_model, open_source
+from hotbed.serve.metrics import ServerMetrics
 
 _log = logging.getLogger("hotbed.serve")
 
@@ -31,13 +31,13 @@ class ModelOnDisk(NamedTuple):
     """A model on disk."""
 
     place: Path
-    stamp: tuple[int, int]  # time and inode of its manifest: another one is another model
+    stamp: tuple[int, int]  # time and inode of its manifest: they tell models apart
     entries: Callable[[], list[Entry]] | None  # of a checkpoint
-    open: Callable[[], Source]
+    open: Callable[[], ModelSource]
 
 
 def newest(place: Path) -> ModelOnDisk | None:
-    """What should score; None where the path is of one checkpoint or of no model, which has no newer one."""
+    """The model that should be in use; None if the path is a single checkpoint, which cannot have a newer one."""
     found = []
     model = place / "model" if (place / "model").is_dir() else place
     if is_export(place):
@@ -56,7 +56,9 @@ def newest(place: Path) -> ModelOnDisk | None:
     return max((one for one in found if one is not None), key=lambda one: one.stamp, default=None)
 
 
-def _found(place: Path, entries: Callable[[], list[Entry]] | None, opens: Callable[[], Source]) -> ModelOnDisk | None:
+def _found(
+    place: Path, entries: Callable[[], list[Entry]] | None, opens: Callable[[], ModelSource]
+) -> ModelOnDisk | None:
     try:
         state = (place / MANIFEST).stat()
     except OSError:
@@ -64,10 +66,12 @@ def _found(place: Path, entries: Callable[[], list[Entry]] | None, opens: Callab
     return ModelOnDisk(place, (state.st_mtime_ns, state.st_ino), entries, opens)
 
 
-class Watch:
-    """One thread that looks, and updates the scorer."""
+class ModelWatch:
+    """A thread that checks for newer models and updates the scorer."""
 
-    def __init__(self, place: Path, scorer: Scorer, metrics: Metrics, at: ModelOnDisk | None, every: float) -> None:
+    def __init__(
+        self, place: Path, scorer: Scorer, metrics: ServerMetrics, at: ModelOnDisk | None, every: float
+    ) -> None:
         self._place, self._scorer, self._metrics, self._every = place, scorer, metrics, every
         self._at = at
         self._refused: ModelOnDisk | None = None
@@ -85,7 +89,7 @@ class Watch:
             self._thread.join()
 
     def look(self) -> str:
-        """Take over what is newer: "none", the way it came, or "refused", which is logged and counted."""
+        """Load a newer model: returns "none", the kind of update, or "refused", which is logged and counted."""
         with self._looking:
             try:
                 found = newest(self._place)
@@ -97,18 +101,18 @@ class Watch:
                 way = self._scorer.update(found.entries()) if found.entries else self._scorer.replace(found.open())
             except (HotbedError, OSError, MemoryError) as error:
                 return self._refuse(found, str(error))
-            except Exception as error:  # a bug must not end the updates, nor be hidden
-                _log.exception("taking over %s met a bug", found.place)
+            except Exception as error:  # an unexpected error must neither stop the updates nor be hidden
+                _log.exception("unexpected error while loading %s", found.place)
                 return self._refuse(found, f"{type(error).__name__}: {error}")
             self._at, self._refused = found, None
             self._metrics.updated(way)
-            _log.info("%s scores now (%s)", self._scorer.version, way)
+            _log.info("%s is in use now (%s)", self._scorer.version, way)
             return way
 
     def _refuse(self, found: ModelOnDisk | None, error: str) -> str:
         self._refused = found
         self._metrics.not_updated(error)
-        _log.warning("a newer model is refused, %s scores on: %s", self._scorer.version, error)
+        _log.warning("a newer model was refused, %s stays in use: %s", self._scorer.version, error)
         return "refused"
 
     def _run(self) -> None:

@@ -10,15 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import hotbed.export
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
 from hotbed.export import onnx_model, read_export, rows
-from hotbed.export.rows import stored
-from hotbed.export.write import Wanted, export
+from hotbed.export.rows import to_precision
+from hotbed.export.write import ExportOptions, export
 from hotbed.run.files import write_folder
 from tests.data.small import make_dataset
 
-ROWS = Wanted(onnx=False)
+ROWS = ExportOptions(onnx=False)
 
 
 def files(folder):
@@ -55,7 +56,7 @@ def test_a_run_that_has_not_ended_is_exported_by_its_checkpoint(deepfm, clicks, 
     moved = shutil.copytree(clicks, tmp_path / "moved")
     export(run / "checkpoints", tmp_path / "again", ROWS._replace(data=str(moved)))
     make_dataset(tmp_path / "else", {"train": [20]})
-    with pytest.raises(RunError, match="else is not what the run was trained on: it has other ids of user"):
+    with pytest.raises(RunError, match="else is not the dataset of the run: it has other ids of user"):
         export(deepfm, tmp_path / "other", ROWS._replace(data=str(tmp_path / "else")))
     pq.write_table(pa.table({"id": np.arange(49), "count": np.arange(49)}), moved / "counts" / "user.parquet")
     with pytest.raises(RunError, match="has changed since"):
@@ -146,17 +147,17 @@ def test_numbers_that_do_not_fit_are_refused(precision, value, message):
     values = np.zeros((3, 2), np.float32)
     values[2, 1] = value
     with pytest.raises(RunError, match=message):
-        stored(values, precision, "user", np.array([5, 3, 1]))
+        to_precision(values, precision, "user", np.array([5, 3, 1]))
 
 
 def test_rows_at_the_edge_of_int8():
     tiny = np.finfo(np.float32).tiny
     values = np.array([[0, 0], [-1, 0.5], [3e38, 1], [tiny, -tiny], [127 * tiny, tiny], [65519, 1]], np.float32)
-    weight, scale = stored(values, "int8", "user", np.arange(6))
+    weight, scale = to_precision(values, "int8", "user", np.arange(6))
     assert weight.tolist()[:2] == [[0, 0], [-127, 64]]
     off = np.abs(weight * scale[:, None].astype(np.float64) - values)
     assert (off <= np.maximum(np.abs(values).max(axis=1, keepdims=True) / 254 * 1.00001, 1.5e-36)).all()
-    half, _ = stored(values[[5]], "fp16", "user", np.arange(1))
+    half, _ = to_precision(values[[5]], "fp16", "user", np.arange(1))
     assert half[0, 0] == 65504
 
 
@@ -182,7 +183,7 @@ def test_an_export_replaces_an_export_and_nothing_else(deepfm, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "out"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(RunError, match="holds no export"):
+    with pytest.raises(RunError, match="is not an export"):
         export(deepfm, tmp_path / "mine", ROWS._replace(overwrite=True))
     with pytest.raises(RunError, match="is an export already"):
         export(out, tmp_path / "again", ROWS)
@@ -203,6 +204,12 @@ def test_damage_is_named(deepfm, tmp_path):
         read_export(out)
     with pytest.raises(RunError, match="holds no export"):
         read_export(tmp_path)
+
+
+def test_names_of_before_are_found_with_a_warning():
+    for old, new in (("Wanted", "ExportOptions"), ("Exported", "ExportReport")):
+        with pytest.warns(DeprecationWarning, match=f"{old} is called {new} now"):
+            assert getattr(hotbed.export, old) is getattr(hotbed.export, new)
 
 
 def test_what_makes_no_sense_is_refused_at_once(deepfm, tmp_path, hotbed, monkeypatch):

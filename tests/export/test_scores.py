@@ -19,7 +19,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
 from hotbed.errors import RunError
 from hotbed.export.onnx_model import ProbabilityModel, compare, write_onnx
-from hotbed.export.write import Wanted, export
+from hotbed.export.write import ExportOptions, export
 from hotbed.models import MODELS, build_model
 from hotbed.train.model_folder import load_learner
 from tests.export.conftest import train
@@ -77,7 +77,7 @@ def test_every_model_scores_as_predict_does(clicks, tmp_path, model):
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_every_kind_of_rows_keeps_its_bound(deepfm, tmp_path, rows, precision):
     """README.md: fp16 is off by |w| / 2048, int8 by max |w| / 254 of the row."""
-    export(deepfm, tmp_path / "out", Wanted(onnx=False, rows=rows, precision=precision))
+    export(deepfm, tmp_path / "out", ExportOptions(onnx=False, rows=rows, precision=precision))
     trained = load_file(deepfm / "model" / "tables.safetensors")
     tables = standalone(tmp_path / "out").Export(tmp_path / "out").tables
     for name, table in tables.items():
@@ -90,7 +90,7 @@ def test_every_kind_of_rows_keeps_its_bound(deepfm, tmp_path, rows, precision):
 
 
 def test_a_model_without_its_rows(deepfm, tmp_path):
-    done = export(deepfm, tmp_path / "out", Wanted(rows="none"))
+    done = export(deepfm, tmp_path / "out", ExportOptions(rows="none"))
     assert (tmp_path / "out" / "model.onnx").is_file()
     assert not (tmp_path / "out" / "rows").exists()
     assert "Score without hotbed" not in (tmp_path / "out" / "README.md").read_text()
@@ -112,7 +112,7 @@ def test_first_values_of_ids_nobody_trained(clicks, tmp_path, init, precision):
     """Without rules for admission, an id that was never seen reads what it would have begun with."""
     sets = (f"tables.init={init}", f"tables.precision={precision}", "tables.dynamic=true", "model.options.hidden=[8]")
     run = train(tmp_path / "run", clicks, "dnn", *sets)
-    export(run, tmp_path / "out", Wanted(onnx=False))
+    export(run, tmp_path / "out", ExportOptions(onnx=False))
     tables = load_learner(run / "model", "cpu").tables
     ids = np.array([-1, 0, 7, 2**62 + 11, -(2**63), 2**63 - 1])
     wanted = tables.eval()({name: torch.from_numpy(ids) for name in tables.tables})
@@ -223,7 +223,7 @@ def test_raw_rows_score_as_predict_does(mixed, tmp_path):
     ],
 )
 def test_a_raw_value_that_cannot_be_read_is_told(mixed, tmp_path, column, value, told):
-    export(mixed[0], tmp_path / "out", Wanted(onnx=False))
+    export(mixed[0], tmp_path / "out", ExportOptions(onnx=False))
     ours = standalone(tmp_path / "out").Export(tmp_path / "out")
     row = {"Site Name": "café", "price": 1.0, "age": 3, "interests": "art", "zip": "10001"}
     with pytest.raises(ValueError, match=re.escape(told)):
@@ -235,10 +235,10 @@ def test_a_raw_value_that_cannot_be_read_is_told(mixed, tmp_path, column, value,
 def test_the_readme_scores_raw_rows_without_hotbed(mixed, tmp_path):
     export(mixed[0], tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text()
-    assert "\n\nTwo rows as the raw log has them" in text
-    assert "\n\nTwo samples as the dataset has them" in text
+    assert "\n\nTwo rows as in the raw log" in text
+    assert "\n\nTwo samples as in the dataset" in text
     assert not re.search(r"(?m)^ \S|\n\n\n", text), "a stray blank or line"
-    assert "| an error; a raw value that was never seen has row 0 |" in text
+    assert "| an error; a raw value that is not in the vocabulary has row 0 |" in text
     code = text.split("```python\n")[1].split("```")[0]
     assert "score_rows" in code
     code = "import sys; sys.modules['hotbed'] = sys.modules['torch'] = None\n" + code

@@ -38,7 +38,7 @@ def test_every_chart_has_its_points(make_run, cached_run):
     found = {chart.identifier: chart.series for chart in cache_charts(read_run(make_run(**cached_run)))}
     assert {name: [one.name for one in series] for name, series in found.items()} == {
         "hits": ["of lookups", "of distinct rows"],
-        "rows": ["needed", "made new", "read from host memory", "written back"],
+        "rows": ["needed", "created", "read from host memory", "written back"],
         "bytes": ["to the device", "to host memory"],
         "stall": ["share of time"],
     }

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hotbed.report.charts import BOTTOM, LEFT, RIGHT, TOP, Chart, Mark, Series, figure
+from hotbed.report.charts import BOTTOM, LEFT, RIGHT, TOP, Chart, ReferenceLine, Series, figure
 
 
 def chart(*series, **options):
@@ -90,10 +90,10 @@ def test_faint_noise_does_not_set_the_frame_but_is_told():
 
 
 def test_marks_lie_inside_the_frame_with_their_label():
-    html = figure(chart(Series("auc", [(0, 0.6), (9, 0.7)], 1), y_marks=(Mark(0.79, "best <possible>"),)))
+    html = figure(chart(Series("auc", [(0, 0.6), (9, 0.7)], 1), y_marks=(ReferenceLine(0.79, "best <possible>"),)))
     assert payload(html)["y"][1] >= 0.79
     assert "best &lt;possible&gt;" in html
-    html = figure(chart(Series("s", [(0.001, 0.1), (1, 1)], 1), x_marks=(Mark(0.015, "1.5 %"),), log_x=True))
+    html = figure(chart(Series("s", [(0.001, 0.1), (1, 1)], 1), x_marks=(ReferenceLine(0.015, "1.5 %"),), log_x=True))
     x = float(re.search(r'class="mark" d="M([\d.]+)', html)[1])
     assert x == pytest.approx(LEFT + (RIGHT - LEFT) * math.log(15) / math.log(1000), abs=0.1)
 

@@ -94,7 +94,7 @@ def test_the_lead_names_the_highest_auc_and_runs_that_share_it(make_run, whole_r
     for runs, lead in (
         ([low, high], "Highest AUC: high, 0.7841."),
         ([high, other], "All runs have the same AUC, 0.7841."),
-        ([low, high, other], "Highest AUC, the same of 2 runs: high, other, 0.7841."),
+        ([low, high, other], "Highest AUC, shared by 2 runs: high, other, 0.7841."),
     ):
         assert lead in page_of(runs, tmp_path / "page.html").text
 
@@ -163,7 +163,7 @@ def test_other_datasets_are_told(make_run, whole_run, tmp_path):
     first = Path(shutil.move(make_run(), tmp_path / "a"))
     other = make_run(**{"summary.json": {**whole_run["summary.json"], "dataset": "<b>adult"}})
     text = write_comparison([first, other], tmp_path / "page.html").read_text()
-    assert "not of one dataset (&lt;b&gt;adult, criteo-like)" in text
+    assert "use different datasets (&lt;b&gt;adult, criteo-like)" in text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")

@@ -155,7 +155,7 @@ def test_a_run_that_was_interrupted_says_why(make_run, whole_run):
 
 def test_the_epoch_whose_weights_were_kept_is_named(make_run, whole_run):
     summary = {**whole_run["summary.json"], "epochs": 5, "best_epoch": 3}
-    assert "Kept are the weights of epoch 3 of 5" in page_of(make_run(**{"summary.json": summary})).text
+    assert "The weights of epoch 3 of 5 were kept" in page_of(make_run(**{"summary.json": summary})).text
     summary["best_epoch"] = 5
     assert "Kept are" not in page_of(make_run(**{"summary.json": summary})).text
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from hotbed.errors import RunError
-from hotbed.report.read import Score, TrainPoint, read_run
+from hotbed.report.read import SplitScore, TrainPoint, read_run
 
 
 def test_reads_every_file(make_run):
@@ -30,7 +30,7 @@ def test_a_run_that_was_killed_speaks_from_its_lines(make_run, lines):
     text = "".join(json.dumps(line) + "\n" for line in [train_line(10), eval_line(10, auc=0.6), eval_line(20, auc=0.7)])
     run = read_run(make_run(**{"summary.json": None, "metrics.jsonl": (text + '{"kind":"train","st').encode()}))
     assert list(run.final) == ["valid"]
-    assert run.final["valid"][:5] == Score(0.7, 0.45, 0.83, 1.02, 250)[:5]
+    assert run.final["valid"][:5] == SplitScore(0.7, 0.45, 0.83, 1.02, 250)[:5]
     assert (run.model, run.dataset, run.samples, run.seconds) == ("deepfm", "criteo-like", 1000, 1.0)
     assert not run.finished
     assert run.notes == (

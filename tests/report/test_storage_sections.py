@@ -39,23 +39,23 @@ def test_the_page_of_a_run_with_tiers(make_run, tiered_run):
         f"{ssd:,.0f} came from the ssd.",
         f"Training read {ssd * 80 / KIB:.1f} KiB from the ssd and wrote {120 * 8000 / KIB:.1f} KiB to it",
         f"{120_000 / KIB:.1f} KiB of that to rewrite files that were mostly stale.",
-        f"the ssd was written {120 * 8000 / KIB:.1f} KiB (wear); compaction ran 12 times.",
+        f"{120 * 8000 / KIB:.1f} KiB were written to the ssd (wear); compaction ran 12 times.",
         "At the end files took 1.1 MiB of 2.0 MiB (57.2 %), and 75.0 % of their records were live.",
-        "Rows in memory and their index took 3.0 MiB of 4.0 MiB; the process with all it has loaded took 200.1 MiB.",
+        "Rows in memory and their index took 3.0 MiB of 4.0 MiB; the whole process took 200.1 MiB.",
         "came from memory or ssd",
         "went back to memory or ssd with",
     ):
         assert words in page.text, words
-    assert "Compaction was behind" not in page.text
+    assert "Compaction lagged behind" not in page.text
 
 
 def test_the_page_of_a_run_with_dynamic_ids(make_run, tiered_run):
     page = page_of(make_run(**tiered_run))
     for words in (
         "Dynamic ids",
-        "24,000 lookups of training have given rows to 1,203 ids of the 2 tables without a vocabulary",
+        "24,000 lookups of training gave rows to 1,203 ids of the 2 tables without a vocabulary",
         "963 ids have one now",
-        "240 ids lost their row again because they were not used.",
+        "240 ids lost their row because they were not used.",
         "10.0 % of the lookups of training came before their id was admitted",
         "Dynamic ids by feature, most rows first",
         "user12,0001,2002,400240960",
@@ -118,7 +118,7 @@ def test_memory_that_is_the_cache(make_run, tiered_run):
     page = page_of(make_run(**alone))
     assert "Memory is the cache of this run." in page.text
     assert "came from the ssd (" in page.text
-    assert "Compaction was behind." in page.text
+    assert "Compaction lagged behind." in page.text
 
 
 @pytest.mark.parametrize("hollow", [None, "much", [1], math.nan])

@@ -1,12 +1,10 @@
 """Exports score as the run they come from: exactly in fp32, closely where rows have fewer bits."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 import hotbed
+from tests.fresh import run_python
 
 COLUMNS = {"price": [1.5, None], "age": [1, 2], "user": ["u7", "?"], "tags": [["a"], []], "ad": [1_000_003, 5]}
 
@@ -36,8 +34,8 @@ def exports(from_raw, tmp_path_factory):
     """A folder with an export of each kind."""
     pytest.importorskip("onnxscript")
     folder = tmp_path_factory.mktemp("exports")
-    command = [sys.executable, "-c", EXPORT, str(from_raw), str(folder), *(f"{one[0]} {one[1]}" for one in KINDS)]
-    subprocess.run(command, check=True, capture_output=True)
+    done = run_python(EXPORT, from_raw, folder, *(f"{one[0]} {one[1]}" for one in KINDS))
+    assert done.returncode == 0, done.stderr
     return folder
 
 

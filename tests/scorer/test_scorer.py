@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hotbed
-from hotbed.data.encode import RawReader
 from hotbed.data.loader.loader import Loader
+from hotbed.data.raw_reader import RawReader
 from hotbed.errors import BudgetError, FormatError, HotbedError, IdError, RunError, StoreError
 from hotbed.train.model_folder import load_learner
 from hotbed.types import Batch
@@ -172,5 +172,5 @@ def test_a_file_that_is_cut_while_it_is_read(trained, dataset, tmp_path):
 def test_checkpoints_of_other_loops_are_refused(tmp_path):
     tables = hotbed.EmbeddingTables({"user": hotbed.Table(rows=10, dim=4)})
     hotbed.checkpoint.save(tmp_path / "checkpoints", tables)
-    with pytest.raises(HotbedError, match="does not say what model"):
+    with pytest.raises(HotbedError, match="does not say which model"):
         hotbed.load(tmp_path)

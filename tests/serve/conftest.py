@@ -5,14 +5,13 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.fresh import Program
 from tests.scorer.conftest import from_raw  # noqa: F401  a fixture
 
 pytest.importorskip("uvicorn")
@@ -29,8 +28,8 @@ GOOD = {
 class Server:
     """`hotbed serve` in a process of its own."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
-        self.process, self.port = process, port
+    def __init__(self, program: Program, port: int) -> None:
+        self.program, self.port = program, port
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
         """(status, body, headers) of one request."""
@@ -52,23 +51,24 @@ class Server:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"hotbed_serve_{name}"))
 
 
+SERVE = "import os, sys; os.dup2(1, 2); from hotbed.cli import main; main(['serve', *sys.argv[1:]])"
+
+
 @contextmanager
 def serving(folder: Path, *flags: str) -> Iterator[Server]:
-    command = [sys.executable, "-m", "hotbed", "serve", str(folder), "--port", "0", "--poll", "0", *flags]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    program = Program(SERVE, folder, "--port", "0", "--poll", "0", *flags)
     try:
         told = []
-        for line in process.stderr:
+        for line in program.stdout:
             told.append(line)
             if match := re.search(r"listening on http://127\.0\.0\.1:(\d+)", line):
-                yield Server(process, int(match[1]))
+                yield Server(program, int(match[1]))
                 break
         else:
             raise AssertionError("".join(told))
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        program.signal(signal.SIGTERM)
+        program.ended(60)
 
 
 @pytest.fixture(scope="package")

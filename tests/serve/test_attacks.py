@@ -176,5 +176,5 @@ def test_a_disk_that_fails_is_a_503_until_it_does_not(run_folder, tmp_path):
         assert server.score({"context": []})[0] == 422
         file.write_bytes(whole)
         assert server.score(GOOD)[0] == 200
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == 0
+        server.program.signal(signal.SIGTERM)
+        assert server.program.ended(30).returncode == 0

@@ -3,10 +3,10 @@
 import asyncio
 import json
 
-from hotbed.serve.app import _Score
-from hotbed.serve.limits import Limits
-from hotbed.serve.metrics import Metrics
+from hotbed.serve.app import _ScoreEndpoint
+from hotbed.serve.metrics import ServerMetrics
 from hotbed.serve.pool import Answer
+from hotbed.serve.request import Limits
 
 
 class Waiting:
@@ -40,8 +40,8 @@ async def ask(score):
 
 async def crowd(limit):
     """The answers to `limit` requests that wait, to two more, and to one after they are scored."""
-    metrics, pool = Metrics(), Waiting()
-    score = _Score(Limits(in_flight=limit), metrics, pool)
+    metrics, pool = ServerMetrics(), Waiting()
+    score = _ScoreEndpoint(Limits(in_flight=limit), metrics, pool)
     waiting = [asyncio.create_task(ask(score)) for _ in range(limit)]
     while len(pool.jobs) < limit:
         await asyncio.sleep(0)

@@ -284,13 +284,13 @@ def test_a_signal_lets_what_is_in_flight_finish(run_folder):
         slow.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:10])
         while server.metric("in_flight") != 1:
             pass
-        server.process.send_signal(signal.SIGTERM)
+        server.program.signal(signal.SIGTERM)
         slow.sendall(body[10:])
         assert b" 200 " in slow.recv(4096)
-        assert server.process.wait(30) == 0
-        told = server.process.stderr.read()
-        assert "stopping: requests in flight are finished first" in told
-        assert told.rstrip().endswith("stopped")
+        ended = server.program.ended(30)
+        assert ended.returncode == 0
+        assert "stopping: requests in flight are finished first" in ended.stdout
+        assert ended.stdout.rstrip().endswith("stopped")
 
 
 def test_a_taken_port_and_a_missing_model_are_told(server, run_folder, tmp_path):

@@ -32,7 +32,7 @@ def test_the_model_is_named(started, run_folder):
 
 
 def test_the_page_is_where_it_says(started):
-    host, port = re.search(r"form to try: http://(\S+):(\d+)/\n", started).groups()
+    host, port = re.search(r"form to try it: http://(\S+):(\d+)/\n", started).groups()
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     connection.request("GET", "/")
     assert b"Try it" in connection.getresponse().read()

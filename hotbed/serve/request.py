@@ -1,35 +1,69 @@
-"""The body of a request in, its columns out, checked: every way it can be wrong is a RequestError that says what and where."""
+"""The body of a request in, its checked columns out. Whatever is wrong is a RequestError: what, where, and the limit."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
-
-from hotbed.serve.limits import Limits, RequestError
 
 _PARTS = ("context", "candidates", "rows")
 _MOST_NAMED = 40  # features in one message
 
 
-class Question(NamedTuple):
+class Answer(NamedTuple):
+    """The answer to one request."""
+
+    status: int
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may be, and how many there may be at once."""
+
+    body_bytes: int = 4 << 20
+    candidates: int = 4096  # of one request
+    in_flight: int = 256  # requests being read, pending or being scored
+    seconds: float = 5.0  # from the first byte of a request to its answer
+
+
+class RequestError(Exception):
+    """A request that is refused: what is wrong, where, the limit, and the HTTP status."""
+
+    def __init__(self, status: int, what: str, *, where: str | None = None, limit: Any = None) -> None:
+        super().__init__(what)
+        self.status, self.what, self.where, self.limit = status, what, where, limit
+
+    @property
+    def answer(self) -> Answer:
+        """The answer that the client gets."""
+        found: dict[str, Any] = {"error": self.what}
+        if self.where is not None:
+            found["where"] = self.where
+        if self.limit is not None:
+            found["limit"] = self.limit
+        return Answer(self.status, orjson.dumps(found))
+
+
+class ScoreRequest(NamedTuple):
     """Values by column: one for all candidates, or one for each."""
 
     size: int
     context: dict[str, Any]
     candidates: dict[str, list[Any]]
-    part: str = "candidates"  # of the request that has them: candidates or rows
+    part: str = "candidates"  # of the request that holds them: candidates or rows
 
     def where(self, name: str, number: int | None = None) -> str:
-        """The place of a feature in the request, or of one of its values."""
+        """The path of a feature, or of one of its values, in the request."""
         if name not in self.candidates:
             return f"context.{name}"
         return _place(self.part, name, number)
 
 
-def read_question(body: bytes, names: Sequence[str], limits: Limits) -> Question:
+def read_request(body: bytes, names: Sequence[str], limits: Limits) -> ScoreRequest:
     """Parse and check; `names` are the columns that the model reads."""
     try:
         tree = orjson.loads(body)
@@ -52,13 +86,13 @@ def read_question(body: bytes, names: Sequence[str], limits: Limits) -> Question
     if not isinstance(candidates, dict):
         raise RequestError(422, f"candidates must be an object of lists, not {_kind(candidates)}", where="candidates")
     part = "rows" if "rows" in tree else "candidates"
-    question = Question(_size(candidates, part, limits), context, candidates, part)
-    _check_names(question, names)
-    return question
+    request = ScoreRequest(_size(candidates, part, limits), context, candidates, part)
+    _check_names(request, names)
+    return request
 
 
 def _of_rows(rows: Any) -> dict[str, list[Any]]:
-    """Rows as columns; what a row lacks is missing in it."""
+    """Rows as columns."""
     if not isinstance(rows, list):
         raise RequestError(422, f"rows must be a list of objects, not {_kind(rows)}", where="rows")
     columns: dict[str, list[Any]] = {}
@@ -80,15 +114,15 @@ def _of_rows(rows: Any) -> dict[str, list[Any]]:
 
 
 def _place(part: str, name: str, number: int | None = None) -> str:
-    """As a reader of the request finds it: candidates.age[3], rows[3].age."""
+    """The path in the request: candidates.age[3], rows[3].age."""
     at = "" if number is None else f"[{number}]"
     return f"rows{at}.{name}" if part == "rows" else f"{part}.{name}{at}"
 
 
 def _size(candidates: Mapping[str, Any], part: str, limits: Limits) -> int:
-    """How many candidates there are."""
+    """The number of candidates."""
     if not candidates:
-        raise RequestError(422, f"there are no candidates in {part}: give at least one feature of theirs", where=part)
+        raise RequestError(422, f"there are no candidates in {part}: give at least one feature", where=part)
     sizes = {}
     for name, values in candidates.items():
         if not isinstance(values, list):
@@ -112,9 +146,9 @@ def _size(candidates: Mapping[str, Any], part: str, limits: Limits) -> int:
     return sizes[first]
 
 
-def _check_names(question: Question, names: Sequence[str]) -> None:
-    """A RequestError names a feature that the model does not have, or all that it misses."""
-    known, (_, context, candidates, part) = set(names), question
+def _check_names(request: ScoreRequest, names: Sequence[str]) -> None:
+    """A RequestError for a feature that the model does not have, or for all that are missing."""
+    known, (_, context, candidates, part) = set(names), request
     for given in (context, candidates):
         for name in given:
             if name not in known:
@@ -137,6 +171,6 @@ def _check_names(question: Question, names: Sequence[str]) -> None:
 
 
 def _kind(value: Any) -> str:
-    """What JSON calls it."""
+    """The JSON type of a value."""
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")

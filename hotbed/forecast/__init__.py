@@ -1,17 +1,17 @@
-"""What a run will take and how fast it will be, before it starts; and what a cache did with a row.
+"""What a run will need and how fast it will be, before it starts; and the history of a row in the cache.
 
-trace.py        batches -> the distinct keys of each; id_file.py reads those that another system logged
-replay.py       a trace -> what a cache does with it, window by window; optimum.py, curves.py use it
-request.py      the run in question: its batches, tables and course, each found once
-sampled.py      counts of all ids -> a small epoch that stands for the whole
-traffic.py      the run's own batches -> hits and rows moved of a step
+trace.py        batches -> the distinct keys of each; id_file.py reads ids that another system logged
+replay.py       a trace -> hits, misses and evictions of a cache, window by window; optimum.py and curves.py use it
+request.py      the run in question: its batches, tables and schedule, each computed once
+sampled.py      counts of all ids -> a small epoch that represents the whole
+traffic.py      the run's own batches -> hits and moved rows of a step
 memory.py       settings -> bytes of every tier and of the workspace
-calibrate.py    a few seconds of this machine -> seconds of the parts of a step
-measure.py      a cache and an ssd of this machine -> seconds to plan a batch, bytes/s of random reads
-speed.py        both -> the stages of a step, the slowest of them, samples/s
-network.py      id frequencies -> bytes that ranks send; step_time.py turns them into seconds
-forecast.py     all of it for one setting, and what does not fit, with the way out
-what_if.py      the same with other budgets, batch sizes, dims, optimizers, ranks; a recommendation
+calibrate.py    a few seconds of measuring on this machine -> seconds of the parts of a step
+measure.py      seconds to plan a batch on this CPU, bytes/s of random reads from its ssd
+network.py      id frequencies -> bytes that ranks send
+step_time.py    all of these -> the stages of a step in seconds, the slowest of them, samples/s
+forecast.py     everything for one setting, and what does not fit, with a way out
+what_if.py      the same with other budgets, batch sizes, dims, optimizers or ranks; a recommendation
 comparison.py   the forecast compared with what happened
-explain/        one row of a run: where it is, its history, its next use
+explain/        one row of a run: its place, history and next use
 """

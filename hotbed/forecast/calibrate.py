@@ -1,15 +1,15 @@
-"""A few seconds of this machine in, seconds of the parts of a training step out; kept in a file for the next time.
+"""Measures the parts of a training step on this machine, in a few seconds, and keeps the result in a file.
 
-Measured with the code that trains, on the run's own batches and model, with tables that are made smaller where they are large:
+It runs the code that trains, on the run's own batches and model. Large tables are made smaller:
 
-    reader      the loader alone: samples/s, and core seconds of a sample
-    step        batches that are in memory, a cache that has every row: lookup, model, update
-    row         the same batches through a cache that hardly holds one of them: what a missed row adds
-    slot        CUDA: ranking many slots
-    peak        CUDA: device memory at its highest, with that small cache
+    reader      the loader alone: samples/s, and core seconds per sample
+    step        batches in memory, a cache that has every row: lookup, model, update
+    row         the same batches through a cache that just holds one of them: the cost of a missed row
+    slot        CUDA: ranking slots
+    peak        CUDA: peak device memory, with that small cache
 
-The file is calibration.json in $HOTBED_CACHE or ~/.cache/hotbed; an entry belongs to a host, a device, versions, a data set and
-what makes a step (model, dim, batch size, optimizers). It is measured again after 30 days.
+The file is calibration.json in $HOTBED_CACHE or ~/.cache/hotbed. An entry belongs to a host, a device, versions, a dataset and
+the settings of a step (model, dim, batch size, optimizers). It is measured again after 30 days.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ import torch
 from hotbed.cache import CacheCounts
 from hotbed.data.dataset import Dataset
 from hotbed.forecast.measure import plan_seconds
-from hotbed.forecast.memory import READ_AHEAD
 from hotbed.host.atomic import place, rewriting
 from hotbed.host.devices import pick_device
 from hotbed.host.threads import num_cores
+from hotbed.pipeline.reader import READ_AHEAD
 from hotbed.run.config import RunConfig
 from hotbed.sizing.fit import rows_of_batch
 from hotbed.tables.module import EmbeddingTables
@@ -48,9 +48,9 @@ from hotbed.train.step import Learner, repeatable
 from hotbed.types import Batch
 
 MOST_AGE = 30 * 86400.0  # seconds
-_COMPILES = 0.1  # seconds of steps before those that count, in which kernels are compiled
-_LOOK_AHEAD = 4  # batches, in what is measured
-CALIBRATED_AHEAD = _LOOK_AHEAD + READ_AHEAD  # that are on the device then
+_COMPILES = 0.1  # seconds of steps before those that are measured, in which kernels are compiled
+_LOOK_AHEAD = 4  # batches, while measuring
+CALIBRATED_AHEAD = _LOOK_AHEAD + READ_AHEAD  # batches that are on the device then
 _MOST_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # of the tables that are measured
 _POOL = 10  # batches
 _VERSION = 2
@@ -58,7 +58,7 @@ _VERSION = 2
 
 @dataclass(frozen=True)
 class Calibration:
-    """Seconds and bytes of the parts of a step, of one rank."""
+    """Seconds and bytes of the parts of a step of one rank."""
 
     measured_at: float
     seconds: float  # that measuring took
@@ -68,8 +68,8 @@ class Calibration:
     first_batch: float  # seconds until the reader gives the first one
     step: float  # seconds, every row in the cache; on a CPU without planning
     step_cores: float  # core seconds
-    row: float  # seconds that a missed row adds (CUDA: takes, beside the step)
-    slot: float  # CUDA: seconds that a slot adds; a CPU's planning is measured apart (measure.py)
+    row: float  # seconds that a missed row adds (CUDA: takes, in parallel to the step)
+    slot: float  # CUDA: seconds that a slot adds; planning on a CPU is measured separately (measure.py)
     copy_speed: float  # bytes/s between host and device; 0 on a CPU
     peak_bytes: float  # CUDA: of a run, without rows and index
 
@@ -77,15 +77,13 @@ class Calibration:
 def calibrate(
     config: RunConfig, dataset: Dataset, found: Sketch, *, again: bool = False, short: bool = False
 ) -> Calibration:
-    """What is known of this machine and this kind of step, measured now if it is not, or too old."""
+    """The calibration of this machine and this kind of step, measured now if there is none or it is too old."""
     device = pick_device(config.train.device)
     name = _name(config, dataset, device, is_cached(found))
     known = _read_all()
-    if not again and name in known:
-        with suppress(TypeError):
-            entry = Calibration(**known[name])
-            if time.time() - entry.measured_at < MOST_AGE:
-                return entry
+    entry = None if again else _entry(known, name)
+    if entry is not None:
+        return entry
     measured = _measure(config, dataset, found, device, 0.15 if short else 0.5)
     known[name] = asdict(measured)
     _write_all(known)
@@ -99,12 +97,8 @@ def is_cached(found: Sketch) -> bool:
 
 
 def known_calibration(config: RunConfig, dataset: Dataset, found: Sketch) -> Calibration | None:
-    """What is known already."""
-    entry = _read_all().get(_name(config, dataset, pick_device(config.train.device), is_cached(found)))
-    with suppress(TypeError):
-        known = None if entry is None else Calibration(**entry)
-        return known if known is not None and time.time() - known.measured_at < MOST_AGE else None
-    return None
+    """The calibration, if there is one already."""
+    return _entry(_read_all(), _name(config, dataset, pick_device(config.train.device), is_cached(found)))
 
 
 def calibration_file() -> Path:
@@ -148,7 +142,7 @@ class _Costs:
 
 
 def _cache_costs(rig: _Rig, wide: _Run, device: torch.device, budget: float) -> _Costs:
-    """What missed rows and slots add to a step whose rows are all there."""
+    """What missed rows and slots add to a step whose rows are all in the cache."""
     num_slots = min(rig.num_rows, rig.most_keys + rig.most_keys // 50 + 1)
     narrow = rig.steady_run(num_slots, budget)
     misses = max(narrow.misses, 1.0)
@@ -194,7 +188,7 @@ class _Run:
 
 
 class _Rig:
-    """The run's model over tables of a size that is quickly made."""
+    """The run's model over tables that are small enough to be created quickly."""
 
     def __init__(
         self, config: RunConfig, dataset: Dataset, found: Sketch, device: torch.device, pool: list[Batch]
@@ -208,25 +202,25 @@ class _Rig:
         self.all_keys = min(self.num_rows, 2 * sum(keys))
 
     def plan_seconds(self, num_slots: int, miss_share: float) -> float:
-        """Of the first batch, as a cache of this size plans it here."""
+        """Seconds that a cache of this size takes to plan the first batch."""
         ids = self._pool[0]
         counts = np.concatenate([_counts(column) for column in _columns(self._tables, ids)])
         return plan_seconds(num_slots, 2 * num_slots, counts, miss_share, 1, self._config.tables.policy)
 
     def steady_run(self, num_slots: int | None, budget: float) -> _Run:
-        """One in which nothing is compiled: CUDA's kernels are, for every new kind of numbers they meet, once a machine."""
+        """A run without compilation. CUDA kernels are compiled for every new combination of arguments, once per machine."""
         if self._device.type != "cuda":
             return self.run(num_slots, budget)
         self.run(num_slots, _COMPILES)
         return min((self.run(num_slots, budget / 2) for _ in range(2)), key=lambda run: run.seconds)
 
     def run(self, num_slots: int | None, budget: float) -> _Run:
-        """Train on the batches, over and over, for so many seconds; None: every row on the device."""
+        """Train on the batches repeatedly for `budget` seconds; `num_slots` None: every row on the device."""
         device, config = self._device, self._config
         if device.type == "cuda":
-            gc.collect()  # what was measured before holds memory until then
+            gc.collect()  # the last measurement holds memory until then
             torch.cuda.synchronize(device)
-            torch._C._cuda_clearCublasWorkspaces()  # 64 MiB that every run has, and that may be there from before
+            torch._C._cuda_clearCublasWorkspaces()  # 64 MiB that every run has, and that may exist already
             torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         share = None if num_slots is None else min(1.0, num_slots / self.num_rows)
@@ -249,7 +243,7 @@ class _Rig:
             for batch in ahead:
                 result = learner.step(batch)
                 interval.add(result.loss, result.logits, batch.labels)
-                if len(interval) == config.train.log_every or watch.is_first:  # the first loads its code, untimed
+                if len(interval) == config.train.log_every or watch.is_first:  # the first one loads code, untimed
                     interval.summary()
                     interval = Interval()
                 if watch.step(len(self._pool)):
@@ -258,7 +252,7 @@ class _Rig:
 
 
 class _Watch:
-    """Times steps once all kernels have run; counts what the cache does meanwhile."""
+    """Times steps once all kernels have run, and counts the work of the cache meanwhile."""
 
     def __init__(self, tables: EmbeddingTables, device: torch.device, budget: float) -> None:
         self._tables, self._device, self._budget = tables, device, budget
@@ -290,7 +284,7 @@ class _Watch:
         return self.is_over
 
     def result(self, before: int) -> _Run:
-        """Of a mean step."""
+        """Figures of a mean step."""
         steps = self._steps - self._warm
         peak = 0.0
         if self._device.type == "cuda":
@@ -298,16 +292,14 @@ class _Watch:
             peak = torch.cuda.max_memory_allocated(self._device) - before - held
         misses = self._counts.misses / max(self._counts.batches, 1)
         seconds = self._seconds / steps
-        if (
-            self._device.type == "cpu"
-        ):  # a step ends when it returns, so those that others disturb can be told from the rest
+        if self._device.type == "cpu":  # a step ends when it returns, so the median excludes disturbed ones
             ends = np.array(self._ends[self._warm - 1 :])
-            seconds = float(np.median(ends[2:] - ends[:-2]) / 2)  # two at a time: windows are of two batches
+            seconds = float(np.median(ends[2:] - ends[:-2]) / 2)  # two at a time: windows have two batches
         return _Run(seconds, self._used / steps, misses, peak)
 
 
 def _smaller(tables: dict[str, Table], record: int, most_bytes: int) -> dict[str, Table]:
-    """The same tables with fewer rows, ids taken modulo."""
+    """The same tables with fewer rows, ids modulo rows."""
     rows = {name: table.rows or 1 << 20 for name, table in tables.items()}
     share = min(1.0, most_bytes / (sum(rows.values()) * record))
     return {
@@ -317,7 +309,7 @@ def _smaller(tables: dict[str, Table], record: int, most_bytes: int) -> dict[str
 
 
 def _columns(tables: dict[str, Table], batch: Batch) -> list[Any]:
-    """The rows of every table that a batch looks up, as often as it does."""
+    """The rows of every table that a batch looks up, with repetitions."""
     single = [name for name in tables if name not in batch.bags]
     ids = {name: batch.ids[:, column] for column, name in enumerate(single)}
     ids |= {name: bag.values for name, bag in batch.bags.items()}
@@ -329,7 +321,7 @@ def _counts(rows: Any) -> Any:
 
 
 def _timed(work: Callable[[], object], device: torch.device, budget: float) -> float:
-    """Seconds of one call, the first left out."""
+    """Seconds of one call, without the first."""
     work()
     _finish(device)
     began, calls = time.perf_counter(), 0
@@ -356,7 +348,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _name(config: RunConfig, dataset: Dataset, device: torch.device, cached: bool) -> str:
-    """Of an entry: all that a measurement depends on."""
+    """The name of an entry: a hash of everything that a measurement depends on."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     kind = {
         "version": _VERSION,
@@ -375,6 +367,14 @@ def _name(config: RunConfig, dataset: Dataset, device: torch.device, cached: boo
     return hashlib.sha256(json.dumps(kind, sort_keys=True).encode()).hexdigest()[:24]
 
 
+def _entry(known: dict[str, Any], name: str) -> Calibration | None:
+    """None: there is none, it is too old, or another version wrote it."""
+    with suppress(TypeError):
+        entry = Calibration(**known.get(name, {}))
+        return entry if time.time() - entry.measured_at < MOST_AGE else None
+    return None
+
+
 def _read_all() -> dict[str, Any]:
     with suppress(OSError, ValueError):
         found = json.loads(calibration_file().read_text())
@@ -383,7 +383,7 @@ def _read_all() -> dict[str, Any]:
 
 
 def _write_all(known: dict[str, Any]) -> None:
-    """A measurement that cannot be kept is made again."""
+    """Write the file; a measurement that cannot be stored is made again."""
     path = calibration_file()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""A forecast and the files of a run in; what was forecast beside what happened out.
+"""Compares a forecast with what happened.
 
-forecast.json in the run folder holds both: `forecast` when the run starts, `truth` when it ends. Counts are those of the lines
-of training, so evaluations are left out of them, as they are of the forecast.
+forecast.json in the run folder holds both: `forecast` when the run starts, `truth` when it ends. Counts are those of training
+lines, so evaluations are left out of both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hotbed.host.atomic import write_file
 
 FILE = "forecast.json"
 MISSES = "misses.json"
-MISS_ENTRIES = 500_000  # that are followed, 0.3 us each
+MISS_ENTRIES = 500_000  # that are tracked, 0.3 us each
 _SHARES = ("hit_rate", "lookup_hit_rate")
 
 
@@ -35,7 +35,7 @@ class Pair(NamedTuple):
 
     @property
     def off(self) -> float | None:
-        """Truth less forecast for shares, else how much larger it is."""
+        """Truth minus forecast for shares, else the relative difference."""
         if self.forecast is None or self.truth is None:
             return None
         if self.name in _SHARES:
@@ -43,15 +43,15 @@ class Pair(NamedTuple):
         return self.truth / self.forecast - 1 if self.forecast else None
 
 
-def quick_outlook(asked: ForecastRequest) -> Forecast | None:
-    """For a run that is about to start: nothing is measured, little is simulated; None where no forecast can be made."""
+def quick_forecast(request: ForecastRequest) -> Forecast | None:
+    """For a run that is about to start: measures nothing and simulates little; None if no forecast can be made."""
     with suppress(HotbedError), torch.random.fork_rng(devices=[]):
-        return make_forecast(_quick(asked))
+        return make_forecast(_quick(request))
     return None
 
 
-def _quick(asked: ForecastRequest) -> ForecastRequest:
-    return ForecastRequest(asked.config, asked.dataset, asked.world, "known", QUICK_LOOKUPS, asked.shared)
+def _quick(request: ForecastRequest) -> ForecastRequest:
+    return ForecastRequest(request.config, request.dataset, request.world, "known", QUICK_LOOKUPS, request.shared)
 
 
 def write_forecast(folder: Path, forecast: Forecast) -> None:
@@ -59,16 +59,16 @@ def write_forecast(folder: Path, forecast: Forecast) -> None:
     _write(folder, {"forecast": forecast.figures()})
 
 
-def write_misses(folder: Path, asked: ForecastRequest) -> None:
-    """Beside the forecast: misses of the batches simulated, with a cache of every size under LRU."""
+def write_misses(folder: Path, request: ForecastRequest) -> None:
+    """In addition to the forecast: misses of the simulated batches with LRU caches of every size."""
     with suppress(HotbedError):
-        curve = lru_curve(_quick(asked).replay.trace, "lru", MISS_ENTRIES)
+        curve = lru_curve(_quick(request).replay.trace, "lru", MISS_ENTRIES)
         lists = {name: getattr(curve, name).tolist() for name in ("sizes", "misses", "missed_lookups")}
         _write(folder, {**curve._asdict(), **lists}, MISSES)
 
 
 def write_truth(folder: Path, summary: dict[str, Any], device: torch.device) -> list[Pair]:
-    """When it has ended: what happened, in the same file; nothing where no forecast was made."""
+    """When the run has ended: add what happened to the file, if there is a forecast."""
     found = _read(folder)
     if "forecast" not in found:
         return []
@@ -80,7 +80,7 @@ def write_truth(folder: Path, summary: dict[str, Any], device: torch.device) -> 
 
 
 def truth_of(folder: Path, summary: dict[str, Any]) -> dict[str, float]:
-    """Of training alone, from the run's lines and its summary."""
+    """What happened in training, from the run's lines and summary."""
     sums: dict[str, float] = {}
     with suppress(OSError, ValueError):
         for text in (folder / "metrics.jsonl").read_text().splitlines():
@@ -104,13 +104,13 @@ def truth_of(folder: Path, summary: dict[str, Any]) -> dict[str, float]:
 
 
 def pairs(forecast: dict[str, Any], truth: dict[str, float]) -> list[Pair]:
-    """Figure by figure, those that happened."""
+    """Forecast and truth of every figure that has a truth."""
     traffic = forecast.get("traffic") or {}
     cache = [
         part["num_bytes"] for part in forecast["bytes"] if part["name"] in ("rows in the cache", "index of the cache")
     ]
-    is_measured = any(part["name"] == WORKSPACE for part in forecast["bytes"])  # without it a part is lacking
-    told = {
+    is_measured = any(part["name"] == WORKSPACE for part in forecast["bytes"])  # else a part is missing
+    expected = {
         "hit_rate": traffic.get("hit_rate"),
         "lookup_hit_rate": traffic.get("lookup_hit_rate"),
         "bytes_in": forecast.get("bytes_in"),
@@ -119,7 +119,7 @@ def pairs(forecast: dict[str, Any], truth: dict[str, float]) -> list[Pair]:
         "peak_device_bytes": forecast.get("device_bytes") if is_measured else None,
         "samples_per_s": forecast.get("samples_per_s"),
     }
-    return [Pair(name, told[name], truth[name]) for name in told if name in truth]
+    return [Pair(name, expected[name], truth[name]) for name in expected if name in truth]
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -130,6 +130,6 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _write(folder: Path, content: dict[str, Any], name: str = FILE) -> None:
-    """A forecast that cannot be kept ends no run."""
+    """Write a file; failing to do so must not end the run."""
     with suppress(OSError):
         write_file(folder / name, json.dumps(content, indent=1) + "\n")

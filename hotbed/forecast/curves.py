@@ -1,12 +1,12 @@
-"""Miss-ratio curves: a trace in, the misses of caches of every size out, in one pass.
+"""Miss-ratio curves: a trace -> the misses of caches of every size, in one pass.
 
 For LRU without look-ahead the curve is exact at every size: a row that is used again is a hit in all caches that hold more
-rows than were used since. Those are counted batch by batch, as a cache sees them: equal to the simulator to the row. Other
-policies have no such order; they are simulated at a few sizes, on the same trace.
+rows than were used since. Rows are counted batch by batch, as a cache sees them, so the curve equals the simulator to the row.
+Other policies have no such order; they are simulated at a few sizes, on the same trace.
 
-Of a trace with more than MOST_ENTRIES entries only rows are followed whose hashed key falls below a threshold, and every
-distance is divided by their share (SHARDS, Waldspurger et al. 2015). The error is told by four parts of the sample that are
-looked at alone: half of their spread.
+In a trace with more than MOST_ENTRIES entries only rows whose hashed key is below a threshold are tracked, and every distance
+is divided by their share (SHARDS, Waldspurger et al. 2015). The error is estimated from four parts of the sample, each taken
+alone: half of their spread.
 
 Shapes: E entries (distinct keys of all batches), D distinct rows, P sizes.
 """
@@ -27,7 +27,7 @@ from hotbed.host.jit import njit
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-MOST_ENTRIES = 4_000_000  # that are followed; 0.3 us each
+MOST_ENTRIES = 4_000_000  # that are tracked; 0.3 us each
 _PARTS = 4
 _POINTS = 48
 _SIMULATED = 6  # sizes of a policy's curve
@@ -41,18 +41,18 @@ class Curve(NamedTuple):
     num_rows: int  # distinct rows that occur
     sizes: Floats  # [P], ascending
     misses: Floats  # [P], over the distinct keys of batches
-    missed_lookups: Floats  # [P], over look-ups
-    sampled: float = 1.0  # share of the rows that were followed
-    error: float = 0.0  # of `misses`, from parts of the sample; 0 where all were followed
-    is_whole: bool = True  # else simulated, at these sizes only
+    missed_lookups: Floats  # [P], over lookups
+    sampled: float = 1.0  # share of the rows that were tracked
+    error: float = 0.0  # of `misses`, from parts of the sample; 0 if all were tracked
+    is_whole: bool = True  # else simulated, at these sizes alone
 
     def at(self, num_slots: float) -> float:
-        """The miss ratio of a cache, between two sizes on a line."""
+        """The miss ratio of a cache, interpolated between two sizes."""
         return float(np.interp(num_slots, self.sizes, self.misses))
 
 
 class Curves(NamedTuple):
-    """All there is to draw of a trace."""
+    """All curves of a trace."""
 
     num_rows: int  # of all tables
     all: list[Curve]
@@ -72,7 +72,7 @@ def curves_of(
     *,
     tables: bool,
 ) -> Curves:
-    """LRU at every size, each policy and the optimum at a few; with `tables`, every table alone, too."""
+    """LRU at every size, each policy and the optimum at a few; with `tables`, also every table alone."""
     trace = given.trace
     least, most = between or (trace.most_keys, replay.keys.shape[0])
     sizes = sizes_between(max(least, trace.most_keys), max(most, trace.most_keys), _SIMULATED)
@@ -92,16 +92,16 @@ def _figures(curve: Curve) -> dict[str, Any]:
 
 
 def lru_curve(trace: Trace, name: str = "all", most_entries: int = MOST_ENTRIES) -> Curve:
-    """Of LRU without look-ahead, batch by batch."""
+    """The curve of LRU without look-ahead, batch by batch."""
     share = min(1.0, most_entries / max(trace.keys.shape[0], 1))
     hashed = None if share == 1.0 else _hashed(trace.keys)
-    whole = _followed(trace, hashed, 0.0, share)
+    whole = _tracked(trace, hashed, 0.0, share)
     sizes = _sizes(whole.num_rows)
     misses, missed_lookups = _ratios(trace, whole, share, sizes)
     error = 0.0
     if hashed is not None:
         step = share / _PARTS
-        parts = [_followed(trace, hashed, part * step, (part + 1) * step) for part in range(_PARTS)]
+        parts = [_tracked(trace, hashed, part * step, (part + 1) * step) for part in range(_PARTS)]
         spread = np.std([_ratios(trace, part, step, sizes)[0] for part in parts], axis=0, ddof=1)
         error = float(spread.max() / np.sqrt(_PARTS))
     return Curve(name, round(whole.num_rows), sizes, misses, missed_lookups, share, error)
@@ -110,7 +110,7 @@ def lru_curve(trace: Trace, name: str = "all", most_entries: int = MOST_ENTRIES)
 def table_curves(
     trace: Trace, names: Sequence[str], ends: Sequence[int], most_entries: int = MOST_ENTRIES
 ) -> list[Curve]:
-    """Of every table alone with a cache of its own; keys of table f are below ends[f]. Tables nobody looks up are left out."""
+    """Every table alone with a cache of its own; keys of table f are below ends[f]. Leaves out tables without lookups."""
     table_of = np.searchsorted(np.asarray(ends), trace.keys, side="right")
     batch_of = np.repeat(np.arange(trace.num_batches), np.diff(trace.offsets))
     order = np.argsort(table_of, kind="stable")
@@ -128,7 +128,7 @@ def table_curves(
 def policy_points(
     replay: Replay, policy: str, sizes: Sequence[int], ahead: LookAhead = AUTOMATIC, hot: dict[int, Ints] | None = None
 ) -> Curve:
-    """Of a policy, simulated at these sizes; `hot` are the keys that a static cache of each size is told to keep.
+    """The curve of a policy, simulated at these sizes; `hot` are the keys that a static cache of each size keeps.
 
     Counted over the distinct rows of every batch, as for the optimum: over windows, which are longer in larger caches, it would
     be another share at every size.
@@ -140,22 +140,22 @@ def policy_points(
 
 
 def miss_share(misses: int, whole: int) -> float:
-    """Of all that batches wanted; rows that a static cache loads before the first batch are misses like others."""
+    """Share of all requested rows; rows that a static cache loads before the first batch count as misses."""
     return min(1.0, misses / max(whole, 1))
 
 
 def sizes_between(least: int, most: int, count: int) -> list[int]:
-    """So many sizes that grow by a factor, both ends among them."""
+    """`count` sizes in geometric progression, including both ends."""
     return [int(size) for size in np.unique(np.rint(np.geomspace(max(least, 1), max(least, most, 1), count)))]
 
 
 class _TrackedRows(NamedTuple):
-    distances: Ints  # of the entries followed, in rows followed
+    distances: Ints  # of the tracked entries, in tracked rows
     times: NDArray[np.int32]
     num_rows: float  # of all
 
 
-def _followed(trace: Trace, hashed: Floats | None, low: float, high: float) -> _TrackedRows:
+def _tracked(trace: Trace, hashed: Floats | None, low: float, high: float) -> _TrackedRows:
     """Stack distances of the rows whose hash is in a range."""
     keys, times, offsets = trace.keys, trace.counts, trace.offsets
     if hashed is not None:
@@ -169,13 +169,13 @@ def _followed(trace: Trace, hashed: Floats | None, low: float, high: float) -> _
 
 
 def _ratios(trace: Trace, found: _TrackedRows, share: float, sizes: Floats) -> tuple[Floats, Floats]:
-    """Miss ratios at sizes. Entries that the sample has too few or too many of are taken as the hottest (SHARDS-adj)."""
+    """Miss ratios at sizes. Missing or surplus entries of the sample are attributed to the hottest rows (SHARDS-adj)."""
     ratios = []
     for weights, total in ((np.ones_like(found.times), trace.keys.shape[0]), (found.times, trace.num_lookups)):
         again = found.distances >= 0
         most = int(found.distances.max(initial=0))
         hits = np.cumsum(np.bincount(found.distances[again], weights=weights[again], minlength=most + 1))
-        hits = np.concatenate([[0.0], hits])  # [n]: of a cache that holds n rows followed
+        hits = np.concatenate([[0.0], hits])  # [n]: of a cache that holds n tracked rows
         missing = share * total - float(weights.sum(dtype=np.int64))
         place = np.minimum(sizes * share, hits.shape[0] - 1)
         caught = np.interp(place, np.arange(hits.shape[0]), hits) + (missing if share < 1 else 0.0)
@@ -197,9 +197,9 @@ def _hashed(keys: Ints) -> Floats:
 
 @njit(nogil=True, cache=True)
 def _distances(rows: Any, offsets: Any, num_rows: int, distances: Any) -> None:
-    """For every entry the rows used since its row was used last; ties of one batch in the order of keys, as victims leave.
+    """For every entry, the rows used since the last use of its row; ties within a batch in the order of keys, as for victims.
 
-    Every row's last use is a mark on a line; a Fenwick tree counts the marks beyond one. The line is drawn anew when full.
+    Every row's last use is a mark on a line; a Fenwick tree counts the marks after one. A full line is compacted.
     """
     room = 2 * num_rows + 1
     tree = np.zeros(room + 1, dtype=np.int32)
@@ -217,7 +217,7 @@ def _distances(rows: Any, offsets: Any, num_rows: int, distances: Any) -> None:
                 before += tree[at]
                 at -= at & -at
             distances[e] = marks - before
-        if end + offsets[b + 1] - offsets[b] > room:  # draw the line anew, without gaps
+        if end + offsets[b + 1] - offsets[b] > room:  # compact the line
             end = 0
             for at in range(1, room + 1):
                 if row_at[at] >= 0:

@@ -1,7 +1,7 @@
-"""One run's settings and data in; its tiers, traffic, stages and speed out, and what does not fit, with the way out.
+"""Settings and data of a run -> its tiers, traffic, stages and speed, and what does not fit, with a way out.
 
-Exact: bytes of rows and what finds them, and counts of batches that were simulated. Estimated: batches beyond those, the ssd
-below memory, everything that a clock says, what a network of ranks would take.
+Exact: bytes of rows and their index, and counts of simulated batches. Estimated: later batches, the ssd below memory, all
+times, and the network of several ranks.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from hotbed.errors import BudgetError, ConfigError, StoreError
 from hotbed.forecast import memory
 from hotbed.forecast.calibrate import CALIBRATED_AHEAD, Calibration, calibrate, is_cached, known_calibration
 from hotbed.forecast.measure import plan_seconds, ssd_problems, ssd_speed
-from hotbed.forecast.memory import Part, Shape
+from hotbed.forecast.memory import BatchShape, MemoryPart
 from hotbed.forecast.request import ForecastRequest
-from hotbed.forecast.speed import Job, Speed, speed_of
-from hotbed.forecast.step_time import Wires, wires_of
-from hotbed.forecast.traffic import Traffic, together, watch, with_memory
+from hotbed.forecast.step_time import StepJob, StepSpeed, Wires, speed_of, wires_of
+from hotbed.forecast.traffic import RowTraffic, add_traffic, simulate_run, with_memory
 from hotbed.host.devices import pick_device
+from hotbed.pipeline.reader import READ_AHEAD
 from hotbed.run.config import RunConfig
 from hotbed.sizing.budget import SSD_BYTES_PER_KEY, Room, rooms_of
 from hotbed.sizing.fit import BatchSample, model_problems, table_problems, too_small
 from hotbed.store import tiered
+from hotbed.store.ssd.format import RECORD_HEAD
 from hotbed.train.build import model_of
 
 
 class Forecast(NamedTuple):
-    """What a run will take."""
+    """What a run will need."""
 
     setting: dict[str, Any]
-    parts: list[Part]
-    traffic: Traffic | None  # None: every row is on the device
+    parts: list[MemoryPart]
+    traffic: RowTraffic | None  # None: every row is on the device
     record: int  # bytes
     wires: Wires | None  # with several ranks
-    speed: Speed | None  # None: not measured
+    speed: StepSpeed | None  # None: not measured
     calibration: Calibration | None
     problems: list[str]
     notes: list[str]
@@ -79,42 +80,42 @@ class Forecast(NamedTuple):
         }
 
 
-def make_forecast(asked: ForecastRequest) -> Forecast:
-    """Forecast one run. What does not fit is told in `problems`, with as much as is known all the same."""
-    config, dataset = asked.config, asked.dataset
+def make_forecast(request: ForecastRequest) -> Forecast:
+    """Forecast one run. `problems` lists what does not fit; the rest is forecast anyway."""
+    config, dataset = request.config, request.dataset
     _check_rows(config, dataset)
     device = pick_device(config.train.device)
     problems: list[str] = []
     rooms: list[Room] = []
     try:
-        rooms = _rooms(asked, device)
+        rooms = rooms_of(request.sketch.budgets, request.sketch.amounts.groups, device.type)
     except (BudgetError, ConfigError) as error:
         problems.append(str(error))
     with torch.device("meta"):
         model = model_of(config, dataset.schema)
     room = _together(rooms)
     if room is not None:
-        problems += table_problems(asked.sketch.budgets, asked.sketch.amounts, device, asked.sketch.most_used)
+        problems += table_problems(request.sketch.budgets, request.sketch.amounts, device, request.sketch.most_used)
     problems += model_problems(model, device)
     traffic, notes = None, []
     num_slots = room.num_slots if room is not None else None
     if num_slots is not None and room is not None:
-        small = _too_small(asked, rooms)
+        small = _too_small(request, rooms)
         problems += small
         if not small:
-            traffic = together([_traffic(asked, number, one) for number, one in enumerate(rooms)])
-            notes += _notes(traffic, asked)
-    shape = _shape(asked, is_needed=num_slots is not None)
-    parts = _parts(asked, room, traffic, shape, memory.model_bytes(model), device.type == "cuda")
-    problems += ssd_problems(asked.sketch, room, asked.config.tables.ssd)
-    wires = wires_of(dataset, shape, asked.sketch, asked.world, model) if asked.world > 1 else None
-    known = None if problems else _calibration(asked)
+            traffic = add_traffic([_traffic(request, number, one) for number, one in enumerate(rooms)])
+            notes += _notes(traffic, request)
+    shape = _shape(request, is_needed=num_slots is not None)
+    parts = _parts(request, room, traffic, shape, memory.model_bytes(model), device.type == "cuda")
+    problems += ssd_problems(request.sketch, room, request.config.tables.ssd)
+    wires = wires_of(dataset, shape, request.sketch, request.world, model) if request.world > 1 else None
+    known = None if problems else _calibration(request)
     speed = None
     if known is not None:
-        job = _job(asked, traffic, num_slots, shape, wires, device.type == "cuda")
+        job = _job(request, traffic, num_slots, shape, wires, device.type == "cuda")
         if config.tables.ssd and traffic is not None:
             try:
-                job = job._replace(ssd_speed=ssd_speed(config.tables.ssd, asked.sketch.amounts.record))
+                job = job._replace(ssd_speed=ssd_speed(config.tables.ssd, request.sketch.amounts.record))
             except StoreError as error:
                 notes.append(f"speed: without the ssd, since {error}")
         speed = speed_of(known, traffic, job)
@@ -122,12 +123,20 @@ def make_forecast(asked: ForecastRequest) -> Forecast:
     setting = {
         "data": config.data.path, "model": config.model.name, "dim": config.model.dim,
         "batch_size": config.data.batch_size, "optimizer": config.tables.optimizer, "policy": config.tables.policy,
-        "device": str(device), "world": asked.world, "rows": asked.sketch.amounts.rows * asked.world,
-        "slots": num_slots, "record_bytes": asked.sketch.amounts.record, "hbm": config.tables.hbm,
+        "device": str(device), "world": request.world, "rows": request.sketch.amounts.rows * request.world,
+        "slots": num_slots, "record_bytes": request.sketch.amounts.record, "hbm": config.tables.hbm,
         "cache": config.tables.cache, "memory": config.tables.memory, "ssd": config.tables.ssd,
     }  # fmt: skip
     return Forecast(
-        setting, parts, traffic, asked.sketch.amounts.record, wires, speed, known, list(dict.fromkeys(problems)), notes
+        setting,
+        parts,
+        traffic,
+        request.sketch.amounts.record,
+        wires,
+        speed,
+        known,
+        list(dict.fromkeys(problems)),
+        notes,
     )
 
 
@@ -142,13 +151,8 @@ def _check_rows(config: RunConfig, dataset: Dataset) -> None:
         raise ConfigError(f"{config.data.path} has no id features: there are no tables to plan for.")
 
 
-def _rooms(asked: ForecastRequest, device: torch.device) -> list[Room]:
-    """Of every group of tables."""
-    return rooms_of(asked.sketch.budgets, asked.sketch.amounts.groups, device.type)
-
-
 def _together(rooms: list[Room]) -> Room | None:
-    """What all groups get; None where nothing is known."""
+    """What all groups get together; None if nothing is known."""
     if not rooms:
         return None
     slots, held = [room.num_slots for room in rooms], [room.place.memory_slots or 0 for room in rooms]
@@ -156,16 +160,18 @@ def _together(rooms: list[Room]) -> Room | None:
     return rooms[0]._replace(num_slots=None if None in slots else sum(one or 0 for one in slots), place=place)
 
 
-def _too_small(asked: ForecastRequest, rooms: list[Room]) -> list[str]:
+def _too_small(request: ForecastRequest, rooms: list[Room]) -> list[str]:
     """Caches that do not hold a batch."""
-    counted = BatchSample("train", asked.config.data.batch_size, asked.replay.trace.num_batches, asked.num_batches)
+    counted = BatchSample(
+        "train", request.config.data.batch_size, request.replay.trace.num_batches, request.num_batches
+    )
     return [
         str(
             too_small(
-                counted, seen.replay.trace.most_keys, room.num_slots, asked.sketch.amounts, on_ssd=_is_cache(room)
+                counted, seen.replay.trace.most_keys, room.num_slots, request.sketch.amounts, on_ssd=_is_cache(room)
             )
         )
-        for seen, room in zip(asked.seen, rooms)
+        for seen, room in zip(request.seen, rooms)
         if room.num_slots is not None and seen.replay.trace.most_keys > room.num_slots
     ]
 
@@ -175,28 +181,27 @@ def _is_cache(room: Room) -> bool:
     return room.place.folder is not None and not room.place.memory_slots
 
 
-def _traffic(asked: ForecastRequest, number: int, room: Room) -> Traffic:
-    """Of one group."""
-    course, seen, num_slots = asked.course, asked.seen[number], room.num_slots or 0
-    traffic = watch(seen, num_slots, course)
+def _traffic(request: ForecastRequest, number: int, room: Room) -> RowTraffic:
+    """The traffic of one group."""
+    course, seen, num_slots = request.course, request.seen[number], room.num_slots or 0
+    traffic = simulate_run(seen, num_slots, course)
     if room.place.folder is None:
         return traffic
-    held = num_slots + (room.place.memory_slots or 0)
-    below = watch(seen, held, course._replace(policy="lru"))
     if not room.place.memory_slots:  # memory is the cache
         return with_memory(traffic, traffic)
+    below = simulate_run(seen, num_slots + room.place.memory_slots, course._replace(policy="lru"))
     return with_memory(traffic, below)
 
 
-def _notes(traffic: Traffic, asked: ForecastRequest) -> list[str]:
-    epoch = asked.num_batches
+def _notes(traffic: RowTraffic, request: ForecastRequest) -> list[str]:
+    epoch = request.num_batches
     notes = []
     if traffic.num_simulated < min(epoch, traffic.num_batches):
         notes.append(
             f"hit rates: the first {traffic.num_simulated:,} of {epoch:,} batches of an epoch were simulated; the others are "
             f"estimated from the counts of all ids, as if in random order: right to {100 * traffic.within:.1f} points"
         )
-    if len(asked.groups) > 1:
+    if len(request.groups) > 1:
         notes.append(
             "hit rates: tables of dynamic ids have a cache of their own; each is simulated as if it were alone"
         )
@@ -205,102 +210,108 @@ def _notes(traffic: Traffic, asked: ForecastRequest) -> list[str]:
     return notes
 
 
-def _shape(asked: ForecastRequest, is_needed: bool) -> Shape:
-    config, schema = asked.config, asked.dataset.schema
-    width = next(iter(asked.sketch.tables.values())).dim
-    samples = -(-config.data.batch_size // asked.world)
+def _shape(request: ForecastRequest, is_needed: bool) -> BatchShape:
+    config, schema = request.config, request.dataset.schema
+    width = next(iter(request.sketch.tables.values())).dim
+    samples = -(-config.data.batch_size // request.world)
     lookups, keys = float(samples * len(schema.features)), 0.0
     if is_needed:
-        trace = asked.replay.trace
+        trace = request.replay.trace
         count = max(trace.num_batches, 1)
         lookups, keys = trace.num_lookups / count, trace.keys.shape[0] / count
-    return Shape(samples, len(schema.features), len(schema.dense), lookups, keys, width)
+    return BatchShape(samples, len(schema.features), len(schema.dense), lookups, keys, width)
 
 
 def _parts(
-    asked: ForecastRequest, room: Room | None, traffic: Traffic | None, shape: Shape, dense: int, cuda: bool
-) -> list[Part]:
-    amounts, ahead = asked.sketch.amounts, asked.ahead
+    request: ForecastRequest, room: Room | None, traffic: RowTraffic | None, shape: BatchShape, dense: int, cuda: bool
+) -> list[MemoryPart]:
+    amounts, ahead = request.sketch.amounts, request.ahead
     parts = []
     if room is None or room.num_slots is None:
-        parts.append(Part("device", "rows", amounts.whole, True))
-        far = memory.READ_AHEAD
+        parts.append(MemoryPart("device", "rows", amounts.whole, True))
+        far = READ_AHEAD
     else:
         slots = room.num_slots
-        cells = memory.lane_cells(slots, shape, ahead) if cuda or traffic is None else float(traffic.num_cells)
+        cells = memory.recorded_cells(slots, shape, ahead) if cuda or traffic is None else float(traffic.num_cells)
         index = memory.index_bytes(slots, cells, cuda)
-        parts += [Part("device", "rows in the cache", slots * amounts.record, True)]
-        parts += [Part("device", "index of the cache", index, ahead.bounded and not cuda)]
+        parts += [MemoryPart("device", "rows in the cache", slots * amounts.record, True)]
+        parts += [MemoryPart("device", "index of the cache", index, ahead.bounded and not cuda)]
         far = memory.batches_ahead(slots, shape, ahead)
-        parts += _below(asked, room)
+        parts += _below(request, room)
     where = "device" if cuda else "memory"
-    far = min(far, asked.num_batches)  # not beyond the epoch
-    parts.append(Part(where, "batches ahead", far * memory.batch_bytes(shape), False))
-    parts.append(Part("device", "vectors and gradients", memory.vector_bytes(shape), False))
-    parts.append(Part("device", "model and its optimizer", dense, True))
+    far = min(far, request.num_batches)  # not beyond the epoch
+    parts.append(MemoryPart(where, "batches ahead", far * memory.batch_bytes(shape), False))
+    parts.append(MemoryPart("device", "vectors and gradients", memory.vector_bytes(shape), False))
+    parts.append(MemoryPart("device", "model and its optimizer", dense, True))
     return parts
 
 
-def _below(asked: ForecastRequest, room: Room) -> list[Part]:
-    """Tiers under the cache, once every row that occurs was used."""
-    amounts = asked.sketch.amounts
-    used = min(amounts.rows, asked.sketch.most_used)
+def _below(request: ForecastRequest, room: Room) -> list[MemoryPart]:
+    """Tiers below the cache, once every row that occurs was used."""
+    amounts = request.sketch.amounts
+    used = min(amounts.rows, request.sketch.most_used)
     if room.place.folder is None:
-        return [Part("memory", "rows below the cache", used * amounts.record + amounts.rows, True)]
+        return [MemoryPart("memory", "rows below the cache", used * amounts.record + amounts.rows, True)]
     held = room.place.memory_slots or 0
-    parts = [Part("memory", "rows over the ssd", held * (amounts.record + tiered.BYTES_PER_SLOT), True)] if held else []
-    parts.append(
-        Part("memory", "index of the ssd", amounts.rows * (tiered.BYTES_PER_KEY if held else SSD_BYTES_PER_KEY), True)
+    parts = (
+        [MemoryPart("memory", "rows over the ssd", held * (amounts.record + tiered.BYTES_PER_SLOT), True)]
+        if held
+        else []
     )
-    parts.append(Part("ssd", "rows", used * (amounts.record + 16), False))
+    parts.append(
+        MemoryPart(
+            "memory", "index of the ssd", amounts.rows * (tiered.BYTES_PER_KEY if held else SSD_BYTES_PER_KEY), True
+        )
+    )
+    parts.append(MemoryPart("ssd", "rows", used * (amounts.record + RECORD_HEAD), False))
     return parts
 
 
-def _measured_parts(known: Calibration, shape: Shape, dense: int) -> list[Part]:
-    """CUDA: what kernels and the model take beside the parts that are known, which were there when it was measured."""
+def _measured_parts(known: Calibration, shape: BatchShape, dense: int) -> list[MemoryPart]:
+    """CUDA: what kernels and the model take in addition to the known parts, which were present in the measurement."""
     if not known.peak_bytes:
         return []
     there = CALIBRATED_AHEAD * memory.batch_bytes(shape) + memory.vector_bytes(shape) + dense
-    return [Part("device", memory.WORKSPACE, max(0.0, known.peak_bytes - there), False)]
+    return [MemoryPart("device", memory.WORKSPACE, max(0.0, known.peak_bytes - there), False)]
 
 
-def _calibration(asked: ForecastRequest) -> Calibration | None:
-    """Of a rank, which has its part of the batch."""
-    if asked.calibrate == "no":
+def _calibration(request: ForecastRequest) -> Calibration | None:
+    """The calibration of a rank, which has its part of the batch."""
+    if request.calibrate == "no":
         return None
-    data = asked.config.data
-    part = dataclasses.replace(data, batch_size=-(-data.batch_size // asked.world))
-    config = dataclasses.replace(asked.config, data=part)
-    if asked.calibrate == "known":
-        return known_calibration(config, asked.dataset, asked.sketch)
+    data = request.config.data
+    part = dataclasses.replace(data, batch_size=-(-data.batch_size // request.world))
+    config = dataclasses.replace(request.config, data=part)
+    if request.calibrate == "known":
+        return known_calibration(config, request.dataset, request.sketch)
     return calibrate(
-        config, asked.dataset, asked.sketch, again=asked.calibrate == "again", short=asked.calibrate == "short"
+        config, request.dataset, request.sketch, again=request.calibrate == "again", short=request.calibrate == "short"
     )
 
 
 def _job(
-    asked: ForecastRequest,
-    traffic: Traffic | None,
+    request: ForecastRequest,
+    traffic: RowTraffic | None,
     num_slots: int | None,
-    shape: Shape,
+    shape: BatchShape,
     wires: Wires | None,
     cuda: bool,
-) -> Job:
-    config = asked.config
-    epoch = asked.num_batches
+) -> StepJob:
+    config = request.config
+    epoch = request.num_batches
     steps = epoch * config.train.epochs
     steps = min(steps, config.train.max_steps) if config.train.max_steps else steps
     far = 4
-    if num_slots is not None and is_cached(asked.sketch):
-        ahead = asked.ahead
+    if num_slots is not None and is_cached(request.sketch):
+        ahead = request.ahead
         far = look_far(int(shape.keys), num_slots, ahead.look_ahead, ahead.bounded)[1]
     planning = 0.0
     if traffic is not None and num_slots is not None and not cuda:
-        planning = _planning(asked, traffic, num_slots)
-    return Job(
+        planning = _planning(request, traffic, num_slots)
+    return StepJob(
         samples=config.data.batch_size,
         num_steps=steps,
-        record=asked.sketch.amounts.record,
+        record=request.sketch.amounts.record,
         num_slots=num_slots,
         batches_ahead=far,
         cuda=cuda,
@@ -310,9 +321,9 @@ def _job(
     )
 
 
-def _planning(asked: ForecastRequest, traffic: Traffic, num_slots: int) -> float:
-    """Measured at this size, with a batch of the run."""
-    trace, tables = asked.replay.trace, asked.config.tables
+def _planning(request: ForecastRequest, traffic: RowTraffic, num_slots: int) -> float:
+    """Seconds to plan a batch of the run, measured at this size."""
+    trace, tables = request.replay.trace, request.config.tables
     last = max(0, trace.num_batches - 2)
     counts = trace.counts[trace.offsets[last] : trace.offsets[last + 1]]
     num_keys = int(counts.shape[0])

@@ -1,10 +1,10 @@
-"""A file of ids in, a trace out: what any other system logged, replayed without a dataset directory.
+"""A file of ids -> a trace: the log of any other system, replayed without a dataset directory.
 
-.npy       integers [N], one lookup each, or [N, F], a sample a line with one id of F features
+.npy       integers [N], one lookup each, or [N, F], one line per sample with one id of F features
 .parquet   every integer column is a feature; lists are bags
 
-Features have tables of their own; ids are any 64-bit integers, negative ones are padding. Rows are the distinct ids, so a
-share of the rows is a share of those that occur. The whole file is in memory while it is read.
+Every feature has a table of its own. Ids are 64-bit integers, negative ones are padding. Rows are the distinct ids, so a share
+of the rows is a share of those that occur. The whole file is in memory while it is read.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ Ints = NDArray[np.int64]
 SUFFIXES = (".npy", ".parquet")
 
 
-class Column(NamedTuple):
+class FileColumn(NamedTuple):
     """The ids of one feature."""
 
     name: str
-    values: Ints  # [V], one after the other
+    values: Ints  # [V], of all samples
     offsets: Ints  # [N + 1]; sample n has values[offsets[n]:offsets[n + 1]]
 
 
-class IdTrace(NamedTuple):
-    """A trace, and where each feature's keys end."""
+class TraceSource(NamedTuple):
+    """A trace, and what a simulation has to know of its tables."""
 
     trace: Trace
-    features: list[str]
-    ends: list[int]  # keys of feature f are below ends[f]
+    names: list[str]  # of the tables
+    ends: list[int]  # keys of table f are below ends[f]
+    hot: Callable[[int], NDArray[np.int64]]  # number of slots -> keys that a static cache keeps
 
 
-def read_ids(path: Path, batch_size: int, max_batches: int | None = None) -> IdTrace:
-    """Batches of so many samples, in the order of the file."""
+def from_file(path: Path, batch_size: int, max_batches: int | None = None) -> TraceSource:
+    """Batches of a file of ids, in its order; a static cache keeps the ids that occur most in it."""
     columns = _npy(path) if path.suffix == ".npy" else _parquet(path)
     num_samples = columns[0].offsets.shape[0] - 1 if columns else 0
     if not num_samples:
@@ -65,10 +66,11 @@ def read_ids(path: Path, batch_size: int, max_batches: int | None = None) -> IdT
             first, end = number * batch_size, min((number + 1) * batch_size, num_samples)
             yield np.concatenate([one.values[one.offsets[first] : one.offsets[end]] for one in numbered])
 
-    return IdTrace(trace_of(lookups(), max(base, 1)), [column.name for column in columns], ends)
+    trace = trace_of(lookups(), max(base, 1))
+    return TraceSource(trace, [column.name for column in columns], ends, lambda size: hottest(trace, size))
 
 
-def _npy(path: Path) -> list[Column]:
+def _npy(path: Path) -> list[FileColumn]:
     try:
         ids = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -77,10 +79,10 @@ def _npy(path: Path) -> list[Column]:
         raise SchemaError(f"{path} must hold integers [N] or [N, F]; it holds {ids.dtype} {list(ids.shape)}.")
     matrix = ids if ids.ndim == 2 else ids[:, None]
     offsets = np.arange(matrix.shape[0] + 1, dtype=np.int64)
-    return [Column(f"f{f}", matrix[:, f].astype(np.int64), offsets) for f in range(matrix.shape[1])]
+    return [FileColumn(f"f{f}", matrix[:, f].astype(np.int64), offsets) for f in range(matrix.shape[1])]
 
 
-def _parquet(path: Path) -> list[Column]:
+def _parquet(path: Path) -> list[FileColumn]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
@@ -99,31 +101,22 @@ def _parquet(path: Path) -> list[Column]:
     return columns
 
 
-def _column(name: str, column: pa.Array, is_list: bool) -> Column:
+def _column(name: str, column: pa.Array, is_list: bool) -> FileColumn:
     if not is_list:
         values = column.fill_null(-1).cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
-        return Column(name, values, np.arange(len(column) + 1, dtype=np.int64))
+        return FileColumn(name, values, np.arange(len(column) + 1, dtype=np.int64))
     lengths = np.nan_to_num(column.value_lengths().to_numpy(zero_copy_only=False)).astype(np.int64)
     values = column.flatten().fill_null(-1).cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
-    return Column(name, values, np.concatenate([[0], np.cumsum(lengths)]))
+    return FileColumn(name, values, np.concatenate([[0], np.cumsum(lengths)]))
 
 
 def check_suffix(path: Path) -> None:
-    """A ConfigError for a file that holds no ids this module reads."""
+    """A ConfigError for a file that this module cannot read."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(
-            f"{path} is a file, and no file of ids: give a .npy or .parquet file, or a dataset directory "
+            f"{path} is not a file of ids: give a .npy or .parquet file, or a dataset directory "
             "(`hotbed prepare RAW... --out DIR` writes one)."
         )
-
-
-class TraceSource(NamedTuple):
-    """What is simulated."""
-
-    trace: Trace
-    names: list[str]  # of the tables
-    ends: list[int]  # keys of table f are below ends[f]
-    hot: Callable[[int], NDArray[np.int64]]  # number of slots -> keys that a static cache keeps
 
 
 def from_dataset(dataset: Dataset, **options: Any) -> TraceSource:
@@ -134,14 +127,8 @@ def from_dataset(dataset: Dataset, **options: Any) -> TraceSource:
     return TraceSource(trace, [one.name for one in dataset.schema.features], ends, lambda size: hot_keys(dataset, size))
 
 
-def from_file(path: Path, batch_size: int, max_batches: int | None = None) -> TraceSource:
-    """The ids of a file; a static cache keeps those that occur most in it."""
-    found = read_ids(path, batch_size, max_batches)
-    return TraceSource(found.trace, found.features, found.ends, lambda size: hottest(found.trace, size))
-
-
 def hottest(trace: Trace, num_slots: int) -> NDArray[np.int64]:
-    """The rows of a trace that a cache of so many slots should keep for good, by the trace's own counts."""
+    """The rows of a trace that a static cache of `num_slots` keeps, by the trace's own counts."""
     keys, place = np.unique(trace.keys, return_inverse=True)
     uses = np.bincount(place, weights=trace.counts)
     return np.sort(keys[np.argsort(-uses, kind="stable")[: int(num_slots * HOT_SHARE)]])

@@ -1,8 +1,8 @@
-"""What this machine takes: seconds to plan a batch on this CPU, and how fast records are read from an ssd.
+"""Measures this machine: seconds to plan a batch on this CPU, and how fast records are read from an ssd.
 
-Planning on a CPU is work of the training thread and grows with the cache and with what is known ahead: every window the cells
-of the index are swept and the slots are ranked. So it is measured at the size asked for: an index with as many cells, filled
-with keys nobody will ask for again, and batches that miss as often as the run's.
+On a CPU the training thread plans, which takes longer for larger caches and longer look-ahead: for every window the cells of
+the index are swept and the slots are ranked. So it is measured at the size in question: an index with as many cells, filled
+with keys that are not used again, and batches that miss as often as the run's.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from hotbed.cache import Cache, make_policy
 from hotbed.errors import StoreError
 from hotbed.host.memory import in_words
 from hotbed.sizing.budget import Room, parse_ssd
+from hotbed.store.ssd.format import RECORD_HEAD
+from hotbed.store.ssd.store import SEGMENTS
 from hotbed.train.build import Sketch
 
 _BYTES = 32 << 20
 _SECONDS = 0.1
-_RECORD_EXTRA = 16  # bytes that a record takes on the ssd beside its content
-_SPARE = 1 + 1 / 256  # one segment is kept for rewriting
+_SPARE = 1 + 1 / SEGMENTS  # one segment is kept for compaction
 _ROUNDS = 5
-_FEW = 64  # keys of a window that is all sweeping and ranking
+_FEW = 64  # keys of a window whose cost is sweeping and ranking alone
 
 
 def plan_seconds(
     num_slots: int, num_cells: float, counts: NDArray[np.int32], miss_share: float, window: int, policy: str
 ) -> float:
-    """Of one batch, whose distinct keys are looked up `counts` times each, planned in windows of so many."""
+    """Seconds to plan one batch whose distinct keys are looked up `counts` times each, in windows of `window` batches."""
     cache = Cache(num_slots, make_policy(policy), torch.device("cpu"))
     cache.reserve(int(num_cells))
     resident = _arrived(cache, num_slots)
@@ -64,24 +65,24 @@ def plan_seconds(
 
 
 def _arrived(cache: Cache, num_slots: int) -> NDArray[np.int64]:
-    """Fill every slot; their keys."""
+    """Fill every slot; returns their keys."""
     keys = np.arange(num_slots, dtype=np.int64) * 3
     cache.plan([cache.arrive_at_once(torch.from_numpy(keys), None)], True)
     return keys
 
 
 def _median(work: Callable[[], float]) -> float:
-    """Of some calls, the first left out."""
+    """The median of some calls, without the first."""
     return float(np.median([work() for _ in range(_ROUNDS)][1:]))
 
 
 def ssd_problems(found: Sketch, room: Room | None, ssd: str) -> list[str]:
-    """Nothing, or that the rows do not fit."""
+    """A problem if the rows do not fit."""
     if room is None or not ssd or room.place.folder is None:
         return []
     _, budget = parse_ssd(ssd)
     rows = min(found.amounts.rows, found.most_used)
-    needed = rows * (found.amounts.record + _RECORD_EXTRA) * _SPARE
+    needed = rows * (found.amounts.record + RECORD_HEAD) * _SPARE
     if needed <= budget:
         return []
     return [
@@ -92,10 +93,10 @@ def ssd_problems(found: Sketch, room: Room | None, ssd: str) -> list[str]:
 
 
 def ssd_speed(ssd: str, record: int) -> float:
-    """Bytes/s of records read at random places of a file in the folder, a tenth of a second of it, from the device itself.
+    """Bytes/s of records read at random places of a file in the folder, for a tenth of a second, from the device itself.
 
-    The file is written out and its pages are given up, so that reads do not come from memory; each place is read once. Reads
-    follow each other, and a run has several under way at a time: it is rather faster than this on a device that can.
+    The file is flushed and its pages are dropped, so that reads do not come from memory; each place is read once. Reads follow
+    each other here; a run has several in flight and is faster on a device that supports that.
     """
     folder, _ = parse_ssd(ssd)
     place = folder
@@ -117,7 +118,7 @@ def ssd_speed(ssd: str, record: int) -> float:
 
 
 def _forget_pages(file: int) -> None:
-    """Reads come from the device from here on, and no more of it than is asked for."""
+    """From here on reads come from the device, without read-ahead."""
     if not hasattr(os, "posix_fadvise"):
         raise OSError("this system cannot be asked to read from the device and not from memory")
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,30 +1,28 @@
-"""Settings in, bytes of every tier and of the workspace out.
+"""Settings -> bytes of every tier and of the workspace.
 
-Rows and what finds them are exact: they are what budgets promise (sizing/budget.py). The rest of the device is the batches
-ahead, vectors with their gradients, the model with gradients and optimizer state, and what kernels need besides, which is
-measured in the calibration.
+Rows and their index are exact: budgets count the same bytes (sizing/budget.py). The rest of the device memory is batches ahead,
+vectors with their gradients, the model with gradients and optimizer state, and the workspace of kernels, which the calibration
+measures.
 
 Shapes: S slots, L lookups of a batch, T cells of the index.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from torch import nn
 
 from hotbed.cache import bounded_cells, look_far
+from hotbed.cache.cache import CELL_BYTES, STAMP_BYTES, STATE_BYTES
 from hotbed.forecast.replay import LookAhead
+from hotbed.pipeline.reader import READ_AHEAD
 from hotbed.pipeline.recorded import CELLS_FACTOR, CELLS_PER_KEY
 
 WORKSPACE = "workspace (measured)"  # the part that a calibration adds
-READ_AHEAD = 8  # batches that are read and not asked for yet
-_CELL = 16.25  # bytes of index, with its share of a mark
-_SLOT = 13  # bytes of slot state
 
 
-class Part(NamedTuple):
+class MemoryPart(NamedTuple):
     """Bytes of one thing in one tier."""
 
     tier: str  # device, memory or ssd
@@ -33,8 +31,8 @@ class Part(NamedTuple):
     exact: bool
 
 
-class Shape(NamedTuple):
-    """What a batch is like."""
+class BatchShape(NamedTuple):
+    """Sizes of a batch."""
 
     samples: int
     features: int
@@ -44,8 +42,8 @@ class Shape(NamedTuple):
     width: int  # of a vector
 
 
-def lane_cells(num_slots: int, shape: Shape, ahead: LookAhead) -> float:
-    """Of the index on CUDA, where room for the keys ahead is made at once; on a CPU it is simulated (replay_kernels.py)."""
+def recorded_cells(num_slots: int, shape: BatchShape, ahead: LookAhead) -> float:
+    """Cells of the index on CUDA, with room for all keys ahead from the start; for a CPU see replay_kernels.py."""
     if ahead.bounded:
         return bounded_cells(num_slots, "cuda")
     _, far = look_far(int(shape.keys), num_slots, ahead.look_ahead)
@@ -53,30 +51,25 @@ def lane_cells(num_slots: int, shape: Shape, ahead: LookAhead) -> float:
 
 
 def index_bytes(num_slots: int, num_cells: float, cuda: bool) -> int:
-    """Of index and slot states; CUDA marks every cell with the batch that came last."""
-    return round(num_cells * (_CELL + (4 if cuda else 0)) + num_slots * _SLOT)
+    """Bytes of index and slot states; on CUDA every cell has a stamp, the last batch that used it."""
+    return round(num_cells * (CELL_BYTES + (STAMP_BYTES if cuda else 0)) + num_slots * STATE_BYTES)
 
 
-def batch_bytes(shape: Shape) -> float:
-    """Of one batch as it is read."""
+def batch_bytes(shape: BatchShape) -> float:
+    """Bytes of one batch as it is read."""
     return 8 * shape.lookups + 4 * shape.samples * (shape.dense + 1)
 
 
-def batches_ahead(num_slots: int, shape: Shape, ahead: LookAhead) -> int:
-    """Batches that are on the device before their turn."""
+def batches_ahead(num_slots: int, shape: BatchShape, ahead: LookAhead) -> int:
+    """Batches that are on the device ahead of training."""
     return look_far(int(shape.keys), num_slots, ahead.look_ahead, ahead.bounded)[1] + READ_AHEAD
 
 
-def vector_bytes(shape: Shape) -> float:
-    """Of looked-up vectors and their gradients."""
+def vector_bytes(shape: BatchShape) -> float:
+    """Bytes of looked-up vectors and their gradients."""
     return 2 * 4 * shape.samples * shape.features * shape.width
 
 
 def model_bytes(model: nn.Module) -> int:
-    """Of weights, gradients and two states of Adam."""
+    """Bytes of weights, gradients and two states of Adam."""
     return 16 * sum(one.numel() for one in model.parameters())
-
-
-def staging_bytes(moved: float, record: int) -> float:
-    """Pinned host memory for rows on their way: three windows of two batches, both ways."""
-    return 3 * 2 * 2 * math.ceil(moved) * record

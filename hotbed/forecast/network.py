@@ -1,9 +1,9 @@
-"""Id frequencies in, bytes on the wires out: what one rank sends in one step, before any rank is started.
+"""Id frequencies -> bytes on the wires: what one rank sends in one step, before any rank is started.
 
-Distinct ids of a batch follow from counts alone: an id is in the batch or not, whatever the others do. Bytes follow from
-distinct ids by the formulas of docs/scaling.md, which are those of the collectives in hotbed/parallel. All figures are
-expectations of the mean rank. The trade-off: samples are taken as shuffled. A log in the order of time has bursts, and so
-fewer distinct ids in a batch than are forecast here.
+The distinct ids of a batch follow from counts alone, because ids occur independently. Bytes follow from distinct ids by the
+formulas of docs/scaling.md, which are those of the collectives in hotbed/parallel. All figures are expectations for the mean
+rank. Samples are assumed to be shuffled: a log in the order of time has bursts, and so fewer distinct ids in a batch than the
+forecast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Pooled = Literal["auto", "always", "never"]
 _COUNT = 8  # bytes of a number of rows
 _PLAIN_ID = 8  # bytes of an id that travels as it is
 _PLACE = 4  # bytes of a row's place in the union
-_EXACT_RANKS, _STEP = 4096, 1.005  # Zipf: ids up to here one by one, then in lots whose borders grow by this factor
+_EXACT_RANKS, _STEP = 4096, 1.005  # Zipf: ids up to here one by one, then in ranges that grow by this factor
 
 
 class Frequencies(NamedTuple):
@@ -31,11 +31,11 @@ class Frequencies(NamedTuple):
 
     shares: Floats  # [C]
     numbers: Floats  # [C]
-    total: int | None = None  # lookups of an epoch, which gives out each once; None: drawn anew for ever
+    total: int | None = None  # lookups of an epoch, drawn without replacement; None: with replacement
     per_sample: float = 1.0  # lookups
 
     def distinct(self, num_samples: float) -> float:
-        """Expected distinct ids of so many samples."""
+        """Expected distinct ids of `num_samples` samples."""
         lookups = num_samples * self.per_sample
         if self.total is None:
             absent = np.exp(lookups * np.log1p(-np.minimum(self.shares, 1 - 1e-16)))
@@ -45,9 +45,9 @@ class Frequencies(NamedTuple):
         return float(((1.0 - absent) * self.numbers).sum())
 
     def parts(self, world: int) -> float:
-        """Expected ranks that own some of the ids of one bag; all bags are taken to have the mean number of distinct ids.
+        """Expected ranks that own some of the ids of one bag; every bag is assumed to have the mean number of distinct ids.
 
-        Neighbouring rows have different owners, so each has its share of the rows, and as many as `world` rows are apart.
+        Neighbouring rows have different owners, so each rank owns an equal share of the rows.
         """
         rows, distinct = float(self.numbers.sum()), self.distinct(1)
         return distinct if rows <= world else world * (1.0 - _absent(rows / world, rows, distinct))
@@ -61,7 +61,7 @@ def counted(counts: NDArray[np.int64], per_sample: float = 1.0) -> Frequencies:
 
 
 def zipf(num_rows: int, exponent: float) -> Frequencies:
-    """Of the made-up ids of `hotbed bench`: the r-th of `num_rows` is drawn as often as r to r + 1 under x ** -exponent."""
+    """The synthetic ids of `hotbed bench`: the r-th of `num_rows` has the weight of r to r + 1 under x ** -exponent."""
     if num_rows < 1 or exponent <= 0 or exponent == 1:
         raise ConfigError(f"zipf needs rows >= 1 and an exponent > 0 other than 1; given: {num_rows}, {exponent}")
     if num_rows == 1:
@@ -76,14 +76,13 @@ def zipf(num_rows: int, exponent: float) -> Frequencies:
 
 
 def read_frequencies(dataset: Dataset) -> list[Frequencies]:
-    """Of every id feature, from the counts files of the train split."""
+    """Frequencies of every id feature, from the counts files of the train split."""
     num_samples = dataset.schema.splits["train"].rows
     found = []
     for feature in dataset.schema.features:
         _, counts = count_rows(feature, dataset.counts(feature.name))
-        unlisted = (
-            0 if feature.multi else max(0, num_samples - int(counts.sum()))
-        )  # ids left out of the vocabulary share a row
+        # ids that are not in the vocabulary share a row
+        unlisted = 0 if feature.multi else max(0, num_samples - int(counts.sum()))
         counts = np.append(counts, unlisted)
         found.append(counted(counts, float(counts.sum()) / max(num_samples, 1)))
     return found
@@ -101,7 +100,7 @@ class Cluster(NamedTuple):
 
 
 class RowDemand(NamedTuple):
-    """Of all ranks, the own one too."""
+    """Rows that a rank requests of all ranks, including itself."""
 
     keys: float
     vectors: float  # rows, or pooled parts of bags
@@ -116,11 +115,11 @@ class Group(NamedTuple):
     value_bytes: int = 4  # 2 with 16-bit traffic
 
     def distinct(self, num_samples: float) -> float:
-        """Expected distinct keys of so many samples."""
+        """Expected distinct keys of `num_samples` samples."""
         return sum(feature.distinct(num_samples) for feature in self.features)
 
     def asked(self, world: int, batch: float, pooled: Pooled) -> RowDemand:
-        """Of each feature distinct rows, or parts of its bags, whichever moves fewer bytes."""
+        """For each feature distinct rows, or parts of its bags, whichever moves fewer bytes."""
         found = []
         for feature in self.features:
             distinct = feature.distinct(batch)
@@ -131,18 +130,18 @@ class Group(NamedTuple):
             found.append(parts if is_bags and (saves or pooled == "always") else rows)
         return RowDemand(sum(one.keys for one in found), sum(one.vectors for one in found))
 
-    def bytes_of(self, asked: RowDemand) -> float:
+    def bytes_of(self, demand: RowDemand) -> float:
         """Keys there, vectors back, gradients there."""
-        return asked.keys * self.key_bytes + 2 * asked.vectors * self.row_bytes
+        return demand.keys * self.key_bytes + 2 * demand.vectors * self.row_bytes
 
     @property
     def row_bytes(self) -> int:
-        """Of the weights of a row, a pooled part, or its gradient, on a wire."""
+        """Bytes of the weights of a row, a pooled part, or its gradient, on a wire."""
         return self.dim * self.value_bytes
 
 
 class SentBytes(NamedTuple):
-    """Bytes that one rank hands to others."""
+    """Bytes that one rank sends to others."""
 
     in_node: float = 0.0
     across: float = 0.0
@@ -155,7 +154,7 @@ class SentBytes(NamedTuple):
 class Exchanges(NamedTuple):
     """Bytes that one rank sends in one step, by what they are."""
 
-    settling: SentBytes  # keys, and the numbers that say how much comes
+    settling: SentBytes  # keys, and the counts that announce them
     rows: SentBytes
     gradients: SentBytes
 
@@ -172,13 +171,13 @@ def together(*parts: SentBytes) -> SentBytes:
 def sharded(cluster: Cluster, groups: Sequence[Group], batch: float, *, pooled: Pooled = "auto") -> Exchanges:
     """Keys go to their owners; rows, or pooled parts of bags, come back; their gradients return.
 
-    Of rows every distinct key of a rank's batch goes once, of parts every lookup; `pooled` is that of ShardedTables.
+    For rows every distinct key of a rank's batch goes once, for parts every lookup; `pooled` is that of ShardedTables.
     """
     settling, rows = [_numbers_of_routes(cluster, len(groups))], []
     for group in groups:
-        asked = group.asked(cluster.size, batch, pooled)
-        settling.append(all_to_all(cluster, asked.keys * group.key_bytes))
-        rows.append(all_to_all(cluster, asked.vectors * group.row_bytes))
+        demand = group.asked(cluster.size, batch, pooled)
+        settling.append(all_to_all(cluster, demand.keys * group.key_bytes))
+        rows.append(all_to_all(cluster, demand.vectors * group.row_bytes))
     return Exchanges(together(*settling), together(*rows), together(*rows))
 
 
@@ -190,20 +189,20 @@ def replicated(cluster: Cluster, groups: Sequence[Group], batch: float, *, new: 
     settling, rows, gradients = [_numbers_of_routes(cluster, len(groups))], [], []
     settling.append(all_gather(cluster, _COUNT * len(groups)))
     for group in groups:
-        asked = group.distinct(batch)
+        distinct = group.distinct(batch)
         owned = group.distinct(batch * cluster.size) / cluster.size  # of the union
         settling += [
-            all_to_all(cluster, asked * (group.key_bytes + _PLACE)),
+            all_to_all(cluster, distinct * (group.key_bytes + _PLACE)),
             all_gather(cluster, owned * group.key_bytes),
         ]
         rows.append(all_gather(cluster, new * owned * group.row_bytes))
-        gradients.append(all_to_all(cluster, asked * group.row_bytes))
+        gradients.append(all_to_all(cluster, distinct * group.row_bytes))
         gradients.append(all_gather(cluster, owned * group.row_bytes))
     return Exchanges(together(*settling), together(*rows), together(*gradients))
 
 
 def plain(cluster: Cluster, groups: Sequence[Group], batch: float, *, pooled: bool = False) -> Exchanges:
-    """An all-to-all of every lookup, nothing removed: ids of 8 bytes go, rows come, gradients go.
+    """An all-to-all of every lookup, without deduplication: ids of 8 bytes go, rows come, gradients go.
 
     With `pooled`, tables have whole owners, and one vector per sample and feature takes the place of its rows.
     """
@@ -216,7 +215,7 @@ def plain(cluster: Cluster, groups: Sequence[Group], batch: float, *, pooled: bo
 
 
 def dense(cluster: Cluster, num_weights: int, k: int = 1, parts: int = 1) -> SentBytes:
-    """Dense weights, a step's part of a merge every k steps; `parts` is 3 where both moments are merged, 2 for one."""
+    """Dense weights, per step of a merge every k steps; `parts` is 3 if both moments are merged, 2 for one."""
     return SentBytes(*(value / k for value in all_reduce(cluster, 4.0 * num_weights * parts)))
 
 
@@ -240,12 +239,12 @@ def _others(size: int) -> float:
 
 
 def _numbers_of_routes(cluster: Cluster, num_groups: int) -> SentBytes:
-    """Each rank tells each other how many keys and vectors of each group it asks for, and whether it goes on."""
+    """Each rank sends each other the numbers of keys and vectors of each group that it requests, and whether it continues."""
     return all_to_all(cluster, _COUNT * (2 * num_groups + 1) * cluster.size)
 
 
 def _absent(count: float, total: float, drawn: float) -> float:
-    """The chance that none of `count` among `total` lookups is among those drawn, each of which is drawn once."""
+    """The probability that none of `count` among `total` lookups is drawn, without replacement."""
     left = total - drawn
     log = lgamma(left + 1) - lgamma(left - count + 1) if count <= left else -inf
     return float(np.exp(log + lgamma(total - count + 1) - lgamma(total + 1)))

@@ -1,11 +1,11 @@
-"""The fewest misses any cache could have, knowing the whole trace: the measure of every policy.
+"""The fewest misses that any cache could have if it knew the whole trace: the yardstick of every policy.
 
 Belady's rule at batch granularity: every row of a batch is in the cache when the batch is trained, nothing is bypassed, and
-when room is needed the rows leave whose next use lies farthest ahead. Misses are counted over the distinct keys of each
-batch. No window, no row held by a batch in flight: training cannot do better, and pays for overlap where it does worse.
+when room is needed the rows with the farthest next use leave. Misses are counted over the distinct keys of each batch. There
+are no windows and no rows held by batches in flight: training cannot do better, and pays for overlap where it does worse.
 
-A row that stays is named by the entry of its last use. Entries wait in one list per batch of their next use, and a heap
-knows the farthest list that is not empty, so the work is one sort of the trace and O(log N) per entry.
+A row that stays is represented by the entry of its last use. Entries are in one list per batch of their next use, and a heap
+has the farthest list that is not empty, so the work is one sort of the trace and O(log N) per entry.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def optimum_by_batch(trace: Trace, num_slots: int) -> NDArray[np.int64]:
     """Misses [N] of the clairvoyant cache, batch by batch."""
     check_fits(trace, num_slots)
     batch_of = np.repeat(np.arange(trace.num_batches, dtype=np.int32), np.diff(trace.offsets))
-    order = np.argsort(trace.keys, kind="stable")  # the uses of one key stand together, in the order of time
+    order = np.argsort(trace.keys, kind="stable")  # the uses of one key are together, in the order of time
     same = trace.keys[order[1:]] == trace.keys[order[:-1]]
     before = np.full(trace.keys.shape[0], _NONE, dtype=np.int64)
     before[order[1:][same]] = order[:-1][same]
@@ -45,7 +45,7 @@ def optimum_by_batch(trace: Trace, num_slots: int) -> NDArray[np.int64]:
 
 
 def check_fits(trace: Trace, num_slots: int) -> None:
-    """A BudgetError when some batch alone has more distinct keys than there are slots."""
+    """A BudgetError if a batch has more distinct keys than there are slots."""
     needed = trace.most_keys
     if needed > num_slots:
         least = share_of(needed, trace.num_rows)
@@ -71,10 +71,10 @@ def _run(offsets: Any, before: Any, next_batch: Any, num_slots: int, misses: Any
         for e in range(offsets[b], offsets[b + 1]):
             if before[e] == _NONE or not stays[before[e]]:
                 misses[b] += 1
-        head[b] = _NONE  # its rows are in use now, and cannot leave
+        head[b] = _NONE  # its rows are in use and cannot leave
         num_leaving = max(misses[b] - num_free, 0)
         num_free -= misses[b] - num_leaving
-        while num_leaving > 0:  # ends: a turn takes one of the rows in the cache, or an empty list of them away
+        while num_leaving > 0:  # ends: each pass removes a row from the cache, or an empty list
             t = -farthest[0]
             if head[t] == _NONE:
                 heapq.heappop(farthest)

@@ -1,18 +1,17 @@
-"""A trace in, what a cache does with it out, window by window: the cache that trains, told from the whole trace.
+"""A trace -> what a cache does with it, window by window: the decisions of the cache that trains, from the whole trace.
 
-Rows are numbered without gaps once, and every entry is told when its row is used next; any number of caches is then run over
-that. Decisions are those of hotbed/cache to the row (tests/forecast/test_simulate.py compares): the policies are the same
-functions, and slots with equal scores leave in the order of their keys. What the cache learns from bits of batches ahead is
-read here from the trace: 11 to 175 million lookups a second on one core instead of 3 to 20.
+Rows are numbered without gaps once, and every entry gets the next use of its row; any number of caches can then run over the
+trace. Decisions are those of hotbed/cache, to the row (tests/forecast/test_simulate.py compares them): the policies are the
+same functions, and slots with equal scores leave in the order of their keys. The cache learns next uses from bits of batches
+ahead; here they come from the trace: 11 to 175 million lookups a second on one core instead of 3 to 20.
 
-Memory: 8 bytes an entry and 25 a slot; 9 bytes a row that occurs, and 5 for every row of the tables while they are numbered
-(above 2**27 rows they are sorted instead).
+Memory: 8 bytes per entry and 26 per slot; 9 bytes per row that occurs, and 5 for every row of the tables while they are
+numbered (above 2**27 rows they are sorted instead).
 
 Shapes: N batches, E distinct keys of all batches, batch by batch, D distinct keys, S slots.
 
-`simulate`: a trace in, what a cache would do with it out: hits, misses, evictions, to the row those of training.
-
-One cache at a time; whoever runs several over one trace makes a Replay of it first. Bytes and waiting are not known here.
+`simulate`: a trace -> hits, misses and evictions of one cache, equal to those of training. To run several caches over one
+trace, make a Replay of it first. Bytes and waiting times are not known here.
 """
 
 from __future__ import annotations
@@ -28,36 +27,37 @@ from hotbed.cache import DEFAULT_POLICY, MOST_AHEAD, CacheCounts, bounded_cells,
 from hotbed.errors import ConfigError
 from hotbed.forecast import replay_kernels as kernels
 from hotbed.forecast.optimum import check_fits
-from hotbed.forecast.replay_kernels import Cells
+from hotbed.forecast.replay_kernels import IndexSize
 from hotbed.forecast.trace import Trace
 from hotbed.ops.index import AHEAD_BITS
 
 _MOST_NUMBERED = 1 << 27  # rows of tables that are numbered by an array
+_SAMPLED = 2048  # slots whose scores show how low those of the victims are
 
 
 class ReplayResult(NamedTuple):
-    """What one cache did."""
+    """The work of one cache."""
 
     counts: CacheCounts
-    misses: NDArray[np.int64]  # [N], those of a window at its first batch
+    misses: NDArray[np.int64]  # [N], those of a window are at its first batch
     created: NDArray[np.int64]  # [N], likewise
     missed_rows: NDArray[np.int64]  # [D], misses of every row, in the order of Replay.keys
-    num_cells: int = 0  # of the index at the end, on a CPU, where it was asked for
+    num_cells: int = 0  # of the index at the end, on a CPU, if requested
 
 
 class LookAhead(NamedTuple):
-    """Batches planned together at most, and batches known in advance; None is what `hotbed.prefetch` chooses."""
+    """Batches planned together at most, and batches known in advance; None: as `hotbed.prefetch` chooses."""
 
     window: int | None = None
-    look_ahead: int | None = None  # 0 is the plain loop, which knows none
-    bounded: bool = False  # the cache is a budget in bytes, whose index holds so many batches and no more
+    look_ahead: int | None = None  # 0 is the plain loop, without look-ahead
+    bounded: bool = False  # the cache is a budget in bytes, which limits the batches in its index
 
 
 AUTOMATIC = LookAhead()
 
 
 class Replay:
-    """A trace, made ready; `every_row`: rows that do not occur are numbered too, so that several traces agree."""
+    """A prepared trace; `every_row`: rows that do not occur are numbered too, so that several traces agree."""
 
     def __init__(self, trace: Trace, *, every_row: bool = False) -> None:
         self.trace = trace
@@ -83,18 +83,18 @@ class Replay:
         with_cells: bool = False,
         progress: Callable[[int], None] = lambda done: None,
     ) -> ReplayResult:
-        """The trace through one cache, so many times over; figures are those of the last time, of the first `stop` batches.
+        """Run the trace through one cache `epochs` times; figures are those of the last epoch, of its first `stop` batches.
 
-        `hot` are keys that are told to the policy and brought in first, as one batch that is counted.
+        `hot` are keys that the policy keeps; they are brought in first, as one batch that is counted.
         """
         check_fits(self.trace, num_slots)
         kept = np.zeros(0, np.int64) if hot is None else hot
         cache = CacheReplay(self._knowing(kept), num_slots, policy, kept)
         if with_cells and not ahead.bounded:
-            cache.cells = Cells(num_slots, cache.missed_rows.shape[0])
+            cache.cells = IndexSize(num_slots, cache.missed_rows.shape[0])
         for _ in range(epochs - 1):
             cache.pass_over(ahead, lambda done: None)
-            cache.begin_anew()
+            cache.reset_counts()
         cache.pass_over(ahead, progress, stop)
         num_cells = bounded_cells(num_slots, "cpu") if ahead.bounded else 0
         num_cells = num_cells if cache.cells is None else cache.cells.num_cells
@@ -105,7 +105,7 @@ class Replay:
         return self.rows[self.trace.offsets[number] : self.trace.offsets[number + 1]]
 
     def _knowing(self, keys: NDArray[np.int64]) -> Replay:
-        """The same with a number for every one of these keys, also those that are never looked up."""
+        """The same trace with a number for each of these keys, also if it is never looked up."""
         every = np.union1d(self.keys, keys) if keys.shape[0] else self.keys
         if every.shape[0] == self.keys.shape[0]:
             return self
@@ -115,7 +115,7 @@ class Replay:
 
 
 class CacheReplay:
-    """One cache on its way."""
+    """One cache over a trace."""
 
     def __init__(self, replay: Replay, num_slots: int, policy: str, hot: NDArray[np.int64]) -> None:
         self.num_slots = num_slots
@@ -130,48 +130,48 @@ class CacheReplay:
             np.zeros(num_slots, dtype=np.int32) for _ in range(5)
         )
         self._dirty, self._hot = np.zeros(num_slots, dtype=np.uint8), np.zeros(num_slots, dtype=np.uint8)
-        self._scores, self._found = np.empty(num_slots, dtype=np.int32), np.empty(num_slots, dtype=np.int64)
+        self._scores = np.empty(num_slots, dtype=np.int32)
         self._listed = np.empty((3, 0), dtype=np.int32)
         self._used = self._clock = 0
         self._num_batches = replay.trace.num_batches
-        self.cells: Cells | None = None
+        self.cells: IndexSize | None = None
         self.learns = True
-        self.begin_anew()
+        self.reset_counts()
         if hot.shape[0]:
             self._warm(np.searchsorted(replay.keys, hot).astype(np.int32))
 
-    def turn_to(self, replay: Replay, learns: bool) -> None:
-        """Other batches come next, whose rows have the same numbers; batches that do not learn leave rows clean."""
+    def continue_with(self, replay: Replay, learns: bool) -> None:
+        """Continue with other batches, whose rows have the same numbers; batches that do not learn leave rows clean."""
         self._replay, self._num_batches, self.learns = replay, replay.trace.num_batches, learns
-        self.begin_anew()
+        self.reset_counts()
 
     def slot_of(self, row: int) -> int:
-        """Where a row is; -1: in no slot."""
+        """The slot of a row; -1: none."""
         return int(self._slot_of[row])
 
     def rows_here(self) -> NDArray[np.int32]:
         """The rows in the cache, in no order."""
         return self._row_in[: self._used].copy()
 
-    def begin_anew(self) -> None:
-        """Count from zero, with the rows that are here."""
+    def reset_counts(self) -> None:
+        """Reset the counts; rows stay in the cache."""
         self.counts = CacheCounts()
         self.misses, self.created = (np.zeros(self._num_batches, dtype=np.int64) for _ in range(2))
         self.missed_rows = np.zeros(self._slot_of.shape[0], dtype=np.int64)
 
     def pass_over(self, ahead: LookAhead, progress: Callable[[int], None], stop: int | None = None) -> None:
-        """The whole trace, window after window, or as much as is asked for."""
+        """Run the whole trace, window after window, or its first `stop` batches."""
         for planned in self.windows(ahead):
             progress(planned)
             if planned >= (stop or self._num_batches):
                 return
 
     def windows(self, ahead: LookAhead) -> Iterator[int]:
-        """Window after window; the number of batches that are planned."""
+        """Plan window after window; yields the number of planned batches."""
         plain, num_keys, num_slots = ahead.look_ahead == 0, self._replay._num_keys, self.num_slots
         stride, known = 1, 0
         if self._used:
-            self._tell_first_uses()
+            self._set_first_uses()
         if not plain and num_keys:
             given = None if ahead.look_ahead is None else max(ahead.look_ahead, ahead.window or 1)
             stride, known = look_far(num_keys[0], num_slots, given, ahead.bounded)
@@ -179,7 +179,7 @@ class CacheReplay:
         while planned < self._num_batches:
             length = 1
             if not plain:
-                waiting = num_keys[planned : min(planned + known, planned + 30)]
+                waiting = num_keys[planned : planned + min(known, AHEAD_BITS)]
                 length = window_length(waiting, num_slots, ahead.window)
             if self.cells is not None:
                 arrived = self._arrive(arrived, min(planned + max(known, 1), self._num_batches))
@@ -192,7 +192,7 @@ class CacheReplay:
             yield planned
 
     def _arrive(self, first: int, end: int) -> int:
-        """Batches become known; how many are."""
+        """Batches become known; returns how many are."""
         assert self.cells is not None
         for number in range(first, end):
             self.cells.arrive(self._replay.rows_of(number), int(self._replay._lookups[number]), self._slot_of)
@@ -220,23 +220,24 @@ class CacheReplay:
     def _let_in(self, since: int, train: Any, numbers: NDArray[np.int64], future: tuple[int, int, int]) -> None:
         """Misses come, victims leave."""
         num_leaving = int(numbers[kernels.MISSES]) - (self.num_slots - self._used)
+        victims = np.empty(0, dtype=np.int64)
         if num_leaving > 0:
             state = (self._last, self._uses, self._nxt, self._used_in, self._hot)
             used = slice(0, self._used)
             self._score(
                 *(part[used] for part in state), *future, self._clock, since, self._policy.half_life, self._scores[used]
             )
-            kernels.choose(self._scores[used], self._row_in, num_leaving, self._found)
+            victims = _lowest(self._scores[used], self._row_in, num_leaving)
             if self.cells is not None:
-                self.cells.leave(self._found[:num_leaving] & 0xFFFFFFFF)
+                self.cells.leave(victims)
         kernels.assign(
-            self._listed, self._clock, train, self._found, self._hot_rows, self._slot_of, self._row_in, self._last,
+            self._listed, self._clock, train, victims, self._hot_rows, self._slot_of, self._row_in, self._last,
             self._uses, self._nxt, self._used_in, self._dirty, self._hot, self._stored, numbers,
         )  # fmt: skip
         self._used = int(numbers[kernels.USED])
 
     def _warm(self, rows: NDArray[np.int32]) -> None:
-        """Bring hot rows in, as a batch that is not trained."""
+        """Bring in hot rows, as a batch that is not trained."""
         self._hot_rows[rows] = 1
         self._listed = np.empty((3, rows.shape[0]), dtype=np.int32)
         self._listed[0], self._listed[1], self._listed[2] = rows, self._num_batches, -1
@@ -246,8 +247,8 @@ class CacheReplay:
         self._let_in(self._clock, np.uint8(0), numbers, (0, 1, 0))
         self._count(numbers, 1, rows.shape[0])
 
-    def _tell_first_uses(self) -> None:
-        """Rows that are here before the first batch."""
+    def _set_first_uses(self) -> None:
+        """Set the first uses of rows that are in the cache before the first batch."""
         first = np.full(self._slot_of.shape[0], self._num_batches, dtype=np.int32)
         offsets = self._replay.trace.offsets
         batch_of = np.repeat(np.arange(self._num_batches, dtype=np.int32), np.diff(offsets))
@@ -273,6 +274,20 @@ class CacheReplay:
         )
 
 
+def _lowest(scores: NDArray[np.int32], row_in: NDArray[np.int32], count: int) -> NDArray[np.int64]:
+    """The rows [count] in the slots with the lowest (score, row), in no order; a sample bounds their scores."""
+    limit = kernels.HELD - 1
+    if scores.shape[0] > 2 * _SAMPLED:
+        sample = np.sort(scores[:: scores.shape[0] // _SAMPLED])
+        near = int(1.1 * count / scores.shape[0] * sample.shape[0]) + 16
+        limit = min(limit, int(sample[min(near, sample.shape[0] - 1)]))
+    found = np.flatnonzero(scores <= limit)
+    if found.shape[0] < count:
+        found = np.flatnonzero(scores < kernels.HELD)
+    ranks = scores[found].astype(np.int64) << 32 | row_in[found]
+    return np.partition(ranks, count - 1)[:count] & 0xFFFFFFFF
+
+
 def _numbered(keys: NDArray[np.int64], num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """(distinct keys ascending [D], the place of every key in them [E])."""
     if num_rows > _MOST_NUMBERED:
@@ -295,15 +310,15 @@ def simulate(
     hot: NDArray[np.int64] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> CacheCounts:
-    """What training on the trace counts.
+    """The counts of training on the trace.
 
     Args:
         trace: the batches.
         num_slots: rows that fit in the cache.
         policy: which rows stay.
-        window: batches planned together, at most; None is what `hotbed.prefetch` chooses.
-        look_ahead: batches known in advance; None is what `hotbed.prefetch` chooses, 0 the plain loop, which knows none.
-        hot: keys that are told to the policy, ascending; they are brought in first and counted as one batch, as in training.
+        window: batches planned together, at most; None: as `hotbed.prefetch` chooses.
+        look_ahead: batches known in advance; None: as `hotbed.prefetch` chooses; 0: the plain loop, without look-ahead.
+        hot: keys that the policy keeps, ascending; they are brought in first and counted as one batch, as in training.
         progress: called with the number of batches planned.
     """
     if look_ahead is not None and not 0 <= look_ahead <= MOST_AHEAD:

@@ -1,14 +1,13 @@
-"""One window of a cache, compiled, over rows that are numbered without gaps: what came, who may leave, who leaves.
+"""One window of a cache, compiled, over rows that are numbered without gaps: hits and misses, scores, new slots.
 
-The same decisions as hotbed/cache, told from the whole trace instead of from bits of batches ahead, so nothing is hashed and
-nothing is swept: state is read slot by slot in order. Slots in use are the first ones; one that is left is taken at once.
+The decisions are those of hotbed/cache. Next uses come from the whole trace instead of bits of batches ahead, so nothing is
+hashed or swept: state is read slot by slot in order. Slots in use are the first ones; a freed slot is reused immediately.
 
 Shapes: E entries of the trace, D distinct rows, S slots, M misses of a window.
 
-`Cells`: how large the index of a cache grows on a CPU: rows in slots and rows of batches ahead each have a cell.
-
-Told of what happens in the order of a run, it keeps the books of `Cache.make_room`: what is live, what of it the cache knows
-already, and when the table is made larger. Its size at the end is that of the cache.
+`IndexSize`: how large the index of a cache grows on a CPU, where rows in slots and rows of batches ahead each have a cell. It
+follows `Cache.make_room`: which cells are live, which of them the cache has counted, and when the table grows. Its size at the
+end is that of the cache.
 """
 
 from __future__ import annotations
@@ -20,20 +19,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.host.jit import digest_of, njit
+from hotbed.cache.cache import CELLS_PER_SLOT, FULL, GROWTH
+from hotbed.host.jit import njit
 from hotbed.ops.index import UNIT, WAYS, ScoreFunction
+from hotbed.ops.index.victims import aged, compiled_score, used_again
 
-_FULL, _GROWTH, _PER_SLOT = 0.7, 1.25, 2  # of hotbed/cache/cache.py
-_UNIT = UNIT
-_ABSENT = -1  # slot of a row that is in none; -2 - m: it is miss m of this window
+_ABSENT = -1  # slot of a row that has none; -2 - m: it is miss m of this window
 HELD = 0x7FFFFFFF  # score of a slot that the window uses
-_SAMPLED = 2048  # slots whose scores tell where about the border lies
 HITS, MISSES, MISSED_LOOKUPS, CREATED, EVICTIONS, WRITTEN, USED = range(7)  # places in the numbers of a window
 
 
 @njit(nogil=True, cache=True)
 def number_next(rows: Any, offsets: Any, num_rows: int, next_batch: Any) -> None:
-    """For every entry the batch in which its row is used next; the number of batches where none is."""
+    """For every entry the batch of the next use of its row; the number of batches if there is none."""
     num_batches = offsets.size - 1
     seen = np.full(num_rows, num_batches, dtype=np.int32)
     for b in range(num_batches - 1, -1, -1):
@@ -47,7 +45,7 @@ def collect(
     rows: Any, times: Any, next_batch: Any, offsets: Any, first: int, end: int, clock: int, half: int, train: Any,
     slot_of: Any, last: Any, uses: Any, nxt: Any, used_in: Any, dirty: Any, misses: Any, numbers: Any,
 ) -> None:  # fmt: skip
-    """The turn of batches first to end - 1, the clock before them: hits are marked, misses [3, M] listed."""
+    """Batches first to end - 1, with the clock before them: mark hits, list misses [3, M]."""
     since = clock + 1
     for b in range(first, end):
         clock += 1
@@ -57,7 +55,7 @@ def collect(
             if slot >= 0:
                 if last[slot] < since:
                     numbers[HITS] += 1
-                uses[slot] = max(uses[slot] >> min((clock - last[slot]) // half, 31), 1) + _UNIT
+                uses[slot] = used_again(uses[slot], clock - last[slot], half)
                 last[slot], nxt[slot], used_in[slot] = clock, next_batch[e], b
                 dirty[slot] |= train
                 continue
@@ -70,23 +68,17 @@ def collect(
             numbers[MISSED_LOOKUPS] += times[e]
 
 
-@njit(nogil=True, inline="always")
-def _where(condition: Any, yes: Any, no: Any) -> Any:
-    return yes if condition else no
-
-
 @cache
 def score_kernel(scoring: ScoreFunction) -> Callable[..., Any]:
     """The scores of slots under a policy, compiled from the policy's own function."""
-    tag = f"{scoring.name}_{digest_of(tuple(scoring))}"
-    value = njit(scoring.bind({"where": _where}), name=f"score_{tag}", nogil=True)
+    tag, value = compiled_score(*scoring[:2])
 
-    @njit(name=f"kernel_{tag}", nogil=True)
+    @njit(name=f"kernel_{tag}", nogil=True, cache=True)
     def kernel(
         last: Any, uses: Any, nxt: Any, used_in: Any, hot: Any, step: int, stride: int, known: int, clock: int,
         since: int, half: int, out: Any,
     ) -> None:  # fmt: skip
-        begun = step * stride  # batches from here on stand for a step that is not past
+        begun = step * stride  # batches from here on belong to a step that is not past
         for s in range(out.size):
             if last[s] >= since:
                 out[s] = HELD
@@ -97,63 +89,17 @@ def score_kernel(scoring: ScoreFunction) -> Callable[..., Any]:
             elif nxt[s] < known:
                 next_use = 1 + nxt[s] // stride - step
             age = clock - last[s]
-            out[s] = value(next_use, np.int64(uses[s] >> min(age // half, 31)), age, np.int64(hot[s]))
+            out[s] = value(next_use, np.int64(aged(uses[s], age, half)), age, np.int64(hot[s]))
 
     return kernel
 
 
 @njit(nogil=True, cache=True)
-def _lowest(found: Any, count: int) -> None:
-    """Bring the `count` lowest of distinct numbers to the front."""
-    low, high = 0, found.size - 1
-    while low < high:  # ends: the part that is left gets smaller: i and j pass one another
-        middle = (low + high) // 2
-        a, b, c = found[low], found[middle], found[high]
-        pivot = max(min(a, b), min(max(a, b), c))
-        i, j = low, high
-        while i <= j:  # ends: a turn brings i and j nearer by one each
-            while found[i] < pivot:  # ends: the pivot, or one that was not below it, is ahead
-                i += 1
-            while found[j] > pivot:  # ends: likewise, behind
-                j -= 1
-            if i <= j:
-                found[i], found[j] = found[j], found[i]
-                i += 1
-                j -= 1
-        if count - 1 <= j:
-            high = j
-        elif count - 1 >= i:
-            low = i
-        else:
-            return
-
-
-@njit(nogil=True, cache=True)
-def choose(scores: Any, row_in: Any, count: int, found: Any) -> None:
-    """The `count` slots with the lowest (score, row), at the front of `found` as score << 32 | row."""
-    limit = HELD - 1
-    if scores.size > 2 * _SAMPLED:
-        sample = np.sort(scores[:: scores.size // _SAMPLED])
-        near = min(sample.size - 1, int(1.1 * count / scores.size * sample.size) + 16)
-        limit = min(limit, sample[near])
-    size = 0
-    while True:  # ends: the second time without a limit
-        for s in range(scores.size):
-            if scores[s] <= limit:
-                found[size] = (np.int64(scores[s]) << 32) | row_in[s]
-                size += 1
-        if size >= count or limit == HELD - 1:
-            break
-        limit, size = HELD - 1, 0
-    _lowest(found[:size], count)
-
-
-@njit(nogil=True, cache=True)
 def assign(
-    misses: Any, clock: int, train: Any, found: Any, hot_rows: Any, slot_of: Any, row_in: Any, last: Any, uses: Any,
+    misses: Any, clock: int, train: Any, victims: Any, hot_rows: Any, slot_of: Any, row_in: Any, last: Any, uses: Any,
     nxt: Any, used_in: Any, dirty: Any, hot: Any, stored: Any, numbers: Any,
 ) -> None:  # fmt: skip
-    """Misses take free slots, then those of the victims at the front of `found`."""
+    """Misses take free slots, then those of the victims, which are rows."""
     taken = 0
     for m in range(numbers[MISSES]):
         row = misses[0, m]
@@ -161,7 +107,7 @@ def assign(
         if slot < row_in.size:
             numbers[USED] += 1
         else:
-            victim = found[taken] & 0xFFFFFFFF
+            victim = victims[taken]
             taken += 1
             slot = slot_of[victim]
             slot_of[victim] = _ABSENT
@@ -170,19 +116,19 @@ def assign(
                 stored[victim] = 1
                 numbers[WRITTEN] += 1
         numbers[CREATED] += 1 - stored[row]
-        slot_of[row], row_in[slot], last[slot], uses[slot], dirty[slot] = slot, row, clock, _UNIT, train
+        slot_of[row], row_in[slot], last[slot], uses[slot], dirty[slot] = slot, row, clock, UNIT, train
         nxt[slot], used_in[slot], hot[slot] = misses[1, m], misses[2, m], hot_rows[row]
 
 
-class Cells:
-    """Of one cache."""
+class IndexSize:
+    """The cells of the index of one cache."""
 
     def __init__(self, num_slots: int, num_rows: int) -> None:
-        self.num_cells = _rounded(_PER_SLOT * num_slots)
+        self.num_cells = _rounded(CELLS_PER_SLOT * num_slots)
         self._ahead = np.zeros(num_rows, dtype=np.int16)  # batches ahead that use a row
         self._live = self._usual = 0
-        self._open: list[tuple[int, int]] = []  # (new cells, look-ups) of arrivals that are not counted
-        self._ready = 0  # of them, those whose counts have come
+        self._open: list[tuple[int, int]] = []  # (new cells, lookups) of arrivals that are not counted
+        self._ready = 0  # of them, those whose counts are known
         self._begun = False
 
     def arrive(self, rows: NDArray[np.int32], num_lookups: int, slot_of: NDArray[np.int32]) -> None:
@@ -191,7 +137,7 @@ class Cells:
         new = int(((self._ahead[rows] == 0) & (slot_of[rows] == -1)).sum())
         self._ahead[rows] += 1
         self._open.append((new, num_lookups))
-        self._ready += not self._begun  # the first is waited for: it tells how far to look ahead
+        self._ready += not self._begun  # the first is waited for: it determines the look-ahead
         self._begun = True
 
     def forget(self, rows: NDArray[np.int32], slot_of: NDArray[np.int32]) -> None:
@@ -204,18 +150,18 @@ class Cells:
         self._live -= int((self._ahead[rows] == 0).sum())
 
     def planned(self) -> None:
-        """A window is decided, and all counts have come."""
+        """A window is planned, and all counts are known."""
         self._ready = len(self._open)
 
     def _make_room(self, num_lookups: int) -> None:
         pending = sum(lookups for _, lookups in self._open)
         usual = 2 * self._usual * (len(self._open) + 1) if self._usual else pending + num_lookups
         self._count(self._ready)
-        if self._live + usual <= _FULL * self.num_cells and self._live + pending + num_lookups <= self.num_cells:
+        if self._live + usual <= FULL * self.num_cells and self._live + pending + num_lookups <= self.num_cells:
             return
         self._count(len(self._open))
-        if self._live + num_lookups > _FULL * self.num_cells:
-            self.num_cells = _rounded(int((self._live + num_lookups) / _FULL * _GROWTH))
+        if self._live + num_lookups > FULL * self.num_cells:
+            self.num_cells = _rounded(int((self._live + num_lookups) / FULL * GROWTH))
 
     def _count(self, number: int) -> None:
         for new, _ in self._open[:number]:

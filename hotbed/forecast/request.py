@@ -1,4 +1,4 @@
-"""A run that is asked about in; its batches as far as they are simulated, its tables and its course out, each found once."""
+"""The run that a forecast is for -> its simulated batches, tables and schedule, each computed once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hotbed.cache import MOST_AHEAD
 from hotbed.data.dataset import Dataset
 from hotbed.forecast.id_file import TraceSource, from_dataset
 from hotbed.forecast.replay import LookAhead, Replay
-from hotbed.forecast.sampled import SampledEpoch, SampleOptions, thin
-from hotbed.forecast.traffic import BatchKnowledge, RunCourse, distinct_rows, hot_of, of_features, owned
+from hotbed.forecast.sampled import SampledEpoch, SampleOptions, draw_small_epoch
+from hotbed.forecast.traffic import BatchKnowledge, RunCourse, distinct_rows, hot_of, part_of_features, part_of_rank
 from hotbed.ops.shard import Shard
 from hotbed.parallel.world import World
 from hotbed.run.config import RunConfig
@@ -23,12 +23,12 @@ QUICK_LOOKUPS = 5_000_000  # likewise, when a run is about to start
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """A run, and how much may be found out about it."""
+    """A run, and how much may be measured and simulated for it."""
 
     config: RunConfig
     dataset: Dataset
     world: int = 1
-    calibrate: str = "auto"  # auto: where nothing is known; again; known: nothing is measured; no: no speed at all
+    calibrate: str = "auto"  # auto: if there is none; again; known: never measure; no: no speed at all
     most_lookups: int = MOST_LOOKUPS
     shared: dict[Any, Any] = field(default_factory=dict)  # traces, for several settings of one dataset
 
@@ -38,7 +38,7 @@ class ForecastRequest:
 
     @cached_property
     def _as_read(self) -> Dataset:
-        """The dataset with every id a row of its own where ids are dynamic: those are not folded."""
+        """The dataset; features with dynamic ids have a row for every id, because those are not hashed."""
         schema, tables = self.dataset.schema, self.sketch.tables
         features = [
             replace(one, mode="raw") if one.mode == "hash" and tables[one.name].rows is None else one
@@ -66,31 +66,31 @@ class ForecastRequest:
 
     @cached_property
     def replay(self) -> Replay:
-        """What this rank sees of them."""
+        """The part of them that this rank owns."""
         name = ("replay", id(self.given), self.world)
         if name not in self.shared:
-            self.shared[name] = Replay(owned(self.given.trace, Shard(0, self.world)))
+            self.shared[name] = Replay(part_of_rank(self.given.trace, Shard(0, self.world)))
         found: Replay = self.shared[name]
         return found
 
     @property
     def num_batches(self) -> int:
-        """Of an epoch."""
+        """Batches of an epoch."""
         return -(-self.dataset.schema.splits["train"].rows // self.config.data.batch_size)
 
     def thinned(self, features: tuple[int, ...] | None = None) -> SampledEpoch:
-        """An epoch with a share of the rows of some features, or two where several are trained."""
+        """An epoch with a share of the rows of some features; two epochs if several are trained."""
         train, data = self.config.train, self.config.data
         several = train.epochs > 1 and not 0 < train.max_steps <= self.num_batches
         wanted = SampleOptions(self.num_batches, 1 + several, not data.shuffle, self.most_lookups, self.world, features)
         if wanted not in self.shared:
-            self.shared[wanted] = thin(self._as_read, wanted)
+            self.shared[wanted] = draw_small_epoch(self._as_read, wanted)
         found: SampledEpoch = self.shared[wanted]
         return found
 
     @cached_property
     def groups(self) -> list[tuple[int, ...]]:
-        """Numbers of the features whose tables share a cache; those of dynamic ids have one of their own."""
+        """Numbers of the features whose tables share a cache; dynamic ids have a cache of their own."""
         kinds: dict[bool, list[int]] = {}
         for number, table in enumerate(self.sketch.tables.values()):
             kinds.setdefault(table.rows is None, []).append(number)
@@ -98,7 +98,7 @@ class ForecastRequest:
 
     @cached_property
     def seen(self) -> list[BatchKnowledge]:
-        """All that is known of the batches, for every group."""
+        """What is known of the batches, for every group."""
         shard = Shard(0, self.world)
         if len(self.groups) == 1:
             num_distinct = distinct_rows(self._as_read) // self.world
@@ -106,7 +106,7 @@ class ForecastRequest:
             return [BatchKnowledge(self.replay, hot, num_distinct, self.thinned)]
         found = []
         for features in self.groups:
-            replay = Replay(of_features(self.replay.trace, self.given.ends, features))
+            replay = Replay(part_of_features(self.replay.trace, self.given.ends, features))
             num_distinct = distinct_rows(self._as_read, features) // self.world
             found.append(
                 BatchKnowledge(
@@ -122,6 +122,6 @@ class ForecastRequest:
 
     @cached_property
     def ahead(self) -> LookAhead:
-        """How far the cache looks."""
+        """The look-ahead of the cache."""
         tables = self.config.tables
         return LookAhead(tables.window or None, tables.look_ahead or None, self.sketch.budgets.bounds_index)

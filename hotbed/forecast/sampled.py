@@ -1,9 +1,9 @@
-"""How often every row is used in an epoch in, a small epoch with a share of the rows out: what a cache does later on.
+"""How often every row is used in an epoch -> a small epoch with a share of the rows: what a cache does later in a run.
 
-`prepare` counted the ids of train, so it is known how often each row will be used; where in the epoch is drawn by chance, as
-shuffling does. A share of the rows, taken by chance, over all batches, through a cache with the same share of the slots, hits
-as often as all of them do (SHARDS, in space and not in time): the cache fills, and rows become known, as in the whole epoch,
-for a small part of its lookups. What is lost is order: ids that come in stretches hit more often than this says.
+`prepare` counted the ids of train, so the number of uses of each row is known; their places in the epoch are drawn at random,
+as shuffling does. A random share of the rows, over all batches, through a cache with the same share of the slots, has the hit
+rate of all rows (SHARDS, in space and not in time): the cache fills, and rows become known, as in the whole epoch, for a small
+part of its lookups. Order is lost: ids that come in bursts hit more often than forecast here.
 
 Shapes: N batches of an epoch, E epochs, K rows taken.
 """
@@ -22,17 +22,17 @@ from hotbed.cache import CacheCounts
 from hotbed.data.dataset import Dataset, count_rows
 from hotbed.data.schema import IdFeature
 from hotbed.forecast.replay import CacheReplay, LookAhead, Replay
-from hotbed.forecast.replay_kernels import Cells
+from hotbed.forecast.replay_kernels import IndexSize
 from hotbed.forecast.trace import Trace, rows_of
 from hotbed.ops.shard import Shard
 
 _SEED = 1
-_LEAST_SLOTS = 256  # below, the size of an index is mostly rounding
-_MOST_USES = 8  # of a row in a mean batch; with more it is in every batch just so, and would take memory
+_LEAST_SLOTS = 256  # below this, the size of an index is mostly rounding
+_MOST_USES = 8  # of a row in a mean batch; with more it is in every batch anyway, and only takes memory
 
 
-class Uses(NamedTuple):
-    """Of one feature's table, over an epoch of train."""
+class FeatureUses(NamedTuple):
+    """Uses of the rows of one feature's table in an epoch of train."""
 
     rows: NDArray[np.int64]
     times: NDArray[np.int64]
@@ -45,7 +45,7 @@ class Uses(NamedTuple):
 
 
 class SampleOptions(NamedTuple):
-    """Which small epoch."""
+    """The small epoch to be drawn."""
 
     num_batches: int  # of an epoch
     epochs: int  # that are drawn
@@ -59,12 +59,12 @@ class SampleOptions(NamedTuple):
 
 
 class SampleCounts(NamedTuple):
-    """What a small cache has done so far."""
+    """The work of a small cache so far."""
 
     counts: CacheCounts  # of the small epoch
     misses: float  # of all rows
     error: float  # standard error of these, from taking a share of the rows
-    cells_per_slot: float  # of the index, on a CPU; 0: the cache is too small to tell
+    cells_per_slot: float  # of the index, on a CPU; 0: the cache is too small for an estimate
 
 
 class SampledEpoch(NamedTuple):
@@ -77,11 +77,11 @@ class SampledEpoch(NamedTuple):
     def run(
         self, num_slots: int, policy: str, ahead: LookAhead, hot: NDArray[np.int64] | None, stops: list[int]
     ) -> list[SampleCounts]:
-        """Through a cache of a rank, once; what the small cache had done when so many batches were planned, for each stop."""
+        """Run it through the cache of a rank once; the counts at each stop, a number of planned batches."""
         kept = np.zeros(0, np.int64) if hot is None else np.flatnonzero(np.isin(self.keys, hot, assume_unique=True))
         slots = self.slots(num_slots)
         cache = CacheReplay(self.replay, slots, policy, kept)
-        cache.cells = Cells(slots, self.keys.shape[0])
+        cache.cells = IndexSize(slots, self.keys.shape[0])
         warmed, found = int(cache.counts.misses), list[SampleCounts]()
         for planned in cache.windows(ahead):
             while len(found) < len(stops) and planned >= stops[len(found)]:
@@ -94,26 +94,26 @@ class SampledEpoch(NamedTuple):
         return found
 
     def slots(self, num_slots: int) -> int:
-        """Of the small cache that stands for one of so many."""
+        """Slots of the small cache that represents one of `num_slots`."""
         return max(round(num_slots * self.share), self.replay.trace.most_keys, 1)
 
 
-def uses_of(dataset: Dataset) -> Iterator[Uses]:
-    """Feature by feature; rows that are used at all."""
+def uses_of(dataset: Dataset) -> Iterator[FeatureUses]:
+    """Feature by feature, rows that are used."""
     num_samples = dataset.schema.splits["train"].rows
     for feature in dataset.schema.features:
         rows, times = count_rows(feature, dataset.counts(feature.name))
         unknown = feature.unlisted_lookups or (0 if feature.multi else max(num_samples - int(times.sum()), 0))
         if feature.counting == "sketch" and feature.mode in ("hash", "raw"):
-            yield Uses(rows, times, max(_estimate(feature, rows) - int(rows.shape[0]), 0), unknown)
+            yield FeatureUses(rows, times, max(_estimate(feature, rows) - int(rows.shape[0]), 0), unknown)
         elif unknown and feature.mode == "vocabulary":
-            yield Uses(np.concatenate([[0], rows]), np.concatenate([[unknown], times]))
+            yield FeatureUses(np.concatenate([[0], rows]), np.concatenate([[unknown], times]))
         else:
-            yield Uses(rows, times)
+            yield FeatureUses(rows, times)
 
 
-def thin(dataset: Dataset, wanted: SampleOptions) -> SampledEpoch:
-    """A small epoch, or a few, one after the other, of a rank's rows."""
+def draw_small_epoch(dataset: Dataset, wanted: SampleOptions) -> SampledEpoch:
+    """A small epoch of a rank's rows, or several in a row."""
     some = (uses for number, uses in enumerate(uses_of(dataset)) if wanted.has(number))
     num_lookups = sum(int(uses.times.sum()) + uses.other_times for uses in some) * wanted.epochs
     share = min(1.0, wanted.most_lookups * wanted.world / max(num_lookups, 1))
@@ -135,9 +135,9 @@ def thin(dataset: Dataset, wanted: SampleOptions) -> SampledEpoch:
 
 
 class MovedRows(NamedTuple):
-    """Of all rows of a rank, between two batches."""
+    """Moves of all rows of a rank, between two batches."""
 
-    again: float  # misses of rows that were there once
+    again: float  # misses of rows that were in the cache before
     made: float
     written_back: float
     missed_lookups: float
@@ -155,8 +155,8 @@ def _taken(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(keys [K], uses of each [K]) of a rank; rows that were too many to count have keys above all others.
 
-    Of the rows of a table in the order of their uses every so-manieth is taken, so that no chance has much to do with how
-    often those taken are used: a third of the error of a draw (criteo-like, caches of 0.5 %).
+    Of the rows of a table in the order of their uses every k-th is taken, so that the uses of the sample hardly depend on
+    chance: a third of the error of a random draw (criteo-like, caches of 0.5 %).
     """
     keys, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     num_rows = rows_of(dataset)
@@ -189,5 +189,5 @@ def _estimate(feature: IdFeature, rows: NDArray[np.int64]) -> int:
 
 
 def _occupied(num_rows: int, num_ids: int) -> int:
-    """Rows of a table that so many ids fall on, each by chance."""
+    """Rows of a table that are hit by `num_ids` random ids."""
     return round(-num_rows * math.expm1(num_ids * math.log1p(-1 / max(num_rows, 2))))

@@ -1,14 +1,17 @@
-"""Bytes of a step and the speed of wires in, seconds of a step out: a projection to clusters nobody has measured here.
+"""Seconds of a training step: of one rank from its calibration and traffic, of a cluster from bytes and the speed of wires.
 
-Every collective takes a start, a little for each partner, and its bytes over the speed that one rank reaches. What a step
-waits for follows the exact order of training: a row cannot be sent before the last step's gradients have reached it, so
-rows and gradients stand between the steps and hide behind nothing. Keys are settled ahead and dense sums travel beside the
-computation. `floor` is the step if everything travelled beside it: no order of events can be faster on these wires.
+`speed_of`: the stages of a step, the slowest of them, and samples/s. On a GPU stages run concurrently, and a step takes as long
+as the longest. On a CPU they share its cores: a step is the longest of the training thread, the reader, and all core seconds
+divided by the cores. Every epoch also waits for the batches that are read before its first step.
 
-`Wires`: several ranks in; bytes that one of them sends in a step, and the seconds nothing hides, out.
+`sharded_time`, `replicated_time`: a projection to clusters that were not measured. Every collective takes a start, a little
+for each partner, and its bytes divided by the speed that one rank reaches. A row cannot be sent before the gradients of the
+last step have reached it, so rows and gradients travel between steps, and nothing hides them. Keys are settled ahead, and
+dense sums travel during the computation. `floor` is a step in which everything travels during it: no order is faster.
 
-Bytes are those of network.py, which agree with counted ones within 2 % where samples are shuffled. Seconds are a
-projection to wires that are assumed, not measured: NVLink in a node of eight, 400 Gb/s a rank across nodes.
+`wires_of`: bytes that one of several ranks sends in a step, and the seconds that nothing hides. Bytes are those of network.py,
+which agree with counted ones within 2 % where samples are shuffled. Seconds assume NVLink in a node of eight and 400 Gb/s a
+rank across nodes.
 """
 
 from __future__ import annotations
@@ -19,19 +22,21 @@ from typing import NamedTuple
 from torch import nn
 
 from hotbed.data.dataset import Dataset
-from hotbed.forecast.memory import Shape
+from hotbed.forecast.calibrate import Calibration
+from hotbed.forecast.memory import BatchShape
 from hotbed.forecast.network import Cluster, Exchanges, Group, SentBytes, dense, read_frequencies, sharded
+from hotbed.forecast.traffic import RowTraffic
 from hotbed.train.build import Sketch
 
 _LOCAL = 8  # ranks of a node
 _NETWORK = 400  # Gb/s of a rank
 REACHED = 0.8  # of the speed on the label
-BESIDE = 0.5  # of the computation: what keys and dense sums may take without being noticed
+BESIDE = 0.5  # of the computation: what keys and dense sums may take without delaying the step
 PASSES = 6  # over rows and gradients in device memory, to pack and unpack what travels
 
 
 class Wire(NamedTuple):
-    """One rank's way to others, when all ranks send."""
+    """The connection of one rank to others, when all ranks send."""
 
     speed: float  # bytes per second, one way
     start: float  # seconds before a collective moves anything
@@ -49,12 +54,12 @@ NVLINK = Wire(REACHED * 450e9, 15e-6, 1e-6)  # NVLink 4: 900 GB/s a GPU, both wa
 
 
 def network(gigabits: float, ranks: int = 1) -> Wire:
-    """A network card of so many Gb/s that serves so many ranks."""
+    """A network card of `gigabits` Gb/s that serves `ranks` ranks."""
     return Wire(REACHED * gigabits * 1e9 / 8 / ranks, 20e-6, 2e-6)
 
 
 class Work(NamedTuple):
-    """What one rank does in a step besides sending."""
+    """The work of one rank in a step, without sending."""
 
     compute: float  # seconds of a whole training step whose rows are all its own
     deal: float  # seconds to find the distinct keys of its batch
@@ -66,7 +71,7 @@ class StepTime(NamedTuple):
 
     compute: float  # with finding distinct keys, packing and unpacking
     exposed: float  # exchanges that nothing hides
-    beside: float  # exchanges that travel beside the computation
+    beside: float  # exchanges that overlap with the computation
 
     @property
     def step(self) -> float:
@@ -80,7 +85,7 @@ class StepTime(NamedTuple):
 
 
 def sharded_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, dense: SentBytes) -> StepTime:
-    """Of a step whose rows come from their owners."""
+    """A step whose rows come from their owners."""
     if cluster.size == 1:
         return StepTime(work.compute, 0.0, 0.0)
     packed = PASSES * max(sent.rows.in_node, sent.rows.across)
@@ -92,7 +97,7 @@ def sharded_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, 
 
 
 def replicated_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, dense: SentBytes) -> StepTime:
-    """Of a step whose rows are everywhere: new rows are gathered, gradients exchanged, new weights gathered."""
+    """A step with replicated rows: new rows are gathered, gradients exchanged, new weights gathered."""
     if cluster.size == 1:
         return StepTime(work.compute, 0.0, 0.0)
     packed = PASSES * max(sent.gradients.in_node, sent.gradients.across)
@@ -105,7 +110,7 @@ def replicated_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchange
 
 
 def sum_time(cluster: Cluster, fabric: Fabric, sent: SentBytes) -> float:
-    """Of an all-reduce: rings for the bytes, trees for the waiting."""
+    """Seconds of an all-reduce: a ring for the bytes, a tree for the latency."""
     seconds = 0.0
     for size, wire, num_bytes in _axes(cluster, fabric, sent):
         seconds += 2 * (wire.start + ceil(log2(size)) * wire.message) + num_bytes / wire.speed
@@ -126,14 +131,14 @@ def _axes(cluster: Cluster, fabric: Fabric, sent: SentBytes) -> list[tuple[int, 
 
 
 class Wires(NamedTuple):
-    """Of one rank and one step."""
+    """Traffic of one rank in one step."""
 
     in_node: float  # bytes
     across: float
     seconds: float  # that nothing hides
 
 
-def wires_of(dataset: Dataset, shape: Shape, found: Sketch, world: int, model: nn.Module) -> Wires:
+def wires_of(dataset: Dataset, shape: BatchShape, found: Sketch, world: int, model: nn.Module) -> Wires:
     """Rows sharded over ranks."""
     local = min(world, _LOCAL)
     cluster = Cluster(-(-world // local), local)
@@ -145,3 +150,61 @@ def wires_of(dataset: Dataset, shape: Shape, found: Sketch, world: int, model: n
     time = sharded_time(cluster, fabric, Work(0.0, 0.0, 4e12), exchanges, weights)
     total = exchanges.total
     return Wires(total.in_node + weights.in_node, total.across + weights.across, time.exposed)
+
+
+class StepSpeed(NamedTuple):
+    """Seconds of a step by stage, each on its own."""
+
+    stages: dict[str, float]
+    step: float
+    bottleneck: str
+    fill: float  # seconds before the first step of an epoch
+    samples_per_s: float  # of the whole run
+
+
+class StepJob(NamedTuple):
+    """The work of a step."""
+
+    samples: int
+    num_steps: int
+    record: int  # bytes
+    num_slots: int | None
+    batches_ahead: int
+    cuda: bool
+    num_epochs: int = 1  # that are started
+    planning: float = 0.0  # seconds of a step, on a CPU
+    ssd_speed: float = 0.0  # bytes/s
+    network: float = 0.0  # seconds of exchanges that nothing hides
+
+
+def speed_of(known: Calibration, traffic: RowTraffic | None, job: StepJob) -> StepSpeed:
+    """The speed of one rank."""
+    moved = 0.0 if traffic is None else (traffic.misses + traffic.written_back) / 2
+    planning = job.planning + (known.slot * (job.num_slots or 0) if moved else 0.0)
+    rows = known.row * moved
+    ssd = 0.0
+    if traffic is not None and job.ssd_speed:
+        ssd = (traffic.from_ssd + traffic.to_ssd) * job.record / job.ssd_speed
+    stages = {"reader": known.reader}
+    if job.cuda:
+        stages |= {"GPU": known.step + planning + job.network, "host": rows}
+        if traffic is not None and known.copy_speed:
+            stages["PCIe"] = max(traffic.copied, traffic.written_back) * job.record / known.copy_speed
+    else:
+        stages |= {"compute": known.step + planning, "host": rows}
+    if ssd:
+        stages["SSD"] = ssd
+    if job.network:
+        stages["network"] = job.network
+    bottleneck = max(stages, key=lambda name: stages[name])
+    if job.cuda:
+        step = max(stages.values())
+    else:
+        alone = known.step + planning + rows + ssd + job.network
+        busy = known.step_cores * alone / known.step if known.step else 0.0
+        step = max(alone, known.reader, (busy + known.reader_cores) / known.cores)
+        if step > 1.2 * alone:
+            bottleneck = "reader"
+    fill = known.first_batch + known.reader * min(job.batches_ahead, job.num_steps)
+    total = step * job.num_steps + fill * job.num_epochs
+    return StepSpeed(stages, step, bottleneck, fill, job.samples * job.num_steps / total if total else 0.0)

@@ -1,7 +1,7 @@
-"""Batches in, a trace out: the distinct keys of every batch, in the order of training, without rows, labels or gradients.
+"""Batches -> a trace: the distinct keys of every batch, in the order of training, without rows, labels or gradients.
 
-Keys are those of training (tables one after the other, in schema order), so a cache that is shown a trace decides what it
-would decide in training. A trace of Criteo-Kaggle at batch 16,384 takes 0.9 MB a batch; `max_batches` cuts it.
+Keys are those of training (tables in schema order), so a cache makes the same decisions for a trace as in training. A trace of
+Criteo-Kaggle at batch 16,384 takes 0.9 MB per batch; `max_batches` limits it.
 
 Shapes: N batches, E distinct keys of all batches, batch by batch.
 """
@@ -25,7 +25,7 @@ from hotbed.types import Batch
 
 
 class Trace(NamedTuple):
-    """What every batch looks up."""
+    """The lookups of every batch."""
 
     keys: NDArray[np.int64]  # [E], ascending within a batch
     counts: NDArray[np.int32]  # [E], lookups of each
@@ -38,7 +38,7 @@ class Trace(NamedTuple):
 
     @property
     def most_keys(self) -> int:
-        """Distinct keys of the largest batch: the fewest slots that can serve the trace."""
+        """Distinct keys of the largest batch: the least number of slots for the trace."""
         return int(np.diff(self.offsets).max(initial=0))
 
     @property
@@ -55,7 +55,7 @@ class Trace(NamedTuple):
 
 
 def trace_of(lookups: Iterable[NDArray[np.int64]], num_rows: int) -> Trace:
-    """A trace from the keys of each batch, as often as they are looked up; negative keys are padding."""
+    """A trace from the lookups of each batch, as keys; negative keys are padding."""
     keys, counts, offsets = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)], [0]
     for batch in lookups:
         found, times = np.unique(batch, return_counts=True)

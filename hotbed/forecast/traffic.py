@@ -1,9 +1,9 @@
-"""The run's own batches in, hits and rows moved of a mean step out.
+"""The run's own batches -> hits and moved rows of a mean step.
 
-All batches of an epoch are simulated where they are few enough, and then counts are those of the run to the row; later epochs
-are a second pass over the same batches with the cache as the first left it. Of more, the first ones are, and the rest is told
-from a small epoch (sampled.py): rows missed again, written back, and later epochs. Rows that will be made are the data set's
-distinct ids, since each is made once. Evaluations between epochs use the cache too, and are left out.
+If an epoch has few enough batches, all of them are simulated, and counts are those of the run to the row; later epochs are a
+second pass over the same batches with a warm cache. Otherwise the first batches are simulated, and the rest is estimated from a
+small epoch (sampled.py): rows missed again, written back, and later epochs. The rows that will be created are the distinct ids
+of the dataset, since each is created once. Evaluations between epochs use the cache too, and are left out.
 
 With several ranks one of them is simulated: the keys it owns, of the batches of all.
 """
@@ -29,8 +29,8 @@ _SUMS = ("keys", "misses", "created", "written_back", "lookups", "from_ssd", "to
 _BATCHES_DIFFER = 0.015  # of the distinct keys of a batch: those of later batches may be more or fewer
 
 
-class Traffic(NamedTuple):
-    """Of a mean step of a whole run, on one rank."""
+class RowTraffic(NamedTuple):
+    """Rows of a mean step of a whole run, on one rank."""
 
     num_batches: int  # of the run
     num_simulated: int  # of its first epoch
@@ -44,8 +44,8 @@ class Traffic(NamedTuple):
     from_ssd: float = 0.0  # rows
     to_ssd: float = 0.0
     num_cells: int = 0  # of the index, on a CPU, after the batches simulated
-    memory_hit_rate: float | None = None  # over rows asked below the device; None without an ssd
-    within: float = 0.0  # the hit rate is right to so much; 0: as right as what was simulated
+    memory_hit_rate: float | None = None  # over rows requested below the device; None without an ssd
+    within: float = 0.0  # error bound of the hit rate; 0: exact as far as simulated
 
     @property
     def copied(self) -> float:
@@ -54,7 +54,7 @@ class Traffic(NamedTuple):
 
 
 class RunCourse(NamedTuple):
-    """What a run makes of the batches."""
+    """Length and cache settings of a run."""
 
     num_batches: int  # of an epoch
     epochs: int
@@ -63,7 +63,7 @@ class RunCourse(NamedTuple):
     ahead: LookAhead
 
 
-def owned(trace: Trace, shard: Shard) -> Trace:
+def part_of_rank(trace: Trace, shard: Shard) -> Trace:
     """The part of a trace that one rank owns."""
     if shard.world == 1:
         return trace
@@ -71,7 +71,7 @@ def owned(trace: Trace, shard: Shard) -> Trace:
     return _part(trace, (shard.owner_of(keys) == shard.rank).numpy())
 
 
-def of_features(trace: Trace, ends: list[int], features: tuple[int, ...]) -> Trace:
+def part_of_features(trace: Trace, ends: list[int], features: tuple[int, ...]) -> Trace:
     """The part of a trace that some features look up; keys of feature f are below ends[f]."""
     return _part(trace, np.isin(np.searchsorted(np.array(ends), trace.keys, side="right"), features))
 
@@ -92,13 +92,13 @@ def hot_of(given: TraceSource, shard: Shard, num_slots: int) -> NDArray[np.int64
 class BatchKnowledge(NamedTuple):
     """What is known of the batches."""
 
-    replay: Replay  # the first of them, as far as they were read
+    replay: Replay  # the first batches, as far as they were read
     hot: Callable[[int], NDArray[np.int64]]  # number of slots -> keys that a static cache keeps
     num_distinct: int  # rows that the train split uses
-    thinned: Callable[[], SampledEpoch]  # asked where they were not read to the end of an epoch
+    thinned: Callable[[], SampledEpoch]  # for an epoch that was not read to its end
 
 
-def watch(seen: BatchKnowledge, num_slots: int, course: RunCourse) -> Traffic:
+def simulate_run(seen: BatchKnowledge, num_slots: int, course: RunCourse) -> RowTraffic:
     """The cache of the run."""
     steps = course.num_batches * course.epochs
     steps = min(steps, course.max_steps) if course.max_steps else steps
@@ -110,19 +110,19 @@ def watch(seen: BatchKnowledge, num_slots: int, course: RunCourse) -> Traffic:
     within, num_cells = 0.0, first.num_cells
     if num_simulated < one_epoch:
         ends = _Ends(num_simulated, one_epoch, steps)
-        told = _tell_rest(seen, num_slots, course, hot, ends, first)
-        total, within = _carried(figures, told, ends)
+        rest = _estimate_rest(seen, num_slots, course, hot, ends, first)
+        total, within = _extrapolated(figures, rest, ends)
         if (
             first.counts.misses < num_slots and not course.ahead.bounded
-        ):  # it is not full yet, and the index grows with it
-            num_cells = max(num_cells, round(told.cells_per_slot * num_slots))
+        ):  # it is not full yet, and the index still grows
+            num_cells = max(num_cells, round(rest.cells_per_slot * num_slots))
     else:
         total = figures
         if steps > one_epoch:
             later = seen.replay.run(num_slots, course.policy, course.ahead, hot=hot, epochs=2).counts
             total = [a + (steps - one_epoch) / num_simulated * b for a, b in zip(total, _figures(later))]
     keys, misses, created, written, lookups, missed = total
-    return Traffic(
+    return RowTraffic(
         num_batches=steps,
         num_simulated=num_simulated,
         keys=keys / steps,
@@ -137,14 +137,14 @@ def watch(seen: BatchKnowledge, num_slots: int, course: RunCourse) -> Traffic:
     )
 
 
-def with_memory(traffic: Traffic, below: Traffic) -> Traffic:
-    """The same over an ssd: `below` is a cache that holds what device and memory hold together."""
+def with_memory(traffic: RowTraffic, below: RowTraffic) -> RowTraffic:
+    """The same over an ssd: `below` is a cache that holds the rows of device and memory together."""
     from_ssd = min(below.copied, traffic.copied)
     rate = 1 - from_ssd / traffic.copied if traffic.copied else 1.0
     return traffic._replace(from_ssd=from_ssd, to_ssd=below.written_back, memory_hit_rate=rate)
 
 
-def together(parts: list[Traffic]) -> Traffic:
+def add_traffic(parts: list[RowTraffic]) -> RowTraffic:
     """Several caches as one."""
     first, *others = parts
     if not others:
@@ -162,13 +162,13 @@ def together(parts: list[Traffic]) -> Traffic:
 
 
 def distinct_rows(dataset: Dataset, features: tuple[int, ...] | None = None) -> int:
-    """Rows that the train split uses, of some features; where ids were too many to count, by the schema's estimate."""
+    """Rows that the train split uses, of some features; an estimate of the schema if ids were too many to count."""
     every = enumerate(uses_of(dataset))
     return sum(uses.num_rows for number, uses in every if features is None or number in features)
 
 
 def _without_warming(counts: CacheCounts, hot: NDArray[np.int64] | None) -> CacheCounts:
-    """Rows that a static cache brings in before the first batch are not of training."""
+    """Without the rows that a static cache brings in before the first batch."""
     if hot is None:
         return counts
     size = hot.shape[0]
@@ -191,7 +191,7 @@ class _Ends(NamedTuple):
 
 
 class _SampleResult(NamedTuple):
-    """What a small epoch says of all rows."""
+    """Estimates for all rows from a small epoch."""
 
     prefix_misses: float  # in the batches that were simulated, for comparison
     rest: MovedRows  # in the rest of the first epoch
@@ -200,7 +200,7 @@ class _SampleResult(NamedTuple):
     cells_per_slot: float
 
 
-def _tell_rest(
+def _estimate_rest(
     seen: BatchKnowledge,
     num_slots: int,
     course: RunCourse,
@@ -213,7 +213,7 @@ def _tell_rest(
     prefix, epoch, *more = small.run(num_slots, course.policy, ahead, hot, stops)
     later = more[0] if more else epoch
     rest = moved_between(prefix.counts, epoch.counts, small.share)
-    if ends.epoch == course.num_batches:  # every row of train was made by then
+    if ends.epoch == course.num_batches:  # every row of train has been created
         rest = rest._replace(made=float(max(seen.num_distinct - first.counts.created, 0)))
     return _SampleResult(
         prefix_misses=prefix.misses,
@@ -225,22 +225,22 @@ def _tell_rest(
 
 
 def _as_far(trace: Trace, num_slots: int, ahead: LookAhead) -> LookAhead:
-    """Looking ahead as far as the cache of the run does, which the few rows of a small batch would not tell as well."""
+    """The look-ahead of the run's cache, which the few rows of a small batch would not give as well."""
     num_keys = np.diff(trace.offsets)
     far = look_far(int(num_keys[0]), num_slots, ahead.look_ahead, ahead.bounded)[1]
     return LookAhead(window_length([int(num_keys.mean())] * far, num_slots, ahead.window), far)
 
 
-def _carried(figures: list[float], told: _SampleResult, ends: _Ends) -> tuple[list[float], float]:
-    """(sums over the run, what its hit rate is right to), from those of the batches simulated and a small epoch."""
+def _extrapolated(figures: list[float], sample: _SampleResult, ends: _Ends) -> tuple[list[float], float]:
+    """(sums over the run, error bound of its hit rate), from the simulated batches and a small epoch."""
     keys, misses, created, written, lookups, missed = figures
     scale, epochs_more = ends.epoch / ends.simulated, (ends.run - ends.epoch) / ends.epoch
-    rest, later = told.rest, told.later
-    off = abs(told.prefix_misses - misses) / max(keys, 1)
+    rest, later = sample.rest, sample.later
+    off = abs(sample.prefix_misses - misses) / max(keys, 1)
     more = [rest.again + rest.made, rest.made, rest.written_back, rest.missed_lookups]
     moved = [a + b for a, b in zip([misses, created, written, missed], more)]
     again = [later.again, 0.0, later.written_back, later.missed_lookups]
     misses, created, written, missed = (a + epochs_more * b for a, b in zip(moved, again))
     every = scale * (1 + epochs_more)
-    within = off + 2 * told.error / max(keys * scale, 1) + _BATCHES_DIFFER * misses / max(keys * every, 1)
+    within = off + 2 * sample.error / max(keys * scale, 1) + _BATCHES_DIFFER * misses / max(keys * every, 1)
     return [keys * every, misses, created, written, lookups * every, missed], within

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hotbed.data.dataset import Dataset
-from hotbed.forecast.comparison import MISSES, quick_outlook, write_misses
+from hotbed.forecast.comparison import MISSES, quick_forecast, write_misses
 from hotbed.forecast.replay import LookAhead, Replay
 from hotbed.forecast.request import ForecastRequest
 from hotbed.run.run_file import compose
@@ -22,7 +22,7 @@ def asked(tmp_path_factory):
 
 
 def test_a_cache_of_every_size(asked, tmp_path):
-    assert quick_outlook(asked) is not None
+    assert quick_forecast(asked) is not None
     write_misses(tmp_path, asked)
     found = json.loads((tmp_path / MISSES).read_text())
     missed, sizes = found["missed_lookups"], found["sizes"]

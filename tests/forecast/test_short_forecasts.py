@@ -10,9 +10,9 @@ from hotbed.data.synthetic.shapes import SHAPES
 from hotbed.data.synthetic.write import write_dataset
 from hotbed.forecast.id_file import from_dataset
 from hotbed.forecast.replay import LookAhead, Replay
-from hotbed.forecast.sampled import SampleOptions, thin, uses_of
+from hotbed.forecast.sampled import SampleOptions, draw_small_epoch, uses_of
 from hotbed.forecast.trace import rows_of
-from hotbed.forecast.traffic import BatchKnowledge, RunCourse, distinct_rows, hot_of, owned, watch
+from hotbed.forecast.traffic import BatchKnowledge, RunCourse, distinct_rows, hot_of, part_of_rank, simulate_run
 from hotbed.ops.shard import Shard
 
 BATCH = 48
@@ -37,17 +37,20 @@ class Forecasts:
         wanted = SampleOptions(self.num_batches, min(epochs, 2), not shuffle, LOOKUPS, world)
         short = from_dataset(dataset, batch_size=BATCH, shuffle=shuffle, seed=0, max_batches=self.num_batches // 10)
         distinct = distinct_rows(dataset) // world
-        small = thin(dataset, wanted)
+        small = draw_small_epoch(dataset, wanted)
         self.whole, self.short = (
             BatchKnowledge(
-                Replay(owned(given.trace, shard)), lambda size, g=given: hot_of(g, shard, size), distinct, lambda: small
+                Replay(part_of_rank(given.trace, shard)),
+                lambda size, g=given: hot_of(g, shard, size),
+                distinct,
+                lambda: small,
             )
             for given in (whole, short)
         )
 
     def of(self, share, policy, max_steps=0):
         course = RunCourse(self.num_batches, self.epochs, max_steps, policy, LookAhead())
-        return [watch(seen, round(share * self.num_rows), course) for seen in (self.whole, self.short)]
+        return [simulate_run(seen, round(share * self.num_rows), course) for seen in (self.whole, self.short)]
 
 
 @pytest.fixture(scope="module")
@@ -85,20 +88,20 @@ def test_a_run_that_ends_within_the_epoch(forecasts):
 
 
 def test_a_small_epoch_has_its_share_of_every_table(dataset):
-    small = thin(dataset, SampleOptions(20_000, 1, True, LOOKUPS))
+    small = draw_small_epoch(dataset, SampleOptions(20_000, 1, True, LOOKUPS))
     uses = [int(one.times.sum()) for one in uses_of(dataset)]
     assert small.share == pytest.approx(LOOKUPS / sum(uses))
     assert small.replay.trace.num_lookups == pytest.approx(LOOKUPS, rel=0.1)
     assert small.keys.shape[0] == pytest.approx(small.share * distinct_rows(dataset), rel=0.01)
     assert (np.diff(small.keys) > 0).all()
-    whole = thin(dataset, SampleOptions(20_000, 1, True, 10**9))
+    whole = draw_small_epoch(dataset, SampleOptions(20_000, 1, True, 10**9))
     assert whole.share == 1
     assert whole.replay.trace.num_lookups == sum(uses)
 
 
 @pytest.mark.parametrize("lookups", [1, 20, 300])
 def test_a_small_epoch_of_hardly_a_row(dataset, lookups):
-    small = thin(dataset, SampleOptions(1000, 2, False, lookups))
+    small = draw_small_epoch(dataset, SampleOptions(1000, 2, False, lookups))
     stands = small.run(100, "oracle", LookAhead(1, 20), None, [100, 1000, 2000])
     assert len(stands) == 3
     assert small.replay.trace.num_lookups <= 8 * 2000 * max(small.keys.shape[0], 1)
@@ -123,5 +126,5 @@ def test_rows_too_many_to_count_are_there_too(dataset):
     assert exact.other_rows == 0
     assert uses.other_times == 4000
     assert uses.num_rows == pytest.approx(1000, abs=1)  # ten ids for every row
-    small = thin(replace(dataset, schema=schema), SampleOptions(100, 1, True, LOOKUPS))
+    small = draw_small_epoch(replace(dataset, schema=schema), SampleOptions(100, 1, True, LOOKUPS))
     assert (small.keys >= sum(rows_of(replace(dataset, schema=schema)))).sum() == round(uses.other_rows * small.share)

@@ -1,9 +1,8 @@
-"""One row of a run in, all there is to say of it out; and the rows of a table that were used or evicted most.
+"""Explains one row of a run; and lists the rows of a table that were used or evicted most.
 
-`meanings`: a feature and ids of its table in, out what they stand for in the raw log, as far as the dataset tells.
-
-A vocabulary lists 64-bit ids. Of whole numbers they are the values themselves, of log buckets they name a range; of texts they
-are hashes, from which no text can be told.
+`meanings`: a feature and ids of its table -> what they stand for in the raw log, if the dataset knows. A vocabulary lists
+64-bit ids. For integers they are the values themselves, for log buckets they name a range; for texts they are hashes, from
+which the text cannot be recovered.
 """
 
 from __future__ import annotations
@@ -22,9 +21,18 @@ from hotbed.data.hash import MISSING_ID
 from hotbed.data.schema import IdFeature
 from hotbed.data.values import BUCKET_STARTS
 from hotbed.errors import ConfigError
-from hotbed.forecast.explain.history import History, NextUse, Uses, census_of, doubts, history_of, next_use_of, uses_of
-from hotbed.forecast.explain.place import CACHE, Norms, Place, Score, key_of, norms_of, place_of, score_of
-from hotbed.forecast.explain.run import OpenRun, RowRequest, feature_of, open_run, row_asked
+from hotbed.forecast.explain.history import (
+    History,
+    NextUse,
+    UseCounts,
+    census_of,
+    doubts,
+    history_of,
+    next_use_of,
+    uses_of,
+)
+from hotbed.forecast.explain.place import CACHE, Norms, RowPlace, RowScore, key_of, norms_of, place_of, score_of
+from hotbed.forecast.explain.run import OpenRun, RowRequest, feature_of, find_row, open_run
 from hotbed.forecast.trace import Trace
 from hotbed.train.row_watch import FILE, read_lines
 
@@ -33,26 +41,26 @@ BY = ("uses", "evictions")
 
 
 class Gradient(NamedTuple):
-    """The last one that a row got, as `hotbed train --watch-rows` noted it."""
+    """The last gradient of a row, as `hotbed train --watch-rows` recorded it."""
 
     step: int
     norm: float
-    updates: int  # that were noted
+    updates: int  # that were recorded
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """All there is to say of one row."""
+    """Everything about one row."""
 
     run: str
     step: int  # of the checkpoint
     finished: bool
     asked: RowRequest
-    place: Place
+    place: RowPlace
     norms: Norms | None
-    uses: Uses
+    uses: UseCounts
     history: History | None  # None: not known for this run, see notes
-    score: Score | None
+    score: RowScore | None
     next_use: NextUse
     gradient: Gradient | None  # None: the row was not watched
     notes: list[str] = field(default_factory=list)
@@ -90,13 +98,13 @@ class TopRow(NamedTuple):
     lookups: int
     admissions: int
     evictions: int
-    meaning: str = ""  # of the id in the raw log, in words, where the dataset tells
+    meaning: str = ""  # of the id in the raw log, in words, if the dataset knows
 
 
 def explain(run: Path, table: str, *, id: int | None = None, value: str | None = None) -> Explanation:
-    """One row of a run, as of its newest checkpoint; of `id` and `value`, one is given."""
+    """One row of a run, as of its newest checkpoint; either `id` or `value` is given."""
     opened = open_run(run)
-    asked = row_asked(opened, table, id, value)
+    asked = find_row(opened, table, id, value)
     asked = asked._replace(meaning=meanings(opened.dataset, feature_of(opened, table), [asked.id])[0])
     norms = norms_of(opened, asked)
     key = key_of(opened, asked, norms)
@@ -117,7 +125,7 @@ def explain(run: Path, table: str, *, id: int | None = None, value: str | None =
     finished = opened.step >= opened.last_step
     if not finished:
         notes.append(
-            f"the run stands at step {opened.step:,} of {opened.last_step:,}: this is what its last checkpoint says"
+            f"the run is at step {opened.step:,} of {opened.last_step:,}: this is the state of its last checkpoint"
         )
     if asked.row is None and opened.config.tables.expire:
         notes.append(f"ids of this table lose their row by tables.expire: {opened.config.tables.expire}")
@@ -128,7 +136,7 @@ def explain(run: Path, table: str, *, id: int | None = None, value: str | None =
 
 
 def top_rows(run: Path, table: str, count: int, by: str = "uses") -> tuple[list[TopRow], list[str]]:
-    """The rows of a table that were looked up most, or left the cache most often; and what is doubtful about it."""
+    """The rows of a table that were looked up most, or evicted most often; and notes on what is uncertain."""
     if by not in BY:
         raise ConfigError(f"--by {by}: rows are listed by {' or '.join(BY)}.")
     if count < 1:
@@ -169,7 +177,7 @@ def _gradient(opened: OpenRun, asked: RowRequest) -> Gradient | None:
 
 
 def _no_history(opened: OpenRun) -> str:
-    """Why the run cannot be replayed, if so."""
+    """Why the run cannot be replayed; "" if it can."""
     if opened.world > 1:
         return f"the run was trained by {opened.world} ranks; cache moves are known for runs of one process only"
     if any(shape.rows is None for shape in opened.tables.values()):
@@ -179,14 +187,14 @@ def _no_history(opened: OpenRun) -> str:
 
 def _doubts(opened: OpenRun, history: History) -> list[str]:
     if history.agreement is None:
-        return ["the run has no cache: every row is on the device, and none comes or leaves"]
+        return ["the run has no cache: every row is on the device, and none moves"]
     return _agreement_notes(opened, history.agreement)
 
 
 def _agreement_notes(opened: OpenRun, agreement: float | None) -> list[str]:
     if agreement is None or agreement == 1.0:
         return []
-    why = "; ".join(doubts(opened)) or "a run that was stopped and resumed plans some windows otherwise"
+    why = "; ".join(doubts(opened)) or "a run that was stopped and resumed plans some windows differently"
     return [
         f"the history is near, not exact: {100 * agreement:.1f} % of the rows in the replayed cache are the checkpoint's "
         f"({why})"
@@ -194,7 +202,7 @@ def _agreement_notes(opened: OpenRun, agreement: float | None) -> list[str]:
 
 
 def _upcoming(opened: OpenRun, history: History) -> tuple[Trace | None, int]:
-    """The batches that would be planned next, as far as the cache looks ahead; and batches that share a step."""
+    """The batches that would be planned next, up to the look-ahead of the cache; and how many batches share a step."""
     held = opened.cache_of(next(iter(opened.tables)))
     if held is None or opened.step >= opened.last_step:
         return None, 1
@@ -212,7 +220,7 @@ def _upcoming(opened: OpenRun, history: History) -> tuple[Trace | None, int]:
 
 
 def meanings(dataset: Dataset, feature: IdFeature, ids: Sequence[int]) -> list[str]:
-    """In words; "" where nothing is known."""
+    """In words; "" if nothing is known."""
     if feature.mode == "hash":
         return [""] * len(ids)  # many values share a row
     if feature.mode != "vocabulary":

@@ -1,18 +1,16 @@
-"""The batches of a run through its cache again, without rows: when a row came in, left, and was used.
+"""Replays the batches of a run through its cache, without rows: when a row came in, left, and was used.
 
-The simulator decides as training did, to the row (forecast/replay.py), so nothing is recorded while training. Whether that
-holds for this run is checked at the end: the rows in the replayed cache are held against those that the checkpoint says were
-in the cache. A run that was resumed, or evaluated within epochs, may differ; then the share of rows that agree is told.
+The simulator makes the decisions of training, to the row (forecast/replay.py), so nothing is recorded while training. Whether
+that holds for this run is checked at the end: the rows in the replayed cache are compared with those that were in the cache of
+the checkpoint. A run that was resumed, or evaluated within epochs, may differ; then the share of rows that agree is reported.
 
 Memory: the distinct keys of one epoch, 20 bytes each, and 14 bytes for every row of the tables.
 
-`NextUse`: the reader's order in; the uses of an id so far, and its next use, out: exact up to the last epoch, by rate after it.
+`NextUse`: the uses of an id so far, and its next use: exact up to the last epoch, by rate after it. Batches are read again, ids
+only. The batches of all ranks together are those that one process would read.
 
-Batches are read again with their ids alone. Those of all ranks together are what one process would read.
-
-`Pass`: settings and data in, the batches of the run up to its checkpoint out: epochs, and the evaluations between them.
-
-Every pass is read from the data files in the order in which it was trained, ids alone. One pass is in memory at a time.
+`Pass`: the batches of the run up to its checkpoint: epochs, and the evaluations between them. Every pass is read from the data
+files in the order of training, ids only. One pass is in memory at a time.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ from hotbed.forecast.replay import CacheReplay, Replay
 from hotbed.forecast.trace import Trace, read_trace
 from hotbed.types import Batch
 
-_MOST_WINDOWS_AHEAD = 8  # of the checkpoint's step, that may have been planned by then
+_MOST_WINDOWS_AHEAD = 8  # that may have been planned beyond the checkpoint's step
 
 
 class RowMove(NamedTuple):
-    """A row between the cache and what is below it."""
+    """A row moves between the cache and the tier below."""
 
     step: int  # of the first batch of the window; of an evaluation, the step before it
     into_cache: bool
@@ -44,7 +42,7 @@ class RowMove(NamedTuple):
 
 
 @dataclass
-class Uses:
+class UseCounts:
     """How often a row was looked up."""
 
     lookups: int = 0
@@ -56,9 +54,9 @@ class Uses:
 
 @dataclass
 class History:
-    """Of one row, up to the checkpoint."""
+    """The history of one row up to the checkpoint."""
 
-    uses: Uses = field(default_factory=Uses)
+    uses: UseCounts = field(default_factory=UseCounts)
     moves: list[RowMove] = field(default_factory=list)
     agreement: float | None = None  # of the rows in the cache with those of the checkpoint; None: there is no cache
     evictions_per_window: float = 0.0
@@ -75,7 +73,7 @@ class History:
 
 @dataclass
 class Census:
-    """Of all rows, up to the checkpoint."""
+    """Counts of all rows up to the checkpoint."""
 
     lookups: NDArray[np.int64]  # [rows]
     admissions: NDArray[np.int64]  # [rows]
@@ -84,7 +82,7 @@ class Census:
 
 
 class _CacheReplay:
-    """The run's cache over its passes; `window` is told of every window: pass, first batch, batches planned."""
+    """The run's cache over its passes; `window` is called for every window with its pass and first batch."""
 
     def __init__(self, opened: OpenRun) -> None:
         tables = opened.config.tables
@@ -97,7 +95,7 @@ class _CacheReplay:
         self.cache: CacheReplay | None = None
         self.agreement: float | None = None
         self.planned = self.windows = self.evictions = 0
-        self.warmed = np.zeros(0, np.int32)  # rows that a static cache had from its start
+        self.warmed = np.zeros(0, np.int32)  # rows that a static cache has from the start
 
     def run(
         self,
@@ -122,7 +120,7 @@ class _CacheReplay:
             assert self._num_slots is not None
             self.cache = CacheReplay(replay, self._num_slots, self._policy, hot)
             self.warmed = self.cache.rows_here()
-        self.cache.turn_to(replay, one.learns)
+        self.cache.continue_with(replay, one.learns)
         first = beyond = 0
         for planned in self.cache.windows(self._ahead):
             window(one, first)
@@ -144,7 +142,7 @@ class _CacheReplay:
 
 
 def history_of(opened: OpenRun, key: int) -> History:
-    """Of the row with this key."""
+    """The history of the row with this key."""
     found, course = History(), _CacheReplay(opened)
     was_here = [False]
 
@@ -169,7 +167,7 @@ def history_of(opened: OpenRun, key: int) -> History:
 
 
 def census_of(opened: OpenRun) -> Census:
-    """Of all rows of all tables, by key."""
+    """Counts of all rows of all tables, by key."""
     num_rows = sum(shape.rows or 0 for shape in opened.tables.values())
     census = Census(np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64))
     course = _CacheReplay(opened)
@@ -193,7 +191,7 @@ def census_of(opened: OpenRun) -> Census:
 
 
 def _trained(one: Pass) -> Trace:
-    """The batches that were trained, without those that were read ahead."""
+    """The batches that were trained, without those read ahead."""
     end = int(one.trace.offsets[one.num_trained])
     trace = one.trace
     return trace._replace(
@@ -201,7 +199,7 @@ def _trained(one: Pass) -> Trace:
     )
 
 
-def _count_uses(uses: Uses, one: Pass, key: int) -> None:
+def _count_uses(uses: UseCounts, one: Pass, key: int) -> None:
     trace = _trained(one)
     entries = np.flatnonzero(trace.keys == key)
     lookups = int(trace.counts[entries].sum())
@@ -223,9 +221,9 @@ class NextUse(NamedTuple):
     every: float | None  # steps between two uses so far; None: it was never used
 
 
-def uses_of(opened: OpenRun, asked: RowRequest) -> Uses:
+def uses_of(opened: OpenRun, asked: RowRequest) -> UseCounts:
     """Up to the checkpoint."""
-    uses = Uses()
+    uses = UseCounts()
     for step, lookups in _lookups(opened, asked, 0, opened.step):
         if lookups:
             uses.lookups += lookups
@@ -235,8 +233,8 @@ def uses_of(opened: OpenRun, asked: RowRequest) -> Uses:
     return uses
 
 
-def next_use_of(opened: OpenRun, asked: RowRequest, uses: Uses) -> NextUse:
-    """Reads the batches that are left until the row comes."""
+def next_use_of(opened: OpenRun, asked: RowRequest, uses: UseCounts) -> NextUse:
+    """Read the remaining batches until the row is used."""
     every = opened.step / uses.batches if uses.batches else None
     coming = _lookups(opened, asked, opened.step, opened.last_step)
     with closing(coming):
@@ -268,7 +266,7 @@ def _lookups(opened: OpenRun, asked: RowRequest, done: int, end: int) -> Generat
 
 
 class Pass(NamedTuple):
-    """Batches that were read in one go."""
+    """Batches that were read in one pass."""
 
     trace: Trace
     learns: bool  # an epoch of training; else an evaluation
@@ -297,7 +295,7 @@ def passes_of(opened: OpenRun) -> Iterator[Pass]:
 
 
 def doubts(opened: OpenRun) -> list[str]:
-    """What the passes leave out, and may have changed the cache."""
+    """Events that the passes leave out and that may have changed the cache."""
     found = []
     if opened.config.train.eval_every and opened.dataset.schema.splits.get("valid"):
         found.append("evaluations within an epoch (train.eval_every) are left out")

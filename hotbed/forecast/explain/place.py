@@ -1,7 +1,7 @@
-"""The newest checkpoint in; where a row is, the norms of what it holds, and its score among all rows in the cache out.
+"""The newest checkpoint -> the place of a row, the norms of its values, and its score among all rows in the cache.
 
-What the cache held when the checkpoint was taken is part of it, with all that the policy knew: keys, last uses and aged counts
-of the slots. So places and scores are told, not guessed. Rows are found by reading all files of rows once.
+A checkpoint includes the content of the cache and everything the policy knew: keys, last uses and aged counts of the slots. So
+places and scores are exact. Rows are found by reading all files of rows once.
 
 Shapes: N rows in the cache.
 """
@@ -29,7 +29,7 @@ CACHE, MEMORY, SSD, DEVICE, NEVER, GONE = "cache", "memory", "ssd", "device", "n
 
 
 class Norms(NamedTuple):
-    """What a row holds."""
+    """Norms of the values of a row."""
 
     weight: float
     states: dict[str, float]  # of the row optimizer
@@ -37,13 +37,13 @@ class Norms(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Score:
+class RowScore:
     """How the policy ranks a row in the cache; the lowest leave first."""
 
     policy: str
     score: int
     lowest: int
-    threshold: int  # rows at or below leave with the next window, if it needs as many slots as windows did
+    threshold: int  # rows at or below it leave with the next window, if that needs as many slots as earlier ones
     rank: int  # rows that leave before it
     num_rows: int
     uses: int  # aged count
@@ -52,7 +52,7 @@ class Score:
     stays: bool
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """Where a row is."""
 
     where: str
@@ -61,7 +61,7 @@ class Place(NamedTuple):
 
 
 def norms_of(opened: OpenRun, asked: RowRequest) -> Norms | None:
-    """Of the row, as saved; None: it was never trained, or is no more."""
+    """Norms of the saved row; None: it was never trained, or was removed."""
     found = saved_row(opened.entries, asked.table, asked.id)
     if not found:
         return None
@@ -74,38 +74,38 @@ def norms_of(opened: OpenRun, asked: RowRequest) -> Norms | None:
 
 
 def key_of(opened: OpenRun, asked: RowRequest, norms: Norms | None) -> int | None:
-    """What names the row in its group; None: a dynamic id without a row."""
+    """The key of the row in its group; None: a dynamic id without a row."""
     if asked.row is not None:
         return opened.base_of(asked.table) + asked.row
     return None if norms is None else norms.numbers.get("row")
 
 
-def place_of(opened: OpenRun, asked: RowRequest, key: int | None, norms: Norms | None) -> Place:
+def place_of(opened: OpenRun, asked: RowRequest, key: int | None, norms: Norms | None) -> RowPlace:
     """The tier that has the row."""
     if key is None:
-        return Place(GONE, None)
+        return RowPlace(GONE, None)
     rank, local, shard = None, key, Shard(0, opened.world)
     if opened.world > 1 and asked.row is not None:
         rank = int(shard.owner_of(torch.tensor([key], device="cpu"))[0])
         local = int(shard.local_of(torch.tensor([key], device="cpu"))[0])
     held = opened.cache_of(asked.table, rank or 0)
     if held is None:
-        return Place(DEVICE, key, rank) if norms is not None else Place(NEVER, None, rank)
+        return RowPlace(DEVICE, key, rank) if norms is not None else RowPlace(NEVER, None, rank)
     for tier, name in ((CACHE, "device.keys"), (MEMORY, "memory.keys")):
         if name in held:
             keys = np.sort(held[name].numpy().astype(np.int64))
             at = int(np.searchsorted(keys, local))
             if at < keys.shape[0] and keys[at] == local:
-                return Place(tier, at, rank)
+                return RowPlace(tier, at, rank)
     if norms is None:
-        return Place(NEVER, None, rank)
-    return Place(SSD if opened.config.tables.ssd else MEMORY, None, rank)
+        return RowPlace(NEVER, None, rank)
+    return RowPlace(SSD if opened.config.tables.ssd else MEMORY, None, rank)
 
 
 def score_of(
     opened: OpenRun, asked: RowRequest, key: int, upcoming: Trace | None, leaving: float, stride: int = 1
-) -> Score | None:
-    """Of a row in the cache; `upcoming` are the batches that would be planned next, `leaving` rows leave with a window."""
+) -> RowScore | None:
+    """The score of a row in the cache; `upcoming` are the next batches, `leaving` rows leave with a window."""
     held = opened.cache_of(asked.table)
     if held is None:
         return None
@@ -122,7 +122,7 @@ def score_of(
     order = np.sort(scores)
     i = int(at[0])
     threshold = int(order[min(max(round(leaving), 1), order.shape[0]) - 1])
-    return Score(
+    return RowScore(
         policy.name, int(scores[i]), int(order[0]), threshold, int((scores < scores[i]).sum()), int(keys.shape[0]),
         int(uses[i]), int(age[i]), int(next_use[i]), bool(scores[i] > threshold),
     )  # fmt: skip
@@ -146,7 +146,7 @@ def _norm(values: Tensor) -> float:
 
 
 def saved_row(entries: Sequence[Entry], table: str, id_: int) -> dict[str, Tensor]:
-    """Weight, optimizer states and further numbers; nothing where the row was never written, or is no more."""
+    """Weight, optimizer states and further numbers; empty if the row was never written, or was removed."""
     found: dict[str, Tensor] = {}
     for rank, entry in enumerate(entries):
         chain = chain_of(entry)

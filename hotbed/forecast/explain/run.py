@@ -1,6 +1,6 @@
-"""A run folder in; its settings, its data and its newest checkpoint out. A table and an id or a raw value in, the row out.
+"""A run folder -> its settings, data and newest checkpoint. A table and an id or a raw value -> the row.
 
-A run that is not finished has what its last checkpoint holds. Nothing is trained, and nothing in the folder is changed.
+Of an unfinished run the last checkpoint is used. Nothing is trained, and nothing in the folder is changed.
 
 In a vocabulary an id is a row number, as the data files have it; raw values are hashed and looked up as `prepare` did. In a
 table of hashed or dynamic ids an id is the 64-bit number of the raw value.
@@ -8,7 +8,7 @@ table of hashed or dynamic ids an id is the 64-bit number of the raw value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,10 +40,10 @@ class RowRequest(NamedTuple):
 
     table: str
     id: int  # as the files of rows and the batches have it
-    row: int | None  # in its table; None: dynamic ids, whose rows the checkpoint tells
+    row: int | None  # in its table; None: dynamic ids, whose rows are in the checkpoint
     value: str | None  # as it was given
     note: str = ""
-    meaning: str = ""  # of the id in the raw log, in words, where the dataset tells
+    meaning: str = ""  # of the id in the raw log, in words, if the dataset knows
 
 
 def feature_of(opened: OpenRun, table: str) -> IdFeature:
@@ -54,8 +54,8 @@ def feature_of(opened: OpenRun, table: str) -> IdFeature:
     return features[table]
 
 
-def row_asked(opened: OpenRun, table: str, id_: int | None, value: str | None) -> RowRequest:
-    """The row of an id or of a raw value; one of the two is given."""
+def find_row(opened: OpenRun, table: str, id_: int | None, value: str | None) -> RowRequest:
+    """The row of an id or of a raw value; exactly one of them is given."""
     feature = feature_of(opened, table)
     if (id_ is None) == (value is None):
         raise ConfigError("give one of --id, the number of a row, and --value, as the raw log has it.")
@@ -78,7 +78,7 @@ def _of_value(opened: OpenRun, feature: IdFeature, value: str) -> RowRequest:
     data = np.frombuffer(value.encode(), dtype=np.uint8).copy()
     faults = Faults(1)
     single = Text(data, np.zeros(1, np.int64), np.array([data.shape[0]]))
-    ids = read_ids(single, feature if not feature.multi else _single(feature), faults)
+    ids = read_ids(single, replace(feature, multi=False), faults)
     if not faults.good.all():
         raise ConfigError(f"--value {value!r}: {faults.bad_rows('', np.zeros(1, np.int64), str)[0].reason}.")
     assert isinstance(ids, np.ndarray)
@@ -94,12 +94,6 @@ def _of_value(opened: OpenRun, feature: IdFeature, value: str) -> RowRequest:
     return RowRequest(
         feature.name, 0, 0, value, f"{value!r} has no row of its own: it shares row 0 with all values that are unknown"
     )
-
-
-def _single(feature: IdFeature) -> IdFeature:
-    from dataclasses import replace
-
-    return replace(feature, multi=False)
 
 
 @dataclass(frozen=True)
@@ -125,25 +119,25 @@ class OpenRun:
 
     @property
     def ahead(self) -> LookAhead:
-        """How far the run's cache looks."""
+        """The look-ahead of the run's cache."""
         tables = self.config.tables
         budgets = Budgets(tables.cache or None, tables.hbm or None, tables.memory or None, tables.ssd or None)
         return LookAhead(tables.window or None, tables.look_ahead or None, budgets.bounds_index)
 
     @cached_property
     def rest(self) -> list[dict[str, Tensor]]:
-        """What caches held, of every rank."""
+        """The content of the caches, of every rank."""
         return [tensors_of(entry, REST) for entry in self.entries]
 
     def cache_of(self, table: str, rank: int = 0) -> dict[str, Tensor] | None:
-        """What the cache of a table's group held; None where every row is on the device."""
+        """The content of the cache of a table's group; None if every row is on the device."""
         shape = self.tables[table]
         prefix = f"cache.{group_name(shape.dim, shape.rows is None)}."
         found = {name.removeprefix(prefix): one for name, one in self.rest[rank].items() if name.startswith(prefix)}
         return found or None
 
     def base_of(self, table: str) -> int:
-        """Of the table's keys; tables of one width follow each other."""
+        """The first key of a table; tables of one width follow each other."""
         shape, base = self.tables[table], 0
         for name, other in self.tables.items():
             if name == table:
@@ -154,12 +148,12 @@ class OpenRun:
 
     @property
     def num_batches(self) -> int:
-        """Of an epoch."""
+        """Batches of an epoch."""
         return -(-self.dataset.schema.splits["train"].rows // self.config.data.batch_size)
 
     @property
     def last_step(self) -> int:
-        """Of the run, if nothing ends it before."""
+        """The last step of the run, if nothing ends it earlier."""
         train = self.config.train
         steps = train.epochs * self.num_batches
         return min(steps, train.max_steps) if train.max_steps else steps
@@ -175,7 +169,7 @@ class OpenRun:
 
 
 def open_run(run: Path) -> OpenRun:
-    """The run, or an error that says what it lacks."""
+    """The run, or an error that says what is missing."""
     if not run.is_dir():
         raise RunError(f"{run} is not a folder; give the folder of a run, such as runs/demo.")
     entries = entries_of(run)

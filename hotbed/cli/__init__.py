@@ -1,6 +1,6 @@
-"""The `hotbed` command. Each subcommand lives in its own file and is imported only when it is the one asked for.
+"""The `hotbed` command. Each subcommand lives in its own file and is imported only when it is called.
 
-`hotbed --help` and a mistyped command answer at once because the others stand in the list as a name and one line.
+The list of commands holds a name and one line for each, so `hotbed --help` and a mistyped command answer at once.
 A HotbedError ends as `error: message` on stderr and exit code 2; a traceback is a bug.
 """
 
@@ -20,8 +20,8 @@ from hotbed.cli.console import fail
 from hotbed.errors import HotbedError
 
 
-class Entry(NamedTuple):
-    """Where a subcommand lives, and its line in the list."""
+class Command(NamedTuple):
+    """Where a subcommand lives, and its line in `hotbed --help`."""
 
     module: str
     attribute: str
@@ -29,28 +29,30 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "train": Entry("hotbed.cli.train", "train_command", "Train a model; without arguments, on the embedded click log."),
-    "evaluate": Entry("hotbed.cli.evaluate", "evaluate_command", "Measure a trained model on a split of a dataset."),
-    "predict": Entry("hotbed.cli.evaluate", "predict_command", "Score a dataset or raw files with a trained model."),
-    "serve": Entry("hotbed.cli.serve", "serve_command", "Score over HTTP, with the newest checkpoint of a run."),
-    "prepare": Entry("hotbed.cli.prepare", "prepare_command", "Turn raw logs into a dataset directory."),
-    "data": Entry("hotbed.cli.data", "data_app", "Describe a dataset, or fetch a public one."),
-    "models": Entry("hotbed.cli.models", "models_command", "List the models and their options."),
-    "plan": Entry("hotbed.cli.plan", "plan_command", "Forecast what a run will need and how fast it will be."),
-    "simulate": Entry(
+    "train": Command(
+        "hotbed.cli.train", "train_command", "Train a model; without arguments, on the embedded click log."
+    ),
+    "evaluate": Command("hotbed.cli.evaluate", "evaluate_command", "Measure a trained model on a split of a dataset."),
+    "predict": Command("hotbed.cli.evaluate", "predict_command", "Score a dataset or raw files with a trained model."),
+    "serve": Command("hotbed.cli.serve", "serve_command", "Score over HTTP, with the newest checkpoint of a run."),
+    "prepare": Command("hotbed.cli.prepare", "prepare_command", "Turn raw logs into a dataset directory."),
+    "data": Command("hotbed.cli.data", "data_app", "Describe a dataset, or fetch a public one."),
+    "models": Command("hotbed.cli.models", "models_command", "List the models and their options."),
+    "plan": Command("hotbed.cli.plan", "plan_command", "Forecast what a run will need and how fast it will be."),
+    "simulate": Command(
         "hotbed.cli.simulate", "simulate_command", "Count a cache's hits on a dataset, without training."
     ),
-    "verify": Entry("hotbed.cli.verify", "verify_command", "Prove on your own data that the cache changes no bit."),
-    "explain": Entry("hotbed.cli.explain", "explain_command", "Show where a row of a run is, and its history."),
-    "bench": Entry("hotbed.cli.bench", "bench_command", "Time the training step, compared with FBGEMM and torch."),
-    "checkpoint": Entry(
+    "verify": Command("hotbed.cli.verify", "verify_command", "Prove on your own data that the cache changes no bit."),
+    "explain": Command("hotbed.cli.explain", "explain_command", "Show where a row of a run is, and its history."),
+    "bench": Command("hotbed.cli.bench", "bench_command", "Time the training step, compared with FBGEMM and torch."),
+    "checkpoint": Command(
         "hotbed.cli.checkpoint", "checkpoint_app", "List, verify, compare and prune the checkpoints of a run."
     ),
-    "export": Entry(
+    "export": Command(
         "hotbed.cli.export", "export_command", "Write a trained model for other systems: ONNX, safetensors or Parquet."
     ),
-    "top": Entry("hotbed.cli.top", "top_command", "Watch runs while they train."),
-    "report": Entry(
+    "top": Command("hotbed.cli.top", "top_command", "Watch runs while they train."),
+    "report": Command(
         "hotbed.cli.report", "report_command", "Write the report page of a run, or one that compares runs."
     ),
 }
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # cores under load trains 36,600 instead of 11,500 samples/s when they sleep. Read once, when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets `?`
+        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal gets `?`
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         build_app(given)(args=given, prog_name="hotbed")
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
-    """The command tree, with only the subcommand that `arguments` name imported."""
+    """The command tree; only the subcommand named in `arguments` is imported."""
     app = typer.Typer(
         name="hotbed",
         no_args_is_help=True,
@@ -94,12 +96,12 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
                     no_args_is_help=name in ("evaluate", "predict", "prepare", "export", "explain", "report", "serve"),
                 )(command)
         else:
-            app.command(name, help=entry.summary)(_named_only)
+            app.command(name, help=entry.summary)(_placeholder)
     return app
 
 
-def _named_only() -> None:
-    """Stands in the list for a command that was not asked for."""
+def _placeholder() -> None:
+    """The entry of a command that is not imported."""
 
 
 def _show_version(asked: bool) -> None:

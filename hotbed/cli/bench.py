@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from hotbed.cli.console import err
-from hotbed.cli.options import Device
+from hotbed.cli.options import Device, words
 from hotbed.host.memory import percent_hint
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from hotbed.bench.setting import Setting
 
 
-class _Usual(NamedTuple):
-    """Values of options that are left out; where ids come in bags, `batch` and `cache` are those of bags."""
+class _Defaults(NamedTuple):
+    """Defaults of options; `bags` replaces `batch` and `cache` where ids come in bags."""
 
     dim: str
     dense: str
@@ -31,8 +31,8 @@ class _Usual(NamedTuple):
     bags: tuple[int, str]  # batch, cache
 
 
-_ON_GPU = _Usual("128", "0,1024", "16384", "0.015", 80, 1.0, (4096, "0.05"))
-_ON_CPU = _Usual("16", "0,128", "4096", "0.05", 20, 0.1, (1024, "0.1"))
+_ON_GPU = _Defaults("128", "0,1024", "16384", "0.015", 80, 1.0, (4096, "0.05"))
+_ON_CPU = _Defaults("16", "0,128", "4096", "0.05", 20, 0.1, (1024, "0.1"))
 
 
 def _option(name: str, about: str, bags: str = "") -> Any:
@@ -42,63 +42,67 @@ def _option(name: str, about: str, bags: str = "") -> Any:
 
 
 def bench_command(
-    systems: str = typer.Option("", help="By comma; left out: all that run on this device (listed above)."),
+    systems: str = typer.Option("", help="Separated by commas. Left out: all that run on this device (listed above)."),
     ids: str = typer.Option(
         "single",
-        help="What a sample holds, by comma. single: one id of every feature. bags: as many as MLPerf's multi-hot Criteo, 214. "
-        "varying: bags of 0 to twice as many. dynamic: single 64-bit ids in tables without a number of rows.",
+        help="What a sample holds, separated by commas. single: one id per feature. bags: as in MLPerf's multi-hot Criteo, 214 "
+        "ids a sample. varying: bags of 0 to twice that size. dynamic: single 64-bit ids in tables without a fixed size.",
     ),
-    dim: str | None = _option("dim", "Row widths, by comma."),
-    optimizer: str = typer.Option("rowwise_adagrad", help="rowwise_adagrad, adam, adagrad, sgd, by comma."),
+    dim: str | None = _option("dim", "Row widths, separated by commas."),
+    optimizer: str = typer.Option(
+        "rowwise_adagrad", help="rowwise_adagrad, adam, adagrad or sgd, separated by commas."
+    ),
     dense: str | None = _option(
         "dense",
-        "Width of the 4-layer bf16 MLP behind the lookup, by comma: a whole training step. 0: the embedding step alone, "
-        "with a given gradient.",
+        "Widths of the 4-layer bf16 MLP after the lookup, separated by commas: a whole training step. 0: the embedding step "
+        "alone, with a given gradient.",
     ),
-    output: str = typer.Option("stack", help="Form of hotbed's vectors, by comma: stack, concat, dict."),
+    output: str = typer.Option("stack", help="Form of hotbed's vectors, separated by commas: stack, concat, dict."),
     batch: int | None = _option("batch", "Samples of a step.", "; with bags 4096 and 1024"),
     cache: str | None = _option(
         "cache",
-        "Share of the rows on the device, where there is a cache. Several by comma are a sweep, which is drawn at the end.",
+        "Share of the rows in the cache. Several, separated by commas, are a sweep, which is plotted at the end.",
         "; with bags 0.05 and 0.1",
     ),
     ssd: float | None = typer.Option(
         None,
-        help="Share of the rows that memory holds below hotbed's cache; the others are on an ssd. Left out: all in memory.",
+        help="Share of the rows in memory below hotbed's cache; the others are on an ssd. Left out: all in memory.",
     ),
     ssd_folder: Path | None = typer.Option(
         None,
-        help="Where that ssd is: files are made there and removed again. Left out: the folder for temporary files.",
+        help="Folder on that ssd for temporary files. Left out: the system's folder for temporary files.",
     ),
     ranks: int = typer.Option(
         0,
-        help="Processes that hotbed's rows and every batch are spread over, on this machine: over Gloo on a CPU or a GPU that "
-        "they share, else NCCL. 1: ranks' own code in one process. 0: no ranks. Peers stay as they are.",
+        help="Number of processes on this machine; rows and batches are sharded over them, with Gloo on a CPU or one shared "
+        "GPU, else NCCL. 1: the sharded code in one process. 0: not sharded. Peers are not affected.",
     ),
     cold: bool = typer.Option(
         False,
         "--cold",
-        help="Start with empty stores: rows seen for the first time are created on the device instead of copied. Left out: "
-        "every row is written beforehand, the steady state of a long run.",
+        help="Start with empty stores: a new row is created on the device instead of copied. Left out: every row is written "
+        "beforehand, the steady state of a long run.",
     ),
-    zipf: float = typer.Option(1.05, help="Exponent of the ids' frequencies; smaller means more misses. Not 1."),
+    zipf: float = typer.Option(
+        1.05, help="Zipf exponent of the id frequencies; smaller means more misses. Must not be 1."
+    ),
     steps: int = typer.Option(100, help="Timed steps, rounded up to groups of ten."),
     warmup: int | None = _option("warmup", "Steps before them."),
-    policy: str | None = typer.Option(None, help="hotbed's cache policy; left out: its default."),
-    window: int | None = typer.Option(None, help="Batches hotbed fetches together; left out: chosen by hotbed."),
-    look_ahead: int | None = typer.Option(None, help="Batches whose ids hotbed reads ahead; left out: its default."),
+    policy: str | None = typer.Option(None, help="hotbed's cache policy. Left out: its default."),
+    window: int | None = typer.Option(None, help="Batches that hotbed fetches together. Left out: chosen by hotbed."),
+    look_ahead: int | None = typer.Option(None, help="Batches whose ids hotbed reads ahead. Left out: its default."),
     rows_scale: float | None = _option("rows_scale", "Table sizes as a share of Criteo-Kaggle's 33.76 M rows."),
     device: Device = "auto",
-    csv: Path | None = typer.Option(None, help="Append one row per result to this file, each as soon as it is known."),
+    csv: Path | None = typer.Option(None, help="Append one row per result to this file, as soon as it is measured."),
 ) -> None:
     """Time hotbed's training step, compared with FBGEMM and torch on the same ids.
 
     26 tables with Criteo-Kaggle's cardinalities, Zipf ids, every row written
-    before the clock starts. Every system first trains small tables and must reach
-    what float64 arithmetic reaches; one that does not is not timed. Then each is
+    before the clock starts. Every system first trains small tables and must agree
+    with float64 arithmetic; a system that does not is not timed. Then each is
     built, warmed up, timed (wall clock, median over groups of ten steps; on a GPU
-    also how long it works in a step) and freed. Ratios are to FBGEMM with every
-    row on the device: below 1 is faster.
+    also its busy time per step) and freed. Ratios are to FBGEMM with every row on
+    the device: below 1 is faster.
 
     [bold]Systems:[/bold] hotbed-hbm (every row on the device), hotbed-cached (a cache
     under hotbed.prefetch), hotbed-cached-plain (the same cache in a plain loop),
@@ -133,7 +137,9 @@ def bench_command(
         from hotbed.host.devices import pick_device
     on = pick_device(device)
     usual = _ON_CPU if on.type == "cpu" else _ON_GPU
-    lists = _Lists(*map(_words, (ids, output, optimizer, dim or usual.dim, usual.dense if dense is None else dense)))
+    lists = _OptionLists(
+        *map(words, (ids, output, optimizer, dim or usual.dim, usual.dense if dense is None else dense))
+    )
     base = Setting(
         device=on,
         batch=int(usual.batch) if batch is None else batch,
@@ -155,14 +161,14 @@ def bench_command(
     for kind in lists.ids:
         in_bags = kind in ("bags", "varying")
         size = usual.bags[0] if in_bags and batch is None else base.batch
-        shares = _words(cache or (usual.bags[1] if in_bags else usual.cache))
+        shares = words(cache or (usual.bags[1] if in_bags else usual.cache))
         settings += _settings(replace(base, ids=kind, batch=size), lists, shares)
-    if report(settings, choose_systems(_words(systems), on), csv):
+    if report(settings, choose_systems(words(systems), on), csv):
         raise typer.Exit(1)
 
 
-class _Lists(NamedTuple):
-    """Options of several values."""
+class _OptionLists(NamedTuple):
+    """Options that take several values."""
 
     ids: list[str]
     outputs: list[str]
@@ -171,8 +177,8 @@ class _Lists(NamedTuple):
     denses: list[str]
 
 
-def _settings(base: Setting, lists: _Lists, shares: Sequence[str]) -> list[Setting]:
-    """All combinations, those that differ in the cache alone one after the other."""
+def _settings(base: Setting, lists: _OptionLists, shares: Sequence[str]) -> list[Setting]:
+    """All combinations; those that differ only in the cache are adjacent."""
     every = itertools.product(lists.outputs, lists.optimizers, lists.dims, lists.denses, shares)
     return [
         replace(base, output=output, optimizer=optimizer, dim=int(dim), dense=int(dense), cache=float(share))
@@ -180,25 +186,21 @@ def _settings(base: Setting, lists: _Lists, shares: Sequence[str]) -> list[Setti
     ]
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _wrong_lists(lists: _Lists) -> Iterator[str]:
+def _wrong_lists(lists: _OptionLists) -> Iterator[str]:
     from hotbed.bench.setting import IDS, OPTIMIZERS, OUTPUTS
 
-    for option, words, least in (("--dim", lists.dims, 1), ("--dense", lists.denses, 0)):
-        bad = [word for word in words if not word.isdecimal() or int(word) < least]
-        if bad or not words:
-            yield f"{option} takes whole numbers from {least} by comma, not {', '.join(bad) or 'nothing'}"
+    for option, given, least in (("--dim", lists.dims, 1), ("--dense", lists.denses, 0)):
+        bad = [word for word in given if not word.isdecimal() or int(word) < least]
+        if bad or not given:
+            yield f"{option} takes whole numbers from {least}, separated by commas, not {', '.join(bad) or 'nothing'}"
     named = (
         ("--ids", lists.ids, IDS),
         ("--output", lists.outputs, OUTPUTS),
         ("--optimizer", lists.optimizers, OPTIMIZERS),
     )
-    for option, words, known in named:
-        unknown = [name for name in words if name not in known]
-        if unknown or not words:
+    for option, given, known in named:
+        unknown = [name for name in given if name not in known]
+        if unknown or not given:
             yield f"{option} is one or more of {', '.join(known)}, not {', '.join(unknown) or 'nothing'}"
 
 
@@ -223,19 +225,19 @@ def _wrong_values(setting: Setting, ids: list[str]) -> Iterator[str]:
     if setting.ssd is not None and "dynamic" in ids:
         yield "--ssd is a share of the rows, and dynamic ids have no number of rows; leave one of them out"
     if setting.ssd is None and setting.ssd_folder:
-        yield "--ssd-folder says where rows are that memory does not hold; give --ssd too, the share that it does"
+        yield "--ssd-folder is for rows that memory does not hold; give --ssd too, the share of rows in memory"
 
 
 def _wrong_shares(cache: str | None, ssd: float | None, rows_scale: float) -> Iterator[str]:
-    shares: list[tuple[str, str | float]] = [("--cache", word) for word in _words(cache or "")]
+    shares: list[tuple[str, str | float]] = [("--cache", word) for word in words(cache or "")]
     shares += [("--rows-scale", rows_scale), *([] if ssd is None else [("--ssd", ssd)])]
     for option, given in shares:
         try:
             share = float(given)
         except ValueError:
-            yield f"{option} takes shares by comma, not {given}"
+            yield f"{option} takes shares separated by commas, not {given}"
             continue
         if not 0 < share <= 1:
             yield f"{option} is a share, above 0 and at most 1, not {given}{percent_hint(share)}"
-    if cache is not None and not _words(cache):
-        yield "--cache takes shares by comma, not nothing"
+    if cache is not None and not words(cache):
+        yield "--cache takes shares separated by commas, not nothing"

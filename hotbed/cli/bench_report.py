@@ -1,4 +1,4 @@
-"""What `hotbed bench` prints: a line as soon as a system is timed, a table per setting, a drawing of a sweep."""
+"""What `hotbed bench` prints: a line as soon as a system is timed, a table per setting, a plot of a sweep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hotbed.bench.results import CsvFile, Result, columns, environment
 from hotbed.bench.run import Skip, run, with_gpu_time
 from hotbed.bench.setting import Setting
 from hotbed.cli.console import err, out
-from hotbed.cli.plot import Line, percent, plot
+from hotbed.cli.plot import PlotLine, percent, plot
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,13 +21,13 @@ _WIDE = 180  # columns of a table that goes to a file
 
 
 def report(settings: list[Setting], systems: list[str], csv: Path | None) -> bool:
-    """Run, print and write; whether a system was wrong or broke."""
+    """Run all systems, print and write results; returns whether a system was wrong or failed."""
     device = settings[0].device
     file = None if csv is None else CsvFile(csv, [*columns(settings[0]), *environment(device)])
     everything: list[Result] = []
     try:
         faults = _measure(settings, systems, everything)
-    finally:  # what is timed is shown and written, also where this is stopped
+    finally:  # results so far are printed and written even if this is interrupted
         for setting, group in itertools.groupby(everything, key=lambda result: result.setting):
             results = list(group)
             _print(_table(setting, results))
@@ -41,13 +41,13 @@ def report(settings: list[Setting], systems: list[str], csv: Path | None) -> boo
 
 
 def _measure(settings: list[Setting], systems: list[str], results: list[Result]) -> bool:
-    """Time all, then see how long the GPU works, into `results`; whether a system was wrong or broke."""
-    told: set[str] = set()
+    """Time all systems, then measure GPU busy time, into `results`; returns whether a system was wrong or failed."""
+    printed: set[str] = set()
     faults = False
     for outcome in run(dict.fromkeys(settings, systems)):
         if isinstance(outcome, Skip):
             faults |= outcome.is_fault
-            _tell(outcome, told)
+            _print_skip(outcome, printed)
             continue
         results.append(outcome)
         share = outcome.timing.memory_share
@@ -56,13 +56,13 @@ def _measure(settings: list[Setting], systems: list[str], results: list[Result])
     for place, result in enumerate(with_gpu_time(results)):
         results[place] = result
         if result.timing.gpu_ms is not None:
-            line = f"{result.system}, {_title(result.setting)}: the GPU works {result.timing.gpu_ms:.3f} ms of a step"
+            line = f"{result.system}, {_title(result.setting)}: the GPU is busy {result.timing.gpu_ms:.3f} ms of a step"
             err().print(line, soft_wrap=True)
     return faults
 
 
 def sweeps(results: Sequence[Result]) -> Iterable[str]:
-    """A drawing of every setting that was measured with several sizes of the cache: ms a step over the share of the rows."""
+    """A plot for every setting with several cache sizes: ms a step over the share of the rows."""
     for setting, group in itertools.groupby(results, key=lambda result: replace(result.setting, cache=1.0)):
         some = list(group)
         if len({result.setting.cache for result in some}) < 2:
@@ -72,18 +72,18 @@ def sweeps(results: Sequence[Result]) -> Iterable[str]:
             name: sorted((result.setting.cache, result.ms) for result in some if result.system == name)
             for name in names
         }
-        lines = [Line(name, points[name]) for name in names]
+        lines = [PlotLine(name, points[name]) for name in names]
         drawn = plot(lines, "share of the rows on the device", percent, lambda ms: f"{ms:.3g}")
         yield f"{_title(setting)}: ms a step\n{drawn}"
 
 
-def _tell(skip: Skip, told: set[str]) -> None:
-    """A line for what was skipped and the trace of what broke, once where they are the same for all settings."""
+def _print_skip(skip: Skip, printed: set[str]) -> None:
+    """Print a line for a skipped system and its traceback, once if they are the same for all settings."""
     peer = skip.reason.startswith("fbgemm_gpu:")
     line = f"{skip.reason}, skipped" if peer else f"{skip.system}, {_title(skip.setting)}: skipped, {skip.reason}"
     for text in (line, skip.trace):
-        if text and text not in told:
-            told.add(text)
+        if text and text not in printed:
+            printed.add(text)
             err().print(text, soft_wrap=True)
 
 

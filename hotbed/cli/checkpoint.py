@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from hotbed.cli.console import err, out
+from hotbed.cli.console import out, progress_bar
 from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Subcommands(TyperGroup):
-    """Says which there are, to somebody who asks for another."""
+    """Lists the subcommands if an unknown one is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands:
@@ -44,11 +44,11 @@ _MOST_LINES = 40  # of dense tensors or tables
 
 @checkpoint_app.command("list", no_args_is_help=True)
 def list_command(run: Annotated[Path, _RUN]) -> None:
-    """List checkpoints: step, kind, what an incremental one adds to, size, rows, age.
+    """List checkpoints: step, kind, parent, size, rows, age.
 
-    A [bold]full[/bold] checkpoint holds every row ever trained; an [bold]incremental[/bold] one the rows touched since its
-    parent. `hotbed train --resume RUN` takes the newest. Ranks of torchrun have a chain each, and a checkpoint of theirs counts
-    when all have it.
+    A [bold]full[/bold] checkpoint holds every row ever trained; an [bold]incremental[/bold] one only the rows touched since
+    its parent. `hotbed train --resume RUN` uses the newest. With torchrun each rank has its own chain, and a step counts once
+    all ranks have it.
 
     [bold]For example:[/bold]
 
@@ -79,14 +79,14 @@ def list_command(run: Annotated[Path, _RUN]) -> None:
             _age(time.time() - found.time),
         )
     out().print(table)
-    _tell_of_ranks(run)
+    _print_rank_steps(run)
 
 
 @checkpoint_app.command("verify", no_args_is_help=True)
 def verify_command(run: Annotated[Path, _RUN]) -> None:
-    """Read every byte of every checkpoint: checksums, rows, and that no chain has a hole. Names what is damaged.
+    """Verify every byte of every checkpoint: checksums, rows, and complete chains. Names what is damaged.
 
-    Ends with code 2 when something is wrong. Nothing is changed.
+    Exit code 2 if something is wrong. Nothing is changed.
 
     [bold]For example:[/bold]
 
@@ -105,11 +105,11 @@ def verify_command(run: Annotated[Path, _RUN]) -> None:
     good = [_label(folder) for folder, found in problems.items() if not found]
     if not wrong:
         out().print(
-            f"{len(good)} checkpoint{'s are' if len(good) > 1 else ' is'} whole: {', '.join(good)}", soft_wrap=True
+            f"{len(good)} checkpoint{'s are' if len(good) > 1 else ' is'} intact: {', '.join(good)}", soft_wrap=True
         )
-        _tell_of_ranks(run)
+        _print_rank_steps(run)
         return
-    way_out = f" The newest whole one is {good[-1]}; move the later ones away to resume from it." if good else ""
+    way_out = f" The newest intact one is {good[-1]}; move the later ones away to resume from it." if good else ""
     count = f"{len(wrong)} problem{'s' * (len(wrong) > 1)}"
     raise RunError("\n  - ".join([f"{count} in {run}:{way_out}", *wrong]))
 
@@ -185,14 +185,14 @@ def prune_command(
 
 
 def _prunings(place: Path, keep: int) -> Iterator[tuple[Path, Callable[[], list[Path]]]]:
-    """Every folder of a run that old checkpoints go from, and how to find them once it is locked."""
+    """Every folder with old checkpoints, and a function that finds them once the folder is locked."""
     from hotbed.checkpoint.chain import unneeded
     from hotbed.checkpoint.layouts import is_of_rank, root_of, run_of, steps_of, unneeded_before, worlds_in
     from hotbed.errors import RunError
 
     first = _folders(place)[0]
     if is_of_rank(place.resolve()) or is_of_rank(place.resolve().parent):
-        raise RunError(f"{place} is of one rank, and ranks keep the same steps. Give {run_of(first)}.")
+        raise RunError(f"{place} belongs to one rank, and all ranks keep the same steps. Give {run_of(first)}.")
     checkpoints = first.parent.parent if is_of_rank(first.parent) else first.parent
     for world in worlds_in(checkpoints):
         if world == 1:
@@ -203,7 +203,7 @@ def _prunings(place: Path, keep: int) -> Iterator[tuple[Path, Callable[[], list[
 
 
 def _folders(place: Path) -> list[Path]:
-    """The checkpoints of a run or a folder, of all its ranks, or the one that is named."""
+    """The checkpoints of a run or a folder, of all ranks, or the named one."""
     from hotbed.checkpoint.chain import find, folders_in
     from hotbed.checkpoint.layouts import ranks_in
 
@@ -214,14 +214,14 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _label(folder: Path) -> str:
-    """Its name, and the rank that wrote it."""
+    """The name of a checkpoint, with the rank that wrote it."""
     from hotbed.checkpoint.layouts import is_of_rank
 
     return f"{folder.parent.name}/{folder.name}" if is_of_rank(folder.parent) else folder.name
 
 
-def _tell_of_ranks(place: Path) -> None:
-    """Where ranks have written: the steps that all of them have."""
+def _print_rank_steps(place: Path) -> None:
+    """For a run of several ranks, print the steps that all of them have."""
     from hotbed.checkpoint.layouts import steps_of, worlds_in
 
     for root in (place / "checkpoints", place):
@@ -262,9 +262,12 @@ def _age(seconds: float) -> str:
 @contextmanager
 def _bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar over bytes, on a terminal."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    done = 0
+    with progress_bar(title, "bytes") as report:
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda count: bar.advance(task, count)
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            report("", done, total)
+
+        yield advance

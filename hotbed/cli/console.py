@@ -1,6 +1,6 @@
 """Where the command line writes: results to stdout, errors and progress to stderr.
 
-Names of files, columns and datasets are printed as they are: no [markup] and no :emoji: is looked for in them.
+Names of files, columns and datasets are printed literally: [markup] and :emoji: have no meaning in them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rich.text import Text
 if TYPE_CHECKING:
     from hotbed.host.compiling import CompileReport
 
-BEGINS = "compiling kernels for this machine, only this once: it may take a minute"
-_NOTICED = 2.0  # seconds after which somebody wonders
-_TOLD = 1.0  # seconds worth a word at the end
+COMPILING = "compiling kernels for this machine; this happens once and may take a minute"
+_NOTICE_AFTER = 2.0  # seconds of compiling after which a line is printed
+_WORTH_REPORTING = 1.0  # seconds of compiling that are mentioned at the end
 RESULTS = (
     ("AUC", "auc"),
     ("best possible AUC", "best_auc"),
@@ -29,22 +29,22 @@ RESULTS = (
     ("normalized entropy", "normalized_entropy"),
     ("calibration", "calibration"),
 )
-_live: list[Console] = []  # those that show something that moves
+_live: list[Console] = []  # consoles with a bar or spinner on the screen
 
 
 def out() -> Console:
-    """Results. Made on each call, so that it follows a redirected stdout."""
+    """The console for results; created on each call, so that it follows a redirected stdout."""
     return Console(highlight=False, markup=False, emoji=False)
 
 
 def err() -> Console:
-    """Errors and progress."""
-    return Console(file=cast(IO[str], _Lasting(sys.stderr)), highlight=False, markup=False, emoji=False)
+    """The console for errors and progress."""
+    return Console(file=cast(IO[str], _ResilientStream(sys.stderr)), highlight=False, markup=False, emoji=False)
 
 
 @contextmanager
 def live(console: Console) -> Iterator[None]:
-    """Inside, a bar or a spinner of this console is on the screen: `aside` writes above it."""
+    """While a bar or spinner of this console is on the screen; `print_progress` writes above it."""
     _live.append(console)
     try:
         yield
@@ -60,21 +60,21 @@ def waiting(text: str) -> Iterator[None]:
         yield
 
 
-def aside(text: str) -> None:
-    """A line of progress, from any thread, whatever else moves on the screen."""
+def print_progress(text: str) -> None:
+    """Print a line of progress, from any thread, above a bar or spinner."""
     (_live[-1] if _live else err()).print(text, soft_wrap=True)
 
 
 def fail(message: str, code: int = 2) -> int:
-    """Print `error: message` as plain text, unwrapped, and hand back the exit code."""
+    """Print `error: message` as plain text, unwrapped, and return the exit code."""
     console = err()
     console.print("error:", style="bold red", end=" ")
     console.print(message, soft_wrap=True)
     return code
 
 
-class _Lasting:
-    """A stream that may lose its reader, or fill its disk, without ending the run that reports to it."""
+class _ResilientStream:
+    """A stream whose errors are ignored: a closed pipe or a full disk must not end the run."""
 
     def __init__(self, stream: IO[str] | None) -> None:
         self._stream = stream
@@ -104,19 +104,25 @@ def progress_bar(title: str, unit: str) -> Iterator[Callable[[str, int, int | No
 
     counter = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), counter, TimeRemainingColumn())
-    with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as bar:
-        tasks: dict[str, Any] = {}
+    bar = Progress(*columns, console=err(), transient=True, disable=not err().is_terminal)
+    tasks: dict[str, Any] = {}
 
-        def report(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name or title, total=total)
-            bar.update(tasks[name], completed=done, total=total)
+    def report(name: str, done: int, total: int | None) -> None:
+        if not tasks:
+            bar.start()
+        if name not in tasks:
+            tasks[name] = bar.add_task(name or title, total=total)
+        bar.update(tasks[name], completed=done, total=total)
 
+    try:
         yield report
+    finally:
+        if tasks:
+            bar.stop()
 
 
 def result_table(title: str, metrics_of_split: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One column per split; a row appears when some split knows it."""
+    """One column per split; a metric that no split has is left out."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for split in metrics_of_split:
@@ -130,21 +136,21 @@ def result_table(title: str, metrics_of_split: Mapping[str, Mapping[str, Any]]) 
 
 
 def in_digits(value: float | None) -> str:
-    """Four digits; a dash for what is not known or not defined."""
+    """Four digits; a dash if the value is unknown or undefined."""
     return "-" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
 @contextmanager
-def told_of_compiling(quiet: bool = False) -> Iterator[CompileReport]:
-    """Inside, kernels that have been compiled for some seconds lead to a line on the screen."""
+def report_compiling(quiet: bool = False) -> Iterator[CompileReport]:
+    """Print a line once kernels have been compiling for some seconds."""
     from hotbed.host.compiling import compiled_within
 
-    with compiled_within(lambda: None if quiet else aside(BEGINS), _NOTICED) as compiled:
+    with compiled_within(lambda: None if quiet else print_progress(COMPILING), _NOTICE_AFTER) as compiled:
         yield compiled
 
 
 def compiled_text(compiled: CompileReport) -> str:
-    """How long it took; "" where nothing was compiled, or hardly anything."""
-    if compiled.seconds <= _TOLD:
+    """How long compiling took; "" if there was little or nothing to compile."""
+    if compiled.seconds <= _WORTH_REPORTING:
         return ""
-    return f"{compiled.kernels:,} kernels were compiled in {compiled.seconds:,.1f} s, once; no speed here counts it"
+    return f"{compiled.kernels:,} kernels were compiled in {compiled.seconds:,.1f} s, once; the speeds above do not include it"

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hotbed.cli.console import err, out, progress_bar
-from hotbed.cli.options import MaybeDatasetOut, OverwriteDataset
+from hotbed.cli.options import AsJson, MaybeDatasetOut, OverwriteDataset
+from hotbed.cli.settings import open_dataset
 from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 8
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
-MOST_FEATURES = 60  # lines of a table on a terminal; --json has them all
+MOST_FEATURES = 60  # lines of a table on a terminal; --json has all of them
 
 
 @data_app.command("describe", no_args_is_help=True)
@@ -29,14 +30,12 @@ def describe_command(
     dataset: Annotated[
         str, typer.Argument(help="A dataset directory, or a name of `hotbed data list`: criteo-like, criteo-like:ROWS.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="All figures as JSON, with the whole skew curves.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show rows, positives, distinct ids and how unevenly lookups fall on them."""
+    """Show rows, positives, distinct ids and how unevenly lookups fall on them. --json adds the whole skew curves."""
     from hotbed.data.dataset import describe
-    from hotbed.data.embedded import resolve
 
-    with progress_bar("building the dataset, once", "rows") as progress:
-        opened = resolve(dataset, progress=lambda done, total: progress("", done, total))
+    opened = open_dataset(dataset)
     figures = describe(opened)
     if as_json:
         out().print_json(data=figures)
@@ -71,12 +70,14 @@ def list_command() -> None:
 def get_command(
     name: Annotated[str, typer.Argument(help="One of `hotbed data list`.")],
     out_dir: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where the files go. Left out: ./NAME.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for the files. Left out: ./NAME.")
     ] = None,
-    day: Annotated[list[int] | None, typer.Option(help="For sets that come by day; may be repeated.")] = None,
-    accept_licence: Annotated[bool, typer.Option("--accept-licence", help="You have read and accept it.")] = False,
+    day: Annotated[list[int] | None, typer.Option(help="For datasets published by day; may be repeated.")] = None,
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="You have read and accept the licence.")
+    ] = False,
 ) -> None:
-    """Fetch a public dataset from its publisher, resuming where an earlier try ended, and check it."""
+    """Fetch a public dataset from its publisher and verify it; an interrupted download is resumed."""
     from hotbed.data.catalog import choose_folders, find_public_set
     from hotbed.data.download import download, list_folder
     from hotbed.errors import DataError
@@ -88,7 +89,7 @@ def get_command(
     console.print(Text.assemble((entry.name, "bold"), facts), soft_wrap=True)
     if entry.by_hand:
         steps = "\n".join(f"  {number}. {step}" for number, step in enumerate((*entry.by_hand, *entry.then), 1))
-        raise DataError(f"{entry.name} can only be had with an account at its publisher. By hand:\n{steps}")
+        raise DataError(f"{entry.name} needs an account at its publisher. By hand:\n{steps}")
     _accept(entry, accept_licence)
     target = out_dir or Path(entry.name)
     plans = [(target, file) for file in entry.files]
@@ -154,7 +155,7 @@ def make_command(
         typer.Argument(metavar="NAME[:ROWS]", help="criteo-like, criteo-1tb-like, criteo-1tb-bags-like, avazu-like."),
     ],
     rows: Annotated[
-        int | None, typer.Option(help="Rows of the train split; valid and test get a tenth each. Left out: 2,000,000.")
+        int | None, typer.Option(help="Rows of the train split; valid and test have a tenth each. Left out: 2,000,000.")
     ] = None,
     days: Annotated[
         int | None, typer.Option(help="Spread the rows over this many days, with a file for each day.")
@@ -175,8 +176,8 @@ def make_command(
 
     hotbed data make avazu-like --days 10 --text raw
 
-    The same name, seed and rows give the same log each time, any part of it. Its best possible AUC is known.
-    A killed job resumes with the files it finished when the same command is given again.
+    The same name, seed and number of rows always give the same log. Its best possible AUC is known.
+    If the job is killed, the same command resumes it and keeps the finished files.
     """
     from hotbed.data.embedded import read_rows
     from hotbed.data.synthetic import TRAIN_ROWS, find_shape, make_log, other_rows

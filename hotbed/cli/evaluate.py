@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from hotbed.cli.console import err, out, result_table, told_of_compiling, waiting
+from hotbed.cli.console import err, out, report_compiling, result_table, waiting
 from hotbed.cli.options import CacheBytes, CacheShare, Device, ScoreBatchSize, ScoredModel
 from hotbed.cli.settings import open_dataset
 from hotbed.errors import ConfigError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def evaluate_command(
     run: Path = typer.Argument(..., help="Run folder with a trained model, or a checkpoint."),
-    data: str | None = typer.Option(None, help="Dataset; that of the run if not given."),
+    data: str | None = typer.Option(None, help="Dataset. Left out: that of the run."),
     split: str = typer.Option("test", help="train, valid or test."),
     device: Device = "auto",
     batch_size: ScoreBatchSize = 4096,
@@ -36,7 +36,7 @@ def evaluate_command(
 
     hotbed evaluate runs/demo/checkpoints
     """
-    with told_of_compiling():
+    with report_compiling():
         with waiting("loading the model"):
             from hotbed.data.loader.loader import Loader
             from hotbed.run.folder import find_data_or_say
@@ -57,16 +57,16 @@ def evaluate_command(
     out().print(result_table(f"{subject.name} on {data or subject.dataset}", {split: metrics}))
 
 
-class Subject(NamedTuple):
-    """What is measured."""
+class EvaluatedModel(NamedTuple):
+    """The model that is evaluated."""
 
     name: str
-    dataset: str  # that it was trained on
+    dataset: str  # it was trained on
     run: Path
 
 
-def _subject(place: Path) -> Subject:
-    """A run with its model, or one of its checkpoints, the newest of a folder of them."""
+def _subject(place: Path) -> EvaluatedModel:
+    """A run with its model, a checkpoint, or the newest of a folder of checkpoints."""
     from hotbed.checkpoint.layouts import entries_of, run_of
     from hotbed.errors import RunError
     from hotbed.models import shown_name
@@ -75,11 +75,11 @@ def _subject(place: Path) -> Subject:
     if place.is_dir() and not (place / "config.json").is_file() and not (place / "model").is_dir():
         with suppress(RunError):  # no checkpoint
             entry = entries_of(place)[0]
-            if config := entry.manifest.document.get("config"):  # else it is not of `hotbed train`
+            if config := entry.manifest.document.get("config"):  # else it was not written by `hotbed train`
                 name = f"{shown_name(config['model']['name'])} at step {entry.manifest.step:,}"
-                return Subject(name, config["data"]["path"], run_of(entry.folder))
+                return EvaluatedModel(name, config["data"]["path"], run_of(entry.folder))
     card = read_card(place / "model")
-    return Subject(shown_name(card["model"]["name"]), card["dataset"], place)
+    return EvaluatedModel(shown_name(card["model"]["name"]), card["dataset"], place)
 
 
 def predict_command(
@@ -92,15 +92,15 @@ def predict_command(
     cache: CacheShare = None,
     hbm: CacheBytes = None,
     memory: str | None = typer.Option(
-        None, help="Rows stay in their files, and memory holds at most this much of them, e.g. 100MB."
+        None, help="Leave rows in their files and cache at most this much of them in memory, e.g. 100MB."
     ),
     max_bad: str = typer.Option("1%", help="Stop when more raw rows than this cannot be read: a number or a share."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing file of scores."),
 ) -> None:
     """Score samples: one row each with its label, where there is one, and the predicted probability.
 
-    Raw files are read as `hotbed prepare` read the training data, and Parquet and Arrow also where that was text. Ids never
-    seen in training count as unknown. Rows that cannot be read are left out; `file` and `line` name those that were scored.
+    Raw files are read as `hotbed prepare` read the training data; a model trained on text also reads Parquet and Arrow. Ids
+    not seen in training count as unknown. Rows that cannot be read are left out; `file` and `line` name the scored ones.
 
     [bold]For example:[/bold]
 
@@ -119,12 +119,12 @@ def predict_command(
     missing = [one for one in inputs if not Path(one).exists() and not is_embedded(one)]
     if missing:
         raise ConfigError(
-            f"there is no {', '.join(missing)}. Give raw files such as the training data was, or a dataset."
+            f"there is no {', '.join(missing)}. Give raw files in the format of the training data, or a dataset."
         )
-    with told_of_compiling():
+    with report_compiling():
         with waiting("loading the model"):
-            from hotbed.data.encode import RawReader
             from hotbed.data.loader.loader import Loader
+            from hotbed.data.raw_reader import RawReader
             from hotbed.run.predictions import predict, raw_batches, split_batches
             from hotbed.train.model_folder import check_same_ids
 
@@ -146,7 +146,7 @@ def predict_command(
 
 
 class ModelOptions(NamedTuple):
-    """How a model is held that is loaded whole."""
+    """The storage of a model that is loaded completely."""
 
     cache: float | None
     hbm: str | None
@@ -157,18 +157,20 @@ class OpenModel(NamedTuple):
     """A model that scores."""
 
     learner: Scores
-    folder: Path  # says what its columns mean
-    rows_of: Any = None  # who holds its vocabularies, if anybody does
-    version: str = ""  # empty: the model that the run ended with
+    folder: Path  # with schema.json and counts/
+    rows_of: Any = None  # finds rows in vocabularies that are already loaded
+    version: str = ""  # empty: the final model of the run
 
 
 def open_model(place: Path, memory: str | None, device: str, wanted: ModelOptions) -> OpenModel:
-    """The model of a run is loaded whole, unless `memory` is given; everything else is scored from its files."""
+    """Load the model of a run completely, unless `memory` is given; score everything else from its files."""
     from hotbed.scorer import DEFAULT_MEMORY, load
     from hotbed.train.model_folder import load_learner
 
     if memory is not None and (wanted.cache is not None or wanted.hbm is not None):
-        raise ConfigError("--memory leaves rows in their files; --cache and --hbm load all of them. Give one kind.")
+        raise ConfigError(
+            "--memory leaves rows in their files; --cache and --hbm load all of them. Give only one of the two."
+        )
     is_run = (place / "model").is_dir() or not place.is_dir() or (place / "model.old").is_dir()
     if memory is None and (is_run or wanted.cache is not None or wanted.hbm is not None):
         return OpenModel(load_learner(place / "model", device, *wanted), place / "model")

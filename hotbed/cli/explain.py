@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from hotbed.cli.console import out, waiting
+from hotbed.cli.options import AsJson
 
 if TYPE_CHECKING:
     from hotbed.forecast.explain import Explanation
@@ -20,9 +21,7 @@ _SHOWN_MOVES = 12
 
 
 def explain_command(
-    run: Annotated[
-        Path, typer.Argument(help="A run folder; of a run that is not finished, its last checkpoint is read.")
-    ],
+    run: Annotated[Path, typer.Argument(help="A run folder. If the run is not finished, its last checkpoint is read.")],
     table: Annotated[str, typer.Option(help="The table: the name of an id feature.")],
     id: Annotated[
         str | None,
@@ -31,12 +30,12 @@ def explain_command(
             help="The row number, as in the data files (a row of the vocabulary); for raw values use --value.",
         ),
     ] = None,
-    value: Annotated[str | None, typer.Option(help="The row of a value, as in the raw log.")] = None,
+    value: Annotated[str | None, typer.Option(help="A value as in the raw log, instead of --id.")] = None,
     top: Annotated[
         int | None, typer.Option(help="Instead of one row: this many rows of the table, most used first.")
     ] = None,
     by: Annotated[str, typer.Option(help="What --top ranks by: uses or evictions.")] = "uses",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the history of one row: where it is, its uses, admissions and evictions, its score, its next use.
 
@@ -88,7 +87,7 @@ def _number(text: str) -> int:
 
 
 def explanation_lines(found: Explanation) -> list[str]:
-    """What is known, a line for each kind."""
+    """The explanation in lines."""
     asked = found.asked
     name = f"{asked.table} {asked.id}" if asked.value is None else f"{asked.table} {asked.value!r} (id {asked.id})"
     name += f" ({asked.meaning})" if asked.meaning and asked.value is None else ""
@@ -108,7 +107,7 @@ def _where(found: Explanation) -> str:
         "memory": "in host memory, below the cache",
         "ssd": "on the ssd",
         "device": "on the device, as all rows are",
-        "never trained": "nowhere yet: it was never trained and has its initial value",
+        "never trained": "nowhere yet: it was never trained and still has its initial value",
         "no row": "nowhere: the id has no row (never admitted, or expired)",
     }
     return f"{words[place.where]}{f', of rank {place.rank}' if place.rank is not None else ''}"
@@ -118,8 +117,8 @@ def _gradient_line(found: Explanation) -> str:
     gradient, asked = found.gradient, found.asked
     if gradient is None:
         row = shlex.quote(f"{asked.table}={asked.id}")
-        return f"  gradient not noted; `hotbed train --watch-rows {row}` notes it"
-    return f"  gradient last of norm {gradient.norm:.4g}, in step {gradient.step:,}; {gradient.updates:,} were noted"
+        return f"  gradient not recorded; `hotbed train --watch-rows {row}` records it"
+    return f"  gradient last of norm {gradient.norm:.4g}, in step {gradient.step:,}; {gradient.updates:,} were recorded"
 
 
 def _history_lines(found: Explanation) -> list[str]:
@@ -134,7 +133,7 @@ def _history_lines(found: Explanation) -> list[str]:
     if uses.evaluation_lookups:
         lines[0] += f"; {uses.evaluation_lookups:,} times in evaluations"
     if history is not None and history.agreement is not None:
-        exact = "" if history.agreement == 1.0 else " (near: see the note)"
+        exact = "" if history.agreement == 1.0 else " (approximate: see the note)"
         lines.append(
             f"  moved    into the cache {_times(history.admissions)}, out of it {_times(history.evictions)}{exact}"
         )
@@ -173,7 +172,7 @@ def _next_lines(found: Explanation) -> list[str]:
     if following.step is not None:
         return [f"  next     in step {following.step:,}, by the reader's order"]
     rate = "" if following.every is None else f"; so far it was used every {following.every:,.1f} steps"
-    left = "no step is left" if found.finished else "in none of the steps that are left"
+    left = "no step is left" if found.finished else "in none of the remaining steps"
     return [f"  next     {left}{rate}"]
 
 

@@ -1,4 +1,4 @@
-"""`hotbed train` from Python: a model and a dataset in, a trained run out, with all that the command does on the way."""
+"""`hotbed train` from Python: a model and a dataset in, a trained run out."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from hotbed.cli.console import told_of_compiling
-from hotbed.cli.ranks import Start, joined
+from hotbed.cli.console import report_compiling
+from hotbed.cli.ranks import RunStart, join_ranks
 from hotbed.cli.settings import cache_flags, read_config, resumed_config
 from hotbed.cli.train import StartOptions, train_run
 from hotbed.errors import ConfigError, ModelError
@@ -55,7 +55,7 @@ def fit(
     forecast: bool = True,
     quiet: bool = False,
 ) -> Run:
-    """Train, evaluate, keep and report, as `hotbed train` does; Ctrl-C saves, and `resume=True` goes on.
+    """Train, evaluate, save and report, as `hotbed train` does. Ctrl-C saves; `resume=True` continues.
 
     Args:
         model: a name of `hotbed models`, or your own: "my_model.py:MyModel" or the class, defined in a file. None: deepfm.
@@ -70,13 +70,13 @@ def fit(
         ssd: folder and bytes for the rest, e.g. "/fast/rows:500GiB".
         settings: any other setting of a run file by its path, e.g. {"model.dim": 32, "model.options.hidden": [64]}.
         overwrite: start again in a folder that holds a run.
-        resume: continue the run in `out`, as if it had never stopped; of the settings above, those that may change. A model
-            that is given must be that of the run.
-        warm_start: begin with the rows and weights of this run or checkpoint, as far as they fit.
+        resume: continue the run in `out`, as if it had never stopped. Only some settings may change. If a model is given,
+            it must be that of the run.
+        warm_start: start from the rows and weights of this run or checkpoint that fit this model.
         forecast: print a forecast first, and compare it with the measurement at the end.
         quiet: print only the result.
     """
-    with _Fitting():
+    with _FitGuard():
         flags = {
             "model.name": None if model is None else _name_of(model),
             "data.path": None if data is None else str(data),
@@ -91,27 +91,27 @@ def fit(
         folder = None if out is None else Path(out)
         if resume and folder is None:
             raise ConfigError("resume=True continues the run in `out`; give its folder.")
-        with joined() as ranks:
+        with join_ranks() as ranks:
             manner = StartOptions(quiet, None if warm_start is None else Path(warm_start), forecast and not resume)
-            asked = None if folder is None else Start(folder, resume=resume, overwrite=overwrite)
+            asked = None if folder is None else RunStart(folder, resume=resume, overwrite=overwrite)
             if resume and folder is not None:
                 if "model.name" in given and _is_model_of(folder, given["model.name"]):
-                    del given["model.name"]  # the same one, named from another folder perhaps
+                    del given["model.name"]  # the same model, perhaps named from another folder
                 config = resumed_config(folder, given, [], {"overwrite": overwrite, "warm_start": warm_start})
             else:
                 config = read_config(None, given, [])
             try:
-                with told_of_compiling(quiet or ranks.rank > 0) as compiled:
+                with report_compiling(quiet or ranks.rank > 0) as compiled:
                     folder = train_run(config, asked, ranks, manner, compiled)
             except typer.Exit as stopped:
                 raise KeyboardInterrupt(
-                    "training was interrupted and saved; fit(..., resume=True) goes on"
+                    "training was interrupted and saved; fit(..., resume=True) continues it"
                 ) from stopped
     return Run(folder, read_json(folder / "summary.json"))
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by path, checked; those of a model or an optimizer alone gathered under its `options`."""
+    """Settings by path, checked; those of one model or optimizer are collected under its `options`."""
     flat: dict[str, Any] = {}
     for path, value in settings.items():
         head, _, option = path.partition(".options.")
@@ -124,24 +124,24 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-class _Fitting:
-    """Around a call of fit: the file of a model is executed again, and must not train by itself."""
+class _FitGuard:
+    """Refuses nested calls of fit: the file of a model is executed when it is loaded, and must not train then."""
 
     active = False
 
     def __enter__(self) -> None:
-        if _Fitting.active:
+        if _FitGuard.active:
             raise ModelError(
                 'the file of the model trains when it is loaded; put that under `if __name__ == "__main__":`'
             )
-        _Fitting.active = True
+        _FitGuard.active = True
 
     def __exit__(self, *error: object) -> None:
-        _Fitting.active = False
+        _FitGuard.active = False
 
 
 def _is_model_of(folder: Path, name: str) -> bool:
-    """Whether a name stands for the class and, if it is a user's own, the file that a run began with."""
+    """Whether a name is the model of a run: the same class and, for a user's own model, the same file."""
     began = read_json(folder / "config.json")["model"]
     if not is_own(name):
         return bool(name == began["name"])
@@ -154,8 +154,8 @@ def _name_of(model: str | type) -> str:
         return model
     if not isinstance(model, type):
         raise ConfigError(
-            f"model is a name or a class, not an object; given: one of {type(model).__name__}. It is built here: give the "
-            "class, and its options as settings={'model.options.hidden': 128}."
+            f"model must be a name or a class, not an instance (given: a {type(model).__name__}). Give the class, and its "
+            "options as settings={'model.options.hidden': 128}."
         )
     try:
         file = inspect.getsourcefile(model)

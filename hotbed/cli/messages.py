@@ -1,4 +1,4 @@
-"""What `hotbed train` says of a run: its settings, how it begins, and its result."""
+"""What `hotbed train` prints: the settings of a run, its start and its result."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _FEW_STEPS = 40
 _SMALL_BATCH = 256
 
 
-def warn_of_few_steps(training: Training, batch_size: int) -> None:
-    """A small log in large batches learns nothing, and nothing else would say so."""
+def warn_about_few_steps(training: Training, batch_size: int) -> None:
+    """Warn if a small log in large batches gives too few steps to learn from."""
     if training.total_steps < _FEW_STEPS and not training.pace.max_steps:
         epochs = f"more epochs (--epochs {10 * training.pace.epochs})"
         smaller = f" or smaller batches (--set data.batch_size={_SMALL_BATCH})" if batch_size > _SMALL_BATCH else ""
@@ -43,8 +43,8 @@ def warn_of_few_steps(training: Training, batch_size: int) -> None:
         )
 
 
-def tell(summary: dict[str, Any], folder: Path) -> None:
-    """The report page, and the result on the screen."""
+def print_result(summary: dict[str, Any], folder: Path) -> None:
+    """Write the report page and print the result."""
     from hotbed.errors import RunError
     from hotbed.report import write_report
 
@@ -64,10 +64,13 @@ def tell(summary: dict[str, Any], folder: Path) -> None:
     if summary["tiers"]:
         out().print(tiers_text(summary["tiers"]), soft_wrap=True)
     rate, seconds = summary["samples_per_s"] or 0, summary["train_seconds"]
+    steady = summary.get("steady_samples_per_s")
+    after_start = f" ({steady:,.0f} after the start)" if steady else ""
     trained = (
-        f"{summary['samples']:,} samples in {seconds:,.1f} s of training, {rate:,.0f} samples/s on {summary['device']}"
+        f"{summary['samples']:,} samples in {seconds:,.1f} s of training, {rate:,.0f} samples/s{after_start} "
+        f"on {summary['device']}"
     )
-    kept = [_kept(summary)] if summary["finished"] else []
+    kept = [_kept_weights(summary)] if summary["finished"] else []
     out().print("\n".join([trained, *kept, page]), soft_wrap=True)
     if not summary["finished"]:
         err().print(
@@ -77,56 +80,53 @@ def tell(summary: dict[str, Any], folder: Path) -> None:
         )
 
 
-def _kept(summary: dict[str, Any]) -> str:
-    """Which weights the model has, and why."""
+def _kept_weights(summary: dict[str, Any]) -> str:
+    """Which weights were kept, and why."""
     at = f"the weights after step {summary['best_step']:,} of {summary['steps']:,} (epoch {summary['best_epoch']:,})"
     return f"kept: {at}: {summary['kept_because']}"
 
 
 def next_commands(folder: Path) -> str:
-    """What a trained model is for."""
-    run, command = shlex.quote(str(folder)), as_typed()
+    """The commands that use a trained model."""
+    run, command = shlex.quote(str(folder)), hotbed_command()
     ways = ("evaluate {run}", "predict {run} FILE --out scores.csv", "serve {run}", "export {run}")
     return "\n".join(f"{'next: ' if not k else '      '}{command} {way.format(run=run)}" for k, way in enumerate(ways))
 
 
-def as_typed() -> str:
-    """`hotbed` as this shell finds it: by its name, else by its path, else as a module of this Python."""
+def hotbed_command() -> str:
+    """How this shell can call hotbed: by name, else by path, else as a module of this Python."""
     if shutil.which("hotbed"):
         return "hotbed"
-    beside = Path(sys.executable).with_name("hotbed")
+    candidate = Path(sys.executable).with_name("hotbed")
     here = Path.cwd()
-    if not beside.is_file():
+    if not candidate.is_file():
         return f"{shlex.quote(sys.executable)} -m hotbed"
-    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
+    return shlex.quote(str(candidate.relative_to(here) if candidate.is_relative_to(here) else candidate))
 
 
-def foretell(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> None:
-    """What the run will take, on the screen and in its folder: a few seconds, and nothing is measured."""
-    from hotbed.cli.plan import outlook_text
-    from hotbed.forecast.comparison import quick_outlook, write_forecast, write_misses
+def print_forecast(config: RunConfig, dataset: Dataset, folder: Path, quiet: bool) -> None:
+    """Forecast what the run will need; print it and write it to the run folder. Takes a few seconds; measures nothing."""
+    from hotbed.cli.plan import forecast_text
+    from hotbed.forecast.comparison import quick_forecast, write_forecast, write_misses
     from hotbed.forecast.request import ForecastRequest
 
     with nullcontext() if quiet else waiting("forecasting"):
         asked = ForecastRequest(config, dataset)
-        forecast = quick_outlook(asked)
+        forecast = quick_forecast(asked)
         if forecast is None:
             return
         write_forecast(folder, forecast)
         if forecast.traffic is not None:
             write_misses(folder, asked)
     if not quiet:
-        from hotbed.host.memory import in_words
-
         taken = f"{in_words(forecast.bytes_of('device'))} on the device, {in_words(forecast.bytes_of('memory'))} of host memory"
-        told = [f"forecast: {taken}", outlook_text(forecast), *(f"may not fit: {one}" for one in forecast.problems)]
-        err().print("\n".join(line for line in told if line), soft_wrap=True)
+        lines = [f"forecast: {taken}", forecast_text(forecast), *(f"may not fit: {one}" for one in forecast.problems)]
+        err().print("\n".join(line for line in lines if line), soft_wrap=True)
 
 
-def tell_truth(summary: dict[str, Any], folder: Path, device: torch.device) -> str:
-    """What was forecast beside what happened; "" where nothing was."""
+def compare_forecast(summary: dict[str, Any], folder: Path, device: torch.device) -> str:
+    """The forecast and the measured values; "" without a forecast."""
     from hotbed.forecast.comparison import write_truth
-    from hotbed.host.memory import in_words
 
     words = {"hit_rate": "rows hit", "lookup_hit_rate": "lookups hit", "bytes_in": "to device", "bytes_out": "back"}
     words |= {"cache_bytes": "cache", "peak_device_bytes": "peak device memory", "samples_per_s": "samples/s"}
@@ -144,8 +144,7 @@ def tell_truth(summary: dict[str, Any], folder: Path, device: torch.device) -> s
     return f"forecast / truth: {', '.join(parts)}{hint}" if any(one.forecast is not None for one in found) else ""
 
 
-def opening(built: Built) -> str:
-    from hotbed.host.memory import in_words
+def describe_start(built: Built) -> str:
     from hotbed.train.run import cache_sizes
 
     training, subject = built.training, built.subject
@@ -156,13 +155,13 @@ def opening(built: Built) -> str:
     if training.world.size > 1:
         rows = f"{rows} over {training.world.size} ranks"
     if any(table.rows is None for table in given):
-        assert cached is not None, "dynamic ids are looked up in a cache"
+        assert cached is not None, "dynamic ids need a cache"
         rows = "dynamic ids" if all(table.rows is None for table in given) else f"{rows} and dynamic ids"
         place = f"with a cache of {cached['slots']:,} rows on {device}"
     elif cached is None:
         place = f"({in_words(tables.num_bytes)}), {device}"
     else:
-        # what they take there is known when windows are planned: the forecast and the end tell it
+        # the bytes they take are known once windows are planned: the forecast and the final summary report them
         place = f"({in_words(cached['table_bytes'])}), {cached['slots']:,} of them at a time on {device}"
     return (
         f"{subject.model} on {subject.dataset_name}: {training.loaders.train.num_rows:,} train samples, {rows} in "
@@ -171,21 +170,21 @@ def opening(built: Built) -> str:
 
 
 @contextmanager
-def told_of_ways(say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, what parallel.mode=auto chooses for the tables of ranks, and why, is said."""
-    log, told = logging.getLogger("hotbed.parallel"), _LogLines(say)
+def report_parallel_choices(say: Callable[[str], None]) -> Iterator[None]:
+    """Print what parallel.mode=auto chooses, and why."""
+    log, handler = logging.getLogger("hotbed.parallel"), _LogLines(say)
     level = log.level
-    log.addHandler(told)
+    log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
         yield
     finally:
         log.setLevel(level)
-        log.removeHandler(told)
+        log.removeHandler(handler)
 
 
 class _LogLines(logging.Handler):
-    """Lines of a log, said."""
+    """A log handler that passes lines to `say`."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)

@@ -10,9 +10,22 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from hotbed.cli.console import err, out
-from hotbed.cli.options import BatchSize, CachePolicy, Dim, HostMemory, ModelName, share
+from hotbed.cli.options import (
+    AsJson,
+    BatchSize,
+    CacheBytes,
+    CachePolicy,
+    CacheShare,
+    Dim,
+    HostMemory,
+    ModelName,
+    RowOptimizer,
+    RunDevice,
+    Sets,
+    Ssd,
+)
 from hotbed.cli.plot import curve_text
-from hotbed.cli.settings import DEFAULT_DATA, open_dataset
+from hotbed.cli.settings import DEFAULT_DATA, open_dataset, read_config
 from hotbed.host.memory import in_words
 
 if TYPE_CHECKING:
@@ -20,45 +33,44 @@ if TYPE_CHECKING:
     from hotbed.forecast.forecast import Forecast
     from hotbed.forecast.request import ForecastRequest
     from hotbed.forecast.what_if import Advice
-    from hotbed.run.config import RunConfig
 
 _CALIBRATE = ("auto", "again", "no")
 
 
 def plan_command(
     data: str = typer.Argument(DEFAULT_DATA, help="A dataset directory, or criteo-like, criteo-like:ROWS, adult."),
-    hbm: str | None = typer.Option(None, help="Device memory for rows and their index, e.g. 2GiB."),
-    cache: float | None = typer.Option(
-        None, parser=share, metavar="SHARE", help="The cache as a share of the rows, e.g. 0.015."
-    ),
+    hbm: CacheBytes = None,
+    cache: CacheShare = None,
     memory: HostMemory = None,
-    ssd: str | None = typer.Option(None, help="Folder and bytes for rows that memory does not hold, DIR:1TiB."),
+    ssd: Ssd = None,
     model: ModelName = None,
     batch_size: BatchSize = None,
     dim: Dim = None,
-    optimizer: str | None = typer.Option(None, help="Row optimizer: sgd, adagrad, rowwise_adagrad, adam, ftrl."),
+    optimizer: RowOptimizer = None,
     policy: CachePolicy = None,
     world: int = typer.Option(1, min=1, help="Ranks that train together; rows are sharded over them."),
-    device: str | None = typer.Option(None, help="auto, cpu, cuda or cuda:N: where the speed is measured."),
-    sets: list[str] = typer.Option([], "--set", help="path=value, as for `hotbed train`; may be given many times."),
+    device: RunDevice = None,
+    sets: Sets = [],  # noqa: B006  never changed
     what_if: list[str] = typer.Option(
-        [], "--what-if", help="NAME=VALUE,VALUE: hbm, cache, memory, ssd, batch_size, dim, optimizer, policy or world."
+        [],
+        "--what-if",
+        help="NAME=VALUE,VALUE; NAME is hbm, cache, memory, ssd, batch_size, dim, optimizer, policy or world.",
     ),
     calibrate: str = typer.Option(
         "auto",
         help="auto: measure this machine unless it has been measured; again: always measure; no: leave speed out.",
     ),
-    curve: bool = typer.Option(True, help="Miss ratios over the size of the cache."),
+    curve: bool = typer.Option(True, help="Plot miss ratios over the size of the cache."),
     html: Path | None = typer.Option(None, help="Write everything as a page, with the curve of every table."),
-    as_json: bool = typer.Option(False, "--json", help="All figures as JSON."),
+    as_json: AsJson = False,
 ) -> None:
-    """Say what a run would take and how fast it would be, without training.
+    """Forecast what a run needs and how fast it will be, without training.
 
     Without arguments: the run of `hotbed train`, the default model on the embedded click log.
 
-    Hit rates come from simulating the run's own batches with the cache that trains,
-    bytes from its budgets, samples/s from a few seconds of measuring this machine,
-    kept for the next time. Exit code 2 says that something does not fit, and why.
+    Hit rates come from simulating the cache on the run's own batches, bytes from its
+    budgets, samples/s from a few seconds of measuring this machine, which are kept
+    for the next time. Exit code 2: something does not fit; the output says why.
 
     [bold]For example:[/bold]
 
@@ -79,15 +91,15 @@ def plan_command(
         "tables.cache": cache, "tables.memory": memory, "tables.ssd": ssd, "tables.optimizer": optimizer,
         "tables.policy": policy, "train.device": device,
     }  # fmt: skip
-    config = _config({path: value for path, value in given.items() if value is not None}, sets)
+    config = read_config(None, {path: value for path, value in given.items() if value is not None}, sets)
     dataset = open_dataset(data)
     with err().status("simulating and measuring"):
         from hotbed.forecast.forecast import make_forecast
         from hotbed.forecast.request import ForecastRequest
-        from hotbed.forecast.what_if import advise, parse_change, vary
+        from hotbed.forecast.what_if import advise, parse_variation, vary
 
         asked = ForecastRequest(config, dataset, world, calibrate)
-        changes = [parse_change(text) for text in what_if]
+        changes = [parse_variation(text) for text in what_if]
         forecast = make_forecast(asked)
         tables = {change.name: vary(asked, change) for change in changes}
         advice = advise(asked, forecast)
@@ -100,7 +112,7 @@ def plan_command(
         out().print_json(data={**figures, **({} if curves is None else curves.figures())}, highlight=False)
     else:
         out().print(parts_table(forecast))
-        out().print(outlook_text(forecast), soft_wrap=True)
+        out().print(forecast_text(forecast), soft_wrap=True)
         for name, found in tables.items():
             out().print(change_table(name, found))
             if unfit := unfit_text(name, found):
@@ -115,34 +127,23 @@ def plan_command(
         raise typer.Exit(2)
 
 
-def _config(given: dict[str, Any], sets: list[str]) -> RunConfig:
-    from hotbed.run.config import raise_problems
-    from hotbed.run.run_file import compose
-
-    config, problems = compose(None, given, sets)
-    with err().status("loading torch"):
-        from hotbed.train.build import option_problems
-    raise_problems(problems + option_problems(config))
-    return config
-
-
 def _curves(asked: ForecastRequest, forecast: Forecast, tables: bool) -> Curves:
-    """Of the run's policy, LRU and the optimum."""
+    """Miss curves of the run's policy, of LRU and of the optimum."""
     from hotbed.forecast.curves import curves_of
 
     return curves_of(asked.given, asked.replay, [asked.config.tables.policy], asked.ahead, tables=tables)
 
 
 def _write_page(path: Path, asked: ForecastRequest, forecast: Forecast, curves: Curves | None) -> None:
-    from hotbed.report.plan_page import outlook_section, write_curves
+    from hotbed.report.plan_page import forecast_section, write_curves
 
     assert curves is not None, "a page has curves"
-    before = outlook_section(forecast.figures())
+    before = forecast_section(forecast.figures())
     write_curves(path, asked.config.data.path, curves, forecast.setting["slots"], before)
 
 
 def parts_table(forecast: Forecast) -> Table:
-    """Bytes of every tier."""
+    """The bytes of every tier."""
     setting = forecast.setting
     title = f"{setting['model']} on {setting['data']}: {setting['rows']:,} rows of {setting['record_bytes']} bytes"
     table = Table(title=title, title_justify="left")
@@ -159,8 +160,8 @@ def parts_table(forecast: Forecast) -> Table:
     return table
 
 
-def outlook_text(forecast: Forecast) -> str:
-    """Traffic and speed, in a few lines."""
+def forecast_text(forecast: Forecast) -> str:
+    """Traffic and speed in a few lines."""
     return "\n".join([*_traffic_lines(forecast), *_speed_lines(forecast), *forecast.notes])
 
 
@@ -185,13 +186,13 @@ def _traffic_lines(forecast: Forecast) -> list[str]:
         wires = forecast.wires
         lines.append(
             f"network: a rank sends {in_words(wires.in_node)} in the node and {in_words(wires.across)} across nodes a step; "
-            f"{1e3 * wires.seconds:.2f} ms of it are waited for (projected)"
+            f"training waits {1e3 * wires.seconds:.2f} ms for it (projected)"
         )
     return lines
 
 
 def _cache_bytes(forecast: Forecast) -> str:
-    """Rows and index apart; and what no cache would take, where that is less."""
+    """Bytes of rows and index; and those of all rows without a cache, if that is less."""
     rows, index = (
         sum(part.num_bytes for part in forecast.parts if part.name == name)
         for name in ("rows in the cache", "index of the cache")
@@ -215,9 +216,9 @@ def _speed_lines(forecast: Forecast) -> list[str]:
 
 
 def change_table(name: str, found: list[tuple[str, Forecast]]) -> Table:
-    """One line for each value; 80 columns are enough. Rows missed and bytes moved are those of a step."""
+    """One line for each value, at most 80 columns wide. Rows missed and bytes moved are per step."""
     table = Table(
-        title=f"what if {name} were (rows missed and bytes moved: of a step)",
+        title=f"what if {name} were (rows missed and bytes moved: per step)",
         title_justify="left",
         box=SIMPLE_HEAD,
         collapse_padding=True,
@@ -241,9 +242,9 @@ def change_table(name: str, found: list[tuple[str, Forecast]]) -> Table:
 
 
 def unfit_text(name: str, found: list[tuple[str, Forecast]]) -> str:
-    """Why some values do not fit; "" where all do."""
-    told = [f"{name}={value} does not fit, because {problem}" for value, one in found for problem in one.problems]
-    return "\n".join(told)
+    """Why some values do not fit; "" if all do."""
+    lines = [f"{name}={value} does not fit, because {problem}" for value, one in found for problem in one.problems]
+    return "\n".join(lines)
 
 
 def _count(slots: int | None) -> str:
@@ -251,6 +252,6 @@ def _count(slots: int | None) -> str:
 
 
 def advice_text(advice: Advice) -> str:
-    """What to take."""
+    """The recommendation."""
     cache = f"{advice.option}: {advice.why}"
     return f"recommended: no cache: {advice.whole}. With a cache: {cache}" if advice.whole else f"recommended: {cache}"

@@ -1,4 +1,4 @@
-"""Curves as plain characters, for any terminal: one sign per curve, x by powers, y from 0 to the highest value."""
+"""Curves as plain characters, for any terminal: one sign per curve, log x axis, y from 0 to the highest value."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ WIDTH, HEIGHT = 60, 13  # lines: a quarter of the highest value is three
 _MARGIN = 8
 
 
-class Line(NamedTuple):
-    """One curve."""
+class PlotLine(NamedTuple):
+    """One curve of a plot."""
 
     name: str
     points: Sequence[tuple[float, float]]  # x above 0 and ascending, y
@@ -25,17 +25,17 @@ class Line(NamedTuple):
 
 
 def percent(share: float) -> str:
-    """Two digits of a share."""
+    """A share as a percentage with two significant digits."""
     return f"{float(f'{100 * share:.2g}'):g} %"
 
 
 def plot(
-    lines: Sequence[Line],
+    lines: Sequence[PlotLine],
     x_label: str,
     show_x: Callable[[float], str],
     show_y: Callable[[float], str] = lambda share: f"{100 * share:.0f} %",
 ) -> str:
-    """y over x, the first lines on top; "" where there is nothing to draw."""
+    """Draw y over x, the first lines on top; "" if there is nothing to draw."""
     lines = [line for line in lines if line.points]
     if not lines:
         return ""
@@ -64,8 +64,8 @@ def plot(
     return "\n".join([*rows[: HEIGHT + 2], *(" " * _MARGIN + row.replace("\0", " ") for row in rows[HEIGHT + 2 :])])
 
 
-def _value(line: Line, x: float, step: float) -> float | None:
-    """The curve at x; of single points the one nearest, if it is in this column."""
+def _value(line: PlotLine, x: float, step: float) -> float | None:
+    """The curve at x; for single points, the nearest one if it lies in this column."""
     points = line.points
     if not line.joined or len(points) == 1:
         near = min(points, key=lambda point: abs(math.log(point[0] / x)))
@@ -80,18 +80,18 @@ def _value(line: Line, x: float, step: float) -> float | None:
 
 
 def curve_text(curves: Curves) -> str:
-    """Miss ratios over the share of the rows in the cache, from half of the smallest that was simulated."""
+    """Miss ratios over the share of the rows in the cache, from half the smallest simulated size on."""
     rows = curves.num_rows
     least = min((curve.sizes[0] for curve in curves.all if not curve.is_whole and len(curve.sizes)), default=0.0) / 2
 
-    def line(curve: Curve) -> Line:
+    def line(curve: Curve) -> PlotLine:
         points = [(float(size) / rows, float(y)) for size, y in zip(curve.sizes, curve.misses) if size >= max(least, 1)]
-        return Line(curve.name, points, joined=curve.is_whole)
+        return PlotLine(curve.name, points, joined=curve.is_whole)
 
-    told = [plot([line(curve) for curve in curves.all], "share of the rows in the cache", percent)]
+    parts = [plot([line(curve) for curve in curves.all], "share of the rows in the cache", percent)]
     whole = next(curve for curve in curves.all if curve.is_whole)
     if whole.sampled < 1:
-        told.append(
+        parts.append(
             f"{whole.name}: {100 * whole.sampled:.1f} % of the rows were followed; off by about {100 * whole.error:.2f} points"
         )
-    return "misses, of the distinct rows of a batch\n" + "\n".join(told)
+    return "misses, of the distinct rows of a batch\n" + "\n".join(parts)

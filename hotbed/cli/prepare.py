@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotbed.cli.console import aside, compiled_text, err, fail, live, out, told_of_compiling
-from hotbed.cli.options import DatasetOut, OverwriteDataset
+from hotbed.cli.console import compiled_text, err, fail, live, out, print_progress, report_compiling
+from hotbed.cli.options import DatasetOut, OverwriteDataset, words
 from hotbed.errors import ConfigError, HotbedError
 
 if TYPE_CHECKING:
-    from hotbed.data.prepare.parse import Progress
+    from hotbed.data.prepare.parse import PrepareProgress
     from hotbed.data.prepare.prepare import PrepareReport
     from hotbed.data.prepare.ranks import PrepareRanks
     from hotbed.host.compiling import CompileReport
@@ -26,7 +26,7 @@ def prepare_command(
         list[str],
         typer.Argument(
             metavar="RAW...",
-            help="Raw files, or directories of them, or what Hugging Face save_to_disk wrote; split=path names their "
+            help="Raw files, directories of them, or a folder written by Hugging Face save_to_disk; split=path sets the "
             "split (train=a.csv test=b.csv).",
         ),
     ],
@@ -43,48 +43,49 @@ def prepare_command(
     ] = None,
     positive: Annotated[
         str | None,
-        typer.Option(metavar="VALUE", help="For a label of two words, the one that means 1: --positive '>50K'."),
+        typer.Option(metavar="VALUE", help="If the label has two words, the one that means 1: --positive '>50K'."),
     ] = None,
     dense: Annotated[
         str,
         typer.Option(
-            metavar="A,B", help="Columns that are numbers. '*': all others. Default: what looks like numbers."
+            metavar="A,B", help="Columns that are numbers. '*': all others. Default: columns that look like numbers."
         ),
     ] = "",
     ids: Annotated[
         str,
         typer.Option(
-            metavar="A,B", help="Columns that are ids, whatever they look like. '*': all others. Default: text."
+            metavar="A,B",
+            help="Columns that are ids, even if they look like numbers. '*': all others. Default: text columns.",
         ),
     ] = "",
     multi: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="COLUMN:SEP", help="A column of several ids and what separates them: 'tags:|'. Repeatable."
+            metavar="COLUMN:SEP", help="A column with several ids per row, and their separator: 'tags:|'. Repeatable."
         ),
     ] = None,
     drop: Annotated[str, typer.Option(metavar="A,B", help="Columns to leave out (row numbers, leaks).")] = "",
     integers: Annotated[
         str,
         typer.Option(
-            help="Integer numbers become: log (log-scaled numbers), bucket (ids of log-sized buckets) or both.",
+            help="Integers become log (log-scaled numbers), bucket (ids of log-sized buckets) or both.",
         ),
     ] = "log",
     split: Annotated[
         str | None,
         typer.Option(
             metavar="RULE",
-            help="train=0.8,valid=0.1,test=0.1 sends rows at random, the same way each time; "
-            "train=50000,test=10000 takes them in file order; days:valid=1,test=1 the last days of --time. "
-            "Left out: all is train.",
+            help="train=0.8,valid=0.1,test=0.1 assigns rows at random, always in the same way; "
+            "train=50000,test=10000 takes them in file order; days:valid=1,test=1 takes the last days of --time. "
+            "Left out: all rows are train.",
         ),
     ] = None,
     time: Annotated[
         str | None,
         typer.Option(
             metavar="COLUMN[:UNIT]",
-            help="The column of times; rows must be in its order, over all files. It is not a feature. UNIT is what numbers "
-            "count: s (default), ms, us, ns, hour, day, or spell: yyyymmdd, yymmddhh. Text: 2014-10-21 05:30:00.",
+            help="The time column; rows must be sorted by it, over all files. It is not used as a feature. UNIT of numbers: "
+            "s (default), ms, us, ns, hour, day, yyyymmdd or yymmddhh. Text: 2014-10-21 05:30:00.",
         ),
     ] = None,
     min_count: Annotated[
@@ -109,13 +110,13 @@ def prepare_command(
         str,
         typer.Option(
             metavar="BYTES",
-            help="For the whole job. More lets more workers read and more distinct ids be counted exactly: 2GiB does 14.9 "
-            "million for each feature.",
+            help="For the whole job. More memory allows more workers, and more distinct ids to be counted exactly: 14.9 "
+            "million per feature with 2GiB.",
         ),
     ] = "2GiB",
     workers: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Worker threads. Left out: the cores, if --memory has room for them."),
+        typer.Option(metavar="N", help="Worker threads. Left out: one per core, if --memory allows it."),
     ] = None,
     overwrite: OverwriteDataset = False,
 ) -> None:
@@ -127,30 +128,30 @@ def prepare_command(
 
     Strings become 64-bit ids by a stable hash; an empty value has an id of its own.
     Rows that cannot be read go to DIR/quarantine.jsonl.
-    Files may be packed (.gz .bz2 .xz .zst).
-    A feature with more distinct ids than --memory can count keeps the frequent ones; the table and schema.json say how many.
-    Nothing appears under DIR until all of it is done.
-    A killed job resumes where it stopped when the same command is given again.
-    Many processes: torchrun --nproc-per-node 8 -m hotbed prepare ... shares files, features and parts among ranks, on machines
-    that see the same files and the same DIR; --memory and --workers are those of one rank.
+    Files may be compressed (.gz .bz2 .xz .zst).
+    If a feature has more distinct ids than --memory can count, the frequent ones are kept; schema.json says how many.
+    DIR appears only when the dataset is complete.
+    If the job is killed, the same command resumes it.
+    Many processes: torchrun --nproc-per-node 8 -m hotbed prepare ... divides files, features and parts among ranks, on machines
+    that see the same files and the same DIR; --memory and --workers are per rank.
     """
     from hotbed.data.prepare.prepare import prepare
     from hotbed.data.prepare.ranks import PrepareRanks
 
-    crew = None
+    ranks = None
     try:
-        crew = PrepareRanks.from_environment()
-        with _progress_bar(crew.rank == 0) as progress, told_of_compiling(crew.rank > 0) as compiled:
+        ranks = PrepareRanks.from_environment()
+        with _progress_bar(ranks.rank == 0) as progress, report_compiling(ranks.rank > 0) as compiled:
             report = prepare(
                 raw,
                 out_dir,
                 format=format,
                 label=label,
                 positive=positive,
-                dense=_names(dense),
-                ids=_names(ids),
+                dense=words(dense),
+                ids=words(ids),
                 multi=dict(_multi(one) for one in multi or ()),
-                drop=_names(drop),
+                drop=words(drop),
                 integers=integers,
                 split=split,
                 time_column=time,
@@ -162,31 +163,27 @@ def prepare_command(
                 memory=memory,
                 workers=workers,
                 overwrite=overwrite,
-                crew=crew,
+                ranks=ranks,
                 progress=progress,
-                say=aside,
+                say=print_progress,
             )
     except HotbedError as error:
-        raise typer.Exit(fail(f"{error}{_kept(out_dir, crew)}")) from None
+        raise typer.Exit(fail(f"{error}{_kept(out_dir, ranks)}")) from None
     except KeyboardInterrupt:
-        stopped = f"stopped; nothing was written to {out_dir}.{_kept(out_dir, crew)}"
+        stopped = f"stopped; nothing was written to {out_dir}.{_kept(out_dir, ranks)}"
         raise typer.Exit(fail(stopped, code=130)) from None
-    if crew.rank == 0:
+    if ranks.rank == 0:
         _show(report, compiled)
 
 
-def _kept(out_dir: Path, crew: PrepareRanks | None) -> str:
-    """What to say of work that an error leaves."""
+def _kept(out_dir: Path, ranks: PrepareRanks | None) -> str:
+    """A sentence about unfinished work that can be resumed, if there is any."""
     work = out_dir.parent / f".{out_dir.name}.partial"
     try:
-        there = crew is not None and crew.rank == 0 and (work / "job.json").is_file()
-    except (OSError, ValueError):  # a name that no file can have
+        there = ranks is not None and ranks.rank == 0 and (work / "job.json").is_file()
+    except (OSError, ValueError):  # not a valid file name
         there = False
     return f"\nWhat is finished is kept in {work}: the same command resumes it." if there else ""
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _multi(text: str) -> tuple[str, str]:
@@ -197,7 +194,7 @@ def _multi(text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _progress_bar(shown: bool) -> Iterator[Callable[[Progress], None]]:
+def _progress_bar(shown: bool) -> Iterator[Callable[[PrepareProgress], None]]:
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
@@ -206,7 +203,7 @@ def _progress_bar(shown: bool) -> Iterator[Callable[[Progress], None]]:
     with Bar(*columns, console=err(), transient=True, disable=not (shown and err().is_terminal)) as bar:
         tasks = {}
 
-        def update(progress: Progress) -> None:
+        def update(progress: PrepareProgress) -> None:
             if progress.stage not in tasks:
                 tasks[progress.stage] = bar.add_task(progress.stage, total=progress.total, seen="")
             seen = f"{progress.rows:,} rows" if progress.rows else ""
@@ -221,32 +218,33 @@ _SOME_PAIRS = 0.001
 
 
 def _show_lone_values(report: PrepareReport) -> None:
-    """Name the columns from which nothing can be learned, because nearly every row has a value of its own."""
+    """Name columns that are useless because nearly every row has a different value."""
     train = report.schema.splits.get("train")
     if train is None or train.rows < _MANY_ROWS:
         return
     lone = [one.name for one in report.schema.features if not one.multi and one.distinct >= _LONE * train.rows]
     for name in lone:
         err().print(
-            f"{name}: nearly every row has a value of its own, from which nothing can be learned. --drop {shlex.quote(name)} "
-            f"leaves it out; --time {shlex.quote(name)} says that it is the time",
+            f"{name}: nearly every row has a different value, so nothing can be learned from it. --drop {shlex.quote(name)} "
+            f"leaves it out; --time {shlex.quote(name)} makes it the time column",
             soft_wrap=True,
         )
 
 
 def _show_hints(report: PrepareReport) -> None:
-    """What a newcomer would not think of."""
+    """Hints about options that the data suggests."""
     for name, separator in report.joined.items():
         err().print(
-            f"{name}: its values look like several ids with {separator!r} between them, and each value was read as one id. "
-            f"--multi {shlex.quote(f'{name}:{separator}')} reads them apart",
+            f"{name}: its values look like several ids separated by {separator!r}, but each value was read as one id. "
+            f"--multi {shlex.quote(f'{name}:{separator}')} splits them",
             soft_wrap=True,
         )
     listed = [one for one in report.schema.features if one.mode == "vocabulary" and not one.unlisted_lookups]
     if listed and report.schema.notes["min_count"] == 1:
         err().print(
-            "row 0 of a table stands for values that train does not have, and nothing trains it: each value of train has a row "
-            "of its own. --min-count 2 lets it learn from the values that occur once; then new values are scored like those",
+            "row 0 of a table is the row of values that do not occur in train, and nothing trains it, because every value of "
+            "train has its own row. --min-count 2 trains it with the values that occur once; new values are then scored "
+            "like those",
             soft_wrap=True,
         )
 
@@ -265,7 +263,7 @@ def _show_collisions(report: PrepareReport) -> None:
             )
         if feature.source == "string" and (pairs := expected_collisions(feature.distinct)) >= _SOME_PAIRS:
             out().print(
-                f"{feature.name}: texts become 64-bit ids by a hash, and of {feature.distinct:,} texts longer than 8 bytes "
+                f"{feature.name}: strings are hashed to 64-bit ids; of {feature.distinct:,} strings longer than 8 bytes, "
                 f"about {pairs:.2g} pairs share an id",
                 soft_wrap=True,
             )
@@ -297,8 +295,8 @@ def _show(report: PrepareReport, compiled: CompileReport) -> None:
     for feature in schema.features:
         if feature.counting == "sketch":
             console.print(
-                f"{feature.name}: too many distinct ids to count them all in --memory; listed are those seen more than "
-                f"{feature.count_error:,} times",
+                f"{feature.name}: too many distinct ids for --memory; only ids that occur more than {feature.count_error:,} "
+                "times are listed",
                 soft_wrap=True,
             )
     _show_collisions(report)
@@ -308,9 +306,7 @@ def _show(report: PrepareReport, compiled: CompileReport) -> None:
         numbers = ", ".join(f"{one.name} (log)" if one.transform == "log" else one.name for one in schema.dense)
         console.print(f"numbers: {numbers}", soft_wrap=True)
         if schema.raw_format in ("csv", "parquet") and any(one.transform == "log" for one in schema.dense):
-            console.print(
-                "(log) whole numbers, read as amounts; name those that are ids with --ids A,B", soft_wrap=True
-            )
+            console.print("(log) integers, read as quantities; name those that are ids with --ids A,B", soft_wrap=True)
     if report.bad_rows:
         bad = Table("bad rows", "reason", title="left out, see quarantine.jsonl", title_justify="left")
         for reason, rows in report.bad_rows.items():
@@ -319,7 +315,7 @@ def _show(report: PrepareReport, compiled: CompileReport) -> None:
     else:
         console.print("no bad rows")
     if report.left_out:
-        console.print(f"{report.left_out:,} good rows are in no split (--split leaves them out)")
+        console.print(f"{report.left_out:,} good rows are in no split (see --split)")
     seconds = max(report.seconds - compiled.seconds, 1e-9)
     megabytes = report.raw_bytes / 1e6
     console.print(f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)")
@@ -327,7 +323,7 @@ def _show(report: PrepareReport, compiled: CompileReport) -> None:
         console.print(compiled_text(compiled), soft_wrap=True)
     if set(report.schema.splits) == {"train"}:
         console.print(
-            "all rows are in train: nothing to test on (--split train=0.8,valid=0.1,test=0.1 keeps some back)"
+            "all rows are in train; there is nothing to test on (--split train=0.8,valid=0.1,test=0.1 reserves some)"
         )
     dynamic = " --dynamic" if any(feature.mode == "raw" for feature in schema.features) else ""
     console.print(f"next: hotbed train --data {report.path}{dynamic}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: a live bar on a terminal, a few plain lines elsewhere."""
+"""Progress of training: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class PlainLines:
         self._compiled = CompileReport()
 
     def step(self, progress: Position) -> None:
-        """A step alone is not worth a line."""
+        """Nothing is printed for a single step."""
 
     def record(self, record: Record) -> None:
         now, step = time.monotonic(), record["step"]
@@ -116,19 +116,19 @@ class PlainLines:
 
 
 class Warnings:
-    """Of a rank that is silent otherwise."""
+    """The display of a rank other than 0: warnings only."""
 
     def __init__(self, console: Console, who: str) -> None:
         self._console, self._who = console, who
 
     def begin(self, progress: Position, total_steps: int) -> None:
-        """Rank 0 says so."""
+        """Only rank 0 reports it."""
 
     def step(self, progress: Position) -> None:
-        """Rank 0 counts."""
+        """Only rank 0 reports it."""
 
     def record(self, record: Record) -> None:
-        """Rank 0 shows it."""
+        """Only rank 0 reports it."""
 
     def say(self, text: str) -> None:
         if text.startswith("warning"):
@@ -138,13 +138,13 @@ class Warnings:
         """Nothing is open."""
 
 
-def watcher(console: Console) -> LiveBar | PlainLines:
-    """A bar for a person, lines for a file."""
+def progress_display(console: Console) -> LiveBar | PlainLines:
+    """A bar on a terminal, lines in a file."""
     return LiveBar(console) if console.is_terminal else PlainLines(console)
 
 
 class WatchOptions(NamedTuple):
-    """What was asked for."""
+    """The options of metrics endpoint and trace."""
 
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
@@ -152,7 +152,7 @@ class WatchOptions(NamedTuple):
     trace_steps: str | None = None
 
     def check(self) -> None:
-        """A ConfigError for what cannot be meant."""
+        """Raise a ConfigError if options contradict each other."""
         from hotbed.errors import ConfigError
         from hotbed.telemetry.spans import parse_steps
 
@@ -162,7 +162,7 @@ class WatchOptions(NamedTuple):
 
 
 class Watchers(NamedTuple):
-    """Those who are at work."""
+    """The active metrics server and trace writer."""
 
     server: MetricsServer | None = None
     writer: TraceWriter | None = None
@@ -172,14 +172,14 @@ class Watchers(NamedTuple):
         return [one for one in self if one is not None]
 
     def watch(self, clock: StepClock, say: Callable[[str], None]) -> None:
-        """What the training thread does."""
+        """Trace the training thread."""
         if self.writer is not None:
             self.writer.watch(clock, say)
 
 
 @contextmanager
-def opened(asked: WatchOptions, say: Callable[[str], None]) -> Iterator[Watchers]:
-    """The port is taken before anything is built, and freed however the run ends."""
+def open_watchers(asked: WatchOptions, say: Callable[[str], None]) -> Iterator[Watchers]:
+    """Open the port before anything is built; it is freed however the run ends."""
     if asked.metrics_port is None and asked.trace is None:
         yield Watchers()
         return

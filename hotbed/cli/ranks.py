@@ -1,11 +1,11 @@
-"""The processes of one torchrun: how they meet, how an error on one of them ends all, and what a restart goes on with.
+"""The processes of one torchrun: how they connect, how an error on one ends all, and how a restart resumes.
 
     with joined() as ranks:
         world = ranks.connect(device, timeout)
 
-Alone, all of it is nothing. Of an error only the rank that has it shows all; the others say in one line whom they stop for, and
-are silent where they have the same one, as for a wrong setting. A process whose ranks are lost ends at once, whatever its
-threads wait for, so that torchrun can start all of them again.
+With a single process all of this does nothing. Only the rank with the error reports it in full; the others say in one line
+which rank they stop for, and nothing if they have the same error, such as a wrong setting. A process that has lost other ranks
+exits at once, whatever its threads are waiting for, so that torchrun can restart all of them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from hotbed.parallel.world import Heartbeat, World
 
 _STARTING = 300.0  # seconds for which ranks wait for each other until the settings say how long
-_AFTER = 1.2, 30.0  # torch's own time-out comes later: it cannot say which rank is missing
+_AFTER = 1.2, 30.0  # torch's own timeout is later: it cannot say which rank is missing
 _WAIT_FOR_REASON = 0.5  # seconds for another rank to say why it broke the connection
 
 
-class Start(NamedTuple):
-    """Where a run begins, or goes on."""
+class RunStart(NamedTuple):
+    """The folder of a run, and whether it is resumed or overwritten."""
 
     run: Path
     resume: bool = False
     overwrite: bool = False
 
 
-class Ranks:
+class TorchrunRanks:
     """This process among those that torchrun started."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Ranks:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.pulse: Heartbeat | None = None
-        self.cores: CoreShare | None = None  # where torchrun's one thread was not kept
+        self.cores: CoreShare | None = None  # if this process uses more than torchrun's one thread
         self._store: Any = None
         self._lasting: Any = None  # outlives a restart
         if self.size > 1:
@@ -66,12 +66,12 @@ class Ranks:
         met, _, _ = next(rendezvous("env://", timeout=wait))
         self._store = PrefixStore(
             f"hotbed-attempt-{self.attempt}", met
-        )  # torchrun's store remembers the ranks before a restart
+        )  # torchrun's store still holds keys of the previous attempt
         self._lasting = _lasting_store(wait)
         self.pulse = Heartbeat(PrefixStore(str(self.attempt), self._lasting), self.rank, self.size, _STARTING)
 
     def connect(self, device: str, timeout: float) -> World:
-        """The process groups, and this rank's share of the cores; `device` as the settings say it."""
+        """Create the process groups and take this rank's share of the cores; `device` as in the settings."""
         from hotbed.host.threads import share_cores
         from hotbed.parallel.world import ALONE, World
 
@@ -95,7 +95,7 @@ class Ranks:
 
     @property
     def run(self) -> str:
-        """The run folder that an attempt before this one chose; empty where none is known."""
+        """The run folder that an earlier attempt chose; empty if there was none."""
         return self._noted("run")
 
     @run.setter
@@ -104,25 +104,25 @@ class Ranks:
             self._lasting.set("run", folder)
 
     def begin(self, run: Path) -> None:
-        """The folder holds this run from now on, and no other: a restart may take it."""
+        """Record that the folder holds this run, so that a restart may continue it."""
         if self._lasting is not None:
             self._lasting.set("begun", str(run))
 
     def has_begun(self, run: Path) -> bool:
-        """Whether an attempt before this one began the run in this folder, or resumed it."""
+        """Whether an earlier attempt started or resumed the run in this folder."""
         return self._noted("begun") == str(run)
 
-    def start(self, asked: Start | None, fresh: Path) -> Start:
-        """What was asked for, else a fresh folder; a run that an attempt before this one had begun goes on.
+    def start(self, asked: RunStart | None, fresh: Path) -> RunStart:
+        """The requested folder, else a new one; a run that an earlier attempt started is continued.
 
-        One that it was refused is refused again: somebody else's, as far as anyone knows.
+        A folder that an earlier attempt was refused is refused again: it may belong to somebody else.
         """
         from hotbed.run.folder import check_free
         from hotbed.train.checkpoint import has_checkpoint
 
-        start = asked or Start(Path(self.run) if self.run else fresh)
+        start = asked or RunStart(Path(self.run) if self.run else fresh)
         if self.has_begun(start.run) and start.run.is_dir():
-            start = Start(start.run, resume=has_checkpoint(start.run), overwrite=not has_checkpoint(start.run))
+            start = RunStart(start.run, resume=has_checkpoint(start.run), overwrite=not has_checkpoint(start.run))
         if not start.resume:
             check_free(start.run, start.overwrite)
         self.run = str(start.run)
@@ -133,7 +133,7 @@ class Ranks:
         return str(self._lasting.get(what).decode()) if known else ""
 
     def part(self) -> None:
-        """All went well: leave together."""
+        """End normally, together with all ranks."""
         import torch.distributed as dist
 
         if self.pulse is not None:
@@ -144,11 +144,11 @@ class Ranks:
             self.pulse.end()
 
     def fail(self, error: BaseException) -> None:
-        """Say what this rank has to say, and end the process."""
+        """Report the error of this rank and end the process."""
         from hotbed.parallel.world import following, leave
 
         assert self.pulse is not None
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it at once to all ranks when it has lost one
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all ranks as soon as one is lost
         known = isinstance(error, HotbedError)
         text = str(error) if known else "".join(traceback.format_exception(error))
         if isinstance(error, KeyboardInterrupt):
@@ -158,34 +158,34 @@ class Ranks:
             if first is not None and first.rank != self.rank:
                 leave(following(self.rank, first))
             if not known:
-                text = f"the connection to other ranks is lost in the stage {self.pulse.stage!r}: {self.pulse.diagnosis()}."
+                text = f"the connection to other ranks was lost in the stage {self.pulse.stage!r}: {self.pulse.diagnosis()}."
                 known = True
         try:
             first = self.pulse.fail(text if known else f"{type(error).__name__}: {error}\n{text}")
             silent = first.rank != self.rank and first.text == text
-        except RuntimeError:  # whoever keeps the store is gone
+        except RuntimeError:  # the process that hosts the store is gone
             silent = False
         leave("" if silent else f"rank {self.rank}: {text}", 2 if known else 1)
 
 
 def _lasting_store(wait: timedelta) -> Any:
-    """What attempts of one torchrun tell each other."""
+    """A store that outlives a restart: it carries notes from one attempt to the next."""
     from torch.distributed.distributed_c10d import PrefixStore
 
     return PrefixStore(f"hotbed/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", own_store(wait))
 
 
 def own_store(wait: timedelta) -> Any:
-    """A connection of its own to the store that torchrun keeps: one that waits for an answer blocks all who use it."""
+    """A separate connection to torchrun's store: a call that waits for an answer blocks its connection."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=wait)
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
-    """The ranks of this run; around all that they do together."""
-    ranks = Ranks()
+def join_ranks() -> Iterator[TorchrunRanks]:
+    """A context for everything that the ranks of a run do together."""
+    ranks = TorchrunRanks()
     if ranks.size == 1:
         yield ranks
         return
@@ -200,9 +200,12 @@ def joined() -> Iterator[Ranks]:
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Whether another rank is the cause: it says so, or a connection broke."""
+    """Whether the error was caused by another rank: a RankError, or a broken connection."""
     import torch.distributed as dist
 
     if isinstance(error, RankError | dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection"))
+
+
+Start, Ranks, joined = RunStart, TorchrunRanks, join_ranks  # names of 0.1

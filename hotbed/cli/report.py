@@ -1,4 +1,4 @@
-"""`hotbed report`: the page of a run, written again from its files; of several runs, one page that compares them."""
+"""`hotbed report`: writes the page of a run again from its files, or one page that compares several runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hotbed.cli.console import out
 
 
 def report_command(
-    runs: list[Path] = typer.Argument(..., help="Run folders; a run that is not finished has a page too."),
+    runs: list[Path] = typer.Argument(..., help="Run folders, finished or not."),
     page: Path | None = typer.Option(
-        None, "--out", help="Where the page goes: RUN/report.html, or compare.html for several runs."
+        None, "--out", help="The file to write. Left out: RUN/report.html, or compare.html for several runs."
     ),
 ) -> None:
-    """Write the report page of a run again, from the files of its folder; of several runs, a page that compares them.
+    """Write the report page of a run from the files of its folder, or a page that compares several runs.
 
     A comparison shows the settings that differ, the results with their difference to the first run, and the curves of all
     runs over each other.

@@ -6,34 +6,36 @@ from pathlib import Path
 
 import typer
 
-from hotbed.cli.console import told_of_compiling, waiting
+from hotbed.cli.console import report_compiling, waiting
 from hotbed.cli.options import ScoredModel
 from hotbed.errors import ConfigError
 
 
 def serve_command(
     model: ScoredModel,
-    host: str = typer.Option("127.0.0.1", help="Address to listen on; any other than loopback is open to the network."),
-    port: int = typer.Option(8000, min=0, max=65535, help="0 takes any that is free."),
+    host: str = typer.Option(
+        "127.0.0.1", help="Address to listen on; any address other than loopback is open to the network."
+    ),
+    port: int = typer.Option(8000, min=0, max=65535, help="Port; 0: any free port."),
     memory: str = typer.Option("100MB", help="Upper limit for cached rows and their index; the rest stays in files."),
     threads: int = typer.Option(2, min=1, max=256, help="Threads that score."),
     scratch: Path | None = typer.Option(
-        None, help="Folder on a local disk for rows of checkpoints. Left out: that of MODEL."
+        None, help="Folder on a local disk for rows of checkpoints. Left out: the folder of MODEL."
     ),
     mapped: bool = typer.Option(
         False,
         "--map",
-        help="Map files of rows into memory: uncached rows cost less, but the page cache counts as memory of the process.",
+        help="Map files of rows into memory: uncached rows are faster, but the page cache counts as memory of the process.",
     ),
     poll: float = typer.Option(2.0, min=0, help="Seconds between checks for a newer model; 0: only on POST /reload."),
-    max_body: str = typer.Option("4MiB", help="Longest body of a request."),
-    max_candidates: int = typer.Option(4096, min=1, help="Most candidates of a request."),
+    max_body: str = typer.Option("4MiB", help="Largest request body."),
+    max_candidates: int = typer.Option(4096, min=1, help="Most candidates per request."),
     max_in_flight: int = typer.Option(256, min=1, help="Most requests at once; others get 503 and Retry-After."),
-    time_limit: float = typer.Option(5.0, min=0.001, help="Seconds for a request."),
+    time_limit: float = typer.Option(5.0, min=0.001, help="Time limit of a request in seconds."),
 ) -> None:
     r"""Score over HTTP: POST /score, with a page at / that explains it.
 
-    Rows stay in their files, so tables may be larger than memory. New checkpoints of the run are taken over while requests
+    Rows stay in their files, so tables may be larger than memory. New checkpoints of the run are loaded while requests
     are answered. Needs `pip install 'hotbed\[serve]'`.
 
     [bold]For example:[/bold]
@@ -48,16 +50,16 @@ def serve_command(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"`hotbed serve` needs {error.name}, which is not here: pip install 'hotbed[serve]'."
+            f"`hotbed serve` needs {error.name}, which is not installed: pip install 'hotbed[serve]'."
         ) from error
     import logging
 
     with waiting("loading the model"):
         from hotbed.host.memory import parse_bytes
-        from hotbed.serve.limits import Limits
+        from hotbed.serve.request import Limits
         from hotbed.serve.server import Address, ModelStorage, serve
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     limits = Limits(parse_bytes(max_body, "--max-body"), max_candidates, max_in_flight, time_limit)
-    with told_of_compiling():
+    with report_compiling():
         serve(model, Address(host, port), ModelStorage(memory, scratch, threads, poll, mapped), limits)

@@ -1,4 +1,4 @@
-"""What the command line says of a run's settings -> its config; of a run that goes on, what may change on the way."""
+"""Flags, run file and --set -> the config of a run; for a resumed run, which settings may change."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from hotbed.cli.console import err, waiting
+from hotbed.cli.console import err, progress_bar, waiting
 from hotbed.run.config import DataConfig
 
 if TYPE_CHECKING:
     from hotbed.data.dataset import Dataset
     from hotbed.run.config import RunConfig
 
-DEFAULT_DATA = DataConfig().path  # that `hotbed train` takes
-# Changing these on --resume would make another run of it, not the same one longer.
+DEFAULT_DATA = DataConfig().path  # of `hotbed train`
+# All other settings are fixed on --resume: changing them would make it a different run.
 _RESUME_MAY_CHANGE = {
-    "data.path",  # what is there must be the same
+    "data.path",  # its content must be the same
     "data.eval_batch_size",
     "data.threads",
     "tables.cache",
@@ -52,7 +50,7 @@ _RESUME_MAY_CHANGE = {
 
 
 def cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str | None]:
-    """One flag alone takes the place of whatever a run file says about the size of the cache."""
+    """One flag alone replaces whatever a run file says about the size of the cache."""
     if cache is not None and hbm is None:
         return {"tables.cache": cache, "tables.hbm": ""}
     if hbm is not None and cache is None:
@@ -61,7 +59,7 @@ def cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str |
 
 
 def read_config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -> RunConfig:
-    """The settings of a run file, then of flags, then of --set; all mistakes at once."""
+    """The settings of a run file, overridden by flags, then by --set; all mistakes are reported at once."""
     from hotbed.run.config import raise_problems
     from hotbed.run.run_file import compose
 
@@ -73,9 +71,9 @@ def read_config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -
 
 
 def with_source(config: RunConfig) -> RunConfig:
-    """With the text of the user's own model, if it has one; a text that is there already is what the run means.
+    """Add the source code of a user's own model; code that the config already holds is kept.
 
-    The name that an installed package gave to a model is replaced by its place: the run outlives the package.
+    The name of a model from an installed package is replaced by its location, since the run outlives the package.
     """
     from hotbed.models import is_own, read_source
     from hotbed.models.own_code import has_changed, place_of
@@ -86,7 +84,7 @@ def with_source(config: RunConfig) -> RunConfig:
     if kept:
         if has_changed(name, kept):
             err().print(
-                f"{name} has changed since this run began; it goes on with the model it began with.", soft_wrap=True
+                f"{name} has changed since this run began; the run continues with its original model.", soft_wrap=True
             )
         return config
     model = dataclasses.replace(config.model, name=place_of(name), source=read_source(name)._asdict())
@@ -94,7 +92,7 @@ def with_source(config: RunConfig) -> RunConfig:
 
 
 def resumed_config(folder: Path, given: dict[str, Any], sets: list[str], refused: dict[str, Any]) -> RunConfig:
-    """The config of a run with what may change on the way."""
+    """The config of a run to resume, with the settings that may change."""
     from hotbed.errors import ConfigError
     from hotbed.models import is_own
     from hotbed.run.config import read_tree
@@ -105,7 +103,7 @@ def resumed_config(folder: Path, given: dict[str, Any], sets: list[str], refused
     if both:
         raise ConfigError(f"--resume continues with the settings and folder of its run; leave out {', '.join(both)}.")
     saved = read_json(folder / "config.json")
-    if "scale_lr" not in saved.get("parallel", {}):  # of version 0.1: it had no such setting, and did not scale
+    if "scale_lr" not in saved.get("parallel", {}):  # version 0.1 had no such setting and did not scale
         given = {"parallel.scale_lr": False, **given}
         saved = {**saved, "parallel": {**saved.get("parallel", {}), "scale_lr": False}}
     before = read_tree(saved)
@@ -117,35 +115,15 @@ def resumed_config(folder: Path, given: dict[str, Any], sets: list[str], refused
     fixed = [path for path in changed_settings(before, after) if path not in _RESUME_MAY_CHANGE]
     if fixed:
         raise ConfigError(
-            f"{', '.join(fixed)} cannot change on --resume; it would be another run. Start a new one with "
+            f"{', '.join(fixed)} cannot change on --resume. Start a new run with "
             f"`hotbed train {folder / 'config.json'} --set ...`."
         )
     return after
 
 
 def open_dataset(name: str) -> Dataset:
-    """Resolve a name; the bar appears with the first rows that are made."""
+    """Open a dataset by name or path; a bar appears while it is built."""
     from hotbed.data.embedded import resolve
 
-    bar = Progress(
-        TextColumn(f"building {name}, once"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rows"),
-        TimeRemainingColumn(),
-        console=err(),
-        transient=True,
-        disable=not err().is_terminal,
-    )
-
-    def show(done: int, total: int) -> None:
-        if not bar.tasks:
-            bar.start()
-            bar.add_task("", total=total)
-        bar.update(bar.tasks[0].id, completed=done)
-
-    try:
-        return resolve(name, progress=show)
-    finally:
-        if bar.tasks:
-            bar.stop()
+    with progress_bar(f"building {name}, once", "rows") as report:
+        return resolve(name, progress=lambda done, total: report("", done, total))

@@ -1,4 +1,4 @@
-"""`hotbed simulate`: what caches of several sizes would do with a dataset or a file of ids, compared with the best possible."""
+"""`hotbed simulate`: the misses of caches of several sizes on a dataset or a file of ids, compared with the optimum."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hotbed.cli.console import err, out
+from hotbed.cli.options import AsJson, Sets, words
 from hotbed.cli.plot import curve_text
 from hotbed.cli.settings import DEFAULT_DATA, open_dataset
 from hotbed.host.memory import percent_hint
@@ -44,7 +45,9 @@ def simulate_command(
             help="A dataset directory, criteo-like, criteo-like:ROWS, adult, or a file of ids (.npy, .parquet).",
         ),
     ] = DEFAULT_DATA,
-    cache: Annotated[str, typer.Option(help="Shares of the rows on the device, by comma.")] = "0.005,0.015,0.05",
+    cache: Annotated[
+        str, typer.Option(help="Shares of the rows on the device, separated by commas.")
+    ] = "0.005,0.015,0.05",
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 4096,
     policy: Annotated[str, typer.Option(help=f"By comma: {', '.join(POLICIES)}; or all.")] = "all",
     window: Annotated[
@@ -55,20 +58,19 @@ def simulate_command(
         typer.Option(min=0, help="Batches whose ids are known ahead. Left out: as in training; 0: a plain loop."),
     ] = None,
     split: Annotated[str, typer.Option(help="The split to read.")] = "train",
-    shuffle: Annotated[bool, typer.Option(help="In the order of a run's first epoch, or as on disk.")] = True,
-    seed: Annotated[int, typer.Option(help="The run's seed, which gives the order.")] = 0,
-    max_batches: Annotated[int | None, typer.Option(min=1, help="Read no more than these.")] = None,
-    sets: Annotated[
-        list[str],
-        typer.Option("--set", help="path=value, as for `hotbed train`, in place of an option: data.batch_size=512."),
-    ] = [],  # noqa: B006  never changed
-    curve: Annotated[bool, typer.Option("--curve", help="Miss ratios over the size of the cache, too.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the curves, all tables and each alone, as a page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="All counts as JSON.")] = False,
+    shuffle: Annotated[bool, typer.Option(help="Read in the order of a run's first epoch, or as on disk.")] = True,
+    seed: Annotated[int, typer.Option(help="The seed of the run, which determines the order.")] = 0,
+    max_batches: Annotated[int | None, typer.Option(min=1, help="Read at most this many batches.")] = None,
+    sets: Sets = [],  # noqa: B006  never changed
+    curve: Annotated[bool, typer.Option("--curve", help="Also plot miss ratios over the size of the cache.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the curves, of all tables together and of each alone, as a page.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Count a cache's hits and misses on a dataset or a file of ids, without training.
 
-    Without arguments: on the embedded click log, as `hotbed train`.
+    Without arguments: on the embedded click log, like `hotbed train`.
 
     The dataset's ids are replayed through the cache, without rows: the counts equal
     those of a run with the same batch size, seed, share, policy, window and
@@ -103,12 +105,12 @@ def simulate_command(
     shares, policies = _read_lists(options["cache"], options["policy"])
     from hotbed.forecast.replay import LookAhead
 
-    source = _Source(data, options["batch_size"], max_batches, split, options["shuffle"], options["seed"])
+    source = _TraceInput(data, options["batch_size"], max_batches, split, options["shuffle"], options["seed"])
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
     with Progress(*columns, TimeRemainingColumn(), console=err(), transient=True, disable=not err().is_terminal) as bar:
         reading = bar.add_task("reading ids", total=None)
         given = source.read(lambda done, total: bar.update(reading, completed=done, total=total))
-        sizes, refused = _fitting(given.trace, shares)
+        sizes, refused = _sizes_that_fit(given.trace, shares)
         running = bar.add_task("simulating", total=len(sizes) * len(policies) * given.trace.num_batches)
         asked = _SimulationRequest(given, policies, LookAhead(options["window"], options["look_ahead"]))
         outcomes = asked.run(sizes, lambda done: bar.update(running, completed=done))
@@ -126,42 +128,38 @@ def simulate_command(
     else:
         out().print(_table(given.trace, outcomes))
         if "static" in policies:
-            out().print("static: rows that it loads before the first batch are counted as missed", soft_wrap=True)
+            out().print("static: rows loaded before the first batch count as misses", soft_wrap=True)
         if curves is not None:
             out().print(curve_text(curves))
 
 
 def _read_lists(cache: str, policy: str) -> tuple[list[float], list[str]]:
-    """Shares and policies; all mistakes at once."""
+    """Shares and policies; all mistakes are reported at once."""
     problems, shares = [], []
-    for word in _words(cache):
+    for word in words(cache):
         try:
             shares.append(float(word))
         except ValueError:
-            problems.append(f"--cache takes shares of the rows by comma, not {word!r}")
+            problems.append(f"--cache takes shares of the rows separated by commas, not {word!r}")
     problems += [
         f"--cache takes shares above 0 and at most 1, not {share:g}{percent_hint(share)}"
         for share in shares
         if not 0 < share <= 1
     ]
-    policies = list(POLICIES) if policy.strip() == "all" else _words(policy)
+    policies = list(POLICIES) if policy.strip() == "all" else words(policy)
     unknown = [name for name in policies if name not in POLICIES]
     if unknown or not policies:
         problems.append(
             f"--policy is one or more of {', '.join(POLICIES)}, or all, not {', '.join(unknown) or 'nothing'}"
         )
     if not shares and not problems:
-        problems.append("--cache takes shares of the rows by comma, not nothing")
+        problems.append("--cache takes shares of the rows separated by commas, not nothing")
     raise_problems(problems)
     return shares, policies
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _fitting(trace: Trace, shares: list[float]) -> tuple[dict[float, int], list[str]]:
-    """({share: slots} of the caches that hold a batch, why not for the others); a BudgetError when none does."""
+def _sizes_that_fit(trace: Trace, shares: list[float]) -> tuple[dict[float, int], list[str]]:
+    """({share: slots} of the caches that hold a batch, messages for the others); a BudgetError if none does."""
     from hotbed.errors import BudgetError
     from hotbed.forecast.optimum import check_fits
 
@@ -181,7 +179,7 @@ def _fitting(trace: Trace, shares: list[float]) -> tuple[dict[float, int], list[
 
 @dataclass(frozen=True)
 class _Outcome:
-    """One cache under one policy."""
+    """The result of one cache size and policy."""
 
     share: float
     num_slots: int
@@ -192,11 +190,11 @@ class _Outcome:
 
     @property
     def rows_hit(self) -> float:
-        """Of the distinct rows of every batch: the same whole for all sizes and policies, whatever their windows."""
+        """Share of the distinct rows of every batch: comparable between sizes and policies, whatever their windows."""
         return 1 - min(1.0, self.counts.misses / max(self.num_keys, 1))
 
     def figures(self) -> dict[str, Any]:
-        moved = ("bytes_in", "bytes_out", "stall_seconds")  # which a simulation does not know
+        moved = ("bytes_in", "bytes_out", "stall_seconds")  # a simulation does not know them
         counts = {name: value for name, value in self.counts._asdict().items() if name not in moved}
         return {
             "cache": self.share,
@@ -212,8 +210,8 @@ class _Outcome:
 
 
 @dataclass(frozen=True)
-class _Source:
-    """Where ids come from."""
+class _TraceInput:
+    """The dataset or file that ids are read from."""
 
     name: str
     batch_size: int
@@ -242,7 +240,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _SimulationRequest:
-    """What every cache is run with."""
+    """What all caches of a simulation have in common."""
 
     given: TraceSource
     policies: list[str]
@@ -277,7 +275,7 @@ class _SimulationRequest:
         return outcomes
 
     def curves(self, outcomes: list[_Outcome], tables: bool) -> Curves:
-        """LRU at every size, what was simulated, and the optimum."""
+        """LRU at every size, the simulated policies, and the optimum."""
         from hotbed.forecast.curves import curves_of
 
         sizes = [outcome.num_slots for outcome in outcomes]
@@ -314,7 +312,7 @@ def _table(trace: Trace, outcomes: list[_Outcome]) -> Table:
 
 
 def from_sets(sets: list[str]) -> dict[str, Any]:
-    """{option: value} of settings in the words of `hotbed train`; those that no simulation asks for are mistakes."""
+    """{option: value} of settings of `hotbed train`; settings that do not affect a simulation are mistakes."""
     if not sets:
         return {}
     from hotbed.run.run_file import compose
@@ -323,7 +321,7 @@ def from_sets(sets: list[str]) -> dict[str, Any]:
     paths = [text.partition("=")[0].strip() for text in sets]
     if not problems:
         problems = [
-            f"--set {path}: changes nothing in a simulation; those that do are {', '.join(_SETTINGS)}"
+            f"--set {path}: has no effect on a simulation; these do: {', '.join(_SETTINGS)}"
             for path in paths
             if path not in _SETTINGS
         ]

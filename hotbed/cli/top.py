@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hotbed.cli.console import err, out
-from hotbed.cli.top_state import FINISHED, RUNNING, Source, SplitEvaluation, State, runs_below, source_of
+from hotbed.cli.top_state import FINISHED, RUNNING, RunStatus, SplitEvaluation, StateSource, runs_below, source_of
 from hotbed.errors import RunError
 from hotbed.report.formats import compact, count, decimal, duration, milliseconds, percent, significant, size
 from hotbed.run.folder import is_training
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE = 32  # characters
-RUNS = Path("runs")  # where `hotbed train` puts them if not told otherwise
+RUNS = Path("runs")  # the default of `hotbed train`
 _PARTS = ("reader", "plan", "wait", "copy", "look_up", "model", "update", "dense", "other")
 
 
@@ -29,7 +29,7 @@ def top_command(
     runs: list[str] = typer.Argument(
         None,
         metavar="RUN",
-        help="Run folders, or http://HOST:PORT of `hotbed train --metrics-port`. Left out: the runs in runs/ that train now, "
+        help="Run folders, or http://HOST:PORT of `hotbed train --metrics-port`. Left out: the active runs in runs/, "
         "else the newest one there.",
         show_default=False,
     ),
@@ -40,7 +40,7 @@ def top_command(
 ) -> None:
     """Watch runs while they train: loss, speed, tiers, hit rates, bytes, stalls, the reader's queue, time left.
 
-    It reads what the run writes and slows nothing down. Ctrl-C ends it, not the run.
+    It only reads files of the run and does not slow it down. Ctrl-C ends the display, not the run.
 
     [bold]For example:[/bold]
 
@@ -61,7 +61,7 @@ def top_command(
 
 
 def _runs_here() -> list[str]:
-    """Those in runs/ that train, else the newest of them."""
+    """The active runs in runs/, else the newest one."""
     found = runs_below(RUNS)
     if not found:
         raise RunError(
@@ -70,12 +70,12 @@ def _runs_here() -> list[str]:
         )
     training = [str(run) for run in found if is_training(run)]
     if not training:
-        err().print(f"no run in {RUNS}/ trains now; this is the newest")
+        err().print(f"no run in {RUNS}/ is active; this is the newest")
     return training or [str(found[-1])]
 
 
-def _live(sources: list[Source], every: float) -> None:
-    """Until all runs have ended."""
+def _live(sources: list[StateSource], every: float) -> None:
+    """Refresh until all runs have ended."""
     from rich.console import Group
     from rich.live import Live
 
@@ -91,8 +91,8 @@ def _live(sources: list[Source], every: float) -> None:
         return
 
 
-def frame(state: State) -> RenderableType:
-    """One run."""
+def frame(state: RunStatus) -> RenderableType:
+    """The panel of one run."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.progress_bar import ProgressBar
@@ -105,7 +105,7 @@ def frame(state: State) -> RenderableType:
     if state.about or state.why:
         parts.append(Text(" ".join(one for one in (state.about, f"({state.why})" if state.why else "") if one)))
     if state.total_steps > 0 and math.isfinite(state.step):
-        bar = Table.grid(expand=True)  # a bar alone ends without a new line
+        bar = Table.grid(expand=True)  # a bar alone does not end its line
         bar.add_row(ProgressBar(total=state.total_steps, completed=min(state.step, state.total_steps)))
         parts.append(bar)
     if not state.numbers:
@@ -114,7 +114,7 @@ def frame(state: State) -> RenderableType:
     return Panel(Group(*parts), title=title, title_align="left")
 
 
-def _table(state: State) -> Table:
+def _table(state: RunStatus) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -126,8 +126,8 @@ def _table(state: State) -> Table:
     return table
 
 
-def rows_of(state: State) -> list[tuple[str, str]]:
-    """(what, how it stands); what is not known is left out."""
+def rows_of(state: RunStatus) -> list[tuple[str, str]]:
+    """(label, text) of every line; unknown values are left out."""
     found = [("step", _step(state)), ("loss", _loss(state)), ("speed", _speed(state))]
     splits = [path.removesuffix("/log_loss") for path in state.numbers if path.endswith("/log_loss")]
     found += [(split, _split(state, split)) for split in splits]
@@ -136,7 +136,7 @@ def rows_of(state: State) -> list[tuple[str, str]]:
     return [(name, said) for name, said in found if said]
 
 
-def _step(state: State) -> str:
+def _step(state: RunStatus) -> str:
     if not math.isfinite(state.step):
         return ""
     total = f" of {count(state.total_steps)}" if math.isfinite(state.total_steps) else ""
@@ -145,14 +145,14 @@ def _step(state: State) -> str:
     return f"{count(state.step)}{total}, epoch {count(state.epoch)}, {compact(state.samples)} samples{gone}{left}"
 
 
-def _loss(state: State) -> str:
+def _loss(state: RunStatus) -> str:
     if not math.isfinite(state.get("train/loss")):
         return ""
     return f"{decimal(state.get('train/loss'))}, AUC {decimal(state.get('train/auc'))}  {curve(state.losses)}"
 
 
-def _split(state: State, split: str) -> str:
-    """Its newest evaluation, and the best one where that is another."""
+def _split(state: RunStatus, split: str) -> str:
+    """The newest evaluation of a split, and the best one if it is another."""
     said = f"AUC {decimal(state.get(f'{split}/auc'))}, log loss {decimal(state.get(f'{split}/log_loss'))}"
     newest, best = state.newest.get(split), state.best.get(split)
     if newest is None or best is None:
@@ -182,7 +182,7 @@ def curve(values: list[float], width: int = _CURVE) -> str:
     return "".join(_BARS[min(int((value - low) / spread * len(_BARS)), len(_BARS) - 1)] for value in shown)
 
 
-def _speed(state: State) -> str:
+def _speed(state: RunStatus) -> str:
     rate = state.get("train/samples_per_s")
     if not math.isfinite(rate):
         return ""
@@ -190,7 +190,7 @@ def _speed(state: State) -> str:
     return f"{compact(rate)} samples/s{steps}"
 
 
-def _parts(state: State) -> str:
+def _parts(state: RunStatus) -> str:
     group = "device_times" if math.isfinite(state.get("device_times/model")) else "times"
     known = {name: state.get(f"{group}/{name}") for name in _PARTS}
     known = {name: value for name, value in known.items() if math.isfinite(value)}
@@ -198,16 +198,16 @@ def _parts(state: State) -> str:
     if total <= 0:
         return ""
     shares = sorted(((value / total, name) for name, value in known.items()), reverse=True)
-    told = ", ".join(f"{name.replace('_', '')} {percent(share, 0)}" for share, name in shares if share >= 0.01)
-    return f"{milliseconds(total)}: {told}"
+    listed = ", ".join(f"{name.replace('_', '')} {percent(share, 0)}" for share, name in shares if share >= 0.01)
+    return f"{milliseconds(total)}: {listed}"
 
 
-def _reader(state: State) -> str:
+def _reader(state: RunStatus) -> str:
     ready = state.get("times/ready")
     return f"{significant(ready, 2)} batches ready when training asks" if math.isfinite(ready) else ""
 
 
-def _cache(state: State) -> str:
+def _cache(state: RunStatus) -> str:
     if not math.isfinite(state.get("cache/lookup_hit_rate")):
         return ""
     said = (
@@ -217,7 +217,7 @@ def _cache(state: State) -> str:
     return f"{said}; {_rate(state, 'cache/bytes_in')} in, {_rate(state, 'cache/bytes_out')} out"
 
 
-def _tiers(state: State) -> str:
+def _tiers(state: RunStatus) -> str:
     if not math.isfinite(state.get("tiers/ssd_bytes")):
         return ""
     below = state.get("tiers/memory_hit_rate")
@@ -229,7 +229,7 @@ def _tiers(state: State) -> str:
     )
 
 
-def _ids(state: State) -> str:
+def _ids(state: RunStatus) -> str:
     names = ("rows", "admitted", "rejected", "expired")
     total = {name: [value for path, value in state.numbers.items()
                     if path.startswith("ids/") and path.endswith(f"/{name}")] for name in names}  # fmt: skip
@@ -238,14 +238,14 @@ def _ids(state: State) -> str:
     return ", ".join(f"{compact(sum(values))} {name}" for name, values in total.items())
 
 
-def _memory(state: State) -> str:
+def _memory(state: RunStatus) -> str:
     resident, device = state.get("memory/resident_bytes"), state.get("memory/device_bytes")
     if not math.isfinite(resident):
         return ""
     return f"process {size(resident)}" + (f", device {size(device)}" if math.isfinite(device) else "")
 
 
-def _rate(state: State, path: str) -> str:
-    """Bytes of a batch as bytes a second."""
+def _rate(state: RunStatus, path: str) -> str:
+    """Bytes per batch as bytes per second."""
     amount = state.get(path) * state.steps_per_s
     return f"{size(amount)}/s" if math.isfinite(amount) else "–"

@@ -1,6 +1,6 @@
-"""How a run stands, from the log in its folder or from its metrics endpoint: the newest numbers by name (telemetry/scalars.py).
+"""The state of a run, from the log in its folder or its metrics endpoint: the newest numbers by name (telemetry/scalars.py).
 
-A folder is read as it grows, a few bytes at each look; a log that a resumed run has cut is read anew.
+Only new lines of a log are read each time; a log that a resumed run has truncated is read again from the start.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from hotbed.telemetry.scalars import numbers_of
 
 PATIENCE = 5.0  # seconds for an endpoint to answer
 MOST_ANSWER = 8 << 20  # bytes
-KEPT = 240  # lines of which the time left and the curve of the loss are made
+KEPT = 240  # log lines used for the time left and the loss curve
 RUNNING, FINISHED, STOPPED = "running", "finished", "not running"
 _SAMPLE = re.compile(r'hotbed_([a-z]+|device_times)_(\w+?)(?:\{(?:split|table)="((?:[^"\\]|\\.)*)"\})? (\S+)')
 _GROUPS = ("device_times", "train", "eval", "times", "memory", "cache", "tiers", "ids")
 
 
 class SplitEvaluation(NamedTuple):
-    """A split, as some step left the weights."""
+    """The evaluation of a split after some step."""
 
     auc: float
     step: float
@@ -38,8 +38,8 @@ class SplitEvaluation(NamedTuple):
 
 
 @dataclass
-class State:
-    """What a frame shows."""
+class RunStatus:
+    """What the panel of a run shows."""
 
     name: str
     status: str = RUNNING
@@ -54,25 +54,25 @@ class State:
     numbers: dict[str, float] = field(default_factory=dict)  # newest of every path
     losses: list[float] = field(default_factory=list)
     seconds_left: float = math.nan
-    newest: dict[str, SplitEvaluation] = field(default_factory=dict)  # of every split; of an endpoint it is not known
+    newest: dict[str, SplitEvaluation] = field(default_factory=dict)  # by split; an endpoint does not report it
     best: dict[str, SplitEvaluation] = field(default_factory=dict)
-    kept_step: float = math.nan  # whose weights the model has, once the run has ended
+    kept_step: float = math.nan  # of the weights that were kept, once the run has ended
 
     def get(self, path: str) -> float:
         return self.numbers.get(path, math.nan)
 
     @property
     def steps_per_s(self) -> float:
-        """Of the last interval of training."""
+        """The speed of the last interval of training."""
         rate = self.get("train/samples_per_s")
         return rate / self.batch_size if self.batch_size > 0 else math.nan
 
 
-class Source(Protocol):
-    """Where states come from."""
+class StateSource(Protocol):
+    """A run folder or an endpoint."""
 
-    def look(self) -> State:
-        """How the run stands now."""
+    def look(self) -> RunStatus:
+        """The current state."""
 
 
 class Folder:
@@ -92,11 +92,11 @@ class Folder:
                 f"{path} is not a run folder: it has no config.json. Give the folder of `hotbed train --out`."
             )
 
-    def look(self) -> State:
+    def look(self) -> RunStatus:
         self._read()
         config, data, summary = (self._json(name) for name in ("config.json", "data.json", "summary.json"))
         batch = number(_in(config, "data", "batch_size"))
-        state = State(self._path.name or str(self._path), batch_size=batch)
+        state = RunStatus(self._path.name or str(self._path), batch_size=batch)
         state.about = f"{_in(config, 'model', 'name') or 'model'} on {_in(config, 'data', 'path') or 'data'}"
         state.total_steps = _total_steps(config, data, batch)
         state.step, state.epoch, state.samples = (number(self._last.get(name)) for name in ("step", "epoch", "samples"))
@@ -149,8 +149,8 @@ class Folder:
                 if split not in self._best or not found.auc <= self._best[split].auc:
                     self._best[split] = found
 
-    def _seconds_left(self, state: State) -> float:
-        """At the pace of the last lines, evaluations between them included."""
+    def _seconds_left(self, state: RunStatus) -> float:
+        """Estimated from the last lines, including evaluations."""
         if len(self._times) < 2 or state.status != RUNNING:
             return math.nan
         (step, then), (last, now) = self._times[0], self._times[-1]
@@ -164,20 +164,20 @@ class Folder:
 
 
 class Endpoint:
-    """What `hotbed train --metrics-port` serves."""
+    """The endpoint of `hotbed train --metrics-port`."""
 
     def __init__(self, url: str) -> None:
         self._url = url if url.rstrip("/").endswith("/metrics") else url.rstrip("/") + "/metrics"
-        self._seen: State | None = None
+        self._seen: RunStatus | None = None
         self._losses: deque[float] = deque(maxlen=KEPT)
 
-    def look(self) -> State:
+    def look(self) -> RunStatus:
         try:
             with urllib.request.urlopen(self._url, timeout=PATIENCE) as answer:
                 text = answer.read(MOST_ANSWER).decode("utf-8", "replace")
         except (OSError, ValueError, urllib.error.URLError) as error:
             if self._seen is not None:  # the port is freed when a run ends
-                self._seen.status, self._seen.why = STOPPED, "its endpoint does not answer any more"
+                self._seen.status, self._seen.why = STOPPED, "its endpoint no longer answers"
                 return self._seen
             reason = getattr(error, "reason", None) or error
             raise RunError(
@@ -188,8 +188,8 @@ class Endpoint:
         self._seen = state
         return state
 
-    def _parsed(self, text: str) -> State:
-        state, position = State(self._url), dict[str, float]()
+    def _parsed(self, text: str) -> RunStatus:
+        state, position = RunStatus(self._url), dict[str, float]()
         for line in text.splitlines():
             found = _SAMPLE.fullmatch(line)
             if found is None:
@@ -206,7 +206,7 @@ class Endpoint:
             path = f"{of}/{name}" if group == "eval" else "/".join(part for part in (group, of, name) if part)
             state.numbers[path] = _as_float(value)
         if "hotbed_steps_planned" not in position:
-            raise RunError(f"{self._url} answers, but not as `hotbed train --metrics-port` does.")
+            raise RunError(f"{self._url} answers, but is not an endpoint of `hotbed train --metrics-port`.")
         state.step, state.samples = position.get("hotbed_steps_total", 0.0), position.get("hotbed_samples_total", 0.0)
         state.total_steps, state.epoch = position["hotbed_steps_planned"], position.get("hotbed_epoch", 0.0) + 1
         state.batch_size = state.samples / state.step if state.step else math.nan
@@ -219,7 +219,7 @@ class Endpoint:
         return state
 
 
-def source_of(given: str) -> Source:
+def source_of(given: str) -> StateSource:
     """A URL or a folder."""
     return Endpoint(given) if given.startswith(("http://", "https://")) else Folder(Path(given))
 

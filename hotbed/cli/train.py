@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from hotbed.cli.console import compiled_text, err, out, told_of_compiling, waiting
+from hotbed.cli.console import compiled_text, err, out, report_compiling, waiting
 from hotbed.cli.messages import (
     as_run_file,
-    foretell,
+    compare_forecast,
+    describe_start,
     next_commands,
-    opening,
-    tell,
-    tell_truth,
-    told_of_ways,
-    warn_of_few_steps,
+    print_forecast,
+    print_result,
+    report_parallel_choices,
+    warn_about_few_steps,
 )
 from hotbed.cli.options import (
     BatchSize,
@@ -30,11 +30,15 @@ from hotbed.cli.options import (
     Dim,
     HostMemory,
     ModelName,
+    RowOptimizer,
     RunDevice,
+    Seed,
+    Sets,
+    Ssd,
     TrainData,
 )
-from hotbed.cli.progress import Warnings, WatchOptions, opened, watcher
-from hotbed.cli.ranks import Ranks, Start, joined
+from hotbed.cli.progress import Warnings, WatchOptions, open_watchers, progress_display
+from hotbed.cli.ranks import RunStart, TorchrunRanks, join_ranks
 from hotbed.cli.settings import cache_flags, open_dataset, read_config, resumed_config, with_source
 
 if TYPE_CHECKING:
@@ -48,25 +52,23 @@ if TYPE_CHECKING:
 
 
 def train_command(
-    run_file: Path | None = typer.Argument(None, help="Settings as .yaml, .toml or .json; a run's config.json too."),
+    run_file: Path | None = typer.Argument(
+        None, help="Settings as .yaml, .toml or .json, such as a run's config.json."
+    ),
     data: TrainData = None,
     model: ModelName = None,
-    folder: Path | None = typer.Option(None, "--out", help="Run folder; runs/MODEL-DATA-N if not given."),
+    folder: Path | None = typer.Option(None, "--out", help="Run folder. Left out: runs/MODEL-DATA-N."),
     device: RunDevice = None,
     epochs: int | None = typer.Option(None, help="Passes over the train split."),
     batch_size: BatchSize = None,
     dim: Dim = None,
-    optimizer: str | None = typer.Option(
-        None, help="Of the rows: sgd, adagrad, rowwise_adagrad, adam or ftrl; of the dense weights: dense.optimizer."
-    ),
-    lr: float | None = typer.Option(None, help="Learning rate of the rows; left out, the optimizer's usual one."),
-    dense_lr: float | None = typer.Option(None, help="Learning rate of the dense weights, likewise."),
+    optimizer: RowOptimizer = None,
+    lr: float | None = typer.Option(None, help="Learning rate of the rows. Left out: the optimizer's default."),
+    dense_lr: float | None = typer.Option(None, help="Learning rate of the dense weights. Left out: the default."),
     cache: CacheShare = None,
     hbm: CacheBytes = None,
     memory: HostMemory = None,
-    ssd: str | None = typer.Option(
-        None, help="Folder and bytes for rows that memory does not hold, e.g. /fast:500GiB."
-    ),
+    ssd: Ssd = None,
     policy: CachePolicy = None,
     dynamic: bool | None = typer.Option(
         None,
@@ -77,20 +79,21 @@ def train_command(
     admit: str | None = typer.Option(
         None,
         metavar="RULE",
-        help="Which dynamic ids get a row; the others of a table share one. 'after 3': from the third time on. "
-        "'after 3, sketch 64MiB': counted in that much memory. 'probability 0.1': each time with that probability.",
+        help="Which dynamic ids get a row; all others of a table share one. 'after 3': at the third occurrence. "
+        "'after 3, sketch 64MiB': counted approximately, in that much memory. 'probability 0.1': at each occurrence "
+        "with that probability.",
     ),
     expire: str | None = typer.Option(
         None,
         metavar="RULE",
-        help="When they lose it. 'unused 100000 steps', 'unused 7d', or 'score below 0.5, half-life 10000', a count of "
-        "uses that fades; ', every 500' says how often to look, in steps.",
+        help="When dynamic ids lose their row: 'unused 100000 steps', 'unused 7d', or 'score below 0.5, half-life 10000', "
+        "a decaying count of uses. ', every 500' sets how often to check, in steps.",
     ),
-    seed: int | None = typer.Option(None, help="Same seed, same machine: same bits."),
-    sets: list[str] = typer.Option([], "--set", help="path=value, e.g. model.dim=32; may be given many times."),
+    seed: Seed = None,
+    sets: Sets = [],  # noqa: B006  never changed
     resume: Path | None = typer.Option(None, help="Continue this run, as if it had never stopped."),
     warm_start: Path | None = typer.Option(
-        None, "--warm-start", help="Begin with the rows and weights of a run or checkpoint, as far as they fit."
+        None, "--warm-start", help="Start from the rows and weights of a run or checkpoint that fit this model."
     ),
     checkpoint_every: int | None = typer.Option(None, help="Steps between checkpoints; 0 saves at the end only."),
     k_step: int | None = typer.Option(
@@ -100,12 +103,12 @@ def train_command(
     ),
     merge: str | None = typer.Option(
         None,
-        help="What is merged beside them: frozen_v, shared_v, moments or params. Left out: frozen_v, for SGD params.",
+        help="What is merged with them: frozen_v, shared_v, moments or params. Left out: frozen_v; for SGD params.",
     ),
     scale_lr: bool | None = typer.Option(
-        None, help="Between merges, make Adam's steps longer by the root of the number of ranks. On unless told."
+        None, help="Between merges, multiply Adam's steps by the square root of the number of ranks. On by default."
     ),
-    overlap: bool | None = typer.Option(None, help="Let merges travel beside the next steps. On unless told."),
+    overlap: bool | None = typer.Option(None, help="Overlap merges with the next steps. On by default."),
     delay: int | None = typer.Option(None, min=0, help="Steps until such a merge is used; 0, the default, is k / 4."),
     across_only: bool | None = typer.Option(
         None, help="Average gradients inside a machine at every step, and merge across machines only."
@@ -114,17 +117,17 @@ def train_command(
     quiet: bool = typer.Option(False, "--quiet", help="Print only the result."),
     forecast: bool = typer.Option(True, help="Print a forecast first, and compare it with the measurement at the end."),
     metrics_port: int | None = typer.Option(
-        None, min=0, max=65535, help="Serve the numbers of the log to Prometheus at this port; 0 takes a free one."
+        None, min=0, max=65535, help="Serve the metrics of the log to Prometheus on this port; 0: any free port."
     ),
-    metrics_host: str = typer.Option("127.0.0.1", help="Address of that port; 0.0.0.0 opens it to other machines."),
-    trace: Path | None = typer.Option(None, help="Write what every thread did to this file, for ui.perfetto.dev."),
+    metrics_host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0 accepts other machines."),
+    trace: Path | None = typer.Option(None, help="Write a trace of all threads to this file, for ui.perfetto.dev."),
     trace_steps: str | None = typer.Option(
-        None, metavar="FIRST:STOP", help="Which steps, e.g. 50:100. Left out: 50 after the first ten."
+        None, metavar="FIRST:STOP", help="Steps to trace, e.g. 50:100. Left out: 50 steps after the first ten."
     ),
     watch_rows: str | None = typer.Option(
-        None, metavar="TABLE=ID,...", help="Note the gradient of these rows at every use, for `hotbed explain`."
+        None, metavar="TABLE=ID,...", help="Record the gradient of these rows at every use, for `hotbed explain`."
     ),
-    show: bool = typer.Option(False, "--show", help="Print all settings as a run file, and train nothing."),
+    show: bool = typer.Option(False, "--show", help="Print all settings as a run file and exit."),
 ) -> None:
     """Train a model. Without arguments: the default model on the embedded click log.
 
@@ -186,33 +189,33 @@ def train_command(
         return
     watching = WatchOptions(metrics_port, metrics_host, trace, trace_steps)
     watching.check()
-    with joined() as ranks:
+    with join_ranks() as ranks:
         if resume is None:
-            asked = None if folder is None else Start(folder, overwrite=overwrite)
+            asked = None if folder is None else RunStart(folder, overwrite=overwrite)
             config = read_config(run_file, given, sets)
             manner = StartOptions(quiet, warm_start, forecast, watching, watch_rows)
         else:
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
             manner = StartOptions(quiet, watching=watching, rows=watch_rows)
-            config, asked = resumed_config(resume, given, sets, refused), Start(resume, resume=True)
-        with told_of_compiling(quiet or ranks.rank > 0) as compiled:
+            config, asked = resumed_config(resume, given, sets, refused), RunStart(resume, resume=True)
+        with report_compiling(quiet or ranks.rank > 0) as compiled:
             train_run(config, asked, ranks, manner, compiled)
 
 
 class StartOptions(NamedTuple):
-    """How a run is started and watched."""
+    """How a run is started and observed."""
 
     quiet: bool
     source: Path | None = None
     forecast: bool = False
     watching: WatchOptions = WatchOptions()
-    rows: str | None = None  # that are watched
+    rows: str | None = None  # to watch
 
 
 def train_run(
-    config: RunConfig, asked: Start | None, ranks: Ranks, manner: StartOptions, compiled: CompileReport
+    config: RunConfig, asked: RunStart | None, ranks: TorchrunRanks, manner: StartOptions, compiled: CompileReport
 ) -> Path:
-    """Start or continue a run, train it to its end, and tell of it; its folder."""
+    """Start or continue a run, train it to the end and print its result; returns its folder."""
     from hotbed.data.dataset import describe
     from hotbed.run.files import write_text
     from hotbed.run.folder import alone, default_run, find_data_or_say, make_run, read_json
@@ -232,7 +235,7 @@ def train_run(
     dataset = _dataset(data, ranks, world)
     compare(config, dataset.fingerprint, world)
     wanted = manner.watching if world.is_first else WatchOptions()
-    with alone(run_folder) if world.is_first else nullcontext(), opened(wanted, _say) as watchers:
+    with alone(run_folder) if world.is_first else nullcontext(), open_watchers(wanted, _say) as watchers:
         with nullcontext() if quiet else waiting("building tables and model"):
             world.stage("building tables and model", alone=True)
             observers = [*_observers(run_folder, quiet, world), *watchers.observers]
@@ -245,8 +248,8 @@ def train_run(
                 if _is_finished(built.training):
                     if not ranks.has_begun(run_folder):
                         _refuse_finished(built.training)
-                    if world.is_first:  # a rank was lost after the end
-                        tell(read_json(run_folder / "summary.json"), run_folder)
+                    if world.is_first:  # a rank was lost after the run had ended
+                        print_result(read_json(run_folder / "summary.json"), run_folder)
                     return run_folder
             if world.is_first:
                 check_room(built.training, start.overwrite)
@@ -263,9 +266,9 @@ def train_run(
         if carried is not None and not quiet:
             err().print(f"warm start {carried.text()}", soft_wrap=True)
         if world.is_first:
-            warn_of_few_steps(built.training, config.data.batch_size)
+            warn_about_few_steps(built.training, config.data.batch_size)
         if manner.forecast and world.size == 1:
-            foretell(config, dataset, run_folder, quiet)
+            print_forecast(config, dataset, run_folder, quiet)
         _run(built, quiet, compiled)
     return run_folder
 
@@ -277,7 +280,7 @@ def _watch_rows(training: Training, text: str) -> None:
 
     if training.world.size > 1:
         raise ConfigError(
-            "--watch-rows notes gradients of one process; of several ranks each has only its part of them."
+            "--watch-rows records the gradients of one process; with several ranks, each has only a part of them."
         )
     tables = training.learner.tables
     watch = RowWatch(training.run, tables, parse_rows(text, tables.tables))
@@ -289,7 +292,7 @@ def _say(text: str) -> None:
     err().print(text, soft_wrap=True)
 
 
-def _dataset(name: str, ranks: Ranks, world: World) -> Dataset:
+def _dataset(name: str, ranks: TorchrunRanks, world: World) -> Dataset:
     """An embedded dataset is built once on every machine."""
     world.stage("opening the dataset")
     found = open_dataset(name) if ranks.local_rank == 0 else None
@@ -302,17 +305,19 @@ def _observers(folder: Path, quiet: bool, world: World) -> list[Observer]:
 
     if not world.is_first:
         return [Warnings(err(), f"rank {world.rank}: ")]
-    observers: list[Observer] = [] if quiet else [watcher(err())]
+    observers: list[Observer] = [] if quiet else [progress_display(err())]
     tensorboard = open_writer(folder)
     return [*observers, tensorboard] if tensorboard is not None else observers
 
 
 def _is_finished(training: Training) -> bool:
-    """Whether the run has come to its end, and there is no step to add."""
+    """Whether the run has ended and no step is left."""
     from hotbed.run.folder import read_json
 
     summary = training.run / "summary.json"
-    if training.reason_to_end() is None or not summary.is_file():  # killed in its last evaluation it has no summary yet
+    if (
+        training.reason_to_end() is None or not summary.is_file()
+    ):  # a run killed in its last evaluation has no summary yet
         return False
     ended = read_json(summary)
     return bool(ended.get("finished")) and ended.get("steps") == training.progress.step
@@ -334,20 +339,20 @@ def _run(built: Built, quiet: bool, compiled: CompileReport) -> None:
 
     folder, speaks = built.training.run, built.training.world.is_first
     if not quiet:
-        err().print(opening(built), soft_wrap=True)
+        err().print(describe_start(built), soft_wrap=True)
     try:
-        with told_of_ways(built.training.observer.say):
+        with report_parallel_choices(built.training.observer.say):
             ending = run(built.training, built.subject)
     except HotbedError:
-        with suppress(RunError):  # what ended the run is the error to tell
+        with suppress(RunError):  # report the error that ended the run, not this one
             if speaks:
                 write_report(folder)
         raise
     if speaks:
-        told = tell_truth(ending.summary, folder, built.training.learner.device)
-        tell(ending.summary, folder)
+        comparison = compare_forecast(ending.summary, folder, built.training.learner.device)
+        print_result(ending.summary, folder)
         after = next_commands(folder) if ending.summary["finished"] else ""
-        more = [one for one in (compiled_text(compiled), told, after) if one]
+        more = [one for one in (compiled_text(compiled), comparison, after) if one]
         if more and not quiet:
             out().print("\n".join(more), soft_wrap=True)
     if ending.unsaved:

@@ -1,4 +1,4 @@
-"""`hotbed verify`: proves on the user's own settings and data that a cache changes no bit."""
+"""`hotbed verify`: proves on the user's settings and data that a cache changes no bit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table as Grid
 
 from hotbed.cli.console import err, out
-from hotbed.cli.options import ModelName, RunDevice, TrainData
-from hotbed.cli.ranks import joined
+from hotbed.cli.options import AsJson, CacheBytes, CachePolicy, ModelName, RunDevice, Seed, Sets, TrainData
+from hotbed.cli.ranks import join_ranks
 from hotbed.cli.settings import cache_flags, open_dataset, read_config
 
 if TYPE_CHECKING:
@@ -37,32 +37,33 @@ if TYPE_CHECKING:
 
 def verify_command(
     run_file: Annotated[
-        Path | None, typer.Argument(help="Settings as of `hotbed train`; a run's config.json too.")
+        Path | None, typer.Argument(help="Settings as for `hotbed train`, such as a run's config.json.")
     ] = None,
     data: TrainData = None,
     model: ModelName = None,
     device: RunDevice = None,
     cache: Annotated[
-        float | None, typer.Option(help="Share of the rows on the device. Left out: the smallest that holds a batch.")
+        float | None,
+        typer.Option(help="Share of the rows on the device. Left out: the smallest cache that holds a batch."),
     ] = None,
-    hbm: Annotated[str | None, typer.Option(help="The same as bytes of device memory.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Which rows stay in the cache.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, order and dropout.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="path=value, as of `hotbed train`.")] = None,
+    hbm: CacheBytes = None,
+    policy: CachePolicy = None,
+    seed: Seed = None,
+    sets: Sets = [],  # noqa: B006  never changed
     steps: Annotated[int, typer.Option(min=1, help="Steps to compare.")] = 50,
     ranks: Annotated[int, typer.Option(min=1, help="Number of processes, each with its shard of the rows.")] = 1,
     inject: Annotated[
-        str | None, typer.Option(help="Flip one bit on purpose, to see it detected: row, state, write-back or look-up.")
+        str | None, typer.Option(help="Flip one bit on purpose, to see it detected: row, state, write-back or lookup.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The verdict as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Prove that the cache is invisible: train plainly and cached side by side, and compare every bit.
 
-    Twins of the model train on the same batches of your data: one with all rows in one
-    tensor, the other on demand, with prefetching, and over memory and ssd, in turn. After
-    every step the loss, the looked-up vectors, their gradients and the rows of the batch
-    with their optimizer states are compared, at the end all rows that were used. The
-    first difference is named: step, table, id, both values. Exit code 1 if there is one.
+    Two copies of the model train on the same batches of your data: one with all rows in
+    one tensor, the other with a cache on demand, then with prefetching, then over memory
+    and ssd. After every step the loss, the vectors, their gradients and the rows of the
+    batch with their optimizer states are compared, and at the end all rows that were used.
+    The first difference is reported: step, table, id, both values. Exit code 1 if there is one.
     Without arguments: the run of `hotbed train`, the default model on the embedded click log.
 
     [bold]For example:[/bold]
@@ -86,13 +87,13 @@ def verify_command(
         **cache_flags(cache, hbm),
     }
     given = {path: value for path, value in flags.items() if value is not None}
-    config = read_config(run_file, given, set_ or [])
-    with joined() as joint:
+    config = read_config(run_file, given, sets)
+    with join_ranks() as joint:
         world = joint.connect(config.train.device, config.parallel.timeout)
         verdicts = _verify(config, world, steps, inject, as_json or not world.is_first)
         verdicts = _first_found(world.gather(verdicts))
         if world.is_first:
-            _tell(verdicts, f"{config.model.name} on {config.data.path}", world.size, as_json)
+            _print_verdicts(verdicts, f"{config.model.name} on {config.data.path}", world.size, as_json)
             if inject is not None and not as_json:
                 found = not verdicts[-1].same
                 out().print("The bit flipped on purpose was found." if found else "The bit was NOT found.")
@@ -101,7 +102,7 @@ def verify_command(
 
 
 def _with_ranks(ranks: int) -> int:
-    """This command again, in as many processes."""
+    """Run this command again in `ranks` processes."""
     arguments = sys.argv[1:]
     at = next(i for i, argument in enumerate(arguments) if argument.split("=")[0] == "--ranks")
     del arguments[at : at + (1 if "=" in arguments[at] else 2)]
@@ -139,20 +140,20 @@ def _advance(bar: Progress, task: TaskID, step: int) -> None:
 
 
 class _Twins:
-    """Learners of one config, however their rows are kept."""
+    """Learners of one config that differ in where rows are stored."""
 
     def __init__(self, config: RunConfig, dataset: Dataset, world: World, folder: Path) -> None:
         self._config, self._dataset, self._world, self._folder = config, dataset, world, folder
         self._sizes: list[int] = []  # samples of each batch on all ranks
 
     def batches(self, steps: int) -> list[Batch]:
-        """The first of the run's own, this rank's part of them."""
+        """The first batches of the run; this rank's part of them."""
         loader = self._built({}).training.loaders.train
         self._sizes = [loader.size_of(number) for number in range(min(steps, len(loader)))]
         return list(islice(loader.epoch(0), steps))
 
     def least_share(self, batches: list[Batch]) -> float:
-        """Of the rows, for a cache that holds any one of the batches of all ranks."""
+        """The smallest share of the rows that holds any batch of all ranks."""
         most = 0
         for batch in batches:
             most = max(most, sum(np.unique(column).size for column in self._columns(batch)))
@@ -160,7 +161,7 @@ class _Twins:
         return min(1.0, 1.05 * sum(self._world.gather(most)) / max(rows, 1))
 
     def least_memory(self, batches: list[Batch]) -> str:
-        """Over an ssd: what finds all rows, and an eighth of the rows in use, so that the others do go to the ssd."""
+        """Memory over an ssd: the index of all rows and an eighth of the used rows, so that the others do go to the ssd."""
         from hotbed.sizing.budget import least_over_ssd
         from hotbed.train.build import sketch
 
@@ -171,7 +172,7 @@ class _Twins:
         return str(least_over_ssd(groups, used, -(-used // (8 * self._world.size))))
 
     def make(self, **where: Any) -> tuple[EmbeddingTables, Step]:
-        """A twin; with nothing, a plain one."""
+        """A learner; without arguments, the one without a cache."""
         learner = self._built(where).training.learner
         sizes = iter(self._sizes)
 
@@ -182,7 +183,7 @@ class _Twins:
         return learner.tables, step
 
     def _columns(self, batch: Batch) -> list[NDArray[np.int64]]:
-        """The ids of every feature."""
+        """The ids of each feature."""
         return [*batch.ids.numpy().T, *(bag.values.numpy() for bag in batch.bags.values())]
 
     def _built(self, where: dict[str, Any]) -> Built:
@@ -214,7 +215,7 @@ def _ssd_bytes(given: str) -> str:
     return given.rpartition(":")[2] if ":" in given else "64GiB"
 
 
-def _tell(verdicts: list[Verdict], name: str, ranks: int, as_json: bool) -> None:
+def _print_verdicts(verdicts: list[Verdict], name: str, ranks: int, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([_as_json(verdict) for verdict in verdicts], indent=1))
         return
@@ -230,18 +231,16 @@ def _tell(verdicts: list[Verdict], name: str, ranks: int, as_json: bool) -> None
     found = [verdict.difference.text() for verdict in verdicts if verdict.difference is not None]
     if found:
         out().print(*found, sep="\n", soft_wrap=True, markup=False, highlight=False)
-        said = (
-            "the cache can be seen. Unless --inject asked for it, this is a bug: please report it with the lines above."
-        )
+        said = "the cache changed a result. Unless you used --inject, this is a bug: please report it with the lines above."
     elif not any(verdict.evictions for verdict in verdicts):
-        said = "the same bits, but no row has left the device: give a smaller --cache or more --steps."
+        said = "the same bits, but no row was evicted: give a smaller --cache or more --steps."
     else:
         said = "the cache is invisible. Every loss, vector, gradient, row and state had the same bits."
     out().print(f"{name}: {said}", soft_wrap=True, markup=False)
 
 
 def _first_found(by_rank: list[list[Verdict]]) -> list[Verdict]:
-    """The verdicts of all ranks as one: counts add up, the first difference stands."""
+    """The verdicts of all ranks as one: counts are added, the first difference is kept."""
     joined_verdicts = []
     for verdicts in zip(*by_rank, strict=True):
         found = min((one.difference for one in verdicts if one.difference is not None), default=None)

@@ -72,12 +72,12 @@ def test_make(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["make", "criteo"], "cannot be made"),
+        (["make", "criteo"], "cannot be generated"),
         (["make", "criteo-like"], "--out DIR"),
         (["make", "criteo-like", "--rows", "0", "--out", "x"], "--rows is 0"),
         (["get", "criteo"], "not in the catalog"),
         (["get", "avazu", "--accept-licence"], "account at its publisher"),
-        (["get", "frappe", "--day", "1"], "does not"),
+        (["get", "frappe", "--day", "1"], "is not"),
         (["get", "movielens-1m"], "must be accepted"),
     ],
 )

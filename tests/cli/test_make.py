@@ -28,13 +28,13 @@ def test_days(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["make", "avazu", "--out", "x"], "avazu-like can"),
+        (["make", "avazu", "--out", "x"], "these can: criteo-like"),
         (["make", "avazu-like:many", "--out", "x"], "as in avazu-like:250000"),
         (["make", "avazu-like:0", "--out", "x"], "positive integer"),
         (["make", "avazu-like:10", "--rows", "10", "--out", "x"], "Leave one out"),
         (["make", "avazu-like:10", "--days", "31", "--out", "x"], "30 rows cannot span 31 days; take 1 to 30"),
         (["make", "avazu-like:10", "--days", "0", "--out", "x"], "cannot span 0 days"),
-        (["make", "criteo-1tb-bags-like:10", "--text", "x", "--out", "y"], "no raw text"),
+        (["make", "criteo-1tb-bags-like:10", "--text", "x", "--out", "y"], "no text format"),
         (["make", "criteo-like:99999999999999999999", "--out", "x"], "it holds 2,147,483,647 at most"),
         (["make", "criteo-1tb-bags-like:100000000", "--out", "x"], "it holds 21,474,836 at most"),
         (["make", "avazu-like:99999999999999", "--text", "x"], "GB free; the text of"),

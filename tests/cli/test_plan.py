@@ -91,7 +91,7 @@ def test_what_if_tables_and_a_page(hotbed, data, tmp_path):
         result.out,
     )
     page = (tmp_path / "plan.html").read_text()
-    assert "What it takes" in page
+    assert "What it needs" in page
     assert page.count('<svg class="chart"') == 2
     found = json.loads(hotbed("plan", data, *asked, "--json").out)["what_if"]
     small, large = found["cache"]["0.1"], found["cache"]["0.5"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hotbed.cli.ranks import Ranks, Start
+from hotbed.cli.ranks import RunStart, TorchrunRanks
 from hotbed.errors import RunError
 
 
@@ -19,7 +19,7 @@ class Noted(dict):
 
 
 def attempt(number, noted):
-    ranks = Ranks.__new__(Ranks)
+    ranks = TorchrunRanks.__new__(TorchrunRanks)
     ranks.size, ranks.rank, ranks.attempt, ranks._lasting = 2, 0, number, noted
     return ranks
 
@@ -44,13 +44,13 @@ def test_a_run_that_was_refused_is_refused_again(old):
     noted = Noted()
     for number in range(3):
         with pytest.raises(RunError, match="already holds a run"):
-            attempt(number, noted).start(Start(old), FRESH)
+            attempt(number, noted).start(RunStart(old), FRESH)
 
 
 def test_an_attempt_that_died_before_it_took_the_folder_leaves_the_old_run_to_what_was_asked(old):
     """--overwrite was granted, and nothing overwritten: the old run is not what is resumed."""
     noted = Noted()
-    asked = Start(old, overwrite=True)
+    asked = RunStart(old, overwrite=True)
     assert attempt(0, noted).start(asked, FRESH) == asked
     assert attempt(1, noted).start(asked, FRESH) == asked
     assert not attempt(1, noted).has_begun(old)
@@ -59,20 +59,20 @@ def test_an_attempt_that_died_before_it_took_the_folder_leaves_the_old_run_to_wh
 def test_a_run_that_was_begun_goes_on(old):
     noted = Noted()
     first = attempt(0, noted)
-    first.start(Start(old, overwrite=True), FRESH)
+    first.start(RunStart(old, overwrite=True), FRESH)
     first.begin(old)
     assert not first.has_begun(old)  # by an attempt before
     has_checkpoint = (old / "checkpoints").exists()
-    again = attempt(1, noted).start(Start(old), FRESH)
-    assert again == Start(old, resume=has_checkpoint, overwrite=not has_checkpoint)
+    again = attempt(1, noted).start(RunStart(old), FRESH)
+    assert again == RunStart(old, resume=has_checkpoint, overwrite=not has_checkpoint)
 
 
 def test_a_fresh_folder_is_found_again(tmp_path):
     noted = Noted()
-    assert attempt(0, noted).start(None, tmp_path / "one") == Start(tmp_path / "one")
-    assert attempt(1, noted).start(None, tmp_path / "two") == Start(tmp_path / "one")
+    assert attempt(0, noted).start(None, tmp_path / "one") == RunStart(tmp_path / "one")
+    assert attempt(1, noted).start(None, tmp_path / "two") == RunStart(tmp_path / "one")
 
 
 def test_alone_nothing_is_noted(old):
     with pytest.raises(RunError, match="already holds a run"):
-        attempt(1, None).start(Start(old), FRESH)
+        attempt(1, None).start(RunStart(old), FRESH)

@@ -25,7 +25,7 @@ def test_a_table_with_a_line_for_every_cache_and_policy(hotbed, data):
     assert result.code == 0, result.err
     assert "27 batches, 840 lookups of 470 rows of 1,050" in result.out
     assert [len(re.findall(name, result.out)) for name in ("oracle", "lfu", "lru", "static")] == [2, 2, 2, 3]
-    assert "static: rows that it loads before the first batch are counted as missed" in result.out
+    assert "static: rows loaded before the first batch count as misses" in result.out
     assert re.search(r"5 % .*52.*oracle", result.out)
     assert re.search(r"50 % .*525.*oracle", result.out)
 
@@ -101,7 +101,7 @@ def test_settings_are_spelled_as_for_train(hotbed, data):
     assert json.loads(one.out) == json.loads(other.out)
     result = hotbed("simulate", data, "--set", "model.dim=4")
     assert result.code == 2
-    assert "--set model.dim: changes nothing in a simulation; those that do are data.batch_size" in result.err
+    assert "--set model.dim: has no effect on a simulation; these do: data.batch_size" in result.err
     assert "data.batch_size: must be" in hotbed("simulate", data, "--set", "data.batch_size=some").err
 
 
@@ -148,7 +148,7 @@ def test_lists_and_padding_of_a_parquet_file(hotbed, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("text.csv", "1,2", "no file of ids"),
+        ("text.csv", "1,2", "not a file of ids"),
         ("torn.npy", "nothing", "not a readable .npy"),
         ("torn.parquet", "nothing", "not a readable Parquet"),
     ],

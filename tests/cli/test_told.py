@@ -7,8 +7,8 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-from hotbed.cli.console import BEGINS, compiled_text
-from hotbed.cli.messages import as_typed, next_commands
+from hotbed.cli.console import COMPILING, compiled_text
+from hotbed.cli.messages import hotbed_command, next_commands
 from hotbed.errors import RunError
 
 SMALL = ("--set", "model.dim=4", "--set", "model.options.hidden=[8]", "--set", "train.device=cpu")
@@ -55,7 +55,7 @@ def test_so_does_one_that_is_interrupted_then(hotbed, tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hotbed.cli.train.foretell", stop)
+    monkeypatch.setattr("hotbed.cli.train.print_forecast", stop)
     assert hotbed("train", *CLICKS, "--out", "run").code == 130
     assert not (tmp_path / "run").exists()
 
@@ -69,12 +69,12 @@ def test_compiling_has_a_line_and_no_part_in_the_speed(tmp_path):
         return subprocess.run(command, cwd=tmp_path, env=where, capture_output=True, text=True, check=True, timeout=300)
 
     cold, warm = prepare("cold"), prepare("warm")
-    assert cold.stderr.count(BEGINS) == 1
+    assert cold.stderr.count(COMPILING) == 1
     kernels, seconds = re.search(r"(\d+) kernels were compiled in ([\d.]+) s, once", cold.stdout).groups()
     assert int(kernels) > 5
     counted = float(re.search(r"MB in ([\d.]+) s", cold.stdout)[1])
     assert counted < float(seconds)
-    assert BEGINS not in warm.stderr
+    assert COMPILING not in warm.stderr
     assert "compiled" not in warm.stdout
 
 
@@ -116,12 +116,12 @@ def test_hints_can_be_typed_as_they_are(hotbed, tmp_path, monkeypatch):
     command = tmp_path / ".venv" / "bin" / "hotbed"
     command.parent.mkdir(parents=True)
     monkeypatch.setattr(sys, "executable", str(command.with_name("python")))
-    assert as_typed() == f"{command.with_name('python')} -m hotbed"
+    assert hotbed_command() == f"{command.with_name('python')} -m hotbed"
     command.touch()
-    assert as_typed() == ".venv/bin/hotbed"
+    assert hotbed_command() == ".venv/bin/hotbed"
     assert next_commands(tmp_path / "run").startswith("next: .venv/bin/hotbed evaluate ")
     (tmp_path / "hotbed").touch(mode=0o755)
-    assert as_typed() == "hotbed"
+    assert hotbed_command() == "hotbed"
 
 
 def test_a_share_may_be_in_percent(hotbed):

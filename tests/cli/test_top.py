@@ -135,7 +135,7 @@ def test_without_a_run_those_that_train_are_shown_else_the_newest(tmp_path, monk
         os.utime(run / "config.json", (1000 - age, 1000 - age))
     code, said = printed()
     assert code == 0
-    assert "no run in runs/ trains now" in said.err
+    assert "no run in runs/ is active" in said.err
     assert "not running newest" in said.out
     assert "older" not in said.out
     handle = os.open(tmp_path / "runs" / "oldest", os.O_RDONLY)
@@ -172,7 +172,7 @@ def test_an_endpoint_says_what_the_folder_does(training):
     server.end()
     state = source.look()
     assert state.status == STOPPED
-    assert "does not answer any more" in shown(state)
+    assert "no longer answers" in shown(state)
 
 
 def test_what_is_no_run_is_told(tmp_path, capsys):

@@ -3,8 +3,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +11,7 @@ import yaml
 from hotbed.errors import RunError
 from hotbed.run.config import RunConfig
 from hotbed.run.folder import alone
+from tests.fresh import Program
 from tests.train.small import saved_step
 
 SMALL = ("--set", "model.dim=4", "--set", "model.options.hidden=[8]", "--set", "train.device=cpu")
@@ -358,25 +357,23 @@ def test_a_diverging_run_says_so_and_has_a_page(hotbed, tmp_path):
     assert not json.loads((run / "summary.json").read_text())["finished"]
 
 
+TRAIN = "import os, sys; os.dup2(1, 2); from hotbed.cli import main; main(['train', *sys.argv[1:]])"
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_real_signal_to_a_real_process(hotbed, cache, tmp_path, number, code):
     run = tmp_path / "run"
     assert hotbed("data", "describe", "criteo-like:3000").code == 0  # built before the clock runs
-    arguments = ["train", *CLICKS, "--epochs", "100000", "--out", str(run)]
-    command = [sys.executable, "-m", "hotbed", *arguments]
-    environment = {**os.environ, "HOTBED_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "valid AUC" in line:
-                process.send_signal(number)
-                break
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == code, err
-    assert f"Resume with: hotbed train --resume {run}" in err
-    assert f"report: {run}/report.html" in out
+    environment = {**os.environ, "HOTBED_CACHE": str(cache)}
+    process = Program(TRAIN, *CLICKS, "--epochs", "100000", "--out", run, env=environment)
+    for line in process.stdout:
+        if "valid AUC" in line:
+            process.signal(number)
+            break
+    ended = process.ended()
+    assert ended.returncode == code, ended.stdout
+    assert f"Resume with: hotbed train --resume {run}" in ended.stdout
+    assert f"report: {run}/report.html" in ended.stdout
     steps = saved_step(run)
     result = hotbed("train", "--resume", run, "--set", f"train.max_steps={steps + 5}")
     assert result.code == 0, result.err
@@ -388,14 +385,14 @@ def test_progress_on_a_terminal():
 
     from rich.console import Console
 
-    from hotbed.cli.progress import LiveBar, PlainLines, watcher
+    from hotbed.cli.progress import LiveBar, PlainLines, progress_display
     from hotbed.telemetry.observer import Progress
 
     text = StringIO()
     console = Console(file=text, force_terminal=True, width=120)
-    bar = watcher(console)
+    bar = progress_display(console)
     assert isinstance(bar, LiveBar)
-    assert isinstance(watcher(Console(file=StringIO())), PlainLines)
+    assert isinstance(progress_display(Console(file=StringIO())), PlainLines)
     bar.begin(Progress(), 100)
     bar.step(Progress(step=50, batch=50))
     bar.record({"kind": "train", "loss": 0.5, "auc": 0.75, "samples_per_s": 12345.0, "epoch": 1, "step": 50})

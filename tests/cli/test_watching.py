@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from hotbed.cli import main
-from hotbed.cli.progress import WatchOptions, opened
+from hotbed.cli.progress import WatchOptions, open_watchers
 
 
 def failed(capsys, *arguments):
@@ -29,7 +29,7 @@ def test_a_port_that_cannot_be(capsys):
 
 def test_the_port_is_freed_when_nothing_comes_of_the_run():
     said = []
-    with pytest.raises(ZeroDivisionError), opened(WatchOptions(metrics_port=0), said.append) as watchers:
+    with pytest.raises(ZeroDivisionError), open_watchers(WatchOptions(metrics_port=0), said.append) as watchers:
         raise ZeroDivisionError
     assert said == [f"metrics: {watchers.server.url}"]
     port = int(watchers.server.url.rpartition(":")[2].partition("/")[0])
@@ -39,5 +39,5 @@ def test_the_port_is_freed_when_nothing_comes_of_the_run():
 
 
 def test_nothing_asked_nothing_opened():
-    with opened(WatchOptions(), print) as watchers:
+    with open_watchers(WatchOptions(), print) as watchers:
         assert watchers.observers == []

@@ -1,8 +1,8 @@
 """Checkpoints against the disk, in one run: `python -m benchmarks.checkpoint [--gib 2] [--folder DIR] [--csv FILE]`.
 
-save, load      bytes/s of a full checkpoint beside dd writing (with fsync) and reading the same bytes, caches dropped
-incremental     bytes of a checkpoint of 1 % and 10 % of the rows, beside that of all
-training        steps/s while a checkpoint is written in the background, beside steps/s alone
+save, load      bytes/s of a full checkpoint compared with dd writing (with fsync) and reading the same bytes, caches dropped
+incremental     bytes of a checkpoint of 1 % and 10 % of the rows, compared with that of all
+training        steps/s while a checkpoint is written in the background, compared with steps/s alone
 
 Rows lie in one tensor of records, and a snapshot of it is the tensor itself: what is measured is the path between records
 and the disk, not how tables keep track of what was touched.
@@ -100,7 +100,7 @@ def drop(folder: Path) -> None:
 
 
 def speeds(folder: Path, num_rows: int) -> list[dict[str, object]]:
-    """Save and load beside dd, turn by turn."""
+    """Save and load compared with dd, in turns."""
     tables, back = Records(num_rows, fill=True), Records(num_rows, fill=False)
     root, plain = folder / "checkpoints", folder / "plain"
     plain.mkdir()
@@ -125,8 +125,8 @@ def speeds(folder: Path, num_rows: int) -> list[dict[str, object]]:
     assert torch.equal(back.records[:, : DIM + 1], tables.records[:, : DIM + 1])
     shutil.rmtree(root)
     found = []
-    for name, beside in (("save", "dd write"), ("load", "dd read")):
-        ratios = [other / mine for mine, other in zip(taken[name], taken[beside])][1:]  # the first one warms up
+    for name, baseline in (("save", "dd write"), ("load", "dd read")):
+        ratios = [other / mine for mine, other in zip(taken[name], taken[baseline])][1:]  # the first one warms up
         speed = size / statistics.median(taken[name][1:]) / 1e6
         found.append(row(name, speed, "MB/s", statistics.median(ratios), 0.6))
     return found
@@ -152,13 +152,13 @@ def increments(folder: Path, num_rows: int) -> list[dict[str, object]]:
 
 
 def training(folder: Path, num_rows: int) -> list[dict[str, object]]:
-    """Steps/s of a small model alone and beside a writer, turn by turn."""
+    """Steps/s of a small model alone and during a save, in turns."""
     step = steps()
     saved = Records(num_rows, fill=True)
     saver = Saver(folder / "checkpoints", saved, Policy(full_every=1, keep=1))
     for _ in range(20):
         step()
-    alone, beside = [], []
+    alone, during = [], []
     for round_ in range(ROUNDS):
         saver.save(State(round_, {}, {}))
         began, count = time.perf_counter(), 0
@@ -166,7 +166,7 @@ def training(folder: Path, num_rows: int) -> list[dict[str, object]]:
             step()
             count += 1
         seconds = time.perf_counter() - began
-        beside.append(count / seconds)
+        during.append(count / seconds)
         assert saver.settle()
         os.sync()
         began, count = time.perf_counter(), 0
@@ -174,8 +174,8 @@ def training(folder: Path, num_rows: int) -> list[dict[str, object]]:
             step()
             count += 1
         alone.append(count / (time.perf_counter() - began))
-    ratio = statistics.median(one / other for one, other in zip(beside, alone))
-    return [row("training during a save", statistics.median(beside), "steps/s", ratio, 0.8)]
+    ratio = statistics.median(one / other for one, other in zip(during, alone))
+    return [row("training during a save", statistics.median(during), "steps/s", ratio, 0.8)]
 
 
 def steps() -> Callable[[], None]:

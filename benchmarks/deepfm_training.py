@@ -1,10 +1,10 @@
-"""Whole training of DeepFM on the demo's click log: hotbed beside the same model with nn.Embedding and torch.optim.
+"""Whole training of DeepFM on the demo's click log: hotbed compared with the same model over nn.Embedding and torch.optim.
 
     python -m benchmarks.deepfm_training [--optimizer adagrad|adam] [--steps 100] [--data criteo-like] [--out FILE.csv]
 
 Both read the same batches from the same loader (its time is charged to both), run the same dense model, and train the same
 rows; only the tables and their optimizer differ. They take turns of a few steps in one process. The losses of both are
-compared first: on equal first values they must agree.
+compared first: with equal initial values they must agree.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from benchmarks.results_file import append_rows
 from hotbed.checkpoint.files import write_tensors
 from hotbed.data.schema import IdFeature, Schema, Split
 from hotbed.export.score import Export
-from hotbed.export.write import Wanted, export
+from hotbed.export.write import ExportOptions, export
 from hotbed.models import build_model
 from hotbed.run.files import write_folder
 
@@ -98,7 +98,7 @@ def check(out: Path, weight: np.ndarray, precision: str) -> None:
 
 def measure(place: Path, shape: tuple[int, int], rows: str, precision: str) -> dict[str, object]:
     """One export, checked."""
-    wanted = Wanted(onnx=False, rows=rows, precision=precision, overwrite=True)  # type: ignore[arg-type]
+    wanted = ExportOptions(onnx=False, rows=rows, precision=precision, overwrite=True)  # type: ignore[arg-type]
     started = time.perf_counter()
     with growth() as most:
         done = export(place, place / "out", wanted)

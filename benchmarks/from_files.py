@@ -1,7 +1,7 @@
-"""The training step from files, hotbed beside FBGEMM on one GPU: `python -m benchmarks.from_files [--csv FILE]`, 3 minutes.
+"""The training step from files, compared with FBGEMM on one GPU: `python -m benchmarks.from_files [--csv FILE]`, 3 minutes.
 
 Criteo's columns (a label, 13 numbers, 26 ids over Kaggle's 33.76 million rows, Zipf 1.05) in a dataset as `hotbed prepare`
-leaves one, read shuffled in batches of 16,384 from a warm file cache; then look-up, an MLP of 1,024 in bf16, backward and
+leaves one, read shuffled in batches of 16,384 from a warm file cache; then lookup, an MLP of 1,024 in bf16, backward and
 update with row-wise Adagrad. Before anything is timed, each system must pass the check of `hotbed bench`, and the batches
 must hold the rows that were written. Systems take turns; a bar is judged by the median of the ratios of the rounds.
 
@@ -36,7 +36,7 @@ from benchmarks.gpu_bars import ANCHOR
 from benchmarks.results_file import append_rows
 from hotbed.bench.check import check
 from hotbed.bench.setting import Setting, scaled_rows
-from hotbed.bench.systems import KINDS, missing
+from hotbed.bench.systems import KINDS, why_missing
 from hotbed.bench.timing import DensePart, batches_needed, time_steps
 from hotbed.bench.workload import FlatIds, Workload, make_workload
 from hotbed.data.dataset import Dataset
@@ -52,7 +52,7 @@ SYSTEMS = {OURS: "hotbed-cached", ALL_OURS: "hotbed-hbm", THEIRS: "fbgemm-hbm", 
 
 @dataclass(frozen=True)
 class Again:
-    """A stream of ids that begins anew whenever it is asked for."""
+    """A stream of ids that starts over in every loop."""
 
     begin: Callable[[], Iterator[Any]]
 
@@ -158,7 +158,7 @@ def main() -> int:
     setting = replace(setting, rows=scaled_rows(asked.scale) if asked.scale != 1 else setting.rows)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    names = [name for name, kind in SYSTEMS.items() if device.type in KINDS[kind].devices and not missing(kind)]
+    names = [name for name, kind in SYSTEMS.items() if device.type in KINDS[kind].devices and not why_missing(kind)]
     for kind in {SYSTEMS[name] for name in names}:
         wrong = check(kind, setting)
         if wrong:

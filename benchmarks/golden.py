@@ -224,7 +224,7 @@ def rows_of(tables: Any) -> Rows:
 
 
 def others_of(tables: Any) -> dict[str, Any]:
-    """Of dynamic ids: the row that ids share until they are admitted, and what became of ids."""
+    """Of dynamic ids: the row that ids share until they are admitted, and the counts of ids."""
     counts = {name: [int(count) for count in each] for name, each in tables.id_counts().items()}
     shared: dict[str, str] = {}
     for name in counts:
@@ -327,7 +327,7 @@ def differences(golden: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator
             wrong = sorted(table for table in one["rows"] if expected["rows"].get(table) != one["rows"][table])
             yield f"{name}: all losses agree, the rows of {', '.join(wrong)} after the last step do not"
         elif expected.get("others") != one.get("others"):
-            yield f"{name}: losses and rows agree, what became of dynamic ids does not"
+            yield f"{name}: losses and rows agree, the counts of dynamic ids do not"
 
 
 def main() -> None:

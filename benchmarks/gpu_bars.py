@@ -1,9 +1,9 @@
 """The speed bars of one GPU, all in one process: `python -m benchmarks.gpu_bars [--only outputs] [--csv FILE.csv]`.
 
-Runs `hotbed bench` over the settings the bars name, every row written beforehand, FBGEMM beside hotbed, and says of each bar
-whether it is met. A host is not equally fast from second to second, and half of all settings wait for it: so every bar is
-judged by the median of the ratios of three rounds. Stopped with Ctrl-C it judges by what was measured. Exits with 1 if a bar
-is missed or could not be measured.
+Runs `hotbed bench` over the settings the bars name, every row written beforehand, hotbed compared with FBGEMM, and says of
+each bar whether it is met. A host is not equally fast from second to second, and half of all settings wait for it: so every
+bar is judged by the median of the ratios of three rounds. Stopped with Ctrl-C it judges by what was measured. Exits with 1 if
+a bar is missed or could not be measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from hotbed.bench.results import CsvFile, Result, columns, environment
-from hotbed.bench.run import Skip, drawn_from, run
+from hotbed.bench.run import Skip, ids_key, run
 from hotbed.bench.setting import Setting
 
 HBM, CACHED = "hotbed-hbm", "hotbed-cached"
@@ -141,8 +141,8 @@ def wanted(bars: Sequence[Bar]) -> dict[Setting, list[str]]:
     for bar in bars:
         for setting, system in (bar.other, (bar.setting, bar.system)):
             found.setdefault(setting, set()).add(system)
-    kinds = {drawn_from(setting): number for number, setting in enumerate(reversed(found))}
-    order = sorted(found, key=lambda one: (-kinds[drawn_from(one)], one.optimizer, -one.dim, one.dense))  # stable
+    kinds = {ids_key(setting): number for number, setting in enumerate(reversed(found))}
+    order = sorted(found, key=lambda one: (-kinds[ids_key(one)], one.optimizer, -one.dim, one.dense))  # stable
     return {setting: [name for name in SYSTEMS if name in found[setting]] for setting in order}
 
 

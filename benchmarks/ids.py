@@ -1,4 +1,4 @@
-"""The index of dynamic ids beside others: `python -m benchmarks.ids [--ids 50000000] [--out benchmarks/results/ids_cpu.csv]`.
+"""The index of dynamic ids compared with others: `python -m benchmarks.ids [--ids 50000000] [--out FILE.csv]`.
 
 Every system gets the same distinct random 64-bit ids in batches of 100,000, then is asked for known and for unknown ones; its
 answers are checked before they are timed. hotbed's ids belong to 26 tables, the others see one table: an easier task. A
@@ -125,7 +125,7 @@ class Pandas:
 
 
 class Arrow:
-    """pyarrow.compute.index_in. It keeps nothing: every question builds the hash table anew."""
+    """pyarrow.compute.index_in. It keeps nothing: every call builds the hash table again."""
 
     built_at_once = True
     few_questions = True

@@ -2,7 +2,7 @@
 
 Batches of uniform ids, hardly one of which comes twice, through a lane (the recorded way of training on CUDA) over an index
 whose bytes are a budget: keys in slots and keys of the batches ahead fill 0.9 of its cells, and every window takes new ones.
-Every window must end within --limit, put every look-up in the slot of its key, and leave an index that is whole; the buckets
+Every window must end within --limit, put every lookup in the slot of its key, and leave an index that is whole; the buckets
 that a search for a new key passes are counted at the end. Exits with 1 if one does not. Without a CUDA device only
 `python -m benchmarks.index_load --tiny` runs, under Triton's interpreter: a few windows of the same, in a minute.
 """
@@ -76,7 +76,7 @@ class Stream:
         self.waiting = [self.next() for _ in range(self.look_ahead)]
         for ids in self.waiting:
             self.lane.arrive(self._describe(ids))
-        self.wrong = torch.zeros((), dtype=torch.int64, device=device)  # look-ups in another slot than their key's
+        self.wrong = torch.zeros((), dtype=torch.int64, device=device)  # lookups in another slot than their key's
 
     def next(self) -> torch.Tensor:
         return torch.randint(0, _NUM_IDS, (self._case.batch,), generator=self._draw, device=self._device)
@@ -94,7 +94,7 @@ class Stream:
     def check(self) -> None:
         self.lane.settle()
         self.cache.check_integrity()
-        assert int(self.wrong) == 0, f"{int(self.wrong)} look-ups are in another slot than their key's"
+        assert int(self.wrong) == 0, f"{int(self.wrong)} lookups are in another slot than their key's"
 
 
 def passed_buckets(spilled: torch.Tensor) -> tuple[float, int]:
@@ -112,7 +112,7 @@ def run(case: Case, device: torch.device, limit: float) -> Outcome:
     num_cells = stream.cache.parts()[0].key.shape[0]
     milliseconds = []
     for window in range(case.windows):
-        faulthandler.dump_traceback_later(limit, exit=True)  # a kernel that never ends can be told in no other way
+        faulthandler.dump_traceback_later(limit, exit=True)  # the only way to see a kernel that never ends
         began = time.perf_counter()
         stream.plan()
         if device.type == "cuda":

@@ -24,7 +24,7 @@ import hotbed
 from benchmarks.results_file import append_rows
 from benchmarks.wire import WORLD, Case, samples_of
 from hotbed.optim import Adagrad
-from hotbed.parallel.auto import Speed, Speeds, costs_of
+from hotbed.parallel.auto import CollectiveSpeed, CollectiveSpeeds, costs_of
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.replicated import RowTally
 from hotbed.parallel.sharded import ShardedTables
@@ -32,7 +32,7 @@ from hotbed.parallel.sharded import ShardedTables
 REAL = [Case("criteo", "time", 256, 40), Case("criteo", "time", 1024, 12), Case("frappe", "time", 1024, 24)]
 MADE = [Case("zipf small", "drawn", 512, 24), Case("zipf small", "drawn", 512, 24, nodes=2)]
 MODES = ("sharded", "replicated")
-_NO_TIME = Speeds(Speed(0.0, 0.0), Speed(0.0, 0.0))
+_NO_TIME = CollectiveSpeeds(CollectiveSpeed(0.0, 0.0), CollectiveSpeed(0.0, 0.0))
 
 
 def count_case(case: Case, ids: Any, rows: tuple[int, ...]) -> dict[str, float]:

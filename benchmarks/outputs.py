@@ -36,8 +36,8 @@ def steps_of(setting: Setting) -> dict[str, tuple[hotbed.EmbeddingTables, Callab
     """Tables of every way, and a training step with them."""
     size, count = setting.batch, len(setting.rows)
     grad = torch.randn(size, setting.width, device=setting.device) * 1e-3
-    beside = grad.view(size, count, setting.dim).unbind(1)
-    apart = [part.contiguous() for part in beside]
+    adjacent = grad.view(size, count, setting.dim).unbind(1)
+    apart = [part.contiguous() for part in adjacent]
     found = {}
     for way in WAYS:
         tables = hotbed.EmbeddingTables(
@@ -52,7 +52,7 @@ def steps_of(setting: Setting) -> dict[str, tuple[hotbed.EmbeddingTables, Callab
             if way == "dict, cat":
                 torch.cat(list(out.values()), dim=1).backward(grad)
             elif way.startswith("dict"):
-                torch.autograd.backward(list(out.values()), apart if way == "dict, apart" else beside)
+                torch.autograd.backward(list(out.values()), apart if way == "dict, apart" else adjacent)
             else:
                 out.backward(grad.view(out.shape))
 
@@ -102,8 +102,8 @@ def main() -> None:
             times = {way: statistics.quantiles(some, n=10)[0] for way, some in measure(setting, asked.rounds).items()}
             ratios = {way: ms / times["stack"] for way, ms in times.items()}
             met &= all(ratios[way] <= BAR for way in BARRED)
-            told = "   ".join(f"{way} {times[way]:.2f} ms ({ratios[way]:.2f}x)" for way in WAYS)
-            print(f"dim {dim:3d}, batch {batch:,}:   {told}", flush=True)
+            line = "   ".join(f"{way} {times[way]:.2f} ms ({ratios[way]:.2f}x)" for way in WAYS)
+            print(f"dim {dim:3d}, batch {batch:,}:   {line}", flush=True)
             rows += [
                 {"benchmark": "outputs", "device": asked.device, "dim": dim, "batch": batch, "output": way}
                 | {"ms": round(times[way], 3), "ratio": round(ratios[way], 3)}

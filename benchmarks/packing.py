@@ -3,7 +3,7 @@
 The same rows (13 numbers, 26 ids, a label; drawn) are written in several ways and decoded by pyarrow, row group by row group
 on one thread, from a warm file cache. What every file holds is compared first. Told are bytes a row and ns of CPU time a row,
 the best of some rounds in which the ways take turns: steadier than the wall clock where others use the machine. In the end
-the checksum of hotbed's reader over the bytes of the file that `hotbed prepare` would write, beside zlib's.
+the checksum of hotbed's reader over the bytes of the file that `hotbed prepare` would write, compared with zlib's.
 
 nulls          columns say that they may hold nulls (they hold none)
 row group      rows of a row group; 65,536 where nothing is said

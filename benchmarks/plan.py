@@ -1,6 +1,6 @@
 """Plan against truth: `python -m benchmarks.plan [--data DIR] [--device cuda] [--csv FILE.csv]`, about five minutes.
 
-Two real logs (criteo, frappe: files of docs/benchmarks.md in DIR), two made-up ones (the demo's click log, a Zipf
+Two real logs (criteo, frappe: files of docs/benchmarks.md in DIR), two synthetic ones (the demo's click log, a Zipf
 1.05 log over ten of Criteo-Kaggle's tables), caches of 0.5, 1.5, 5 and 20 % of the rows. Each is forecast, then trained for
 --steps steps by the machinery of `hotbed train`, in one process, the forecast first. Batches are the largest powers of two
 whose rows fit the cache. Without --data the real logs are left out.
@@ -152,7 +152,7 @@ def shown(one: Pair) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="directory of the real logs; left out: made-up ones alone")
+    parser.add_argument("--data", type=Path, help="directory of the real logs; left out: synthetic ones alone")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--steps", type=int, default=400, help="most steps of a run")
     parser.add_argument("--only", help="this log alone")

@@ -1,4 +1,4 @@
-"""Misses of every policy beside the optimum: `python -m benchmarks.policies [--data DIR] [--zipf-batches 300]`.
+"""Misses of every policy compared with the optimum: `python -m benchmarks.policies [--data DIR] [--zipf-batches 300]`.
 
 Runs the cache that trains over the traces of benchmarks/traces.py and prints the tables of docs/decisions/0003-policies.md.
 Exits with 1 if the default policy misses its bar: at most 1.10 times the optimum with up to 1.5 % of the rows, 1.2 with 5 %.

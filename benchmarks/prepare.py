@@ -3,7 +3,7 @@
 First the gate: on the first rows, counts equal those of plain Python and the output is the same for one worker and two.
 Then rounds, in each of which hotbed (both passes, output written), Polars and pyarrow (reading the text into columns,
 nothing else) take turns over the same file, every one in a process of its own whose kernels are loaded and whose peak
-memory is told. The file is in the page cache. Best of the rounds; CPU seconds stand beside the wall clock, because the
+memory is reported. The file is in the page cache. Best of the rounds; CPU seconds are shown next to the wall clock, because the
 machine may be shared. Polars and pyarrow use all cores. Without Polars its rows are left out: pip install polars.
 """
 

@@ -1,7 +1,7 @@
-"""Kill ranks under torchrun and see that every run ends as the one left alone: `python -m benchmarks.rank_kills --kills 20`.
+"""Kill ranks under torchrun and check that runs end like undisturbed ones: `python -m benchmarks.rank_kills --kills 20`.
 
 One run of W ranks trains undisturbed. Then runs are started with --max-restarts, and ranks drawn at random are killed with
-SIGKILL at moments drawn over the life of a run; torchrun starts all ranks again, which go on from the last checkpoint that all
+SIGKILL at moments drawn over the life of a run; torchrun starts all ranks again, which resume from the last checkpoint that all
 of them have. Every run must come to its end with the same metrics.jsonl but for times, and the same model, bit for bit. Runs
 without and with a cache take turns. Exits with 1 at the first run that is not the same.
 """
@@ -9,7 +9,6 @@ without and with a cache take turns. Exits with 1 at the first run that is not t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -19,23 +18,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-TIMES = ("samples_per_s", "seconds", "train_seconds", "times", "memory", "cache", "tiers")
-SETTINGS = (
-    "data.batch_size=48",
-    "data.eval_batch_size=500",
-    "model.dim=8",
-    "model.options.hidden=[16]",
-    "model.options.dropout=0.2",
-    "model.options.batch_norm=true",
-    "train.device=cpu",
-    "train.eval_every=70",
-    "train.log_every=7",
-    "train.schedule=cosine",
-    "train.checkpoint_every=20",
-    "parallel.timeout=60",
-)
+from benchmarks.crash.runs import SETTINGS as ONE_PROCESS
+from benchmarks.crash.runs import differences_of, result_of
+
+SETTINGS = (*ONE_PROCESS, "data.batch_size=48", "parallel.timeout=60")
 CACHES = ((), ("--cache", "0.3"))
 LONGEST = 300.0  # seconds that a run may take
 
@@ -49,7 +37,7 @@ class Case(NamedTuple):
     extra: tuple[str, ...] = ()
 
 
-class Ended(NamedTuple):
+class RunEnd(NamedTuple):
     """How a run ended."""
 
     code: int
@@ -84,7 +72,7 @@ class Torchrun:
         except OSError:
             return []
 
-    def ended(self, kills: int, began: float) -> Ended:
+    def ended(self, kills: int, began: float) -> RunEnd:
         """Wait for its end."""
         try:
             code = self.process.wait(LONGEST)
@@ -94,10 +82,10 @@ class Torchrun:
             code = self.process.wait()
         self._log.close()
         text = Path(self._log.name).read_text(errors="replace")
-        return Ended(code, text, kills, time.perf_counter() - began)
+        return RunEnd(code, text, kills, time.perf_counter() - began)
 
 
-def train(case: Case, folder: Path, moments: list[tuple[float, int]] | None = None) -> Ended:
+def train(case: Case, folder: Path, moments: list[tuple[float, int]] | None = None) -> RunEnd:
     """Train to the end; at every moment (seconds after the last one, and a number) a rank is killed."""
     began = time.perf_counter()
     running, kills = Torchrun(case, folder, restarts=len(moments or []) + 1), 0
@@ -121,23 +109,6 @@ def _kill(running: Torchrun, number: int) -> int:
     return 1
 
 
-def end_of(run: Path) -> dict[str, Any]:
-    """What must be the same: lines without times, and the files of the model."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    end: dict[str, Any] = {
-        "metrics.jsonl": [{name: one for name, one in line.items() if name not in TIMES} for line in lines]
-    }
-    for path in sorted((run / "model").rglob("*")):
-        if path.is_file():
-            end[str(path.relative_to(run))] = path.read_bytes()
-    return end
-
-
-def differences_of(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The names of what differs."""
-    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="ranks to kill, over all runs (%(default)s)")
@@ -149,14 +120,14 @@ def main() -> int:
     if whole.code:
         print(whole.text)
         return 1
-    expected, kills, number, life = end_of(root / "whole"), 0, 0, whole.seconds
+    expected, kills, number, life = result_of(root / "whole"), 0, 0, whole.seconds
     print(f"undisturbed: {whole.seconds:.1f} s", flush=True)
     while kills < asked.kills:
         run = root / f"killed-{number}"
         some = min(asked.kills - kills, draw.randint(1, 3))
         moments = [(draw.uniform(0.1, 1.0) * life, draw.randrange(asked.ranks)) for _ in range(some)]
         ended = train(Case(asked.ranks, extra=CACHES[number % len(CACHES)]), run, moments)
-        different = differences_of(expected, end_of(run)) if ended.code == 0 else [f"exit code {ended.code}"]
+        different = differences_of(expected, result_of(run)) if ended.code == 0 else [f"exit code {ended.code}"]
         if different:
             print(
                 f"FAILED after {kills} kills (--seed {asked.seed}): {', '.join(different)}; {run}\n{ended.text[-4000:]}"

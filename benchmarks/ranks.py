@@ -1,4 +1,4 @@
-"""DLRM with rows spread over ranks: W Gloo processes of one core each beside one process of one core, same global batch.
+"""DLRM with rows sharded over W Gloo processes of one core each, compared with one process of one core, same global batch.
 
     python -m benchmarks.ranks [--ranks 2] [--batch 16384] [--steps 60] [--out FILE.csv]
 

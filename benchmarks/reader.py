@@ -1,4 +1,4 @@
-"""The batch reader beside pyarrow and torch's DataLoader, in one run: `python -m benchmarks.reader [--threads 2] [--csv FILE]`.
+"""The batch reader compared with pyarrow and torch's DataLoader: `python -m benchmarks.reader [--threads 2] [--csv FILE]`.
 
 Criteo's columns (13 numbers, 26 ids, a label), drawn, written as a dataset in a temporary folder, read in batches of 16,384
 from a warm file cache. Before anything is timed, batches in order must equal what pyarrow reads, and shuffled epochs hold the

@@ -74,7 +74,7 @@ def _pages(run: Path, lengths: list[int], folder: Path) -> Iterator[tuple[str, t
 
 
 def _stretched(run: Path, length: int, to: Path, seed: int) -> Path:
-    """A copy of the run's files whose log has so many lines of training."""
+    """A copy of the run's files whose log has that many lines of training."""
     to.mkdir()
     for name in ("config.json", "data.json", "summary.json"):
         if (run / name).exists():

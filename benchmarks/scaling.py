@@ -34,7 +34,7 @@ NETWORKS = {
     "200 Gb/s a node": network(200, ranks=LOCAL),
 }
 COLORS = ("#2463a8", "#c2571a", "#2f8052", "#8a4fa3")
-WIDTH, HEIGHT, GAP = 330, 240, 66  # of a panel, and beside it
+WIDTH, HEIGHT, GAP = 330, 240, 66  # of a panel, and between panels
 
 
 class Way(NamedTuple):
@@ -53,7 +53,7 @@ WAYS = (
     Way("sharded, bf16 rows, dense k = 16", lambda cluster, group: sharded(cluster, [group], BATCH), 2, 16),
     Way("replicated", lambda cluster, group: replicated(cluster, [group], BATCH, new=NEW)),
 )
-PLAIN, SHARDED, NARROW, NARROW_K, REPLICATED = WAYS
+PLAIN, SHARDED, _, NARROW_K, REPLICATED = WAYS
 
 
 def rows_of(name: str) -> list[dict[str, str]]:

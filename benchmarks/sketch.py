@@ -1,9 +1,9 @@
 """Sketches at their limit: `python -m benchmarks.sketch [--ids 2000000000] [--memory 64MiB] [--out FILE.csv]`, five minutes.
 
 A stream of distinct ids, of which every hundredth is replaced by one of 1,000 frequent ones, goes through HyperLogLog and
-through heavy hitters in the memory given, on two threads whose halves are merged. Told: the estimate of distinct ids beside
-the truth, the error the sketch states, whether every frequent id was found and within its bounds, ids a second, and the
-time of a core that one takes.
+through heavy hitters in the memory given, on two threads whose halves are merged. Reported: the estimate of distinct ids
+compared with the truth, the error the sketch states, whether every frequent id was found and within its bounds, ids a second,
+and the time of a core that one takes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The ssd store beside fio and dd, in one run: `python -m benchmarks.ssd [--folder DIR] [--size 2GiB] [--out CSV]`.
+"""The ssd store compared with fio and dd: `python -m benchmarks.ssd [--folder DIR] [--size 2GiB] [--out CSV]`.
 
-Reads: random records out of one segment file, in batches as training fetches them, beside fio with the same block size, the
-same number of reads in flight and the same file: once with the file in the page cache, once with none of it there. fio reads
-with threads (psync) and with io_uring; the better one is the bar. Writes: the whole file in batches, then fsync, beside dd with
-conv=fsync. Each is the median of some rounds, in which the two take turns. Exits with 1 if a bar of 70 % is missed.
+Reads: random records out of one segment file, in batches as training fetches them, compared with fio with the same block size,
+the same number of reads in flight and the same file: once with the file in the page cache, once with none of it there. fio
+reads with threads (psync) and with io_uring; the better one is the bar. Writes: the whole file in batches, then fsync,
+compared with dd with conv=fsync. Each is the median of some rounds, in which the two take turns. Exits with 1 if a bar of 70 %
+is missed.
 
 `--sweep` reads with other numbers of threads as well, for docs/decisions/0005-ssd-reads.md.
 """
@@ -27,11 +28,11 @@ import torch
 
 from benchmarks.results_file import append_rows
 from hotbed.host.memory import parse_bytes
-from hotbed.store.ssd import SsdStore, readers
+from hotbed.store.ssd import SsdStore, read
 from hotbed.store.ssd.format import HEADER_BYTES, record_bytes
 
 BAR = 0.7
-DEPTH = readers.NUM_THREADS
+DEPTH = read.NUM_THREADS
 BATCH = 20_000
 ROUNDS = 5
 WARM_READS, COLD_READS = 400_000, 40_000
@@ -107,7 +108,7 @@ class Filled(NamedTuple):
 
 
 def filled(folder: Path, payload: int, num_bytes: int) -> tuple[Filled, float]:
-    """A store of so many bytes, and the bytes a second at which it was written."""
+    """A store of that size, and the bytes a second at which it was written."""
     width = payload // 4
     num_rows = num_bytes // record_bytes(width) // BATCH * BATCH
     segment = HEADER_BYTES + num_rows * record_bytes(width)
@@ -165,7 +166,7 @@ def measure(folder: Path, payload: int, num_bytes: int) -> list[Result]:
 
 def adopting(one: Filled, folder: Path) -> None:
     """How long a checkpoint of the segment takes, and taking it back."""
-    saved, size = folder / "saved", one.store.sizes().file_bytes
+    saved, size = folder / "saved", one.store.sizes().ssd_bytes
     started = time.perf_counter()
     with one.store.freeze() as frozen:
         frozen.link_into(saved)
@@ -181,7 +182,7 @@ def sweep(folder: Path, num_bytes: int) -> None:
     for payload in (144, 528):
         one, _ = filled(folder / "rows", payload, num_bytes)
         for threads in (1, 2, 8, 16, 32, 64):
-            readers.NUM_THREADS = threads
+            read.NUM_THREADS = threads
             one.fill_cache()
             one.read(BATCH)
             warm = median(one.read(WARM_READS) for _ in range(ROUNDS))

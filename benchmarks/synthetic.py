@@ -1,4 +1,4 @@
-"""Drawing click logs beside reading them, in one run: `python -m benchmarks.synthetic [--rows 1000000] [--csv FILE]`.
+"""Drawing click logs compared with reading them, in one run: `python -m benchmarks.synthetic [--rows 1000000] [--csv FILE]`.
 
 draw     rows/s that the generator gives, bags included
 read     rows/s that hotbed's loader gives from a dataset of the same rows, batches of 16,384, file cache warm, no shuffling

@@ -1,6 +1,6 @@
 """Three tiers against all rows in memory: `python -m benchmarks.tiers [--csv FILE.csv]`, three minutes on 2 cores.
 
-Trains the same tables on the same look-ups, once with all rows in memory behind the cache, then with less and less memory over
+Trains the same tables on the same lookups, once with all rows in memory behind the cache, then with less and less memory over
 an ssd, each in a process of its own. Says how much slower that is, how often memory had the row, and what the process really
 took against its budget. Rows must be equal at the end, or nothing is said.
 """
@@ -26,7 +26,7 @@ from hotbed.store import TieredStore
 
 ROWS, DIM, FEATURES, BATCH = 3_000_000, 32, 4, 4096
 HBM = "24MiB"
-AHEAD = 8  # batches; what is known of them takes memory beside the budget
+AHEAD = 8  # batches; their keys take memory in addition to the budget
 MEMORY = ("320MiB", "224MiB", "160MiB")
 BAR = 0.5  # of the speed with all rows in memory, where memory has 95 % of the rows
 

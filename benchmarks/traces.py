@@ -1,6 +1,6 @@
 """The id traces that cache policies are judged on: four real logs in file order, and Zipf 1.05 over Criteo-Kaggle's tables.
 
-Real files are looked for in one directory (docs/benchmarks.md tells their names); they are prepared like any
+Real files are looked for in one directory (docs/benchmarks.md lists their names); they are prepared like any
 raw log, so a cache's share counts the rows that training would have.
 """
 
@@ -95,7 +95,7 @@ def zipf_trace(num_batches: int, batch_size: int = 16384) -> Trace:
 
 
 def hot_of(trace: Trace, num_slots: int, dataset: Dataset | None) -> NDArray[np.int64]:
-    """What the static policy is told: the data set's counts, or for a made-up trace its own."""
+    """The rows that the static policy keeps: by the dataset's counts, or for a synthetic trace by its own."""
     if dataset is not None:
         return hot_keys(dataset, num_slots)
     keys, place = np.unique(trace.keys, return_inverse=True)

@@ -5,8 +5,8 @@ hand to each other, keys, rows, gradients and the numbers that say how much come
 by rows, in parts that their owners pool, and as ShardedTables chooses (`way`). Beside it:
 
     forecast      what hotbed/forecast/network.py expects from id frequencies alone
-    plain         an all-to-all of every look-up: 8 bytes of id to the owner of the row, the row back, its gradient there.
-                  Counted over the same look-ups and owners. TorchRec's EmbeddingCollection sends this (its `use_index_dedup`
+    plain         an all-to-all of every lookup: 8 bytes of id to the owner of the row, the row back, its gradient there.
+                  Counted over the same lookups and owners. TorchRec's EmbeddingCollection sends this (its `use_index_dedup`
                   is off unless asked for).
     pooled        one owner per table: 8 bytes of every id there, one vector per sample and feature back, one gradient there.
                   TorchRec's EmbeddingBagCollection sends this with table-wise sharding. With one id per feature it is `plain`.

@@ -1,4 +1,4 @@
-"""The look-ups of the CPU benchmarks: those of `hotbed bench`, as id matrices."""
+"""The lookups of the CPU benchmarks: those of `hotbed bench`, as id matrices."""
 
 from __future__ import annotations
 

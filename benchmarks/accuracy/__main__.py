@@ -4,7 +4,7 @@
 
 It calls the `hotbed` command as a user would, one process per run. Raw files are read from HOTBED_DATA or ../shared/data,
 datasets are written to data-cache/, runs to runs/accuracy/. Runs that are finished are not repeated. With --twin the same
-model in plain PyTorch (nn.Embedding and dense torch.optim.Adam) trains on the same batches beside it.
+model in plain PyTorch (nn.Embedding and dense torch.optim.Adam) trains on the same batches for comparison.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import yaml
 
 HERE = Path(__file__).parent
 RAW = Path(os.environ.get("HOTBED_DATA", "../shared/data"))
-DATASETS = {  # what `hotbed prepare` is told
+DATASETS = {  # arguments of `hotbed prepare`
     "frappe": [
         *(f"{split}={RAW}/frappe_{split}.csv.xz" for split in ("train", "valid", "test")),
         *("--label", "label", "--ids", "*"),

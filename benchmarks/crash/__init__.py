@@ -1,4 +1,4 @@
-"""Runs that are killed again and again, and must end as the one that was left alone.
+"""Runs that are killed repeatedly, and must end like an undisturbed one.
 
 ahead.py       what all processes have in common, loaded once
 processes.py   hotbed in a process of its own, killed at a moment or at a change on the disk

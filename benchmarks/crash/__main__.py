@@ -1,11 +1,11 @@
-"""Kill runs with SIGKILL and see that each ends as the one left alone: `python -m benchmarks.crash --kills 200 [--seed N]`.
+"""Kill runs with SIGKILL and check that each ends like an undisturbed one: `python -m benchmarks.crash --kills 200 [--seed N]`.
 
 For every way to keep rows (plain, cache over memory, memory over ssd, three tiers; ids of a vocabulary, and dynamic ones that
 are admitted and expire) and both kinds of checkpoint one run trains undisturbed. Then runs are killed again and again: at a
 moment drawn over the whole life of a process; right before a change to the disk drawn among all of them (a rename, a link, a
 removal, a new file); or some milliseconds into a stage drawn among the short ones, such as adopting segments.
 `hotbed checkpoint prune` is killed now and then as well. After each kill `hotbed checkpoint verify` must find every checkpoint
-whole; then the run goes on with --resume, or anew where there is none yet. Its end must be the same, bit for bit:
+complete; then the run continues with --resume, or starts again if there is none yet. Its end must be the same, bit for bit:
 metrics.jsonl but for times, the model, and the last checkpoint with all its rows. Exits with 1 at the first run that is not.
 """
 
@@ -21,7 +21,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.crash.processes import Command
-from benchmarks.crash.runs import CASES, Case, Failure, KilledRun, Tally, Whole, differences_of, no_kills, undisturbed
+from benchmarks.crash.runs import (
+    CASES,
+    Case,
+    Failure,
+    KilledRun,
+    ReferenceRun,
+    Tally,
+    differences_of,
+    no_kills,
+    undisturbed,
+)
 
 
 def main() -> int:
@@ -49,8 +59,8 @@ def main() -> int:
 
 
 def kill_runs(root: Path, cases: Sequence[Case], num_kills: int, draw: random.Random, tally: Tally) -> None:
-    """Until so many kills were seen, the cases in turn."""
-    wholes: list[Whole] = []
+    """Kill runs `num_kills` times, the cases in turn."""
+    wholes: list[ReferenceRun] = []
     first: dict[str, int] = {}  # case that trains the same rows
     Command(["--version"], root).ended()  # everything is imported now, and in no one's time
     for number, case in enumerate(cases):

@@ -23,7 +23,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["benchmarks.crash.ahead"])
 
 
-class Ended(NamedTuple):
+class CommandEnd(NamedTuple):
     """How a command ended."""
 
     code: int  # negative: of a signal
@@ -44,27 +44,27 @@ class Command:
             os.environ.setdefault(name, value)
         self.process.start()
 
-    def ended(self, kill_after: float = LONGEST) -> Ended:
-        """Wait for its end, or kill it after so many seconds."""
+    def ended(self, kill_after: float = LONGEST) -> CommandEnd:
+        """Wait for its end, or kill it after `kill_after` seconds."""
         self.process.join(kill_after)
         return self._result()
 
-    def ended_in(self, stage: str, kill_after: float) -> Ended:
-        """Wait for its end, or kill it so many seconds after it was seen in this stage."""
+    def ended_in(self, stage: str, kill_after: float) -> CommandEnd:
+        """Wait for its end, or kill it `kill_after` seconds after it was seen in this stage."""
         deadline = time.monotonic() + LONGEST
         while self.process.exitcode is None and stage not in open_stages(self._marks) and time.monotonic() < deadline:
             time.sleep(0.0005)
         self.process.join(kill_after)
         return self._result()
 
-    def _result(self) -> Ended:
+    def _result(self) -> CommandEnd:
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
         code = self.process.exitcode
         assert code is not None
         text = self._log.read_text(errors="replace") if self._log.exists() else ""
-        return Ended(code, text, open_stages(self._marks), num_changes(self._marks))
+        return CommandEnd(code, text, open_stages(self._marks), num_changes(self._marks))
 
 
 def _hotbed(arguments: list[str], paths: tuple[Path, Path, Path], fatal_change: int) -> None:

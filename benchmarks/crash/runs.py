@@ -1,4 +1,4 @@
-"""One run of training: started, killed, verified, gone on with as a user would, and what must be the same at its end."""
+"""One training run: started, killed, verified, resumed as a user would, and what must be the same at its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.crash.processes import Command, Ended
+from benchmarks.crash.processes import Command, CommandEnd
 from benchmarks.crash.stages import STAGES
 from hotbed.checkpoint.chain import Entry, chain_of, find, folders_in
 from hotbed.checkpoint.owners import Owners
@@ -25,7 +25,17 @@ from hotbed.ops.shard import WHOLE
 from hotbed.store.ssd import frozen_items
 
 # what a clock said, or cache and tiers of one process did
-TIMES = ("samples_per_s", "seconds", "train_seconds", "times", "memory", "cache", "tiers", "log_position")
+TIMES = (
+    "samples_per_s",
+    "steady_samples_per_s",
+    "seconds",
+    "train_seconds",
+    "times",
+    "memory",
+    "cache",
+    "tiers",
+    "log_position",
+)
 SETTINGS = (
     "data.batch_size=32",
     "data.eval_batch_size=500",
@@ -39,7 +49,7 @@ SETTINGS = (
     "train.schedule=cosine",
     "train.checkpoint_every=20",
 )
-TIERS = {  # {ssd} is a folder; the caps leave little room beside the rows
+TIERS = {  # {ssd} is a folder; the caps leave little room in addition to the rows
     "plain": (),
     "cache over memory": ("--cache", "0.3"),
     "memory over ssd": ("--memory", "1500KiB", "--ssd", "{ssd}:8MiB"),
@@ -90,7 +100,7 @@ class Case(NamedTuple):
 CASES = tuple(Case(tiers, checkpoints) for tiers in TIERS | DYNAMIC for checkpoints in CHECKPOINTS)
 
 
-class Whole(NamedTuple):
+class ReferenceRun(NamedTuple):
     """The run that was left alone."""
 
     end: dict[str, Any]
@@ -101,7 +111,7 @@ class Whole(NamedTuple):
 class Tally(NamedTuple):
     """What was killed."""
 
-    stages: Counter[str]  # a kill may fall into several: a checkpoint is written while training goes on
+    stages: Counter[str]  # a kill may fall into several: a checkpoint is written while training continues
     leftovers: Counter[str]  # endings of the names of unfinished files and folders
     kinds: Counter[str]
     lives: Counter[int]  # kills that one run has seen
@@ -115,20 +125,20 @@ def no_kills() -> Tally:
     return Tally(Counter(), Counter(), Counter(), Counter())
 
 
-def undisturbed(case: Case, root: Path) -> Whole:
+def undisturbed(case: Case, root: Path) -> ReferenceRun:
     """Train once without a kill."""
     root.mkdir(parents=True)
     began = time.perf_counter()
     ended = Command(case.arguments(root), root).ended()
     if ended.code != 0:
         raise Failure(f"the undisturbed run ended with {ended.code}:\n{ended.text}")
-    return Whole(end_of(root / "run"), time.perf_counter() - began, ended.num_changes)
+    return ReferenceRun(end_of(root / "run"), time.perf_counter() - began, ended.num_changes)
 
 
 class KilledRun:
     """One run in its folder, from its start to its end."""
 
-    def __init__(self, case: Case, root: Path, whole: Whole, draw: random.Random, tally: Tally) -> None:
+    def __init__(self, case: Case, root: Path, whole: ReferenceRun, draw: random.Random, tally: Tally) -> None:
         self._case, self._root, self._whole, self._draw, self._tally = case, root, whole, draw, tally
         self._run = root / "run"
         root.mkdir(parents=True)
@@ -154,10 +164,10 @@ class KilledRun:
         """What a user would type now."""
         if folders_in(self._run / "checkpoints"):
             return ["train", "--resume", str(self._run)]
-        anew = ["--overwrite"] if (self._run / "config.json").exists() else []
-        return [*self._case.arguments(self._root), *anew]
+        again = ["--overwrite"] if (self._run / "config.json").exists() else []
+        return [*self._case.arguments(self._root), *again]
 
-    def _killed(self, arguments: list[str], kills_left: int) -> Ended | None:
+    def _killed(self, arguments: list[str], kills_left: int) -> CommandEnd | None:
         """None when it came to its end."""
         kind = "at the end" if kills_left <= 0 else self._draw.choice(KINDS)
         whole, draw = self._whole, self._draw
@@ -177,7 +187,7 @@ class KilledRun:
             raise Failure(f"hotbed {' '.join(arguments)} ended with {ended.code}:\n{ended.text}")
         return None
 
-    def _note(self, ended: Ended) -> Ended:
+    def _note(self, ended: CommandEnd) -> CommandEnd:
         self._tally.stages.update(ended.stages)
         endings = {path.suffix for path in self._run.rglob("*") if path.suffix in (".new", ".old", ".gone", ".tmp")}
         self._tally.leftovers.update(endings)
@@ -203,14 +213,18 @@ class KilledRun:
         return 1
 
 
-def end_of(run: Path) -> dict[str, Any]:
-    """All that must be the same: lines, model, and what the last checkpoint says, by name."""
+def result_of(run: Path) -> dict[str, Any]:
+    """By name: lines of metrics without times, and the files of the model."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    end: dict[str, Any] = {"metrics.jsonl": [_timeless(line) for line in lines]}
-    for path in sorted((run / "model").rglob("*")):
-        if path.is_file():
-            end[str(path.relative_to(run))] = path.read_bytes()
-    newest = find(run)
+    files = [path for path in sorted((run / "model").rglob("*")) if path.is_file()]
+    return {"metrics.jsonl": [_timeless(line) for line in lines]} | {
+        str(path.relative_to(run)): path.read_bytes() for path in files
+    }
+
+
+def end_of(run: Path) -> dict[str, Any]:
+    """All that must be the same, by name: the result, and what the last checkpoint holds."""
+    end, newest = result_of(run), find(run)
     for name in ("dense", "dense_optimizer", "interval"):
         end[f"{name} of the last checkpoint"] = (newest.folder / f"{name}.safetensors").read_bytes()
     document = newest.manifest.document

@@ -1,4 +1,4 @@
-"""What a process is doing, told through a file that outlives it.
+"""What a process is doing, recorded in a file that outlives it.
 
 The file is mapped into memory: a count for each stage that is open, a flag for each that was ever entered, and the number of
 changes to the disk so far. A killed process leaves it as it was at that moment.

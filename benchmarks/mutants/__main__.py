@@ -7,9 +7,13 @@ runs and to compile the kernels (`--work` keeps this; a test file that has chang
 copy of the tree, and the tests that run the changed function are run until one fails: near and quick ones first, as many as
 --limit allows, the slow and the gpu ones never. A test that runs out of time has noticed.
 
-Results are appended to --out as they come; a second call goes on, and runs again what survived. --known makes the changes of
-known.py instead, each before the test that must notice it; the run exits with 1 where it does not, or where less than
---share of the changes are noticed. `--jobs 14` takes minutes on 16 cores, one job some hours.
+What was learned (WORK/seen) may be carried to another machine. A test that is only known to pass elsewhere and fails for a
+change runs once more without it: where it fails there too, it has noticed nothing, and the change is tried without that test.
+
+Results are appended to --out as they come; a second call continues, and runs again what survived. --minutes ends a call in
+time. --known makes the changes of known.py instead, each before the test that must notice it. The run exits with 1 where one
+does not, or where less than --share of the changes are noticed, with 2 where some are left for another call. `--jobs 14` takes
+minutes on 16 cores, one job some hours.
 """
 
 from __future__ import annotations
@@ -28,11 +32,13 @@ from typing import NamedTuple
 from benchmarks.mutants.changes import Change, choose
 from benchmarks.mutants.known import EQUIVALENT, KNOWN, known_changes
 from benchmarks.mutants.seen import Case, cases_for, see, test_files
-from benchmarks.mutants.trees import Tree
+from benchmarks.mutants.trees import Ended, Tree
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _NONE_FOUND = 5  # pytest's word for it
 _NAMED_SECONDS = 60.0  # a guess at the time of a test that was not run before
+_GRACE = 45.0  # seconds for changes that were begun in time
+_MORE = 2  # the code of a call that left changes for another
 COLUMNS = ("outcome", "file", "line", "function", "kind", "before", "after", "test", "seconds", "tests", "reason")
 
 
@@ -54,7 +60,10 @@ def main() -> int:
     began = time.perf_counter()
     trees = [Tree(ROOT, asked.work.resolve() / f"copy-{number}") for number in range(asked.jobs)]
     files = [] if asked.known else asked.tests or test_files(ROOT)
+    deadline = began + 60 * asked.minutes
     tests = see(ROOT, asked.work, trees, files, lambda text: print(f"{_minutes(began)} {text}", flush=True))
+    if asked.learn:
+        return 0
     compiled = [(tree.path, tree.kernels) for tree in trees]
     for tree in trees:
         tree.take_kernels(compiled)
@@ -63,8 +72,13 @@ def main() -> int:
     rows = _read(asked.out)
     left = [job for job in jobs if rows.get(job.key, {}).get("outcome") != "killed"]
     print(f"{len(jobs)} changes, {len(jobs) - len(left)} of them noticed before", flush=True)
-    _run(left, trees, rows, asked.out, began)
-    return _tell([rows[job.key] for job in jobs], asked)
+    _Run(left, trees, rows, asked.out, began, deadline).run()
+    tried = [rows[job.key] for job in jobs if job.key in rows]
+    code = _tell(tried, asked)
+    if len(tried) < len(jobs):
+        print(f"{len(jobs) - len(tried)} changes are left for another call")
+        return _MORE
+    return code
 
 
 def _arguments() -> argparse.Namespace:
@@ -86,6 +100,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=ROOT / ".cache" / "mutants" / "mutants.csv", help="results (%(default)s)"
     )
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no change later than this, and end soon")
+    parser.add_argument("--learn", action="store_true", help="only learn which functions tests run")
     parser.add_argument("--share", type=float, default=0.95, help="of the changes that must be noticed (%(default)s)")
     return parser.parse_args()
 
@@ -93,7 +109,7 @@ def _arguments() -> argparse.Namespace:
 def _drawn_jobs(asked: argparse.Namespace, tests: list[Case]) -> list[Job]:
     drawn = [change for change in choose(ROOT, asked.count, asked.seed) if asked.only in change.file]
     return [
-        Job(change, *change.shown((ROOT / change.file).read_bytes()), cases_for(change, tests, asked.limit))
+        Job(change, *change.shown((ROOT / change.file).read_bytes()), cases_for(change, tests, asked.limit, ROOT))
         for change in drawn
     ]
 
@@ -107,55 +123,104 @@ def _known_jobs() -> list[Job]:
     return found
 
 
-def _run(
-    jobs: list[Job], trees: list[Tree], rows: dict[tuple[str, ...], dict[str, str]], out: Path, began: float
-) -> None:
-    free: SimpleQueue[Tree] = SimpleQueue()
-    for tree in trees:
-        free.put(tree)
-    lock, done = threading.Lock(), 0
+class _Run:
+    """The changes of one call, in as many copies as there are."""
 
-    def run(job: Job) -> None:
-        nonlocal done
-        tree = free.get()
-        try:
-            row = _outcome(job, tree)
-        finally:
+    def __init__(
+        self,
+        jobs: list[Job],
+        trees: list[Tree],
+        rows: dict[tuple[str, ...], dict[str, str]],
+        out: Path,
+        began: float,
+        deadline: float,
+    ) -> None:
+        self._jobs, self._trees, self._rows, self._out = jobs, trees, rows, out
+        self._began, self._deadline = began, deadline
+        self._lock, self._done = threading.Lock(), 0
+        self._passing, self._failing = set[str](), set[str]()  # tests, on the tree as it is
+
+    def run(self) -> None:
+        free: SimpleQueue[Tree] = SimpleQueue()
+        for tree in self._trees:
             free.put(tree)
-        with lock:
-            done += 1
-            rows[job.key] = row
-            _write(out, rows)
+
+        def run(job: Job) -> None:
+            tree = free.get()
+            try:
+                row = self._outcome(job, tree)
+            finally:
+                free.put(tree)
+            if row is not None:
+                self._keep(job, row)
+
+        with ThreadPoolExecutor(len(self._trees)) as pool:
+            list(pool.map(run, self._jobs))
+
+    def _keep(self, job: Job, row: dict[str, str]) -> None:
+        with self._lock:
+            self._done += 1
+            self._rows[job.key] = row
+            _write(self._out, self._rows)
             where = f"{row['file']}:{row['line']} {row['kind']}: {row['before']} -> {row['after']}"
+            count = f"{self._done}/{len(self._jobs)}"
             print(
-                f"{_minutes(began)} {done}/{len(jobs)} {row['outcome']} {row['test']} {row['seconds']} s  {where}",
+                f"{_minutes(self._began)} {count} {row['outcome']} {row['test']} {row['seconds']} s  {where}",
                 flush=True,
             )
 
-    with ThreadPoolExecutor(len(trees)) as pool:
-        list(pool.map(run, jobs))
+    def _outcome(self, job: Job, tree: Tree) -> dict[str, str] | None:
+        """The row of a change; None where there was no time for it."""
+        change, began = job.change, time.perf_counter()
+        outcome, found, tests = "", "", job.tests
+        while not outcome:
+            tests = [test for test in tests if test.name not in self._failing]
+            ended = self._ended(change, tests, tree)
+            if ended is None:
+                return None
+            outcome = _word_of(ended) if tests else "no test"
+            found = _noticed(ended.code, ended.output) if outcome == "killed" else ""
+            if found and not self._passes(found, tests, tree):
+                outcome = found = ""
+        reason = EQUIVALENT.get((change.file, job.before, job.after), "") if outcome != "killed" else ""
+        values = (
+            outcome, change.file, change.line, change.function, change.kind, job.before, job.after, found,
+            f"{time.perf_counter() - began:.1f}", len(tests), reason,
+        )  # fmt: skip
+        return dict(zip(COLUMNS, map(str, values), strict=True))
+
+    def _ended(self, change: Change, tests: list[Case], tree: Tree) -> Ended | None:
+        """The tests with the change made."""
+        wanted = 60 + 4 * sum(test.seconds for test in tests)
+        limit = min(wanted, self._deadline + _GRACE - time.perf_counter())
+        if time.perf_counter() > self._deadline:
+            return None
+        if not tests:
+            return Ended(_NONE_FOUND, "")
+        with tree.changed(change.file, change.apply((ROOT / change.file).read_bytes())):
+            ended = _pytest(tree, tests, limit)
+        return None if ended.code is None and limit < wanted else ended
+
+    def _passes(self, name: str, tests: list[Case], tree: Tree) -> bool:
+        """Whether a test that failed passes on the tree as it is."""
+        case = next((test for test in tests if name in (test.name, test.file)), None)
+        if case is None or case.passes_here or case.name in self._passing:
+            return True
+        ended = _pytest(tree, [case], 60 + 4 * case.seconds)
+        (self._passing if ended.code == 0 else self._failing).add(case.name)
+        return ended.code == 0
 
 
-def _outcome(job: Job, tree: Tree) -> dict[str, str]:
-    change = job.change
-    began, source = time.perf_counter(), (ROOT / change.file).read_bytes()
+def _pytest(tree: Tree, tests: list[Case], limit: float) -> Ended:
+    """These tests, in this order, until one fails."""
     names = tree.path.parent / "tests.txt"
-    names.write_text("\n".join(test.name for test in job.tests))
-    outcome, found = "no test", ""
-    if job.tests:
-        expected = sum(test.seconds for test in job.tests)
-        with tree.changed(change.file, change.apply(source)):
-            files = sorted({test.file for test in job.tests})
-            ended = tree.pytest(["-x", *files], {"MUTANTS_TESTS": str(names)}, 120 + 4 * expected)
-        is_there = ended.code != _NONE_FOUND and "file or directory not found" not in ended.output
-        outcome = ("survived" if ended.code == 0 else "killed") if is_there else "no test"
-        found = _noticed(ended.code, ended.output) if outcome == "killed" else ""
-    reason = EQUIVALENT.get((change.file, job.before, job.after), "") if outcome != "killed" else ""
-    values = (
-        outcome, change.file, change.line, change.function, change.kind, job.before, job.after, found,
-        f"{time.perf_counter() - began:.1f}", len(job.tests), reason,
-    )  # fmt: skip
-    return dict(zip(COLUMNS, map(str, values), strict=True))
+    names.write_text("\n".join(test.name for test in tests))
+    return tree.pytest(["-x", *sorted({test.file for test in tests})], {"MUTANTS_TESTS": str(names)}, limit)
+
+
+def _word_of(ended: Ended) -> str:
+    is_there = ended.code != _NONE_FOUND and "file or directory not found" not in ended.output
+    return ("survived" if ended.code == 0 else "killed") if is_there else "no test"
 
 
 def _noticed(code: int | None, output: str) -> str:

@@ -6,6 +6,7 @@ file once. Compiled kernels run unseen. Python 3.12 asks once for every function
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -14,7 +15,7 @@ from types import CodeType
 from typing import Any
 
 _FILE = os.environ.get("MUTANTS_SEEN", "")
-_ROOT = os.path.join(os.environ.get("PYTHONPATH", "").split(os.pathsep)[-1], "")
+_ROOT = os.path.join(os.environ.get("MUTANTS_ROOT", ""), "")
 _known: set[int] = set()
 _found: set[str] = set()
 _first = os.getpid() if os.environ.get("MUTANTS_FIRST") is None else 0
@@ -49,8 +50,8 @@ def _note(code: CodeType) -> None:
     if id(code) in _known:
         return
     _known.add(id(code))
-    if not code.co_filename.startswith(_ROOT + "hotbed"):
-        return
+    if not code.co_filename.startswith(_ROOT + "hotbed") or not code.co_flags & inspect.CO_OPTIMIZED:
+        return  # of others, or the body of a module or class, which whoever comes first runs
     name = f"{code.co_filename.removeprefix(_ROOT)}:{code.co_qualname}"
     if os.getpid() == _first:
         _found.add(name)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from benchmarks.mutants.changes import Change
 
 
-class Known(NamedTuple):
+class KnownChange(NamedTuple):
     """One change; `test` is empty until there is one."""
 
     what: str
@@ -24,85 +24,171 @@ class Known(NamedTuple):
 
 
 KNOWN = (
-    Known(
+    KnownChange(
         "rank gradients are not weighted by their share",
         "hotbed/train/step.py", "share = batch.size / global_size", "share = 1.0",
         "tests/distributed/test_step.py::test_a_step_of_uneven_ranks_is_that_of_one_process",
     ),
-    Known(
+    KnownChange(
         "padding is ignored where ids are hashed",
         "hotbed/ops/keys/numba.py", "if padded and value == pad:", "if padded and not hashed and value == pad:",
         "tests/ops/test_keys.py::test_padding_is_padding_where_ids_are_hashed",
     ),
-    Known(
+    KnownChange(
         "a row that is forgotten and written again is not kept for an open snapshot",
         "hotbed/store/memory.py", "        self.keep(keys)\n", "        pass\n",
         "tests/store/test_memory.py::test_a_row_that_is_forgotten_while_it_is_held_is_given_as_it_was",
     ),
-    Known(
+    KnownChange(
         "flush loses a row of every full chunk",
         "hotbed/tables/group/cached.py", "part = slice(start, start + CHUNK)", "part = slice(start, start + CHUNK - 1)",
         "tests/tables/test_snapshot.py::test_every_changed_row_of_every_chunk_is_written_back",
     ),
-    Known(
+    KnownChange(
         "patience is not reset by a new best",
         "hotbed/train/loop.py", "progress.best, progress.stale = Best(auc, **self.position()), 0",
         "progress.best = Best(auc, **self.position())",
         "tests/train/test_run.py::test_a_new_best_starts_patience_anew",
     ),
-    Known(
+    KnownChange(
         "the manifest is not synced",
         "hotbed/checkpoint/write.py", "flush_to_disk(new / MANIFEST)", "pass",
         "tests/power/test_checkpoints.py::test_the_first_checkpoint_of_a_run",
     ),
-    Known(
+    KnownChange(
         "the folder of checkpoints is not synced",
         "hotbed/checkpoint/write.py", "os.replace(new, root / name)\n            flush_to_disk(root)",
         "os.replace(new, root / name)",
         "tests/power/test_checkpoints.py::test_the_first_checkpoint_of_a_run",
     ),
-    Known(
+    KnownChange(
         "samples are in the same order in every epoch",
         "hotbed/data/loader/loader.py",
         "key_of(self._seed, epoch, 1 + block.number)", "key_of(self._seed, 0, 1 + block.number)",
         "tests/data/test_loader.py::test_samples_of_one_block_are_in_another_order_every_epoch",
     ),
-    Known(
+    KnownChange(
         "row groups are in the same order in every epoch",
         "hotbed/data/loader/loader.py", "key_of(self._seed, epoch, 0)", "key_of(self._seed, 0, 0)",
         "tests/data/test_loader.py::test_row_groups_are_in_another_order_every_epoch",
     ),
-    Known(
+    KnownChange(
         "first uses of warm rows are not reported in a replay",
-        "hotbed/forecast/replay.py", "            self._tell_first_uses()\n", "            pass\n",
+        "hotbed/forecast/replay.py", "            self._set_first_uses()\n", "            pass\n",
         "tests/forecast/test_simulate.py::test_hot_rows_in_training",
     ),
-    Known(
+    KnownChange(
         "the byte of state of a row is not counted",
         "hotbed/sizing/budget.py", '"memory"), sum(rows * (record + 1)', '"memory"), sum(rows * record',
         "tests/sizing/test_budget.py::test_host_memory_counts_the_byte_that_says_whether_a_row_was_written",
     ),
-    Known(
+    KnownChange(
         "a window that fills its room exactly is cut",
         "hotbed/cache/window.py", "total > room", "total >= room",
         "tests/cache/test_window.py::test_window_length",
     ),
-    Known(
+    KnownChange(
         "the server takes one request too many",
         "hotbed/serve/app.py", "self._metrics.in_flight >= self._limits.in_flight",
         "self._metrics.in_flight > self._limits.in_flight",
         "tests/serve/test_limits.py::test_as_many_requests_as_the_limit_wait_and_no_more",
     ),
-    Known(
+    KnownChange(
         "no room is kept for the copy that compaction makes",
         "hotbed/store/ssd/store.py", "self._limit = max_bytes - segment_bytes", "self._limit = max_bytes",
         "tests/store/test_ssd_cap.py::test_rows_leave_a_segment_for_compaction",
     ),
-    Known(
+    KnownChange(
         "the best weights of now are removed",
         "hotbed/train/loop.py", "for step in best_steps(self.run)} | {self._best_folder().name}",
         "for step in best_steps(self.run)}",
         "tests/run/test_folder.py::test_best_weights_stay_as_long_as_a_checkpoint_counts_on_them",
+    ),
+    KnownChange(
+        "a file of ids that are gone stays open when it cannot be written",
+        "hotbed/checkpoint/write.py", "        if file is not None:\n            file.abandon()\n        raise",
+        "        if file is None:\n            file.abandon()\n        raise",
+        "tests/checkpoint/test_faults.py::test_ids_that_are_gone_and_cannot_be_listed",
+    ),
+    KnownChange(
+        "checkpoints that add to others do not say which ids are gone",
+        "hotbed/tables/snapshot/snapshot.py", "for keys in self._keys if self._touched else ():",
+        "for keys in self._keys if not self._touched else ():",
+        "tests/tables/test_snapshot_ids.py::test_ids_that_are_gone_are_in_the_checkpoints_that_add_to_others",
+    ),
+    KnownChange(
+        "an id that finds its bucket full goes to the first one",
+        "hotbed/ids/cells.py", "if bucket == end:", "if bucket != end:",
+        "tests/ids/test_index.py::test_ids_made_to_collide",
+    ),
+    KnownChange(
+        "keys of one batch that was taken back are used again",
+        "hotbed/tables/group/dynamic.py", "self._epoch += self.num_ahead > 0", "self._epoch += self.num_ahead > 1",
+        "tests/tables/test_dynamic.py::test_keys_of_a_batch_that_was_taken_back_are_used_no_more",
+    ),
+    KnownChange(
+        "uses of rows in memory are all forgotten at once",
+        "hotbed/store/tier_kernels.py", "np.int64(aged(uses[hand], age, half))", "np.int64(0)",
+        "tests/store/test_tiered.py::test_rows_used_least_leave_and_old_uses_count_less",
+    ),
+    KnownChange(
+        "ids by name and bags are taken together",
+        "hotbed/tables/descriptions.py", "not isinstance(given, Mapping) or bags is not None or",
+        "not isinstance(given, Mapping) and bags is not None or",
+        "tests/pipeline/test_choice.py::test_ids_by_name_come_without_bags_and_other_things_are_no_ids",
+    ),
+    KnownChange(
+        "weights are ignored where all bags of a group have some",
+        "hotbed/tables/descriptions.py", "any(kinds[place] == WEIGHTED", "any(kinds[place] != WEIGHTED",
+        "tests/tables/test_recorded_lookups.py::test_a_group_whose_bags_all_have_weights",
+    ),
+    KnownChange(
+        "a rank that never gave a sign of life is not named",
+        "hotbed/parallel/world.py", 'said.append(f"rank {rank} has never given a sign of life")', "pass",
+        "tests/distributed/test_world.py::test_ranks_that_are_silent_stand_still_or_are_behind_are_named",
+    ),
+    KnownChange(
+        "tables that differ between ranks are accepted",
+        "hotbed/parallel/order.py", 'self.meet("makes its tables")', "return",
+        "tests/distributed/test_order.py::test_tables_that_differ_are_refused_on_all_ranks",
+    ),
+    KnownChange(
+        "more bytes take no longer",
+        "hotbed/parallel/auto.py", "byte = max(0.0, large - small)", "byte = min(0.0, large - small)",
+        "tests/distributed/test_replicated.py::test_a_speed_is_the_line_through_both_measurements",
+    ),
+    KnownChange(
+        "best weights are counted where there are none",
+        "hotbed/train/disk_room.py", "num_looks > 1 and begins", "num_looks > 1 or begins",
+        "tests/train/test_disk_room.py::test_best_weights_are_counted_where_there_will_be_some",
+    ),
+    KnownChange(
+        "one of two ranks tells of its own samples alone",
+        "hotbed/train/ranks.py", "    if world.size == 1:\n        return interval.summary()",
+        "    if world.size == 2:\n        return interval.summary()",
+        "tests/train/test_ranks.py::test_two_ranks_tell_of_all_their_samples",
+    ),
+    KnownChange(
+        "memory of windows that are taken back may be used again while the device reads it",
+        "hotbed/pipeline/feed.py", "        for window in self._decided:\n            self._retire(window)\n", "",
+        "tests/pipeline/test_feed.py::test_windows_that_are_taken_back_are_kept_until_the_device_is_past_them",
+    ),
+    KnownChange(
+        "one large batch makes all later ones wait",
+        "hotbed/cache/cache.py", "self._usual - self._usual // 8", "self._usual + self._usual // 8",
+        "tests/cache/test_index.py::test_one_large_batch_does_not_make_later_ones_wait",
+    ),
+    KnownChange(
+        "a bounded index does not know how full it is",
+        "hotbed/cache/cache.py", "self._cells.key.shape[0], self._count_live(wait=True)",
+        "self._cells.key.shape[0], self._count_live(wait=False)",
+        "tests/cache/test_index.py::test_a_bounded_index_counts_every_batch_before_it_takes_another",
+    ),
+    KnownChange(
+        "cells that windows freed are counted only when somebody has read them",
+        "hotbed/cache/recorded_planner.py", "self._uncounted[0].is_read\n            or windows",
+        "self._uncounted[0].is_read\n            and windows",
+        "tests/cache/test_cache.py::test_a_lane_counts_what_windows_freed_whether_or_not_anybody_read_them",
     ),
 )  # fmt: skip
 
@@ -113,11 +199,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "while buckets * CELLS * _MAX_LOAD < 1.5 * capacity / NUM_SHARDS + 64:",
         "while buckets * CELLS * _MAX_LOAD < 1.5 * capacity / NUM_SHARDS - 64:",
     ): "addresses set aside, never memory: half as much again as the ids need, whatever 64 of them are",
-    (
-        "hotbed/ids/learn.py",
-        "out = np.empty(min(_SWEEP_CHUNK, end - start), dtype=np.int64)",
-        "out = np.empty(min(_SWEEP_CHUNK, end + start), dtype=np.int64)",
-    ): "a list that is longer than it need be",
     (
         "hotbed/store/ssd/scan.py",
         "most = max(_PIECE // stride // 64, 1) * 64 # whole words of the bitmap",
@@ -133,6 +214,86 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if tables.group_of(name).shard.world > 1:",
         "if tables.group_of(name).shard.world >= 1:",
     ): "the way for parts of tables takes whole ones too",
+    (
+        "hotbed/store/ssd/frozen.py",
+        "self._release.atexit = False",
+        "self._release.atexit = True",
+    ): "when the process ends its files are let go anyway",
+    (
+        "hotbed/ids/kernels.py",
+        "prefetch(owners, rows[i + _RING], 0)",
+        "pass",
+    ): "a hint to the processor",
+    (
+        "hotbed/pipeline/recorded.py",
+        "group.cache.reserve(int(CELLS_FACTOR * (group.num_slots + CELLS_PER_KEY * ahead)))",
+        "group.cache.reserve(int(CELLS_FACTOR * (group.num_slots - CELLS_PER_KEY * ahead)))",
+    ): "the table grows later, when it must; which rows stay does not depend on its size",
+    (
+        "hotbed/cache/cache.py",
+        "if num_cells > self._cells.key.shape[0]:",
+        "if num_cells >= self._cells.key.shape[0]:",
+    ): "a table of the same size is laid out anew; which rows stay does not depend on it",
+    (
+        "hotbed/checkpoint/chain.py",
+        "if time.monotonic() >= deadline:",
+        "if time.monotonic() > deadline:",
+    ): "one look more at a lock",
+    (
+        "hotbed/cache/cache.py",
+        "self._count_live(wait=False)",
+        "pass",
+    ): "counted when the next batch arrives, before anything depends on it",
+    (
+        "hotbed/pipeline/reader.py",
+        "if len(self._found) == self._low + 1:",
+        "if len(self._found) == self._low:",
+    ): "the reader is woken a batch later, and looks by itself twice a second",
+    (
+        "hotbed/pipeline/reader.py",
+        "self._full, self._low = (2 * MOST_SHARED, MOST_SHARED + 4) if self._shared else (_FULL, _LOW)",
+        "self._full, self._low = (2 * MOST_SHARED, MOST_SHARED - 4) if self._shared else (_FULL, _LOW)",
+    ): "reading continues some batches later; who wants one that is not there wakes the reader",
+    (
+        "hotbed/store/tier_kernels.py",
+        'score = njit(scoring.bind({"where": _where}), name=f"score_{tag}", nogil=True)',
+        'score = njit(scoring.bind({"where": _where}), name=f"score_{tag}", nogil=False)',
+    ): "only compiled code calls it, which has let go of Python's lock",
+    (
+        "hotbed/ids/batch.py",
+        "if i + _AHEAD < rows.shape[0] and rows[i + _AHEAD] >= 0:",
+        "if i + _AHEAD < rows.shape[0] and rows[i + _AHEAD] >= 1:",
+    ): "a hint to the processor",
+    (
+        "hotbed/cache/cache.py",
+        "if live + keys.shape[0] <= _BRIMFUL * num_cells:",
+        "if live + keys.shape[0] < _BRIMFUL * num_cells:",
+    ): "at equality distinct keys are counted, and the table grows only where they do not fit",
+    (
+        "hotbed/ids/index.py",
+        "threads = 1 if ids.shape[0] < _PARALLEL else threads",
+        "threads = 1 if ids.shape[0] <= _PARALLEL else threads",
+    ): "one thread or many give the same",
+    (
+        "hotbed/store/ssd/segments.py",
+        "if self._lock_handle >= 0:",
+        "if self._lock_handle >= 1:",
+    ): "file 0 is the standard input, and is not opened here",
+    (
+        "hotbed/train/step_recording.py",
+        "for place, (rate, group) in enumerate(zip(self._rates, groups, strict=True)):",
+        "for place, (rate, group) in enumerate(zip(self._rates, groups, strict=False)):",
+    ): "both are as long: a step with other groups is recorded anew",
+    (
+        "hotbed/cache/cache.py",
+        "usual = 2 * self._usual * (len(pending) + 1) if self._usual else sum(pending) + num_lookups",
+        "usual = 2 * self._usual * (len(pending)) if self._usual else sum(pending) + num_lookups",
+    ): "when to count exactly; what a batch may take at most is looked at besides",
+    (
+        "hotbed/store/ssd/readers.py",
+        "if load_acquire(job + 8 * _FAILED) == 0:",
+        "if load_acquire(job - 8 * _FAILED) == 0:",
+    ): "reading does not stop early after a record that is damaged; who failed first is reported all the same",
 }
 
 
@@ -141,7 +302,7 @@ def known_changes(root: Path) -> list[Change]:
     return [_change(known, (root / known.file).read_bytes()) for known in KNOWN]
 
 
-def _change(known: Known, source: bytes) -> Change:
+def _change(known: KnownChange, source: bytes) -> Change:
     old = known.old.encode()
     if source.count(old) != 1:
         raise ValueError(f"{known.file} has {known.old!r} {source.count(old)} times, not once: {known.what}")

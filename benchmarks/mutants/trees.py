@@ -46,16 +46,19 @@ class Tree:
         self.take_kernels([(root, root / ".cache" / self.kernels.name)])
         data = Path(os.environ.get("HOTBED_DATA", root.parent / "shared" / "data"))
         self._environment = {
-            "PYTHONPATH": str(self.path), "NUMBA_CACHE_DIR": str(self.kernels), "HOTBED_DATA": str(data.absolute()),
-            "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
+            "PYTHONPATH": os.pathsep.join([str(self.path), *_others_of(root)]), "NUMBA_CACHE_DIR": str(self.kernels),
+            "HOTBED_DATA": str(data.absolute()),
+            "MUTANTS_ROOT": str(self.path), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
             "CI": "1",  # hypothesis draws the same examples every time
         }  # fmt: skip
 
-    def pytest(self, arguments: Sequence[str], more: dict[str, str], limit: float) -> Ended:
-        """Run some tests of this copy, in a session of their own that ends with them."""
+    def pytest(self, arguments: Sequence[str], more: dict[str, str], limit: float, site: Path | None = None) -> Ended:
+        """Run some tests of this copy, in a session of their own that ends with them; modules of `site` come first."""
         marks = ["-m", "not slow and not gpu", "-p", "no:cacheprovider", "-p", "benchmarks.mutants.plugin"]
         command = [sys.executable, "-m", "pytest", "-q", *marks, f"--basetemp={self.path.parent / 'tmp'}", *arguments]
         environment = {**os.environ, **self._environment, **more}
+        if site is not None:
+            environment["PYTHONPATH"] = os.pathsep.join([str(site), environment["PYTHONPATH"]])
         process = subprocess.Popen(
             command, cwd=self.path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace", start_new_session=True,
@@ -113,8 +116,18 @@ class Tree:
             for file in index.parent.glob(f"{stem}.*"):
                 shutil.copy2(file, target)
 
+    @property
+    def has_kernels(self) -> bool:
+        return any(self.kernels.rglob("*.nbi"))
+
     def _kernels_of(self, source: Path) -> list[Path]:
         return list((self.kernels / _folder_of(source.parent)).glob(f"{source.stem}.*"))
+
+
+def _others_of(root: Path) -> list[str]:
+    """Where else Python looks for modules, as whoever called this said; not in the tree itself."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [str(Path(one).resolve()) for one in given if one and Path(one).resolve() != root.resolve()]
 
 
 @cache

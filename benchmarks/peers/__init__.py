@@ -1,4 +1,4 @@
-"""Whole training runs of hotbed beside those of FuxiCTR and DeepCTR-Torch, on real data: seconds to a given AUC.
+"""Whole training runs of hotbed compared with those of FuxiCTR and DeepCTR-Torch, on real data: seconds to a given AUC.
 
     python -m benchmarks.peers --help
 

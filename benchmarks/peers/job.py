@@ -1,4 +1,4 @@
-"""What one process is told to train, and what it hands back. Imported by peers' Pythons: standard library and numpy alone.
+"""What one process trains, and what it returns. Imported by peers' Pythons: standard library and numpy alone.
 
 A process gets a folder with `job.json` and the prepared splits; it leaves `done.json` and, for every evaluation, the scores
 of the valid split. The clock runs from the opening of the data on, through reading and training steps, and stands still

@@ -1,4 +1,4 @@
-"""Serve a model of a given size under load, with updates and malformed requests on the way, and say what became of them.
+"""Serve a model of a given size under load, with updates and malformed requests meanwhile, and report how they were answered.
 
     python -m benchmarks.serve                       500 requests/s for 60 s, 20 updates, 1,000 malformed requests
     python -m benchmarks.serve --seconds 20          a short one
@@ -90,7 +90,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _lay_out(work: Path, run: Path, updates: int) -> tuple[Path, list[Path]]:
-    """A run folder that has the first checkpoint alone, and the others beside it, one rename away. All are hard links."""
+    """A run folder with the first checkpoint only, and the others next to it, one rename away. All are hard links."""
     serving, waiting = work / "serving", work / "waiting"
     for folder in (serving, waiting):
         shutil.rmtree(folder, ignore_errors=True)

@@ -155,7 +155,7 @@ def _log() -> pa.Table:
 
 
 def _zipf(rng: np.random.Generator, count: int, distinct: int) -> list[int]:
-    """Ranks by a power law over so many values, by inverting its continuous form."""
+    """Ranks by a power law over that many values, by inverting its continuous form."""
     power = 1 - SKEW
     ranks = ((rng.random(count) * ((distinct + 1) ** power - 1)) + 1) ** (1 / power)
     found: list[int] = (np.minimum(ranks.astype(np.int64), distinct) - 1).tolist()

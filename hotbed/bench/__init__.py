@@ -4,7 +4,7 @@ setting     what one measurement varies
 workload    ids with Criteo-Kaggle's cardinalities, made once on the device
 systems     the systems by name: hotbed's and torch's; fbgemm holds the others
 check       the gate: a system whose results differ from a float64 reference is not timed
-timing      wall clock over groups of steps; busy: the time in which the GPU works
+timing      wall clock over groups of steps, and the time in which the GPU works
 ranks       the same in several processes
 run         all settings, all systems, one after the other
 results     one CSV row per measurement, with hardware, versions and commit

@@ -1,8 +1,8 @@
 """The gate: a system trains small tables and must reach what float64 arithmetic reaches, or it is not timed.
 
-It runs the loop that is timed later, over tables small enough to follow row by row and a cache small enough to evict.
-Vectors are compared at every step, the change of all rows at the end, both as |out - ref| / |ref|. hotbed's caches must
-besides equal hotbed without a cache to the bit.
+It runs the loop that is timed later, over tables small enough to compare row by row and a cache small enough to evict.
+Vectors are compared at every step, the change of all rows at the end, both as |out - ref| / |ref|. In addition hotbed's caches
+must equal hotbed without a cache to the bit.
 
 Two rules of Adam are in use: the bias correction counts the updates of a row (hotbed), or those of the whole table
 (FBGEMM, torch). Each system is held to its own.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hotbed.bench.ranks import in_ranks
 from hotbed.bench.setting import EPS, LR, Setting
-from hotbed.bench.systems import EXACT_TWIN, OURS, System, Vectors, built
+from hotbed.bench.systems import EXACT_TWIN, OURS, System, Vectors, open_system
 from hotbed.bench.workload import FlatIds, Workload, make_workload, offsets_of, part_of, values_of
 
 _ROWS = (3, 50, 3_000, 400)
@@ -31,20 +31,20 @@ _BETA1, _BETA2 = 0.9, 0.999
 
 
 def check(name: str, setting: Setting) -> str | None:
-    """What is wrong with a system's results; None if nothing is."""
+    """What is wrong with the results of a system; None if nothing is."""
     small = replace(
         setting, rows=_ROWS, batch=_BATCH, cache=_CACHE, zipf=_ZIPF, dense=0, window=None, look_ahead=None, cold=False
     )
     if small.ids in ("bags", "varying"):
-        small = replace(small, batch=_BATCH // 2)  # which reads as many rows
+        small = replace(small, batch=_BATCH // 2)  # reads as many rows
     if small.ranks and name in OURS:
         return next((wrong for wrong in in_ranks(check_rank, small, name) if wrong is not None), None)
     workload = make_workload(small, _STEPS, seed=7)
-    with built(name, small) as system:
+    with open_system(name, small) as system:
         wrong, weights = _train(system, workload)
     if wrong is None and name in EXACT_TWIN and small.ids != "dynamic":  # dynamic ids have no form without a cache
         twin = EXACT_TWIN[name]
-        with built(twin, small) as other:
+        with open_system(twin, small) as other:
             _, others = _train(other, workload)
         if not all(map(torch.equal, weights, others)):
             return f"its rows are not those of {twin} to the bit"
@@ -56,14 +56,14 @@ def check_rank(setting: Setting, name: str) -> str | None:
     rank = dist.get_rank()
     samples = slice(*part_of(setting.batch, rank, setting.ranks))
     workload = make_workload(setting, _STEPS, seed=7)
-    with built(name, setting) as system:
+    with open_system(name, setting) as system:
         return _train(system, workload, workload.part(rank, setting.ranks), samples)[0]
 
 
 def _train(
     system: System, workload: Workload, part: Workload | None = None, samples: slice = slice(None)
 ) -> tuple[str | None, list[Tensor]]:
-    """Train a system on a workload, or on its part of it, beside the reference."""
+    """Train a system on a workload, or on its part of it, and the reference on the whole."""
     first = [weight.double() for weight in system.weights()]
     reference = Reference(first, system.rule)
     generator = torch.Generator().manual_seed(1)
@@ -92,13 +92,13 @@ def _block(out: Vectors) -> Tensor:
 
 
 def _gradient(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Numbers of 0.005 to 0.105, of one sign for all samples at a place: sums that cancel would show rounding, not mistakes."""
+    """Numbers of 0.005 to 0.105, of one sign for all samples at a place: sums that cancel would show rounding only."""
     signs = torch.randint(0, 2, shape[1:], generator=generator) * 2 - 1
     return (torch.rand(shape, generator=generator) + 0.05) * 0.1 * signs
 
 
 def distance(out: Tensor, reference: Tensor) -> float:
-    """|out - reference| / |reference|; not a number is infinitely far."""
+    """|out - reference| / |reference|; infinite if it is not a number."""
     off = float((out - reference).norm() / reference.norm())
     return float("inf") if math.isnan(off) else off
 

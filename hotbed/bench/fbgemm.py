@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched embedding in its five GPU ways and on the CPU, set up as its authors advise.
+"""FBGEMM's table-batched embedding in its five GPU modes and on the CPU, set up as its authors recommend.
 
 hbm                    every row in device memory
 lru_managed            a cache under LRU, the other rows in managed memory
@@ -24,7 +24,20 @@ from hotbed.bench.workload import FlatIds, Workload
 from hotbed.errors import ConfigError
 
 
-class FbgemmSystem:
+class Peer:
+    """A system that counts nothing and has no files."""
+
+    def counts(self) -> None:
+        return None
+
+    def tier_counts(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+class FbgemmSystem(Peer):
     """One SplitTableBatchedEmbeddingBagsCodegen."""
 
     def __init__(self, setting: Setting, way: str) -> None:
@@ -49,15 +62,6 @@ class FbgemmSystem:
     def weights(self) -> list[Tensor]:
         self._module.flush()
         return [weight.detach().clone().cpu() for weight in self._module.split_embedding_weights()]
-
-    def counts(self) -> None:
-        return None
-
-    def tier_counts(self) -> None:
-        return None
-
-    def close(self) -> None:
-        pass
 
     def _prefetched(self, flat: list[FlatIds]) -> Iterator[Tensor]:
         main: torch.cuda.Stream = torch.cuda.current_stream()

@@ -1,6 +1,6 @@
 """The same work in several processes, each a rank with its part of every batch, on this machine.
 
-On a GPU of their own ranks speak over NCCL; ranks that share one, and those on a CPU, over Gloo.
+Ranks with a GPU of their own use NCCL; ranks that share one, and those on a CPU, use Gloo.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from hotbed.host.threads import num_cores
 
 
 class BrokenRankError(Exception):
-    """What a rank raised; its trace is the message."""
+    """An error of a rank; the message is its traceback."""
 
 
-class Answer(NamedTuple):
-    """Of one rank."""
+class RankAnswer(NamedTuple):
+    """The result of one rank."""
 
     result: Any = None
-    refusal: ConfigError | BudgetError | None = None  # a setting that cannot be had
+    refusal: ConfigError | BudgetError | None = None  # a setting that is not possible
     trace: str = ""
 
 
 def in_ranks(work: Callable[[Setting, str], Any], setting: Setting, name: str) -> list[Any]:
-    """work(setting, name) in every rank of the setting; `work` is a function of a module."""
+    """work(setting, name) in every rank of the setting; `work` is a module-level function."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="hotbed-bench-") as folder:
         pipes, processes = [], []
@@ -61,9 +61,9 @@ def _answers(pipes: list[Connection]) -> list[Any]:
             assert isinstance(ready, Connection)
             rank = waiting.pop(ready)
             try:
-                answer: Answer = ready.recv()
+                answer: RankAnswer = ready.recv()
             except EOFError:
-                raise BrokenRankError(f"rank {rank} ended without a word") from None
+                raise BrokenRankError(f"rank {rank} ended without an answer") from None
             if answer.refusal is not None:
                 raise answer.refusal
             if answer.trace:
@@ -85,12 +85,12 @@ def _rank(
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl" if setting.ranks <= count else "gloo"
         dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=setting.ranks)
-        answer = Answer(work(replace(setting, device=device), name))
+        answer = RankAnswer(work(replace(setting, device=device), name))
         dist.barrier()  # a rank that leaves early breaks what others are still doing
     except (ConfigError, BudgetError) as error:
-        answer = Answer(refusal=error)
+        answer = RankAnswer(refusal=error)
     except BaseException:
-        answer = Answer(trace=traceback.format_exc())
+        answer = RankAnswer(trace=traceback.format_exc())
     pipe.send(answer)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""One measurement as a CSV row: what was measured, the figures, and the hardware, versions and commit behind them."""
+"""One measurement as a CSV row: setting, figures, hardware, versions and commit."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Result(NamedTuple):
     rule: str
     setting: Setting
     timing: Timing
-    peak_bytes: int  # on the device, above what all systems share: ids, gradient or MLP
+    peak_bytes: int  # on the device, in addition to what all systems share: ids, gradient or MLP
     step_bytes: float  # the fewest a step of the embedding must move
     copy_speed: float  # bytes per second, this device's limit
-    baseline: str = ""  # the system that `ratio` is to
+    baseline: str = ""  # the system that `ratio` is relative to
     ratio: float | None = None  # of the medians; below 1 is faster than the baseline
 
     @property
@@ -46,11 +46,11 @@ class Result(NamedTuple):
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Needed bytes over time; with an MLP behind it the time is not the embedding's."""
+        """Needed bytes divided by time; None with an MLP, whose time is included."""
         return None if self.setting.dense else self.step_bytes / self.ms * 1e3
 
     def row(self) -> dict[str, object]:
-        """Names and values of a CSV row, all but where it was measured."""
+        """Names and values of a CSV row, without the environment."""
         one, timing = self.setting, self.timing
         counts = timing.counts_per_step
         per_s = self.bytes_per_s
@@ -113,7 +113,7 @@ def _rounded(value: float | None, digits: int) -> float | str:
 
 
 class CsvFile:
-    """Appends rows one by one, so that a run that is cut off keeps what it has measured."""
+    """Appends rows one by one, so that an interrupted run keeps its measurements."""
 
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
         self._path, self._columns = path, list(columns)
@@ -138,7 +138,7 @@ class CsvFile:
 
 
 def environment(device: torch.device) -> dict[str, object]:
-    """Where a number comes from."""
+    """The environment of a measurement."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "cores": os.cpu_count(),

@@ -1,4 +1,4 @@
-"""What one line of the benchmark is about, for every system."""
+"""The settings of one line of the benchmark, for every system."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Setting:
         None  # share of the rows in memory below hotbed's cache, the others in files; None: all in memory
     )
     ssd_folder: str = ""  # of these files
-    ranks: int = 0  # processes that hotbed's rows are spread over; 0: no ranks
+    ranks: int = 0  # processes that hotbed's rows are sharded over; 0: no ranks
     cold: bool = False  # no row was written before the first step
     policy: str | None = None  # hotbed's; None: its default
     window: int | None = None
@@ -48,7 +48,7 @@ class Setting:
 
     @property
     def bag_sizes(self) -> tuple[int, ...]:
-        """Ids of one sample by table: how many, or how many on average."""
+        """Ids of one sample by table, exact or on average."""
         if self.ids in ("bags", "varying"):
             return tuple(islice(cycle(MLPERF_BAGS), len(self.rows)))
         return (1,) * len(self.rows)

@@ -1,4 +1,4 @@
-"""The systems by name: what each is, where it runs, what it needs, and how it is built. hotbed's and torch's are here."""
+"""The systems by name: description, devices, requirements, and how to build them. hotbed's and torch's are here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import hotbed
-from hotbed.bench.fbgemm import FbgemmSystem
+from hotbed.bench.fbgemm import FbgemmSystem, Peer
 from hotbed.bench.setting import EPS, LR, Setting
 from hotbed.bench.workload import Workload, id_of_row, offsets_of, values_of
 from hotbed.cache import BYTES_PER_SLOT, CacheCounts
@@ -89,14 +89,14 @@ class HotbedSystem:
 
 
 class CachedSystem(HotbedSystem):
-    """A share of the rows on the device, every batch waiting for its own copies."""
+    """A share of the rows on the device; every batch waits for its own copies."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting, **_budgets(setting), **({"policy": setting.policy} if setting.policy else {}))
 
 
 class PrefetchedSystem(CachedSystem):
-    """The same with copies under way while earlier batches train."""
+    """The same with copies in flight while earlier batches train."""
 
     def vectors(self, workload: Workload) -> Iterator[Vectors]:
         one = self._setting
@@ -115,7 +115,7 @@ def _budgets(setting: Setting) -> dict[str, Any]:
     """The arguments of tables behind a cache; the rows of ranks are divided, and so are their bytes."""
     rows = -(-sum(setting.rows) // max(1, setting.ranks))
     record = layout_of(setting.dim, _optimizer(setting)).width * 4
-    if setting.ids == "dynamic":  # their rows have no number of which a cache could be a share
+    if setting.ids == "dynamic":  # they have no number of rows, so a cache cannot be a share
         return {"hbm": round(setting.cache * rows * (record + BYTES_PER_SLOT))}
     if setting.ssd is None:
         return {"cache": setting.cache}
@@ -124,7 +124,7 @@ def _budgets(setting: Setting) -> dict[str, Any]:
 
 
 def _write_all_rows(tables: hotbed.EmbeddingTables, setting: Setting) -> None:
-    """What a run that has seen all its ids looks like: every row below the cache is written, and none is created any more."""
+    """The state of a run that has seen all its ids: every row below the cache is written, and none is created any more."""
     if setting.ids == "dynamic":
         ids = (id_of_row(torch.arange(rows)).sort().values for rows in setting.rows)
         tables.load_rows(part for name, some in zip(tables.tables, ids) for part in _first_rows(tables, name, some))
@@ -147,11 +147,11 @@ def _first_rows(tables: hotbed.EmbeddingTables, name: str, ids: Tensor) -> Itera
         yield RowPart(name, some, {"weight": group.first(name, some)["weight"]})
 
 
-class TorchSystem:
+class TorchSystem(Peer):
     """Every row on the device. torch has no row-wise Adagrad; its sparse SGD, which does less, stands in."""
 
     def __init__(self, setting: Setting) -> None:
-        # as is the default; said aloud, torch does not warn of it
+        # the default, set explicitly so that torch does not warn
         torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
         self._bags = nn.ModuleList(_bag(n, setting) for n in setting.rows)
         parameters = list(self._bags.parameters())
@@ -177,15 +177,6 @@ class TorchSystem:
 
     def weights(self) -> list[Tensor]:
         return [parameter.detach().clone().cpu() for parameter in self._bags.parameters()]
-
-    def counts(self) -> None:
-        return None
-
-    def tier_counts(self) -> None:
-        return None
-
-    def close(self) -> None:
-        pass
 
 
 def _bag(rows: int, setting: Setting) -> nn.EmbeddingBag:
@@ -228,8 +219,8 @@ class Kind(NamedTuple):
     about: str
     make: Callable[[Setting], System]
     devices: tuple[str, ...]
-    holds: Holds  # where all rows are, beside those a cache keeps on the device
-    needs: str = ""  # a module that must be there
+    holds: Holds  # where all rows are, apart from those in a cache on the device
+    needs: str = ""  # a module that must be installed
 
 
 def _fbgemm(way: str, about: str, holds: Holds, device: str = "cuda") -> Kind:
@@ -252,13 +243,13 @@ KINDS = {
     "hotbed-cached-plain": Kind("the same cache in a plain loop", CachedSystem, _BOTH, "host"),
 }
 OURS = ("hotbed-hbm", "hotbed-cached", "hotbed-cached-plain")
-BASELINES = {"cuda": "fbgemm-hbm", "cpu": "fbgemm-cpu"}  # what ratios are to
+BASELINES = {"cuda": "fbgemm-hbm", "cpu": "fbgemm-cpu"}  # what ratios are relative to
 EXACT_TWIN = {"hotbed-cached": "hotbed-hbm", "hotbed-cached-plain": "hotbed-hbm"}  # rows must be equal to the bit
 
 
 @contextmanager
-def built(name: str, setting: Setting) -> Iterator[System]:
-    """A system, with a folder of its own for files where it has some; both are gone afterwards."""
+def open_system(name: str, setting: Setting) -> Iterator[System]:
+    """A system, with a temporary folder for its files if it has some; both are removed afterwards."""
     if setting.ssd is None:
         yield KINDS[name].make(setting)
         return
@@ -272,7 +263,7 @@ def built(name: str, setting: Setting) -> Iterator[System]:
 
 
 def choose_systems(names: Sequence[str], device: torch.device) -> list[str]:
-    """The systems asked for, the baseline first; none asked for: all that run on this device."""
+    """The systems of these names, the baseline first; without names, all that run on this device."""
     fitting = [name for name, kind in KINDS.items() if device.type in kind.devices]
     unknown = [name for name in names if name not in KINDS]
     elsewhere = [name for name in names if name in KINDS and name not in fitting]
@@ -283,8 +274,8 @@ def choose_systems(names: Sequence[str], device: torch.device) -> list[str]:
     return [name for name in fitting if not names or name in names]
 
 
-def missing(name: str) -> str | None:
-    """Why a system cannot be had on this machine, in one line."""
+def why_missing(name: str) -> str | None:
+    """Why a system is not available on this machine, in one line."""
     needs = KINDS[name].needs
     if not needs:
         return None
@@ -299,14 +290,14 @@ def missing(name: str) -> str | None:
     return None
 
 
-def no_room(name: str, setting: Setting) -> str | None:
-    """Why the rows do not fit, where that is known beforehand.
+def why_no_room(name: str, setting: Setting) -> str | None:
+    """Why the rows do not fit, if that is known beforehand.
 
     Managed memory beyond what the device has free can hang it, so that counts as device memory too.
     """
     holds = KINDS[name].holds
     if holds == "host" and setting.device.type == "cuda":
-        return None  # a virtual machine may grow its memory on demand, so what it shows as free is no limit
+        return None  # a virtual machine may grow its memory on demand, so its free memory is not a limit
     free = available_memory(setting.device)
     if free is None or setting.table_bytes < free:
         return None
@@ -314,6 +305,6 @@ def no_room(name: str, setting: Setting) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The class of an error and the first line of what it says."""
+    """The class of an error and the first line of its message."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__

@@ -1,8 +1,11 @@
-"""Wall clock per step, over groups of steps, and what happened meanwhile.
+"""Wall-clock time per step, over groups of steps, with counters.
 
-The device is waited for at the end of a group only, and of the device only the stream that trains: a pipeline goes on fetching
-while the clock is read. For the same reason there are more batches than timed steps: a pipeline that sees the end of its
-input has nothing left to fetch, which no long run would show.
+The clock waits for the device at the end of a group only, and only for the training stream: a pipeline continues fetching while
+the clock is read. For the same reason there are more batches than timed steps: a pipeline at the end of its input has nothing
+left to fetch, unlike in a long run.
+
+`BusyClock`: how long a GPU works: the time in which at least one kernel or copy runs on it, by torch's profiler. A step that
+takes longer than its GPU works waits for the host.
 """
 
 from __future__ import annotations
@@ -10,14 +13,17 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
-from hotbed.bench.busy import BusyClock
 from hotbed.bench.setting import Setting
 from hotbed.bench.systems import System, Vectors
 from hotbed.bench.workload import Workload
@@ -34,6 +40,7 @@ COUNTED = (
 
 
 Counts = tuple[CacheCounts | None, TierCounts | None]
+Span = tuple[float, float]  # start, end
 
 
 class Timing(NamedTuple):
@@ -41,12 +48,12 @@ class Timing(NamedTuple):
 
     ms_of_group: list[float]  # a step's milliseconds in each group
     counts_per_step: dict[str, float]  # empty without a cache
-    stall_share: float | None  # of the time, the training stream waited for a window's rows
-    gpu_ms: float | None = None  # of a step, some kernel or copy ran on the GPU; None on a CPU
-    memory_share: float | None = None  # of the rows that the cache missed, memory had so many; None without an ssd
+    stall_share: float | None  # share of the time in which the training stream waited for a window's rows
+    gpu_ms: float | None = None  # time of a step in which a kernel or copy ran on the GPU; None on a CPU
+    memory_share: float | None = None  # share of the missed rows that memory had; None without an ssd
 
     def quantile(self, tenths: int) -> float:
-        """Milliseconds that `tenths` of ten groups stay under."""
+        """The quantile of the groups' milliseconds, in tenths."""
         if len(self.ms_of_group) == 1:
             return self.ms_of_group[0]
         return statistics.quantiles(self.ms_of_group, n=10, method="inclusive")[tenths - 1]
@@ -57,7 +64,7 @@ class Timing(NamedTuple):
 
 
 class DensePart:
-    """What comes after the lookup: a given gradient, or four layers of an MLP in bf16 with SGD."""
+    """The rest of a step after the lookup: a given gradient, or four layers of an MLP in bf16 with SGD."""
 
     def __init__(self, setting: Setting) -> None:
         torch.manual_seed(0)
@@ -98,13 +105,13 @@ class DensePart:
 
 
 def batches_needed(setting: Setting) -> int:
-    """Warm-up and timed steps, and what a pipeline reads ahead of the last of them."""
+    """Warm-up and timed steps, and the read-ahead of a pipeline beyond the last of them."""
     steps = setting.warmup + max(setting.steps, PROFILED)
     return steps + (setting.look_ahead or 32) + 3 * (setting.window or 8)
 
 
 def time_steps(system: System, setting: Setting, workload: Workload, behind: DensePart) -> Timing:
-    """Warm up, then time `steps` steps in groups; the pipeline runs on behind the last one until it is closed."""
+    """Warm up, then time `steps` steps in groups; the pipeline runs until it is closed after the last one."""
     marks: list[float] = []
     before: Counts = (None, None)
     after: Counts = (None, None)
@@ -120,11 +127,11 @@ def time_steps(system: System, setting: Setting, workload: Workload, behind: Den
                 marks.append(time.perf_counter())
             if done == setting.steps:
                 after = system.counts(), system.tier_counts()
-                # the training step's loss is the mean of a free output: it falls for ever, under Adam beyond all numbers
+                # with an MLP the loss is the mean of a free output: it falls without bound, under Adam to -inf
                 if not setting.dense and not _is_finite(out):
                     raise ArithmeticError("vectors are not finite after training")
                 break
-            del out  # its memory serves the next lookup
+            del out  # its memory is reused by the next lookup
     milliseconds = [(stop - start) * 1e3 / GROUP for start, stop in itertools.pairwise(marks)]
     if before[0] is None or after[0] is None:
         return Timing(milliseconds, {}, None)
@@ -163,3 +170,53 @@ def _is_finite(out: Vectors) -> bool:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+class BusyClock:
+    """Profiles from `start` to `stop` on CUDA; elsewhere `start` returns False."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._profile: Any = None
+
+    def __enter__(self) -> BusyClock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._profile is not None:  # an error interrupted it
+            self._profile.stop()
+            self._profile = None
+
+    def start(self) -> bool:
+        """Start profiling; whether this device has such a time."""
+        if self._device.type != "cuda":
+            return False
+        torch.cuda.synchronize(self._device)
+        self._profile = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
+        self._profile.start()
+        return True
+
+    def stop(self) -> float:
+        """Milliseconds in which the GPU worked since `start`."""
+        torch.cuda.synchronize(self._device)
+        profiled, self._profile = self._profile, None
+        profiled.stop()
+        return covered(_work(profiled.events())) / 1e3
+
+
+def _work(events: Iterable[Any]) -> Iterator[Span]:
+    """Kernels and copies, in microseconds, without user annotations."""
+    for event in events:
+        if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False):
+            yield event.time_range.start, event.time_range.end
+
+
+def covered(spans: Iterable[Span]) -> float:
+    """The total length that spans cover; overlaps count once."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

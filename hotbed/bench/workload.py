@@ -1,13 +1,13 @@
-"""The ids every system gets: Zipf draws from tables of Criteo-Kaggle's sizes, scattered over the rows.
+"""The ids that every system gets: Zipf draws from tables of Criteo-Kaggle's sizes, scattered over the rows.
 
-Out: the same numbers in two forms, both on the device before anything is timed: table by table with offsets, which FBGEMM
-takes, and as hotbed's loader gives them, a matrix of single ids and a Jagged for every feature of bags. Batches are drawn in
-order from one seed, so a longer run begins with a shorter one's ids.
+The same ids come in two forms, both on the device before anything is timed: table by table with offsets, as FBGEMM takes them,
+and as hotbed's loader gives them, a matrix of single ids and a Jagged for every feature with bags. Batches are drawn in order
+from one seed, so a longer run begins with the ids of a shorter one.
 
     single    one id of every feature
     bags      as many as MLPerf's multi-hot Criteo has, 214 a sample
     varying   0 to twice as many, drawn for every sample: 214 on average
-    dynamic   one id of every feature, 64 bits wide; peers without such ids get the number of its row
+    dynamic   one id of every feature, 64 bits wide; systems without such ids get the number of its row
 
 Shapes: B samples of a batch, F features (one table each), L ids of a batch.
 """
@@ -84,12 +84,12 @@ def make_workload(setting: Setting, count: int, *, seed: int = 0) -> Workload:
 
 
 def id_of_row(rows: Tensor) -> Tensor:
-    """The 64-bit id that stands for a row where ids are dynamic: of all sizes, also below 0."""
+    """The 64-bit id of a row with dynamic ids: of any size, also negative."""
     return rows * _SCATTER
 
 
 def zipf_ids(num_rows: int, count: int, exponent: float, generator: torch.Generator) -> Tensor:
-    """Bounded Zipf ranks, scattered over the rows by a multiplicative permutation: position says nothing about frequency."""
+    """Bounded Zipf ranks, scattered over the rows by a multiplicative permutation: position and frequency are unrelated."""
     uniform = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)
     rank: Tensor = ((float(num_rows) ** (1 - exponent) - 1) * uniform + 1) ** (1 / (1 - exponent))
     rank = (rank.floor().long() - 1).clamp_(0, num_rows - 1)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hotbed.bench.setting import Setting
+from tests.distributed.ranks import _context
 
 
 @pytest.fixture
@@ -26,3 +27,10 @@ def _quick(monkeypatch):
     """Measuring the copy speed and collecting garbage take most of a small run; tests of their own do both."""
     monkeypatch.setattr("hotbed.bench.run.copy_speed", lambda device: 1e10)
     monkeypatch.setattr("hotbed.bench.run._release", lambda: None)
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch):
+    """Ranks that import nothing again; those of test_a_rank_that_refuses_or_breaks_is_told are spawned, as users' are."""
+    _context.set_forkserver_preload(["tests.distributed.ahead"])
+    monkeypatch.setattr("hotbed.bench.ranks.multiprocessing.get_context", lambda kind: _context)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._C._autograd import DeviceType
 
-from hotbed.bench.busy import BusyClock, _work, covered
+from hotbed.bench.timing import BusyClock, _work, covered
 
 
 def test_time_that_spans_share_counts_once():

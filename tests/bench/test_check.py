@@ -8,7 +8,7 @@ import torch
 from hotbed.bench import check as gate
 from hotbed.bench.ranks import BrokenRankError, in_ranks
 from hotbed.bench.setting import OPTIMIZERS
-from hotbed.bench.systems import EXACT_TWIN, KINDS, Kind, missing
+from hotbed.bench.systems import EXACT_TWIN, KINDS, Kind, why_missing
 from hotbed.errors import ConfigError
 from tests.bench.fakes import FakeSystem
 
@@ -25,8 +25,8 @@ def fake(monkeypatch):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", ["hotbed-hbm", "torch", "fbgemm-cpu"])
 def test_right_systems_pass(setting, name, optimizer):
-    if missing(name):
-        pytest.skip(missing(name))
+    if why_missing(name):
+        pytest.skip(why_missing(name))
     if name == "fbgemm-cpu" and optimizer == "adam":
         pytest.skip("FBGEMM has no Adam on the CPU")
     assert gate.check(name, replace(setting, optimizer=optimizer)) is None
@@ -90,8 +90,8 @@ def test_hotbeds_caches_pass_though_they_evict(setting, name, policy, monkeypatc
 @pytest.mark.parametrize("ids", ["bags", "varying", "dynamic"])
 @pytest.mark.parametrize("name", ["hotbed-hbm", "hotbed-cached", "hotbed-cached-plain", "torch", "fbgemm-cpu"])
 def test_every_kind_of_ids_is_checked(setting, name, ids, monkeypatch):
-    if missing(name):
-        pytest.skip(missing(name))
+    if why_missing(name):
+        pytest.skip(why_missing(name))
     made, kind = [], KINDS[name]
     monkeypatch.setitem(KINDS, name, kind._replace(make=lambda small: made.append(kind.make(small)) or made[-1]))
     if (name, ids) == ("hotbed-hbm", "dynamic"):
@@ -125,6 +125,7 @@ def test_rows_on_an_ssd_are_checked_and_leave_no_file(setting, ids, tmp_path, mo
 
 
 @pytest.mark.parametrize(("name", "ids"), [("hotbed-hbm", "varying"), ("hotbed-cached", "single")])
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_are_checked(setting, name, ids):
     assert gate.check(name, replace(setting, ids=ids, ranks=2)) is None
 

@@ -106,6 +106,7 @@ def test_rows_on_an_ssd(tmp_path):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks(tmp_path):
     rows, result = rows_of(tmp_path / "bench.csv", "--systems", "torch,hotbed-cached", "--ranks", "2", "--cache", "0.3")
     assert [row["ranks"] for row in rows] == ["", "2"]
@@ -170,7 +171,7 @@ def test_all_mistakes_at_once():
         "adamw",
         "--dense takes",
         "--cache is a share, above 0 and at most 1, not 2",
-        "--cache takes shares by comma, not x",
+        "--cache takes shares separated by commas, not x",
         "--steps must",
         "--window must",
         "--look-ahead is at most 233",

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.gpu_bars import ANCHOR, BARS, CACHED, FBGEMM, FBGEMM_CACHE, HBM, PARTS, judge, wanted
 from hotbed.bench.results import Result
-from hotbed.bench.run import drawn_from
+from hotbed.bench.run import ids_key
 from hotbed.bench.timing import Timing
 
 FAST = {FBGEMM: 1.0, FBGEMM_CACHE: 1.6, HBM: 0.5, CACHED: 0.9}
@@ -37,7 +37,7 @@ def test_every_setting_is_wanted_with_what_it_is_compared_with():
         assert bar.system in settings[bar.setting]
         assert bar.other[1] in settings[bar.other[0]]
     assert len({bar.about for bar in BARS}) == len(BARS)
-    drawn = [drawn_from(setting) for setting in settings]
+    drawn = [ids_key(setting) for setting in settings]
     assert len(list(itertools.groupby(drawn))) == len(set(drawn))
 
 

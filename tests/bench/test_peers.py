@@ -2,19 +2,17 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.peers.__main__ import Point, Run, judge, middle
+from benchmarks.peers.__main__ import Line, Point, Run, judge, middle, write_plot
 from benchmarks.peers.job import Clock, Job
-from benchmarks.peers.plot import Line, write_plot
 from benchmarks.peers.settings import SETTINGS
 from hotbed.data.dataset import Dataset
 from hotbed.data.prepare.prepare import prepare
+from tests.fresh import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,8 +71,7 @@ def test_hotbed_trains_what_a_job_says(model, tmp_path):
     folder.mkdir()
     job.save(folder)
     assert Job.load(folder) == job
-    command = [sys.executable, "-m", "benchmarks.peers.run_hotbed", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = run_python("from benchmarks.peers.run_hotbed import main; main()", folder, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     points = json.loads((folder / "done.json").read_text())["points"]
     assert [point["step"] for point in points] == list(range(job.eval_every, points[-1]["step"] + 1, job.eval_every))

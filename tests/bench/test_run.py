@@ -8,7 +8,7 @@ import pytest
 from hotbed.bench import run as bench_run
 from hotbed.bench.results import Result
 from hotbed.bench.run import Skip, _release, run
-from hotbed.bench.systems import BASELINES, KINDS, Kind, choose_systems, missing
+from hotbed.bench.systems import BASELINES, KINDS, Kind, choose_systems, why_missing
 from hotbed.errors import ConfigError
 from tests.bench.fakes import FakeSystem
 
@@ -82,7 +82,7 @@ def test_a_library_that_cannot_be_loaded_is_one_line(monkeypatch, tmp_path, fake
     (tmp_path / "half_installed.py").write_text("raise OSError('libcudart.so.13: not found\\nmore')")
     monkeypatch.syspath_prepend(tmp_path)
     fake("half", needs="half_installed")
-    assert missing("half") == "half_installed: cannot be imported (OSError: libcudart.so.13: not found)"
+    assert why_missing("half") == "half_installed: cannot be imported (OSError: libcudart.so.13: not found)"
 
 
 def test_systems_are_chosen_by_device_with_the_baseline_first(setting):

@@ -6,29 +6,94 @@ plan        hotbed plan FOLDER/data --cache 0.015
 train       hotbed train --data FOLDER/data --cache 0.015 --checkpoint-every N --out FOLDER/run
 
 With --kill, prepare and train are each killed once with SIGKILL, halfway and after a checkpoint, and the same is typed again
-(for train: `hotbed train --resume FOLDER/run`). Prints times, the most memory of every stage, the test AUC beside the best
-possible one, and a verdict: all stages ended, prepare took at most 2 GiB, no stage more than --memory, the AUC is within --gap
-of the best. Stages that are done are noted in FOLDER/stages.jsonl and not repeated, so that this program can itself be stopped
-and started. A batch takes more than 1.5 % of the rows where there are few: try it with --rows 1000000 --cache 0.05.
+(for train: `hotbed train --resume FOLDER/run`). Prints times, the most memory of every stage, the test AUC compared with the
+best possible one, and a verdict: all stages ended, prepare took at most 2 GiB, no stage more than --memory, the AUC is within
+--gap of the best. Stages that are done are noted in FOLDER/stages.jsonl and not repeated, so that this program can itself be
+stopped and started. A batch takes more than 1.5 % of the rows where there are few: try it with --rows 1000000 --cache 0.05.
+
+Commands run in a process group of their own. Memory is what all processes of the group have resident, shared pages divided
+among them, looked at twice a second.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.end_to_end.watched import run_watched, size_of
 from benchmarks.results_file import append_rows
 from hotbed.data.synthetic import SHAPES, make_log, other_rows
 from hotbed.data.synthetic.write import CHANCE_BINS, bin_chances, binned_auc
+
+BETWEEN_LOOKS = 0.5  # seconds
+
+
+class CommandEnd(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    seconds: float
+    peak: int  # bytes
+    killed: bool
+
+
+def run_watched(command: Sequence[str], log: Path, kill_when: Callable[[], bool] | None = None) -> CommandEnd:
+    """Run to the end, or until `kill_when` says so: then SIGKILL to the whole group. The output is appended to `log`."""
+    began, peak, killed = time.perf_counter(), 0, False
+    with log.open("ab") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            while not killed:
+                try:
+                    process.wait(BETWEEN_LOOKS)
+                    break
+                except subprocess.TimeoutExpired:
+                    peak = max(peak, resident(process.pid))
+                    killed = kill_when is not None and kill_when()
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return CommandEnd(process.returncode, time.perf_counter() - began, peak, killed)
+
+
+def resident(group: int) -> int:
+    """Bytes that the processes of a group have in memory."""
+    total = 0
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal():
+            continue
+        try:
+            if os.getpgid(int(entry)) == group:
+                lines = Path("/proc", entry, "smaps_rollup").read_text().splitlines()
+                total += next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        except (OSError, StopIteration):  # it ended meanwhile
+            continue
+    return total
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder; 0 where there is none."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(root, name)).st_size
+            except FileNotFoundError:  # renamed or removed meanwhile
+                continue
+    return total
+
 
 DAYS = 24
 SLICE = 1 << 19
@@ -154,7 +219,7 @@ def run_stages(course: Course, asked: argparse.Namespace) -> None:
 
 
 def train_rows(rows: int) -> int:
-    """What stands behind the colon of the name, so that all splits together have so many rows."""
+    """The number after the colon of the name, so that all splits together have that many rows."""
     train = rows * 10 // 12
     while train + 2 * other_rows(train) < rows:
         train += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -21,15 +22,18 @@ FIRST = (
     # It compiles most kernels. Ranks and killed runs come later: what is not there, each of them compiles for itself.
     "train/test_dynamic_run.py",
     # Meanwhile, what needs none of these.
-    "test_wheel.py",
     "ops/test_compile_kernels.py",
+    "host/test_threads.py",
     "test_site.py",
+    "data/test_malformed.py",
     # The other kernels.
     "train/test_cached_run.py",
     "checkpoint/test_tables.py",
     "checkpoint/test_dynamic.py",
     "train/test_build.py",
-    # Files of half a minute and more: none of them comes last.
+    # It takes what is compiled so far.
+    "test_wheel.py",
+    # Long files: none of them comes last.
     "faults/test_walk.py",
     "laws/test_cache_invisible.py",
     "laws/test_dynamic_invisible.py",
@@ -46,13 +50,19 @@ FIRST = (
     "golden/test_golden.py",
     "interop/test_compile.py",
     "cli/test_verify.py",
-    "data/test_prepare_restart.py",
     "scorer/test_update.py",
     "cache/test_victims.py",
     "pipeline/test_recorded_bags.py",
+    "export/test_scores.py",
+    "cli/test_train.py",
+    "bench/test_check.py",
+    "forecast/test_real_traces.py",
+    "tables/test_snapshot_ids.py",
+    "train/test_storage_lines.py",
 )
 
-os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / f"numba-{kernel_digest(ROOT / 'hotbed')}"))
+if "NUMBA_CACHE_DIR" not in os.environ:  # processes that take a share of the tests are told by the one that starts them
+    os.environ["NUMBA_CACHE_DIR"] = str(ROOT / ".cache" / f"numba-{kernel_digest(ROOT / 'hotbed')}")
 
 # Batches of the tests are so small that threads only wait for each other: 2 to 3 s of processor time with one, 7 with two.
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
@@ -85,6 +95,12 @@ def real_data() -> Path:
     if not (directory / "criteo_60k.tsv.xz").exists():
         pytest.skip(f"real data is not in {directory}; set HOTBED_DATA")
     return directory
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all that they import stay for good: the collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -26,13 +26,14 @@ def kernel_digest(package: Path) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def importers_of(package: Path, path: Path) -> set[Path]:
-    """The files whose kernels may be made of this one: itself, and all that import it, however far away."""
+def importers_of(package: Path, path: Path, most: int | None = None) -> set[Path]:
+    """The files whose kernels may be made of this one: itself, and all that import it, `most` steps away or however far."""
     sources = {_module(package, one): one for one in package.rglob("*.py")}
     imports = {name: _imports(one, sources) for name, one in sources.items()}
     found, wanted = set[str](), {_module(package, path)}
-    while wanted:
+    while wanted and most != -1:
         found |= wanted
+        most = None if most is None else most - 1
         wanted = {name for name, imported in imports.items() if imported & wanted} - found
     return {sources[name] for name in found}
 

@@ -7,12 +7,15 @@ Blocks of one page run in order, in one folder. A block that cannot run here say
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.fresh import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -37,7 +40,32 @@ def commands_of(block):
     """Lines after `$ ` where there are such, else all: the rest is output."""
     lines = block.text.splitlines()
     typed = [line[2:] for line in lines if line.startswith("$ ")]
-    return "\n".join(["set -e", *(typed or lines)])
+    return typed or lines
+
+
+HOTBED = "import sys; from hotbed.cli import main; main(sys.argv[1:])"
+
+
+def plain_words(command):
+    """What follows `hotbed` in a command that needs no shell; None where it is another one."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words = list(lexer)
+    needs_shell = set(command) & set("$`*?~\\") or any(not set(word) - set("();<>|&") for word in words)
+    return None if needs_shell or words[:1] != ["hotbed"] else words[1:]
+
+
+def run_commands(commands, environment):
+    """As a shell does, until one fails."""
+    plain = [plain_words(command) for command in commands]
+    if None in plain:
+        shell = ["bash", "-c", "\n".join(["set -e", *commands])]
+        return subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    for words in plain:
+        done = run_python(HOTBED, *words, env=environment)
+        if done.returncode:
+            break
+    return done
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -52,8 +80,7 @@ def test_blocks_run(page, tmp_path, monkeypatch):
         if block.kind == "python":
             exec(compile(block.text, f"{page.name} block {number}", "exec"), names)
             continue
-        shell = ["bash", "-c", commands_of(block)]
-        done = subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        done = run_commands(commands_of(block), environment)
         how = "Mend it, or say why it cannot run here: <!-- not run: REASON --> in the line before the block."
         assert done.returncode == 0, f"{page.name} block {number}: {block.text}\n{done.stdout}{done.stderr}\n{how}"
 
@@ -66,7 +93,19 @@ def test_a_block_with_a_reason_is_not_run_and_others_are():
         Block("python", "1\n", None),
         Block("console", "$ ls\nx y\n", None),
     ]
-    assert commands_of(found[2]) == "set -e\nls"
+    assert commands_of(found[2]) == ["ls"]
+
+
+def test_commands_that_need_a_shell_have_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert plain_words("hotbed train --multi 'a:|' --out x  # a word") == ["train", "--multi", "a:|", "--out", "x"]
+    for command in ("hotbed top x | head", "hotbed top x > y", "hotbed top $x", "ls", "hotbed --help; ls"):
+        assert plain_words(command) is None
+    assert run_commands(["x=1", "echo $x"], os.environ).stdout == "1\n"
+    assert run_commands(["false", "echo 1"], os.environ).returncode == 1
+    failed = run_commands(["hotbed top nothing", "hotbed --version"], os.environ)
+    assert failed.returncode == 2
+    assert "nothing" in failed.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

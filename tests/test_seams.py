@@ -1,6 +1,7 @@
 """Callers ask a group, a keyspace, a residency or a store; which kind it is stays inside its room."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,13 @@ def private_reaches(tree: ast.AST):
             yield node.lineno, f"{name}.{node.attr}"
 
 
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
 def found_in(paths, check):
-    return [f"{path.relative_to(PACKAGE)}: {one}" for path in paths for one in check(ast.parse(path.read_text()))]
+    return [f"{path.relative_to(PACKAGE)}: {one}" for path in paths for one in check(parsed(path))]
 
 
 def test_nobody_outside_asks_for_a_kind():

@@ -31,7 +31,6 @@ from hotbed.parallel.shard_front import TYPES, FrontContext, TrafficType
 from hotbed.tables.keyed import KeyedJagged
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
-from hotbed.tables.torch_hooks import eager
 from hotbed.types import Jagged
 
 _LOG = logging.getLogger("hotbed.parallel")
@@ -97,18 +96,15 @@ class ShardedTables(EmbeddingTables):
         self.ranks = RankExchange(self, FrontContext(mesh, order, self.ownership), sharing)
         self.exchange = self.ranks
 
-    @eager
-    def forward(
-        self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None = None
+    def _looked_up(
+        self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None
     ) -> Tensor | dict[str, Tensor]:
-        """Look up this rank's part of a batch; see EmbeddingTables."""
+        """The vectors of this rank's part of a batch; see EmbeddingTables."""
         if self.ranks is None:
-            return super().forward(ids, bags)
-        if self.accumulation is not None and torch.is_grad_enabled() and self.learns:
-            return self._accumulated(ids, bags)
+            return super()._looked_up(ids, bags)
         self.ranks.begin_call(trains=torch.is_grad_enabled() and self.learns)
         try:
-            return super().forward(ids, bags)
+            return super()._looked_up(ids, bags)
         except BaseException as error:
             self.ranks.refuse_call(error)
             raise

@@ -2,7 +2,8 @@
 
 A batch is looked up without learning, and its vectors are leaves of the graph that collect their gradient. `step` is one
 training step on all of them, one after the other: the same lookups, sums and updates as those of one larger batch, to the bit,
-whatever holds the rows. The price is that every batch is looked up twice.
+whatever holds the rows. The price is that every batch is looked up twice, and that its ids are copied: a loader may fill the
+same tensors again before the step.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class Part:
                     return False
         return True
 
+    def forget(self) -> None:
+        """Drop the gradients: one that comes through this graph later begins anew."""
+        for leaf in self.leaves.values():
+            leaf.grad = None
+
 
 class _Seen(torch.autograd.Function):
     """What the user sees of a leaf: the same numbers, which may be changed in place; torch refuses that of leaves and views."""
@@ -60,6 +66,7 @@ class Accumulation:
     def __init__(self) -> None:
         self._count = 0
         self.parts: dict[int, Part] = {}
+        self.is_over = False  # by accumulate(False)
 
     def collect(self, given: BatchInputs, out: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
         """The vectors of a batch, as leaves; the batch waits from its first gradient on."""
@@ -71,7 +78,7 @@ class Accumulation:
         named = out if isinstance(out, dict) else {"": out}
         leaves = {name: one.detach().requires_grad_() for name, one in named.items()}
         self._count += 1
-        part = Part(self._count, given, leaves)
+        part = Part(self._count, _copy_of(given), leaves)
         for leaf in leaves.values():
             hook: Any = leaf.register_post_accumulate_grad_hook
             hook(lambda _: self._arrive(part))
@@ -79,6 +86,11 @@ class Accumulation:
         return seen if isinstance(out, dict) else seen[""]
 
     def _arrive(self, part: Part) -> None:
+        if self.is_over:
+            raise HotbedError(
+                "a gradient came for a batch that was looked up before accumulate(False), and no step() will move its rows; "
+                "call backward before accumulate(False), or call the tables again after it"
+            )
         self.parts[part.number] = part
         part.scaled = part.scaled or scaled_pass(-1)
 
@@ -89,7 +101,8 @@ class Accumulation:
 
     def forget(self) -> None:
         """Drop all gradients."""
-        self.parts.clear()
+        for part in self.take():
+            part.forget()
 
     def give_back(self, parts: Sequence[Part]) -> None:
         """Let batches wait again that a step was refused for."""
@@ -103,6 +116,15 @@ class Accumulation:
 
     def _in_order(self) -> list[Part]:
         return [self.parts[number] for number in sorted(self.parts)]
+
+
+def _copy_of(given: BatchInputs) -> BatchInputs:
+    """The same ids in memory of their own."""
+    bags = {
+        name: Jagged(*(part if part is None else part.clone() for part in bag))  # type: ignore[arg-type]
+        for name, bag in given.bags.items()
+    }
+    return given._replace(matrix=given.matrix.clone(), bags=bags)
 
 
 def joined(

@@ -33,7 +33,7 @@ from hotbed.optim.schedules import as_factor, as_schedule
 from hotbed.sizing.budget import Budgets, rooms_of
 from hotbed.sizing.fit import sizes_of
 from hotbed.store.counts import TierCounts, Tiers, TierSizes
-from hotbed.tables.accumulation import Accumulation, gradients, joined
+from hotbed.tables.accumulation import Accumulation, Part, gradients, joined
 from hotbed.tables.autograd import SCALED_RANKS, Call, Front, LookUp, Step
 from hotbed.tables.exchange import Exchange, LocalExchange
 from hotbed.tables.group.cached import CachedRows
@@ -228,6 +228,12 @@ class EmbeddingTables(nn.Module):
         """
         if self.accumulation is not None and torch.is_grad_enabled() and self.learns:
             return self._accumulated(ids, bags)
+        return self._looked_up(ids, bags)
+
+    def _looked_up(
+        self, ids: Tensor | Mapping[str, Tensor | Jagged] | KeyedJagged, bags: Mapping[str, Jagged] | None
+    ) -> Tensor | dict[str, Tensor]:
+        """The vectors of a batch; their gradient moves rows, if rows learn."""
         refuse_tracing()
         with self.changes.lock:
             planned = self.ownership.find(ids, bags)
@@ -286,9 +292,12 @@ class EmbeddingTables(nn.Module):
             raise HotbedError(
                 "gradients wait for tables.step(); call it, or tables.zero_grad(), before accumulate(False)"
             )
+        if not mode and self.accumulation is not None:
+            self.accumulation.is_over = True
         self.accumulation = (self.accumulation or Accumulation()) if mode else None
         return self
 
+    @eager
     def step(self) -> bool:
         """Move rows by the gradients that were collected since the last step; whether there were any.
 
@@ -296,25 +305,37 @@ class EmbeddingTables(nn.Module):
         """
         if self.accumulation is None:
             raise HotbedError("rows move in backward; tables.accumulate() lets step() move them instead")
-        parts = self.accumulation.take()
-        if not parts and not self.is_shared:
+        accumulation = self.accumulation
+        if not accumulation.parts and not self.is_shared:
             return False
-        if self.is_shared and any(part.scaled is not None for part in parts):
+        if not self.learns:
+            raise HotbedError(
+                "gradients wait, and tables.eval() or requires_grad_(False) keeps rows as they are: call tables.train() or "
+                "tables.requires_grad_(True) before tables.step(), or drop the gradients with tables.zero_grad()"
+            )
+        if self.is_shared and any(part.scaled is not None for part in accumulation.parts.values()):
             raise HotbedError(SCALED_RANKS)
+        parts, before, is_done = accumulation.take(), self.num_updates, False
+        try:
+            is_moved = self._step_on(parts)
+            is_done = True
+        finally:
+            if is_done or self.num_updates > before:
+                for part in parts:
+                    part.forget()
+            else:  # refused, and no row has moved
+                accumulation.give_back(parts)
+        return is_moved
+
+    def _step_on(self, parts: list[Part]) -> bool:
+        """One training step on all these batches, unless one overflowed. Hooks do not see it: they have seen each of them."""
         unscaled = [part.unscale(self) for part in parts]  # of all, so that the scaler knows
         if not all(unscaled):
             return False
-        accumulation, self.accumulation = self.accumulation, None
-        try:
-            names = [feature.name for feature in self.features]
-            nothing = partial(torch.empty, 0, len(names), dtype=torch.int64, device=self.device)
-            with torch.enable_grad():
-                out = self(*joined(parts, names, nothing))
-        except BaseException:
-            accumulation.give_back(parts)
-            raise
-        finally:
-            self.accumulation = accumulation
+        names = [feature.name for feature in self.features]
+        nothing = partial(torch.empty, 0, len(names), dtype=torch.int64, device=self.device)
+        with torch.enable_grad():
+            out = self._looked_up(*joined(parts, names, nothing))
         vectors, grads = zip(*gradients(parts, out))
         torch.autograd.backward(vectors, grads)
         return bool(parts)
@@ -338,7 +359,7 @@ class EmbeddingTables(nn.Module):
         assert self.accumulation is not None
         given = read_inputs(self.features, ids, bags, self.device)
         with torch.no_grad():
-            out = self.forward(ids, bags)
+            out = self._looked_up(ids, bags)
         return self.accumulation.collect(given, out)
 
     @property

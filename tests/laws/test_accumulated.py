@@ -158,6 +158,83 @@ def test_gradients_of_two_passes_through_one_batch_add_up():
     assert torch.allclose(tables.weight("a")[1], before[1] - 0.2)
 
 
+@pytest.mark.parametrize("way", ["matrix", "bags"])
+def test_a_loader_may_fill_its_tensors_again_before_the_step(way):
+    """The ids of a batch are those of its call, whatever was written to the same tensors since."""
+    parts, whole = small().accumulate(), small()
+    ids, weights, ends = torch.empty(3, dtype=torch.int64), torch.empty(3), torch.empty(3, dtype=torch.int64)
+    for start, end in ((0, 1), (3, 2)):
+        ids.copy_(torch.arange(start, start + 3))
+        weights.fill_(1.0 + start)
+        ends.copy_(torch.tensor([0, end, 3]))
+        for tables in (parts, whole):
+            batch = ids.view(3, 1) if way == "matrix" else {"a": Jagged(ids, ends, weights)}
+            tables(batch).pow(2).sum().backward()
+    parts.step()
+    assert torch.equal(parts.weight("a"), whole.weight("a"))
+
+
+@pytest.mark.parametrize("between", ["step", "zero_grad"])
+def test_a_gradient_counts_once_where_a_graph_is_kept(between):
+    tables = small().accumulate()
+    before = tables.weight("a").clone()
+    vectors = tables(torch.tensor([[1]]))
+    vectors.sum().backward(retain_graph=True)
+    getattr(tables, between)()
+    vectors.sum().backward()
+    tables.step()
+    assert torch.allclose(tables.weight("a")[1], before[1] - (0.2 if between == "step" else 0.1))
+
+
+def test_hooks_of_a_model_see_each_batch_once():
+    """One that scales vectors scales their gradient, once."""
+    parts, whole, seen = small().accumulate(), small(), []
+    for tables in (parts, whole):
+        tables.register_forward_hook(lambda _, given, out: seen.append(len(given[0])) or out * 2)
+        tables(torch.tensor([[1], [2]])).pow(2).sum().backward()
+    parts.step()
+    assert seen == [2, 2]
+    assert torch.equal(parts.weight("a"), whole.weight("a"))
+
+
+@pytest.mark.parametrize("stop", ["eval", "freeze"])
+def test_a_step_of_rows_that_do_not_learn_is_refused_and_nothing_is_lost(stop):
+    tables = small().accumulate()
+    before = tables.weight("a").clone()
+    tables(torch.tensor([[1]])).sum().backward()
+    tables.eval() if stop == "eval" else tables.requires_grad_(False)
+    with pytest.raises(HotbedError, match=r"keeps rows as they are: call tables.train\(\)"):
+        tables.step()
+    tables.train() if stop == "eval" else tables.requires_grad_(True)
+    assert tables.step()
+    assert torch.allclose(tables.weight("a")[1], before[1] - 0.1)
+
+
+def test_a_step_whose_backward_fails_before_any_row_moves_can_be_repeated(monkeypatch):
+    tables = small().accumulate()
+    before = tables.weight("a").clone()
+    tables(torch.tensor([[1]])).sum().backward()
+    with monkeypatch.context() as patch:
+
+        def fail(*_):
+            raise RuntimeError("no memory")
+
+        patch.setattr(type(tables), "placed", fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            tables.step()
+    assert torch.equal(tables.weight("a"), before)
+    assert tables.step()
+    assert torch.allclose(tables.weight("a")[1], before[1] - 0.1)
+
+
+def test_a_gradient_that_comes_after_the_end_is_refused():
+    tables = small().accumulate()
+    vectors = tables(torch.tensor([[1]]))
+    tables.accumulate(False)
+    with pytest.raises(HotbedError, match=r"looked up before accumulate\(False\)"):
+        vectors.sum().backward()
+
+
 def test_a_step_that_is_too_large_for_the_cache_is_refused_and_nothing_is_lost():
     tables = small(cache=0.5).accumulate()
     before = state_of(tables)["a.weight"]

@@ -2,18 +2,19 @@
 
 A comparison at equality, one more or less, and for or, a condition turned round, a statement left out, arguments swapped, a
 constant, min for max, a slice off by one, a function that returns early: drawn over cache, pipeline, store, checkpoint, ids,
-parallel, train and the files of the package that join them. First the tests of these run once, to learn which functions each
-runs and to compile the kernels (`--work` keeps this; a test file that has changed is run again). Then every change is made in a
-copy of the tree, and the tests that run the changed function are run until one fails: near and quick ones first, as many as
---limit allows, the slow and the gpu ones never. A test that runs out of time has noticed.
+parallel, train and tables. Every change is made in a copy of the tree, and the test files near it are run until a test fails,
+for --limit seconds of processor time (near.py; `--near` ends here). For those that no near test notices all tests run once, to
+learn which functions each runs (`--work` keeps this; a test file that has changed is run again), and the tests that run the
+changed function are run until one fails: quick ones first, as many as --limit allows. Slow and gpu tests are never run. A test
+that runs out of time has noticed.
 
 What was learned (WORK/seen) may be carried to another machine. A test that is only known to pass elsewhere and fails for a
 change runs once more without it: where it fails there too, it has noticed nothing, and the change is tried without that test.
 
-Results are appended to --out as they come; a second call continues, and runs again what survived. --minutes ends a call in
-time. --known makes the changes of known.py instead, each before the test that must notice it. The run exits with 1 where one
-does not, or where less than --share of the changes are noticed, with 2 where some are left for another call. `--jobs 14` takes
-minutes on 16 cores, one job some hours.
+Results are written to --out as they come; a second call continues, and runs again what survived and has no reason. --minutes
+ends a call in time. --known makes the changes of known.py instead, each before the test that must notice it. The run exits with
+1 where one does not, or where less than --share of the changes are noticed, with 2 where some are left for another call.
+`--jobs 14` takes minutes on 16 cores, one job an hour or two.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,8 +33,9 @@ from typing import NamedTuple
 
 from benchmarks.mutants.changes import Change, choose
 from benchmarks.mutants.known import EQUIVALENT, KNOWN, known_changes
+from benchmarks.mutants.near import NearTests
 from benchmarks.mutants.seen import Case, cases_for, see, test_files
-from benchmarks.mutants.trees import Ended, Tree
+from benchmarks.mutants.trees import Ended, Tree, failures
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _NONE_FOUND = 5  # pytest's word for it
@@ -54,6 +57,24 @@ class Job(NamedTuple):
     def key(self) -> tuple[str, str, str, str]:
         return self.change.file, self.change.function, self.before, self.after
 
+    def among(self, tests: list[Case], limit: float) -> Job:
+        """The same with the tests that run what is changed."""
+        return self._replace(tests=cases_for(self.change, tests, limit, ROOT))
+
+    def row(self, outcome: str, test: str, seconds: float, num_tests: int) -> dict[str, str]:
+        """What is written of it."""
+        change = self.change
+        reason = "" if outcome == "killed" else EQUIVALENT.get((change.file, self.before, self.after), "")
+        values = (
+            outcome, change.file, change.line, change.function, change.kind, self.before, self.after, test,
+            f"{seconds:.1f}", num_tests, reason,
+        )  # fmt: skip
+        return dict(zip(COLUMNS, map(str, values), strict=True))
+
+
+def _is_killed(rows: dict[tuple[str, ...], dict[str, str]], job: Job) -> bool:
+    return rows.get(job.key, {}).get("outcome") == "killed"
+
 
 def main() -> int:
     asked = _arguments()
@@ -61,18 +82,23 @@ def main() -> int:
     trees = [Tree(ROOT, asked.work.resolve() / f"copy-{number}") for number in range(asked.jobs)]
     files = [] if asked.known else asked.tests or test_files(ROOT)
     deadline = began + 60 * asked.minutes
-    tests = see(ROOT, asked.work, trees, files, lambda text: print(f"{_minutes(began)} {text}", flush=True))
-    if asked.learn:
-        return 0
-    compiled = [(tree.path, tree.kernels) for tree in trees]
-    for tree in trees:
-        tree.take_kernels(compiled)
-    print(f"{_minutes(began)} {len(tests):,} tests of {len(files)} files pass and are known", flush=True)
-    jobs = _known_jobs() if asked.known else _drawn_jobs(asked, tests)
+    jobs = _known_jobs() if asked.known else _drawn_jobs(asked)
     rows = _read(asked.out)
-    left = [job for job in jobs if rows.get(job.key, {}).get("outcome") != "killed"]
+    left = [job for job in jobs if not _is_killed(rows, job)]
     print(f"{len(jobs)} changes, {len(jobs) - len(left)} of them noticed before", flush=True)
-    _Run(left, trees, rows, asked.out, began, deadline).run()
+    run = _Run(trees, rows, asked.out, began, deadline)
+    if not (asked.known or asked.learn or asked.tests):
+        run.near(left, asked.limit)
+        left = [job for job in left if not (_is_killed(rows, job) or rows.get(job.key, {}).get("reason"))]
+    if asked.learn or (left and not asked.near):
+        tests = see(ROOT, asked.work, trees, files, lambda text: print(f"{_minutes(began)} {text}", flush=True))
+        if asked.learn:
+            return 0
+        compiled = [(tree.path, tree.kernels) for tree in trees]
+        for tree in trees:
+            tree.take_kernels(compiled)
+        print(f"{_minutes(began)} {len(tests):,} tests of {len(files)} files pass and are known", flush=True)
+        run.learned([job if asked.known else job.among(tests, asked.limit) for job in left])
     tried = [rows[job.key] for job in jobs if job.key in rows]
     code = _tell(tried, asked)
     if len(tried) < len(jobs):
@@ -101,17 +127,15 @@ def _arguments() -> argparse.Namespace:
         "--out", type=Path, default=ROOT / ".cache" / "mutants" / "mutants.csv", help="results (%(default)s)"
     )
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no change later than this, and end soon")
+    parser.add_argument("--near", action="store_true", help="try near tests alone")
     parser.add_argument("--learn", action="store_true", help="only learn which functions tests run")
     parser.add_argument("--share", type=float, default=0.95, help="of the changes that must be noticed (%(default)s)")
     return parser.parse_args()
 
 
-def _drawn_jobs(asked: argparse.Namespace, tests: list[Case]) -> list[Job]:
+def _drawn_jobs(asked: argparse.Namespace) -> list[Job]:
     drawn = [change for change in choose(ROOT, asked.count, asked.seed) if asked.only in change.file]
-    return [
-        Job(change, *change.shown((ROOT / change.file).read_bytes()), cases_for(change, tests, asked.limit, ROOT))
-        for change in drawn
-    ]
+    return [Job(change, *change.shown((ROOT / change.file).read_bytes()), []) for change in drawn]
 
 
 def _known_jobs() -> list[Job]:
@@ -128,34 +152,64 @@ class _Run:
 
     def __init__(
         self,
-        jobs: list[Job],
         trees: list[Tree],
         rows: dict[tuple[str, ...], dict[str, str]],
         out: Path,
         began: float,
         deadline: float,
     ) -> None:
-        self._jobs, self._trees, self._rows, self._out = jobs, trees, rows, out
+        self._trees, self._rows, self._out = trees, rows, out
         self._began, self._deadline = began, deadline
-        self._lock, self._done = threading.Lock(), 0
+        self._lock, self._done, self._num_jobs = threading.Lock(), 0, 0
         self._passing, self._failing = set[str](), set[str]()  # tests, on the tree as it is
 
-    def run(self) -> None:
+    def near(self, jobs: list[Job], limit: float) -> None:
+        """Each before the tests near it; a test counts that passes without the change."""
+        tests = NearTests(ROOT, limit)
+
+        def outcome(job: Job, tree: Tree) -> dict[str, str] | None:
+            if time.perf_counter() > self._deadline:
+                return None
+            began = time.perf_counter()
+            failed, tried = tests.failed(job.change, tree)
+            return job.row("failed" if failed else "survived", failed, time.perf_counter() - began, tried)
+
+        left = [job for job in jobs if self._rows.get(job.key, {}).get("outcome") != "failed"]
+        while True:
+            self._run(left, outcome)
+            found = [job for job in jobs if self._rows.get(job.key, {}).get("outcome") == "failed"]
+            failing = tests.failing((self._rows[job.key]["test"] for job in found), self._trees[0])
+            left = [job for job in found if self._rows[job.key]["test"] in failing]
+            for job in found:
+                if job not in left:
+                    self._rows[job.key]["outcome"] = "killed"
+            for job in left:  # noticed by a test that fails anyway
+                del self._rows[job.key]
+            _write(self._out, self._rows)
+            if not left:
+                return
+
+    def learned(self, jobs: list[Job]) -> None:
+        """Each before its own tests."""
+        self._run(jobs, self._outcome)
+
+    def _run(self, jobs: list[Job], outcome: Callable[[Job, Tree], dict[str, str] | None]) -> None:
         free: SimpleQueue[Tree] = SimpleQueue()
         for tree in self._trees:
             free.put(tree)
+        self._done, self._num_jobs = 0, len(jobs)
 
         def run(job: Job) -> None:
             tree = free.get()
             try:
-                row = self._outcome(job, tree)
+                row = outcome(job, tree)
             finally:
                 free.put(tree)
             if row is not None:
                 self._keep(job, row)
 
         with ThreadPoolExecutor(len(self._trees)) as pool:
-            list(pool.map(run, self._jobs))
+            list(pool.map(run, jobs))
 
     def _keep(self, job: Job, row: dict[str, str]) -> None:
         with self._lock:
@@ -163,7 +217,7 @@ class _Run:
             self._rows[job.key] = row
             _write(self._out, self._rows)
             where = f"{row['file']}:{row['line']} {row['kind']}: {row['before']} -> {row['after']}"
-            count = f"{self._done}/{len(self._jobs)}"
+            count = f"{self._done}/{self._num_jobs}"
             print(
                 f"{_minutes(self._began)} {count} {row['outcome']} {row['test']} {row['seconds']} s  {where}",
                 flush=True,
@@ -179,15 +233,10 @@ class _Run:
             if ended is None:
                 return None
             outcome = _word_of(ended) if tests else "no test"
-            found = _noticed(ended.code, ended.output) if outcome == "killed" else ""
+            found = failures(ended)[-1] if outcome == "killed" else ""
             if found and not self._passes(found, tests, tree):
                 outcome = found = ""
-        reason = EQUIVALENT.get((change.file, job.before, job.after), "") if outcome != "killed" else ""
-        values = (
-            outcome, change.file, change.line, change.function, change.kind, job.before, job.after, found,
-            f"{time.perf_counter() - began:.1f}", len(tests), reason,
-        )  # fmt: skip
-        return dict(zip(COLUMNS, map(str, values), strict=True))
+        return job.row(outcome, found, time.perf_counter() - began, len(tests))
 
     def _ended(self, change: Change, tests: list[Case], tree: Tree) -> Ended | None:
         """The tests with the change made."""
@@ -221,14 +270,6 @@ def _pytest(tree: Tree, tests: list[Case], limit: float) -> Ended:
 def _word_of(ended: Ended) -> str:
     is_there = ended.code != _NONE_FOUND and "file or directory not found" not in ended.output
     return ("survived" if ended.code == 0 else "killed") if is_there else "no test"
-
-
-def _noticed(code: int | None, output: str) -> str:
-    """The test that failed."""
-    if code is None:
-        return "out of time"
-    lines = [line.split(" - ")[0] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return lines[-1].partition(" ")[2] if lines else f"ended with {code}"
 
 
 def _read(out: Path) -> dict[tuple[str, ...], dict[str, str]]:

@@ -1,5 +1,7 @@
 """Loaded into pytest. MUTANTS_SEEN: note which functions of hotbed every test runs. MUTANTS_TESTS: run these, in this order.
 
+MUTANTS_WITHOUT: leave these out. MUTANTS_SECONDS: of processor time, after which tests are skipped.
+
 Processes that tests start note what they run in a file of the same name (hook.py), which is read after every test.
 """
 
@@ -9,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ import pytest
 from benchmarks.mutants import hook
 
 _SEEN, _TESTS = os.environ.get("MUTANTS_SEEN"), os.environ.get("MUTANTS_TESTS")
+_WITHOUT, _SECONDS = os.environ.get("MUTANTS_WITHOUT"), float(os.environ.get("MUTANTS_SECONDS", "inf"))
 _tests: dict[str, dict[str, object]] = {}
 _failed: set[str] = set()
 
@@ -51,3 +55,19 @@ if _TESTS:
         wanted = [item for name in Path(_TESTS).read_text().splitlines() for item in by_name.get(name, [])]  # type: ignore[arg-type]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
         items[:] = wanted
+
+
+if _WITHOUT:
+
+    def pytest_itemcollected(item: pytest.Item) -> None:
+        if item.nodeid in _left_out():
+            item.add_marker(pytest.mark.skip(reason="it fails without the change, too"))
+
+    @cache
+    def _left_out() -> set[str]:
+        return set(Path(_WITHOUT).read_text().splitlines())  # type: ignore[arg-type]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if sum(os.times()[:4]) > _SECONDS:
+        pytest.skip("no time is left")

@@ -22,7 +22,7 @@ from benchmarks.mutants.changes import Change
 from benchmarks.mutants.trees import Tree
 from tests.kernel_sources import importers_of
 
-_NEAR = {"parallel": "distributed"}  # folder of hotbed: of tests, where they differ
+NEAR = {"parallel": "distributed"}  # folder of hotbed: of tests, where they differ
 _OTHERS = (  # what is not about the changed areas
     "bench", "cli", "crash", "data", "examples", "export", "gpu", "models", "report", "scorer", "serve", "run",
     "test_docs.py", "test_figures.py", "test_imports.py", "host", "test_notebooks.py", "test_site.py", "forecast", "golden",
@@ -30,7 +30,7 @@ _OTHERS = (  # what is not about the changed areas
     "verify",
 )  # fmt: skip
 _LONG = ("test_walk.py", "test_storm.py")  # minutes for a test: none is chosen in time
-_SLOW = ("distributed", "laws", "power", "faults")  # whose files take longest
+SLOW = ("distributed", "laws", "power", "faults")  # whose files take longest
 _MOST_SECONDS = 900.0  # of one file
 _COMPILING = (  # what runs most kernels, each others
     "tests/train/test_dynamic_run.py", "tests/train/test_cached_run.py", "tests/checkpoint/test_tables.py",
@@ -57,7 +57,7 @@ def test_files(root: Path) -> list[str]:
     """Those that concern what is changed; slow and long ones first."""
     tests = root / "tests"
     found = [file for file in tests.rglob("test_*.py") if file.relative_to(tests).parts[0] not in _OTHERS]
-    found = sorted(found, key=lambda file: (file.parent.name not in _SLOW, -file.stat().st_size))
+    found = sorted(found, key=lambda file: (file.parent.name not in SLOW, -file.stat().st_size))
     return [str(file.relative_to(root)) for file in found if file.name not in _LONG]
 
 
@@ -150,5 +150,5 @@ def _users(root: Path, file: str) -> set[str]:
 def _is_near(file: str, test: Case) -> bool:
     """Whether a test is in the folder of the same name, or in the file of it."""
     parts = Path(file).with_suffix("").parts[1:]
-    folder = _NEAR.get(parts[0], parts[0])
+    folder = NEAR.get(parts[0], parts[0])
     return test.name.startswith(f"tests/{folder}/") or f"test_{parts[-1]}" in test.file

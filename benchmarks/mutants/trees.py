@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.mutants.warm import WarmPytest
 from tests.kernel_sources import importers_of, kernel_digest
 
 _LEFT_OUT = (".git", ".venv", ".cache", ".carry", "*_cache", "_build", "runs", ".hypothesis")
@@ -31,6 +32,14 @@ class Ended(NamedTuple):
     output: str
 
 
+def failures(ended: Ended) -> list[str]:
+    """The tests that failed; where none is named, how it ended."""
+    if ended.code is None:
+        return ["out of time"]
+    lines = [line.split(" - ")[0] for line in ended.output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return [line.partition(" ")[2] for line in lines] or [f"ended with {ended.code}"]
+
+
 class Tree:
     """One copy."""
 
@@ -40,6 +49,7 @@ class Tree:
         )  # a kernel in a cache of the same name is not stale, see tests/conftest.py
         self.path, self.kernels = folder / "tree", folder / f"numba-{digest}"
         self._root, self._num_changes = root, 0
+        self._warm: WarmPytest | None = None
         shutil.rmtree(self.path, ignore_errors=True)
         shutil.copytree(root, self.path, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
         self.kernels.mkdir(parents=True, exist_ok=True)
@@ -54,18 +64,23 @@ class Tree:
 
     def pytest(self, arguments: Sequence[str], more: dict[str, str], limit: float, site: Path | None = None) -> Ended:
         """Run some tests of this copy, in a session of their own that ends with them; modules of `site` come first."""
-        marks = ["-m", "not slow and not gpu", "-p", "no:cacheprovider", "-p", "benchmarks.mutants.plugin"]
-        command = [sys.executable, "-m", "pytest", "-q", *marks, f"--basetemp={self.path.parent / 'tmp'}", *arguments]
-        environment = {**os.environ, **self._environment, **more}
-        if site is not None:
-            environment["PYTHONPATH"] = os.pathsep.join([str(site), environment["PYTHONPATH"]])
+        marks = ["-q", "-m", "not slow and not gpu", "-p", "no:cacheprovider", "-p", "benchmarks.mutants.plugin"]
+        command = [*marks, f"--basetemp={self.path.parent / 'tmp'}", *arguments]
+        environment = {**os.environ, **self._environment}
+        if site is None:
+            if self._warm is None:
+                self._warm = WarmPytest(self.path, environment)
+            output = self.path.parent / "output.txt"
+            code = self._warm.run(command, more, output, limit)
+            return Ended(code, output.read_text(errors="replace"))
+        environment |= {**more, "PYTHONPATH": os.pathsep.join([str(site), environment["PYTHONPATH"]])}
         process = subprocess.Popen(
-            command, cwd=self.path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", start_new_session=True,
+            [sys.executable, "-m", "pytest", *command], cwd=self.path, env=environment, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
         try:
-            output, _ = process.communicate(timeout=limit)
-            return Ended(process.returncode, output)
+            output_text, _ = process.communicate(timeout=limit)
+            return Ended(process.returncode, output_text)
         except subprocess.TimeoutExpired:
             return Ended(None, "")
         finally:

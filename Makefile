@@ -28,6 +28,8 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 # Python compiles what is imported, when it is: compiling all that pip installs takes half a minute
 $(READY): pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) --no-compile -e '.[dev]'
+	@command -v npm >/dev/null && npm install --silent --no-save --no-audit --no-fund --prefix $(VENV)/s3rver s3rver@3.7.1 \
+		|| echo 'no npm: the tests of object stores are skipped'
 	@touch $(INSTALLED) $@
 
 demo: $(INSTALLED)  ## train the default model on the embedded click log; prints the AUC, writes the report page

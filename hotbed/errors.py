@@ -10,6 +10,7 @@
     ├── ShapeError       tensors of the wrong shape or type reach a table or a model
     ├── ModelError       a model of the user's own fails, or is code that nobody here has said to run
     ├── RunError         a run directory cannot be written, resumed or read
+    ├── RemoteError      an object store refuses, does not answer, or has no such bucket; also an OSError
     ├── StoreError       rows cannot be kept or read back: a full disk, damaged or missing files
     └── RankError        another rank stopped, or asks for something else than this one
 
@@ -60,6 +61,10 @@ class ModelError(HotbedError):
 
 class RunError(HotbedError):
     """A run directory cannot be written, resumed or read."""
+
+
+class RemoteError(HotbedError, OSError):
+    """An object store refuses, does not answer, or has no such bucket."""
 
 
 class StoreError(HotbedError):

@@ -15,7 +15,7 @@ PACKAGE = Path(hotbed.__file__).parent
 FLOORS = [
     {"types", "errors"},
     {"host", "optim", "models"},
-    {"telemetry", "ops"},
+    {"telemetry", "ops", "files"},
     {"data", "cache", "ids", "store"},
     {"checkpoint", "sizing"},
     {"tables"},

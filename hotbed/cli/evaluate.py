@@ -40,9 +40,11 @@ def evaluate_command(
         with waiting("loading the model"):
             from hotbed.data.loader.loader import Loader
             from hotbed.run.folder import find_data_or_say
+            from hotbed.run.remote_folder import local_copy
             from hotbed.train.metrics import evaluate
             from hotbed.train.model_folder import check_same_ids
 
+            run = local_copy(run)
             subject = _subject(run)
             dataset = open_dataset(data or find_data_or_say(subject.dataset, subject.run))
             model = open_model(run, None, device, ModelOptions(cache, hbm, batch_size))
@@ -111,12 +113,13 @@ def predict_command(
     hotbed predict runs/mine/checkpoints new-day.tsv --memory 100MB --out scores.csv
     """
     from hotbed.data.embedded import is_embedded
+    from hotbed.files import path_of
 
     if any(scores.exists() and Path(one).exists() and scores.samefile(one) for one in inputs):
         raise ConfigError(f"--out {scores} is one of the inputs and would be lost. Choose another file.")
     if scores.exists() and not overwrite:
         raise ConfigError(f"--out {scores} is already there. --overwrite replaces it, --out FILE writes elsewhere.")
-    missing = [one for one in inputs if not Path(one).exists() and not is_embedded(one)]
+    missing = [one for one in inputs if not is_embedded(one) and not path_of(one).exists()]
     if missing:
         raise ConfigError(
             f"there is no {', '.join(missing)}. Give raw files in the format of the training data, or a dataset."
@@ -126,11 +129,12 @@ def predict_command(
             from hotbed.data.loader.loader import Loader
             from hotbed.data.raw_reader import RawReader
             from hotbed.run.predictions import predict, raw_batches, split_batches
+            from hotbed.run.remote_folder import local_copy
             from hotbed.train.model_folder import check_same_ids
 
-            model = open_model(run, memory, device, ModelOptions(cache, hbm, batch_size))
+            model = open_model(local_copy(run), memory, device, ModelOptions(cache, hbm, batch_size))
             reader = None
-            if len(inputs) == 1 and not Path(inputs[0]).is_file():
+            if len(inputs) == 1 and not path_of(inputs[0]).is_file():
                 dataset = open_dataset(inputs[0])
                 check_same_ids(model.folder, dataset)
                 batches = split_batches(Loader(dataset, split, batch_size=batch_size))

@@ -52,7 +52,9 @@ def explain_command(
     """
     from hotbed.errors import ConfigError
     from hotbed.forecast.explain import explain, top_rows
+    from hotbed.run.remote_folder import local_copy
 
+    run = local_copy(run)
     if top is not None:
         if id is not None or value is not None:
             raise ConfigError("--top lists rows of a table; leave out --id and --value.")

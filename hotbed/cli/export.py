@@ -42,8 +42,9 @@ def export_command(
     hotbed export runs/demo/checkpoints/000000002000
     """
     from hotbed.export.write import ExportOptions, default_folder, export
+    from hotbed.files import path_of
 
-    target = folder if folder is not None else default_folder(run)
+    target = folder if folder is not None else default_folder(path_of(run))
     kinds: dict[str, Any] = {"rows": rows, "precision": precision}
     options = ExportOptions(onnx=onnx, data=data, memory=memory, overwrite=overwrite, **kinds)
     with progress_bar("export", "rows") as report:

@@ -15,9 +15,12 @@ from hotbed.cli.ranks import RunStart, join_ranks
 from hotbed.cli.settings import cache_flags, read_config, resumed_config
 from hotbed.cli.train import StartOptions, train_run
 from hotbed.errors import ConfigError, ModelError
+from hotbed.files import is_remote, path_of
+from hotbed.files.uri import clean_uri
 from hotbed.models import is_own, read_source
 from hotbed.run.config import FIELDS, unknown
 from hotbed.run.folder import read_json
+from hotbed.run.remote_run import working_copy
 
 if TYPE_CHECKING:
     from hotbed.scorer import Scorer
@@ -79,7 +82,7 @@ def fit(
     with _FitGuard():
         flags = {
             "model.name": None if model is None else _name_of(model),
-            "data.path": None if data is None else str(data),
+            "data.path": None if data is None else clean_uri(str(data)),
             "train.epochs": epochs,
             "train.device": device,
             "train.seed": seed,
@@ -88,10 +91,10 @@ def fit(
             "tables.ssd": ssd,
         }
         given = {path: value for path, value in flags.items() if value is not None} | _flat(settings or {})
-        folder = None if out is None else Path(out)
-        if resume and folder is None:
+        place = None if out is None else path_of(out)
+        if resume and place is None:
             raise ConfigError("resume=True continues the run in `out`; give its folder.")
-        with join_ranks() as ranks:
+        with join_ranks() as ranks, working_copy(place, resume=resume, overwrite=overwrite) as folder:
             manner = StartOptions(quiet, None if warm_start is None else Path(warm_start), forecast and not resume)
             asked = None if folder is None else RunStart(folder, resume=resume, overwrite=overwrite)
             if resume and folder is not None:
@@ -102,12 +105,13 @@ def fit(
                 config = read_config(None, given, [])
             try:
                 with report_compiling(quiet or ranks.rank > 0) as compiled:
-                    folder = train_run(config, asked, ranks, manner, compiled)
+                    trained = train_run(config, asked, ranks, manner, compiled)
             except typer.Exit as stopped:
                 raise KeyboardInterrupt(
                     "training was interrupted and saved; fit(..., resume=True) continues it"
                 ) from stopped
-    return Run(folder, read_json(folder / "summary.json"))
+            summary = read_json(trained / "summary.json")
+    return Run(place if place is not None and is_remote(place) else trained, summary)
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

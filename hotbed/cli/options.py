@@ -30,6 +30,13 @@ _DATASET_OUT = typer.Option("--out", metavar="DIR", help="The dataset directory 
 Device = Annotated[str, _DEVICE]
 RunDevice = Annotated[str | None, _DEVICE]  # None: as in the settings of the run
 TrainData = Annotated[str | None, typer.Option(help="Dataset folder, or: criteo-like, criteo-like:ROWS, adult.")]
+ReadCache = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BYTES",
+        help="Local disk for copies of what is read from a store (s3://, gs://, ...); 0: none. Left out: 10GiB.",
+    ),
+]
 ModelName = Annotated[str | None, typer.Option(help="Model name; `hotbed models` lists them.")]
 ScoredModel = Annotated[Path, typer.Argument(metavar="MODEL", help="A run, a checkpoint or an export.")]
 ScoreBatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch; no effect on the result.")]

@@ -26,10 +26,19 @@ def report_command(
 
     hotbed report runs/plain runs/cached runs/dynamic --out compare.html
     """
+    from hotbed.files import RemotePath, path_of
     from hotbed.report import write_comparison, write_report
+    from hotbed.run.remote_folder import local_copy, nothing
 
+    place = path_of(page) if page is not None else path_of(runs[0]) / "report.html" if len(runs) == 1 else None
+    copies = [local_copy(run, nothing) for run in runs]
+    remote = place if isinstance(place, RemotePath) else None
+    target = copies[0] / "report.html" if remote is not None else page
     if len(runs) == 1:
-        written = write_report(runs[0], page)
+        written = write_report(copies[0], target)
     else:
-        written = write_comparison(runs, page or Path("compare.html"))
+        written = write_comparison(copies, target or Path("compare.html"))
+    if remote is not None:
+        remote.put(written)
+        written = remote
     out().print(f"report: {written}", soft_wrap=True)

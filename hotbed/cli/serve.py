@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from hotbed.cli.console import report_compiling, waiting
-from hotbed.cli.options import ScoredModel
+from hotbed.cli.options import ReadCache, ScoredModel
 from hotbed.errors import ConfigError
 
 
@@ -27,6 +27,7 @@ def serve_command(
         "--map",
         help="Map files of rows into memory: uncached rows are faster, but the page cache counts as memory of the process.",
     ),
+    read_cache: ReadCache = None,
     poll: float = typer.Option(2.0, min=0, help="Seconds between checks for a newer model; 0: only on POST /reload."),
     max_body: str = typer.Option("4MiB", help="Largest request body."),
     max_candidates: int = typer.Option(4096, min=1, help="Most candidates per request."),
@@ -61,5 +62,9 @@ def serve_command(
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     limits = Limits(parse_bytes(max_body, "--max-body"), max_candidates, max_in_flight, time_limit)
+    from hotbed.files.settings import set_read_cache
+    from hotbed.run.remote_folder import local_copy
+
+    set_read_cache(read_cache)
     with report_compiling():
-        serve(model, Address(host, port), ModelStorage(memory, scratch, threads, poll, mapped), limits)
+        serve(local_copy(model), Address(host, port), ModelStorage(memory, scratch, threads, poll, mapped), limits)

@@ -30,6 +30,7 @@ from hotbed.cli.options import (
     Dim,
     HostMemory,
     ModelName,
+    ReadCache,
     RowOptimizer,
     RunDevice,
     Seed,
@@ -114,6 +115,7 @@ def train_command(
         None, help="Average gradients inside a machine at every step, and merge across machines only."
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Start again in a folder that holds a run."),
+    read_cache: ReadCache = None,
     quiet: bool = typer.Option(False, "--quiet", help="Print only the result."),
     forecast: bool = typer.Option(True, help="Print a forecast first, and compare it with the measurement at the end."),
     metrics_port: int | None = typer.Option(
@@ -157,8 +159,13 @@ def train_command(
 
     hotbed train --warm-start runs/wide --data new-clicks --set tables.optimizer=adam --out runs/next
     """
+    from hotbed.files import is_remote, shown_path
+    from hotbed.files.settings import set_read_cache
+    from hotbed.files.uri import clean_uri
+    from hotbed.run.remote_run import working_copy
+
     flags = {
-        "data.path": data,
+        "data.path": None if data is None else clean_uri(data),
         "model.name": model,
         "train.device": device,
         "train.epochs": epochs,
@@ -189,7 +196,10 @@ def train_command(
         return
     watching = WatchOptions(metrics_port, metrics_host, trace, trace_steps)
     watching.check()
-    with join_ranks() as ranks:
+    set_read_cache(read_cache)
+    place = resume or folder
+    with join_ranks() as ranks, working_copy(place, resume=resume is not None, overwrite=overwrite) as here:
+        folder, resume = (here, None) if resume is None else (folder, here)
         if resume is None:
             asked = None if folder is None else RunStart(folder, overwrite=overwrite)
             config = read_config(run_file, given, sets)
@@ -200,6 +210,8 @@ def train_command(
             config, asked = resumed_config(resume, given, sets, refused), RunStart(resume, resume=True)
         with report_compiling(quiet or ranks.rank > 0) as compiled:
             train_run(config, asked, ranks, manner, compiled)
+    if place is not None and is_remote(place) and ranks.rank == 0:
+        out().print(f"the run is in {shown_path(place)}", soft_wrap=True)
 
 
 class StartOptions(NamedTuple):

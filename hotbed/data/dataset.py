@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.workspace import recover
-from hotbed.errors import SchemaError
+from hotbed.errors import RemoteError, SchemaError
+from hotbed.files import RemotePath, path_of, readable
 
 TOP_SHARE = 0.015  # of the ids; what the published caches hold on the device
 CURVE_POINTS = 64
@@ -62,10 +63,12 @@ class Dataset:
     @classmethod
     def open(cls, path: str | Path) -> Dataset:
         """Read the schema and check every file against it."""
-        directory = Path(path)
+        directory = path_of(path)
         recover(directory)
         schema = Schema.load(directory)
         expected = _expected_types(schema)
+        if isinstance(directory, RemotePath):
+            _read_footers(directory, schema)
         row_groups = {
             name: tuple(
                 group
@@ -116,7 +119,9 @@ def read_counts(path: Path) -> FeatureCounts:
     if not path.is_file():
         raise SchemaError(f"{path} does not exist. {AGAIN}")
     try:
-        table = pq.read_table(path, columns=["id", "count"])
+        table = pq.read_table(readable(path), columns=["id", "count"])
+    except RemoteError:
+        raise
     except (pa.ArrowException, OSError) as error:
         raise SchemaError(f"{path} cannot be read ({_first_line(error)}). {AGAIN}") from error
     if table.column_names != ["id", "count"] or any(kind != pa.int64() for kind in table.schema.types):
@@ -137,14 +142,25 @@ def _expected_types(schema: Schema) -> dict[str, tuple[pa.DataType, ...]]:
     }
 
 
+def _read_footers(directory: RemotePath, schema: Schema) -> None:
+    """Have the sizes of all files, and the last block of each, here before they are asked for one by one."""
+    sizes = {str(path): stat.st_size for path, stat in directory.entries(recursive=True) if stat is not None}
+    files = [directory / file for split in schema.splits.values() for file in split.files]
+    for file in files:
+        if (size := sizes.get(str(file), 0)) > 0:
+            file.content().fetch_ahead(size - 1, size)
+
+
 def _row_groups(file: Path, rows: int, expected: dict[str, tuple[pa.DataType, ...]]) -> list[RowGroup]:
     """Check one Parquet file by its footer."""
     if not file.is_file():
         raise SchemaError(f"{file} does not exist although schema.json lists it. {AGAIN}")
     try:
         stamp = stamp_of(file)
-        with pq.ParquetFile(file) as parquet:
+        with pq.ParquetFile(readable(file)) as parquet:
             metadata, columns = parquet.metadata, parquet.schema_arrow
+    except RemoteError:
+        raise
     except (pa.ArrowException, OSError) as error:
         raise SchemaError(f"{file} is not a readable Parquet file ({_first_line(error)}). {AGAIN}") from error
     for name, types in expected.items():

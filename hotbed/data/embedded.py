@@ -29,10 +29,11 @@ from hotbed.data.schema import FORMAT_VERSION
 from hotbed.data.synthetic import SHAPES, TRAIN_ROWS, other_rows, write_dataset
 from hotbed.data.workspace import recover
 from hotbed.errors import ConfigError, DataError, SchemaError
+from hotbed.files import path_of
+from hotbed.files.settings import CACHE_VARIABLE, cache_root
 
 ADULT_FILE = Path(__file__).with_name("adult.parquet")
 ADULT_GENERATION = 1  # raise it when the prepared rows change
-CACHE_VARIABLE = "HOTBED_CACHE"
 
 Progress = Callable[[int, int], None]  # rows done, rows in all
 
@@ -65,7 +66,7 @@ def resolve(name_or_path: str | Path, cache_dir: str | Path | None = None, progr
     """Open an embedded dataset by name, building it on first use, or a dataset directory."""
     recipe = _build_plan(str(name_or_path), progress)
     if recipe is None:
-        path = Path(name_or_path)
+        path = path_of(name_or_path)
         recover(path)
         if not path.exists():
             known = ", ".join(entry.name for entry in EMBEDDED)
@@ -92,20 +93,6 @@ def resolve(name_or_path: str | Path, cache_dir: str | Path | None = None, progr
 def is_embedded(name: str) -> bool:
     """Whether a name is a dataset that can be built, and not a path."""
     return _build_plan(name, None) is not None
-
-
-def cache_root(cache_dir: str | Path | None = None) -> Path:
-    """Where built datasets are kept."""
-    if cache_dir is not None:
-        return Path(cache_dir)
-    named = os.environ.get(CACHE_VARIABLE)
-    try:
-        return Path(named).expanduser() if named else Path.home() / ".cache" / "hotbed"
-    except RuntimeError as error:  # a user without a home, as in many containers
-        raise ConfigError(
-            f"there is no home directory for the cache of embedded datasets ({error}) Set {CACHE_VARIABLE} to a directory "
-            "with 500 MB free."
-        ) from error
 
 
 def _build_plan(name: str, progress: Progress | None) -> _BuildPlan | None:

@@ -22,6 +22,7 @@ from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.values import Bags, LabelReader, standardise
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import FormatError, SchemaError
+from hotbed.files import path_of
 from hotbed.types import Batch, Jagged
 
 RowsOf = Callable[[IdFeature, np.ndarray], np.ndarray]  # the rows of 64-bit ids of a feature
@@ -53,9 +54,9 @@ class RawReader:
         rows_of: RowsOf | None = None,
     ) -> None:
         """`rows_of` maps the ids of a feature to rows, if the caller has loaded the vocabularies already."""
-        self.schema = Schema.load(Path(directory))
-        self._directory = Path(directory)
-        self._paths = [Path(path) for path in paths]
+        self._directory = path_of(directory)
+        self.schema = Schema.load(self._directory)
+        self._paths = [path_of(path) for path in paths]
         self._batch_size = batch_size
         raw = self.schema.notes.get("raw", {})
         self._raw = raw if isinstance(raw, dict) else {}

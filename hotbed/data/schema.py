@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hotbed.errors import SchemaError
+from hotbed.errors import RemoteError, SchemaError
 from hotbed.host.atomic import write_file
 
 FORMAT_VERSION = 1
@@ -126,6 +126,8 @@ class Schema:
             )
             schema._check()
             return schema
+        except RemoteError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
             raise SchemaError(
                 f"{path} is damaged ({type(error).__name__}: {error}). Run `hotbed prepare` again."

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import IO
 
 from hotbed.errors import ConfigError, DataError
+from hotbed.files import RemotePath
 from hotbed.host.atomic import flush_to_disk, flush_tree, make_folder, put_folder, recover_folder
 from hotbed.host.memory import in_words
 
@@ -115,6 +116,8 @@ class Workspace:
 
 def recover(out: Path) -> None:
     """After a crash in `commit`, restore the old directory if the new one is not in place."""
+    if isinstance(out, RemotePath):  # a store renames nothing
+        return
     with suppress(OSError):  # without write permission, use what is there
         recover_folder(out, _old(out))
 

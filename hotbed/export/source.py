@@ -21,6 +21,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import is_embedded, resolve
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import ConfigError, DataError, RunError
+from hotbed.files import path_of
 from hotbed.host.memory import available_memory, parse_bytes
 from hotbed.ids import Admit
 from hotbed.models import rebuild_model
@@ -107,7 +108,7 @@ def _dataset(given: str | None, named: str, run: Path) -> Dataset | None:
         return None
     try:
         found = find_data(named, run)
-        return resolve(found) if is_embedded(found) or Path(found).is_dir() else None
+        return resolve(found) if is_embedded(found) or path_of(found).is_dir() else None
     except (DataError, ConfigError):
         return None
 

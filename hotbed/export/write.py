@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,10 @@ from hotbed.export.onnx_model import OPSET, check_packages, input_shapes, write_
 from hotbed.export.readme import readme
 from hotbed.export.rows import ModelRows, RowOrder, as_float32, order_of_ids, order_of_rows, write_rows
 from hotbed.export.source import ExportSource, has_feature, open_source
-from hotbed.host.atomic import writing
+from hotbed.files import RemotePath, path_of
+from hotbed.files.copies import publish_folder
+from hotbed.files.settings import cache_root
+from hotbed.host.atomic import make_folder, writing
 from hotbed.host.memory import parse_bytes
 from hotbed.models import Model, rebuild_model
 from hotbed.run.export_format import (
@@ -30,7 +34,8 @@ from hotbed.run.export_format import (
     Tensors,
     is_export,
 )
-from hotbed.run.files import read_tensors, write_folder
+from hotbed.run.files import MANIFEST, read_tensors, write_folder
+from hotbed.run.remote_folder import local_copy
 
 Report = Callable[[str, int, int | None], None]  # name, rows done, rows in all
 
@@ -60,7 +65,9 @@ def export(
     place: str | Path, out: str | Path, wanted: ExportOptions | None = None, report: Report = lambda *_: None
 ) -> ExportReport:
     """Export a run, or one of its checkpoints, into a folder."""
-    place, out, options = Path(place), Path(out), wanted or ExportOptions()
+    place, out, options = local_copy(place), path_of(out), wanted or ExportOptions()
+    if isinstance(out, RemotePath):
+        return _export_to_store(place, out, options, report)
     _check(out, options)
     with _scratch(out) as scratch:
         source = open_source(place, scratch, options.data, options.memory)
@@ -74,6 +81,17 @@ def export(
         sum(path.stat().st_size for path in out.rglob("*") if path.is_file()),
         source.about,
     )
+
+
+def _export_to_store(place: Path, out: RemotePath, options: ExportOptions, report: Report) -> ExportReport:
+    """Write to a local folder, then copy it, its manifest last."""
+    _check(out, options)
+    scratch = cache_root() / "remote" / "exports"
+    make_folder(scratch)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        done = export(place, Path(folder) / (out.name or "export"), options, report)
+        publish_folder(done.folder, out, MANIFEST)
+    return done._replace(folder=out)
 
 
 def default_folder(place: Path) -> Path:

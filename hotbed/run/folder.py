@@ -21,6 +21,7 @@ from typing import Any
 
 from hotbed.data.embedded import is_embedded
 from hotbed.errors import RunError
+from hotbed.files import path_of
 from hotbed.host.atomic import flush_to_disk, make_folder, writing
 
 CONTENT = (
@@ -174,9 +175,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def find_data(named: str, run: Path) -> str:
     """A name or path that opens the dataset `named` by a run; `named` itself where nothing else is found."""
-    if is_embedded(named) or Path(named).exists():
+    if is_embedded(named) or path_of(named).exists():
         return named
-    places = [Path(noted)] if (noted := _noted(run)) else []
+    places = [path_of(noted)] if (noted := _noted(run)) else []
     places += [parent / named for parent in run.resolve().parents]
     return next((str(one) for one in places if (one / "schema.json").is_file()), named)
 
@@ -184,7 +185,7 @@ def find_data(named: str, run: Path) -> str:
 def find_data_or_say(named: str, run: Path) -> str:
     """The same, or a RunError that mentions --data."""
     found = find_data(named, run)
-    if not is_embedded(found) and not Path(found).exists():
+    if not is_embedded(found) and not path_of(found).exists():
         raise RunError(
             f"{run} was trained on {named}, which is not there any more. Give the new place of the dataset: --data DATASET."
         )

@@ -22,6 +22,7 @@ from hotbed.host.devices import pick_device
 from hotbed.host.memory import parse_bytes
 from hotbed.models import shown_name
 from hotbed.run.predictions import Scores
+from hotbed.run.remote_folder import for_scoring, local_copy
 from hotbed.scorer.changes import try_changes
 from hotbed.scorer.checkpoints import source_of
 from hotbed.scorer.live import Budget, LiveModel, ScoredBatch
@@ -42,14 +43,14 @@ def load(
     *,
     mapped: bool = False,
 ) -> Scorer:
-    """A scorer of a run, a checkpoint or an export; its tables may be larger than memory.
+    """A scorer of a run, a checkpoint or an export; its tables may be larger than memory. Of a URI a local copy is made.
 
     `memory` is the most memory for rows and their indexes. `device` is where the dense model runs (cpu, cuda, cuda:N, auto);
     rows are always looked up and pooled on the CPU, and scores agree to 1e-5. `scratch` is a folder for unnamed files, in
     which the rows of a checkpoint are put in order; left out, the folder of `path`. `mapped` maps files of rows into memory:
     uncached rows are read several times faster, the page cache counts as memory of the process, and a failing disk ends it.
     """
-    place = Path(path)
+    place = local_copy(path, for_scoring)
     return Scorer(open_source(place), memory, device, Path(scratch) if scratch else place, mapped=mapped)
 
 

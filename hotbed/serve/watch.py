@@ -19,6 +19,7 @@ from hotbed.checkpoint.manifest import MANIFEST, read_manifest
 from hotbed.checkpoint.write import be_nice
 from hotbed.errors import HotbedError
 from hotbed.run.export_format import is_export
+from hotbed.run.remote_folder import refresh
 from hotbed.scorer import Scorer
 from hotbed.scorer.checkpoints import source_of
 from hotbed.scorer.source import ModelSource, open_model, open_source
@@ -92,6 +93,7 @@ class ModelWatch:
         """Load a newer model: returns "none", the kind of update, or "refused", which is logged and counted."""
         with self._looking:
             try:
+                refresh(self._place)
                 found = newest(self._place)
             except (HotbedError, OSError) as error:
                 return self._refuse(None, str(error))

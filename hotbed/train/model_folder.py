@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ from hotbed.checkpoint.types import RowPart
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import RunError, SchemaError
+from hotbed.files import copy_file, readable
 from hotbed.host.devices import pick_device
 from hotbed.ids import Admit
 from hotbed.models import rebuild_model
@@ -77,7 +77,7 @@ def save_schema(folder: Path, dataset: Dataset) -> None:
     for feature in dataset.schema.features:
         if feature.mode == "vocabulary":
             name = f"{feature.name}.parquet"
-            shutil.copyfile(dataset.path / "counts" / name, folder / "counts" / name)
+            copy_file(dataset.path / "counts" / name, folder / "counts" / name)
 
 
 def save_model(folder: Path, learner: Learner, dataset: Dataset, card: dict[str, Any], world: World = ALONE) -> None:
@@ -209,4 +209,4 @@ def _meaning(column: Any) -> Any:
 def _same_ids(one: Path, other: Path) -> bool:
     if one.read_bytes() == other.read_bytes():
         return True
-    return bool(pq.read_table(one, columns=["id"]).equals(pq.read_table(other, columns=["id"])))
+    return bool(pq.read_table(one, columns=["id"]).equals(pq.read_table(readable(other), columns=["id"])))

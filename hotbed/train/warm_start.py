@@ -26,6 +26,7 @@ from hotbed.data.embedded import resolve
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import DataError, RunError
+from hotbed.files import readable
 from hotbed.run.files import write_text
 from hotbed.run.folder import find_data
 from hotbed.train.step import Learner
@@ -107,6 +108,6 @@ def _old_counts(entry: Entry, fingerprint: str) -> Path | None:
 
 def _ids(path: Path) -> np.ndarray | None:
     try:
-        return np.asarray(pq.read_table(path, columns=["id"]).column("id").to_numpy(), dtype=np.int64)
+        return np.asarray(pq.read_table(readable(path), columns=["id"]).column("id").to_numpy(), dtype=np.int64)
     except (OSError, KeyError, pa.ArrowException):
         return None

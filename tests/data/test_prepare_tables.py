@@ -137,7 +137,6 @@ class TestWrongInputs:
     @pytest.mark.parametrize(
         ("second", "message"),
         [
-            ({"label": [0], "city": ["x"], "price": [1.0]}, r"b\.parquet lacks tags"),
             ({"label": [0], "city": [["x"]], "price": [1.0], "tags": [["a"]]}, r"b\.parquet: column city holds lists"),
             ({"label": [0], "city": ["x"], "price": [[1.0]], "tags": [["a"]]}, r"b\.parquet: number column price"),
             ({"label": [0], "city": ["x"], "price": ["dear"], "tags": [["a"]]}, "price is not a number"),

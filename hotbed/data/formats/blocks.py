@@ -11,7 +11,6 @@ import bz2
 import gzip
 import io
 import lzma
-import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.data.formats.chunk import REEL_BYTES, WHOLE, Reel
-from hotbed.errors import FormatError
+from hotbed.errors import FormatError, RemoteError
+from hotbed.files.path import size_of
 from hotbed.host.jit import njit
 
 BLOCK_BYTES = 8 << 20
@@ -76,7 +76,7 @@ def read_blocks(path: Path, block_bytes: int = BLOCK_BYTES, reel: Reel = WHOLE) 
 def text_reels(path: Path) -> Iterator[Reel]:
     """Reels of about REEL_BYTES; a compressed file is one reel, because it can only be read from its start."""
     with open_raw(path) as raw:
-        size = os.fstat(raw.fileno()).st_size
+        size = size_of(raw)
         if size <= REEL_BYTES or unpacked(raw, path) is not raw:
             yield Reel(num_bytes=size)
             return
@@ -135,12 +135,14 @@ def first_line(path: Path, limit: int = 1 << 16) -> bytes:
 
 def open_raw(path: Path) -> BinaryIO:
     """Open the bytes on disk; a FormatError if the path cannot be read."""
-    if path.is_dir():
-        raise FormatError(
-            f"{path} is a directory where a file is needed. Name the files in it, or the directory alone."
-        )
     try:
+        if path.is_dir():
+            raise FormatError(
+                f"{path} is a directory where a file is needed. Name the files in it, or the directory alone."
+            )
         return path.open("rb")
+    except RemoteError:
+        raise
     except OSError as error:
         raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
 
@@ -150,6 +152,8 @@ def unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
     try:
         magic = raw.read(6)
         raw.seek(0)
+    except RemoteError:
+        raise
     except OSError as error:
         raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
     if magic.startswith(b"\x1f\x8b"):
@@ -173,6 +177,8 @@ def _fill(stream: BinaryIO, into: np.ndarray, path: Path) -> int:
             if not read:
                 break
             filled += read
+    except RemoteError:
+        raise
     except _UNPACK_ERRORS as error:
         raise FormatError(
             f"{path} is damaged or truncated: {error}. Nothing of it was used; copy or download the file again."

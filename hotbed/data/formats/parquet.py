@@ -7,7 +7,6 @@ missing. Other types (structs, maps, lists of lists) are refused with their name
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +31,8 @@ from hotbed.data.formats.chunk import (
     Scalar,
     Text,
 )
-from hotbed.errors import FormatError
+from hotbed.errors import FormatError, RemoteError
+from hotbed.files.path import size_of
 
 CHUNK_ROWS = 1 << 16
 
@@ -48,7 +48,7 @@ class ParquetFormat:
     def reels(self, path: Path) -> Iterator[Reel]:
         """Row groups of Parquet, about REEL_BYTES decompressed; an Arrow file is one reel."""
         with open_raw(path) as raw:
-            size = os.fstat(raw.fileno()).st_size
+            size = size_of(raw)
             if not _is_parquet(raw):
                 yield Reel(num_bytes=size)
                 return
@@ -128,15 +128,19 @@ def _open_arrow(raw: BinaryIO) -> pa.RecordBatchFileReader | pa.RecordBatchStrea
 
 def stored_types(path: Path) -> dict[str, pa.DataType]:
     """The types of the columns of a Parquet or Arrow file; for lists and dictionaries, of their values."""
-    with open_raw(path) as raw, reading_arrow(path):
-        schema = pq.ParquetFile(raw).schema_arrow if _is_parquet(raw) else _open_arrow(raw).schema
     types = {}
-    for field in schema:
+    for field in schema_of(path):
         kind = field.type
         while not pa.types.is_map(kind) and getattr(kind, "value_type", None) is not None:
             kind = kind.value_type
         types[field.name] = kind
     return types
+
+
+def schema_of(path: Path) -> pa.Schema:
+    """The schema of a Parquet or Arrow file."""
+    with open_raw(path) as raw, reading_arrow(path):
+        return pq.ParquetFile(raw).schema_arrow if _is_parquet(raw) else _open_arrow(raw).schema
 
 
 def shown_row(batch: pa.RecordBatch, row: int) -> str:
@@ -168,6 +172,8 @@ def reading_arrow(path: Path) -> Iterator[None]:
     """Turn Arrow's errors into FormatErrors that name the file."""
     try:
         yield
+    except RemoteError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError(
             f"{path} is not Parquet or Arrow, or is damaged or truncated: {_first_line(error)}"

@@ -2,7 +2,7 @@
 
 Reads the bytes of the requested columns, verifies page checksums, and decompresses pages. For anything that `hotbed prepare`
 does not write (nulls, other encodings, a changed or damaged file) the result is None: then Arrow reads it or reports what is
-wrong. This module raises no errors.
+wrong. This module raises no errors but those of an object store that does not answer.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from hotbed.data.loader.page_headers import (
 )
 from hotbed.data.loader.pages import ColumnPages
 from hotbed.data.loader.scatter import FLOAT, INT32, INT64
+from hotbed.errors import RemoteError
+from hotbed.files import RemotePath, readable
 
 _LETTERS = {1: INT32, 2: INT64, 4: FLOAT}  # Parquet's types
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}  # and its codecs
@@ -93,14 +95,28 @@ def read_pages(group: RowGroup, names: tuple[str, ...]) -> ReadPages | None:
         if stamp_of(group.file) != stamp:
             return None
         return _list_pages(raw, begins, chunks, group.rows)
+    except RemoteError:
+        raise
     except (OSError, pa.ArrowException, IndexError, ValueError, OverflowError, MemoryError):
         return None
+
+
+def fetch_ahead(group: RowGroup, names: tuple[str, ...]) -> None:
+    """Have the bytes of a row group of a store fetched; of a local file nothing, which the kernel reads ahead itself."""
+    if not isinstance(group.file, RemotePath) or group.stamp is None:
+        return
+    try:
+        chunks = _chunks_of(group.file, group.stamp, names)[group.number]
+        if chunks is not None:
+            group.file.content().fetch_ahead(int(chunks.begins.min()), int(chunks.ends.max()))
+    except (OSError, pa.ArrowException, IndexError, ValueError):
+        return  # whoever reads the row group reports it
 
 
 @lru_cache(maxsize=_FILES)
 def _chunks_of(file: Path, stamp: tuple[int, int], names: tuple[str, ...]) -> list[Chunks | None]:
     """The chunks of every row group of a file, from its footer; None if Arrow must read it."""
-    metadata = pq.read_metadata(file)
+    metadata = pq.read_metadata(readable(file))
     schema = metadata.schema
     columns = [schema.column(number) for number in range(len(schema))]
     where = {column.path: number for number, column in enumerate(columns)}
@@ -141,6 +157,13 @@ def _read(file: Path, chunks: Chunks) -> tuple[NDArray[np.uint8], NDArray[np.int
         begins[column] = total - (runs[-1][1] - begin)
     raw = _buffer.of(total)
     at = 0
+    if isinstance(file, RemotePath):
+        remote = file.content()
+        for begin, end in runs:
+            if remote.read_into(raw[at : at + end - begin], begin) != end - begin:
+                raise OSError(f"{file} is shorter than its footer says")
+            at += end - begin
+        return raw, begins
     handle = os.open(file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     try:
         for begin, end in runs:

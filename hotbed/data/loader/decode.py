@@ -39,7 +39,8 @@ from hotbed.data.loader.chunks import read_pages
 from hotbed.data.loader.pages import scatter_pages
 from hotbed.data.loader.scatter import Kinds, RowPlaces, describe, scatter
 from hotbed.data.schema import IdFeature, Schema
-from hotbed.errors import DataError
+from hotbed.errors import DataError, RemoteError
+from hotbed.files import readable
 from hotbed.host.jit import njit
 from hotbed.host.pinned import pinned_empty
 from hotbed.types import Jagged
@@ -122,6 +123,8 @@ def _read(group: RowGroup, names: list[str]) -> pa.RecordBatch:
     try:
         table = _open_files.get(group).read_row_group(group.number, columns=names, use_threads=False)
         changed = group.stamp is not None and stamp_of(group.file) != group.stamp
+    except RemoteError:
+        raise
     except (pa.ArrowException, OSError, IndexError) as error:
         _open_files.drop()
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -152,7 +155,7 @@ class _OpenFiles(threading.local):
             while len(self._files) >= _MOST_OPEN:
                 self._files.pop(next(iter(self._files))).close()
             # Not mapped into memory: reading a truncated mapped file kills the process.
-            found = pq.ParquetFile(group.file, pre_buffer=False, page_checksum_verification=True)
+            found = pq.ParquetFile(readable(group.file), pre_buffer=False, page_checksum_verification=True)
         self._files[key] = found
         return found
 

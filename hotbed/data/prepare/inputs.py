@@ -1,8 +1,7 @@
 """The inputs of `prepare` -> files or tables with their splits.
 
-`train=a.csv` names the split; for a plain path the split rule decides. A directory means the files in it, sorted by name; a
-directory written by Hugging Face `save_to_disk` means its Arrow files, of all splits. In Python, inputs can also be tables,
-data frames and Arrow datasets.
+`train=a.csv` names the split; for a plain path the split rule decides. find_files.py says what a folder or a glob means, local
+or in a store. In Python, inputs can also be tables, data frames and Arrow datasets.
 
 `TableFormat`: tables in memory and Arrow datasets in, chunks of columns out: a pyarrow Table or RecordBatch, a pandas
 DataFrame, or a pyarrow.dataset.Dataset of any number of files. A data frame is converted to Arrow a few rows at a time, so no
@@ -11,7 +10,7 @@ second copy is held; pandas itself is not imported here.
 
 from __future__ import annotations
 
-import json
+import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,8 +21,10 @@ import pyarrow as pa
 
 from hotbed.data.formats.chunk import WHOLE, Chunk, Reel
 from hotbed.data.formats.parquet import CHUNK_ROWS, read_columns, reading_arrow, shown_row
+from hotbed.data.prepare.find_files import Partition, find_files
 from hotbed.data.prepare.splits import check_split_name
-from hotbed.errors import ConfigError, FormatError
+from hotbed.errors import ConfigError, FormatError, RemoteError
+from hotbed.files import path_of
 
 _REEL_ROWS = 4 * CHUNK_ROWS
 Input = Any  # a path, a table, a data frame, an Arrow dataset, or (split, one of these)
@@ -42,6 +43,7 @@ class RawSource(NamedTuple):
     split: str
     path: Path  # for a table, its name in messages
     data: Any = None  # the table
+    partition: Partition = ()  # columns that its folders name, and their values
 
     def stamp(self) -> FileStamp:
         return file_stamp(self.path) if self.data is None else FileStamp(0, 0)
@@ -69,7 +71,7 @@ def list_sources(inputs: Input | Sequence[Input]) -> list[RawSource]:
         if is_table(path):
             sources.append(RawSource(split, Path(f"table {len(sources) + 1}"), path))
         else:
-            sources += _expand(split, Path(path))
+            sources += _expand(split, path_of(path))
     named = [bool(source.split) for source in sources]
     if any(named) and not all(named):
         plain = next(source.path for source in sources if not source.split)
@@ -82,7 +84,7 @@ def _name_split(given: Input) -> tuple[str, Input]:
         return "", given
     text = str(given)
     split, equals, path = text.partition("=")
-    if isinstance(given, Path) or not equals or "/" in split or os.path.exists(text):
+    if isinstance(given, Path) or not equals or "/" in split or os.path.exists(text) or glob.glob(text):
         return "", given
     check_split_name(split)
     return split, path
@@ -91,59 +93,20 @@ def _name_split(given: Input) -> tuple[str, Input]:
 def _expand(split: str, path: Path) -> list[RawSource]:
     """The files of a path."""
     try:
-        if not split and (path / "dataset_dict.json").is_file():
-            names = _hugging_face_splits(path)
-            return [RawSource(name, file) for name in names for file in _files(path / name)]
-        return [RawSource(split, file) for file in _files(path)]
+        found = find_files(path, splits=not split)
+        return [RawSource(split or file.split, file.path, partition=file.partition) for file in found]
+    except RemoteError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise FormatError(f"{str(path)!r} cannot be read: {error}.") from error
-
-
-def _files(path: Path) -> list[Path]:
-    if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
-        return _hugging_face_files(path)
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.is_file() and file.name[0] not in "._")
-        if not files:
-            raise FormatError(f"{path} is a directory without files.")
-        return files
-    if not path.exists():
-        raise FormatError(f"{path} does not exist.")
-    if not path.is_file():
-        raise FormatError(f"{path} is not a plain file; hotbed reads its input more than once. Write it to a file.")
-    return [path]
-
-
-def _hugging_face_splits(directory: Path) -> list[str]:
-    """The splits of a DatasetDict on disk."""
-    try:
-        names = json.loads((directory / "dataset_dict.json").read_text())["splits"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{directory / 'dataset_dict.json'} does not list splits ({error!r}).") from error
-    return [str(name) for name in names]
-
-
-def _hugging_face_files(directory: Path) -> list[Path]:
-    """The Arrow files of a Dataset on disk, in order."""
-    try:
-        state = json.loads((directory / "state.json").read_text())
-        files = [directory / one["filename"] for one in state["_data_files"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{directory / 'state.json'} does not list data files ({error!r}).") from error
-    if state.get("_indices_data_files"):
-        raise FormatError(
-            f"{directory} holds a selection of rows (indices). Write it again in full: dataset.flatten_indices()."
-        )
-    absent = [str(file) for file in files if not file.is_file()]
-    if absent or not files:
-        raise FormatError(f"{directory / 'state.json'} lists {', '.join(absent) or 'no files'}, which cannot be read.")
-    return files
 
 
 def file_stamp(path: Path) -> FileStamp:
     """Size and time of the last change."""
     try:
         found = path.stat()
+    except RemoteError:
+        raise
     except OSError as error:
         raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
     return FileStamp(found.st_size, found.st_mtime_ns)

@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hotbed.data.formats import Format, guess_format, open_format
+from hotbed.data.formats.align import NO_COLUMNS, AlignedFormat, partition_values, unify
 from hotbed.data.prepare.assign import RowAssignment, assign_rows
 from hotbed.data.prepare.inputs import Input, RawSource, TableFormat, list_sources
 from hotbed.data.prepare.layout import ColumnLayout, LayoutOptions, choose_layout, joined_columns, label_hint
 from hotbed.data.prepare.merge import IdRule
 from hotbed.data.prepare.parse import PrepareProgress, Recipe
+from hotbed.data.prepare.publish import publishing
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
 from hotbed.data.prepare.ranks import PrepareRanks
 from hotbed.data.prepare.splits import TRAIN, SplitRule
@@ -46,6 +48,7 @@ from hotbed.data.times import TimeColumn
 from hotbed.data.values import LabelReader
 from hotbed.data.workspace import Workspace, unwritable
 from hotbed.errors import ConfigError, FormatError
+from hotbed.files import path_of
 from hotbed.host.memory import in_words, parse_bytes
 
 IDS_MODES: tuple[IdMode, ...] = ("vocabulary", "hash", "raw")
@@ -115,7 +118,7 @@ def prepare(
     sources = list_sources(inputs)
     splits = _split_names(sources, rule)
     ranks = ranks or PrepareRanks()
-    readers = _readers(sources, format, delimiter, options)
+    readers = _readers(sources, format, delimiter, options, say)
     settings = {
         **{"format": [reader.name for reader in readers[:1]], "wishes": repr(options), "positive": positive},
         **{
@@ -129,7 +132,12 @@ def prepare(
     marks = [source.stamp() for source in sources]
     first = _first_look(sources, readers, options, limit, positive)
     layout = first.layout
-    with _workspace(Path(out), overwrite, ranks) as work, ranks:
+    target = path_of(out)
+    with (
+        publishing(target, overwrite=overwrite, ranks=ranks.world) as local,
+        _workspace(local, overwrite, ranks) as work,
+        ranks,
+    ):
         raw_bytes = in_words(sum(mark.size for mark in marks))
         work.needs = (
             f" prepare needs space for about as much as the raw text (files of {raw_bytes}), and for the dataset."
@@ -189,7 +197,7 @@ def prepare(
         if ranks.rank == 0:
             commit(job, work, reels, schema)
     return PrepareReport(
-        path=Path(out),
+        path=target,
         schema=schema,
         bad_rows=dict(quarantine.reasons.most_common()),
         left_out=assigned.left_out,
@@ -214,17 +222,23 @@ def _workspace(out: Path, overwrite: bool, ranks: PrepareRanks) -> Iterator[Work
         yield work
 
 
-def _readers(sources: list[RawSource], name: str | None, delimiter: str | None, options: LayoutOptions) -> list[Format]:
-    """One reader for all files, one for each table."""
+def _readers(
+    sources: list[RawSource],
+    name: str | None,
+    delimiter: str | None,
+    options: LayoutOptions,
+    say: Callable[[str], None],
+) -> list[Format]:
+    """One reader for all files, one for each table; files with other columns or partitions get one around it."""
 
     def wanted(column: str) -> bool:
         return column not in options.drop
 
-    files = [source.path for source in sources if source.data is None]
+    files = [source for source in sources if source.data is None]
     shared: Format | None = None
     if files:
         shared = open_format(
-            name or guess_format(files[0]),
+            name or guess_format(files[0].path),
             delimiter=delimiter,
             wanted=wanted,
             hashed=not (options.dense or options.multi),
@@ -232,10 +246,31 @@ def _readers(sources: list[RawSource], name: str | None, delimiter: str | None, 
         )
     elif name not in (None, "parquet"):
         raise ConfigError(f"format {name!r} is for files; a table needs none.")
+    aligned = _aligned(files, shared, options, say) if shared is not None else {}
     return [
-        shared if shared is not None and source.data is None else TableFormat(source.data, wanted, options.time)
+        aligned.get(source.path, shared)
+        if shared is not None and source.data is None
+        else TableFormat(source.data, wanted, options.time)
         for source in sources
     ]
+
+
+def _aligned(
+    files: list[RawSource], shared: Format, options: LayoutOptions, say: Callable[[str], None]
+) -> dict[Path, Format]:
+    """A reader for every file, where some lack a column that others have, or folders name columns."""
+    found = unify([source.path for source in files]) if shared.name == "parquet" and len(files) > 1 else NO_COLUMNS
+    partitions = partition_values([dict(source.partition) for source in files])
+    wanted = frozenset(name for name in (*found.kinds, *partitions[0]) if name not in options.drop)
+    lacking = {name: paths for name, paths in found.lacking.items() if name in wanted and name not in partitions[0]}
+    for name, paths in lacking.items():
+        if name in (options.time, options.label):
+            raise FormatError(f"{paths[0]} has no column {name}, which every file needs.")
+        say(f"column {name}: {len(paths)} of {len(files)} files lack it, first {paths[0]}; it is missing in their rows")
+    kinds = found.kinds if lacking or any(kind.kind == "float" for kind in found.kinds.values()) else {}
+    if not kinds and not partitions[0]:
+        return {}
+    return {source.path: AlignedFormat(shared, kinds, values, wanted) for source, values in zip(files, partitions)}
 
 
 class _FirstLook(NamedTuple):

@@ -1,0 +1,93 @@
+"""Whole folders between the local disk and a store: files side by side, the manifest last.
+
+A store has no rename, so the file that makes a folder count (a manifest, schema.json) is uploaded after all others have
+arrived, and removed before any other is replaced. Whoever reads it sees a whole folder or none. Downloads are written beside,
+flushed and renamed, as everything local is. A few files travel at a time, each through a buffer of one piece.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from hotbed.errors import RemoteError
+from hotbed.files.path import RemotePath
+from hotbed.files.store import FileStat
+from hotbed.host.atomic import flush_to_disk, flush_tree, make_folder, put_folder
+
+AT_ONCE = 4  # files that travel side by side
+_PIECE = 8 << 20
+Task = TypeVar("Task")
+
+
+def publish_folder(local: Path, remote: RemotePath, last: str) -> None:
+    """Let a folder of the store hold these files; `last` makes it count. Other objects in it are removed."""
+    names = sorted(str(path.relative_to(local)) for path in local.rglob("*") if path.is_file())
+    if last not in names:
+        raise RemoteError(f"{local} has no {last}, so it cannot be copied to {remote}.")
+    old = [path for path, stat in remote.entries(recursive=True) if stat is not None]
+    if remote / last in old:
+        (remote / last).unlink(missing_ok=True)
+    side_by_side(lambda name: (remote / name).put(local / name), [name for name in names if name != last])
+    new = {remote / name for name in names}
+    side_by_side(lambda path: path.unlink(missing_ok=True), [path for path in old if path not in new])
+    (remote / last).put(local / last)
+
+
+def remove_remote(remote: RemotePath, first: str) -> None:
+    """Remove a folder of the store, beginning with the file that makes it count."""
+    (remote / first).unlink(missing_ok=True)
+    found = [path for path, stat in remote.entries(recursive=True) if stat is not None]
+    side_by_side(lambda path: path.unlink(missing_ok=True), found)
+
+
+def fetch_folder(remote: RemotePath, local: Path, files: Mapping[str, FileStat]) -> None:
+    """Bring these files of a remote folder to a local one, which appears whole or not at all, in place of an older one."""
+    new, old = local.with_name(local.name + ".new"), local.with_name(local.name + ".old")
+    for left in (new, old):  # by a killed process
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        for folder in sorted({(new / name).parent for name in files}):
+            make_folder(folder)
+        side_by_side(lambda name: fetch_file(remote / name, new / name, files[name]), list(files))
+        flush_tree(new)
+        put_folder(new, local, old)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def fetch_file(remote: RemotePath, local: Path, stat: FileStat) -> None:
+    """Bring one object to a local file, in one step."""
+    temporary = local.with_name(local.name + ".tmp")
+    make_folder(local.parent)
+    try:
+        with temporary.open("wb") as file:
+            for begin in range(0, stat.st_size, _PIECE):
+                file.write(remote.store.read(remote.key, begin, min(begin + _PIECE, stat.st_size), stat.st_size))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, local)
+        flush_to_disk(local.parent)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def side_by_side(function: Callable[[Task], object], tasks: Iterable[Task]) -> None:
+    """Call the function for every task, a few at a time; the first error ends it."""
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hotbed-copy") as pool:
+        pending = [pool.submit(function, task) for task in tasks]
+        try:
+            for one in pending:
+                one.result()
+        except BaseException:
+            for one in pending:
+                one.cancel()
+            raise

@@ -1,0 +1,182 @@
+"""From raw text in a bucket to scores, every path a URI: the bytes and the metrics of local paths."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from hotbed import load
+from hotbed.cli import main
+from hotbed.data.dataset import Dataset
+from hotbed.data.loader.loader import Loader
+from hotbed.data.prepare.prepare import prepare
+from hotbed.errors import ConfigError, RunError
+from hotbed.run.remote_folder import content_of
+from hotbed.run.remote_run import RunCopier, bring_run, working_folder
+from tests.files.s3 import secrets_in
+
+DAYS, ROWS = 3, 600
+SMALL = ["--model", "fm", "--dim", "4", "--batch-size", "64", "--no-forecast", "--quiet", "--checkpoint-every", "8"]
+SHAPE = {"split": "train=0.8,valid=0.1,test=0.1", "time_column": None}
+
+
+def write_days(folder):
+    """Three days of clicks as text."""
+    draw = np.random.default_rng(5)
+    for day in range(DAYS):
+        user, ad = draw.integers(0, 40, ROWS), draw.integers(0, 60, ROWS)
+        price = draw.normal(size=ROWS)
+        click = (draw.random(ROWS) < 1 / (1 + np.exp(2 - user % 5 - ad % 3 * 0.5))).astype(int)
+        lines = [f"{c},{p:.3f},u{u},a{a}" for c, p, u, a in zip(click, price, user, ad)]
+        text = "\n".join(["label,price,user,ad", *lines]) + "\n"
+        target = folder / f"day_{day}.csv"
+        target.write_text(text)
+
+
+def files_in(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def remote_files(folder):
+    start = len(folder.key) + 1
+    found = {path.key[start:]: path for path, stat in folder.entries(recursive=True) if stat is not None}
+    return {name: path.read_bytes() for name, path in found.items() if not name.endswith("/")}
+
+
+def hotbed(*arguments):
+    with pytest.raises(SystemExit) as caught:
+        main([str(one) for one in arguments])
+    return caught.value.code or 0
+
+
+@pytest.fixture
+def logs(bucket, tmp_path):
+    """The same raw files in the bucket and in a local folder."""
+    (tmp_path / "logs").mkdir()
+    write_days(tmp_path / "logs")
+    for path in (tmp_path / "logs").iterdir():
+        (bucket / "logs" / path.name).put(path)
+    return tmp_path / "logs"
+
+
+def test_from_a_bucket_to_scores(logs, bucket, tmp_path, capsys):
+    prepare(logs, tmp_path / "data", **SHAPE)
+    prepare(str(bucket / "logs" / "day_*.csv"), bucket / "data", **SHAPE)
+    assert remote_files(bucket / "data") == files_in(tmp_path / "data")
+    assert not list((tmp_path / "cache" / "remote").glob("datasets/*"))  # nothing stays but the cache
+    assert hotbed("train", "--data", tmp_path / "data", "--out", tmp_path / "run", *SMALL) == 0
+    assert hotbed("train", "--data", bucket / "data", "--out", bucket / "run", *SMALL, "--read-cache", "50MB") == 0
+    assert f"the run is in {bucket / 'run'}" in capsys.readouterr().out
+    assert not list((tmp_path / "cache" / "remote").glob("runs/*/run"))
+    there, here = remote_files(bucket / "run"), files_in(tmp_path / "run")
+    rows = [name for name in here if name.endswith(".safetensors") or name.startswith("model/counts")]
+    assert len(rows) > 3
+    assert {name: there[name] for name in rows} == {name: here[name] for name in rows}
+    summaries = [json.loads(one["summary.json"]) for one in (there, here)]
+    assert summaries[0]["final"] == summaries[1]["final"]
+    assert {"report.html", "metrics.jsonl", "config.json", "model/manifest.json"} <= set(there)
+    columns = {"price": [0.5, -1.0], "user": ["u1", "u39"], "ad": ["a3", "unheard of"]}
+    with load(bucket / "run") as remote, load(tmp_path / "run") as local:
+        assert remote.score(columns).tolist() == local.score(columns).tolist()
+    (bucket / "run" / "report.html").unlink()
+    assert hotbed("report", bucket / "run") == 0
+    assert (bucket / "run" / "report.html").is_file()
+    capsys.readouterr()
+    assert hotbed("explain", bucket / "run", "--table", "ad", "--id", "1") == 0
+    assert "used" in capsys.readouterr().out
+    assert hotbed("export", bucket / "run", "--no-onnx", "--out", bucket / "exported") == 0
+    with load(bucket / "exported") as exported, load(tmp_path / "run") as local:
+        assert np.allclose(exported.score(columns), local.score(columns), atol=1e-6)
+    assert hotbed("evaluate", bucket / "run", "--split", "test") == 0
+    assert hotbed("predict", bucket / "run", bucket / "logs" / "day_0.csv", "--out", tmp_path / "scores.csv") == 0
+    assert secrets_in(tmp_path) == []
+    assert hotbed("train", "--data", bucket / "data", "--out", bucket / "run", *SMALL) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="exists already"):
+        prepare(str(bucket / "logs"), bucket / "data")
+
+
+def test_batches_of_a_bucket(logs, bucket, tmp_path, monkeypatch):
+    prepare(logs, tmp_path / "data", **SHAPE)
+    prepare(bucket / "logs", bucket / "data", **SHAPE)
+    local, remote = Dataset.open(tmp_path / "data"), Dataset.open(bucket / "data")
+    assert local.fingerprint == remote.fingerprint
+    for cache in ("1GiB", "0"):
+        monkeypatch.setenv("HOTBED_READ_CACHE", cache)
+        read = [list(Loader(one, "train", batch_size=100, shuffle=True, seed=3).epoch(0)) for one in (local, remote)]
+        assert len(read[0]) == len(read[1]) > 5
+        assert all(bool((one.ids == other.ids).all()) for one, other in zip(*read))
+        assert all(bool((one.labels == other.labels).all()) for one, other in zip(*read))
+
+
+class TestResume:
+    """The newest checkpoint that is whole, wherever it is."""
+
+    @pytest.fixture
+    def stopped(self, logs, bucket, tmp_path, monkeypatch):
+        """A run of the bucket that was stopped after some steps, and the local run that never stopped."""
+        prepare(logs, tmp_path / "data", **SHAPE)
+        options = ["--data", tmp_path / "data", *SMALL]
+        assert hotbed("train", *options, "--out", tmp_path / "whole") == 0
+        assert hotbed("train", *options, "--out", bucket / "run", "--set", "train.max_steps=12") == 0
+        return bucket / "run"
+
+    def resume(self, place):
+        return hotbed("train", "--resume", place, "--set", "train.max_steps=0", "--quiet")
+
+    def weights(self, folder):
+        return {
+            name: one for name, one in folder.items() if name.startswith("model/") and name.endswith(".safetensors")
+        }
+
+    def test_on_another_machine(self, stopped, tmp_path, monkeypatch):
+        monkeypatch.setenv("HOTBED_CACHE", str(tmp_path / "elsewhere"))
+        assert self.resume(stopped) == 0
+        assert self.weights(remote_files(stopped)) == self.weights(files_in(tmp_path / "whole"))
+
+    def test_half_a_checkpoint_is_none(self, stopped, tmp_path):
+        content = content_of(stopped)
+        newest = max(name for name in content.units if name.startswith("checkpoints/"))
+        victim = next(name for name in content.units[newest].files if name.endswith(".safetensors"))
+        (stopped / newest / victim).write_bytes(b"cut")
+        assert newest in content_of(stopped).broken
+        (stopped / newest / "manifest.json").unlink()  # as an upload that never ended
+        content = content_of(stopped)
+        assert newest not in content.units
+        bring_run(stopped, working_folder(stopped))
+        assert not (working_folder(stopped) / newest).exists()
+        if any(name.startswith("checkpoints/") for name in content.units):
+            assert self.resume(stopped) == 0
+            assert self.weights(remote_files(stopped)) == self.weights(files_in(tmp_path / "whole"))
+
+    def test_the_local_folder_may_be_newer(self, stopped, tmp_path):
+        """The store was away at the end: what it lacks is still here."""
+        folder = working_folder(stopped)
+        bring_run(stopped, folder)
+        newest = max((folder / "checkpoints").iterdir())
+        for path in [path for path, stat in (stopped / "checkpoints" / newest.name).entries(recursive=True) if stat]:
+            path.unlink()
+        assert self.resume(stopped) == 0
+        assert self.weights(remote_files(stopped)) == self.weights(files_in(tmp_path / "whole"))
+
+    def test_a_place_without_a_run(self, bucket):
+        with pytest.raises(RunError, match=r"has no config\.json"):
+            bring_run(bucket / "nothing", working_folder(bucket / "nothing"))
+
+
+def test_checkpoints_that_go_are_removed_in_the_store(bucket, tmp_path):
+    """Manifest first; what is being written is never copied."""
+    run = tmp_path / "run"
+    for name in ("checkpoints/000000000008", "checkpoints/000000000016", "checkpoints/000000000024.new"):
+        (run / name).mkdir(parents=True)
+        (run / name / "rows").write_bytes(name.encode())
+        (run / name / "manifest.json").write_text(json.dumps({"rows": [len(name), 0]}))
+    (run / "config.json").write_text("{}")
+    copier = RunCopier(run, bucket / "run", fresh=True)
+    copier.copy()
+    assert set(content_of(bucket / "run").units) == {"checkpoints/000000000008", "checkpoints/000000000016"}
+    shutil.rmtree(run / "checkpoints" / "000000000008")
+    copier.copy()
+    assert set(content_of(bucket / "run").units) == {"checkpoints/000000000016"}
+    assert not [name for name in remote_files(bucket / "run") if "000000000008" in name]

@@ -119,8 +119,8 @@ def _check_free(remote: RemotePath, folder: Path, overwrite: bool) -> None:
 class RunCopier:
     """The thread that copies a run folder to a store."""
 
-    def __init__(self, folder: Path, remote: RemotePath, *, fresh: bool, every: float = EVERY) -> None:
-        self._folder, self._remote, self._every = folder, remote, every
+    def __init__(self, folder: Path, remote: RemotePath, *, fresh: bool) -> None:
+        self._folder, self._remote = folder, remote
         self._fresh = fresh  # the store may still hold an older run, which goes with the first copy
         self._marks: dict[str, list[int]] = {}  # what has arrived: size and time of a loose file, or of a manifest
         self._stop = threading.Event()
@@ -150,7 +150,7 @@ class RunCopier:
             shutil.rmtree(self._folder.parent, ignore_errors=True)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._every):
+        while not self._stop.wait(EVERY):
             try:
                 self.copy()
                 self._failed = ""

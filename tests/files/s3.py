@@ -45,7 +45,9 @@ class S3Server:
     def start(self) -> None:
         arguments = ["-d", str(self.folder), "-a", "127.0.0.1", "-p", str(self.port), "-s", "--no-vhost-buckets"]
         more = ["--allow-mismatched-signatures", "--configure-bucket", BUCKET]
-        self.process = subprocess.Popen(["node", str(SCRIPT), *arguments, *more], stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            ["node", "--openssl-legacy-provider", str(SCRIPT), *arguments, *more], stdout=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + 60
         while True:
             try:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -95,6 +97,33 @@ def test_from_a_bucket_to_scores(logs, bucket, tmp_path, capsys):
     assert "already holds a run" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="exists already"):
         prepare(str(bucket / "logs"), bucket / "data")
+
+
+@contextmanager
+def outage(server):
+    """The server is killed, and comes back with its objects while what is inside waits for it."""
+    server.kill()
+    back = threading.Timer(0.5, server.start)
+    back.start()
+    yield
+    back.join()
+
+
+def test_the_store_is_killed_twice_on_the_way(logs, bucket, s3_server, tmp_path, monkeypatch):
+    monkeypatch.setattr("hotbed.run.remote_run.EVERY", 0.05)
+    prepare(logs, tmp_path / "data", **SHAPE)
+    with outage(s3_server):
+        prepare(str(bucket / "logs" / "*.csv"), bucket / "data", **SHAPE)
+    assert remote_files(bucket / "data") == files_in(tmp_path / "data")
+    assert hotbed("train", "--data", tmp_path / "data", "--out", tmp_path / "run", *SMALL) == 0
+    with outage(s3_server):
+        assert hotbed("train", "--data", bucket / "data", "--out", bucket / "run", *SMALL) == 0
+    there, here = remote_files(bucket / "run"), files_in(tmp_path / "run")
+    rows = [name for name in here if name.startswith("model/") and name.endswith(".safetensors")]
+    assert rows
+    assert {name: there[name] for name in rows} == {name: here[name] for name in rows}
+    assert json.loads(there["summary.json"])["final"] == json.loads(here["summary.json"])["final"]
+    assert not content_of(bucket / "run").broken
 
 
 def test_batches_of_a_bucket(logs, bucket, tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from hotbed.checkpoint.types import FrozenFolder, RowPart, Rows, Sink, Snapshot,
 from hotbed.checkpoint.warm import WarmStartReport, warm_start
 from hotbed.checkpoint.write import State
 from hotbed.errors import RunError
+from hotbed.files import path_of
 
 __all__ = [
     "FrozenFolder",
@@ -73,9 +74,9 @@ def save(
     """
     at = int(tables.num_updates) if step is None else step
     state = State(at, dense_tensors(model, optimizer), {"extra": extra})
-    saver = Saver(Path(folder), tables, policy or Policy())
+    saver = Saver(path_of(folder), tables, policy or Policy())
     saver.save(state, wait=True)
-    return find(Path(folder)).folder
+    return find(path_of(folder)).folder
 
 
 def load(
@@ -86,7 +87,7 @@ def load(
     optimizer: torch.optim.Optimizer | None = None,
 ) -> LoadedCheckpoint:
     """Load a checkpoint: the newest of a folder, or one by its own folder."""
-    entry = find(Path(folder))
+    entry = find(path_of(folder))
     notes = load_entry(entry, tables, model, optimizer)
     return LoadedCheckpoint(entry.folder, entry.manifest.step, entry.manifest.document.get("extra"), notes)
 

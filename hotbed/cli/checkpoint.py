@@ -57,7 +57,9 @@ def list_command(run: Annotated[Path, _RUN]) -> None:
     from hotbed.checkpoint.manifest import read_manifest
     from hotbed.errors import RunError
     from hotbed.host.memory import in_words
+    from hotbed.run.remote_folder import local_copy
 
+    run = local_copy(run)
     table = Table()
     for heading in ("checkpoint", "step", "kind", "parent", "size", "rows", "age"):
         side = "right" if heading in ("step", "size", "rows", "age") else "left"
@@ -94,8 +96,9 @@ def verify_command(run: Annotated[Path, _RUN]) -> None:
     """
     from hotbed.checkpoint.read import problems_of
     from hotbed.errors import RunError
+    from hotbed.run.remote_folder import local_copy
 
-    folders = _folders(run)
+    folders = _folders(local_copy(run))
     problems: dict[Path, list[str]] = {}
     with _bar("verifying", _bytes_of(folders)) as report:
         for folder in folders:
@@ -130,8 +133,9 @@ def diff_command(
     from hotbed.checkpoint.chain import chain_of
     from hotbed.checkpoint.diff import diff
     from hotbed.checkpoint.layouts import entries_of
+    from hotbed.run.remote_folder import local_copy
 
-    both = entries_of(one), entries_of(other)
+    both = entries_of(local_copy(one)), entries_of(local_copy(other))
     links = [link.folder for entries in both for entry in entries for link in chain_of(entry)]
     with _bar("comparing", _bytes_of(links)) as report:
         found = diff(*both, report)

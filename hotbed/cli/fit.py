@@ -16,7 +16,6 @@ from hotbed.cli.settings import cache_flags, read_config, resumed_config
 from hotbed.cli.train import StartOptions, train_run
 from hotbed.errors import ConfigError, ModelError
 from hotbed.files import is_remote, path_of
-from hotbed.files.uri import clean_uri
 from hotbed.models import is_own, read_source
 from hotbed.run.config import FIELDS, unknown
 from hotbed.run.folder import read_json
@@ -82,7 +81,7 @@ def fit(
     with _FitGuard():
         flags = {
             "model.name": None if model is None else _name_of(model),
-            "data.path": None if data is None else clean_uri(str(data)),
+            "data.path": None if data is None else str(data),
             "train.epochs": epochs,
             "train.device": device,
             "train.seed": seed,

@@ -161,11 +161,10 @@ def train_command(
     """
     from hotbed.files import is_remote, shown_path
     from hotbed.files.settings import set_read_cache
-    from hotbed.files.uri import clean_uri
     from hotbed.run.remote_run import working_copy
 
     flags = {
-        "data.path": None if data is None else clean_uri(data),
+        "data.path": data,
         "model.name": model,
         "train.device": device,
         "train.epochs": epochs,
@@ -231,6 +230,7 @@ def train_run(
     from hotbed.data.dataset import describe
     from hotbed.run.files import write_text
     from hotbed.run.folder import alone, default_run, find_data_or_say, make_run, read_json
+    from hotbed.run.remote_folder import local_copy
     from hotbed.train.build import build, compare
     from hotbed.train.disk_room import check_room
     from hotbed.train.warm_start import source_of, start_from
@@ -242,7 +242,7 @@ def train_run(
     run_folder, quiet = start.run, manner.quiet or not world.is_first
     if ranks.cores is not None and not quiet:
         _say(str(ranks.cores))
-    entries = None if manner.source is None or start.resume else source_of(manner.source, run_folder)
+    entries = None if manner.source is None or start.resume else source_of(local_copy(manner.source), run_folder)
     data = find_data_or_say(config.data.path, run_folder) if start.resume else config.data.path
     dataset = _dataset(data, ranks, world)
     compare(config, dataset.fingerprint, world)

@@ -7,6 +7,7 @@ the top: config.json, metrics.jsonl and so on. Folders without a manifest are up
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import hashlib
 import json
@@ -191,6 +192,12 @@ def nothing(name: str, units: Collection[str]) -> bool:
 
 
 _open: dict[str, LocalCopy] = {}
+
+
+@atexit.register
+def _close_all() -> None:
+    while _open:
+        _open.popitem()[1].close()
 
 
 def local_copy(place: str | Path, wanted: Wanted = everything) -> Path:

@@ -31,7 +31,7 @@ from hotbed.files import RemotePath, hide, path_of
 from hotbed.files.copies import fetch_file, fetch_folder, publish_folder, remove_remote
 from hotbed.files.settings import cache_root
 from hotbed.host.atomic import make_folder
-from hotbed.run.folder import CONTENT
+from hotbed.run.folder import CONTENT, is_training
 from hotbed.run.remote_folder import RemoteContent, content_of
 
 EVERY = 5.0  # seconds between two looks at the local folder
@@ -88,6 +88,7 @@ def bring_run(remote: RemotePath, folder: Path) -> None:
         return
     if "config.json" not in content.loose:
         raise RunError(f"{remote} is not a run: it has no config.json. Start one with --out {remote}.")
+    _refuse_training(folder)
     shutil.rmtree(folder, ignore_errors=True)
     for name, stat in content.loose.items():
         fetch_file(remote / name, folder / name, stat)
@@ -113,7 +114,13 @@ def _check_free(remote: RemotePath, folder: Path, overwrite: bool) -> None:
     strange = [name for name in found if name not in CONTENT]
     if strange:
         raise RunError(f"{remote} holds {strange[0]}, which is not of a run. Choose another place with --out.")
+    _refuse_training(folder)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_training(folder: Path) -> None:
+    if is_training(folder):
+        raise RunError(f"another process is training in {folder}. Wait for it, or choose another place with --out.")
 
 
 class RunCopier:

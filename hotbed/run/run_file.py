@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.errors import ConfigError
+from hotbed.files.uri import clean_uri
 from hotbed.run.config import FIELDS, SECTIONS, TYPES, RunConfig, flatten, from_flat, shown, unknown
 
 
@@ -23,6 +24,8 @@ def compose(
     flat.update(overrides or {})
     for text in sets:
         problems += _set(text, flat)
+    if isinstance(flat.get("data.path"), str):
+        flat["data.path"] = clean_uri(flat["data.path"])  # what a run writes down has no secrets
     if named is not None and flat["model.name"] != named:  # the source in the run file is that of its own model
         flat.pop("model.source", None)
     config, wrong = from_flat(flat)

@@ -6,56 +6,81 @@ A HotbedError ends as `error: message` on stderr and exit code 2; a traceback is
 
 from __future__ import annotations
 
+import functools
+import inspect
 import io
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 
 import hotbed
-from hotbed.cli.console import fail
+from hotbed.cli.console import err, fail, is_verbose, speak
+from hotbed.cli.options import RENAMED, Quiet, Verbose
 from hotbed.errors import HotbedError
 
 
 class Command(NamedTuple):
-    """Where a subcommand lives, and its line in `hotbed --help`."""
+    """Where a subcommand lives, its line and its group in `hotbed --help`."""
 
     module: str
     attribute: str
     summary: str
+    group: str
 
 
+START, UNDERSTAND, OPERATE = "Start", "Understand", "Operate"
 COMMANDS = {
     "train": Command(
-        "hotbed.cli.train", "train_command", "Train a model; without arguments, on the embedded click log."
+        "hotbed.cli.train", "train_command", "Train a model; without arguments, on the embedded click log.", START
     ),
-    "evaluate": Command("hotbed.cli.evaluate", "evaluate_command", "Measure a trained model on a split of a dataset."),
-    "predict": Command("hotbed.cli.evaluate", "predict_command", "Score a dataset or raw files with a trained model."),
-    "serve": Command("hotbed.cli.serve", "serve_command", "Score over HTTP, with the newest checkpoint of a run."),
-    "prepare": Command("hotbed.cli.prepare", "prepare_command", "Turn raw logs into a dataset directory."),
-    "data": Command("hotbed.cli.data", "data_app", "Describe a dataset, or fetch a public one."),
-    "models": Command("hotbed.cli.models", "models_command", "List the models and their options."),
-    "plan": Command("hotbed.cli.plan", "plan_command", "Forecast what a run will need and how fast it will be."),
+    "prepare": Command("hotbed.cli.prepare", "prepare_command", "Turn raw logs into a dataset directory.", START),
+    "evaluate": Command(
+        "hotbed.cli.evaluate", "evaluate_command", "Measure a trained model on a split of a dataset.", START
+    ),
+    "predict": Command(
+        "hotbed.cli.evaluate", "predict_command", "Score a dataset or raw files with a trained model.", START
+    ),
+    "models": Command("hotbed.cli.models", "models_command", "List the models and their options.", START),
+    "data": Command("hotbed.cli.data", "data_app", "Describe, list, fetch or generate datasets.", START),
+    "report": Command(
+        "hotbed.cli.report", "report_command", "Write the report page of a run, or one that compares runs.", UNDERSTAND
+    ),
+    "plan": Command(
+        "hotbed.cli.plan", "plan_command", "Forecast what a run will need and how fast it will be.", UNDERSTAND
+    ),
     "simulate": Command(
-        "hotbed.cli.simulate", "simulate_command", "Count a cache's hits on a dataset, without training."
+        "hotbed.cli.simulate", "simulate_command", "Count a cache's hits on a dataset, without training.", UNDERSTAND
     ),
-    "verify": Command("hotbed.cli.verify", "verify_command", "Prove on your own data that the cache changes no bit."),
-    "explain": Command("hotbed.cli.explain", "explain_command", "Show where a row of a run is, and its history."),
-    "bench": Command("hotbed.cli.bench", "bench_command", "Time the training step, compared with FBGEMM and torch."),
+    "explain": Command(
+        "hotbed.cli.explain", "explain_command", "Show where a row of a run is, and its history.", UNDERSTAND
+    ),
+    "verify": Command(
+        "hotbed.cli.verify", "verify_command", "Prove on your own data that the cache changes no bit.", UNDERSTAND
+    ),
+    "bench": Command(
+        "hotbed.cli.bench", "bench_command", "Time the training step, compared with FBGEMM and torch.", UNDERSTAND
+    ),
+    "top": Command("hotbed.cli.top", "top_command", "Watch runs while they train.", OPERATE),
     "checkpoint": Command(
-        "hotbed.cli.checkpoint", "checkpoint_app", "List, verify, compare and prune the checkpoints of a run."
+        "hotbed.cli.checkpoint", "checkpoint_app", "List, verify, compare and prune the checkpoints of a run.", OPERATE
     ),
     "export": Command(
-        "hotbed.cli.export", "export_command", "Write a trained model for other systems: ONNX, safetensors or Parquet."
+        "hotbed.cli.export",
+        "export_command",
+        "Write a trained model for other systems: ONNX, safetensors or Parquet.",
+        OPERATE,
     ),
-    "top": Command("hotbed.cli.top", "top_command", "Watch runs while they train."),
-    "report": Command(
-        "hotbed.cli.report", "report_command", "Write the report page of a run, or one that compares runs."
+    "serve": Command(
+        "hotbed.cli.serve", "serve_command", "Score over HTTP, with the newest checkpoint of a run.", OPERATE
     ),
 }
+_NEED_ARGUMENTS = ("evaluate", "predict", "prepare", "export", "explain", "report", "serve")
+_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,10 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an ASCII terminal gets `?`
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    speak()
+    given = with_new_names(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        build_app(given)(args=given, prog_name="hotbed")
+        build_app([*given, *_words_to_complete()])(args=given, prog_name="hotbed")
     except HotbedError as error:
+        if is_verbose():
+            traceback.print_exc()
         sys.exit(fail(str(error)))
     except KeyboardInterrupt:
         sys.exit(fail("interrupted", code=130))
@@ -81,23 +109,66 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
-        add_completion=False,
+        context_settings=_HELP,
     )
     app.callback()(_root)
-    wanted = next((one for one in arguments if not one.startswith("-")), None)
+    wanted = _command_in(arguments)
     for name, entry in COMMANDS.items():
-        if name == wanted:
-            command = getattr(import_module(entry.module), entry.attribute)
-            if isinstance(command, typer.Typer):
-                app.add_typer(command, name=name, help=entry.summary)
-            else:
-                app.command(
-                    name,
-                    no_args_is_help=name in ("evaluate", "predict", "prepare", "export", "explain", "report", "serve"),
-                )(command)
+        if name != wanted:
+            app.command(name, help=entry.summary, rich_help_panel=entry.group)(_placeholder)
+            continue
+        command = getattr(import_module(entry.module), entry.attribute)
+        if isinstance(command, typer.Typer):
+            for one in command.registered_commands:
+                assert one.callback is not None
+                one.callback, one.context_settings = with_voice(one.callback), _HELP
+            app.add_typer(command, name=name, help=entry.summary, rich_help_panel=entry.group, context_settings=_HELP)
         else:
-            app.command(name, help=entry.summary)(_placeholder)
+            app.command(
+                name, no_args_is_help=name in _NEED_ARGUMENTS, rich_help_panel=entry.group, context_settings=_HELP
+            )(with_voice(command))
     return app
+
+
+def with_voice(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with `--quiet` and `--verbose`, which every command has."""
+    if "quiet" in inspect.signature(command).parameters:
+        return command
+
+    @functools.wraps(command)
+    def speaking(*, quiet: bool = False, verbose: bool = False, **options: Any) -> None:
+        speak(quiet, verbose)
+        command(**options)
+
+    own = inspect.signature(command, eval_str=True)
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in (("quiet", Quiet), ("verbose", Verbose))
+    ]
+    speaking.__signature__ = own.replace(parameters=[*own.parameters.values(), *more])  # type: ignore[attr-defined]
+    speaking.__annotations__ = {one.name: one.annotation for one in (*own.parameters.values(), *more)}
+    return speaking
+
+
+def with_new_names(arguments: list[str]) -> list[str]:
+    """The arguments with options under the names they have now; a line on stderr names the old ones."""
+    renamed = RENAMED.get(_command_in(arguments) or "", {})
+    found = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name in renamed:
+            err().print(f"note: {name} is now {renamed[name]}; the old name still works", soft_wrap=True)
+        found.append(renamed.get(name, name) + equals + value)
+    return found
+
+
+def _command_in(arguments: Sequence[str]) -> str | None:
+    return next((one for one in arguments if not one.startswith("-") and one != "hotbed"), None)
+
+
+def _words_to_complete() -> list[str]:
+    """The words of the line that a shell asks to complete."""
+    return os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS", "")).split()
 
 
 def _placeholder() -> None:

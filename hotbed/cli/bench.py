@@ -10,8 +10,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from hotbed.cli.console import err
-from hotbed.cli.options import Device, words
-from hotbed.host.memory import percent_hint
+from hotbed.cli.options import (
+    AsJson,
+    BatchSize,
+    CachePolicy,
+    CacheShares,
+    Device,
+    Dims,
+    LookAhead,
+    Ranks,
+    RowOptimizers,
+    Steps,
+    Window,
+    share,
+    words,
+)
+from hotbed.host.memory import parse_share, percent_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,48 +49,43 @@ _ON_GPU = _Defaults("128", "0,1024", "16384", "0.015", 80, 1.0, (4096, "0.05"))
 _ON_CPU = _Defaults("16", "0,128", "4096", "0.05", 20, 0.1, (1024, "0.1"))
 
 
-def _option(name: str, about: str, bags: str = "") -> Any:
+def _option(name: str, about: str, *names: str) -> Any:
     on_gpu, on_cpu = getattr(_ON_GPU, name), getattr(_ON_CPU, name)
-    default = f"[dim]\\[default: {on_gpu}; on the CPU {on_cpu}{bags}][/dim]"
-    return typer.Option(None, help=f"{about} {default}", show_default=False)
+    default = f"[dim]\\[default: {on_gpu}; on the CPU {on_cpu}][/dim]"
+    return typer.Option(None, *names, help=f"{about} {default}", show_default=False)
 
 
 def bench_command(
     systems: str = typer.Option("", help="Separated by commas. Left out: all that run on this device (listed above)."),
     ids: str = typer.Option(
         "single",
+        "--id-kind",
         help="What a sample holds, separated by commas. single: one id per feature. bags: as in MLPerf's multi-hot Criteo, 214 "
         "ids a sample. varying: bags of 0 to twice that size. dynamic: single 64-bit ids in tables without a fixed size.",
     ),
-    dim: str | None = _option("dim", "Row widths, separated by commas."),
-    optimizer: str = typer.Option(
-        "rowwise_adagrad", help="rowwise_adagrad, adam, adagrad or sgd, separated by commas."
-    ),
+    dim: Dims = None,
+    optimizer: RowOptimizers = None,
     dense: str | None = _option(
         "dense",
         "Widths of the 4-layer bf16 MLP after the lookup, separated by commas: a whole training step. 0: the embedding step "
         "alone, with a given gradient.",
+        "--mlp",
     ),
     output: str = typer.Option("stack", help="Form of hotbed's vectors, separated by commas: stack, concat, dict."),
-    batch: int | None = _option("batch", "Samples of a step.", "; with bags 4096 and 1024"),
-    cache: str | None = _option(
-        "cache",
-        "Share of the rows in the cache. Several, separated by commas, are a sweep, which is plotted at the end.",
-        "; with bags 0.05 and 0.1",
-    ),
+    batch_size: BatchSize = None,
+    cache: CacheShares = None,
     ssd: float | None = typer.Option(
         None,
+        "--memory-share",
+        parser=share,
+        metavar="SHARE",
         help="Share of the rows in memory below hotbed's cache; the others are on an ssd. Left out: all in memory.",
     ),
     ssd_folder: Path | None = typer.Option(
         None,
         help="Folder on that ssd for temporary files. Left out: the system's folder for temporary files.",
     ),
-    ranks: int = typer.Option(
-        0,
-        help="Number of processes on this machine; rows and batches are sharded over them, with Gloo on a CPU or one shared "
-        "GPU, else NCCL. 1: the sharded code in one process. 0: not sharded. Peers are not affected.",
-    ),
+    ranks: Ranks = None,
     cold: bool = typer.Option(
         False,
         "--cold",
@@ -86,14 +95,15 @@ def bench_command(
     zipf: float = typer.Option(
         1.05, help="Zipf exponent of the id frequencies; smaller means more misses. Must not be 1."
     ),
-    steps: int = typer.Option(100, help="Timed steps, rounded up to groups of ten."),
+    steps: Steps = None,
     warmup: int | None = _option("warmup", "Steps before them."),
-    policy: str | None = typer.Option(None, help="hotbed's cache policy. Left out: its default."),
-    window: int | None = typer.Option(None, help="Batches that hotbed fetches together. Left out: chosen by hotbed."),
-    look_ahead: int | None = typer.Option(None, help="Batches whose ids hotbed reads ahead. Left out: its default."),
+    policy: CachePolicy = None,
+    window: Window = None,
+    look_ahead: LookAhead = None,
     rows_scale: float | None = _option("rows_scale", "Table sizes as a share of Criteo-Kaggle's 33.76 M rows."),
-    device: Device = "auto",
+    device: Device = None,
     csv: Path | None = typer.Option(None, help="Append one row per result to this file, as soon as it is measured."),
+    as_json: AsJson = False,
 ) -> None:
     """Time hotbed's training step, compared with FBGEMM and torch on the same ids.
 
@@ -103,6 +113,11 @@ def bench_command(
     built, warmed up, timed (wall clock, median over groups of ten steps; on a GPU
     also its busy time per step) and freed. Ratios are to FBGEMM with every row on
     the device: below 1 is faster.
+
+    [bold]Left out:[/bold] dim 128, batches of 16,384 and a cache of 1.5%, on a CPU dim 16, 4,096 and 5%; with bags batches
+    of 4,096 and a cache of 5%, on a CPU 1,024 and 10%. rowwise_adagrad; 100 timed steps, in groups of ten; policy, window and
+    look-ahead of hotbed. Without --ranks nothing is sharded; with it the rows and batches of hotbed are, with Gloo on a CPU
+    or one shared GPU, else NCCL. Several caches are a sweep, which is plotted at the end.
 
     [bold]Systems:[/bold] hotbed-hbm (every row on the device), hotbed-cached (a cache
     under hotbed.prefetch), hotbed-cached-plain (the same cache in a plain loop),
@@ -116,17 +131,19 @@ def bench_command(
 
     hotbed bench --systems fbgemm-hbm,hotbed-cached --dim 128,64,32 --csv bench.csv
 
-    hotbed bench --ids bags,varying --systems fbgemm-hbm,fbgemm-lru-managed,hotbed-hbm,hotbed-cached
+    hotbed bench --id-kind bags,varying --systems fbgemm-hbm,fbgemm-lru-managed,hotbed-hbm,hotbed-cached
 
-    hotbed bench --systems fbgemm-hbm,hotbed-cached --dense 0 --cache 0.005,0.015,0.05
+    hotbed bench --systems fbgemm-hbm,hotbed-cached --mlp 0 --cache 0.5%,1.5%,5%
 
-    hotbed bench --systems hotbed-hbm,hotbed-cached --output stack,concat,dict --dense 0
+    hotbed bench --systems hotbed-hbm,hotbed-cached --output stack,concat,dict --mlp 0
 
-    hotbed bench --systems hotbed-cached --ssd 0.1 --ssd-folder /fast --dim 64
+    hotbed bench --systems hotbed-cached --memory-share 10% --ssd-folder /tmp --dim 64
 
     hotbed bench --systems hotbed-cached --ranks 2
 
     hotbed bench --device cpu --rows-scale 1 --systems fbgemm-cpu,hotbed-hbm
+
+    hotbed bench --device cpu --rows-scale 0.001 --batch-size 64 --dim 8 --mlp 0 --cache 30% --steps 10
     """
     from hotbed.run.config import raise_problems
 
@@ -135,35 +152,45 @@ def bench_command(
         from hotbed.bench.systems import choose_systems
         from hotbed.cli.bench_report import report
         from hotbed.host.devices import pick_device
-    on = pick_device(device)
+    on = pick_device(device or "auto")
+    num_steps = steps or 100
     usual = _ON_CPU if on.type == "cpu" else _ON_GPU
     lists = _OptionLists(
-        *map(words, (ids, output, optimizer, dim or usual.dim, usual.dense if dense is None else dense))
+        *map(
+            words,
+            (
+                ids,
+                output,
+                "rowwise_adagrad" if optimizer is None else optimizer,
+                usual.dim if dim is None else dim,
+                usual.dense if dense is None else dense,
+            ),
+        )
     )
     base = Setting(
         device=on,
-        batch=int(usual.batch) if batch is None else batch,
+        batch=int(usual.batch) if batch_size is None else batch_size,
         zipf=zipf,
         ssd=ssd,
         ssd_folder="" if ssd_folder is None else str(ssd_folder),
-        ranks=ranks,
+        ranks=ranks or 0,
         cold=cold,
         policy=policy,
         window=window,
         look_ahead=look_ahead,
-        steps=steps,
+        steps=num_steps,
         warmup=usual.warmup if warmup is None else warmup,
     )
     scale = usual.rows_scale if rows_scale is None else rows_scale
     raise_problems([*_wrong_lists(lists), *_wrong_values(base, lists.ids), *_wrong_shares(cache, ssd, scale)])
-    base = replace(base, steps=-(-steps // 10) * 10, rows=scaled_rows(scale))
+    base = replace(base, steps=-(-num_steps // 10) * 10, rows=scaled_rows(scale))
     settings = []
     for kind in lists.ids:
         in_bags = kind in ("bags", "varying")
-        size = usual.bags[0] if in_bags and batch is None else base.batch
+        size = usual.bags[0] if in_bags and batch_size is None else base.batch
         shares = words(cache or (usual.bags[1] if in_bags else usual.cache))
         settings += _settings(replace(base, ids=kind, batch=size), lists, shares)
-    if report(settings, choose_systems(words(systems), on), csv):
+    if report(settings, choose_systems(words(systems), on), csv, as_json):
         raise typer.Exit(1)
 
 
@@ -181,20 +208,20 @@ def _settings(base: Setting, lists: _OptionLists, shares: Sequence[str]) -> list
     """All combinations; those that differ only in the cache are adjacent."""
     every = itertools.product(lists.outputs, lists.optimizers, lists.dims, lists.denses, shares)
     return [
-        replace(base, output=output, optimizer=optimizer, dim=int(dim), dense=int(dense), cache=float(share))
-        for output, optimizer, dim, dense, share in every
+        replace(base, output=output, optimizer=optimizer, dim=int(dim), dense=int(dense), cache=parse_share(one))
+        for output, optimizer, dim, dense, one in every
     ]
 
 
 def _wrong_lists(lists: _OptionLists) -> Iterator[str]:
     from hotbed.bench.setting import IDS, OPTIMIZERS, OUTPUTS
 
-    for option, given, least in (("--dim", lists.dims, 1), ("--dense", lists.denses, 0)):
+    for option, given, least in (("--dim", lists.dims, 1), ("--mlp", lists.denses, 0)):
         bad = [word for word in given if not word.isdecimal() or int(word) < least]
         if bad or not given:
             yield f"{option} takes whole numbers from {least}, separated by commas, not {', '.join(bad) or 'nothing'}"
     named = (
-        ("--ids", lists.ids, IDS),
+        ("--id-kind", lists.ids, IDS),
         ("--output", lists.outputs, OUTPUTS),
         ("--optimizer", lists.optimizers, OPTIMIZERS),
     )
@@ -212,8 +239,8 @@ def _wrong_values(setting: Setting, ids: list[str]) -> Iterator[str]:
 
     if setting.policy is not None and setting.policy not in POLICIES:
         yield f"--policy is one of {', '.join(POLICIES)}, not {setting.policy}"
-    for name in ("batch", "steps", "warmup", "window", "look_ahead"):
-        value = getattr(setting, name)
+    for name in ("batch_size", "steps", "warmup", "window", "look_ahead"):
+        value = getattr(setting, name.removesuffix("_size"))
         if value is not None and value < 1:
             yield f"--{name.replace('_', '-')} must be at least 1, not {value}"
         if name in most and value is not None and value > most[name]:
@@ -223,21 +250,21 @@ def _wrong_values(setting: Setting, ids: list[str]) -> Iterator[str]:
     if setting.zipf <= 0 or setting.zipf == 1:
         yield f"--zipf must be above 0 and not 1, not {setting.zipf}"
     if setting.ssd is not None and "dynamic" in ids:
-        yield "--ssd is a share of the rows, and dynamic ids have no number of rows; leave one of them out"
+        yield "--memory-share is a share of the rows, and dynamic ids have no number of rows; leave one of them out"
     if setting.ssd is None and setting.ssd_folder:
-        yield "--ssd-folder is for rows that memory does not hold; give --ssd too, the share of rows in memory"
+        yield "--ssd-folder is for rows that memory does not hold; give --memory-share too, the share of rows in memory"
 
 
 def _wrong_shares(cache: str | None, ssd: float | None, rows_scale: float) -> Iterator[str]:
     shares: list[tuple[str, str | float]] = [("--cache", word) for word in words(cache or "")]
-    shares += [("--rows-scale", rows_scale), *([] if ssd is None else [("--ssd", ssd)])]
+    shares += [("--rows-scale", rows_scale), *([] if ssd is None else [("--memory-share", ssd)])]
     for option, given in shares:
         try:
-            share = float(given)
+            found = parse_share(given) if isinstance(given, str) else float(given)
         except ValueError:
             yield f"{option} takes shares separated by commas, not {given}"
             continue
-        if not 0 < share <= 1:
-            yield f"{option} is a share, above 0 and at most 1, not {given}{percent_hint(share)}"
+        if not 0 < found <= 1:
+            yield f"{option} is a share, above 0 and at most 1, not {given}{percent_hint(found)}"
     if cache is not None and not words(cache):
         yield "--cache takes shares separated by commas, not nothing"

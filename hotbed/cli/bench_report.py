@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hotbed.bench.results import CsvFile, Result, columns, environment
 from hotbed.bench.run import Skip, run, with_gpu_time
 from hotbed.bench.setting import Setting
-from hotbed.cli.console import err, out
+from hotbed.cli.console import err, out, print_json
 from hotbed.cli.plot import PlotLine, percent, plot
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WIDE = 180  # columns of a table that goes to a file
 
 
-def report(settings: list[Setting], systems: list[str], csv: Path | None) -> bool:
+def report(settings: list[Setting], systems: list[str], csv: Path | None, as_json: bool = False) -> bool:
     """Run all systems, print and write results; returns whether a system was wrong or failed."""
     device = settings[0].device
     file = None if csv is None else CsvFile(csv, [*columns(settings[0]), *environment(device)])
@@ -30,10 +30,14 @@ def report(settings: list[Setting], systems: list[str], csv: Path | None) -> boo
     finally:  # results so far are printed and written even if this is interrupted
         for setting, group in itertools.groupby(everything, key=lambda result: result.setting):
             results = list(group)
-            _print(_table(setting, results))
+            if not as_json:
+                _print(_table(setting, results))
             if file is not None:
                 for result in results:
                     file.add({**result.row(), **environment(device)})
+    if as_json:
+        print_json({"results": [{**one.row(), **environment(device)} for one in everything]})
+        return faults
     for drawing in sweeps(everything):
         out().print(drawing, soft_wrap=True, highlight=False)
     out().print(", ".join(f"{name} {value}" for name, value in environment(device).items() if value), soft_wrap=True)

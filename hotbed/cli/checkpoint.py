@@ -14,7 +14,8 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from hotbed.cli.console import out, progress_bar
+from hotbed.cli.console import out, print_json, progress_bar
+from hotbed.cli.options import AsJson, Checkpoints, DryRun
 from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,12 +39,11 @@ class _Subcommands(TyperGroup):
 checkpoint_app = typer.Typer(
     cls=_Subcommands, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
 )
-_RUN = typer.Argument(help="A run folder, a folder of checkpoints, or one checkpoint.")
 _MOST_LINES = 40  # of dense tensors or tables
 
 
 @checkpoint_app.command("list", no_args_is_help=True)
-def list_command(run: Annotated[Path, _RUN]) -> None:
+def list_command(run: Checkpoints, as_json: AsJson = False) -> None:
     """List checkpoints: step, kind, parent, size, rows, age.
 
     A [bold]full[/bold] checkpoint holds every row ever trained; an [bold]incremental[/bold] one only the rows touched since
@@ -52,7 +52,7 @@ def list_command(run: Annotated[Path, _RUN]) -> None:
 
     [bold]For example:[/bold]
 
-    hotbed checkpoint list runs/demo
+    hotbed checkpoint list runs/mine
     """
     from hotbed.checkpoint.manifest import read_manifest
     from hotbed.errors import RunError
@@ -60,6 +60,9 @@ def list_command(run: Annotated[Path, _RUN]) -> None:
     from hotbed.run.remote_folder import local_copy
 
     run = local_copy(run)
+    if as_json:
+        print_json({"checkpoints": [_facts(folder) for folder in _folders(run)]})
+        return
     table = Table()
     for heading in ("checkpoint", "step", "kind", "parent", "size", "rows", "age"):
         side = "right" if heading in ("step", "size", "rows", "age") else "left"
@@ -85,14 +88,14 @@ def list_command(run: Annotated[Path, _RUN]) -> None:
 
 
 @checkpoint_app.command("verify", no_args_is_help=True)
-def verify_command(run: Annotated[Path, _RUN]) -> None:
+def verify_command(run: Checkpoints, as_json: AsJson = False) -> None:
     """Verify every byte of every checkpoint: checksums, rows, and complete chains. Names what is damaged.
 
     Exit code 2 if something is wrong. Nothing is changed.
 
     [bold]For example:[/bold]
 
-    hotbed checkpoint verify runs/demo
+    hotbed checkpoint verify runs/mine
     """
     from hotbed.checkpoint.read import problems_of
     from hotbed.errors import RunError
@@ -106,6 +109,11 @@ def verify_command(run: Annotated[Path, _RUN]) -> None:
     problems = {folder: found for folder, found in problems.items() if folder.exists()}  # a running training may prune
     wrong = [text for found in problems.values() for text in found]
     good = [_label(folder) for folder, found in problems.items() if not found]
+    if as_json:
+        print_json({"intact": good, "problems": wrong})
+        if wrong:
+            raise typer.Exit(2)
+        return
     if not wrong:
         out().print(
             f"{len(good)} checkpoint{'s are' if len(good) > 1 else ' is'} intact: {', '.join(good)}", soft_wrap=True
@@ -121,6 +129,7 @@ def verify_command(run: Annotated[Path, _RUN]) -> None:
 def diff_command(
     one: Annotated[Path, typer.Argument(help="A checkpoint, or a run for its newest.")],
     other: Annotated[Path, typer.Argument(help="The checkpoint or run to compare with.")],
+    as_json: AsJson = False,
 ) -> None:
     """Compare two checkpoints: settings, tables, rows changed, added and gone, dense weights.
 
@@ -128,7 +137,7 @@ def diff_command(
 
     hotbed checkpoint diff runs/demo/checkpoints/000000001000 runs/demo/checkpoints/000000002000
 
-    hotbed checkpoint diff runs/one runs/two
+    hotbed checkpoint diff runs/demo runs/mine
     """
     from hotbed.checkpoint.chain import chain_of
     from hotbed.checkpoint.diff import diff
@@ -139,6 +148,9 @@ def diff_command(
     links = [link.folder for entries in both for entry in entries for link in chain_of(entry)]
     with _bar("comparing", _bytes_of(links)) as report:
         found = diff(*both, report)
+    if as_json:
+        print_json(_diff_figures(found))
+        return
     console = out()
     said = [f"{e[0].folder}{f', of all {len(e)} ranks' if len(e) > 1 else ''}" for e in both]
     console.print(" -> ".join(said), soft_wrap=True)
@@ -160,9 +172,10 @@ def diff_command(
 
 @checkpoint_app.command("prune", no_args_is_help=True)
 def prune_command(
-    run: Annotated[Path, typer.Argument(help="A run folder or a folder of checkpoints.")],
+    run: Checkpoints,
     keep: Annotated[int, typer.Option(min=1, help="How many of the newest stay, with the checkpoints they depend on.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove old checkpoints and leftovers of killed writers. A checkpoint that a kept one depends on stays.
 
@@ -170,7 +183,7 @@ def prune_command(
 
     [bold]For example:[/bold]
 
-    hotbed checkpoint prune runs/demo --keep 1 --dry-run
+    hotbed checkpoint prune runs/mine --keep 1 --dry-run
     """
     from hotbed.checkpoint.chain import clean, locked, remove
     from hotbed.host.memory import in_words
@@ -183,9 +196,35 @@ def prune_command(
             if not dry_run:
                 clean(root)
                 remove(old)
+    if as_json:
+        print_json({"dry_run": dry_run, "removed": [_label(one) for one in doomed], "num_bytes": size})
+        return
     what = "would be removed" if dry_run else "removed"
     names = ", ".join(_label(one) for one in doomed) or "-"
     out().print(f"{len(doomed)} checkpoints {what}, {in_words(size)}: {names}", soft_wrap=True)
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """A checkpoint as JSON has it."""
+    from hotbed.checkpoint.manifest import read_manifest
+    from hotbed.errors import RunError
+
+    try:
+        found = read_manifest(folder)
+    except RunError as error:
+        return {"name": _label(folder), "damaged": str(error)}
+    facts = {"step": found.step, "kind": found.kind, "parent": found.parent or None, "num_bytes": found.num_bytes}
+    return {"name": _label(folder), **facts, "num_rows": found.num_rows, "time": found.time}
+
+
+def _diff_figures(found: Diff) -> dict[str, Any]:
+    tables = {
+        name: {word: getattr(rows, word) for word in ("same", "changed", "added", "gone", "largest", "largest_id")}
+        for name, rows in found.tables.items()
+    }
+    dense = [{"name": one.name, "what": one.what, "largest": one.largest} for one in found.dense]
+    settings = {path: list(values) for path, values in found.settings.items()}
+    return {"settings": settings, "shapes": dict(found.shapes), "tables": tables, "dense": dense}
 
 
 def _prunings(place: Path, keep: int) -> Iterator[tuple[Path, Callable[[], list[Path]]]]:

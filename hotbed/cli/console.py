@@ -5,12 +5,14 @@ Names of files, columns and datasets are printed literally: [markup] and :emoji:
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, cast
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -30,6 +32,22 @@ RESULTS = (
     ("calibration", "calibration"),
 )
 _live: list[Console] = []  # consoles with a bar or spinner on the screen
+_voice: list[bool] = [False, False]  # quiet, verbose
+
+
+def speak(quiet: bool = False, verbose: bool = False) -> None:
+    """How much commands print from here on, by `--quiet` and `--verbose`."""
+    _voice[:] = quiet, verbose and not quiet
+
+
+def is_quiet() -> bool:
+    """Whether only results and errors are printed."""
+    return _voice[0]
+
+
+def is_verbose() -> bool:
+    """Whether all progress is printed."""
+    return _voice[1]
 
 
 def out() -> Console:
@@ -37,9 +55,23 @@ def out() -> Console:
     return Console(highlight=False, markup=False, emoji=False)
 
 
-def err() -> Console:
-    """The console for errors and progress."""
-    return Console(file=cast(IO[str], _ResilientStream(sys.stderr)), highlight=False, markup=False, emoji=False)
+def err(always: bool = False) -> Console:
+    """The console for progress and notes, which --quiet silences, and for errors (`always`)."""
+    stream = cast(IO[str], _ResilientStream(sys.stderr))
+    return Console(file=stream, highlight=False, markup=False, emoji=False, quiet=is_quiet() and not always)
+
+
+def print_json(figures: Any) -> None:
+    """The result of a command as JSON; numbers that JSON does not have become null."""
+    typer.echo(json.dumps(_finite(figures), indent=1, default=str))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 @contextmanager
@@ -67,7 +99,7 @@ def print_progress(text: str) -> None:
 
 def fail(message: str, code: int = 2) -> int:
     """Print `error: message` as plain text, unwrapped, and return the exit code."""
-    console = err()
+    console = err(always=True)
     console.print("error:", style="bold red", end=" ")
     console.print(message, soft_wrap=True)
     return code

@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from hotbed.cli.console import err, out, progress_bar
-from hotbed.cli.options import AsJson, MaybeDatasetOut, OverwriteDataset
+from hotbed.cli.console import err, out, print_json, progress_bar
+from hotbed.cli.options import AsJson, DataPlace, DryRun, Out, Overwrite, Seed
 from hotbed.cli.settings import open_dataset
 from hotbed.errors import ConfigError
 
@@ -27,18 +27,22 @@ MOST_FEATURES = 60  # lines of a table on a terminal; --json has all of them
 
 @data_app.command("describe", no_args_is_help=True)
 def describe_command(
-    dataset: Annotated[
-        str, typer.Argument(help="A dataset directory, or a name of `hotbed data list`: criteo-like, criteo-like:ROWS.")
-    ],
+    dataset: DataPlace,
     as_json: AsJson = False,
 ) -> None:
-    """Show rows, positives, distinct ids and how unevenly lookups fall on them. --json adds the whole skew curves."""
+    """Show rows, positives, distinct ids and how unevenly lookups fall on them. --json adds the whole skew curves.
+
+    [bold]For example:[/bold]
+
+    hotbed data describe mydata
+    """
     from hotbed.data.dataset import describe
 
+    assert dataset is not None, "no arguments is help"
     opened = open_dataset(dataset)
     figures = describe(opened)
     if as_json:
-        out().print_json(data=figures)
+        print_json(figures)
         return
     console = out()
     console.print(Text.assemble((dataset, "bold"), f"  {opened.path}"), soft_wrap=True)
@@ -52,11 +56,21 @@ def describe_command(
 
 
 @data_app.command("list")
-def list_command() -> None:
-    """List the embedded and the public datasets with their licences."""
+def list_command(as_json: AsJson = False) -> None:
+    """List the embedded and the public datasets with their licences.
+
+    [bold]For example:[/bold]
+
+    hotbed data list
+    """
     from hotbed.data.catalog import CATALOG
     from hotbed.data.embedded import EMBEDDED
 
+    if as_json:
+        facts = [(one.name, one.summary, one.licence, "embedded") for one in EMBEDDED]
+        facts += [(one.name, one.summary, one.licence, "by hand" if one.by_hand else "download") for one in CATALOG]
+        print_json({"datasets": [dict(zip(("name", "summary", "licence", "how"), one, strict=True)) for one in facts]})
+        return
     table = Table("name", "what", "licence", "how", show_lines=True)
     for embedded in EMBEDDED:
         table.add_row(embedded.name, embedded.summary, embedded.licence, f"hotbed train --data {embedded.name}")
@@ -69,15 +83,22 @@ def list_command() -> None:
 @data_app.command("get", no_args_is_help=True)
 def get_command(
     name: Annotated[str, typer.Argument(help="One of `hotbed data list`.")],
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder for the files. Left out: ./NAME.")
-    ] = None,
+    out_dir: Out = None,
     day: Annotated[list[int] | None, typer.Option(help="For datasets published by day; may be repeated.")] = None,
     accept_licence: Annotated[
         bool, typer.Option("--accept-licence", help="You have read and accept the licence.")
     ] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Fetch a public dataset from its publisher and verify it; an interrupted download is resumed."""
+    """Fetch a public dataset from its publisher and verify it; an interrupted download is resumed.
+
+    --out is the folder for the files; left out: ./NAME.
+
+    [bold]For example:[/bold]
+
+    hotbed data get movielens-100k --dry-run
+    """
     from hotbed.data.catalog import choose_folders, find_public_set
     from hotbed.data.download import download, list_folder
     from hotbed.errors import DataError
@@ -90,16 +111,29 @@ def get_command(
     if entry.by_hand:
         steps = "\n".join(f"  {number}. {step}" for number, step in enumerate((*entry.by_hand, *entry.then), 1))
         raise DataError(f"{entry.name} needs an account at its publisher. By hand:\n{steps}")
-    _accept(entry, accept_licence)
     target = out_dir or Path(entry.name)
     plans = [(target, file) for file in entry.files]
+    if dry_run:
+        named = [str(directory / file.name) for directory, file in plans]
+        named += [str(target / folder.place / "*") for folder in folders]
+        if as_json:
+            print_json({"dry_run": True, "name": entry.name, "licence": entry.licence, "files": named})
+        else:
+            out().print(f"dry run: {', '.join(named)} would be fetched. Nothing was written.", soft_wrap=True)
+        return
+    _accept(entry, accept_licence)
     for folder in folders:
         plans += [(target / folder.place, file) for file in list_folder(folder, entry.suffixes)]
+    fetched = []
     with progress_bar("", "bytes") as progress:
         for directory, file in plans:
             path = download(file, directory, progress)
+            fetched.append(str(path))
             checked = file.checksum.partition(":")[0] + " checked" if file.checksum else "no checksum is published"
             console.print(f"{path} ({path.stat().st_size:,} bytes, {checked})", soft_wrap=True)
+    if as_json:
+        print_json({"dry_run": False, "name": entry.name, "licence": entry.licence, "files": fetched})
+        return
     console.print("then, in that directory:", *(f"  {step}" for step in entry.then), sep="\n", soft_wrap=True)
 
 
@@ -160,24 +194,28 @@ def make_command(
     days: Annotated[
         int | None, typer.Option(help="Spread the rows over this many days, with a file for each day.")
     ] = None,
-    out_dir: MaybeDatasetOut = None,
+    out_dir: Out = None,
     text: Annotated[
         Path | None,
         typer.Option(
             "--text", "--tsv", metavar="FILE", help="Write the rows as raw text; with --days, to this folder."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another seed, another log.")] = 0,
-    overwrite: OverwriteDataset = False,
+    seed: Seed = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Generate a synthetic click log: as a dataset directory, as raw text, or both.
+    """Generate a synthetic click log: as a dataset folder (--out), as raw text (--text), or both.
 
-    hotbed data make criteo-like:8_000_000 --out clicks
+    The same name, seed and number of rows always give the same log; another seed gives another one. Its best possible AUC
+    is known. If the job is killed, the same command resumes it and keeps the finished files.
 
-    hotbed data make avazu-like --days 10 --text raw
+    [bold]For example:[/bold]
 
-    The same name, seed and number of rows always give the same log. Its best possible AUC is known.
-    If the job is killed, the same command resumes it and keeps the finished files.
+    hotbed data make criteo-like:20_000 --out clicks
+
+    hotbed data make avazu-like:20_000 --days 10 --text raw
     """
     from hotbed.data.embedded import read_rows
     from hotbed.data.synthetic import TRAIN_ROWS, find_shape, make_log, other_rows
@@ -195,16 +233,33 @@ def make_command(
             "nothing to write: name a dataset directory with --out DIR, a text file with --text FILE, or both."
         )
     total = train + 2 * other_rows(train)
-    log = make_log(shape, seed, total, days)
+    log = make_log(shape, seed or 0, total, days)
     if text is not None:
         check_text(shape)
+    made: dict[str, Any] = {
+        "dry_run": dry_run,
+        "out": None if out_dir is None else str(out_dir),
+        "text": None if text is None else str(text),
+        "rows": {"train": train, "valid": other_rows(train), "test": other_rows(train)},
+        "best_auc": {},
+    }
+    if dry_run:
+        where = " and ".join(str(one) for one in (out_dir, text) if one is not None)
+        planned = f"dry run: {total:,} rows of {shape.name} would be written to {where}. Nothing was written."
+        print_json(made) if as_json else out().print(planned, soft_wrap=True)
+        return
+    said = []
     if out_dir is not None:
-        _make_dataset(out_dir, log, train, days, overwrite)
+        made["best_auc"], line = _make_dataset(out_dir, log, train, days, overwrite)
+        said.append(line)
     if text is not None:
-        _make_text(text, log, total, by_day=days is not None)
+        said.append(_make_text(text, log, total, by_day=days is not None))
+    print_json(made) if as_json else out().print("\n".join(said), soft_wrap=True)
 
 
-def _make_dataset(out_dir: Path, log: ClickLog, train: int, days: int | None, overwrite: bool) -> None:
+def _make_dataset(
+    out_dir: Path, log: ClickLog, train: int, days: int | None, overwrite: bool
+) -> tuple[dict[str, float], str]:
     from hotbed.data.synthetic import other_rows, write_dataset
 
     others = other_rows(train)
@@ -222,10 +277,11 @@ def _make_dataset(out_dir: Path, log: ClickLog, train: int, days: int | None, ov
             progress=lambda done, total: progress("", done, total),
         )
     best = ", ".join(f"{split} {auc:.4f}" for split, auc in schema.best_auc.items())
-    out().print(f"{out_dir}: {train:,} + {others:,} + {others:,} rows; best possible AUC: {best}", soft_wrap=True)
+    line = f"{out_dir}: {train:,} + {others:,} + {others:,} rows; best possible AUC: {best}"
+    return dict(schema.best_auc), line
 
 
-def _make_text(text: Path, log: ClickLog, total: int, by_day: bool) -> None:
+def _make_text(text: Path, log: ClickLog, total: int, by_day: bool) -> str:
     from hotbed.data.synthetic import write_days, write_text
 
     done = 0
@@ -243,7 +299,7 @@ def _make_text(text: Path, log: ClickLog, total: int, by_day: bool) -> None:
             write_text(text, log, 0, total, threads=_threads(), report=report)
     size = sum(file.stat().st_size for file in files)
     shown = f", {len(files)} days" if by_day else ""
-    out().print(f"{text}: {total:,} rows{shown}, {size:,} bytes", soft_wrap=True)
+    return f"{text}: {total:,} rows{shown}, {size:,} bytes"
 
 
 def _threads() -> int:

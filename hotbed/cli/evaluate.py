@@ -8,8 +8,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from hotbed.cli.console import err, out, report_compiling, result_table, waiting
-from hotbed.cli.options import CacheBytes, CacheShare, Device, ScoreBatchSize, ScoredModel
+from hotbed.cli.console import err, out, print_json, report_compiling, result_table, waiting
+from hotbed.cli.options import (
+    AsJson,
+    BatchSize,
+    CacheBytes,
+    CacheShare,
+    Data,
+    Device,
+    DryRun,
+    MaxBad,
+    Memory,
+    ModelPlace,
+    Out,
+    Overwrite,
+    Split,
+)
 from hotbed.cli.settings import open_dataset
 from hotbed.errors import ConfigError
 
@@ -17,16 +31,22 @@ if TYPE_CHECKING:
     from hotbed.run.predictions import Scores
 
 
+SCORE_BATCH = 4096
+
+
 def evaluate_command(
-    run: Path = typer.Argument(..., help="Run folder with a trained model, or a checkpoint."),
-    data: str | None = typer.Option(None, help="Dataset. Left out: that of the run."),
-    split: str = typer.Option("test", help="train, valid or test."),
-    device: Device = "auto",
-    batch_size: ScoreBatchSize = 4096,
+    run: ModelPlace,
+    data: Data = None,
+    split: Split = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
     cache: CacheShare = None,
     hbm: CacheBytes = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a trained model: AUC, log loss, normalized entropy, calibration; exact, over every sample.
+
+    Left out: the dataset of the run, its test split, batches of 4,096, which do not affect the result.
 
     [bold]For example:[/bold]
 
@@ -36,6 +56,7 @@ def evaluate_command(
 
     hotbed evaluate runs/demo/checkpoints
     """
+    split, device, batch_size = split or "test", device or "auto", batch_size or SCORE_BATCH
     with report_compiling():
         with waiting("loading the model"):
             from hotbed.data.loader.loader import Loader
@@ -56,6 +77,9 @@ def evaluate_command(
     best = dataset.schema.best_auc.get(split)
     if best is not None:
         metrics |= {"best_auc": best, "gap": best - found.metrics.auc}
+    if as_json:
+        print_json({"model": subject.name, "data": data or subject.dataset, "split": split, "metrics": metrics})
+        return
     out().print(result_table(f"{subject.name} on {data or subject.dataset}", {split: metrics}))
 
 
@@ -85,21 +109,24 @@ def _subject(place: Path) -> EvaluatedModel:
 
 
 def predict_command(
-    run: ScoredModel,
+    run: ModelPlace,
     inputs: list[str] = typer.Argument(..., metavar="INPUT...", help="Raw files, or one dataset."),
-    scores: Path = typer.Option(..., "--out", help="Scores as .parquet or .csv."),
-    split: str = typer.Option("test", help="Which split, when INPUT is a dataset."),
-    device: Device = "auto",
-    batch_size: ScoreBatchSize = 4096,
+    scores: Out = None,
+    split: Split = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
     cache: CacheShare = None,
     hbm: CacheBytes = None,
-    memory: str | None = typer.Option(
-        None, help="Leave rows in their files and cache at most this much of them in memory, e.g. 100MB."
-    ),
-    max_bad: str = typer.Option("1%", help="Stop when more raw rows than this cannot be read: a number or a share."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing file of scores."),
+    memory: Memory = None,
+    max_bad: MaxBad = "1%",
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score samples: one row each with its label, where there is one, and the predicted probability.
+
+    --out is a .parquet or .csv file. --memory leaves rows in their files and caches at most that much of them, e.g. 100MB.
+    --split is for a dataset; left out: test. Batches of 4,096, unless given, do not affect the result.
 
     Raw files are read as `hotbed prepare` read the training data; a model trained on text also reads Parquet and Arrow. Ids
     not seen in training count as unknown. Rows that cannot be read are left out; `file` and `line` name the scored ones.
@@ -108,13 +135,16 @@ def predict_command(
 
     hotbed predict runs/demo criteo-like --split test --out scores.parquet
 
-    hotbed predict runs/mine new-day.tsv --out scores.csv
+    hotbed predict runs/mine new.csv --out scores.csv
 
-    hotbed predict runs/mine/checkpoints new-day.tsv --memory 100MB --out scores.csv
+    hotbed predict runs/mine/checkpoints new.csv --memory 100MB --out scores.csv
     """
     from hotbed.data.embedded import is_embedded
     from hotbed.files import path_of
 
+    split, device, batch_size = split or "test", device or "auto", batch_size or SCORE_BATCH
+    if scores is None:
+        raise ConfigError("--out FILE is needed: where to write the scores, as .parquet or .csv.")
     if any(scores.exists() and Path(one).exists() and scores.samefile(one) for one in inputs):
         raise ConfigError(f"--out {scores} is one of the inputs and would be lost. Choose another file.")
     if scores.exists() and not overwrite:
@@ -141,12 +171,23 @@ def predict_command(
             else:
                 reader = RawReader(model.folder, inputs, batch_size=batch_size, max_bad=max_bad, rows_of=model.rows_of)
                 batches = raw_batches(reader)
+        if dry_run:
+            shown = ", ".join(inputs)
+            if as_json:
+                print_json({"dry_run": True, "out": str(scores), "scores": 0, "bad_rows": 0, "model": model.version})
+            else:
+                out().print(f"dry run: {shown} would be scored to {scores}. Nothing was written.", soft_wrap=True)
+            return
         with waiting("scoring"):
             count = predict(model.learner, batches, scores)
+    bad = 0 if reader is None else reader.quarantine.bad_rows
+    if as_json:
+        print_json({"dry_run": False, "out": str(scores), "scores": count, "bad_rows": bad, "model": model.version})
+        return
     by = f", by the model {model.version}" if model.version else ""
     out().print(f"{count:,} scores in {scores}{by}", soft_wrap=True)
-    if reader is not None and reader.quarantine.bad_rows:
-        err().print(f"{reader.quarantine.bad_rows:,} rows could not be read and have no score")
+    if bad:
+        err().print(f"{bad:,} rows could not be read and have no score")
 
 
 class ModelOptions(NamedTuple):

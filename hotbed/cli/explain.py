@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from hotbed.cli.console import out, waiting
-from hotbed.cli.options import AsJson
+from hotbed.cli.console import out, print_json, waiting
+from hotbed.cli.options import AsJson, RunPlace
 
 if TYPE_CHECKING:
     from hotbed.forecast.explain import Explanation
@@ -21,7 +19,7 @@ _SHOWN_MOVES = 12
 
 
 def explain_command(
-    run: Annotated[Path, typer.Argument(help="A run folder. If the run is not finished, its last checkpoint is read.")],
+    run: RunPlace,
     table: Annotated[str, typer.Option(help="The table: the name of an id feature.")],
     id: Annotated[
         str | None,
@@ -39,16 +37,17 @@ def explain_command(
 ) -> None:
     """Show the history of one row: where it is, its uses, admissions and evictions, its score, its next use.
 
-    The run's batches are read again and replayed through its cache without rows, which decides exactly as in training; the
-    result is compared with the cache contents in the checkpoint. Nothing is trained and nothing is written.
+    If the run is not finished, its last checkpoint is read. The run's batches are read again and replayed through its cache
+    without rows, which decides exactly as in training; the result is compared with the cache contents in
+    the checkpoint. Nothing is trained and nothing is written.
 
     [bold]For example:[/bold]
 
-    hotbed explain runs/demo --table ad --id 123
+    hotbed explain runs/mine --table ad --id 12
 
-    hotbed explain runs/demo --table ad --value 7e3f1a
+    hotbed explain runs/mine --table ad --value a7
 
-    hotbed explain runs/demo --table ad --top 20 --by evictions
+    hotbed explain runs/mine --table ad --top 20 --by evictions
     """
     from hotbed.errors import ConfigError
     from hotbed.forecast.explain import explain, top_rows
@@ -61,7 +60,7 @@ def explain_command(
         with waiting("replaying the run's batches"):
             rows, notes = top_rows(run, table, top, by)
         if as_json:
-            typer.echo(json.dumps({"table": table, "rows": [row._asdict() for row in rows], "notes": notes}, indent=1))
+            print_json({"table": table, "rows": [row._asdict() for row in rows], "notes": notes})
             return
         out().print(_top_table(table, rows))
         _print_notes(notes)
@@ -70,7 +69,7 @@ def explain_command(
     with waiting("replaying the run's batches"):
         found = explain(run, table, id=number, value=value)
     if as_json:
-        typer.echo(json.dumps(found.figures(), indent=1))
+        print_json(found.figures())
         return
     for line in explanation_lines(found):
         out().print(line, soft_wrap=True, highlight=False)

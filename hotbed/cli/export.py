@@ -2,53 +2,62 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import typer
 
-from hotbed.cli.console import err, out, progress_bar
+from hotbed.cli.console import err, out, print_json, progress_bar
+from hotbed.cli.options import AsJson, Data, DryRun, Memory, ModelPlace, Out, Overwrite
 
 
 def export_command(
-    run: Path = typer.Argument(..., help="Run folder with a trained model, or one of its checkpoints."),
-    folder: Path | None = typer.Option(
-        None, "--out", help="Folder to write; RUN/export if not given, of a checkpoint RUN/export-STEP."
-    ),
+    run: ModelPlace,
+    folder: Out = None,
     onnx: bool = typer.Option(
         True, "--onnx/--no-onnx", help="Write the dense model as model.onnx; needs hotbed\\[onnx]."
     ),
-    rows: str = typer.Option("safetensors", help="Format of the rows: safetensors, parquet or none."),
+    rows: str = typer.Option("safetensors", "--row-format", help="Format of the rows: safetensors, parquet or none."),
     precision: str = typer.Option("fp32", help="Precision of the rows: fp32, fp16, or int8 with a scale for each row."),
-    data: str | None = typer.Option(
-        None, help="The dataset of the run, if it has moved: its counts determine the order of the rows."
-    ),
-    memory: str | None = typer.Option(
-        None,
-        help="Most memory for the rows of a checkpoint, e.g. 4GiB; the rest stays on disk. Left out: half the free memory.",
-    ),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing export."),
+    data: Data = None,
+    memory: Memory = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Export a trained model: its dense part as ONNX, its rows as files, most frequent first, and code that scores with both.
 
-    Tables may be larger than memory. The README.md in the export says how to score without hotbed.
+    --out is the folder to write; left out: RUN/export, of a checkpoint RUN/export-STEP. --data says where the dataset of
+    the run is, if it has moved: its counts determine the order of the rows. --memory is for the rows of a checkpoint, left
+    out half of the free memory; the rest stays on disk, so tables may be larger than memory. The README.md in the
+    export says how to score without hotbed.
 
     [bold]For example:[/bold]
 
-    hotbed export runs/demo
+    hotbed export runs/mine
 
-    hotbed export runs/demo --rows parquet --precision fp16 --out demo-export
+    hotbed export runs/demo --row-format parquet --precision fp16 --out demo-export
 
     hotbed export runs/demo/checkpoints/000000002000
     """
-    from hotbed.export.write import ExportOptions, default_folder, export
+    from hotbed.export.write import ExportOptions, check_export, default_folder, export
     from hotbed.files import path_of
 
     target = folder if folder is not None else default_folder(path_of(run))
     kinds: dict[str, Any] = {"rows": rows, "precision": precision}
     options = ExportOptions(onnx=onnx, data=data, memory=memory, overwrite=overwrite, **kinds)
+    if dry_run:
+        check_export(run, target, options)
+        if as_json:
+            print_json({"dry_run": True, "out": str(target), "rows": {}, "orders": {}, "num_bytes": 0})
+        else:
+            out().print(f"dry run: {run} would be exported to {target}. Nothing was written.", soft_wrap=True)
+        return
     with progress_bar("export", "rows") as report:
         done = export(run, target, options, report)
+    if as_json:
+        figures = {"rows": done.num_rows, "orders": done.orders, "num_bytes": done.num_bytes}
+        print_json({"dry_run": False, "out": str(done.folder), **figures})
+        return
     by_id = [name for name, order in done.orders.items() if order == "id"]
     if rows != "none" and by_id:
         err().print(

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from hotbed.cli.options import AsJson
 
-def models_command() -> None:
-    """List the models: what they do, table width, options with defaults, reference."""
+
+def models_command(as_json: AsJson = False) -> None:
+    """List the models: what they do, table width, options with defaults, reference.
+
+    [bold]For example:[/bold]
+
+    hotbed models
+    """
     from rich.table import Table
 
-    from hotbed.cli.console import out
+    from hotbed.cli.console import out, print_json
     from hotbed.models import MODELS, model_card, own_names, read_source
 
+    if as_json:
+        cards = [model_card(name)._asdict() for name in MODELS]
+        print_json({"models": cards, "own": {name: read_source(name).name for name in own_names()}})
+        return
     table = Table(title="Models (hotbed train --model NAME)", show_lines=True)
     for heading in ("name", "what it is", "row width", "options", "reference"):
         table.add_column(heading, no_wrap=heading in ("name", "row width", "options"), overflow="fold")

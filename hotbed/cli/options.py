@@ -1,4 +1,8 @@
-"""Flags that several commands share, each declared once; a flag of a single command is declared with it."""
+"""The options and arguments of all commands: one declaration for each name, so that a name means one thing everywhere.
+
+A command takes these types for its parameters and says in its docstring what it does when an option is left out.
+Commands that compare values (simulate, bench) take the same values, separated by commas, and say so: `COMPARED`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ import typer
 
 from hotbed.host.memory import parse_share
 
+COMPARED = " Several, separated by commas, are compared."
+
 
 def words(text: str) -> list[str]:
     """The values of an option that takes several, separated by commas."""
@@ -18,18 +24,34 @@ def words(text: str) -> list[str]:
 def share(text: str) -> float:
     """The value of an option that takes a share."""
     try:
-        return parse_share(text)
+        found = parse_share(text)
     except ValueError:
-        raise typer.BadParameter(f"a share is a number above 0 and at most 1, or a percentage, not {text!r}") from None
+        found = 0.0
+    if not 0 < found <= 1:
+        percent = f"; {found:g} % is written {found:g}% or {found / 100:g}" if 1 < found <= 100 else ""
+        raise typer.BadParameter(
+            f"a share is a number above 0 and at most 1, such as 0.015, or a percentage, such as 1.5%, not {text!r}{percent}"
+        )
+    return found
 
 
-_DEVICE = typer.Option(help="auto, cpu, cuda or cuda:N.")
-_SETS = typer.Option("--set", help="path=value, e.g. model.dim=32; may be given many times.")
-_DATASET_OUT = typer.Option("--out", metavar="DIR", help="The dataset directory to write.")
+_CACHE = "Share of the rows on the device, e.g. 0.015 or 1.5%; the others are in host memory."
+_POLICY = "Which rows stay in the cache: oracle, lfu, lru or static."
+_DIM = "Width of an embedding vector."
+_OPTIMIZER = "Optimizer of the rows: sgd, adagrad, rowwise_adagrad, adam or ftrl."
+_DATA = "A dataset folder, or one of `hotbed data list`: criteo-like, criteo-like:ROWS, adult."
+_MODEL = "A run folder or a checkpoint; predict and serve also read an export."
+_RUN = "A run folder, of a run that may still be training."
+_RUN_FILE = "Settings as .yaml, .toml or .json, such as a run's config.json."
 
-Device = Annotated[str, _DEVICE]
-RunDevice = Annotated[str | None, _DEVICE]  # None: as in the settings of the run
-TrainData = Annotated[str | None, typer.Option(help="Dataset folder, or: criteo-like, criteo-like:ROWS, adult.")]
+# what is read
+Data = Annotated[str | None, typer.Option(metavar="DATA", help=_DATA)]
+DataPlace = Annotated[str | None, typer.Argument(metavar="DATA", help=_DATA)]
+RunFile = Annotated[Path | None, typer.Argument(metavar="RUN_FILE", help=_RUN_FILE)]
+ModelPlace = Annotated[Path, typer.Argument(metavar="MODEL", help=_MODEL)]
+RunPlace = Annotated[Path, typer.Argument(metavar="RUN", help=_RUN)]
+RunPlaces = Annotated[list[Path], typer.Argument(metavar="RUN...", help=_RUN)]
+MaybeRunPlaces = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help=_RUN, show_default=False)]
 ReadCache = Annotated[
     str | None,
     typer.Option(
@@ -37,34 +59,74 @@ ReadCache = Annotated[
         help="Local disk for copies of what is read from a store (s3://, gs://, ...); 0: none. Left out: 10GiB.",
     ),
 ]
-ModelName = Annotated[str | None, typer.Option(help="Model name; `hotbed models` lists them.")]
-ScoredModel = Annotated[Path, typer.Argument(metavar="MODEL", help="A run, a checkpoint or an export.")]
-ScoreBatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch; no effect on the result.")]
-CacheShare = Annotated[
-    float | None,
-    typer.Option(
-        parser=share,
-        metavar="SHARE",
-        help="Share of the rows on the device, e.g. 0.015 or 1.5%; the others are in host memory.",
-    ),
+Checkpoints = Annotated[
+    Path, typer.Argument(metavar="CHECKPOINTS", help="A run folder, a folder of checkpoints, or one checkpoint.")
 ]
-CacheBytes = Annotated[str | None, typer.Option(help="Size of the cache in bytes of device memory, e.g. 2GiB.")]
-HostMemory = Annotated[str | None, typer.Option(help="Most host memory for rows below the cache, e.g. 64GiB.")]
+Split = Annotated[str | None, typer.Option(metavar="SPLIT", help="The split to read: train, valid or test.")]
+MaxBad = Annotated[
+    str,
+    typer.Option(metavar="N|N%", help="Stop when more rows than this cannot be read: a number or a share: 100 or 1%."),
+]
+
+# the model and its settings
+ModelName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Model name, of `hotbed models`, or my_model.py:MyModel.")
+]
+Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, metavar="N", help="Samples in a batch, of all ranks together.")]
+Dim = Annotated[int | None, typer.Option(min=1, metavar="N", help=_DIM)]
+Dims = Annotated[str | None, typer.Option(metavar="N,...", help=_DIM + COMPARED)]
+RowOptimizer = Annotated[str | None, typer.Option(metavar="NAME", help=_OPTIMIZER)]
+RowOptimizers = Annotated[str | None, typer.Option(metavar="NAME,...", help=_OPTIMIZER + COMPARED)]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Same seed, same machine: same bits.")]
+Ranks = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="N", help="Number of ranks: processes that divide rows and samples among them."),
+]
+Steps = Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of steps.")]
+Sets = Annotated[
+    list[str],
+    typer.Option("--set", metavar="PATH=VALUE", help="Any setting, e.g. model.dim=32; may be given many times."),
+]
+
+# where rows are kept
+CacheShare = Annotated[float | None, typer.Option(parser=share, metavar="SHARE", help=_CACHE)]
+CacheShares = Annotated[str | None, typer.Option(metavar="SHARE,...", help=_CACHE + COMPARED)]
+CacheBytes = Annotated[
+    str | None, typer.Option(metavar="BYTES", help="Size of the cache in bytes of device memory, e.g. 2GiB.")
+]
+Memory = Annotated[str | None, typer.Option(metavar="BYTES", help="Most host memory to use, e.g. 64GiB.")]
 Ssd = Annotated[
-    str | None, typer.Option(help="Folder and bytes for rows that memory does not hold, e.g. /fast:500GiB.")
-]
-CachePolicy = Annotated[str | None, typer.Option(help="Which rows stay in the cache: oracle, lfu, lru or static.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples per step, of all ranks together.")]
-Dim = Annotated[int | None, typer.Option(min=1, help="Width of an embedding vector.")]
-RowOptimizer = Annotated[
     str | None,
-    typer.Option(
-        help="Of the rows: sgd, adagrad, rowwise_adagrad, adam or ftrl; of the dense weights: dense.optimizer."
-    ),
+    typer.Option(metavar="DIR:BYTES", help="Folder and bytes for rows that memory does not hold, e.g. /fast:500GiB."),
 ]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same machine: same bits.")]
-Sets = Annotated[list[str], _SETS]
-AsJson = Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")]
-DatasetOut = Annotated[Path, _DATASET_OUT]
-MaybeDatasetOut = Annotated[Path | None, _DATASET_OUT]
-OverwriteDataset = Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")]
+CachePolicy = Annotated[str | None, typer.Option(metavar="NAME", help=_POLICY)]
+CachePolicies = Annotated[str | None, typer.Option(metavar="NAME,...", help=_POLICY + COMPARED)]
+Window = Annotated[int | None, typer.Option(min=1, metavar="N", help="Batches planned together, at most.")]
+LookAhead = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Batches whose ids are read ahead; 0: a plain loop.")
+]
+
+# what is written
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="PATH", help="Where to write: a folder or a file, as said above.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is already there.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would be written, write nothing.")]
+Html = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the result as a page, with the curve of every table.")
+]
+Curve = Annotated[
+    bool | None, typer.Option(help="Plot miss ratios over the size of the cache; `plan` does unless told otherwise.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON; its schema: docs/json.md.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more: all progress, and where an error came from.")]
+
+# Names of version 0.1, by command; they still work.
+RENAMED = {
+    "bench": {"--batch": "--batch-size", "--dense": "--mlp", "--ids": "--id-kind", "--ssd": "--memory-share"},
+    "export": {"--rows": "--row-format"},
+    "plan": {"--world": "--ranks"},
+    "prepare": {"--split": "--splits"},
+}

@@ -9,23 +9,28 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from hotbed.cli.console import err, out
+from hotbed.cli.console import err, out, print_json
 from hotbed.cli.options import (
     AsJson,
     BatchSize,
     CacheBytes,
     CachePolicy,
     CacheShare,
+    Curve,
+    Data,
+    DataPlace,
+    Device,
     Dim,
-    HostMemory,
+    Html,
+    Memory,
     ModelName,
+    Ranks,
     RowOptimizer,
-    RunDevice,
     Sets,
     Ssd,
 )
 from hotbed.cli.plot import curve_text
-from hotbed.cli.settings import DEFAULT_DATA, open_dataset, read_config
+from hotbed.cli.settings import one_dataset, open_dataset, read_config
 from hotbed.host.memory import in_words
 
 if TYPE_CHECKING:
@@ -38,35 +43,37 @@ _CALIBRATE = ("auto", "again", "no")
 
 
 def plan_command(
-    data: str = typer.Argument(DEFAULT_DATA, help="A dataset directory, or criteo-like, criteo-like:ROWS, adult."),
+    place: DataPlace = None,
+    data: Data = None,
     hbm: CacheBytes = None,
     cache: CacheShare = None,
-    memory: HostMemory = None,
+    memory: Memory = None,
     ssd: Ssd = None,
     model: ModelName = None,
     batch_size: BatchSize = None,
     dim: Dim = None,
     optimizer: RowOptimizer = None,
     policy: CachePolicy = None,
-    world: int = typer.Option(1, min=1, help="Ranks that train together; rows are sharded over them."),
-    device: RunDevice = None,
+    ranks: Ranks = None,
+    device: Device = None,
     sets: Sets = [],  # noqa: B006  never changed
     what_if: list[str] = typer.Option(
         [],
         "--what-if",
-        help="NAME=VALUE,VALUE; NAME is hbm, cache, memory, ssd, batch_size, dim, optimizer, policy or world.",
+        help="NAME=VALUE,VALUE; NAME is hbm, cache, memory, ssd, batch_size, dim, optimizer, policy or ranks.",
     ),
     calibrate: str = typer.Option(
         "auto",
         help="auto: measure this machine unless it has been measured; again: always measure; no: leave speed out.",
     ),
-    curve: bool = typer.Option(True, help="Plot miss ratios over the size of the cache."),
-    html: Path | None = typer.Option(None, help="Write everything as a page, with the curve of every table."),
+    curve: Curve = None,
+    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast what a run needs and how fast it will be, without training.
 
-    Without arguments: the run of `hotbed train`, the default model on the embedded click log.
+    Without arguments: the run of `hotbed train`, the default model on the embedded click log. DATA and --data are the same.
+    --memory is for the rows below the cache.
 
     Hit rates come from simulating the cache on the run's own batches, bytes from its
     budgets, samples/s from a few seconds of measuring this machine, which are kept
@@ -78,14 +85,15 @@ def plan_command(
 
     hotbed plan criteo-like --hbm 16MiB
 
-    hotbed plan DIR --hbm 2GiB --memory 64GiB --ssd /fast/rows:1TiB --model dlrm --dim 64
+    hotbed plan mydata --hbm 1GiB --memory 2GiB --ssd rows:8GiB --model dlrm --dim 64
 
-    hotbed plan DIR --hbm 2GiB --what-if hbm=1GiB,2GiB,4GiB --what-if dim=16,32,64 --html plan.html
+    hotbed plan mydata --batch-size 64 --cache 90% --what-if cache=50%,100% --html plan.html
     """
     from hotbed.errors import ConfigError
 
     if calibrate not in _CALIBRATE:
         raise ConfigError(f"--calibrate is one of {', '.join(_CALIBRATE)}, not {calibrate!r}")
+    data, curve = one_dataset(place, data), curve is not False
     given: dict[str, Any] = {
         "data.path": data, "model.name": model, "model.dim": dim, "data.batch_size": batch_size, "tables.hbm": hbm,
         "tables.cache": cache, "tables.memory": memory, "tables.ssd": ssd, "tables.optimizer": optimizer,
@@ -98,7 +106,7 @@ def plan_command(
         from hotbed.forecast.request import ForecastRequest
         from hotbed.forecast.what_if import advise, parse_variation, vary
 
-        asked = ForecastRequest(config, dataset, world, calibrate)
+        asked = ForecastRequest(config, dataset, ranks or 1, calibrate)
         changes = [parse_variation(text) for text in what_if]
         forecast = make_forecast(asked)
         tables = {change.name: vary(asked, change) for change in changes}
@@ -109,7 +117,7 @@ def plan_command(
     if as_json:
         figures = {**forecast.figures(), "recommendation": None if advice is None else advice._asdict()}
         figures["what_if"] = {name: {value: one.figures() for value, one in found} for name, found in tables.items()}
-        out().print_json(data={**figures, **({} if curves is None else curves.figures())}, highlight=False)
+        print_json({**figures, **({} if curves is None else curves.figures())})
     else:
         out().print(parts_table(forecast))
         out().print(forecast_text(forecast), soft_wrap=True)

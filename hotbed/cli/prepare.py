@@ -6,17 +6,17 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotbed.cli.console import compiled_text, err, fail, live, out, print_progress, report_compiling
-from hotbed.cli.options import DatasetOut, OverwriteDataset, words
+from hotbed.cli.console import compiled_text, err, fail, live, out, print_json, print_progress, report_compiling
+from hotbed.cli.options import AsJson, DryRun, MaxBad, Memory, Out, Overwrite, words
 from hotbed.errors import ConfigError, HotbedError
 
 if TYPE_CHECKING:
     from hotbed.data.prepare.parse import PrepareProgress
-    from hotbed.data.prepare.prepare import PrepareReport
+    from hotbed.data.prepare.prepare import FirstLook, PrepareReport
     from hotbed.data.prepare.ranks import PrepareRanks
     from hotbed.host.compiling import CompileReport
 
@@ -30,7 +30,7 @@ def prepare_command(
             "split (train=a.csv test=b.csv).",
         ),
     ],
-    out_dir: DatasetOut,
+    out_dir: Out = None,
     format: Annotated[
         str | None,
         typer.Option(help="criteo, csv, parquet (also Arrow) or libsvm. Left out: guessed from the first file."),
@@ -71,7 +71,7 @@ def prepare_command(
             help="Integers become log (log-scaled numbers), bucket (ids of log-sized buckets) or both.",
         ),
     ] = "log",
-    split: Annotated[
+    splits: Annotated[
         str | None,
         typer.Option(
             metavar="RULE",
@@ -99,45 +99,68 @@ def prepare_command(
         ),
     ] = "vocabulary",
     hash_rows: Annotated[int | None, typer.Option(metavar="N", help="Rows of each table with --ids-mode hash.")] = None,
-    max_bad: Annotated[
-        str, typer.Option(metavar="N|N%", help="Stop when more rows than this cannot be read: 100 or 1%.")
-    ] = "1%",
+    max_bad: MaxBad = "1%",
     delimiter: Annotated[
         str | None,
         typer.Option(metavar="CHAR", help="Between CSV values (tab: '\\t'). Left out: found in the header."),
     ] = None,
-    memory: Annotated[
-        str,
-        typer.Option(
-            metavar="BYTES",
-            help="For the whole job. More memory allows more workers, and more distinct ids to be counted exactly: 14.9 "
-            "million per feature with 2GiB.",
-        ),
-    ] = "2GiB",
+    memory: Memory = None,
     workers: Annotated[
         int | None,
         typer.Option(metavar="N", help="Worker threads. Left out: one per core, if --memory allows it."),
     ] = None,
-    overwrite: OverwriteDataset = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Turn raw logs into a dataset directory that `hotbed train` reads.
+    """Turn raw logs into a dataset folder (--out) that `hotbed train` reads.
 
-    hotbed prepare day_0.tsv.gz day_1.tsv.gz --out criteo --split train=0.9,test=0.1
+    [bold]For example:[/bold]
 
-    hotbed prepare train=a.csv test=b.csv --out mine --label click --ids '*' --drop request_id
+    hotbed prepare clicks.csv --label click --out mydata --splits train=0.8,valid=0.1,test=0.1
+
+    hotbed prepare train=clicks.csv test=new.csv --label click --ids '*' --drop request_id --out mine
+
+    hotbed prepare day_0.tsv.gz --format criteo --out criteo --dry-run
+
+    [bold]How it works:[/bold]
 
     Strings become 64-bit ids by a stable hash; an empty value has an id of its own.
     Rows that cannot be read go to DIR/quarantine.jsonl.
     Files may be compressed (.gz .bz2 .xz .zst).
+    --memory is for the whole job; left out: 2GiB, which counts 14.9 million distinct ids per feature exactly, and allows
+    more workers the larger it is.
     If a feature has more distinct ids than --memory can count, the frequent ones are kept; schema.json says how many.
     DIR appears only when the dataset is complete.
     If the job is killed, the same command resumes it.
     Many processes: torchrun --nproc-per-node 8 -m hotbed prepare ... divides files, features and parts among ranks, on machines
     that see the same files and the same DIR; --memory and --workers are per rank.
     """
-    from hotbed.data.prepare.prepare import prepare
+    from hotbed.data.prepare.prepare import MEMORY, look_at, prepare
     from hotbed.data.prepare.ranks import PrepareRanks
 
+    if out_dir is None:
+        raise ConfigError("--out DIR is needed: the dataset folder to write.")
+    if dry_run:
+        _show_columns(
+            look_at(
+                raw,
+                format=format,
+                label=label,
+                positive=positive,
+                dense=words(dense),
+                ids=words(ids),
+                multi=dict(_multi(one) for one in multi or ()),
+                drop=words(drop),
+                integers=integers,
+                time_column=time,
+                max_bad=max_bad,
+                delimiter="\t" if delimiter == "\\t" else delimiter,
+            ),
+            out_dir,
+            as_json,
+        )
+        return
     ranks = None
     try:
         ranks = PrepareRanks.from_environment()
@@ -153,14 +176,14 @@ def prepare_command(
                 multi=dict(_multi(one) for one in multi or ()),
                 drop=words(drop),
                 integers=integers,
-                split=split,
+                split=splits,
                 time_column=time,
                 min_count=min_count,
                 ids_mode=ids_mode,
                 hash_rows=hash_rows,
                 max_bad=max_bad,
                 delimiter="\t" if delimiter == "\\t" else delimiter,
-                memory=memory,
+                memory=memory or MEMORY,
                 workers=workers,
                 overwrite=overwrite,
                 ranks=ranks,
@@ -173,7 +196,42 @@ def prepare_command(
         stopped = f"stopped; nothing was written to {out_dir}.{_kept(out_dir, ranks)}"
         raise typer.Exit(fail(stopped, code=130)) from None
     if ranks.rank == 0:
-        _show(report, compiled)
+        if as_json:
+            print_json(_figures(report))
+        else:
+            _show(report, compiled)
+
+
+def _figures(report: PrepareReport) -> dict[str, Any]:
+    """The report as JSON has it."""
+    splits = {name: {"rows": one.rows, "positives": one.positives} for name, one in report.schema.splits.items()}
+    features = [
+        {"name": one.name, "rows": one.rows, "distinct": one.distinct, "multi": bool(one.multi)}
+        for one in report.schema.features
+    ]
+    return {
+        "dry_run": False,
+        "out": str(report.path),
+        "splits": splits,
+        "features": features,
+        "dense": [one.name for one in report.schema.dense],
+        "bad_rows": dict(report.bad_rows),
+        "left_out": report.left_out,
+        "raw_bytes": report.raw_bytes,
+        "seconds": report.seconds,
+    }
+
+
+def _show_columns(found: FirstLook, out_dir: Path, as_json: bool) -> None:
+    """How the columns would be read, by the first rows."""
+    layout = found.layout
+    dense, ids = [one.name for one in layout.dense], [one.name for one in layout.features]
+    if as_json:
+        features = [{"name": name, "rows": None, "distinct": None, "multi": None} for name in ids]
+        print_json({"dry_run": True, "out": str(out_dir), "splits": {}, "features": features, "dense": dense})
+        return
+    said = [f"dry run: label {layout.label}", f"numbers: {', '.join(dense) or '-'}", f"ids: {', '.join(ids) or '-'}"]
+    out().print("\n".join([*said, f"{out_dir} would be written. Nothing was written."]), soft_wrap=True)
 
 
 def _kept(out_dir: Path, ranks: PrepareRanks | None) -> str:
@@ -315,7 +373,7 @@ def _show(report: PrepareReport, compiled: CompileReport) -> None:
     else:
         console.print("no bad rows")
     if report.left_out:
-        console.print(f"{report.left_out:,} good rows are in no split (see --split)")
+        console.print(f"{report.left_out:,} good rows are in no split (see --splits)")
     seconds = max(report.seconds - compiled.seconds, 1e-9)
     megabytes = report.raw_bytes / 1e6
     console.print(f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)")
@@ -323,7 +381,7 @@ def _show(report: PrepareReport, compiled: CompileReport) -> None:
         console.print(compiled_text(compiled), soft_wrap=True)
     if set(report.schema.splits) == {"train"}:
         console.print(
-            "all rows are in train; there is nothing to test on (--split train=0.8,valid=0.1,test=0.1 reserves some)"
+            "all rows are in train; there is nothing to test on (--splits train=0.8,valid=0.1,test=0.1 reserves some)"
         )
     dynamic = " --dynamic" if any(feature.mode == "raw" for feature in schema.features) else ""
     console.print(f"next: hotbed train --data {report.path}{dynamic}", soft_wrap=True)

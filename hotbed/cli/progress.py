@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hotbed.cli.console import in_digits, live
+from hotbed.cli.console import in_digits, is_verbose, live
 
 if TYPE_CHECKING:
     from hotbed.telemetry.clock import StepClock
@@ -140,7 +140,9 @@ class Warnings:
 
 def progress_display(console: Console) -> LiveBar | PlainLines:
     """A bar on a terminal, lines in a file."""
-    return LiveBar(console) if console.is_terminal else PlainLines(console)
+    if console.is_terminal:
+        return LiveBar(console)
+    return PlainLines(console, every_seconds=0.0) if is_verbose() else PlainLines(console)
 
 
 class WatchOptions(NamedTuple):

@@ -7,17 +7,17 @@ from pathlib import Path
 import typer
 
 from hotbed.cli.console import report_compiling, waiting
-from hotbed.cli.options import ReadCache, ScoredModel
+from hotbed.cli.options import Memory, ModelPlace, ReadCache
 from hotbed.errors import ConfigError
 
 
 def serve_command(
-    model: ScoredModel,
+    model: ModelPlace,
     host: str = typer.Option(
         "127.0.0.1", help="Address to listen on; any address other than loopback is open to the network."
     ),
     port: int = typer.Option(8000, min=0, max=65535, help="Port; 0: any free port."),
-    memory: str = typer.Option("100MB", help="Upper limit for cached rows and their index; the rest stays in files."),
+    memory: Memory = None,
     threads: int = typer.Option(2, min=1, max=256, help="Threads that score."),
     scratch: Path | None = typer.Option(
         None, help="Folder on a local disk for rows of checkpoints. Left out: the folder of MODEL."
@@ -36,7 +36,8 @@ def serve_command(
 ) -> None:
     r"""Score over HTTP: POST /score, with a page at / that explains it.
 
-    Rows stay in their files, so tables may be larger than memory. New checkpoints of the run are loaded while requests
+    Rows stay in their files, so tables may be larger than memory; --memory, left out 100MB, is for cached rows and their
+    index. New checkpoints of the run are loaded while requests
     are answered. Needs `pip install 'hotbed\[serve]'`.
 
     [bold]For example:[/bold]
@@ -67,4 +68,5 @@ def serve_command(
 
     set_read_cache(read_cache)
     with report_compiling():
-        serve(local_copy(model), Address(host, port), ModelStorage(memory, scratch, threads, poll, mapped), limits)
+        storage = ModelStorage(memory or "100MB", scratch, threads, poll, mapped)
+        serve(local_copy(model), Address(host, port), storage, limits)

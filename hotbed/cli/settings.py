@@ -49,6 +49,15 @@ _RESUME_MAY_CHANGE = {
 }
 
 
+def one_dataset(place: str | None, option: str | None) -> str:
+    """The dataset given as an argument or as --data; without either, that of `hotbed train`."""
+    from hotbed.errors import ConfigError
+
+    if place is not None and option is not None and place != option:
+        raise ConfigError(f"two datasets are given, {place} and --data {option}. Leave one out.")
+    return place or option or DEFAULT_DATA
+
+
 def cache_flags(cache: float | None, hbm: str | None) -> dict[str, float | str | None]:
     """One flag alone replaces whatever a run file says about the size of the cache."""
     if cache is not None and hbm is None:

@@ -12,11 +12,26 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from hotbed.cli.console import err, out
-from hotbed.cli.options import AsJson, Sets, words
+from hotbed.cli import options as shared
+from hotbed.cli.console import err, out, print_json
+from hotbed.cli.options import (
+    AsJson,
+    BatchSize,
+    CachePolicies,
+    CacheShares,
+    Curve,
+    Data,
+    DataPlace,
+    Html,
+    Seed,
+    Sets,
+    Split,
+    Window,
+    words,
+)
 from hotbed.cli.plot import curve_text
-from hotbed.cli.settings import DEFAULT_DATA, open_dataset
-from hotbed.host.memory import percent_hint
+from hotbed.cli.settings import one_dataset, open_dataset
+from hotbed.host.memory import parse_share, percent_hint
 from hotbed.run.config import POLICIES, raise_problems
 
 if TYPE_CHECKING:
@@ -38,39 +53,27 @@ _SETTINGS = {
 
 
 def simulate_command(
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="TRACE",
-            help="A dataset directory, criteo-like, criteo-like:ROWS, adult, or a file of ids (.npy, .parquet).",
-        ),
-    ] = DEFAULT_DATA,
-    cache: Annotated[
-        str, typer.Option(help="Shares of the rows on the device, separated by commas.")
-    ] = "0.005,0.015,0.05",
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 4096,
-    policy: Annotated[str, typer.Option(help=f"By comma: {', '.join(POLICIES)}; or all.")] = "all",
-    window: Annotated[
-        int | None, typer.Option(min=1, help="Batches planned together, at most. Left out: as in training.")
-    ] = None,
-    look_ahead: Annotated[
-        int | None,
-        typer.Option(min=0, help="Batches whose ids are known ahead. Left out: as in training; 0: a plain loop."),
-    ] = None,
-    split: Annotated[str, typer.Option(help="The split to read.")] = "train",
+    place: DataPlace = None,
+    data: Data = None,
+    cache: CacheShares = None,
+    batch_size: BatchSize = None,
+    policy: CachePolicies = None,
+    window: Window = None,
+    look_ahead: shared.LookAhead = None,
+    split: Split = None,
     shuffle: Annotated[bool, typer.Option(help="Read in the order of a run's first epoch, or as on disk.")] = True,
-    seed: Annotated[int, typer.Option(help="The seed of the run, which determines the order.")] = 0,
+    seed: Seed = None,
     max_batches: Annotated[int | None, typer.Option(min=1, help="Read at most this many batches.")] = None,
     sets: Sets = [],  # noqa: B006  never changed
-    curve: Annotated[bool, typer.Option("--curve", help="Also plot miss ratios over the size of the cache.")] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="Write the curves, of all tables together and of each alone, as a page.")
-    ] = None,
+    curve: Curve = None,
+    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Count a cache's hits and misses on a dataset or a file of ids, without training.
 
-    Without arguments: on the embedded click log, like `hotbed train`.
+    Without arguments: on the embedded click log, like `hotbed train`. DATA may also be a file of ids (.npy, .parquet).
+    Left out: caches of 0.5%, 1.5% and 5%, all policies, batches of 4,096 of the train split, window and look-ahead of
+    training, seed 0, which determines the order.
 
     The dataset's ids are replayed through the cache, without rows: the counts equal
     those of a run with the same batch size, seed, share, policy, window and
@@ -84,20 +87,21 @@ def simulate_command(
 
     hotbed simulate
 
-    hotbed simulate criteo-like --cache 0.015,0.05
+    hotbed simulate criteo-like --cache 1.5%,5%
 
-    hotbed simulate DIR --batch-size 16384 --policy oracle,lru --max-batches 300
+    hotbed simulate mydata --batch-size 64 --cache 30% --policy oracle,lru --max-batches 300
 
-    hotbed simulate DIR --look-ahead 0 --policy lfu
+    hotbed simulate mydata --batch-size 64 --cache 30% --look-ahead 0 --policy lfu
 
-    hotbed simulate ids.npy --batch-size 4096 --curve --html curves.html
+    hotbed simulate ids.npy --batch-size 64 --cache 30% --curve --html curves.html
     """
+    data = one_dataset(place, data)
     options: dict[str, Any] = {
-        "cache": cache,
-        "policy": policy,
-        "batch_size": batch_size,
+        "cache": "0.5%,1.5%,5%" if cache is None else cache,
+        "policy": "all" if policy is None else policy,
+        "batch_size": batch_size or 4096,
         "shuffle": shuffle,
-        "seed": seed,
+        "seed": seed or 0,
         "window": window,
         "look_ahead": look_ahead,
     }
@@ -105,7 +109,9 @@ def simulate_command(
     shares, policies = _read_lists(options["cache"], options["policy"])
     from hotbed.forecast.replay import LookAhead
 
-    source = _TraceInput(data, options["batch_size"], max_batches, split, options["shuffle"], options["seed"])
+    source = _TraceInput(
+        data, options["batch_size"], max_batches, split or "train", options["shuffle"], options["seed"]
+    )
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
     with Progress(*columns, TimeRemainingColumn(), console=err(), transient=True, disable=not err().is_terminal) as bar:
         reading = bar.add_task("reading ids", total=None)
@@ -122,9 +128,8 @@ def simulate_command(
 
         write_curves(html, data, curves)
     if as_json:
-        figures: Any = [outcome.figures() for outcome in outcomes]
-        shown = figures if curves is None else {"caches": figures, **curves.figures()}
-        out().print_json(data=shown, highlight=False)
+        figures = [outcome.figures() for outcome in outcomes]
+        print_json({"caches": figures, **({} if curves is None else curves.figures())})
     else:
         out().print(_table(given.trace, outcomes))
         if "static" in policies:
@@ -138,7 +143,7 @@ def _read_lists(cache: str, policy: str) -> tuple[list[float], list[str]]:
     problems, shares = [], []
     for word in words(cache):
         try:
-            shares.append(float(word))
+            shares.append(parse_share(word))
         except ValueError:
             problems.append(f"--cache takes shares of the rows separated by commas, not {word!r}")
     problems += [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from hotbed.cli.console import err, out
+from hotbed.cli.console import err, out, print_json
+from hotbed.cli.options import AsJson, MaybeRunPlaces
 from hotbed.cli.top_state import FINISHED, RUNNING, RunStatus, SplitEvaluation, StateSource, runs_below, source_of
 from hotbed.errors import RunError
 from hotbed.report.formats import compact, count, decimal, duration, milliseconds, percent, significant, size
@@ -26,21 +28,18 @@ _PARTS = ("reader", "plan", "wait", "copy", "look_up", "model", "update", "dense
 
 
 def top_command(
-    runs: list[str] = typer.Argument(
-        None,
-        metavar="RUN",
-        help="Run folders, or http://HOST:PORT of `hotbed train --metrics-port`. Left out: the active runs in runs/, "
-        "else the newest one there.",
-        show_default=False,
-    ),
+    runs: MaybeRunPlaces = None,
     once: bool = typer.Option(
         False, "--once", help="Print one frame and exit; the default where stdout is not a terminal."
     ),
     every: float = typer.Option(1.0, min=0.1, help="Seconds between two updates."),
+    as_json: AsJson = False,
 ) -> None:
     """Watch runs while they train: loss, speed, tiers, hit rates, bytes, stalls, the reader's queue, time left.
 
-    It only reads files of the run and does not slow it down. Ctrl-C ends the display, not the run.
+    RUN may also be http://HOST:PORT of `hotbed train --metrics-port`. Left out: the active runs in runs/, else the newest one
+    there. --json prints the state once. Only files of the run are read, which does not slow it down. Ctrl-C ends the display,
+    not the run.
 
     [bold]For example:[/bold]
 
@@ -53,6 +52,9 @@ def top_command(
     sources = [source_of(given) for given in runs or _runs_here()]
     console = out()
     states = [source.look() for source in sources]
+    if as_json:
+        print_json({"runs": [{**dataclasses.asdict(state), "steps_per_s": state.steps_per_s} for state in states]})
+        return
     if once or not console.is_terminal or not any(state.status == RUNNING for state in states):
         for state in states:
             console.print(frame(state))

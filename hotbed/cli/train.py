@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from hotbed.cli.console import compiled_text, err, out, report_compiling, waiting
+from hotbed.cli.console import compiled_text, err, is_quiet, out, print_json, report_compiling, waiting
 from hotbed.cli.messages import (
     as_run_file,
     compare_forecast,
@@ -23,20 +23,25 @@ from hotbed.cli.messages import (
     warn_about_few_steps,
 )
 from hotbed.cli.options import (
+    AsJson,
     BatchSize,
     CacheBytes,
     CachePolicy,
     CacheShare,
+    Data,
+    Device,
     Dim,
-    HostMemory,
+    DryRun,
+    Memory,
     ModelName,
+    Out,
+    Overwrite,
     ReadCache,
     RowOptimizer,
-    RunDevice,
+    RunFile,
     Seed,
     Sets,
     Ssd,
-    TrainData,
 )
 from hotbed.cli.progress import Warnings, WatchOptions, open_watchers, progress_display
 from hotbed.cli.ranks import RunStart, TorchrunRanks, join_ranks
@@ -53,13 +58,11 @@ if TYPE_CHECKING:
 
 
 def train_command(
-    run_file: Path | None = typer.Argument(
-        None, help="Settings as .yaml, .toml or .json, such as a run's config.json."
-    ),
-    data: TrainData = None,
+    run_file: RunFile = None,
+    data: Data = None,
     model: ModelName = None,
-    folder: Path | None = typer.Option(None, "--out", help="Run folder. Left out: runs/MODEL-DATA-N."),
-    device: RunDevice = None,
+    folder: Out = None,
+    device: Device = None,
     epochs: int | None = typer.Option(None, help="Passes over the train split."),
     batch_size: BatchSize = None,
     dim: Dim = None,
@@ -68,7 +71,7 @@ def train_command(
     dense_lr: float | None = typer.Option(None, help="Learning rate of the dense weights. Left out: the default."),
     cache: CacheShare = None,
     hbm: CacheBytes = None,
-    memory: HostMemory = None,
+    memory: Memory = None,
     ssd: Ssd = None,
     policy: CachePolicy = None,
     dynamic: bool | None = typer.Option(
@@ -114,9 +117,9 @@ def train_command(
     across_only: bool | None = typer.Option(
         None, help="Average gradients inside a machine at every step, and merge across machines only."
     ),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Start again in a folder that holds a run."),
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
     read_cache: ReadCache = None,
-    quiet: bool = typer.Option(False, "--quiet", help="Print only the result."),
     forecast: bool = typer.Option(True, help="Print a forecast first, and compare it with the measurement at the end."),
     metrics_port: int | None = typer.Option(
         None, min=0, max=65535, help="Serve the metrics of the log to Prometheus on this port; 0: any free port."
@@ -130,10 +133,13 @@ def train_command(
         None, metavar="TABLE=ID,...", help="Record the gradient of these rows at every use, for `hotbed explain`."
     ),
     show: bool = typer.Option(False, "--show", help="Print all settings as a run file and exit."),
+    as_json: AsJson = False,
 ) -> None:
-    """Train a model. Without arguments: the default model on the embedded click log.
+    r"""Train a model. Without arguments: the default model on the embedded click log.
 
-    Ctrl-C saves and prints how to resume.
+    Everything is written to a run folder: --out, or runs/MODEL-DATA-N. --memory is for the rows below the cache.
+    A setting that is left out is that of the run file, else the default of docs/configuration.md; the optimizer of the
+    dense weights is dense.optimizer. Ctrl-C saves and prints how to resume.
 
     [bold]For example:[/bold]
 
@@ -141,7 +147,9 @@ def train_command(
 
     hotbed train --data adult --model dcnv2 --epochs 5
 
-    hotbed train --cache 0.015
+    hotbed train --cache 1.5%
+
+    hotbed train --data mydata --batch-size 64 --cache 90%
 
     hotbed train --memory 32MiB --ssd /tmp/rows:1GiB
 
@@ -193,6 +201,7 @@ def train_command(
     if show:
         typer.echo(as_run_file(read_config(run_file, given, sets)), nl=False)
         return
+    quiet = is_quiet() or as_json
     watching = WatchOptions(metrics_port, metrics_host, trace, trace_steps)
     watching.check()
     set_read_cache(read_cache)
@@ -202,10 +211,10 @@ def train_command(
         if resume is None:
             asked = None if folder is None else RunStart(folder, overwrite=overwrite)
             config = read_config(run_file, given, sets)
-            manner = StartOptions(quiet, warm_start, forecast, watching, watch_rows)
+            manner = StartOptions(quiet, warm_start, forecast, watching, watch_rows, dry_run, as_json)
         else:
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
-            manner = StartOptions(quiet, watching=watching, rows=watch_rows)
+            manner = StartOptions(quiet, watching=watching, rows=watch_rows, dry_run=dry_run, as_json=as_json)
             config, asked = resumed_config(resume, given, sets, refused), RunStart(resume, resume=True)
         with report_compiling(quiet or ranks.rank > 0) as compiled:
             train_run(config, asked, ranks, manner, compiled)
@@ -221,6 +230,8 @@ class StartOptions(NamedTuple):
     forecast: bool = False
     watching: WatchOptions = WatchOptions()
     rows: str | None = None  # to watch
+    dry_run: bool = False
+    as_json: bool = False
 
 
 def train_run(
@@ -265,6 +276,11 @@ def train_run(
                     return run_folder
             if world.is_first:
                 check_room(built.training, start.overwrite)
+            if manner.dry_run:
+                if world.is_first:
+                    _print_dry_run(built, start, manner.as_json)
+                return run_folder
+            if world.is_first:
                 if not start.resume:
                     make_run(run_folder, start.overwrite)
                 ranks.begin(run_folder)
@@ -281,8 +297,28 @@ def train_run(
             warn_about_few_steps(built.training, config.data.batch_size)
         if manner.forecast and world.size == 1:
             print_forecast(config, dataset, run_folder, quiet)
-        _run(built, quiet, compiled)
+        _run(built, quiet, compiled, manner.as_json)
     return run_folder
+
+
+def _print_dry_run(built: Built, start: RunStart, as_json: bool) -> None:
+    """What the run would do; settings, data, memory and disk have been checked, and nothing is written."""
+    from hotbed.train.disk_room import saves_of
+
+    training = built.training
+    if as_json:
+        samples, steps = training.loaders.train.num_rows, training.total_steps
+        saved = saves_of(training).total
+        print_json(
+            {"dry_run": True, "run": str(training.run), "samples": samples, "steps": steps, "saved_bytes": saved}
+        )
+        return
+    replaced = ", replacing what is there" if start.overwrite else ""
+    out().print(
+        f"dry run: {describe_start(built)}{replaced}; {training.total_steps:,} steps, saving {saves_of(training)}. "
+        "Nothing was written.",
+        soft_wrap=True,
+    )
 
 
 def _watch_rows(training: Training, text: str) -> None:
@@ -344,7 +380,7 @@ def _refuse_finished(training: Training) -> None:
     )
 
 
-def _run(built: Built, quiet: bool, compiled: CompileReport) -> None:
+def _run(built: Built, quiet: bool, compiled: CompileReport, as_json: bool) -> None:
     from hotbed.errors import HotbedError, RunError
     from hotbed.report import write_report
     from hotbed.train.run import run
@@ -362,7 +398,11 @@ def _run(built: Built, quiet: bool, compiled: CompileReport) -> None:
         raise
     if speaks:
         comparison = compare_forecast(ending.summary, folder, built.training.learner.device)
-        print_result(ending.summary, folder)
+        if as_json:
+            write_report(folder)
+            print_json({"dry_run": False, "run": str(folder), **ending.summary})
+        else:
+            print_result(ending.summary, folder)
         after = next_commands(folder) if ending.summary["finished"] else ""
         more = [one for one in (compiled_text(compiled), comparison, after) if one]
         if more and not quiet:

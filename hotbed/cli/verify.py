@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import subprocess
 import sys
 import tempfile
@@ -17,8 +16,21 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as Grid
 
-from hotbed.cli.console import err, out
-from hotbed.cli.options import AsJson, CacheBytes, CachePolicy, ModelName, RunDevice, Seed, Sets, TrainData
+from hotbed.cli.console import err, out, print_json
+from hotbed.cli.options import (
+    AsJson,
+    CacheBytes,
+    CachePolicy,
+    CacheShare,
+    Data,
+    Device,
+    ModelName,
+    Ranks,
+    RunFile,
+    Seed,
+    Sets,
+    Steps,
+)
 from hotbed.cli.ranks import join_ranks
 from hotbed.cli.settings import cache_flags, open_dataset, read_config
 
@@ -36,22 +48,17 @@ if TYPE_CHECKING:
 
 
 def verify_command(
-    run_file: Annotated[
-        Path | None, typer.Argument(help="Settings as for `hotbed train`, such as a run's config.json.")
-    ] = None,
-    data: TrainData = None,
+    run_file: RunFile = None,
+    data: Data = None,
     model: ModelName = None,
-    device: RunDevice = None,
-    cache: Annotated[
-        float | None,
-        typer.Option(help="Share of the rows on the device. Left out: the smallest cache that holds a batch."),
-    ] = None,
+    device: Device = None,
+    cache: CacheShare = None,
     hbm: CacheBytes = None,
     policy: CachePolicy = None,
     seed: Seed = None,
     sets: Sets = [],  # noqa: B006  never changed
-    steps: Annotated[int, typer.Option(min=1, help="Steps to compare.")] = 50,
-    ranks: Annotated[int, typer.Option(min=1, help="Number of processes, each with its shard of the rows.")] = 1,
+    steps: Steps = None,
+    ranks: Ranks = None,
     inject: Annotated[
         str | None, typer.Option(help="Flip one bit on purpose, to see it detected: row, state, write-back or lookup.")
     ] = None,
@@ -64,7 +71,8 @@ def verify_command(
     and ssd. After every step the loss, the vectors, their gradients and the rows of the
     batch with their optimizer states are compared, and at the end all rows that were used.
     The first difference is reported: step, table, id, both values. Exit code 1 if there is one.
-    Without arguments: the run of `hotbed train`, the default model on the embedded click log.
+    Without arguments: 50 steps of the run of `hotbed train`, the default model on the embedded click log, with the smallest
+    cache that holds a batch.
 
     [bold]For example:[/bold]
 
@@ -74,9 +82,11 @@ def verify_command(
 
     hotbed verify --inject write-back
 
+    hotbed verify --data mydata --steps 5
+
     hotbed verify --data adult --ranks 2
     """
-    if ranks > 1:
+    if ranks is not None and ranks > 1:
         raise typer.Exit(_with_ranks(ranks))
     flags = {
         "data.path": data,
@@ -90,7 +100,7 @@ def verify_command(
     config = read_config(run_file, given, sets)
     with join_ranks() as joint:
         world = joint.connect(config.train.device, config.parallel.timeout)
-        verdicts = _verify(config, world, steps, inject, as_json or not world.is_first)
+        verdicts = _verify(config, world, steps or 50, inject, as_json or not world.is_first)
         verdicts = _first_found(world.gather(verdicts))
         if world.is_first:
             _print_verdicts(verdicts, f"{config.model.name} on {config.data.path}", world.size, as_json)
@@ -217,7 +227,7 @@ def _ssd_bytes(given: str) -> str:
 
 def _print_verdicts(verdicts: list[Verdict], name: str, ranks: int, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([_as_json(verdict) for verdict in verdicts], indent=1))
+        print_json({"same": all(one.same for one in verdicts), "ways": [_as_json(one) for one in verdicts]})
         return
     grid = Grid("way", "steps", "lookups", "rows", "evictions", "verdict")
     for column in grid.columns[1:-1]:

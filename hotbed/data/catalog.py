@@ -78,7 +78,7 @@ def _movielens(size: str, ratings: str, num_bytes: int, md5: str, then: tuple[st
 RATED_WELL = (
     "add a column label (1 where rating is above 3) to ratings, as CSV with a header",
     "hotbed prepare ratings.csv --out movielens --ids userId,movieId --drop rating,timestamp "
-    "--split train=0.8,valid=0.1,test=0.1",
+    "--splits train=0.8,valid=0.1,test=0.1",
 )
 CATALOG: tuple[PublicSet, ...] = (
     PublicSet(
@@ -96,7 +96,7 @@ CATALOG: tuple[PublicSet, ...] = (
         ),
         then=(
             "tar xzf criteo-research-kaggle-display-advertising-challenge-dataset.tar.gz",
-            "hotbed prepare train.txt --format criteo --split train=0.8,valid=0.1,test=0.1 --out criteo",
+            "hotbed prepare train.txt --format criteo --splits train=0.8,valid=0.1,test=0.1 --out criteo",
         ),
     ),
     PublicSet(
@@ -124,7 +124,7 @@ CATALOG: tuple[PublicSet, ...] = (
         ),
         then=(
             "hotbed prepare train.gz --format csv --label click --ids '*' --drop id "
-            "--split train=0.8,valid=0.1,test=0.1 --out avazu",
+            "--splits train=0.8,valid=0.1,test=0.1 --out avazu",
         ),
     ),
     _movielens("1m", "1 million", 5_917_549, "c4d9eecfca2ab87c1945afe126590906", RATED_WELL),

@@ -120,7 +120,7 @@ class Table:
     def __init__(self, folder: Path, name: str, card: dict[str, Any]) -> None:
         self.name, self.card = name, card
         if not card["file"]:
-            raise ValueError(f"{folder} holds no rows; export again with --rows safetensors or parquet")
+            raise ValueError(f"{folder} holds no rows; export again with --row-format safetensors or parquet")
         self.arrays = _read_rows(folder / card["file"])
         self._order = None if card["id_is_position"] else np.argsort(self.arrays["id"])
 

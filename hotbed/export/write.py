@@ -94,6 +94,15 @@ def _export_to_store(place: Path, out: RemotePath, options: ExportOptions, repor
     return done._replace(folder=out)
 
 
+def check_export(place: Path, out: Path, options: ExportOptions) -> None:
+    """An error if `export` with these arguments would fail at once; nothing is written."""
+    from hotbed.checkpoint.layouts import entries_of
+
+    _check(out, options)
+    if not (place / "model").is_dir():
+        entries_of(place)
+
+
 def default_folder(place: Path) -> Path:
     """RUN/export; for one checkpoint, RUN/export-STEP."""
     if (place / "config.json").is_file():
@@ -107,13 +116,13 @@ def default_folder(place: Path) -> Path:
 def _check(out: Path, options: ExportOptions) -> None:
     """Check the options and the target before anything is read."""
     for name, value, known in (
-        ("rows", options.rows, ROW_FORMATS),
+        ("row-format", options.rows, ROW_FORMATS),
         ("precision", options.precision, PRECISIONS),
     ):
         if value not in known:
             raise ConfigError(f"--{name} must be one of {', '.join(known)}, not {value!r}.")
     if options.rows == "none" and not options.onnx:
-        raise ConfigError("--no-onnx with --rows none leaves nothing to export; leave one of them out.")
+        raise ConfigError("--no-onnx with --row-format none leaves nothing to export; leave one of them out.")
     if options.memory is not None:
         parse_bytes(options.memory, "--memory")
     if options.onnx:

@@ -30,7 +30,7 @@ PATHS = {
     "dim": "model.dim",
     "optimizer": "tables.optimizer",
     "policy": "tables.policy",
-    "world": "",
+    "ranks": "",
 }
 _ENOUGH = 0.01  # misses, of the distinct rows of a step, that a smaller cache may add
 
@@ -46,6 +46,7 @@ def parse_variation(text: str) -> Variation:
     """'hbm=1GiB,2GiB' -> a variation."""
     name, equals, values = text.partition("=")
     name = name.strip().replace("-", "_")
+    name = "ranks" if name == "world" else name  # of version 0.1
     listed = [value.strip() for value in values.split(",") if value.strip()]
     if not equals or name not in PATHS or not listed:
         raise ConfigError(
@@ -63,9 +64,9 @@ def vary(request: ForecastRequest, change: Variation) -> list[tuple[str, Forecas
 
 
 def _with(request: ForecastRequest, name: str, value: str) -> ForecastRequest:
-    if name == "world":
+    if name == "ranks":
         if not value.isdigit() or not int(value):
-            raise ConfigError(f"--what-if world={value}: must be a whole number from 1")
+            raise ConfigError(f"--what-if ranks={value}: must be a whole number from 1")
         return dataclasses.replace(request, world=int(value))
     sets = [f"{PATHS[name]}={value}"]
     if name == "hbm":

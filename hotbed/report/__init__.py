@@ -17,7 +17,7 @@ from hotbed.report.compare import MOST_RUNS, compare
 from hotbed.report.read import read_run
 from hotbed.report.sections import render
 
-__all__ = ["write_comparison", "write_report"]
+__all__ = ["read_run", "write_comparison", "write_report"]
 
 
 def write_report(run_dir: Path, path: Path | None = None) -> Path:

@@ -128,7 +128,7 @@ class ExportedTable:
         if self.tensors is None:
             raise RunError(
                 f"the rows of table {self.name!r} are in {self.file or 'no file of this export'}; only those of a "
-                "safetensors file can be looked up. Export again with --rows safetensors."
+                "safetensors file can be looked up. Export again with --row-format safetensors."
             )
         return self.tensors
 

@@ -148,7 +148,7 @@ def open_export(folder: Path) -> ModelSource:
     """The folder that `hotbed export` wrote."""
     export = read_export(folder)
     if export.row_format == "none":
-        raise RunError(f"{folder} holds no rows to score with. Export again with --rows safetensors.")
+        raise RunError(f"{folder} holds no rows to score with. Export again with --row-format safetensors.")
     try:
         card = json.loads((folder / "model.json").read_text())
         tables = {name: _export_table(folder, one, card["tables"][name]) for name, one in export.tables.items()}

@@ -15,7 +15,20 @@ from tests.bench.fakes import FakeSystem
 
 app = typer.Typer()
 app.command("bench")(bench_command)
-SMALL = ("--rows-scale", "0.0005", "--batch", "64", "--dim", "8", "--steps", "10", "--warmup", "2", "--cache", "0.05")
+SMALL = (
+    "--rows-scale",
+    "0.0005",
+    "--batch-size",
+    "64",
+    "--dim",
+    "8",
+    "--steps",
+    "10",
+    "--warmup",
+    "2",
+    "--cache",
+    "0.05",
+)
 
 
 def run(*arguments: object):
@@ -27,7 +40,7 @@ def run(*arguments: object):
 
 def test_hotbed_beside_its_peer(tmp_path):
     path = tmp_path / "bench.csv"
-    result = run(*SMALL, "--systems", "torch,hotbed-hbm,hotbed-cached", "--dense", "0,8", "--csv", path)
+    result = run(*SMALL, "--systems", "torch,hotbed-hbm,hotbed-cached", "--mlp", "0,8", "--csv", path)
     assert result.exit_code == 0, result.output
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert [(row["system"], row["dense"]) for row in rows] == [
@@ -44,7 +57,7 @@ def test_hotbed_beside_its_peer(tmp_path):
 
 
 def rows_of(path, *options):
-    result = run(*SMALL, "--dense", "0", "--csv", path, *options)
+    result = run(*SMALL, "--mlp", "0", "--csv", path, *options)
     assert result.exit_code == 0, result.output
     return list(csv.DictReader(path.read_text().splitlines())), result
 
@@ -62,7 +75,7 @@ def test_every_row_is_written_beforehand_unless_the_start_is_cold(tmp_path):
 def test_all_kinds_of_ids(tmp_path):
     path = tmp_path / "bench.csv"
     rows, result = rows_of(
-        path, "--systems", "torch,hotbed-cached", "--ids", "single,bags,varying,dynamic", "--cache", "0.3"
+        path, "--systems", "torch,hotbed-cached", "--id-kind", "single,bags,varying,dynamic", "--cache", "0.3"
     )
     assert [(row["ids"], row["system"]) for row in rows] == [
         (ids, system) for ids in ("single", "bags", "varying", "dynamic") for system in ("torch", "hotbed-cached")
@@ -76,7 +89,7 @@ def test_all_kinds_of_ids(tmp_path):
 
 def test_all_outputs(tmp_path):
     path = tmp_path / "bench.csv"
-    run(*SMALL, "--systems", "hotbed-hbm", "--dense", "0,8", "--output", "stack,concat,dict", "--csv", path)
+    run(*SMALL, "--systems", "hotbed-hbm", "--mlp", "0,8", "--output", "stack,concat,dict", "--csv", path)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     outputs = [(row["output"], row["dense"]) for row in rows]
     assert outputs == [(output, dense) for output in ("stack", "concat", "dict") for dense in ("0", "8")]
@@ -97,7 +110,7 @@ def test_a_sweep_of_the_cache_is_drawn(tmp_path):
 
 def test_rows_on_an_ssd(tmp_path):
     folder = tmp_path / "fast"
-    options = ("--systems", "hotbed-hbm,hotbed-cached", "--ssd", "0.3", "--ssd-folder", folder)
+    options = ("--systems", "hotbed-hbm,hotbed-cached", "--memory-share", "0.3", "--ssd-folder", folder)
     rows, result = rows_of(tmp_path / "bench.csv", *options)
     assert [row["memory"] for row in rows] == ["", "0.3"]
     assert "30 % in memory" in result.stdout
@@ -131,7 +144,7 @@ def test_a_system_that_breaks_shows_where_and_fails_the_command(monkeypatch):
 
 
 def test_a_cache_too_small_is_told_and_is_no_failure():
-    result = run(*SMALL[:-1], "0.001", "--systems", "hotbed-cached", "--dense", "0")
+    result = run(*SMALL[:-1], "0.001", "--systems", "hotbed-cached", "--mlp", "0")
     assert result.exit_code == 0
     assert "slots" in result.stderr
     assert "Traceback" not in result.stderr
@@ -145,22 +158,22 @@ def test_all_mistakes_at_once():
             "8,x",
             "--optimizer",
             "adamw",
-            "--dense",
+            "--mlp",
             "-1",
             "--cache",
             "0.1,x,2",
-            "--steps",
-            "0",
             "--window",
-            "0",
-            "--ids",
+            "234",
+            "--id-kind",
             "dynamic,jagged",
             "--output",
             "tuple",
-            "--ssd",
-            "3",
+            "--memory-share",
+            "30%",
+            "--batch-size",
+            "2",
             "--ranks",
-            "-1",
+            "3",
             "--zipf",
             "1",
             *more,
@@ -169,17 +182,15 @@ def test_all_mistakes_at_once():
     for part in (
         "--dim takes",
         "adamw",
-        "--dense takes",
+        "--mlp takes",
         "--cache is a share, above 0 and at most 1, not 2",
         "--cache takes shares separated by commas, not x",
-        "--steps must",
-        "--window must",
+        "--window is at most",
         "--look-ahead is at most 233",
         "lucky",
-        "--ids is one or more of single, bags, varying, dynamic, not jagged",
+        "--id-kind is one or more of single, bags, varying, dynamic, not jagged",
         "--output is one or more of stack, concat, dict, not tuple",
-        "--ssd is a share, above 0 and at most 1, not 3",
-        "--ssd is a share of the rows, and dynamic ids",
+        "--memory-share is a share of the rows, and dynamic ids",
         "--ranks is 0 for none",
         "--zipf must be above 0 and not 1",
     ):
@@ -188,6 +199,6 @@ def test_all_mistakes_at_once():
 
 def test_steps_are_rounded_up_to_groups(tmp_path):
     path = tmp_path / "bench.csv"
-    run(*SMALL, "--systems", "hotbed-hbm", "--dense", "0", "--steps", "11", "--csv", path)
+    run(*SMALL, "--systems", "hotbed-hbm", "--mlp", "0", "--steps", "11", "--csv", path)
     (row,) = csv.DictReader(path.read_text().splitlines())
     assert row["steps"] == "20"

@@ -27,7 +27,7 @@ def days(hotbed, tmp_path):
     for day in (1, 2):
         made = hotbed(
             *("prepare", write_log(tmp_path / f"{day}.csv", day), "--out", tmp_path / f"day{day}", "--ids-mode", "raw"),
-            *("--split", "train=400,test=100"),
+            *("--splits", "train=400,test=100"),
         )
         assert made.code == 0, made.err
         assert "dynamic" in made.out
@@ -74,7 +74,7 @@ def test_rules_cannot_change_on_the_way(hotbed, days, tmp_path):
 
 def test_a_warm_start_from_dynamic_ids_and_from_a_vocabulary(hotbed, days, tmp_path):
     vocabulary = tmp_path / "vocabulary"
-    assert hotbed("prepare", tmp_path / "1.csv", "--out", vocabulary, "--split", "train=400,test=100").code == 0
+    assert hotbed("prepare", tmp_path / "1.csv", "--out", vocabulary, "--splits", "train=400,test=100").code == 0
     ids = set(pq.read_table(vocabulary / "counts" / "user.parquet")["id"].to_pylist())
     for data, flags in ((vocabulary, ()), (days[0], RULES)):
         old, new = tmp_path / f"old-{data.name}", tmp_path / f"new-{data.name}"

@@ -23,7 +23,7 @@ def trained(tmp_path_factory):
 def home(trained, hotbed, monkeypatch):
     monkeypatch.chdir(trained)
     if not (trained / "mydata").exists():
-        assert hotbed("prepare", "clicks.csv", "--out", "mydata", "--split", "train=0.6,valid=0.2,test=0.2").code == 0
+        assert hotbed("prepare", "clicks.csv", "--out", "mydata", "--splits", "train=0.6,valid=0.2,test=0.2").code == 0
         assert hotbed("train", "--data", "mydata", "--out", "runs/mine", *SMALL).code == 0
     return trained
 

@@ -107,8 +107,8 @@ def test_ranks_share_rows_and_send_bytes(hotbed, tmp_path):
     (tmp_path / "log.csv").write_text("\n".join(["label,user,ad", *lines]))
     prepare([tmp_path / "log.csv"], tmp_path / "log", ids=["user", "ad"])
     asked = ("--cache", "0.5", "--batch-size", 32, "--dim", 4, "--calibrate", "no", "--no-curve", "--device", "cpu")
-    found = json.loads(hotbed("plan", tmp_path / "log", *asked, "--what-if", "world=1,2", "--json").out)["what_if"][
-        "world"
+    found = json.loads(hotbed("plan", tmp_path / "log", *asked, "--what-if", "ranks=1,2", "--json").out)["what_if"][
+        "ranks"
     ]
     one, two = found["1"], found["2"]
     assert one["network"] is None

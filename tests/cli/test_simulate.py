@@ -34,7 +34,7 @@ def test_a_table_with_a_line_for_every_cache_and_policy(hotbed, data):
 def test_the_counts_are_those_of_training(hotbed, data, ahead):
     options = [text for name, value in ahead.items() for text in (f"--{name.replace('_', '-')}", value)]
     asked = ("--cache", "0.06", "--batch-size", 16, "--policy", "oracle", "--seed", 3, "--json", *options)
-    (figures,) = json.loads(hotbed("simulate", data, *asked).out)
+    (figures,) = json.loads(hotbed("simulate", data, *asked).out)["caches"]
     dataset = Dataset.open(data)
     tables = package.EmbeddingTables(
         {f.name: package.Table(rows=f.rows, dim=2, hashing=f.mode == "hash") for f in dataset.schema.features},
@@ -55,7 +55,7 @@ def test_the_counts_are_those_of_training(hotbed, data, ahead):
 def test_order_length_and_split_can_be_chosen(hotbed, data):
     def misses(*options):
         asked = ("--cache", "0.05", "--batch-size", 16, "--policy", "lru", "--json", *options)
-        return json.loads(hotbed("simulate", data, *asked).out)[0]
+        return json.loads(hotbed("simulate", data, *asked).out)["caches"][0]
 
     assert misses("--max-batches", 4)["batches"] == 4
     assert misses("--split", "valid")["lookups"] == 100
@@ -108,7 +108,7 @@ def test_settings_are_spelled_as_for_train(hotbed, data):
 def test_fewer_misses_are_more_hits_whatever_the_policy_and_its_windows(hotbed, data):
     """A static cache loads rows before the first batch, and large caches plan several batches together."""
     asked = ("--cache", "0.06,0.2,0.5,0.9", "--batch-size", 16, "--json")
-    found = json.loads(hotbed("simulate", data, *asked).out)
+    found = json.loads(hotbed("simulate", data, *asked).out)["caches"]
     assert len({figures["windows"] for figures in found}) > 2
     for one in found:
         assert one["rows_hit"] == pytest.approx(max(0.0, 1 - one["misses"] / found[0]["keys_of_batches"]))
@@ -130,7 +130,9 @@ def test_a_file_of_ids(hotbed, tmp_path):
     columns = {f"f{f}": ids[:, f] for f in range(3)}
     pq.write_table(pa.table({**columns, "label": rng.random(2000)}), tmp_path / "ids.parquet")
     asked = ("--batch-size", 64, "--cache", "0.1", "--json")
-    one, other = (json.loads(hotbed("simulate", tmp_path / name, *asked).out) for name in ("ids.npy", "ids.parquet"))
+    one, other = (
+        json.loads(hotbed("simulate", tmp_path / name, *asked).out)["caches"] for name in ("ids.npy", "ids.parquet")
+    )
     assert one == other
     assert [figures["lookups"] for figures in one][:3] == [6000] * 3
     assert one[0]["num_slots"] == round(0.1 * sum(np.unique(ids[:, f]).size for f in range(3)))
@@ -141,7 +143,7 @@ def test_lists_and_padding_of_a_parquet_file(hotbed, tmp_path):
     result = hotbed(
         "simulate", tmp_path / "bags.parquet", "--batch-size", 2, "--cache", "1", "--policy", "lru", "--json"
     )
-    (figures,) = json.loads(result.out)
+    (figures,) = json.loads(result.out)["caches"]
     assert (figures["lookups"], figures["misses"]) == (6, 4)
 
 

@@ -64,7 +64,7 @@ def test_raw_rows_get_the_scores_of_the_dataset(hotbed, tmp_path):
     lines = ["click,user,price"]
     lines += [f"{int((n * 7) % 5 < 2)},u{n % 11},{n % 13}" for n in range(600)]
     raw.write_text("\n".join(lines) + "\n")
-    made = hotbed("prepare", raw, "--out", tmp_path / "data", "--split", "train=500,test=100")
+    made = hotbed("prepare", raw, "--out", tmp_path / "data", "--splits", "train=500,test=100")
     assert made.code == 0, made.err
     run = tmp_path / "run"
     sets = ("--set", "data.batch_size=50", *SMALL)

@@ -55,7 +55,7 @@ def test_memory_holds_the_index_of_any_number_of_rows_and_not_the_rows(hotbed, d
 def test_an_injected_bit_ends_with_1(hotbed, data, place):
     result = hotbed("verify", "--data", data, *SMALL, "--inject", place, "--json")
     assert result.code == 1, result.err
-    found = json.loads(result.out)[-1]["difference"]
+    found = json.loads(result.out)["ways"][-1]["difference"]
     assert found["what"] == place
     assert found["table"]
     assert found["id"] >= 0

@@ -34,7 +34,7 @@ def test_all_options_arrive(tmp_path, raw):
     out = tmp_path / "out"
     code, output = run(
         *(raw, "--out", out, "--format", "csv", "--label", "click", "--dense", "price", "--ids", "city,age"),
-        *("--multi", "tags:|", "--drop", "request", "--split", "train=0.7,test=0.3", "--max-bad", "2"),
+        *("--multi", "tags:|", "--drop", "request", "--splits", "train=0.7,test=0.3", "--max-bad", "2"),
         *("--ids-mode", "hash", "--hash-rows", "64", "--delimiter", ","),
     )
     assert code == 0, output
@@ -50,7 +50,7 @@ def test_all_options_arrive(tmp_path, raw):
 
 def test_the_table_tells_all(tmp_path, raw):
     code, output = run(
-        raw, "--out", tmp_path / "out", "--drop", "request,tags", "--split", "train=60,test=30", "--integers", "both"
+        raw, "--out", tmp_path / "out", "--drop", "request,tags", "--splits", "train=60,test=30", "--integers", "both"
     )
     assert code == 0, output
     for piece in (

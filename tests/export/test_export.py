@@ -214,9 +214,9 @@ def test_names_of_before_are_found_with_a_warning():
 
 def test_what_makes_no_sense_is_refused_at_once(deepfm, tmp_path, hotbed, monkeypatch):
     for arguments, message in (
-        (("--rows", "csv"), "--rows must be one of safetensors, parquet, none, not 'csv'"),
+        (("--row-format", "csv"), "--row-format must be one of safetensors, parquet, none, not 'csv'"),
         (("--precision", "fp8"), "--precision must be one of fp32, fp16, int8, not 'fp8'"),
-        (("--rows", "none", "--no-onnx"), "leaves nothing to export"),
+        (("--row-format", "none", "--no-onnx"), "leaves nothing to export"),
         (("--memory", "5x", "--no-onnx"), "--memory: must be an amount of memory"),
     ):
         code, _, err = hotbed("export", deepfm, "--out", tmp_path / "out", *arguments)

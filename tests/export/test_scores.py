@@ -95,7 +95,7 @@ def test_a_model_without_its_rows(deepfm, tmp_path):
     assert not (tmp_path / "out" / "rows").exists()
     assert "Score without hotbed" not in (tmp_path / "out" / "README.md").read_text()
     assert done.num_rows == {"user": 50, "tags": 9, "ad": 20, "site": 31}
-    with pytest.raises(ValueError, match="holds no rows; export again with --rows"):
+    with pytest.raises(ValueError, match="holds no rows; export again with --row-format"):
         standalone(tmp_path / "out").Export(tmp_path / "out")
 
 

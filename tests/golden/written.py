@@ -82,7 +82,7 @@ def write(folder: Path) -> None:
     os.chdir(folder)  # no path of this machine stands in a file
     try:
         write_raw(Path("clicks.csv"))
-        columns = ("--ids", "ad", "--multi", "tags:|", "--split", "train=0.7,valid=0.15,test=0.15", "--workers", "1")
+        columns = ("--ids", "ad", "--multi", "tags:|", "--splits", "train=0.7,valid=0.15,test=0.15", "--workers", "1")
         command("prepare", "clicks.csv", "--out", "clicks", *columns)
         command("prepare", "clicks.csv", "--out", "raw", *columns, "--ids-mode", "raw")
         for name in RUNS:

@@ -22,7 +22,7 @@ import sys
 from hotbed.cli import main
 for one in sys.argv[3:]:
     try:
-        main(["export", sys.argv[1], "--out", f"{sys.argv[2]}/{one}", "--rows", one.split()[0], "--precision", one.split()[1]])
+        main(["export", sys.argv[1], "--out", f"{sys.argv[2]}/{one}", "--row-format", one.split()[0], "--precision", one.split()[1]])
     except SystemExit as end:
         if end.code:
             raise

@@ -178,5 +178,5 @@ def _check_splits(found: RowAssignment, good_rows: int) -> None:
         sizes = ", ".join(f"{name} {count:,}" for name, count in rows.items())
         raise FormatError(
             f"split {', '.join(empty)} got no rows; the files hold {good_rows:,} good ones ({sizes}). "
-            "Change --split or the files."
+            "Change --splits or the files."
         )

@@ -112,7 +112,7 @@ def prepare(
     )
     rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
     if rule is not None and rule.kind == "days" and clock is None:
-        raise ConfigError("--split days:... needs a time column: --time COLUMN.")
+        raise ConfigError("--splits days:... needs a time column: --time COLUMN.")
     limit = MaxBad.parse(max_bad)
     num_bytes = _memory(memory)
     sources = list_sources(inputs)
@@ -207,6 +207,31 @@ def prepare(
     )
 
 
+def look_at(
+    inputs: Input | Sequence[Input],
+    *,
+    format: str | None = None,
+    label: str | None = None,
+    positive: str | None = None,
+    dense: Sequence[str] = (),
+    ids: Sequence[str] = (),
+    multi: Mapping[str, str] | None = None,
+    drop: Sequence[str] = (),
+    integers: str = "log",
+    time_column: str | None = None,
+    max_bad: str | int = "1%",
+    delimiter: str | None = None,
+) -> FirstLook:
+    """How `prepare` with the same arguments would read the columns, by the first rows; nothing is written."""
+    clock = None if time_column is None else TimeColumn.parse(time_column)
+    options = LayoutOptions(
+        label, tuple(dense), tuple(ids), dict(multi or {}), tuple(drop), integers, clock.name if clock else None
+    )
+    sources = list_sources(inputs)
+    readers = _readers(sources, format, delimiter, options)
+    return _first_look(sources, readers, options, MaxBad.parse(max_bad), positive)
+
+
 @contextmanager
 def _workspace(out: Path, overwrite: bool, ranks: PrepareRanks) -> Iterator[Workspace]:
     """The workspace: rank 0 owns it, the others write into it."""
@@ -273,7 +298,7 @@ def _aligned(
     return {source.path: AlignedFormat(shared, kinds, values, wanted) for source, values in zip(files, partitions)}
 
 
-class _FirstLook(NamedTuple):
+class FirstLook(NamedTuple):
     """What the first readable rows show."""
 
     layout: ColumnLayout
@@ -283,14 +308,14 @@ class _FirstLook(NamedTuple):
 
 def _first_look(
     sources: list[RawSource], readers: list[Format], options: LayoutOptions, limit: MaxBad, positive: str | None
-) -> _FirstLook:
+) -> FirstLook:
     quarantine = Quarantine(limit)
     for source, reader in zip(sources, readers):
         for chunk in reader.chunks(source.path):
             if len(chunk.lines):
                 layout = choose_layout(chunk, options, reader.typed)
                 label = LabelReader(layout.label, positive=positive, signed=reader.name == "libsvm")
-                return _FirstLook(layout, joined_columns(chunk, layout), label_hint(chunk, label))
+                return FirstLook(layout, joined_columns(chunk, layout), label_hint(chunk, label))
             quarantine.add(chunk.bad, 0)
     quarantine.check()
     raise no_rows(sources)
@@ -341,7 +366,7 @@ def _id_rule(ids_mode: str, hash_rows: int | None, min_count: int) -> IdRule:
 def _split_names(sources: Sequence[RawSource], rule: SplitRule | None) -> tuple[str, ...]:
     named = tuple(dict.fromkeys(source.split for source in sources if source.split))
     if named and rule is not None:
-        raise ConfigError("inputs named split=path already have their split; leave out --split.")
+        raise ConfigError("inputs named split=path already have their split; leave out --splits.")
     names = named or (rule.names if rule else (TRAIN,))
     if TRAIN not in names:
         raise ConfigError(f"no split is called train (given: {', '.join(names)}). Ids are counted on train.")

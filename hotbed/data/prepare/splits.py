@@ -95,7 +95,7 @@ class SplitRule:
             return [SplitRange(name, begin, end) for name, begin, end in zip(self.names, [0, *ends], ends)]
         if len(days) <= sum(self._shares):
             raise FormatError(
-                f"--split takes {sum(self._shares)} whole days and train needs at least one more; the time column spans "
+                f"--splits takes {sum(self._shares)} whole days and train needs at least one more; the time column spans "
                 f"{len(days)}. Take fewer days, or prepare more files."
             )
         firsts = [first for _, first in days]

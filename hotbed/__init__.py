@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
     from hotbed.tables.spec import Table
     from hotbed.train.compiled_step import compile_step
     from hotbed.types import Batch, Jagged
+
+if sys.platform != "linux" and "HOTBED_ANY_SYSTEM" not in os.environ:
+    raise ImportError(
+        f"hotbed runs on Linux, and this is {sys.platform}: its kernels call Linux's C library (preadv2, futex, errno). Use "
+        "a Linux machine, a container (the repository has a Dockerfile) or WSL 2. HOTBED_ANY_SYSTEM=1 tries it anyway."
+    )
 
 __version__ = "0.1.0"
 __all__ = [

@@ -1,11 +1,9 @@
 """One grammar for all commands: a name means one thing, examples run, `--json` prints what docs/json.md says."""
 
 import json
-import random
 import shlex
 import warnings
 
-import numpy as np
 import pytest
 
 with warnings.catch_warnings():
@@ -17,6 +15,7 @@ from hotbed.cli.describe import describe_commands
 from hotbed.cli.options import COMPARED, RENAMED
 from hotbed.cli.schemas import SCHEMAS
 from tests.cli.conftest import cache, hotbed  # noqa: F401  fixtures
+from tests.sessions import AGAIN, DEMO_ROWS, EXAMPLES, SESSIONS, WIDTH, make_place, masked
 
 TEXTS = {one.name: one for one in describe_commands()}
 BY_NAME = {}
@@ -30,8 +29,8 @@ WRITE_NOTHING = {"evaluate", "models", "data describe", "data list", "plan", "si
 def single(parameter):
     """An option that takes several values, as the option of one value that it compares."""
     if not parameter.help.endswith(COMPARED):
-        return parameter.help, parameter.default, parameter.is_option, parameter.type.removeprefix("list of ")
-    return parameter.help.removesuffix(COMPARED), parameter.default, parameter.is_option, "compared"
+        return parameter.help, str(parameter.default), parameter.is_option, parameter.type.removeprefix("list of ")
+    return parameter.help.removesuffix(COMPARED), str(parameter.default), parameter.is_option, "compared"
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
@@ -100,71 +99,16 @@ def test_completion_knows_options_of_commands(hotbed, monkeypatch):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with what the examples read: clicks.csv, new.csv, ids.npy, mydata, runs/demo and runs/mine."""
+    """A folder with what the examples read."""
     folder = tmp_path_factory.mktemp("examples")
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setenv("HOTBED_CACHE", str(folder / "cache"))
-    monkeypatch.setenv("COLUMNS", "110")
-    monkeypatch.setattr("hotbed.data.embedded.TRAIN_ROWS", 3000)
-    monkeypatch.chdir(folder)
-    write_clicks(folder)
-    for line in (
-        "prepare clicks.csv --label click --ids ad,user --out mydata --splits train=0.8,valid=0.1,test=0.1 -q",
-        "train --data mydata --batch-size 64 --cache 90% --checkpoint-every 5 --set train.keep_checkpoints=2 "
-        "--set train.checkpoint_full_every=1 --out runs/mine -q",
-        "train --out runs/demo -q",
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main(shlex.split(line))
-        assert ended.value.code == 0, line
-    yield folder
-    monkeypatch.undo()
-
-
-def write_clicks(folder):
-    chance = random.Random(7)
-    lines = ["click,ad,user,price"]
-    for _ in range(1500):
-        ad = min(int(chance.expovariate(0.2)), 30)
-        lines.append(
-            f"{int(chance.random() < 0.1 + 0.02 * (ad % 9))},a{ad},u{chance.randrange(200)},{chance.random():.2f}"
-        )
-    (folder / "clicks.csv").write_text("\n".join(lines) + "\n")
-    (folder / "new.csv").write_text("\n".join(lines[:40]) + "\n")
-    ids = np.minimum(np.random.default_rng(1).zipf(1.3, (900, 2)), 400) - 1
-    np.save(folder / "ids.npy", ids.astype(np.int64))
-
-
-# the example of each command that is run here; it is one of those in its help
-EXAMPLES = {
-    "train": "hotbed train --data mydata --batch-size 64 --cache 90%",
-    "prepare": "hotbed prepare clicks.csv --label click --out mydata --splits train=0.8,valid=0.1,test=0.1",
-    "evaluate": "hotbed evaluate runs/demo",
-    "predict": "hotbed predict runs/mine new.csv --out scores.csv",
-    "models": "hotbed models",
-    "data describe": "hotbed data describe mydata",
-    "data list": "hotbed data list",
-    "data get": "hotbed data get movielens-100k --dry-run",
-    "data make": "hotbed data make criteo-like:20_000 --out clicks",
-    "report": "hotbed report runs/demo runs/mine --out compare.html",
-    "plan": "hotbed plan mydata --batch-size 64 --cache 90% --what-if cache=50%,100% --html plan.html",
-    "simulate": "hotbed simulate ids.npy --batch-size 64 --cache 30% --curve --html curves.html",
-    "explain": "hotbed explain runs/mine --table ad --value a7",
-    "verify": "hotbed verify --data mydata --steps 5",
-    "bench": "hotbed bench --device cpu --rows-scale 0.001 --batch-size 64 --dim 8 --mlp 0 --cache 30% --steps 10",
-    "top": "hotbed top runs/demo",
-    "checkpoint list": "hotbed checkpoint list runs/mine",
-    "checkpoint verify": "hotbed checkpoint verify runs/mine",
-    "checkpoint diff": "hotbed checkpoint diff runs/demo runs/mine",
-    "checkpoint prune": "hotbed checkpoint prune runs/mine --keep 1 --dry-run",
-    "export": "hotbed export runs/mine",
-}
-AGAIN = {
-    "prepare": "--overwrite",
-    "predict": "--overwrite",
-    "data make": "--overwrite --dry-run",
-    "export": "--overwrite",
-}
+    with monkeypatch.context() as changed:
+        changed.setenv("HOTBED_CACHE", str(folder / "cache"))
+        changed.setenv("COLUMNS", str(WIDTH))
+        changed.setattr("hotbed.data.embedded.TRAIN_ROWS", DEMO_ROWS)
+        changed.chdir(folder)
+        make_place(folder)
+        yield folder
 
 
 def test_every_command_has_an_example_here():
@@ -182,7 +126,7 @@ def test_the_example_runs_and_its_json_is_as_documented(place, capsys, name):
         printed = capsys.readouterr()
         assert not ended.value.code, printed.err
         found.append(printed.out)
-    assert found[0].strip()
+    assert masked(found[0]) == masked(SESSIONS[name].read_text().partition("\n")[2]), "python -m tests.sessions"
     jsonschema.validate(json.loads(found[1]), SCHEMAS[name], cls=jsonschema.Draft202012Validator)
 
 

@@ -67,3 +67,14 @@ def test_it_trains_outside_the_clone(wheel, tmp_path):
     run("train", "--data", "criteo-like:3000", "--cache", "20%", "--batch-size", "64", "--out", "run", "--quiet")
     assert (tmp_path / "run" / "report.html").is_file()
     assert "AUC" in run("evaluate", "run").stdout
+
+
+def test_another_system_is_refused_with_a_way_out():
+    code = "import sys; sys.platform = 'darwin'; import hotbed"
+    plain = {name: value for name, value in os.environ.items() if name != "HOTBED_ANY_SYSTEM"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=plain, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert "hotbed runs on Linux, and this is darwin" in done.stderr
+    assert "WSL 2" in done.stderr

@@ -97,7 +97,7 @@ def get_command(
 
     [bold]For example:[/bold]
 
-    hotbed data get movielens-100k --dry-run
+    hotbed data get movielens-1m --dry-run
     """
     from hotbed.data.catalog import choose_folders, find_public_set
     from hotbed.data.download import download, list_folder

@@ -157,7 +157,13 @@ SCHEMAS: dict[str, Schema] = {
     "plan": _object(
         {
             "setting": _is("object", "Model, data, rows, record size, slots and ranks of the run."),
-            "parts": _is("array", "Bytes of every part of every tier, exact or estimated."),
+            "fits": _is("boolean", "Whether the run fits its budgets and this machine."),
+            "bytes": _is("array", "Bytes of every part of every tier, exact or estimated."),
+            "device_bytes": _is("integer", "Sum of the device."),
+            "memory_bytes": _is("integer", "Sum of host memory."),
+            "ssd_bytes": _is("integer", "Sum of the ssd."),
+            "samples_per_s": _is("number|null", "Forecast speed; null without calibration."),
+            "bottleneck": _is("string|null", "The part of a step that the others wait for."),
             "traffic": _is("object|null", "Hit rates and rows moved per step; null without a cache."),
             "speed": _is("object|null", "Seconds of a step and its parts; null without calibration."),
             "problems": _list(_TEXT, "Why it does not fit; empty if it does."),

@@ -107,7 +107,11 @@ def _build_plan(name: str, progress: Progress | None) -> _BuildPlan | None:
     other = other_rows(rows)
     threads = min(os.cpu_count() or 1, 8)
     build = partial(write_dataset, shape=shape, train=rows, valid=other, test=other, threads=threads, progress=progress)
-    return _BuildPlan(f"{shape.name}-{FORMAT_VERSION}.{shape.generation}-{rows}", build)
+    is_long = (
+        rows + 2 * other > shape.days * shape.rows_per_day
+    )  # its days are longer than those that earlier versions made
+    days = f"-{shape.days}d" if is_long else ""
+    return _BuildPlan(f"{shape.name}-{FORMAT_VERSION}.{shape.generation}-{rows}{days}", build)
 
 
 def read_rows(name: str, rows_text: str) -> int:

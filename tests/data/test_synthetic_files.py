@@ -10,7 +10,7 @@ import pytest
 from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
 from hotbed.data.prepare.prepare import prepare
-from hotbed.data.synthetic import SHAPES, ClickLog, number_ids, write_dataset, write_days, write_text
+from hotbed.data.synthetic import SHAPES, ClickLog, make_log, number_ids, write_dataset, write_days, write_text
 from hotbed.errors import ConfigError, DataError
 from tests.fresh import run_python
 
@@ -19,6 +19,17 @@ AVAZU, BAGS, TERABYTE = SHAPES["avazu-like"], SHAPES["criteo-1tb-bags-like"], SH
 
 def files_of(root):
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_larger_log_spans_the_days_of_its_shape(name):
+    """More rows are more of the same, not a longer drift; a smaller log is the first days of the usual one."""
+    shape = SHAPES[name]
+    usual = shape.days * shape.rows_per_day
+    assert make_log(shape, 0, usual // 10, None).rows_per_day == shape.rows_per_day
+    for num_rows in (usual, 5 * usual, 5 * usual + 1):
+        rows_per_day = make_log(shape, 0, num_rows, None).rows_per_day
+        assert -(-num_rows // rows_per_day) == shape.days
 
 
 def test_preparing_avazu_text_gives_the_same_dataset(tmp_path):

@@ -22,7 +22,8 @@ import sys
 from hotbed.cli import main
 for one in sys.argv[3:]:
     try:
-        main(["export", sys.argv[1], "--out", f"{sys.argv[2]}/{one}", "--row-format", one.split()[0], "--precision", one.split()[1]])
+        rows, precision = one.split()
+        main(["export", sys.argv[1], "--out", f"{sys.argv[2]}/{one}", "--row-format", rows, "--precision", precision])
     except SystemExit as end:
         if end.code:
             raise

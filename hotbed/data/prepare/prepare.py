@@ -12,7 +12,6 @@ the input, never on timing, workers or ranks.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +49,7 @@ from hotbed.data.workspace import Workspace, unwritable
 from hotbed.errors import ConfigError, FormatError
 from hotbed.files import path_of
 from hotbed.host.memory import in_words, parse_bytes
+from hotbed.host.threads import num_cores
 
 IDS_MODES: tuple[IdMode, ...] = ("vocabulary", "hash", "raw")
 MEMORY = "2GiB"
@@ -339,7 +339,7 @@ def _memory(memory: str | int) -> int:
 def _workers(workers: int | None, memory: int) -> int:
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers} is below 1.")
-    return max(1, min(workers or len(os.sched_getaffinity(0)), (memory - _MEMORY_OF_PROCESS) // _MEMORY_OF_WORKER))
+    return max(1, min(workers or num_cores(), (memory - _MEMORY_OF_PROCESS) // _MEMORY_OF_WORKER))
 
 
 def _id_rule(ids_mode: str, hash_rows: int | None, min_count: int) -> IdRule:

@@ -61,10 +61,15 @@ def other_rows(train: int) -> int:
 
 
 def make_log(shape: Shape, seed: int, num_rows: int, days: int | None) -> ClickLog:
-    """The log of a shape; with `days`, its first `num_rows` rows span that many days."""
+    """The log of a shape, whose first `num_rows` rows span `days` days.
+
+    Without `days`, at most those of the shape: a short log is its first days, a long one has longer days. More rows are then
+    more of the same, and not a longer drift.
+    """
     if days is not None and not 1 <= days <= num_rows:
         raise ConfigError(f"{num_rows:,} rows cannot span {days:,} days; take 1 to {num_rows:,} of them.")
-    return ClickLog(shape, seed, None if days is None else -(-num_rows // days))
+    usual = max(shape.rows_per_day, -(-num_rows // shape.days))
+    return ClickLog(shape, seed, usual if days is None else -(-num_rows // days))
 
 
 def write_dataset(
@@ -201,6 +206,8 @@ def _settings(log: ClickLog, sizes: dict[str, int], days: int | None) -> str:
     shape = log.shape
     version = [FORMAT_VERSION, shape.generation]
     known = {"name": shape.name, "version": version, "seed": log.seed, **sizes, "days": days}
+    if days is None and log.rows_per_day != shape.rows_per_day:
+        known["rows_per_day"] = log.rows_per_day
     return json.dumps(known)
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from hotbed.cli.console import out, print_json
+import typer
+
+from hotbed.cli.console import out, print_json, progress_bar, report_compiling, waiting
 from hotbed.cli.options import AsJson, DryRun, Out, RunPlaces
 
 
 def report_command(
     runs: RunPlaces,
     page: Out = None,
+    analyze: bool = typer.Option(
+        False,
+        "--analyze",
+        help="Also measure what each feature contributes to the AUC, by permutation, and find the worst errors.",
+    ),
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -19,9 +27,14 @@ def report_command(
     --out is the file to write; left out: RUN/report.html, or compare.html for several runs. A comparison shows the
     settings that differ, the results with their difference to the first run, and the curves of all runs over each other.
 
+    --analyze scores up to 100,000 samples of the test split (else valid) once for each feature, keeps the result as
+    analysis.json in the run folder, and shows it on the page.
+
     [bold]For example:[/bold]
 
     hotbed report runs/demo
+
+    hotbed report runs/mine --analyze
 
     hotbed report runs/demo runs/mine --out compare.html
     """
@@ -42,6 +55,9 @@ def report_command(
         else:
             out().print(f"dry run: {planned} would be written. Nothing was written.", soft_wrap=True)
         return
+    if analyze:
+        for run in runs:
+            analyze_run(run)
     if len(runs) == 1:
         written = write_report(copies[0], target)
     else:
@@ -53,3 +69,26 @@ def report_command(
         print_json({"dry_run": False, "page": str(written), "runs": [str(run) for run in runs]})
         return
     out().print(f"report: {written}", soft_wrap=True)
+
+
+def analyze_run(run: Path) -> None:
+    """Write analysis.json of a run."""
+    with report_compiling():
+        with waiting("loading the model"):
+            from hotbed.cli.evaluate import SCORE_BATCH, ModelOptions, open_model
+            from hotbed.cli.settings import open_dataset
+            from hotbed.data.loader.loader import Loader
+            from hotbed.run.files import write_text
+            from hotbed.run.folder import find_data_or_say
+            from hotbed.run.model_card import read_card
+            from hotbed.train.analysis import analyze
+            from hotbed.train.model_folder import check_same_ids
+
+            dataset = open_dataset(find_data_or_say(read_card(run / "model")["dataset"], run))
+            model = open_model(run, None, "auto", ModelOptions(None, None, SCORE_BATCH))
+            check_same_ids(model.folder, dataset)
+            split = next(name for name in ("test", "valid", "train") if name in dataset.schema.splits)
+            loader = Loader(dataset, split, batch_size=SCORE_BATCH)
+        with progress_bar("exchanging features", "features") as report:
+            found = analyze(model.learner, loader, dataset.schema, split, lambda done, all: report("", done, all))
+    write_text(run / "analysis.json", json.dumps(found.figures()) + "\n")

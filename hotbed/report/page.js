@@ -219,15 +219,23 @@
       show(next);
     });
 
-    if (chart.zoom) {
-      const button = (said, name, act) => {
-        const made = element("button", { type: "button", textContent: said, onclick: act });
-        made.setAttribute("aria-label", `${name}: ${title}`);
-        return made;
-      };
-      plot.before(element("div", { className: "tools" }, button("+", "Zoom in", () => magnify(2)),
-        button("\u2212", "Zoom out", () => magnify(0.5)), button("all", "Show all", unzoom)));
-    }
+    const button = (said, name, act) => {
+      const made = element("button", { type: "button", textContent: said, onclick: act });
+      made.setAttribute("aria-label", `${name}: ${title}`);
+      return made;
+    };
+    const save = () => {
+      const quoted = (word) => `"${String(word).replaceAll('"', '""')}"`;
+      const lines = [["series", ...chart.labels].map(quoted).join(",")];
+      for (const { name, points } of chart.series) for (const [x, y] of points) lines.push(`${quoted(name)},${x},${y ?? ""}`);
+      const href = "data:text/csv;charset=utf-8," + encodeURIComponent(lines.join("\n") + "\n");
+      element("a", { href, download: `${plot.parentElement.id}.csv` }).click();
+    };
+    const tools = element("div", { className: "tools" });
+    if (chart.zoom) tools.append(button("+", "Zoom in", () => magnify(2)), button("\u2212", "Zoom out", () => magnify(0.5)),
+      button("all", "Show all", unzoom));
+    tools.append(button("CSV", "Download the numbers", save));
+    plot.before(tools);
 
     for (const entry of plot.parentElement.querySelectorAll(".legend li")) {
       const index = Number(entry.dataset.series);

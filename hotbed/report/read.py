@@ -132,6 +132,7 @@ class RunRecord:
     best_epoch: float = NAN  # whose weights were kept
     finished: bool = False
     stopped_because: str = ""
+    analysis: Mapping[str, Any] = field(default_factory=dict)  # of `hotbed report --analyze`
     notes: tuple[str, ...] = ()
 
     def cache_mean(
@@ -184,6 +185,9 @@ def read_run(directory: Path) -> RunRecord:
         best_epoch=number(summary.get("best_epoch")),
         finished=summary.get("finished") is True,
         stopped_because=name_of(summary.get("stopped_because")),
+        analysis=_read_optional(directory / "analysis.json", "what features contribute", notes)
+        if (directory / "analysis.json").exists()
+        else {},
         notes=tuple(notes),
     )
 

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hotbed.report.advice import advice, analysis
 from hotbed.report.cache import cache
 from hotbed.report.charts import figure
 from hotbed.report.curves import calibration_chart, headline_split, learning_charts, skew_chart
@@ -47,6 +48,8 @@ def render(run: RunRecord) -> str:
     parts = (
         learning(run),
         quality(run),
+        advice(run),
+        analysis(run),
         times(run),
         cache(run, CACHE_SHARE),
         tiers(run),

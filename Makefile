@@ -7,10 +7,10 @@ INSTALLED := $(VENV)/.installed
 # compat: a script beside the clone must find the package, not the clone's folder of the same name
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat
 
-.PHONY: demo test lint types unit format gpu bench docs clean help
+.PHONY: demo test test-versions lint types unit format gpu bench docs clean help
 
 help:  ## list the commands
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # processes that run tests; each takes a file at a time
 WORKERS ?= 2
@@ -55,6 +55,17 @@ format: $(READY)  ## rewrite the sources in house style
 gpu:  ## the tests that need a CUDA device, with the python3 that has one
 	PYTHONPATH=. python3 -m pytest -m gpu
 
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+TORCHES ?= 2.11.0 2.13.0
+QUICK ?= tests/tables/test_module.py tests/cache/test_cache.py tests/optim tests/laws/test_same_bits.py tests/cli/test_main.py
+
+test-versions:  ## quick tests with the wheel under every Python here and several torch; downloads them into .versions
+	@for python in $(PYTHONS); do $$python -c '' 2>/dev/null || { echo "$$python is not here: left out"; continue; }; \
+	for torch in $(TORCHES); do place=.versions/$$python-$$torch; echo "$$python, torch $$torch"; \
+	$$python -m venv $$place && $$place/bin/pip install --quiet --disable-pip-version-check torch==$$torch . pytest hypothesis \
+	&& (mkdir -p $$place/run && cp -r tests pyproject.toml $$place/run && cd $$place/run \
+	&& ../bin/python -m pytest -q -p no:cacheprovider $(QUICK)) || exit 1; done; done
+
 bench: $(READY)  ## the CPU tables of README.md, on this machine
 	$(BIN)/python -m benchmarks.run
 
@@ -62,4 +73,4 @@ docs: $(READY)  ## the documentation as a site, docs/_build/index.html; warnings
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build .versions

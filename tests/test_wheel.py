@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -16,17 +17,32 @@ ROOT = Path(hotbed.__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def built(tmp_path_factory):
+    """dist/ as `python -m build` leaves it: the source archive, and the wheel that is made from it."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "hotbed", source / "hotbed", ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "pip", "wheel", str(source), "--no-deps", "--no-build-isolation", "--quiet"]
-    subprocess.run([*command, "--disable-pip-version-check", "-w", str(folder)], check=True, timeout=300)
-    (found,) = folder.glob("*.whl")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "dist"
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    (found,) = built.glob("*.whl")
     return found
+
+
+def test_the_source_archive_holds_the_package(built):
+    (found,) = built.glob("*.tar.gz")
+    with tarfile.open(found) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    ours = {str(path.relative_to(ROOT)) for path in (ROOT / "hotbed").rglob("*") if path.is_file()}
+    assert {name for name in ours if "__pycache__" not in name} | {"pyproject.toml", "README.md", "LICENSE"} <= names
 
 
 def test_it_holds_all_of_the_package_and_nothing_else(wheel):

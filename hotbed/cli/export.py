@@ -14,7 +14,7 @@ def export_command(
     run: ModelPlace,
     folder: Out = None,
     onnx: bool = typer.Option(
-        True, "--onnx/--no-onnx", help="Write the dense model as model.onnx; needs hotbed\\[onnx]."
+        True, "--onnx/--no-onnx", help="Write the dense model as model.onnx; needs the packages of the extra onnx."
     ),
     rows: str = typer.Option("safetensors", "--row-format", help="Format of the rows: safetensors, parquet or none."),
     precision: str = typer.Option("fp32", help="Precision of the rows: fp32, fp16, or int8 with a scale for each row."),

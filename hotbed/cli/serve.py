@@ -9,6 +9,7 @@ import typer
 from hotbed.cli.console import report_compiling, waiting
 from hotbed.cli.options import Memory, ModelPlace, ReadCache
 from hotbed.errors import ConfigError
+from hotbed.host.extras import how_to_install
 
 
 def serve_command(
@@ -38,7 +39,7 @@ def serve_command(
 
     Rows stay in their files, so tables may be larger than memory; --memory, left out 100MB, is for cached rows and their
     index. New checkpoints of the run are loaded while requests
-    are answered. Needs `pip install 'hotbed\[serve]'`.
+    are answered. Needs the packages of the extra `serve`: in a clone, `pip install '.\[serve]'`.
 
     [bold]For example:[/bold]
 
@@ -52,7 +53,7 @@ def serve_command(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"`hotbed serve` needs {error.name}, which is not installed: pip install 'hotbed[serve]'."
+            f"`hotbed serve` needs {error.name}, which is not installed: {how_to_install('serve')}"
         ) from error
     import logging
 

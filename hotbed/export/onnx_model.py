@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import ConfigError, RunError
+from hotbed.host.extras import how_to_install
 from hotbed.models import Model
 
 OPSET = 18  # the oldest that torch's exporter writes without conversion, so the most runtimes read it
@@ -33,7 +34,7 @@ def check_packages() -> None:
     if absent:
         raise ConfigError(
             f"--onnx needs {', '.join(absent)}, which {'is' if len(absent) == 1 else 'are'} not installed. "
-            "pip install 'hotbed[onnx]' brings what is missing; --no-onnx exports without it."
+            f"{how_to_install('onnx')} brings what is missing; --no-onnx exports without it."
         )
 
 

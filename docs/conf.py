@@ -74,6 +74,24 @@ def _literal_blocks(escaped: list[str], raw: list[str]) -> list[str]:
     return result
 
 
+_MENDED = {  # what the theme leaves out for readers who hear the page or have no mouse
+    '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="All pages">',
+    '<aside class="toc-drawer': '<aside aria-label="On this page" class="toc-drawer',
+    "<pre>": '<pre tabindex="0">',
+}
+
+
+def mend_pages(app: Any, error: Exception | None) -> None:
+    """Attributes that the theme's pages lack."""
+    for page in Path(app.outdir).rglob("*.html") if error is None else ():
+        text = page.read_text()
+        for bad, good in _MENDED.items():
+            text = text.replace(bad, good)
+        page.write_text(text)
+
+
 def setup(app: Any) -> None:
     app.connect("source-read", without_folders)
     app.connect("autodoc-process-docstring", as_text)
+    app.connect("build-finished", mend_pages)

@@ -1,10 +1,13 @@
 """Pages that are written from the sources are current, and every public name has its arguments and an example."""
 
 import importlib.util
+import inspect
+import re
 from pathlib import Path
 
 import pytest
 
+import hotbed
 from hotbed.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +36,18 @@ def test_the_chart_shows_what_was_measured(generate):
         assert title in chart
         assert len(bars) >= 2, title
         assert all(f">{bar.ms:.2f}<" in chart for bar in bars)
+
+
+def test_every_public_name_has_an_example():
+    page = (ROOT / "docs" / "api.md").read_text()
+    examples = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    absent = [name for name in hotbed.__all__ if not re.search(rf"hotbed\.{name}\b", examples)]
+    assert not absent
+
+
+@pytest.mark.parametrize("name", [name for name in hotbed.__all__ if callable(getattr(hotbed, name))])
+def test_every_public_name_says_what_it_is(name):
+    assert inspect.getdoc(getattr(hotbed, name))
 
 
 def test_the_readme_is_short():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import hotbed
+from tests.report.browser import CHROMIUM, SILENT, Visit
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,3 +37,22 @@ def test_public_names_are_described(site):
         if f'id="hotbed.{name}"' not in text and f'id="module-hotbed.{name}"' not in text
     ]
     assert not absent
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_it_opens_without_errors_and_everyone_can_use_it(site):
+    playwright = pytest.importorskip("playwright.sync_api")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    options = {"resultTypes": ["violations"], "preload": False}  # preloading asks for files by XMLHttpRequest
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=SILENT)
+        for name in ("index", "commands/train", "cookbook", "api"):
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            seen = Visit(page)
+            page.goto((site / f"{name}.html").as_uri())
+            found = axe.Axe().run(page, options=options).response["violations"]
+            assert [(one["id"], one["nodes"][0]["html"]) for one in found] == [], name
+            assert seen.errors == [], name
+            assert seen.is_as_wide_as_its_window(), name
+            page.close()
+        browser.close()

@@ -228,7 +228,7 @@ def look_at(
         label, tuple(dense), tuple(ids), dict(multi or {}), tuple(drop), integers, clock.name if clock else None
     )
     sources = list_sources(inputs)
-    readers = _readers(sources, format, delimiter, options)
+    readers = _readers(sources, format, delimiter, options, lambda _: None)
     return _first_look(sources, readers, options, MaxBad.parse(max_bad), positive)
 
 

@@ -4,11 +4,12 @@
     python -m benchmarks.cluster --shapes 2x2 --rates 1           # 4 ranks in 2 nodes
     python -m benchmarks.cluster --bars                           # the bars of k-step training, from the rows on file
 
-Nodes are network namespaces of this machine, joined by a bridge, with a rate on every link (benchmarks/cluster/nodes.py); torchrun
-runs across them. Every rank trains the same model on its own 64 samples: 26 tables of dim 16, an MLP of 0.6 million weights.
-Measured is the median over blocks of steps, from barrier to barrier, so the slowest rank counts. Ranks share the cores of the
-machine: with more ranks than cores a step takes longer whatever the network is, and the model of docs/scaling.md says so. The
-losses of sharded and replicated rows must be the same to the bit at every rate, or nothing is written.
+Nodes are network namespaces of this machine, joined by a bridge, with a rate on every link (benchmarks/cluster/nodes.py).
+torchrun runs across them. Every rank trains the same model on its own 64 samples: 26 tables of dim 16, an MLP of 0.6 million
+weights. Measured is the median over blocks of steps, from barrier to barrier, so the slowest rank counts. Ranks share the
+cores of the machine: with more ranks than cores a step takes longer whatever the network is, and the model of
+docs/scaling.md says so. The losses of sharded and replicated rows must be the same to the bit at every rate, or nothing is
+written.
 
 Needs Linux and root. Points that the file has already are not measured again.
 """
@@ -27,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.cluster.nodes import VirtualCluster, missing, stop_on_signals
-from benchmarks.cluster.points import K, RATES, SHAPES, Point, points_of
+from benchmarks.cluster.points import RATES, SHAPES, K, Point, points_of
 from benchmarks.results_file import append_rows
 
 RESULTS = Path(__file__).parent.parent / "results" / "cluster.csv"

@@ -72,6 +72,7 @@ class VirtualCluster:
         self.switch = f"{name}-switch"
         self.addresses = [f"{_SUBNET}.{number + 1}" for number in range(num_nodes)]
         self._remover: subprocess.Popen[bytes] | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> VirtualCluster:
         # A session of its own: Ctrl-C in the terminal does not reach it.
@@ -96,6 +97,8 @@ class VirtualCluster:
             self._remover.stdin.close()
             self._remover.wait()
             self._remover = None
+        for process in self._processes:
+            process.wait()
 
     def set_rate(self, gigabits: float) -> None:
         """Limit every link to `gigabits` Gbit/s each way."""
@@ -106,7 +109,11 @@ class VirtualCluster:
     ) -> subprocess.Popen[bytes]:
         """Start a command in a node; stdout and stderr go to `output`."""
         whole = ["ip", "netns", "exec", self.nodes[node], *command]
-        return subprocess.Popen(whole, env=dict(env), stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            whole, env=dict(env), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        self._processes.append(process)
+        return process
 
     def _make(self) -> None:
         for name in (self.switch, *self.nodes):

@@ -73,11 +73,12 @@ def _wait(processes: list[subprocess.Popen[bytes]], folder: str, limit: float) -
         if failed or time.monotonic() > end:
             break
         time.sleep(_POLL)
-    failed = [node for node, process in enumerate(processes) if process.returncode != 0]
-    if failed:
-        what = "failed" if processes[failed[0]].returncode else f"did not end within {limit:.0f} s (--limit)"
-        tail = Path(folder, f"log-{failed[0]}").read_text()[-3000:]
-        raise SystemExit(f"node {failed[0]} {what}:\n{tail}")
+    failed = [node for node, process in enumerate(processes) if process.returncode]
+    running = [node for node, process in enumerate(processes) if process.returncode is None]
+    if failed or running:
+        node = (failed or running)[0]
+        what = "failed" if failed else f"did not end within {limit:.0f} s (--limit)"
+        raise SystemExit(f"node {node} {what}:\n{Path(folder, f'log-{node}').read_text()[-3000:]}")
 
 
 def check_bars(rows: list[dict[str, str]]) -> int:

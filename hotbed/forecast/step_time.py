@@ -4,10 +4,10 @@
 as the longest. On a CPU they share its cores: a step is the longest of the training thread, the reader, and all core seconds
 divided by the cores. Every epoch also waits for the batches that are read before its first step.
 
-`sharded_time`, `replicated_time`: a projection to clusters that were not measured. Every collective takes a start, a little
-for each partner, and its bytes divided by the speed that one rank reaches. A row cannot be sent before the gradients of the
-last step have reached it, so rows and gradients travel between steps, and nothing hides them. Keys are settled ahead, and
-dense sums travel during the computation. `floor` is a step in which everything travels during it: no order is faster.
+`sharded_time`, `replicated_time`: a step on a cluster. Every collective takes a start, a little for each partner, and its bytes
+divided by the speed that one rank reaches. A row cannot be sent before the gradients of the last step have reached it, so rows
+and gradients travel between steps, and nothing hides them. Keys may be settled ahead. A sum of gradients is waited for; a
+k-step merge travels during the next `delay` steps. `benchmarks.cluster.model` compares the formulas with measured steps.
 
 `wires_of`: bytes that one of several ranks sends in a step, and the seconds that nothing hides. Bytes are those of network.py,
 which agree with counted ones within 2 % where samples are shuffled. Seconds assume NVLink in a node of eight and 400 Gb/s a
@@ -31,7 +31,7 @@ from hotbed.train.build import Sketch
 _LOCAL = 8  # ranks of a node
 _NETWORK = 400  # Gb/s of a rank
 REACHED = 0.8  # of the speed on the label
-BESIDE = 0.5  # of the computation: what keys and dense sums may take without delaying the step
+BESIDE = 0.5  # of the computation: what keys may take without delaying the step
 PASSES = 6  # over rows and gradients in device memory, to pack and unpack what travels
 
 
@@ -66,47 +66,75 @@ class Work(NamedTuple):
     copy_speed: float  # of device memory: bytes read and written per second
 
 
+class DenseSum(NamedTuple):
+    """How dense weights are summed over ranks."""
+
+    sent: SentBytes  # of one sum
+    k: int = 1  # steps between two sums
+    delay: int = 0  # steps that continue while it travels; 0: they wait
+
+
 class StepTime(NamedTuple):
     """Seconds of one step."""
 
     compute: float  # with finding distinct keys, packing and unpacking
     exposed: float  # exchanges that nothing hides
-    beside: float  # exchanges that overlap with the computation
+    beside: float = 0.0  # exchanges that overlap with the computation
+    merge: float = 0.0  # one sum of the dense weights
+    k: int = 1
+    delay: int = 0
 
     @property
     def step(self) -> float:
-        """With as much hidden as exact training allows."""
-        return self.compute + self.exposed + max(0.0, self.beside - BESIDE * self.compute)
+        """The mean over steps with and without a sum."""
+        alone = self.compute + self.exposed + max(0.0, self.beside - BESIDE * self.compute)
+        return alone + max(0.0, self.merge - self.delay * alone) / self.k
 
     @property
-    def floor(self) -> float:
-        """With everything hidden."""
-        return max(self.compute, self.exposed + self.beside)
+    def exchanges(self) -> float:
+        """All exchanges one after the other, none of them hidden."""
+        return self.exposed + self.beside + self.merge / self.k
 
 
-def sharded_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, dense: SentBytes) -> StepTime:
-    """A step whose rows come from their owners."""
+def sharded_time(
+    cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, dense: DenseSum, *, ahead: bool = True
+) -> StepTime:
+    """A step whose rows come from their owners; `ahead`: keys are exchanged before their step."""
     if cluster.size == 1:
-        return StepTime(work.compute, 0.0, 0.0)
+        return StepTime(work.compute, 0.0)
     packed = PASSES * max(sent.rows.in_node, sent.rows.across)
-    rows = _hops(cluster, fabric, sent.rows)
-    gradients = _hops(cluster, fabric, sent.gradients)
+    exposed = _hops(cluster, fabric, sent.rows) + _hops(cluster, fabric, sent.gradients)
     settling = _hops(cluster, fabric, SentBytes()) + _hops(cluster, fabric, sent.settling)
-    compute = work.compute + work.deal + packed / work.copy_speed
-    return StepTime(compute, rows + gradients, settling + sum_time(cluster, fabric, dense))
+    return _step_of(cluster, fabric, work, packed, exposed, settling, dense, ahead)
 
 
-def replicated_time(cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, dense: SentBytes) -> StepTime:
+def replicated_time(
+    cluster: Cluster, fabric: Fabric, work: Work, sent: Exchanges, dense: DenseSum, *, ahead: bool = True
+) -> StepTime:
     """A step with replicated rows: new rows are gathered, gradients exchanged, new weights gathered."""
     if cluster.size == 1:
-        return StepTime(work.compute, 0.0, 0.0)
+        return StepTime(work.compute, 0.0)
     packed = PASSES * max(sent.gradients.in_node, sent.gradients.across)
-    rows = _hops(cluster, fabric, sent.rows)
     gradients = _hops(cluster, fabric, sent.gradients) + _hops(cluster, fabric, SentBytes())
+    exposed = _hops(cluster, fabric, sent.rows) + gradients
     settling = _hops(cluster, fabric, SentBytes()) + _hops(cluster, fabric, sent.settling)
     settling += 3 * _hops(cluster, fabric, SentBytes())  # places, sizes and keys of the union
+    return _step_of(cluster, fabric, work, packed, exposed, settling, dense, ahead)
+
+
+def _step_of(
+    cluster: Cluster,
+    fabric: Fabric,
+    work: Work,
+    packed: float,
+    exposed: float,
+    settling: float,
+    dense: DenseSum,
+    ahead: bool,
+) -> StepTime:
     compute = work.compute + work.deal + packed / work.copy_speed
-    return StepTime(compute, rows + gradients, settling + sum_time(cluster, fabric, dense))
+    waited, beside = (exposed, settling) if ahead else (exposed + settling, 0.0)
+    return StepTime(compute, waited, beside, sum_time(cluster, fabric, dense.sent), dense.k, dense.delay)
 
 
 def sum_time(cluster: Cluster, fabric: Fabric, sent: SentBytes) -> float:
@@ -147,9 +175,9 @@ def wires_of(dataset: Dataset, shape: BatchShape, found: Sketch, world: int, mod
     exchanges = sharded(cluster, [Group(frequencies, shape.width, key_bytes)], shape.samples)
     weights = dense(cluster, sum(one.numel() for one in model.parameters()))
     fabric = Fabric(NVLINK, network(_NETWORK))
-    time = sharded_time(cluster, fabric, Work(0.0, 0.0, 4e12), exchanges, weights)
+    time = sharded_time(cluster, fabric, Work(0.0, 0.0, 4e12), exchanges, DenseSum(weights))
     total = exchanges.total
-    return Wires(total.in_node + weights.in_node, total.across + weights.across, time.exposed)
+    return Wires(total.in_node + weights.in_node, total.across + weights.across, time.exposed + time.merge)
 
 
 class StepSpeed(NamedTuple):

@@ -103,11 +103,13 @@ def test_a_failed_node_is_reported(tmp_path):
     (tmp_path / "log-1").write_text("the reason")
     with subprocess.Popen(["sleep", "600"]) as running, subprocess.Popen(["false"]) as failed:
         failed.wait()
-        with pytest.raises(SystemExit, match=r"node 1 failed:\nthe reason"):
-            command._wait([running, failed], str(tmp_path), limit=60)
-        with pytest.raises(SystemExit, match="node 0 did not end within 0 s"):
-            command._wait([running], str(tmp_path), limit=0)
-        running.kill()
+        try:
+            with pytest.raises(SystemExit, match=r"node 1 failed:\nthe reason"):
+                command._wait([running, failed], str(tmp_path), limit=60)
+            with pytest.raises(SystemExit, match="node 0 did not end within 0 s"):
+                command._wait([running], str(tmp_path), limit=0)
+        finally:
+            running.kill()
 
 
 def test_points_differ():

@@ -20,7 +20,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.csv"))
-CHILDREN = ("benchmarks.cluster.rank", "benchmarks.serve.load", "benchmarks.peers.run_")  # started by their parents alone
+CHILDREN = (
+    "benchmarks.cluster.rank",
+    "benchmarks.serve.load",
+    "benchmarks.peers.run_",
+)  # started by their parents alone
 
 _RATES = r"(?:million )?(?:samples|rows|requests|lookups|records|reads|ids)(?:/s| a second)"
 _UNITS = rf"ms|us|ns|s|x|%|[kMG]B|[KMGT]iB|[kMGT]B/s|bytes|seconds?|minutes?|hours?|times|points?|cores|{_RATES}"

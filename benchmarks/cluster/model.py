@@ -198,7 +198,7 @@ def page(points: Sequence[Measured], constants: Constants) -> str:
 def describe(constants: Constants) -> str:
     """The constants in words."""
     return (
-        f"a step takes {constants.work:.2f} of a step alone and {1e3 * constants.overhead:.1f} core ms; links carry "
+        f"a step takes {constants.work:.2f} of its time alone plus {1e3 * constants.overhead:.1f} core ms; links carry "
         f"{constants.reached:.2f} of their rate; a byte costs {1e9 * constants.byte:.2f} core ns, a collective "
         f"{1e6 * constants.start:.0f} core us"
     )

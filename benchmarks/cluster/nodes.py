@@ -139,13 +139,14 @@ def set_rate(switch: str, nodes: Sequence[str], gigabits: float) -> None:
 
 
 def stop_on_signals() -> None:
-    """SIGTERM and SIGHUP end this process as Ctrl-C does: `with` blocks are left."""
+    """SIGTERM and SIGHUP end this process as Ctrl-C does: `with` blocks are left. One that is ignored (nohup) stays so."""
 
     def stop(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, stop)
 
 
 def _tbf(gigabits: float) -> list[str]:

@@ -2,7 +2,7 @@
 
     arrive(keys)                     a batch is known: its distinct keys have cells, and the policy knows they will be used
     begin(arrivals), then finish     its turn: what is missing gets slots, what must leave is named
-    slots_of(arrival)                where its look-ups go
+    slots_of(arrival)                where its lookups go
 
 In: keys. Out: a CachePlan: the misses to bring in and the victims to write back first. The cache moves no rows and knows no
 store; what it decides depends on the keys alone, never on timing or on the device, so forecast/replay.py can predict it.
@@ -12,7 +12,7 @@ A plan says how slots are once the windows before it have been trained: whoever 
 The size of everything follows the cache and the batches ahead, never the table. The index of a cache that is bounded, because
 its bytes are a budget, has a fixed number of cells; as many batches are looked at ahead as have room there.
 
-Shapes: L look-ups of a batch, U distinct keys of it, M misses of a window, V victims, S slots, T cells.
+Shapes: L lookups of a batch, U distinct keys of it, M misses of a window, V victims, S slots, T cells.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from hotbed.ops.index import (
     WAYS,
     Cells,
     Lists,
-    Moment,
     ScoreFunction,
     SlotState,
+    WindowClock,
     bits_of,
     new_cells,
     new_slots,
@@ -212,7 +212,7 @@ class Cache:
             past = [arrival.arrived for arrival in self._pop_past()]
             self._ops.sweep(self._cells, bits, row.counts, past)
             self._ops.note(self._cells, self._victims, past)
-        moment = Moment(self.turn, self.num_planned // self.stride, self.clock, since, most)
+        moment = WindowClock(self.next_bit, self.num_planned // self.stride, self.clock, since, most)
         return Decision(window, row, misses, moment, train)
 
     def _take_from_ahead(self, window: Sequence[Arrival]) -> int:
@@ -243,7 +243,7 @@ class Cache:
         return bits
 
     @property
-    def turn(self) -> int:
+    def next_bit(self) -> int:
         """The bit of the next batch ahead."""
         return (self.num_planned // self.stride) % AHEAD_BITS
 
@@ -280,7 +280,7 @@ class Cache:
             self._taken = 0
 
     def slots_of(self, arrival: Arrival, plan: CachePlan) -> Tensor:
-        """The slot [L] of every look-up of a batch that was just planned."""
+        """The slot [L] of every lookup of a batch that was just planned."""
         slots: Tensor = self._ops.place(
             self._cells, self._slots, arrival.arrived, arrival.sorted_keys, arrival.order, plan.row.counts
         )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class CacheCounts(NamedTuple):
-    """Cumulative counts: over distinct keys of windows, over look-ups, over rows and bytes moved."""
+    """Cumulative counts: over distinct keys of windows, over lookups, over rows and bytes moved."""
 
     windows: int = 0
     batches: int = 0
@@ -38,5 +38,5 @@ class CacheCounts(NamedTuple):
 
     @property
     def lookup_hit_rate(self) -> float:
-        """Over look-ups; 1 when there were none."""
+        """Over lookups; 1 when there were none."""
         return 1 - self.missed_lookups / self.lookups if self.lookups else 1.0

@@ -2,7 +2,7 @@
 
 Numbers come from the device; asking for one waits until it is there.
 
-Shapes: L look-ups of a batch, U distinct keys of it, M misses of a window, V victims.
+Shapes: L lookups of a batch, U distinct keys of it, M misses of a window, V victims.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hotbed.ops.index import (
     VICTIMS,
     ArrivalCells,
     Lists,
-    Moment,
+    WindowClock,
 )
 
 
@@ -74,7 +74,7 @@ class Decision(NamedTuple):
     window: Sequence[Arrival]
     row: Row
     misses: Tensor  # int32 [>= M], cells
-    moment: Moment  # of its last batch
+    moment: WindowClock  # of its last batch
     train: bool
 
 

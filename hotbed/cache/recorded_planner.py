@@ -45,7 +45,7 @@ _VIEWS = 64
 
 
 class BatchSlots(NamedTuple):
-    """Where the L look-ups of a planned batch go; of N bags also where each begins."""
+    """Where the L lookups of a planned batch go; of N bags also where each begins."""
 
     slots: Tensor  # int32 [L]
     sorted_keys: Tensor  # [L]

@@ -19,7 +19,7 @@ def empty_block(num_rows: int, dim: int, dtype: torch.dtype, device: torch.devic
 
 
 class Scratch:
-    """A block that is kept from batch to batch, where its user is done with it before the next one asks."""
+    """A block that is kept from batch to batch, where its user is done with it before the next one needs it."""
 
     def __init__(self) -> None:
         self._kept = torch.empty(0, dtype=torch.uint8, device="cpu")

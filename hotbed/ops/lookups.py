@@ -1,10 +1,10 @@
-"""One batch's look-ups into one group of tables, flattened: what the ops `keys`, `lookup` and `update` share.
+"""One batch's lookups into one group of tables, flattened: what the ops `keys`, `lookup` and `update` share.
 
-Two forms. One value per bag (an id matrix [B, F], or a sequence): look-up i writes output row i, `starts` is None. Bags:
+Two forms. One value per bag (an id matrix [B, F], or a sequence): lookup i writes output row i, `starts` is None. Bags:
 values stand feature after feature, sample after sample; bag n is values[starts[n]:starts[n + 1]] and writes output row
 out_rows[n]. A span says which positions belong to one feature, a table is a run of spans.
 
-Shapes: L look-ups, N bags, O output rows, P spans.
+Shapes: L lookups, N bags, O output rows, P spans.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 class Span(NamedTuple):
-    """The look-ups of one feature: positions start, start + stride, ... (`length` of them)."""
+    """The lookups of one feature: positions start, start + stride, ... (`length` of them)."""
 
     feature: str
     start: int
@@ -41,27 +41,27 @@ class Ticket:
 
 
 class Lookups(NamedTuple):
-    """The look-ups of one batch in one group."""
+    """The lookups of one batch in one group."""
 
     slots: Tensor  # int64 [L]; -1 is padding and contributes nothing
     spans: tuple[Span, ...]  # in table order: spans of one table are neighbours
     num_out: int  # O
     starts: Tensor | None = None  # int64 [N + 1]
     out_rows: Tensor | None = None  # int64 [N]
-    scale: Tensor | None = None  # [L], with starts only: weight of the look-up, and 1 / bag size for mean pooling
+    scale: Tensor | None = None  # [L], with starts only: weight of the lookup, and 1 / bag size for mean pooling
     keys: Tensor | None = None  # [L], where a slot is not its key: sums run in key order, never in slot order
     sorted_keys: Tensor | None = None  # [L], on CUDA, where they are known ahead
     order: Tensor | None = None  # [L], their positions; equal keys keep the order of the batch
-    out_row: Tensor | None = None  # [L], with starts, where it is known ahead: the output row of each look-up
+    out_row: Tensor | None = None  # [L], with starts, where it is known ahead: the output row of each lookup
     bad: Tensor | None = None  # int64 [1], on CUDA: NONE, or the position of a bad id; then the update does nothing
     check: Callable[[], None] | None = None  # waits for the ids to be checked and raises IdError
     ticket: Ticket | None = None  # says whether the slots still hold
     sense: Any = None  # of dynamic ids: what the keys mean, and until when
-    renew: Callable[[], Any] | None = None  # where keys are not kept: the look-ups again, with keys as slots
+    renew: Callable[[], Any] | None = None  # where keys are not kept: the lookups again, with keys as slots
     route: Any = None  # between ranks: who asks for these rows, or who was asked
 
     def out_row_of_lookup(self) -> Tensor | None:
-        """The output row each look-up goes to, [L]; None when look-up i goes to row i."""
+        """The output row each lookup goes to, [L]; None when lookup i goes to row i."""
         if self.starts is None or self.out_rows is None:
             return None
         if self.out_row is not None:

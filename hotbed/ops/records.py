@@ -3,7 +3,7 @@
     [ weights (D) | element state (D) ... | row state (1) ... | padding ]        padded to 16 bytes
 
 One block means one cache miss, one copy and one write-back per row, whatever the optimizer. Columns are words of float32;
-weights of 16 bits stand two in a word, an odd one beside zeros.
+weights of 16 bits stand two in a word, an odd one next to zeros.
 """
 
 from __future__ import annotations

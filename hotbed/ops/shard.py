@@ -1,4 +1,4 @@
-"""Which rank owns a key: the keys of a group dealt out to W ranks, and numbered anew on each.
+"""Which rank owns a key: the keys of a group divided among W ranks, and numbered anew on each.
 
 W neighbouring keys go to W different ranks, so that every rank has the same number, whatever the tables. Which of them goes
 where turns with a hash of their block, so that ids with a common step (all even, say) are spread too. On its rank key k has
@@ -22,7 +22,7 @@ class Shard(NamedTuple):
     world: int = 1
 
     def num_local(self, num_keys: int) -> int:
-        """Room for the rank's share of so many keys."""
+        """Room for the rank's share of `num_keys` keys."""
         return -(-num_keys // self.world)
 
     def owner_of(self, keys: Tensor) -> Tensor:

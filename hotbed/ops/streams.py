@@ -1,8 +1,8 @@
 """CUDA streams of our own, and points on them, cheaply.
 
 torch gives streams out of a pool of 32, again and again: after a while two threads launch on one, and what one of them launches
-while the other records a graph is recorded instead of run. So threads that go on while graphs are recorded, and the recording
-itself, take streams from here, which nobody else has.
+while the other records a graph is recorded instead of run. So threads that run while graphs are recorded, and the recording
+itself, take streams from here, which are used by nothing else.
 
 `torch.cuda.current_stream()` and all that asks it take 40 us of Python on a slow host, a tenth of a training step; these take
 one or two. On the CPU there are no streams: points are None.
@@ -19,7 +19,7 @@ import torch
 from hotbed.errors import HotbedError
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: it does not wait for the default stream
-_spare: dict[int, list[Any]] = {}  # by device: streams that nobody uses
+_spare: dict[int, list[Any]] = {}  # by device: unused streams
 _recording: dict[int, Any] = {}  # by device: the stream on which graphs are recorded
 _changing = threading.Lock()
 _streams: dict[Any, Any] = {}
@@ -44,13 +44,13 @@ def mark(device: torch.device, *, timed: bool = False) -> Any:
 
 
 def after(device: torch.device, point: Any) -> None:
-    """The current stream goes on when the point is reached."""
+    """The current stream waits for the point."""
     if point is not None:
         current(device).wait_event(point)
 
 
 def take_stream(device: torch.device) -> Any:
-    """A stream that nobody else has until it is given back; None on the CPU."""
+    """A stream for exclusive use until it is given back; None on the CPU."""
     if device.type != "cuda":
         return None
     with _changing:
@@ -59,7 +59,7 @@ def take_stream(device: torch.device) -> Any:
 
 
 def give_stream(device: torch.device, stream: Any) -> None:
-    """The stream may be taken by others; what was launched on it goes on."""
+    """The stream may be taken by others; what was launched on it still runs."""
     if stream is not None:
         with _changing:
             _spare[device.index or 0].append(stream)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.ops.partition import OwnerPartition, Owners, deal
+from hotbed.ops.partition import OwnerPartition, Owners, partition_by_owner
 from hotbed.ops.parts import count_ways, split
 from hotbed.ops.shard import Shard
 
@@ -60,7 +60,7 @@ class OwnerRequest(NamedTuple):
 
 def make_request(want: WantedRows, shard: Shard) -> OwnerRequest:
     """The request of the rank that has this shard."""
-    partition = deal(want.keys, want.lookups.slots, want.owner_of, shard.world, want.tables)
+    partition = partition_by_owner(want.keys, want.lookups.slots, want.owner_of, shard.world, want.tables)
     own = want.lookups._replace(slots=partition.places, check=None, bad=None, sense=None)
     if partition.kinds is not None:
         return OwnerRequest(

@@ -27,7 +27,7 @@ from torch import Tensor
 from hotbed.errors import RankError
 from hotbed.ops.keys import FirstBad
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.ops.partition import OwnerPartition, deal
+from hotbed.ops.partition import OwnerPartition, partition_by_owner
 from hotbed.ops.shard import Shard
 from hotbed.parallel.collect import RowRouting, carry, carry_back, gather, gather_numbers, make_routings
 from hotbed.parallel.mesh import Mesh
@@ -172,7 +172,7 @@ def with_unions(
 
 def _distinct(route: Route) -> OwnerPartition:
     """The rows that other ranks request from this one, each once."""
-    return deal(route.keys, None, lambda keys, _: torch.zeros_like(keys), 1, route.tables)
+    return partition_by_owner(route.keys, None, lambda keys, _: torch.zeros_like(keys), 1, route.tables)
 
 
 def _keys(mesh: Mesh, keys: Tensor, sizes: list[int], small: bool) -> Tensor:

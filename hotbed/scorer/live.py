@@ -31,7 +31,7 @@ from hotbed.ops.init_rows import parse_init, stream_of
 from hotbed.ops.keys import Addresses, FirstBad, make_keys
 from hotbed.ops.lookup import lookup
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.ops.move import FirstRows, FirstTable, first_records, first_rows
+from hotbed.ops.move import InitialRows, InitialTable, initial_records, initial_rows
 from hotbed.ops.records import Precision
 from hotbed.optim import SGD
 from hotbed.scorer.columns import ColumnEncoder
@@ -266,10 +266,10 @@ class FileTables:
             return np.broadcast_to(shared, (ids.shape[0], shared.shape[0]))
         usual, of_minus_one = self._first[table]
         numbers = torch.from_numpy(ids)
-        values = usual.layout.weights(first_records(numbers, usual)).float()
+        values = usual.layout.weights(initial_records(numbers, usual)).float()
         minus_one = numbers == -1
         if bool(minus_one.any()):
-            values[minus_one] = usual.layout.weights(first_records(numbers[minus_one], of_minus_one)).float()
+            values[minus_one] = usual.layout.weights(initial_records(numbers[minus_one], of_minus_one)).float()
         return values.numpy()
 
     def _fill(self, first: NDArray[np.int64], lookups: Lookups, found: Tensor) -> None:
@@ -304,8 +304,10 @@ def _positions(span: Span) -> slice:
     return slice(span.start, span.start + max(0, span.length - 1) * span.stride + bool(span.length), span.stride)
 
 
-def _first_of(table: TableSource) -> Sequence[FirstRows]:
+def _first_of(table: TableSource) -> Sequence[InitialRows]:
     """Two sets: for all ids but -1, which the kernels use for padding, and for -1."""
     stream, init = stream_of(table.seed, table.name), parse_init(table.init)
     precision = cast(Precision, table.precision)
-    return [first_rows(table.dim, SGD(lr=0.0), [FirstTable(0, stream, init, no_id)], precision) for no_id in (-1, -2)]
+    return [
+        initial_rows(table.dim, SGD(lr=0.0), [InitialTable(0, stream, init, no_id)], precision) for no_id in (-1, -2)
+    ]

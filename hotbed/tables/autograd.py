@@ -1,6 +1,6 @@
-"""The border to autograd: a look-up is a node of its graph, and when its gradient comes the rows are updated.
+"""The border to autograd: a lookup is a node of its graph, and when its gradient comes the rows are updated.
 
-Forward: the look-ups of one group in, vectors out, as one block or cut into features. Backward: the gradient of the vectors in;
+Forward: the lookups of one group in, vectors out, as one block or cut into features. Backward: the gradient of the vectors in;
 the row optimizer runs at once, and no gradient of the rows goes any further.
 """
 
@@ -33,12 +33,12 @@ SCALED_RANKS = (
 
 
 class Front(Protocol):
-    """What answers the look-ups of one group: the group itself, or whoever asks other ranks."""
+    """What answers the lookups of one group: the group itself, or whoever asks other ranks."""
 
     layout: Layout
 
     def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
-        """The look-ups with the slots their rows are in; what has to move rows for it calls `claim` first."""
+        """The lookups with the slots their rows are in; what has to move rows for it calls `claim` first."""
 
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
@@ -67,14 +67,14 @@ class UpdatableTables(Protocol):
 
     @property
     def fronts(self) -> list[Front]:
-        """What answers look-ups, by group."""
+        """What answers lookups, by group."""
 
     @property
     def is_shared(self) -> bool:
         """Whether other ranks have a part in every batch."""
 
     def placed(self, group: Front, lookups: Lookups, learns: bool) -> Lookups:
-        """Look-ups whose rows are in their slots."""
+        """Lookups whose rows are in their slots."""
 
 
 class Step:

@@ -119,7 +119,7 @@ class GroupInputs:
 def flatten(
     group: TableGroup, inputs: GroupInputs, given: BatchInputs, learns: bool = False, make: MakeKeys | None = None
 ) -> Lookups:
-    """The look-ups of one group's features, with spans in the order of `inputs.tables`; their slots are keys so far.
+    """The lookups of one group's features, with spans in the order of `inputs.tables`; their slots are keys so far.
 
     Output rows: sample-major for the pooled features, [B, F'] flattened, then the values of each sequence feature.
     `learns`: dynamic ids take it for the next training batch. `make`: who makes the keys, else the group.
@@ -196,7 +196,7 @@ def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: BatchInputs, le
 
 
 def _checked(lookups: Lookups, first_bad: FirstBad, refuse: Callable[[int], IdError]) -> Lookups:
-    """Raise for a bad id where that is known at once; else let the look-ups carry the question."""
+    """Raise for a bad id where that is known at once; else let the lookups carry the question."""
 
     def check() -> None:
         position = first_bad.get()
@@ -212,7 +212,7 @@ def _checked(lookups: Lookups, first_bad: FirstBad, refuse: Callable[[int], IdEr
 def _scales(
     features: list[Feature], bags: dict[str, Jagged], keys: Tensor, spans: list[Span], dtype: torch.dtype
 ) -> Tensor | None:
-    """[L]: the weight of every look-up; 1 / (values that are not padding) for mean pooling. None when all are 1."""
+    """[L]: the weight of every lookup; 1 / (values that are not padding) for mean pooling. None when all are 1."""
     if not any(feature.pooling == "mean" or bags[feature.name].weights is not None for feature in features):
         return None
     scales = []

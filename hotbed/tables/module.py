@@ -364,7 +364,7 @@ class EmbeddingTables(nn.Module):
 
     @property
     def fronts(self) -> list[Front]:
-        """What answers look-ups, by group."""
+        """What answers lookups, by group."""
         return self.exchange.fronts
 
     @property
@@ -504,7 +504,7 @@ class EmbeddingTables(nn.Module):
         return all(group.keyspace.fits(each.sense, learns) for group, each in zip(self.groups, planned.lookups))
 
     def _prepared(self, given: BatchInputs, planned: PreparedBatch | None, learns: bool) -> list[Lookups]:
-        """The look-ups of every group, their rows in place. For dynamic ids a call that learns is the next training batch."""
+        """The lookups of every group, their rows in place. For dynamic ids a call that learns is the next training batch."""
         self.changes.check()
         if planned is not None and (not self._translates or self._still_holds(planned, learns)):
             lookups = [self.placed(group, each, learns) for group, each in zip(self.groups, planned.lookups)]
@@ -538,7 +538,7 @@ class EmbeddingTables(nn.Module):
             group.residency.take_back()
 
     def placed(self, group: Front, lookups: Lookups, learns: bool) -> Lookups:
-        """Look-ups whose rows are in their slots; where no feed saw to that, now."""
+        """Lookups whose rows are in their slots; where no feed saw to that, now."""
         if lookups.ticket is not None and lookups.ticket.holds(learns):
             return lookups
         return group.ensure(lookups, learns, self.ownership.claim)

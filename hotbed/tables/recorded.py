@@ -57,7 +57,7 @@ class RecordedLookups:
         self._never = "ids are dynamic" if dynamic else why_not_described(tables.features)
 
     def find(self, ids: Any, bags: Any) -> PreparedBatch | None:
-        """The look-ups of a batch, or None for one that is not recorded."""
+        """The lookups of a batch, or None for one that is not recorded."""
         tables = self._tables
         if backend_of(tables.groups[0].records) != "triton":
             return None

@@ -48,7 +48,7 @@ def eager(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def refuse_tracing() -> None:
-    """Raise inside torch.jit.trace, torch.export and torch.onnx.export: a look-up they record holds no rows and is wrong."""
+    """Raise inside torch.jit.trace, torch.export and torch.onnx.export: a lookup they record holds no rows and is wrong."""
     if torch._C._is_tracing() or torch.compiler.is_exporting():
         raise HotbedError(
             "a lookup in hotbed's tables cannot be traced or exported: the file would not hold the rows. `hotbed export RUN` "

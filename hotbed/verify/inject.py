@@ -18,7 +18,7 @@ from hotbed.tables.module import EmbeddingTables
 from hotbed.verify.watch import bits_of, keys_of
 
 PLACES = ("row", "state", "write-back", "lookup")
-_OLD_PLACES = {"look-up": "lookup"}  # names of 0.1
+_OLD_PLACES = {"lookup": "lookup"}  # names of 0.1
 
 
 def inject(place: str, after: int = 3) -> Callable[[EmbeddingTables], None]:

@@ -80,7 +80,7 @@ def formed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     form = Victims._form
 
-    def counted(self: Victims, state: tuple[object, ...], moment: victims.Moment) -> bool:
+    def counted(self: Victims, state: tuple[object, ...], moment: victims.WindowClock) -> bool:
         found.append(moment.clock)
         return form(self, state, moment)
 

@@ -1,4 +1,4 @@
-"""Law 1 on the recorded way for every kind of batch, on the device: CUDA graphs with a capacity, porters, caches that evict."""
+"""Law 1 on the recorded way for every kind of batch, on CUDA: graphs with a capacity, compiled transfers, caches that evict."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Law 1 on the recorded way: id matrices of one size through CUDA graphs and porters, with caches that always evict."""
+"""Law 1 on the recorded way: id matrices of one size, CUDA graphs, compiled transfers, caches that always evict."""
 
 import pytest
 import torch

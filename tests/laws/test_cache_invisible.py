@@ -143,7 +143,7 @@ def test_a_batch_that_cannot_fit_is_an_error_and_nothing_changes():
 
 
 def test_rows_moved_between_forward_and_backward():
-    """Two look-ups in flight at once, in a cache that holds one of them: each gradient still finds its rows."""
+    """Two lookups in flight at once, in a cache that holds one of them: each gradient still finds its rows."""
     results = []
     for cache in ({}, {"cache": 0.3}):
         tables = hotbed.EmbeddingTables({"a": Table(20, 3)}, optim.Adam(lr=0.1), **cache)

@@ -1,4 +1,4 @@
-"""Random look-ups for the op tests: odd shapes, shared tables, padding, empty bags, duplicates."""
+"""Random lookups for the op tests: odd shapes, shared tables, padding, empty bags, duplicates."""
 
 from __future__ import annotations
 

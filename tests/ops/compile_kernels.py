@@ -22,7 +22,7 @@ from hotbed.cache.cache import Cache
 from hotbed.cache.recorded_planner import RecordedCache
 from hotbed.host.compiling import CompileReport
 from hotbed.ops import launch
-from hotbed.ops.index import ArrivalCells, Lists, Moment
+from hotbed.ops.index import ArrivalCells, Lists, WindowClock
 from hotbed.ops.index import triton as index
 from hotbed.ops.index.victims import Victims
 from hotbed.ops.inputs import Capacity, InputLayout
@@ -91,7 +91,7 @@ def compile_index(key_type):
     index.arrive(cells, keys, 1, counts)
     index.collect(cells, slots, cells_of, keys, 1, 1, 8, True, 1, zeros(100, dtype=torch.int32), counts)
     index.sweep(cells, 1, counts)
-    index.rank(cells, slots, Victims(64, make_policy("oracle"), in_order=False), Moment(0, 0, 1, 1, 10), 10)
+    index.rank(cells, slots, Victims(64, make_policy("oracle"), in_order=False), WindowClock(0, 0, 1, 1, 10), 10)
     index.assign(
         cells, slots, zeros(10, dtype=torch.int32), order, 1, True, Lists(*(zeros(10) for _ in range(5))), counts
     )

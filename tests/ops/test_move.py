@@ -39,8 +39,8 @@ ROWS = 553
 
 
 def describe(optimizer, dim, members=MEMBERS, precision="fp32"):
-    tables = [move.FirstTable(m.base, stream_of(SEED, m.name), m.init, m.padding_id) for m in members]
-    return move.first_rows(dim, optimizer, tables, precision)
+    tables = [move.InitialTable(m.base, stream_of(SEED, m.name), m.init, m.padding_id) for m in members]
+    return move.initial_rows(dim, optimizer, tables, precision)
 
 
 def bits(tensor):
@@ -67,8 +67,8 @@ def test_first_records_are_those_of_the_group(optimizer, dim):
     group.initialise(SEED)
     keys = torch.randperm(ROWS)
     first = describe(optimizer, dim)
-    assert torch.equal(bits(reference.first_records(keys, first)), bits(group.records[keys]))
-    assert torch.equal(bits(move.first_records(keys, first)), bits(group.records[keys]))
+    assert torch.equal(bits(reference.initial_records(keys, first)), bits(group.records[keys]))
+    assert torch.equal(bits(move.initial_records(keys, first)), bits(group.records[keys]))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_an_exchange_is_a_write_and_an_unpack(optimizer, precision, size, thread
     records = torch.randn(num_misses + 7, first.layout.width, generator=draw)
     below = torch.randn(ROWS, first.layout.width, generator=draw)
     state = (torch.rand(ROWS, generator=draw) < 0.5).to(torch.uint8)
-    rows = move.Exchanged(slots, keys, slots[changed], leaving[changed])
+    rows = move.RowExchange(slots, keys, slots[changed], leaving[changed])
     expected, expected_below, expected_state = records.clone(), below.clone(), state.clone()
     expected_below[rows.victim_keys] = expected[rows.victim_slots]
     expected_state[rows.victim_keys] = WRITTEN
@@ -117,7 +117,7 @@ def test_an_exchange_is_a_write_and_an_unpack(optimizer, precision, size, thread
 
 def test_a_victim_whose_slot_nobody_takes_is_an_error():
     first, one = describe(SGD(), 4), torch.tensor([1])
-    rows = move.Exchanged(one, one, one + 1, one + 2)
+    rows = move.RowExchange(one, one, one + 1, one + 2)
     with pytest.raises(AssertionError, match="0 of 1 victims"):
         move.exchange(torch.zeros(4, 4), torch.zeros(9, 4), torch.zeros(9, dtype=torch.uint8).numpy(), rows, first)
 
@@ -129,7 +129,7 @@ def test_a_key_finds_its_table_among_many(num_tables):
         members.append(Member(str(n), 1 + n % 3, base, hotbed.Constant(float(n)), False, None))
         base += members[-1].rows
     expected = torch.repeat_interleave(torch.arange(num_tables), torch.tensor([m.rows for m in members])).float()
-    records = move.first_records(torch.arange(base), describe(SGD(), 2, members))
+    records = move.initial_records(torch.arange(base), describe(SGD(), 2, members))
     assert torch.equal(records[:, 0], expected)
 
 
@@ -153,10 +153,10 @@ def test_gather_scatter_and_pack(shape):
 def test_first_weights_of_16_bits_are_the_nearest_ones(precision, dim):
     keys, optimizer = torch.arange(ROWS), FTRL(l1=0.003)
     full, half = (describe(optimizer, dim, precision=kind) for kind in ("fp32", precision))
-    records = move.first_records(keys, half)
+    records = move.initial_records(keys, half)
     weights = half.layout.weights(records)
     assert weights.dtype == {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
-    assert torch.equal(weights, full.layout.weights(move.first_records(keys, full)).to(weights.dtype))
+    assert torch.equal(weights, full.layout.weights(move.initial_records(keys, full)).to(weights.dtype))
     assert torch.equal(records[:, half.layout.columns("z")], optimizer.first_state(weights.float())["z"])
 
 

@@ -60,8 +60,8 @@ def test_unpack(optimizer, precision, size):
 def test_a_key_finds_its_table_among_many(num_tables):
     from hotbed.ops.move import triton
 
-    tables = [move.FirstTable(3 * n, 0, hotbed.Constant(float(n)), None) for n in range(num_tables)]
-    first = move.first_rows(2, hotbed.optim.SGD(), tables)
+    tables = [move.InitialTable(3 * n, 0, hotbed.Constant(float(n)), None) for n in range(num_tables)]
+    first = move.initial_rows(2, hotbed.optim.SGD(), tables)
     keys = torch.arange(3 * num_tables, device=DEVICE)
     records, source = torch.empty(3 * num_tables, 4, device=DEVICE), torch.full_like(keys, -1, dtype=torch.int32)
     triton.unpack(records, keys, source, records[:0], keys, first)

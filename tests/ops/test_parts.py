@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbed.ops.partition import deal
+from hotbed.ops.partition import partition_by_owner
 from hotbed.ops.parts import Parts, TableAddresses, count_ways, reference, split
 
 BAGS = st.lists(st.lists(st.integers(-2, 30), max_size=9), max_size=25)
@@ -32,12 +32,12 @@ def check(bags, world, seed):
     keys = [[1000 * (table + 1) + n if n >= 0 else -1 for n in bag] for table, bag in zip(table_of_bag.tolist(), bags)]
     flat = torch.tensor([key for bag in keys for key in bag], dtype=torch.int64)
     starts = torch.tensor([0, *(len(bag) for bag in bags)]).cumsum(0)
-    dealt = deal(flat, flat, lambda keys, _: keys * 7 % 11 % world, world)
-    given = dealt.places, starts, in_parts, dealt.keys, dealt.counts
+    partitioned = partition_by_owner(flat, flat, lambda keys, _: keys * 7 % 11 % world, world)
+    given = partitioned.places, starts, in_parts, partitioned.keys, partitioned.counts
     for way in (split(*given), Parts(*reference.split(*given))):
         check_split(way, keys, in_parts.tolist(), world)
     assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(*both(*given)))
-    counted = dealt.places, starts, table_of_bag, dealt.counts, 0
+    counted = partitioned.places, starts, table_of_bag, partitioned.counts, 0
     num_tables = int(table_of_bag.max()) + 1 if bags else 0
     expected = TableAddresses(
         *([count(keys, table_of_bag.tolist(), t, world)[i] for t in range(num_tables)] for i in range(3))

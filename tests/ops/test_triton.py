@@ -114,7 +114,7 @@ def test_output_rows_that_are_known_ahead_change_nothing():
 
 
 def test_hot_rows_cross_many_chunks():
-    """Rows of 1, 63, 64, 65 and 1,300 look-ups: inside a chunk, at its borders, across twenty of them."""
+    """Rows of 1, 63, 64, 65 and 1,300 lookups: inside a chunk, at its boundaries, across twenty of them."""
     from hotbed.ops.update.triton import update
 
     counts = [1, 63, 64, 65, 1300, 2]

@@ -1,4 +1,4 @@
-"""Lanes and porters: the recorded way, run here launch by launch under Triton's interpreter, against plain tables."""
+"""Recorded planners and compiled transfers, run here launch by launch under Triton's interpreter, against plain tables."""
 
 import importlib.util
 
@@ -211,8 +211,8 @@ def test_few_planners_are_kept():
 
 @pytest.mark.usefixtures("lanes_on_cpu")
 @pytest.mark.parametrize("touched", [False, True])
-def test_a_snapshot_is_of_its_moment_while_a_porter_overwrites_its_rows(touched):
-    """A porter moves rows without asking; nothing is copied when the snapshot is taken."""
+def test_a_snapshot_is_of_its_moment_while_compiled_transfers_overwrite_its_rows(touched):
+    """A compiled transfer moves rows without asking; nothing is copied when the snapshot is taken."""
     tables = hotbed.EmbeddingTables({"a": Table(40, 3), "b": Table(25, 3)}, optim.Adagrad(lr=0.1), cache=0.3)
     loader = [ids[:, :2].contiguous() for ids in batches(30, 6)]
     with tables.snapshot() as snapshot:

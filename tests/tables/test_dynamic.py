@@ -13,7 +13,7 @@ from hotbed.errors import BudgetError, ConfigError, HotbedError
 from hotbed.ids import Translator
 from hotbed.ops.init_rows import stream_of
 from hotbed.ops.lookups import Span
-from hotbed.ops.move import FirstTable, first_records, first_rows
+from hotbed.ops.move import InitialTable, initial_records, initial_rows
 from hotbed.ops.records import layout_of
 from hotbed.sizing.budget import BYTES_PER_ID, Budgets, rooms_of
 from hotbed.store import MemoryStore
@@ -86,7 +86,7 @@ def test_tables_that_start_alike_and_others_are_made_together():
         stream = stream_of(seed, name)
         ids = torch.tensor([LOW, -2, -1, 0, 5, 2**40, HIGH, (-1 - stream + 2**63) % 2**64 - 2**63])
         expected = [
-            first_records(ids, first_rows(4, tables.optimizer, [FirstTable(0, stream, init, no_id)]))
+            initial_records(ids, initial_rows(4, tables.optimizer, [InitialTable(0, stream, init, no_id)]))
             for no_id in (-1, -2)
         ]
         is_minus_one = (ids == -1).unsqueeze(1)

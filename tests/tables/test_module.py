@@ -122,7 +122,7 @@ def test_one_node_of_the_graph_cuts_a_group_into_features(output):
         if node is not None and node not in nodes:
             nodes.add(node)
             todo += [one for one, _ in node.next_functions]
-    assert len(nodes) <= 3  # view, look-up, trigger
+    assert len(nodes) <= 3  # view, lookup, trigger
 
 
 def test_bags_beside_a_matrix():

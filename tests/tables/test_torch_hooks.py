@@ -113,7 +113,7 @@ def test_rows_that_overflow_alone_make_the_scaler_go_back():
     tables, head = tables_of(), nn.Linear(1, 1)
     before = rows_of(tables)
     optimizer, scaler = torch.optim.SGD(head.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=2.0**100)
-    for step in range(2):  # two look-ups each, which overflow in the same pass
+    for step in range(2):  # two lookups each, which overflow in the same pass
         sums = tables(batches()[0]).sum() + tables(batches()[1]).sum()
         scaler.scale(head(torch.ones(1)).sum() + 1e20 * sums).backward()
         scaler.step(optimizer)

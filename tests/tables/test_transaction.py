@@ -184,7 +184,7 @@ def test_a_pass_that_failed_takes_no_update_from_the_next():
     """Two groups of one call in two backward passes, of which the first fails after its group was there."""
 
     tables, before = two_groups()
-    late = Fails.apply(torch.ones(1, requires_grad=True))  # made first, so its turn comes after that of the look-ups
+    late = Fails.apply(torch.ones(1, requires_grad=True))  # made first, so its turn comes after that of the lookups
     out = tables({name: torch.arange(5) for name in "ab"})
     with pytest.raises(BrokenOffError):
         (out["a"].sum() + late.sum()).backward()

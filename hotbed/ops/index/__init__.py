@@ -7,17 +7,17 @@ No search goes round twice: a key that all buckets were searched for has no cell
 counted as unplaced, which the host reports before the batch is planned.
 
     arrive    distinct keys of a batch get cells, with the batch's bit in `future`     (look-ahead)
-    collect   a batch's turn: hits are marked as used, misses listed                   (plan)
+    collect   a batch is planned: hits are marked as used, misses listed                   (plan)
     sweep     bits of batches that are past are cleared                                (plan)
     rank      slots in the order in which they may be taken, by the policy's score     (plan)
     assign    misses take slots, victims leave them                                    (plan)
-    place     look-ups of a batch -> slots
+    place     lookups of a batch -> slots
     tidy      keys go back towards their homes (on CUDA), and the marks of spilled buckets are worked out again
 
 What they count goes to a row of eight numbers on the device, named below. Which rows stay never depends on the order in
 which threads finish: slots with equal scores rank by the key they hold.
 
-Shapes: T cells, S slots, L look-ups, U distinct keys, M misses, V victims.
+Shapes: T cells, S slots, L lookups, U distinct keys, M misses, V victims.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = [
     "ArrivalCells",
     "Cells",
     "Lists",
-    "Moment",
     "ScoreFunction",
     "SlotState",
+    "WindowClock",
     "bits_of",
     "new_cells",
     "new_slots",
@@ -61,7 +61,7 @@ UNIT = 16  # what one use adds to the aged count
 NUM_KEYS, NEW_CELLS, HITS, MISSES, VICTIMS, EVICTIONS, FREED, MISSED_LOOKUPS = range(8)  # places in a row of counts
 UNPLACED = 2  # in the row of an arrival, which has no hits: keys for which no cell was left
 AHEAD_BITS = 30  # of `future`, for batches ahead
-HOT_BIT = 30  # of `future`: a row the policy was told to keep; its cell stays for good
+HOT_BIT = 30  # of `future`: a row that the policy has to keep; its cell stays for good
 SYNC_BIT = 31  # of `future`: the batch that is planned at once
 
 
@@ -101,7 +101,7 @@ class ScoreFunction(NamedTuple):
     """How a policy values a slot: score(next_use, uses, age, hot) -> int32, the lowest leave first.
 
     next_use: steps to the next use, counted from the end of the window; 0 when none is known (a step is a batch, or several).
-    uses: aged count. age: batches since the last use. hot: 1 for rows the policy was told to keep. Integer arithmetic and
+    uses: aged count. age: batches since the last use. hot: 1 for rows that the policy has to keep. Integer arithmetic and
     `where` only, so that every device and the simulator agree.
 
     Of two slots that nothing happens to, the one with the lower score keeps the lower one while both grow older, except where
@@ -119,11 +119,11 @@ class ScoreFunction(NamedTuple):
         return FunctionType(self.score.__code__, dict(names), self.score.__name__)
 
 
-class Moment(NamedTuple):
-    """At which a window chooses its slots."""
+class WindowClock(NamedTuple):
+    """The point at which a window chooses its slots."""
 
-    turn: int  # bit of the next batch ahead
-    step: int  # the same, counted on
+    next_bit: int  # of the next batch ahead
+    step: int  # the same, counted without end
     clock: int  # of its last batch
     since: int  # of its first one
     num_keys: int  # distinct keys of its batches, one by one

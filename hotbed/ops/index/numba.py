@@ -25,8 +25,8 @@ from hotbed.ops.index import (
     ArrivalCells,
     Cells,
     Lists,
-    Moment,
     SlotState,
+    WindowClock,
 )
 from hotbed.ops.index.victims import Victims, used_again
 
@@ -37,9 +37,7 @@ _DIGITS = 1 << _DIGIT_BITS
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NOTHING = np.uint64(0xFFFFFFFFFFFFFFFF)
 _S29, _S32 = np.uint64(29), np.uint64(32)
-TIDY = (
-    2  # a table more than half full is tidied when one cell in so many has been taken anew: 6 ns each, at 3 ns a cell
-)
+TIDY = 2  # a table more than half full is tidied when one cell in this many was taken anew: 6 ns each, at 3 ns a cell
 _EMPTY, _FREE, _CLAIMED, _WAYS, _UNIT, _UNPLACED = EMPTY, FREE, CLAIMED, WAYS, UNIT, UNPLACED
 
 
@@ -255,7 +253,7 @@ def collect(
     table: Cells, slots: SlotState, batch: ArrivalCells, keys: Tensor, clock: int, since: int, half: int, train: bool,
     past: int, misses: Tensor, counts: Tensor,
 ) -> None:  # fmt: skip
-    """One batch's turn: counts grow by hits (first use since `since`) and misses, whose cells `misses` holds.
+    """Plan one batch: counts grow by hits (first use since `since`) and misses, whose cells `misses` holds.
 
     The bits of `past` are cleared in its futures.
     """
@@ -298,7 +296,7 @@ def sweep(table: Cells, bits: int, counts: Tensor, past: Sequence[ArrivalCells] 
         _sweep(batch.cells.numpy(), *arrays)
 
 
-def rank(table: Cells, slots: SlotState, victims: Victims, moment: Moment, count: int) -> Tensor:
+def rank(table: Cells, slots: SlotState, victims: Victims, moment: WindowClock, count: int) -> Tensor:
     """Slots int64 [M], the lowest in rank; free ones before all others, never one that the window uses."""
     (cell, last, uses, _), (key, _, future, _) = slots.arrays, table.arrays
     return torch.from_numpy(victims.choose((cell, last, uses, key, future), moment, count))
@@ -316,7 +314,7 @@ def note(table: Cells, victims: Victims, batches: Iterable[ArrivalCells]) -> Non
 
 @njit(nogil=True, cache=True)
 def _sort_misses(cells: Any, keys: Any, spare: Any) -> Any:
-    """Cells by their keys, ascending: radix, eleven bits a turn. The array that holds the result."""
+    """Cells by their keys, ascending: radix, eleven bits a pass. The array that holds the result."""
     count, largest = cells.size, np.int64(0)
     pairs, others = spare[:count], spare[count : 2 * count]
     lines = keys.reshape(-1, 1)
@@ -393,7 +391,7 @@ def assign(
 
 @njit(nogil=True, cache=True)
 def _place(cells: Any, number_of: Any, slot_of: Any, uses: Any, slots: Any, counts: Any) -> None:
-    """Slots of the distinct keys first; look-ups find them by number."""
+    """Slots of the distinct keys first; lookups find them by number."""
     places, all_uses = slot_of.reshape(-1, 1), uses.reshape(-1, 1)
     slot_of_number, is_new = np.empty(cells.size, dtype=np.int32), np.empty(cells.size, dtype=np.uint8)
     for n in range(cells.size):
@@ -415,7 +413,7 @@ def _place(cells: Any, number_of: Any, slot_of: Any, uses: Any, slots: Any, coun
 def place(
     table: Cells, state: SlotState, batch: ArrivalCells, keys: Tensor, order: Tensor | None, counts: Tensor
 ) -> Tensor:
-    """The slot int64 [L] of every look-up, -1 for none; counts grow by the look-ups of rows that just came in."""
+    """The slot int64 [L] of every lookup, -1 for none; counts grow by the lookups of rows that just came in."""
     assert batch.cells is not None
     assert batch.number_of_lookup is not None
     slots = torch.empty(keys.shape[0], dtype=torch.int64, device="cpu")
@@ -430,7 +428,7 @@ def _respill(keys: Any, spilled: Any) -> None:
     for cell in range(keys.size):
         if keys[cell] != _EMPTY:
             bucket = _home(keys[cell], spilled.size)
-            while bucket != cell // _WAYS:  # ends: it passes every bucket in turn
+            while bucket != cell // _WAYS:  # ends: it passes every bucket
                 spilled[bucket] = 1
                 bucket = bucket + 1 if bucket + 1 < spilled.size else 0
 

@@ -38,7 +38,7 @@ ARRIVED, PLANNED, CLOCK, NUM_WINDOWS = range(4)  # places in the state
 
 
 class RecordedBuffers(NamedTuple):
-    """Device memory of a lane, and what the host can read of it."""
+    """Device memory of a recorded planner, and what the host can read of it."""
 
     state: Tensor  # int64 [4]: batches arrived, batches planned, clock, windows planned
     arrival_counts: Tensor  # int64 [ARRIVALS, 8]
@@ -94,7 +94,7 @@ def recorded_arrive(
 ) -> None:
     """The next batch ahead, of at most `num` lookups; `stride` batches share a bit of `future`.
 
-    Stamps int32, one of each cell, are the lane's.
+    Stamps int32, one of each cell, are the planner's.
     """
     keys = inputs.make_keys(recorded.state, ARRIVED, 0, num)
     launch_arrive_unsorted(

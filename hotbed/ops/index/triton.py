@@ -26,9 +26,9 @@ from hotbed.ops.index import (
     ArrivalCells,
     Cells,
     Lists,
-    Moment,
     ScoreFunction,
     SlotState,
+    WindowClock,
 )
 from hotbed.ops.index.victims import Victims
 from hotbed.ops.launch import Launch, cdiv
@@ -42,7 +42,7 @@ _UNPLACED: tl.constexpr = tl.constexpr(UNPLACED)
 _WAYS: tl.constexpr = tl.constexpr(WAYS)
 # A bucket is looked at once more than it has cells at most: each time a cell that was empty is another lane's now.
 _LOOKS: tl.constexpr = tl.constexpr(WAYS + 1)
-TIDY = 8  # a table more than half full is tidied when one cell in so many has been taken anew
+TIDY = 8  # a table more than half full is tidied when one cell in this many was taken anew
 BLOCK = 128  # keys of one program
 WIDE = 1024  # cells or slots of one program
 
@@ -225,7 +225,7 @@ def _sweep(
         number = tl.load(state + 1)
         past, stop = number // stride, (number + num_batches) // stride
         bits = tl.full([], 0, dtype=tl.int32)
-        while past < stop:  # ends: one turn for each batch of the window
+        while past < stop:  # ends: one pass for each batch of the window
             bits = bits | (tl.full([], 1, dtype=tl.int32) << (past % 30).to(tl.int32))
             past += 1
         counts += (tl.load(state + 3) % LANE) * 8
@@ -241,13 +241,13 @@ def _sweep(
             tl.atomic_add(counts + 6, num_freed)
 
 
-@triton.jit(do_not_specialize=["turn", "clock", "since", "half", "num_slots", "num_batches", "stride"])
+@triton.jit(do_not_specialize=["next_bit", "clock", "since", "half", "num_slots", "num_batches", "stride"])
 def _score(
-    cell_in, last, uses, cell_key, cell_future, ranks, state, turn, clock, since, half, num_slots, num_batches, stride,
+    cell_in, last, uses, cell_key, cell_future, ranks, state, next_bit, clock, since, half, num_slots, num_batches, stride,
     SCORE: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if LANE:
-        turn = (((tl.load(state + 1) + num_batches) // stride) % 30).to(tl.int32)
+        next_bit = (((tl.load(state + 1) + num_batches) // stride) % 30).to(tl.int32)
         since = tl.load(state + 2).to(tl.int32) + 1
         clock = since + num_batches - 1
     s = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -257,7 +257,7 @@ def _score(
     count = tl.load(uses + s, mask=inside, other=0)
     bits = tl.load(cell_future + cell, mask=cell >= 0, other=0)
     ahead = (bits & 0x3FFFFFFF).to(tl.int64)
-    ahead = ((ahead >> turn) | (ahead << (30 - turn))) & 0x3FFFFFFF
+    ahead = ((ahead >> next_bit) | (ahead << (30 - next_bit))) & 0x3FFFFFFF
     lowest = (ahead & -ahead).to(tl.float32)  # a power of two: its exponent is the position of the bit
     next_use = tl.where(ahead > 0, (lowest.to(tl.int32, bitcast=True) >> 23) - 126, 0)
     age = clock - used
@@ -407,7 +407,7 @@ def _respill(cell_key, slot_of, cell_future, spilled, num_cells, num_buckets, BL
     tl.store(cell_future + cell, tl.full(cell.shape, 0, dtype=tl.int32), mask=left)
     bucket = _home(key, num_buckets)
     away = (key >= 0) & (bucket != cell // _WAYS)
-    while tl.max(away.to(tl.int32), axis=0) > 0:  # ends: each lane passes every bucket in turn, its own too
+    while tl.max(away.to(tl.int32), axis=0) > 0:  # ends: each lane passes every bucket, its own too
         tl.store(spilled + bucket, tl.full(bucket.shape, 1, dtype=tl.int32), mask=away)
         bucket = tl.where(bucket + 1 < num_buckets, bucket + 1, 0)
         away = away & (bucket != cell // _WAYS)
@@ -451,7 +451,7 @@ def collect(
     table: Cells, slots: SlotState, batch: ArrivalCells, keys: Tensor, clock: int, since: int, half: int, train: bool,
     past: int, misses: Tensor, counts: Tensor,
 ) -> None:  # fmt: skip
-    """The turn of a batch with SORTED keys [L]: counts grow by hits (first use since `since`) and misses.
+    """Plan a batch with SORTED keys [L]: counts grow by hits (first use since `since`) and misses.
 
     The bits of `past` stay until `sweep`, which goes through all cells.
     """
@@ -471,14 +471,14 @@ def sweep(table: Cells, bits: int, counts: Tensor, past: Sequence[ArrivalCells] 
     )
 
 
-def rank(table: Cells, slots: SlotState, victims: Victims, moment: Moment, count: int) -> Tensor:
+def rank(table: Cells, slots: SlotState, victims: Victims, moment: WindowClock, count: int) -> Tensor:
     """Slots int64 [>= M], in the order in which they may be taken; free ones first, never one that the window uses."""
     scoring = victims.scoring
     num_slots = slots.cell.shape[0]
     ranks = torch.empty(num_slots, dtype=torch.int64, device=slots.cell.device)
     launch_score(
         grid(num_slots, WIDE), scoring.name, slots.cell, slots.last, slots.uses, table.key, table.future, ranks, ranks,
-        moment.turn, moment.clock, moment.since, scoring.half_life, num_slots, 0, 1, bound(scoring), 0, WIDE,
+        moment.next_bit, moment.clock, moment.since, scoring.half_life, num_slots, 0, 1, bound(scoring), 0, WIDE,
     )  # fmt: skip
     return torch.sort(ranks).indices
 
@@ -500,9 +500,9 @@ def assign(
 
 
 def place(table: Cells, state: SlotState, batch: ArrivalCells, keys: Tensor, order: Tensor, counts: Tensor) -> Tensor:
-    """The slot int32 [L] of every look-up, -1 for none, from SORTED keys [L] and their positions [L].
+    """The slot int32 [L] of every lookup, -1 for none, from SORTED keys [L] and their positions [L].
 
-    Counts grow by the look-ups of rows that just came in.
+    Counts grow by the lookups of rows that just came in.
     """
     slots = torch.empty(keys.shape[0], dtype=torch.int32, device=keys.device)
     if keys.shape[0]:

@@ -8,8 +8,8 @@ Both take the slots with the lowest (score, key), to the row: a line is exact be
 happens to stays as it is. What changes a slot's place is known without a search:
 
     it was used, or its row came    the slots of the last windows get a new place before the next one is taken
-    a batch ahead will use it       its score can only rise: noticed when its turn comes, and it moves back
-    its count is halved with age    at a multiple of the half-life: slots that come to one are listed by batch (`_list_turns`)
+    a batch ahead will use it       its score can only rise: noticed when it is about to be taken, and it moves back
+    its count is halved with age    at a multiple of the half-life: slots that come to one are listed by batch (`_list_aging`)
 
 Scores shift with time, all alike; so those of a line are worked out as of the moment at which it was formed.
 
@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 from hotbed.host.intrinsics import prefetch, trailing_zeros
 from hotbed.host.jit import digest_of, njit
 from hotbed.host.pool import in_parallel, threads_for
-from hotbed.ops.index import UNIT, Moment, ScoreFunction
+from hotbed.ops.index import UNIT, ScoreFunction, WindowClock
 
 _AHEAD = 16  # slots between asking for a cache line and reading it
 _BUCKETS = 256
 _NOWHERE = -1  # bucket of a slot that is not in line
 _STEPS, _FEW = 2048, 64  # in which ranks are counted, and as many as are sorted instead
-_SAMPLED = 4096  # slots whose ranks tell where the buckets end
-_SHARE = 4  # a line holds one slot in so many when it is formed, and has places for twice as many
+_SAMPLED = 4096  # slots whose ranks say where the buckets end
+_SHARE = 4  # a line holds one slot in this many when it is formed, and has places for twice as many
 _DIRECT = 8  # slots for each key of a window, up to which all are ranked
 LINE_BYTES = 10  # of a line, for each slot, at most; where that is not enough all slots are ranked instead
 _LINE_CONSTANT = 28 * _BUCKETS  # bytes of it, whatever the number of slots
@@ -49,7 +49,7 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
 
 @njit(nogil=True, cache=True, inline="always")
 def aged(uses: Any, age: Any, half: Any) -> Any:
-    """A count after so many batches without use; most were used lately, and a division takes as long as all the rest."""
+    """A count after some batches without use; most were used lately, and a division takes as long as all the rest."""
     return uses if age < half else uses >> min(age // half, 31)
 
 
@@ -73,7 +73,7 @@ def _bucket_of(ends: Any, rank: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _list_turns(last: Any, clock: int, far: int, half: int, oldest: int) -> Any:
+def _list_aging(last: Any, clock: int, far: int, half: int, oldest: int) -> Any:
     """(starts [far + 1], slots): those that come to a multiple of the half-life, or the oldest age, in 1 to `far` batches."""
     starts = np.zeros(far + 2, dtype=np.int64)
     for s in range(last.size):
@@ -170,14 +170,14 @@ def _kernels(name: str, function: Callable[..., Any]) -> _Kernels:
 
     @njit(name=f"rank_of_{tag}", nogil=True, inline="always")
     def rank_of(s: Any, cell: Any, last: Any, uses: Any, keys: Any, future: Any, now: Any) -> Any:
-        """(score, lower half of the key) as one number; now = turn, steps and clock of the line, clock, half-life, oldest."""
-        turn, steps, formed, clock, half, oldest = now[0], now[1], now[2], now[3], now[4], now[5]
+        """(score, lower half of the key) as one number. now: next bit, steps and clock of the line, clock, half-life, oldest."""
+        next_bit, steps, formed, clock, half, oldest = now[0], now[1], now[2], now[3], now[4], now[5]
         c = cell[s]
         if c < 0:
             return _FREE_RANK | s
         bits = np.int64(future[c])
         ahead = bits & 0x3FFFFFFF
-        ahead = ((ahead >> turn) | (ahead << (30 - turn))) & 0x3FFFFFFF
+        ahead = ((ahead >> next_bit) | (ahead << (30 - next_bit))) & 0x3FFFFFFF
         next_use = np.int64(trailing_zeros(np.uint64(ahead))) + 1 + steps if ahead else 0
         age = np.int64(clock - last[s])
         as_of_then = np.int64(formed - last[s]) if oldest <= 0 or age < oldest else np.int64(oldest)
@@ -209,7 +209,7 @@ def _kernels(name: str, function: Callable[..., Any]) -> _Kernels:
 
     @njit(name=f"sample_{tag}", nogil=True, cache=True)
     def sample(cell: Any, last: Any, uses: Any, keys: Any, future: Any, since: int, now: Any, every: int) -> Any:
-        """The ranks of every so many slots, those that may be taken."""
+        """The ranks of every k-th slot, those that may be taken."""
         ranks, count = np.empty(cell.size // every + 1, dtype=np.int64), 0
         for s in range(0, cell.size, every):
             if cell[s] < 0 or last[s] < since:
@@ -304,7 +304,7 @@ class Line:
         self.bucket = np.full(num_slots, _NOWHERE, dtype=np.int16)  # [S]
         self.places = np.empty((2 * num_slots // _SHARE + _BUCKETS, 2), dtype=np.int32)  # [N, 2]: slot, next place
         self.num_places = 0
-        self.starts, self.turning = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)  # see _list_turns
+        self.starts, self.turning = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)  # see _list_aging
         self.turned = clock  # slots that turned up to here have their places
 
     @property
@@ -329,7 +329,7 @@ class Victims:
         return 0 if self._line is None else self._line.num_bytes
 
     def reset(self) -> None:
-        """Scores have changed in a way that nobody is told of."""
+        """Scores have changed, and no notice was given."""
         self._line = None
         self._used.clear()
 
@@ -343,7 +343,7 @@ class Victims:
         """Whether `note` is of use."""
         return self._line is not None
 
-    def choose(self, state: tuple[Any, ...], moment: Moment, count: int) -> NDArray[np.int64]:
+    def choose(self, state: tuple[Any, ...], moment: WindowClock, count: int) -> NDArray[np.int64]:
         """[count] slots, the lowest in rank; state = cell, last, uses, keys, future of the index.
 
         Free ones go first, and never one that was used at `moment.since` or later.
@@ -362,12 +362,14 @@ class Victims:
         self.reset()
         return self._choose_directly(state, moment, count)
 
-    def _now(self, moment: Moment) -> NDArray[np.int64]:
+    def _now(self, moment: WindowClock) -> NDArray[np.int64]:
         scoring, line = self.scoring, self._line
         steps, formed = (0, moment.clock) if line is None else (moment.step - line.step, line.clock)
-        return np.array([moment.turn, steps, formed, moment.clock, scoring.half_life, scoring.oldest], dtype=np.int64)
+        return np.array(
+            [moment.next_bit, steps, formed, moment.clock, scoring.half_life, scoring.oldest], dtype=np.int64
+        )
 
-    def _choose_directly(self, state: tuple[Any, ...], moment: Moment, count: int) -> NDArray[np.int64]:
+    def _choose_directly(self, state: tuple[Any, ...], moment: WindowClock, count: int) -> NDArray[np.int64]:
         size, threads = self._num_slots, threads_for(16 * self._num_slots)
         ranks, found, counts = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(threads, np.int64)
         kernel = _kernels(*self.scoring[:2]).rank_all
@@ -379,8 +381,8 @@ class Victims:
         ranks, found = (np.concatenate([part[share] for share in shares]) for part in (ranks, found))
         return found[np.argsort(ranks)[:count]]
 
-    def _form(self, state: tuple[Any, ...], moment: Moment) -> bool:
-        """All slots are ranked; a quarter stands in line, in buckets that a sample of them tells. False: it is too long."""
+    def _form(self, state: tuple[Any, ...], moment: WindowClock) -> bool:
+        """All slots are ranked; a quarter stands in line, in buckets that a sample of them gives. False: it is too long."""
         self._used.clear()
         self._line = line = Line(self._num_slots, moment.clock, moment.step)
         now, scoring, kernels = self._now(moment), self.scoring, _kernels(*self.scoring[:2])
@@ -388,13 +390,13 @@ class Victims:
         ranks.sort()
         line.ends = ranks[np.arange(1, _BUCKETS + 1) * ranks.size // (_SHARE * _BUCKETS)] if ranks.size else ranks
         far = max(1, scoring.half_life // 2)
-        line.starts, line.turning = _list_turns(state[1], moment.clock, far, scoring.half_life, scoring.oldest)
+        line.starts, line.turning = _list_aging(state[1], moment.clock, far, scoring.half_life, scoring.oldest)
         if line.num_bytes > LINE_BYTES * self._num_slots:
             return False
         self._line_up(state, moment, np.arange(self._num_slots, dtype=np.int32))
         return True
 
-    def _catch_up(self, state: tuple[Any, ...], moment: Moment) -> bool:
+    def _catch_up(self, state: tuple[Any, ...], moment: WindowClock) -> bool:
         """Give new places to slots that need one; False where a new line is needed."""
         line = self._line
         assert line is not None, "there is a line"
@@ -405,7 +407,7 @@ class Victims:
         used, self._used = self._used, []
         return all(self._line_up(state, moment, slots) for slots in (*used, line.turning[first:stop]))
 
-    def _line_up(self, state: tuple[Any, ...], moment: Moment, slots: NDArray[np.int32]) -> bool:
+    def _line_up(self, state: tuple[Any, ...], moment: WindowClock, slots: NDArray[np.int32]) -> bool:
         """False where there are too few places."""
         line = self._line
         assert line is not None, "there is a line"
@@ -414,7 +416,7 @@ class Victims:
         line.num_places = max(num_places, line.num_places)
         return bool(num_places >= 0)
 
-    def _take(self, state: tuple[Any, ...], moment: Moment, out: NDArray[np.int64]) -> int:
+    def _take(self, state: tuple[Any, ...], moment: WindowClock, out: NDArray[np.int64]) -> int:
         line = self._line
         assert line is not None, "there is a line"
         parts = (line.ends, line.heads, line.lengths, line.bucket, line.places)

@@ -1,4 +1,4 @@
-"""First values of rows: a pure function of (seed, table, id), the same on every device, order and world size."""
+"""Initial values of rows: a pure function of (seed, table, id), the same on every device, order and world size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stream_of(seed: int, table: str) -> int:
 
 
 def init_rows(out: Tensor, ids: Tensor, stream: int, init: Init) -> None:
-    """Write the first values of `ids` [U] into `out` [U, D]."""
+    """Write the initial values of `ids` [U] into `out` [U, D]."""
     backend = backend_of(out)
     if backend == "triton" and out.dtype == torch.float32 and out.is_contiguous():
         from hotbed.ops.init_rows import triton

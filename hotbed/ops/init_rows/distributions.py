@@ -1,4 +1,4 @@
-"""What first values look like. All are exact integer arithmetic and one rounded product, so devices agree bit for bit."""
+"""What initial values look like. All are exact integer arithmetic and one rounded product, so devices agree bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First values of rows in plain torch integer arithmetic; runs on every device with the same bits."""
+"""Initial values of rows in plain torch integer arithmetic; runs on every device with the same bits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def row_bits(ids: Tensor, stream: int) -> Tensor:
 
 
 def init_rows(out: Tensor, ids: Tensor, stream: int, init: Init) -> None:
-    """Write the first values of `ids` [U] into `out` [U, D]; `stream` names (seed, table)."""
+    """Write the initial values of `ids` [U] into `out` [U, D]; `stream` names (seed, table)."""
     if isinstance(init, Constant):
         out.fill_(init.value)
         return

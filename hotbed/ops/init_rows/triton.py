@@ -1,4 +1,4 @@
-"""First values of rows as a Triton kernel; the same bits as the reference.
+"""Initial values of rows as a Triton kernel; the same bits as the reference.
 
 `row_bits` and `first_values` are for other kernels too, which create rows where they are needed.
 """
@@ -66,7 +66,7 @@ def _fill(
 
 
 def init_rows(out: Tensor, ids: Tensor, stream: int, init: Init) -> None:
-    """Write the first values of `ids` [U] into `out` [U, D], contiguous float32; `stream` names (seed, table)."""
+    """Write the initial values of `ids` [U] into `out` [U, D], contiguous float32; `stream` names (seed, table)."""
     num_rows, dim = out.shape
     if num_rows == 0:
         return

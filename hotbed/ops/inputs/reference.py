@@ -19,7 +19,7 @@ class SpanInputs(NamedTuple):
     weights: Tensor | None = None  # float32 [L of the feature]
 
 
-class LaidOut(NamedTuple):
+class BagArrays(NamedTuple):
     """Lookups of a batch; of bags also where each begins, and where its vector goes."""
 
     keys: Tensor  # [L]; -1 is padding of the user's
@@ -28,7 +28,7 @@ class LaidOut(NamedTuple):
     scale: Tensor  # float32 [L]
 
 
-def lay_out(layout: InputLayout, spans: list[SpanInputs]) -> LaidOut:
+def lay_out(layout: InputLayout, spans: list[SpanInputs]) -> BagArrays:
     """Ids that are in range, feature after feature; single ids sample after sample."""
     addresses, size = layout.addresses, int(spans[0].offsets.shape[0]) - 1
     keys, starts, out_rows, scales, position = [], [], [], [], 0
@@ -53,4 +53,4 @@ def lay_out(layout: InputLayout, spans: list[SpanInputs]) -> LaidOut:
     if not layout.is_bags:
         keys = [torch.stack(keys, dim=1).reshape(-1)]
     end = torch.tensor([position], device=spans[0].offsets.device)
-    return LaidOut(torch.cat(keys), torch.cat([*starts, end]), torch.cat(out_rows), torch.cat(scales))
+    return BagArrays(torch.cat(keys), torch.cat([*starts, end]), torch.cat(out_rows), torch.cat(scales))

@@ -1,7 +1,7 @@
 """Described inputs as Triton kernels: descriptions come to the device, ids become keys, bags are laid out.
 
 Where a batch is described is found by a number on the device (state[place] + offset), so a launch is the same for every batch.
-An id outside its table, or offsets that do not rise from 0 to the number of values, set a flag; nobody waits for it.
+An id outside its table, or offsets that do not rise from 0 to the number of values, set a flag without waiting.
 """
 
 from __future__ import annotations

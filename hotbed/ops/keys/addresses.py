@@ -1,6 +1,6 @@
 """How the ids of each feature of a group become keys: base + id, checked, or base + id modulo rows where hashing was asked.
 
-`Flags`: the first look-up of a batch whose id lies outside its table.
+`Flags`: the first lookup of a batch whose id lies outside its table.
 
 On CUDA a kernel finds it. A flag per batch, out of a ring, lies on the device for the kernels that follow, which do nothing
 when it is set, and a second one in memory the host can read: so asking costs no copy, only the mark of an event.

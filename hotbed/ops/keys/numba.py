@@ -27,7 +27,7 @@ def make_keys(
 ) -> None:
     """Thread's share of every span; first_bad[thread] is the smallest bad position it met, or -1.
 
-    Spans take turns in blocks, so that the columns of a matrix pass through the first-level cache once, not once each.
+    Spans alternate in blocks, so that the columns of a matrix pass through the first-level cache once, not once each.
     """
     bad = -1
     longest = 0

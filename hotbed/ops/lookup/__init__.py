@@ -17,7 +17,7 @@ __all__ = ["lookup"]
 
 
 def lookup(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
-    """Pooled vectors [O, D] of the look-ups, at least float32; rows of absent bags and padding are zero.
+    """Pooled vectors [O, D] of the lookups, at least float32; rows of absent bags and padding are zero.
 
     numbers is layout.numbers(records): its first D columns are the weights.
     """

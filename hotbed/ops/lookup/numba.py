@@ -1,4 +1,4 @@
-"""Look-up and pooling on the CPU, compiled. Threads take disjoint runs of look-ups or bags.
+"""Lookup and pooling on the CPU, compiled. Threads take disjoint runs of lookups or bags.
 
 Weights are floats, or uint16 that stand for numbers of a `kind` (see ops/precision).
 """
@@ -13,7 +13,7 @@ from hotbed.host.intrinsics import prefetch
 from hotbed.host.jit import njit
 from hotbed.ops.precision.numba import as_float
 
-_AHEAD = 24  # look-ups between asking for a row and reading it
+_AHEAD = 24  # lookups between asking for a row and reading it
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -25,7 +25,7 @@ def _ask(numbers: Any, slot: Any, dim: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def lookup_single(thread: int, num_threads: int, numbers: Any, kind: int, slots: Any, out: Any) -> None:
-    """out [L, D]: one row per look-up."""
+    """out [L, D]: one row per lookup."""
     num_lookups, dim = out.shape
     D = np.uint64(dim)
     stop = num_lookups * (thread + 1) // num_threads

@@ -1,4 +1,4 @@
-"""Look-up and pooling in plain torch; runs on every device, with sums in a fixed order."""
+"""Lookup and pooling in plain torch; runs on every device, with sums in a fixed order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hotbed.ops.lookups import Lookups
 
 
 def rows_of(numbers: Tensor, lookups: Lookups, dim: int) -> Tensor:
-    """The weights each look-up reads [L, D], at least float32, zero for padding, before scaling."""
+    """The weights each lookup reads [L, D], at least float32, zero for padding, before scaling."""
     slots, dtype = lookups.slots, result_type(numbers)
     if numbers.shape[0] == 0:
         return numbers.new_zeros(slots.shape[0], dim, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Look-up and pooling as Triton kernels. A program owns whole output rows, so every sum has one order: that of the bag."""
+"""Lookup and pooling as Triton kernels. A program owns whole output rows, so every sum has one order: that of the bag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hotbed.ops.lookups import Lookups
 
 @triton.jit(do_not_specialize=["num_lookups"])
 def _single(numbers, slots, out, num_lookups, width, dim: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Out [L, D]: one row per look-up."""
+    """Out [L, D]: one row per lookup."""
     i = tl.program_id(0).to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)
     here = i < num_lookups
     slot = tl.load(slots + i, mask=here, other=-1).to(tl.int64)

@@ -21,17 +21,17 @@ from hotbed.host.pool import in_parallel, num_threads
 from hotbed.ops.backend import backend_of
 from hotbed.ops.move import reference
 from hotbed.ops.move.copy import GATHER, SCATTER, move_rows
-from hotbed.ops.move.first import FirstRows, FirstTable, arrays, first_rows
+from hotbed.ops.move.initial import InitialRows, InitialTable, arrays, initial_rows
 from hotbed.ops.precision import KINDS
 
 __all__ = [
-    "Exchanged",
-    "FirstRows",
-    "FirstTable",
+    "InitialRows",
+    "InitialTable",
+    "RowExchange",
     "exchange",
-    "first_records",
-    "first_rows",
     "gather_rows",
+    "initial_records",
+    "initial_rows",
     "pack",
     "scatter_rows",
     "unpack",
@@ -40,7 +40,7 @@ __all__ = [
 _PER_THREAD = 1 << 14  # numbers that pay for waking one more thread
 
 
-def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys: Tensor, first: FirstRows) -> None:
+def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys: Tensor, first: InitialRows) -> None:
     """Bring M rows into records [S, W].
 
     records[slots[i]] becomes staging[source[i]], or the first record of keys[i] where source[i] is negative; negative
@@ -73,7 +73,7 @@ def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys
     )
 
 
-class Exchanged(NamedTuple):
+class RowExchange(NamedTuple):
     """The rows of a window on the CPU: who comes into which slot, and who leaves which."""
 
     slots: Tensor  # int64 [M]
@@ -82,7 +82,7 @@ class Exchanged(NamedTuple):
     victim_keys: Tensor  # int64 [V]
 
 
-def exchange(records: Tensor, below: Tensor, state: NDArray[np.uint8], rows: Exchanged, first: FirstRows) -> int:
+def exchange(records: Tensor, below: Tensor, state: NDArray[np.uint8], rows: RowExchange, first: InitialRows) -> int:
     """Victims go from records [S, W] to below [R, W], misses come from there; the number of those that were there.
 
     One pass over the slots, all in host memory. A row whose `state` [R] says that it was never stored is created in place.
@@ -116,13 +116,13 @@ def exchange(records: Tensor, below: Tensor, state: NDArray[np.uint8], rows: Exc
 
 
 @lru_cache(maxsize=64)
-def _initial(first: FirstRows) -> tuple[tuple[NDArray[Any], ...], tuple[int, int, bool]]:
+def _initial(first: InitialRows) -> tuple[tuple[NDArray[Any], ...], tuple[int, int, bool]]:
     """(tables, scales, constants), (dim, element states, has a row state): as kernels read them."""
     layout = first.layout
     return tuple(arrays(first)), (layout.dim, len(layout.element_states), bool(layout.row_states))
 
 
-def first_records(keys: Tensor, first: FirstRows) -> Tensor:
+def initial_records(keys: Tensor, first: InitialRows) -> Tensor:
     """The records [M, W] that the rows of `keys` [M] start from."""
     num_rows = keys.shape[0]
     records = torch.empty(num_rows, first.layout.width, device=keys.device, dtype=torch.float32)

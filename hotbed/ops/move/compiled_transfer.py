@@ -1,12 +1,12 @@
-"""The porter: one thread of compiled code that moves the rows of window after window and never asks for Python's lock.
+"""The compiled transfer thread: moves the rows of window after window and never takes the GIL.
 
 For every window it waits for the lists that the device writes, reads the rows that exist from the store into pinned memory
 and sends them to the device; and when the training thread says that a window's victims are packed, brings them to the host
 and writes them to the store. It calls the CUDA driver itself. A thread in Python did the same in 0.7 ms a window and held the
 training thread up for as long.
 
-    device   lists of window n            -> porter: rows of n read, sent          -> `staged`
-    training exchange of window n, packed -> porter: victims of n fetched, written -> `written`
+    device   lists of window n            -> thread: rows of n read, sent          -> `staged`
+    training exchange of window n, packed -> thread: victims of n fetched, written -> `written`
 
 A row that leaves with one window and is needed by the next is read late: after it was written. At most three windows are
 between `staged` and `written`; each has its own buffers, which the training thread makes larger when asked to.
@@ -49,7 +49,7 @@ from hotbed.ops.streams import after, give_stream, mark, take_stream
 
 SLOTS = 3
 _LISTS, _MISSES, _VICTIMS, _TAG = 16, 3, 4, 8  # rows of counts: their length, and places in them
-# words of the porter
+# words that the thread shares with its caller
 _STOP, _NEED, _NEED_SLOT, _ERROR, _NUM_WRITTEN, _CONTEXT, _IN, _OUT = range(8)
 _RECORDS, _BYTES, _STATE, _POOL, _COPY, _WINDOWS, _FIRST = range(8, 15)
 _MAPPED, _SHIFT, _GPU_IN, _GPU_OUT, _SHARE_IN, _SHARE_OUT = range(15, 21)
@@ -71,8 +71,8 @@ _MONOTONIC = 1  # the clock
 _EXTENDED_EVERY, _LOOKED_AT = 512, 32  # windows, and chunks of rows that the GPU may reach from then on
 _LOOKS = 2000  # before a nap
 _MOST_WORKERS = 9
-_NAP_US, _NAPS = 30, 10_000  # microseconds at a time, and how often before it is asked whether the porter lives
-_DIED = -1  # as an error: not the driver's, but an exception in the porter's own code
+_NAP_US, _NAPS = 30, 10_000  # microseconds at a time, and how often before its caller checks that the thread is alive
+_DIED = -1  # as an error: not the driver's, but an exception in the code of the thread
 
 copy_in = external("hotbed_copy_in", types.int32, *(types.int64,) * 4)
 copy_out = external("hotbed_copy_out", types.int32, *(types.int64,) * 4)
@@ -142,7 +142,7 @@ def _expect(words: Any, victims: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _has_room(words: Any, s: Any, num_rows: Any) -> bool:
-    """Whether the buffers of slot s hold so many rows; asks for larger ones if not, once.
+    """Whether the buffers of slot s hold that many rows; asks for larger ones if not, once.
 
     Who answers makes them known and then takes the question back: so the question is looked at first. A question that is
     asked again after it was answered would have the buffers replaced while rows are in them.
@@ -327,12 +327,12 @@ def _mark_written(words: Any, victims: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _serve(words: Any, counts: Any, miss_keys: Any, victim_keys: Any, late_keys: Any) -> None:
-    """The life of a porter. Words that others write are read as memory, not as registers."""
+    """The loop of the thread. Words that others write are read as memory, not as registers."""
     base = words.ctypes.data
     error = use(words[_CONTEXT])
     reading = writing = words[_FIRST]
     looks = 0
-    while load_acquire(base + 8 * _STOP) == 0 and error == 0:  # ends: when the porter is stopped, or a call fails
+    while load_acquire(base + 8 * _STOP) == 0 and error == 0:  # ends: when the thread is stopped, or a call fails
         idle = True
         row = reading % words[_WINDOWS]
         if reading - writing < SLOTS and load_acquire(counts.ctypes.data + 8 * (row * _LISTS + _TAG)) == reading + 1:
@@ -379,7 +379,7 @@ def _serve(words: Any, counts: Any, miss_keys: Any, victim_keys: Any, late_keys:
 
 @njit(nogil=True, cache=True)
 def _watch(words: Any, place: Any, value: Any) -> int:
-    """0 when words[place] is `value` or more; 1 when the porter needs room; 2 when it has failed; 3 if none for a second."""
+    """0 when words[place] is `value` or more; 1 when the thread needs room; 2 when it has failed; 3 if none for a second."""
     base = words.ctypes.data
     looks = 0
     while load_acquire(base + 8 * place) < value:  # ends: looks are counted
@@ -396,7 +396,7 @@ def _watch(words: Any, place: Any, value: Any) -> int:
     return 0
 
 
-class Slot(NamedTuple):
+class WindowBuffers(NamedTuple):
     """The buffers of one window, each of `cap` rows."""
 
     rows: Tensor  # pinned [cap, W]
@@ -427,7 +427,7 @@ class CompiledTransfer:
         self._state = state  # uint8 [R]
         self._words = np.zeros(_SLOT0 + SLOTS * _SLOT_WORDS, dtype=np.int64)
         self._late = np.empty((SLOTS, lists[1].shape[1]), dtype=np.int64)
-        self._slots = [self._new_slot(0) for _ in range(SLOTS)]
+        self._slots = [self._new_buffers(0) for _ in range(SLOTS)]
         self._pool: Pool | None = None
         self._kept: list[Any] = []  # events that may still be waited for
         self._events: list[list[Any]] = []
@@ -466,15 +466,15 @@ class CompiledTransfer:
                 places = _SLOT0 + s * _SLOT_WORDS + np.array([_IN_EVENT, _OUT_EVENT, _GPU_IN_EVENT, _GPU_OUT_EVENT])
                 words[places] = [event.cuda_event for event in events]
         for s in range(SLOTS):
-            self._tell(s)
+            self._publish(s)
         self._exception = None
-        self._thread = threading.Thread(target=self._live, name="hotbed-porter", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hotbed-compiled-transfer", daemon=True)
         self._thread.start()
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         try:
             _serve(self._words, *self._arrays, self._late)  # type: ignore[call-arg]
-        except BaseException as error:  # handed to whoever waits
+        except BaseException as error:  # raised by whoever waits
             self._exception = error
             self._words[_ERROR] = _DIED
 
@@ -491,7 +491,7 @@ class CompiledTransfer:
             self._pool.close()
             self._pool = None
 
-    def staged(self, number: int) -> tuple[Slot, int]:
+    def staged(self, number: int) -> tuple[WindowBuffers, int]:
         """(buffers, rows that came from the store) of a window; the current stream waits for them."""
         s = number % SLOTS
         self._wait(_SLOT0 + s * _SLOT_WORDS + _STAGED, number + 1)
@@ -536,19 +536,21 @@ class CompiledTransfer:
                 ) from self._exception
 
     def _make_room(self) -> None:
-        """Larger buffers, as asked for. Called again after an interrupt, it must not replace those the porter knows of."""
+        """Larger buffers, on request. Called again after an interrupt, it must not replace those the thread knows."""
         need, s = int(self._words[_NEED]), int(self._words[_NEED_SLOT])
         if self._words[_SLOT0 + s * _SLOT_WORDS + _CAP] < need:
-            self._slots[s] = self._new_slot(need + need // 4)  # nothing is under way in it: its last window is written
+            self._slots[s] = self._new_buffers(
+                need + need // 4
+            )  # nothing is under way in it: its last window is written
             free = mark(self._device)  # the memory is new to the host, and the device may have to use it still
             for stream in self._streams:
                 stream.wait_event(free)
-            self._tell(s)
+            self._publish(s)
         self._words[_NEED] = 0
 
-    def _new_slot(self, cap: int) -> Slot:
+    def _new_buffers(self, cap: int) -> WindowBuffers:
         width, device, pinned = self._width, self._device, self._device.type == "cuda"
-        return Slot(
+        return WindowBuffers(
             torch.empty(cap, width, pin_memory=pinned, dtype=torch.float32, device="cpu"),
             torch.empty(cap, dtype=torch.int32, pin_memory=pinned, device="cpu"),
             torch.empty(cap, width, device=device, dtype=torch.float32),
@@ -558,7 +560,7 @@ class CompiledTransfer:
             torch.empty(cap, dtype=torch.int64, pin_memory=pinned, device="cpu"),
         )
 
-    def _tell(self, s: int) -> None:
+    def _publish(self, s: int) -> None:
         place, slot = _SLOT0 + s * _SLOT_WORDS, self._slots[s]
         self._words[place + _ROWS : place + _KEYS + 1] = [tensor.data_ptr() for tensor in slot]
         if self._moves is not None:

@@ -80,7 +80,7 @@ def copy_rows(
 
 
 def copy_pool(num_workers: int) -> Pool:
-    """A pool for compiled code that copies rows on its own, beside the one of `move_rows`."""
+    """A pool for compiled code that copies rows on its own, apart from the one of `move_rows`."""
     return Pool("hotbed-rows", num_workers, watch=_WATCH)
 
 

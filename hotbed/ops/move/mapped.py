@@ -50,7 +50,7 @@ class MappedRows:
         self._refused = device.type != "cuda" or row % 16 != 0 or records.data_ptr() % 4096 != 0
 
     def extend(self, most: int | None = None) -> None:
-        """Register the chunks that are filled by now; look at so many only, the next ones at every call."""
+        """Register the chunks that are filled by now; look at `most` of them only, the next ones at every call."""
         if self._refused:
             return
         rows, chunks = 1 << self.shift, np.flatnonzero(self.is_mapped == 0)

@@ -69,7 +69,7 @@ def _create(records: Any, halves: Any, kind: int, slot: Any, key: Any, initial: 
     if is_constant and number == tables[t, 3]:
         scale = np.float32(0)
     if kind != FP32:
-        records[slot, state - np.uint64(1)] = 0  # an odd weight stands beside zeros
+        records[slot, state - np.uint64(1)] = 0  # an odd weight stands next to zeros
         for d in range(D):
             w = scale if is_constant else np.float32(first_number(bits, d, init == NORMAL)) * scale
             halves[slot, d] = round_nearest(w, kind)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from hotbed.ops.init_rows import reference
-from hotbed.ops.move.first import FirstRows
+from hotbed.ops.move.initial import InitialRows
 from hotbed.ops.precision.reference import round_nearest
 
 
-def first_records(keys: Tensor, first: FirstRows) -> Tensor:
+def initial_records(keys: Tensor, first: InitialRows) -> Tensor:
     """The records [U, W] that the rows of `keys` [U] start from."""
     layout, device = first.layout, keys.device
     weights = torch.zeros(keys.shape[0], layout.dim, device=device, dtype=torch.float32)
@@ -38,9 +38,9 @@ def first_records(keys: Tensor, first: FirstRows) -> Tensor:
     return records
 
 
-def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys: Tensor, first: FirstRows) -> None:
+def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys: Tensor, first: InitialRows) -> None:
     """records[slots[i]] = staging[source[i]], or the first record of keys[i] where source[i] < 0; slots < 0 are skipped."""
-    values = first_records(keys, first)
+    values = initial_records(keys, first)
     fetched = source >= 0
     values[fetched] = staging[source[fetched]]
     wanted = slots >= 0

@@ -63,9 +63,9 @@ def _after_zeros(marks: Any, words: Any, start: int) -> int:
 
 @njit(nogil=True, cache=True)
 def next_marked(marks: Any, words: Any, start: int, out: Any) -> Any:
-    """(number of keys from `start` on whose byte is not zero, where to go on): `out` gets as many as it has room for."""
+    """(number of keys from `start` on whose byte is not zero, where to continue): `out` gets as many as it has room for."""
     count = 0
-    while count < out.size:  # ends: start grows at every turn
+    while count < out.size:  # ends: start grows in every pass
         start = _after_zeros(marks, words, start)
         if start >= marks.size:
             break

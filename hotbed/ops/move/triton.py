@@ -13,7 +13,7 @@ from torch import Tensor
 from hotbed.ops.init_rows.distributions import Normal, Uniform
 from hotbed.ops.init_rows.triton import first_values, row_bits
 from hotbed.ops.launch import Launch, cdiv, power_of_2
-from hotbed.ops.move.first import FirstRows, arrays
+from hotbed.ops.move.initial import InitialRows, arrays
 from hotbed.ops.precision import FP32, KINDS
 from hotbed.ops.precision.triton import round_nearest, widen
 
@@ -82,7 +82,7 @@ def _unpack(
                 half = round_nearest(w, KIND)
                 half_place = halves + (slot * (2 * WIDTH))[:, None] + d
                 tl.store(half_place, half.to(tl.int16, bitcast=True), mask=mask)
-                if DIM % 2 == 1:  # an odd weight stands beside zeros
+                if DIM % 2 == 1:  # an odd weight stands next to zeros
                     tl.store(half_place + 1, (d * 0).to(tl.int16), mask=mask & (d == DIM - 1))
                 w = widen(half, KIND)  # state starts from the weights as they are stored
             a, b = FIRST(w, (f0, f1, f2))
@@ -96,7 +96,7 @@ def _unpack(
 
 
 @lru_cache(maxsize=64)
-def _shape(first: FirstRows, device: torch.device) -> tuple[Tensor, Tensor, dict[str, Any]]:
+def _shape(first: InitialRows, device: torch.device) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """(tables, scales, all that is fixed when the kernel is compiled)."""
     layout = first.layout
     block_c, block_d = (min(_COLUMNS, power_of_2(n)) for n in (layout.width, layout.dim))
@@ -185,7 +185,7 @@ def pack(records: Tensor, slots: Tensor, out: Tensor, count: int) -> None:
 
 
 def unpack(
-    records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys: Tensor, first: FirstRows, count: int = -1
+    records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys: Tensor, first: InitialRows, count: int = -1
 ) -> None:
     """records[slots[i]] = staging[source[i]], or the first record of keys[i] where source[i] < 0; slots < 0 are skipped.
 

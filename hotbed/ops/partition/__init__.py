@@ -12,7 +12,7 @@ from torch import Tensor
 from hotbed.ops.backend import backend_of
 from hotbed.ops.partition import reference
 
-__all__ = ["OwnerPartition", "Owners", "deal"]
+__all__ = ["OwnerPartition", "Owners", "partition_by_owner"]
 
 Owners = Callable[[Tensor, Tensor | None], Tensor]  # (keys, their kinds) -> the ranks they belong to, int64
 
@@ -24,10 +24,10 @@ class OwnerPartition(NamedTuple):
     kinds: Tensor | None  # int32 [U]
     times: Tensor  # int32 [U]: how often the batch has each
     counts: list[int]  # [W] of them for each owner
-    places: Tensor  # int64 [L]: where the key of each look-up stands; -1 is padding
+    places: Tensor  # int64 [L]: where the key of each lookup stands; -1 is padding
 
 
-def deal(
+def partition_by_owner(
     keys: Tensor, slots: Tensor | None, owner_of: Owners, world: int, kinds: Tensor | None = None
 ) -> OwnerPartition:
     """Keys int64 [L], any; where slots [L] are negative there is padding. Owners are asked for once per distinct key.
@@ -35,7 +35,7 @@ def deal(
     With `kinds` int32 [L], keys of different kinds are different.
     """
     if backend_of(keys) != "numba":
-        return OwnerPartition(*reference.deal(keys, slots, owner_of, world, kinds))
+        return OwnerPartition(*reference.partition_by_owner(keys, slots, owner_of, world, kinds))
     from hotbed.ops.partition import numba
 
     empty = np.empty(0, np.int64)

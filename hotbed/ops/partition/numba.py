@@ -11,7 +11,7 @@ from hotbed.host.jit import njit
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S29 = np.uint64(29)
-_AHEAD = 16  # look-ups between asking for a cell and reading it
+_AHEAD = 16  # lookups between asking for a cell and reading it
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -22,7 +22,7 @@ def _cell(key: Any, kind: Any, shift: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def distinct(keys: Any, slots: Any, kinds: Any) -> Any:
-    """(keys, kinds and times of U distinct keys, in the order in which they first come; the number of every look-up's).
+    """(keys, kinds and times of U distinct keys, in the order in which they first come; the number of every lookup's).
 
     slots is empty where there is no padding, kinds where all keys are of one.
     """

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 
-def deal(
+def partition_by_owner(
     keys: Tensor,
     slots: Tensor | None,
     owner_of: Callable[[Tensor, Tensor | None], Tensor],
     world: int,
     kinds: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor, list[int], Tensor]:
-    """(distinct keys by owner, their kinds, how often each comes, how many each owner has, the place of every look-up's)."""
+    """(distinct keys by owner, their kinds, how often each comes, how many each owner has, the place of every lookup's)."""
     real = torch.ones_like(keys, dtype=torch.bool) if slots is None else slots >= 0
     if kinds is None:
         found, inverse, times = torch.unique(keys[real], return_inverse=True, return_counts=True)

@@ -1,10 +1,10 @@
 """Bags to parts: what each rank owns of a bag, for owners that pool their part and send one vector for it.
 
-In: where the key of every look-up stands among the distinct keys by owner (see ops/deal), and the bags. Out: how many keys and
+In: where the key of every lookup stands among the distinct keys by owner (ops/partition), and the bags. Out: how many keys and
 vectors would travel either way; and, for bags that go in parts, the keys of their parts by owner. Bags that do not go in
-parts stay look-ups of distinct rows: a vector then is a row.
+parts stay lookups of distinct rows: a vector then is a row.
 
-Shapes: L look-ups, N bags, U distinct keys, T tables, W ranks.
+Shapes: L lookups, N bags, U distinct keys, T tables, W ranks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["Parts", "TableAddresses", "count_ways", "split"]
 class TableAddresses(NamedTuple):
     """Of every table, what is asked of other ranks."""
 
-    rows: list[int]  # [T] distinct keys: so many keys and vectors travel if rows do
-    keys: list[int]  # [T] look-ups: keys that travel if parts do
+    rows: list[int]  # [T] distinct keys: as many keys and vectors travel if rows do
+    keys: list[int]  # [T] lookups: keys that travel if parts do
     parts: list[int]  # [T] parts of bags: vectors that travel if parts do
 
 
@@ -35,8 +35,8 @@ class Parts(NamedTuple):
     keys: Tensor  # int64 [K]; all keys of a part but its first are ~key
     num_keys: list[int]  # [W] of them for each owner
     num_vectors: list[int]  # [W] rows and parts of each owner
-    slots: Tensor  # int64 [L']: the vector of each look-up of a row, and of each part; -1 is padding
-    source: Tensor  # int64 [L']: the look-up, or the first of the part, ascending
+    slots: Tensor  # int64 [L']: the vector of each lookup of a row, and of each part; -1 is padding
+    source: Tensor  # int64 [L']: the lookup, or the first of the part, ascending
     starts: Tensor  # int64 [N + 1]: the bags among them
 
 

@@ -23,7 +23,7 @@ def _owners(counts: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def count_ways(places: Any, starts: Any, table_of_bag: Any, counts: Any, rank: int, num_tables: int) -> Any:
-    """[3, T]: distinct keys, look-ups and parts of every table, as far as others own them."""
+    """[3, T]: distinct keys, lookups and parts of every table, as far as others own them."""
     owners, found = _owners(counts), np.zeros((3, num_tables), np.int64)
     seen, bag_of_owner = np.zeros(owners.size, np.uint8), np.full(counts.size, -1, np.int64)
     for n in range(starts.size - 1):
@@ -46,7 +46,7 @@ def count_ways(places: Any, starts: Any, table_of_bag: Any, counts: Any, rank: i
 
 @njit(nogil=True, cache=True)
 def _count(places: Any, starts: Any, in_parts: Any, owners: Any, world: int) -> Any:
-    """(whether each distinct key is asked for as a row [U], keys and vectors of each owner [W], look-ups that are left)."""
+    """(whether each distinct key is asked for as a row [U], keys and vectors of each owner [W], lookups that are left)."""
     by_row, bag_of_owner = np.zeros(owners.size, np.uint8), np.full(world, -1, np.int64)
     num_keys, num_vectors, num_left = np.zeros(world, np.int64), np.zeros(world, np.int64), 0
     for n in range(starts.size - 1):
@@ -72,7 +72,7 @@ def _count(places: Any, starts: Any, in_parts: Any, owners: Any, world: int) -> 
 
 @njit(nogil=True, cache=True)
 def split(places: Any, starts: Any, in_parts: Any, keys: Any, counts: Any) -> Any:
-    """(keys by owner, how many for each, vectors of each, slots and sources of the look-ups that are left, their starts)."""
+    """(keys by owner, how many for each, vectors of each, slots and sources of the lookups that are left, their starts)."""
     owners = _owners(counts)
     by_row, num_keys, num_vectors, num_left = _count(places, starts, in_parts, owners, counts.size)
     key_at, vector_at = np.cumsum(num_keys) - num_keys, np.cumsum(num_vectors) - num_vectors  # next of each owner

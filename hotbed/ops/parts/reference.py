@@ -9,7 +9,7 @@ from torch import Tensor
 def count_ways(
     places: Tensor, starts: Tensor, table_of_bag: Tensor, counts: list[int], rank: int, num_tables: int
 ) -> Tensor:
-    """[3, T]: distinct keys, look-ups and parts of every table, as far as others own them."""
+    """[3, T]: distinct keys, lookups and parts of every table, as far as others own them."""
     owner_of_place, bag = _owners(counts, places), _bags(starts, places)
     chosen = (places >= 0) & (table_of_bag[bag] >= 0)
     chosen[chosen.clone()] = owner_of_place[places[chosen]] != rank
@@ -25,7 +25,7 @@ def count_ways(
 def split(
     places: Tensor, starts: Tensor, in_parts: Tensor, keys: Tensor, counts: list[int]
 ) -> tuple[Tensor, list[int], list[int], Tensor, Tensor, Tensor]:
-    """(keys by owner, how many for each, vectors of each, slots and sources of the look-ups that are left, their starts)."""
+    """(keys by owner, how many for each, vectors of each, slots and sources of the lookups that are left, their starts)."""
     world = len(counts)
     owner_of_place, bag = _owners(counts, places), _bags(starts, places)
     is_real, is_part = places >= 0, in_parts[bag]
@@ -72,6 +72,6 @@ def _owners(counts: list[int], places: Tensor) -> Tensor:
 
 
 def _bags(starts: Tensor, places: Tensor) -> Tensor:
-    """The bag of every look-up."""
+    """The bag of every lookup."""
     bags = torch.arange(starts.shape[0] - 1, device=starts.device)
     return torch.repeat_interleave(bags, starts.diff(), output_size=places.shape[0])

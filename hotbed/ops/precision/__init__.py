@@ -7,7 +7,7 @@ average. The random bits are a hash of (seed, group, update number, key, element
     salt = salt_of(stream, update number)        one number per update, on the host
     bits of an element = hash of (salt, key) by splitmix64, then of the element's place by a 32-bit mix
 
-so the cache stays invisible and a resumed run goes on with the same bits. A finite number never becomes infinite: it stops
+so the cache stays invisible and a resumed run continues with the same bits. A finite number never becomes infinite: it stops
 at the largest number of its type. First values are rounded to the nearest.
 """
 

@@ -22,7 +22,7 @@ _SUM = SGD(lr=1.0)  # at a rate of -1, rows of zeros become the sums of their gr
 
 
 def sum_by_row(grad: Tensor, lookups: Lookups, num_rows: int, tables: tuple[str, ...]) -> Tensor:
-    """Sums [num_rows, D] of grad [O, D] over the look-ups, whose slots are rows; `tables` are those of the spans."""
+    """Sums [num_rows, D] of grad [O, D] over the lookups, whose slots are rows; `tables` are those of the spans."""
     if backend_of(grad) == "numba":
         return _compiled(grad.contiguous(), lookups, num_rows)
     layout = layout_of(grad.shape[1], _SUM)

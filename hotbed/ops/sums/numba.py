@@ -9,14 +9,14 @@ import numpy as np
 from hotbed.host.intrinsics import prefetch
 from hotbed.host.jit import njit
 
-_AHEAD = 8  # look-ups between asking for a sum and adding to it
+_AHEAD = 8  # lookups between asking for a sum and adding to it
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def sum_by_row(thread: int, num_threads: int, slots: Any, out_rows: Any, scale: Any, grad: Any, out: Any) -> None:
     """out[slots[i]] = the sum of grad[out_rows[i]] * scale[i]; negative slots are padding.
 
-    out_rows is empty where look-up i has gradient i, scale where all are 1. The thread sums every num_threads-th row.
+    out_rows is empty where lookup i has gradient i, scale where all are 1. The thread sums every num_threads-th row.
     """
     D = np.uint64(grad.shape[1])
     for row in range(thread, out.shape[0], num_threads):

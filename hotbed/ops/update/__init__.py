@@ -67,17 +67,17 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
 def _parts(
     tables: tuple[TableRows, ...], spans: tuple[Span, ...], threads: int, whole_table: bool
 ) -> tuple[NDArray[np.int64], int]:
-    """(parts, most look-ups of one table).
+    """(parts, most lookups of one table).
 
     parts [P, 6]: base, rows, first span, stop span, mask, residue; a part holds the rows with row & mask == residue.
     Thread t takes parts t, t + threads, ...: their order balances the work. No more parts than that needs: one table of 13 M
-    rows, one thread, 103k look-ups of dim 16 take 7 ms in one part and 17 ms in 16.
+    rows, one thread, 103k lookups of dim 16 take 7 ms in one part and 17 ms in 16.
     """
     counts = [sum(span.length for span in spans[table.first_span : table.stop_span]) for table in tables]
     costs = []
     for table, count in zip(tables, counts):
         touched = min(count, table.rows)
-        costs.append(count + 3 * touched)  # a row is three look-ups' work
+        costs.append(count + 3 * touched)  # a row is three lookups' work
         if whole_table:
             costs[-1] += 2 * (table.rows - touched)
     most_work = sum(costs) / (2 * threads) if threads > 1 else sum(costs)
@@ -88,7 +88,9 @@ def _parts(
             num_parts *= 2
         parts += [(cost / num_parts, (*table, num_parts - 1, residue)) for residue in range(num_parts)]
     parts.sort(key=lambda part: -part[0])
-    dealt = [part for _, part in parts]
-    for start in range(0, len(dealt), 2 * threads):  # largest first, to and fro, so that every thread gets a fair share
-        dealt[start + threads : start + 2 * threads] = dealt[start + threads : start + 2 * threads][::-1]
-    return np.array(dealt, dtype=np.int64).reshape(len(dealt), 6), max(counts, default=0)
+    shares = [part for _, part in parts]
+    for start in range(
+        0, len(shares), 2 * threads
+    ):  # largest first, to and fro, so that every thread gets a fair share
+        shares[start + threads : start + 2 * threads] = shares[start + threads : start + 2 * threads][::-1]
+    return np.array(shares, dtype=np.int64).reshape(len(shares), 6), max(counts, default=0)

@@ -1,11 +1,11 @@
 """Gradient sum per row and row update on the CPU, compiled, in one pass.
 
-The work is cut into parts: the look-ups of one table, or of one residue class of a large table's rows. A part belongs to
+The work is cut into parts: the lookups of one table, or of one residue class of a large table's rows. A part belongs to
 one thread from start to end. It numbers its rows as they come, in a small hash table, goes through the gradients in the order
 of the batch, adding each to the sum of its row, and then through the rows, applying the rule. A row that is used once needs no
 sum. No two threads ever meet in a row, and no sum depends on the number of threads or parts.
 
-Where every row of a table moves, look-ups are sorted by row instead (radix, stable, so equal rows keep the order of the batch).
+Where every row of a table moves, lookups are sorted by row instead (radix, stable, so equal rows keep the order of the batch).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hotbed.optim.rules import Rule
 
 _DIGIT_BITS = 11
 _DIGITS = 1 << _DIGIT_BITS
-_AHEAD = 16  # look-ups between asking for a record or gradient and reading it
+_AHEAD = 16  # lookups between asking for a record or gradient and reading it
 _ROWS_AHEAD = 6  # rows, likewise, when their sums are there: more lines than that a core does not fetch at once
 _LOW = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
@@ -170,7 +170,7 @@ def _compile(rule: Rule, tag: str) -> tuple[Any, Any]:
 
 @njit(nogil=True, cache=True)
 def _collect(slots: Any, spans: Any, part: Any, items: Any) -> Any:
-    """List the part's look-ups as (row in table << 32 | position), in batch order; (count, largest row)."""
+    """List the part's lookups as (row in table << 32 | position), in batch order; (count, largest row)."""
     base, first, stop, mask, residue = part[0], part[2], part[3], part[4], part[5]
     count, largest = 0, 0
     for p in range(first, stop):
@@ -235,7 +235,7 @@ def _sum_eight(grad: Any, items: Any, first: Any, stop: Any, start: Any, g: Any)
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _sum(grad: Any, items: Any, first: Any, stop: Any, out_rows: Any, scale: Any, g: Any) -> None:
-    """The gradients of look-ups items[first:stop], added in that order, into g [1, D]."""
+    """The gradients of lookups items[first:stop], added in that order, into g [1, D]."""
     D = np.uint64(g.shape[1])
     start = np.uint64(0)
     if out_rows.shape[0] == 0 and scale.shape[0] == 0:
@@ -254,7 +254,7 @@ def _sum(grad: Any, items: Any, first: Any, stop: Any, out_rows: Any, scale: Any
 
 @njit(nogil=True, cache=True, error_model="numpy", inline="always")
 def _ask(records: Any, grad: Any, items: Any, first: Any, stop: Any, base: Any, out_rows: Any) -> None:
-    """Ask for the gradients and records of look-ups items[first:stop]."""
+    """Ask for the gradients and records of lookups items[first:stop]."""
     for i in range(first, stop):
         position = items[i] & _LOW
         o = np.uint64(out_rows[position]) if out_rows.shape[0] > 0 else position
@@ -273,10 +273,10 @@ KIND = FP32  # the type of the weights, likewise
 
 @njit(nogil=True, cache=True)
 def _number(slots: Any, spans: Any, part: Any, words: Any, items: Any, rows: Any, uses: Any) -> Any:
-    """Number the part's rows in the order in which they come: (how many there are, look-ups of them).
+    """Number the part's rows in the order in which they come: (how many there are, lookups of them).
 
-    items become (number << 32 | position) of every look-up, rows (row << 32 | first position) and uses of every row. words [a
-    power of two, twice the look-ups or more] is a hash table of (row << 32 | number); a table with fewer rows than that has
+    items become (number << 32 | position) of every lookup, rows (row << 32 | first position) and uses of every row. words [a
+    power of two, twice the lookups or more] is a hash table of (row << 32 | number); a table with fewer rows than that has
     a word for each.
     """
     base, first, stop, mask, residue = part[0], part[2], part[3], part[4], part[5]
@@ -313,7 +313,7 @@ def _number(slots: Any, spans: Any, part: Any, words: Any, items: Any, rows: Any
 
 @njit(nogil=True, cache=True)
 def _count(slots: Any, spans: Any, part: Any) -> Any:
-    """Look-ups of a part, at most."""
+    """Lookups of a part, at most."""
     base, first, stop, mask, residue = part[0], part[2], part[3], part[4], part[5]
     count = 0
     for p in range(first, stop):
@@ -329,7 +329,7 @@ def _count(slots: Any, spans: Any, part: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _add_up(grad: Any, items: Any, count: Any, out_rows: Any, scale: Any, sum_of: Any, sums: Any) -> None:
-    """Add the gradient of every look-up to the sum of its row, in the order of the batch; rows with sum_of < 0 have none."""
+    """Add the gradient of every lookup to the sum of its row, in the order of the batch; rows with sum_of < 0 have none."""
     D = np.uint64(grad.shape[1])
     for k in range(count):
         if k + _AHEAD < count and sum_of[items[k + _AHEAD] >> _S32] >= 0:

@@ -1,4 +1,4 @@
-"""What one update needs to know beside rows and gradients."""
+"""What one update needs besides rows and gradients."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Gradient sum per row and row update as Triton kernels: sorted look-ups in, updated records out.
+"""Gradient sum per row and row update as Triton kernels: sorted lookups in, updated records out.
 
-The look-ups are sorted by row (stable, so equal rows keep the order of the batch) and cut into chunks of 32. A program walks
-one chunk: a row that lies within it is summed and updated at once; the parts of a row that crosses a border are kept, added
+The lookups are sorted by row (stable, so equal rows keep the order of the batch) and cut into chunks of 32. A program walks
+one chunk: a row that lies within it is summed and updated at once; the parts of a row that crosses a boundary are kept, added
 up over groups of chunks by a second kernel, and by a third, which updates the row. A row that fills hundreds of chunks is
-therefore summed by hundreds of programs. Where borders fall depends on the keys of the batch alone: the result is the same
+therefore summed by hundreds of programs. Where boundaries fall depends on the keys of the batch alone: the result is the same
 bits whatever slot a row is in.
 """
 
@@ -115,7 +115,7 @@ def _constants_of(h):
 
 @triton.jit
 def _gradient(position, grad, out_rows, scale, d, inside, DIM: tl.constexpr, BAGS: tl.constexpr, SCALED: tl.constexpr):
-    """The gradient [D] of one look-up."""
+    """The gradient [D] of one lookup."""
     row = position
     if BAGS:
         row = tl.load(out_rows + position)
@@ -132,7 +132,7 @@ def _add(
     DIM: tl.constexpr, PRECISION: tl.constexpr, STATE: tl.constexpr, STATES: tl.constexpr, ROW_STATE: tl.constexpr,
     CLIP: tl.constexpr, BY_COUNT: tl.constexpr, ROW: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
-    """Add look-up i to the sum of its row; at the row's last one in the chunk, update the row or keep the sum."""
+    """Add lookup i to the sum of its row; at the row's last one in the chunk, update the row or keep the sum."""
     if i < stop:
         total += value
         count += 1
@@ -161,7 +161,7 @@ def _chunks(
     STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
     ROW: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
-    """Sum and update the rows within one chunk; keep the sums that cross its borders in partial [chunks, 2, D].
+    """Sum and update the rows within one chunk; keep the sums that cross its boundaries in partial [chunks, 2, D].
 
     Four gradients are asked for at once, and the places of the next four: waiting for each in turn takes twice as long.
     """
@@ -230,7 +230,7 @@ def _groups(
     keys, partial, partial_count, group_partial, group_count, num_lookups,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Add the parts of chunks whose look-ups are all of one row, which began before them, a whole group of chunks at a time."""
+    """Add the parts of chunks whose lookups are all of one row, which began before them, a whole group of chunks at a time."""
     group = tl.program_id(0).to(tl.int64)
     first = group * GROUP * CHUNK
     stop = first + GROUP * CHUNK
@@ -251,7 +251,7 @@ def _groups(
 
 
 @triton.jit(do_not_specialize=["salt", "num_lookups"])
-def _borders(
+def _boundaries(
     records, keys, order, slots, bad, partial, partial_count, group_partial, group_count,
     lr, l2, weight_decay, clip_norm, constants, salt, num_lookups, width,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
@@ -259,9 +259,9 @@ def _borders(
     STATES: tl.constexpr, ROW_STATE: tl.constexpr, CLIP: tl.constexpr, BY_COUNT: tl.constexpr,
     ROW: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
-    """The row that starts in this chunk and goes on into the next, if there is one.
+    """The row that starts in this chunk and continues into the next, if there is one.
 
-    Its parts: of chunks up to a border of groups, of whole groups, of the chunks that remain. A row that occurs a hundred
+    Its parts: of chunks up to a boundary of groups, of whole groups, of the chunks that remain. A row that occurs a hundred
     thousand times is thus added in some ten steps.
     """
     chunk = tl.program_id(0).to(tl.int64)
@@ -281,7 +281,7 @@ def _borders(
         count = tl.load(partial_count + chunk * 2 + 1)
         c = chunk + 1
         more = c % GROUP != 0
-        while more:  # ends: c comes to the border of a group
+        while more:  # ends: c reaches the boundary of a group
             heads = c + h
             there = (heads // GROUP == c // GROUP) & (heads * CHUNK < num_lookups)
             there = there & (tl.load(keys + heads * CHUNK, mask=there, other=-2) == key)
@@ -290,7 +290,7 @@ def _borders(
             more = (c % GROUP != 0) & (tl.sum(there.to(tl.int32), axis=0) == HEADS)
         group = c // GROUP
         more = c % GROUP == 0
-        while more:  # ends: no group beyond the look-ups is there
+        while more:  # ends: no group beyond the lookups is there
             groups = group + h
             ends = (groups + 1) * GROUP * CHUNK
             there = tl.load(keys + ends - 1, mask=ends <= num_lookups, other=-2) == key
@@ -300,7 +300,7 @@ def _borders(
             more = num_there == HEADS
         heads = group * GROUP + h
         more = c % GROUP == 0
-        while more:  # ends: no chunk beyond the look-ups is there
+        while more:  # ends: no chunk beyond the lookups is there
             there = heads * CHUNK < num_lookups
             there = there & (tl.load(keys + heads * CHUNK, mask=there, other=-2) == key)
             total, count = _add_parts(total, count, partial, partial_count, heads, 2, there, d, inside, DIM)
@@ -325,9 +325,9 @@ def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 class _Partials(NamedTuple):
-    """Sums of parts of rows, and of how many look-ups."""
+    """Sums of parts of rows, and of how many lookups."""
 
-    chunk: Tensor  # [chunks, 2, D]: of the row that comes in over the chunk's border, and of the row that goes out
+    chunk: Tensor  # [chunks, 2, D]: of the row that comes in over the chunk's boundary, and of the row that goes out
     chunk_count: Tensor  # int64 [chunks, 2]
     group: Tensor  # [groups, D]
     group_count: Tensor  # int64 [groups]
@@ -337,7 +337,7 @@ _kept_partials: dict[Any, _Partials] = {}
 
 
 def _partials(num_chunks: int, dim: int, grad: Tensor) -> _Partials:
-    """Room for the sums that cross borders, at least, kept for the next update on the same stream."""
+    """Room for the sums that cross boundaries, at least, kept for the next update on the same stream."""
     num_chunks = bucket(num_chunks)  # bags of varying length have other numbers in every batch
     stream = torch._C._cuda_getCurrentRawStream(grad.device.index) if grad.device.type == "cuda" else 0
     key = (grad.device, stream, num_chunks, dim, grad.dtype)
@@ -355,7 +355,7 @@ def _partials(num_chunks: int, dim: int, grad: Tensor) -> _Partials:
     return found
 
 
-_launch_chunks, _launch_groups, _launch_borders = Launch(_chunks), Launch(_groups), Launch(_borders)
+_launch_chunks, _launch_groups, _launch_boundaries = Launch(_chunks), Launch(_groups), Launch(_boundaries)
 
 
 def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, settings: UpdateSettings) -> None:
@@ -404,7 +404,7 @@ def update(records: Tensor, layout: Layout, grad: Tensor, lookups: Lookups, sett
             (num_chunks // _GROUP,), (keys.dtype, grad.dtype, dim), keys, *partials, num_lookups,
             dim, block_d, _CHUNK, _GROUP, _HEADS, num_warps=warps,
         )  # fmt: skip
-    _launch_borders(
+    _launch_boundaries(
         (num_chunks,), key, records, keys, order, lookups.slots, bad, *partials, *numbers, num_lookups, width,
         dim, block_d, _CHUNK, _GROUP, _HEADS, *rule, num_warps=warps,
     )  # fmt: skip

@@ -25,7 +25,7 @@ from hotbed.cache.plans import WindowPlan
 from hotbed.cache.policies import LFU
 from hotbed.errors import BudgetError, ConfigError
 from hotbed.ops.lookups import Lookups, Ticket
-from hotbed.ops.move import Exchanged, exchange, pack, unpack
+from hotbed.ops.move import RowExchange, exchange, pack, unpack
 from hotbed.ops.records import Layout, empty_records
 from hotbed.ops.shard import Shard
 from hotbed.ops.streams import after, mark
@@ -312,7 +312,7 @@ class CachedRows:
         plan, store, num_found = fetch.plan, self.store, 0
         assert isinstance(store, MemoryStore), "rows are in an array"
         if plan.num_misses:  # a victim leaves its slot to one
-            rows = Exchanged(plan.miss_slots, plan.miss_keys, plan.victim_slots, plan.victim_keys)
+            rows = RowExchange(plan.miss_slots, plan.miss_keys, plan.victim_slots, plan.victim_keys)
             store.keep(rows.victim_keys)
             num_found = exchange(self.records, *store.parts(), rows, self.keyspace.initial)
         self._count_window(fetch, num_found, plan.num_misses - num_found)

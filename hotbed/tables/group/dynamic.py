@@ -5,7 +5,7 @@ trained when the tables are called with it. Whatever comes in between (another b
 as trained: the batches ahead are set aside for a moment (`as_trained`), or taken back and translated again (`roll_back`). So
 rows are those of a loop that looks nowhere ahead, to the bit.
 
-Outside training an id that has no row reads its first value and is not remembered: for as long as its batch lives it is a
+Outside training an id that has no row reads its initial value and is not remembered: for as long as its batch lives it is a
 guest, under a key that is no row of the store and is never used again.
 """
 
@@ -30,14 +30,14 @@ from hotbed.ids.index import Ints, Tables
 from hotbed.ops.init_rows import stream_of
 from hotbed.ops.keys import FirstBad
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.ops.move import FirstRows, FirstTable, first_records, first_rows
+from hotbed.ops.move import InitialRows, InitialTable, initial_records, initial_rows
 from hotbed.ops.records import Layout
 from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import RowOptimizer
 from hotbed.sizing.budget import BASE_BYTES, IdRoom
 from hotbed.store import Store
 from hotbed.tables.group.ahead import IdsAhead, read_ahead
-from hotbed.tables.group.keyspace import CHUNK, Member, Question, initial_rows
+from hotbed.tables.group.keyspace import CHUNK, Member, Question, member_rows
 from hotbed.tables.snapshot.ids import IdsSink, IdsSnapshot
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class DynamicIds:
 
     def initialise(self, seed: int) -> None:
         """No id is known."""
-        self.initial = initial_rows(self._members, self._layout, self._optimizer, self.shard, seed)
+        self.initial = member_rows(self._members, self._layout, self._optimizer, self.shard, seed)
         rules = [member.rules or TableRules() for member in self._members]
         self.translator = Translator(rules, seed=seed, capacity=self.room.rows, quarantine=QUARANTINE)
         self.num_ahead = 0  # batches translated and not trained
@@ -100,11 +100,11 @@ class DynamicIds:
         self._start_of_table = np.array([inits.index(member.init) for member in self._members])
         # kernels take a sum for the id of padding, which has no row here; two of them, so that every sum is served by one
         self._first, self._first_of_minus_one = (
-            [self._first_rows(FirstTable(0, 0, init, no_id)) for init in inits] for no_id in (-1, -2)
+            [self._initial_rows(InitialTable(0, 0, init, no_id)) for init in inits] for no_id in (-1, -2)
         )
 
-    def _first_rows(self, table: FirstTable) -> FirstRows:
-        return first_rows(self._layout.dim, self._optimizer, [table], self._layout.precision)
+    def _initial_rows(self, table: InitialTable) -> InitialRows:
+        return initial_rows(self._layout.dim, self._optimizer, [table], self._layout.precision)
 
     @property
     def num_trained(self) -> int:
@@ -343,7 +343,7 @@ class DynamicIds:
         return self._first_records(numbers, ids.numpy())
 
     def fetch(self, store: Store, keys: Tensor, rows: Tensor, source: Tensor) -> tuple[int, int, Tensor]:
-        """As Store.fetch, with first values for what is not there: (rows found, rows in all, positions of late ones)."""
+        """As Store.fetch, with initial values for what is not there: (rows found, rows in all, positions of late ones)."""
         known = torch.from_numpy(np.flatnonzero(keys.numpy() < GUEST))
         if known.shape[0] == keys.shape[0]:
             num_found, late = store.fetch(keys, rows, source)
@@ -447,8 +447,8 @@ class DynamicIds:
         return records
 
     def _first_of_sums(self, sums: Tensor, start: int) -> Tensor:
-        records = first_records(sums, self._first[start])
+        records = initial_records(sums, self._first[start])
         minus_one = sums == -1
         if bool(minus_one.any()):
-            records[minus_one] = first_records(sums[minus_one], self._first_of_minus_one[start])
+            records[minus_one] = initial_records(sums[minus_one], self._first_of_minus_one[start])
         return records

@@ -21,7 +21,7 @@ from hotbed.ids.index import Ints
 from hotbed.ops.init_rows import Init, stream_of
 from hotbed.ops.keys import Addresses, FirstBad, make_keys
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.ops.move import FirstRows, FirstTable, first_records, first_rows
+from hotbed.ops.move import InitialRows, InitialTable, initial_records, initial_rows
 from hotbed.ops.records import Layout
 from hotbed.ops.shard import Shard
 from hotbed.optim import RowOptimizer
@@ -76,7 +76,7 @@ class Keyspace(Protocol):
     """How the ids of one group's tables become keys."""
 
     num_rows: int  # that there may be here
-    initial: FirstRows  # what the rows of preset keys start from, as kernels need it
+    initial: InitialRows  # what the rows of preset keys start from, as kernels need it
 
     @property
     def is_dynamic(self) -> bool:
@@ -215,7 +215,7 @@ class PresetKeys:
 
     def initialise(self, seed: int) -> None:
         """Initial values come from this seed."""
-        self.initial = initial_rows(self._members.values(), self._layout, self._optimizer, self._shard, seed)
+        self.initial = member_rows(self._members.values(), self._layout, self._optimizer, self._shard, seed)
 
     def keys(
         self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
@@ -285,7 +285,7 @@ class PresetKeys:
 
     def first(self, keys: Tensor) -> Tensor:
         """The initial records of keys."""
-        return first_records(keys, self.initial)
+        return initial_records(keys, self.initial)
 
     def first_of_ids(self, table: str, ids: Tensor) -> Tensor:
         """The initial records of ids that are here."""
@@ -344,12 +344,12 @@ class PresetKeys:
         return self._shard.local_of(torch.from_numpy(ids.numpy() + self._members[table].base))
 
 
-def initial_rows(
+def member_rows(
     members: Iterable[Member], layout: Layout, optimizer: RowOptimizer, shard: Shard, seed: int
-) -> FirstRows:
+) -> InitialRows:
     """What rows start from, as the kernels need it."""
-    tables = [FirstTable(m.base, stream_of(seed, m.name), m.init, m.padding_id) for m in members]
-    return first_rows(layout.dim, optimizer, tables, layout.precision, shard)
+    tables = [InitialTable(m.base, stream_of(seed, m.name), m.init, m.padding_id) for m in members]
+    return initial_rows(layout.dim, optimizer, tables, layout.precision, shard)
 
 
 def addresses_of(members: Mapping[str, Member], tables: Sequence[str]) -> Addresses:

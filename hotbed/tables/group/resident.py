@@ -15,7 +15,7 @@ from torch import Tensor
 from hotbed.cache import CacheCounts
 from hotbed.errors import ConfigError
 from hotbed.ops.lookups import Lookups
-from hotbed.ops.move import first_records, scatter_rows
+from hotbed.ops.move import initial_records, scatter_rows
 from hotbed.ops.records import Layout, empty_records
 from hotbed.ops.shard import Shard
 from hotbed.optim import RowOptimizer
@@ -59,7 +59,7 @@ class ResidentRows:
         num_rows, device = self.keyspace.num_rows, self.records.device
         for start in range(0, num_rows, _INIT_CHUNK):
             stop = min(start + _INIT_CHUNK, num_rows)
-            self.records[start:stop] = first_records(torch.arange(start, stop, device=device), self.keyspace.initial)
+            self.records[start:stop] = initial_records(torch.arange(start, stop, device=device), self.keyspace.initial)
 
     def clear(self) -> None:
         """All rows have their initial values again."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.ops.move import first_records
+from hotbed.ops.move import initial_records
 from hotbed.store.held import FrozenFiles, Keys, refuse_second
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _not_first(group: ResidentRows, records: Tensor) -> Iterator[Records]:
     for start in range(0, records.shape[0], _CHUNK):
         rows = records[start : start + _CHUNK]
         keys = torch.arange(start, start + rows.shape[0], device="cpu")
-        began = first_records(keys, first).to(rows.dtype)
+        began = initial_records(keys, first).to(rows.dtype)
         bits = torch.int64 if rows.dtype == torch.float64 else torch.int32
         differs = rows.view(bits) != began.view(bits)
         which = differs[:, : group.layout.used].any(1).nonzero().squeeze(1)

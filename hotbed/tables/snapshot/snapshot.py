@@ -153,7 +153,7 @@ class TablesSink:
 
     @_in_load
     def begin(self) -> None:
-        """All rows back to their first values. Until `end` the tables refuse everything else, whatever stops on the way."""
+        """All rows back to their initial values. Until `end` the tables refuse everything else, whatever stops on the way."""
         self._tables.changes.begin_load(self._tables.claim, self.tables, whole=True, anew=True)
         self._rest = {
             "num_updates": torch.tensor(0, device="cpu"),
@@ -179,7 +179,7 @@ class TablesSink:
         self._end_keys()
 
     def first(self, table: str, ids: Tensor, weight: Tensor | None = None) -> dict[str, Tensor]:
-        """The columns of these rows at their first values, or as if they had begun with these weights."""
+        """The columns of these rows at their initial values, or as if they had begun with these weights."""
         columns = self._tables.group_of(table).first(table, ids)
         if weight is not None:
             columns["weight"].copy_(weight)
@@ -204,7 +204,7 @@ class TablesSink:
 
     @_in_load
     def gone(self, table: str, ids: Tensor) -> None:
-        """These rows have their first values again; of dynamic ids, the rest says which."""
+        """These rows have their initial values again; of dynamic ids, the rest says which."""
         if self.tables[table].rows is None:
             return
         self.add(RowPart(table, ids, self.first(table, ids)))

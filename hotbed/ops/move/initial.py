@@ -1,4 +1,4 @@
-"""First records of rows that were never stored: described once per group, computed wherever one is missing."""
+"""Initial records of rows that were never stored: described once per group, computed wherever one is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hotbed.optim import RowOptimizer
 from hotbed.optim.rules import Rule
 
 
-class FirstTable(NamedTuple):
+class InitialTable(NamedTuple):
     """One table of the group: keys from `base` on are its ids 0, 1, ..."""
 
     base: int
@@ -27,31 +27,31 @@ class FirstTable(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: constants on the device are found by it, at no cost
-class FirstRows:
-    """The first records of a group."""
+class InitialRows:
+    """The initial records of a group."""
 
     layout: Layout
-    tables: tuple[FirstTable, ...]  # bases ascend
+    tables: tuple[InitialTable, ...]  # bases ascend
     rule: Rule
     constants: tuple[float, float, float]  # the f of rule.first
     shard: Shard = WHOLE  # keys are those of one rank
 
 
-def first_rows(
+def initial_rows(
     dim: int,
     optimizer: RowOptimizer,
-    tables: Iterable[FirstTable],
+    tables: Iterable[InitialTable],
     precision: Precision = "fp32",
     shard: Shard = WHOLE,
-) -> FirstRows:
-    """The first records of tables of `dim` weights under an optimizer."""
+) -> InitialRows:
+    """The initial records of tables of `dim` weights under an optimizer."""
     ordered = tuple(sorted(tables, key=lambda table: table.base))
     layout = layout_of(dim, optimizer, precision)
-    return FirstRows(layout, ordered, optimizer.rule, optimizer.first_constants(), shard)
+    return InitialRows(layout, ordered, optimizer.rule, optimizer.first_constants(), shard)
 
 
-class FirstArrays(NamedTuple):
-    """FirstRows as kernels read it."""
+class InitialArrays(NamedTuple):
+    """InitialRows as kernels read it."""
 
     tables: NDArray[np.int64]  # [T, 4]: base, stream, kind, padding id
     scales: NDArray[np.float32]  # [T]
@@ -59,11 +59,11 @@ class FirstArrays(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def arrays(first: FirstRows) -> FirstArrays:
+def arrays(first: InitialRows) -> InitialArrays:
     """Made once; read them only."""
     tables = np.empty((len(first.tables), 4), dtype=np.int64)
     for row, table in zip(tables, first.tables):
         padding_id = -1 if table.padding_id is None else table.padding_id  # ids are counted from 0
         row[:] = table.base, np.uint64(table.stream).astype(np.int64), kind_of(table.init), padding_id
     scales = np.array([scale_of(table.init) for table in first.tables], dtype=np.float32)
-    return FirstArrays(tables, scales, np.array(first.constants, dtype=np.float32))
+    return InitialArrays(tables, scales, np.array(first.constants, dtype=np.float32))

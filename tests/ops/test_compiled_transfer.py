@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hotbed.errors import HotbedError
-from hotbed.ops.move import compiled_transfer as porter_module
+from hotbed.ops.move import compiled_transfer as transfer_module
 from hotbed.ops.move.compiled_transfer import SLOTS, CompiledTransfer
 from hotbed.ops.move.mapped import MappedRows
 
@@ -14,7 +14,7 @@ MISSES, VICTIMS, TAG = 3, 4, 8
 
 
 class Windows:
-    """A porter, and what a lane would tell it."""
+    """A compiled transfer, and what a recorded planner would pass to it."""
 
     def __init__(self, rows=ROWS, room=ROOM, mapped=()):
         """`mapped`: chunks of rows that the GPU would reach."""
@@ -26,8 +26,8 @@ class Windows:
             self.mapped.shift = 8
             self.mapped.is_mapped = np.zeros(-(-rows // 256), dtype=np.uint8)
             self.mapped.is_mapped[list(mapped)] = 1
-        self.porter = CompiledTransfer(self.records, self.state, self.lists, device, self.mapped)
-        self.porter.start(0)
+        self.transfer = CompiledTransfer(self.records, self.state, self.lists, device, self.mapped)
+        self.transfer.start(0)
 
     def plan(self, number, misses=(), victims=()):
         counts, miss_keys, victim_keys = self.lists
@@ -38,18 +38,18 @@ class Windows:
 
     def exchange(self, number, leaving=()):
         """(the rows that come, None for those to be created); those that leave have these values."""
-        slot, _ = self.porter.staged(number)
+        slot, _ = self.transfer.staged(number)
         source = slot.device_source[: int(self.lists[0][number, MISSES])].tolist()
         came = [None if place < 0 else slot.device_rows[place, 0].item() for place in source]
         for place, value in enumerate(leaving):
             slot.packed[place] = value
-        self.porter.exchanged(number, None)
+        self.transfer.exchanged(number, None)
         return came
 
     def has_read(self, number):
-        place = porter_module._SLOT0 + (number % SLOTS) * porter_module._SLOT_WORDS
-        words = self.porter._words
-        return words[place + porter_module._LATE] > 0 or words[place + porter_module._STAGED] == number + 1
+        place = transfer_module._SLOT0 + (number % SLOTS) * transfer_module._SLOT_WORDS
+        words = self.transfer._words
+        return words[place + transfer_module._LATE] > 0 or words[place + transfer_module._STAGED] == number + 1
 
 
 @pytest.fixture
@@ -58,9 +58,9 @@ def windows():
     for number in range(SLOTS):  # buffers are large enough from here on
         windows.plan(number, misses=[8, 9, 10, 11])
         assert windows.exchange(number) == [None] * 4
-    windows.porter.drain()
+    windows.transfer.drain()
     yield windows
-    windows.porter.stop()
+    windows.transfer.stop()
 
 
 def test_a_row_that_leaves_twice_is_read_after_it_was_written_twice(windows):
@@ -73,22 +73,22 @@ def test_a_row_that_leaves_twice_is_read_after_it_was_written_twice(windows):
     assert windows.exchange(3, leaving=[10.0]) == [None]
     assert windows.exchange(4, leaving=[20.0]) == [10.0]
     windows.plan(6, misses=[0])
-    while windows.porter._words[porter_module._NUM_WRITTEN] < 5:
+    while windows.transfer._words[transfer_module._NUM_WRITTEN] < 5:
         pass
     assert windows.exchange(5, leaving=[30.0]) == [20.0]
     assert windows.exchange(6) == [30.0]
-    windows.porter.drain()
+    windows.transfer.drain()
     assert windows.records[:2, 0].tolist() == [30.0, 20.0]
 
 
 @pytest.mark.parametrize("mapped", [(), range(16), range(0, 16, 2), (3,)], ids=["none", "all", "half", "one"])
 def test_rows_come_and_go_whoever_moves_them(mapped, monkeypatch):
     """Windows of many rows: the GPU, of which the host plays the part, moves a share of those that it reaches."""
-    monkeypatch.setattr(porter_module, "TRIES", False)
+    monkeypatch.setattr(transfer_module, "TRIES", False)
     rows, room, generator = 4096, 2048, torch.Generator().manual_seed(0)
     windows = Windows(rows, room, mapped)
     expected, cached = [None] * rows, []
-    shares = [porter_module._SHARE_IN, porter_module._SHARE_OUT]
+    shares = [transfer_module._SHARE_IN, transfer_module._SHARE_OUT]
     for number in range(WINDOWS - 1):
         victims = [cached.pop(0) for _ in range(len(cached) - 1500)] if number else []
         there = set(cached) | set(victims)
@@ -99,59 +99,59 @@ def test_rows_come_and_go_whoever_moves_them(mapped, monkeypatch):
         for key, value in zip(victims, leaving):
             expected[key] = value
         cached += misses
-    windows.porter.drain()
-    moved = windows.porter._words[shares] != porter_module._FIRST_SHARE  # they follow what was measured
-    assert moved.tolist() == [bool(mapped), len(mapped) == 16] if mapped else not windows.porter._words[shares].any()
+    windows.transfer.drain()
+    moved = windows.transfer._words[shares] != transfer_module._FIRST_SHARE  # they follow what was measured
+    assert moved.tolist() == [bool(mapped), len(mapped) == 16] if mapped else not windows.transfer._words[shares].any()
     for key, value in enumerate(expected):
         assert windows.records[key].tolist() == [value or 0.0] * WIDTH
-    windows.porter.stop()
+    windows.transfer.stop()
 
 
 def test_room_is_asked_for_once():
-    words = np.zeros(porter_module._SLOT0 + SLOTS * porter_module._SLOT_WORDS, dtype=np.int64)
-    cap = porter_module._SLOT0 + 2 * porter_module._SLOT_WORDS + porter_module._CAP
-    assert not porter_module._has_room(words, 2, 5)
-    assert (words[porter_module._NEED], words[porter_module._NEED_SLOT]) == (5, 2)
-    words[porter_module._NEED] = 3  # asked and not answered: the question stays as it is
-    assert not porter_module._has_room(words, 2, 5)
-    assert words[porter_module._NEED] == 3
-    words[cap], words[porter_module._NEED] = 6, 0
-    assert porter_module._has_room(words, 2, 5)
-    assert words[porter_module._NEED] == 0
+    words = np.zeros(transfer_module._SLOT0 + SLOTS * transfer_module._SLOT_WORDS, dtype=np.int64)
+    cap = transfer_module._SLOT0 + 2 * transfer_module._SLOT_WORDS + transfer_module._CAP
+    assert not transfer_module._has_room(words, 2, 5)
+    assert (words[transfer_module._NEED], words[transfer_module._NEED_SLOT]) == (5, 2)
+    words[transfer_module._NEED] = 3  # asked and not answered: the question stays as it is
+    assert not transfer_module._has_room(words, 2, 5)
+    assert words[transfer_module._NEED] == 3
+    words[cap], words[transfer_module._NEED] = 6, 0
+    assert transfer_module._has_room(words, 2, 5)
+    assert words[transfer_module._NEED] == 0
 
 
-def test_an_exception_in_the_porter_reaches_whoever_waits(monkeypatch):
+def test_an_exception_in_the_transfer_thread_is_raised_by_every_wait(monkeypatch):
     def serve(*arguments):
         raise MemoryError("no room for the rows of a window")
 
-    monkeypatch.setattr(porter_module, "_serve", serve)
+    monkeypatch.setattr(transfer_module, "_serve", serve)
     windows = Windows()
     windows.plan(0, misses=[1])
     with pytest.raises(HotbedError, match=r"the thread that moves them has ended\. Rows may be lost") as caught:
         windows.exchange(0)
     assert isinstance(caught.value.__cause__, MemoryError)
-    windows.porter.stop()
+    windows.transfer.stop()
 
 
-def test_nobody_waits_for_a_porter_that_is_gone(windows):
+def test_waiting_for_a_transfer_thread_that_has_ended_fails(windows):
     windows.plan(3, misses=[1])
     windows.exchange(3)
-    windows.porter.stop()
+    windows.transfer.stop()
     windows.plan(4, misses=[1])
     with pytest.raises(HotbedError, match="the thread that moves them has ended"):
-        windows.porter.staged(4)
+        windows.transfer.staged(4)
 
 
 def test_an_answer_that_was_interrupted_is_not_given_twice(windows):
-    """The porter knows of larger buffers, but its question still stands: they may hold rows by now."""
-    words, s = windows.porter._words, 1
-    windows.porter._slots[s] = windows.porter._new_slot(20)
-    windows.porter._tell(s)
-    words[porter_module._NEED_SLOT], words[porter_module._NEED] = s, 15
-    told = windows.porter._slots[s]
-    windows.porter._make_room()
-    assert windows.porter._slots[s] is told
-    assert words[porter_module._NEED] == 0
+    """The transfer thread knows of larger buffers, but its question still stands: they may hold rows by now."""
+    words, s = windows.transfer._words, 1
+    windows.transfer._slots[s] = windows.transfer._new_buffers(20)
+    windows.transfer._publish(s)
+    words[transfer_module._NEED_SLOT], words[transfer_module._NEED] = s, 15
+    known = windows.transfer._slots[s]
+    windows.transfer._make_room()
+    assert windows.transfer._slots[s] is known
+    assert words[transfer_module._NEED] == 0
 
 
 def test_chunks_are_reached_once_they_are_filled(monkeypatch):
@@ -185,19 +185,19 @@ def test_chunks_are_reached_once_they_are_filled(monkeypatch):
 @pytest.mark.parametrize(("alone", "helped", "helps"), [(100, 90, 1), (100, 98, 0), (90, 100, 0)])
 def test_help_is_asked_for_where_windows_take_less_time_with_it(alone, helped, helps, monkeypatch):
     """Trials of eight windows, without and with it, twice; the quicker of each counts."""
-    words = np.zeros(porter_module._SLOT0, dtype=np.int64)
-    words[porter_module._TRIES], now, asked = 1, 0, []
+    words = np.zeros(transfer_module._SLOT0, dtype=np.int64)
+    words[transfer_module._TRIES], now, asked = 1, 0, []
 
     def clock(kind, address):
-        words[[porter_module._SECONDS, porter_module._NANOSECONDS]] = 0, now
+        words[[transfer_module._SECONDS, transfer_module._NANOSECONDS]] = 0, now
 
-    monkeypatch.setattr(porter_module, "clock_gettime", clock)
+    monkeypatch.setattr(transfer_module, "clock_gettime", clock)
     for number in range(1, 60):
-        helping = words[porter_module._HELPS]
+        helping = words[transfer_module._HELPS]
         asked.append(int(helping))
         now += helped if helping else alone
         now += 500 if number in (20, 29) else 0  # something else came in between, once each
-        porter_module._try_help.py_func(words, number)
+        transfer_module._try_help.py_func(words, number)
     assert asked[16:48] == [0] * 8 + [1] * 8 + [0] * 8 + [1] * 8
     assert set(asked[48:]) == {helps}
-    assert (words[porter_module._ALONE], words[porter_module._HELPED]) == (8 * alone, 8 * helped)
+    assert (words[transfer_module._ALONE], words[transfer_module._HELPED]) == (8 * alone, 8 * helped)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbed.ops.partition import OwnerPartition, deal, reference
+from hotbed.ops.partition import OwnerPartition, partition_by_owner, reference
 
 
 @given(st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 2)), max_size=200), st.integers(1, 5))
@@ -34,16 +34,18 @@ def check(keys, world, kinds, padded=True):
     real = torch.ones_like(keys, dtype=torch.bool) if slots is None else slots >= 0
     owners = owner_of(keys, kinds)
     ways = (
-        deal(keys, slots, owner_of, world, kinds),
-        OwnerPartition(*reference.deal(keys, slots, owner_of, world, kinds)),
+        partition_by_owner(keys, slots, owner_of, world, kinds),
+        OwnerPartition(*reference.partition_by_owner(keys, slots, owner_of, world, kinds)),
     )
-    for dealt in ways:
-        assert torch.equal(dealt.places < 0, ~real)
-        places = dealt.places[real]
-        assert torch.equal(dealt.keys[places], keys[real])
+    for partitioned in ways:
+        assert torch.equal(partitioned.places < 0, ~real)
+        places = partitioned.places[real]
+        assert torch.equal(partitioned.keys[places], keys[real])
         if kinds is not None:
-            assert torch.equal(dealt.kinds[places], kinds[real])
-        assert torch.equal(torch.arange(world).repeat_interleave(torch.tensor(dealt.counts))[places], owners[real])
-        assert torch.equal(dealt.times.long(), torch.bincount(places, minlength=dealt.keys.shape[0]))
+            assert torch.equal(partitioned.kinds[places], kinds[real])
+        assert torch.equal(
+            torch.arange(world).repeat_interleave(torch.tensor(partitioned.counts))[places], owners[real]
+        )
+        assert torch.equal(partitioned.times.long(), torch.bincount(places, minlength=partitioned.keys.shape[0]))
     assert ways[0].keys.shape == ways[1].keys.shape
     assert ways[0].counts == ways[1].counts

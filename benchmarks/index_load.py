@@ -1,6 +1,6 @@
 """The cache's index where it is fullest: `python -m benchmarks.index_load`, about four minutes on an H200.
 
-Batches of uniform ids, hardly one of which comes twice, through a lane (the recorded way of training on CUDA) over an index
+Batches of uniform ids, hardly one of which comes twice, through a recorded cache (as training on CUDA does) over an index
 whose bytes are a budget: keys in slots and keys of the batches ahead fill 0.9 of its cells, and every window takes new ones.
 Every window must end within --limit, put every lookup in the slot of its key, and leave an index that is whole; the buckets
 that a search for a new key passes are counted at the end. Exits with 1 if one does not. Without a CUDA device only
@@ -52,7 +52,7 @@ def cases(tiny: bool) -> Iterator[Case]:
 
 
 class Stream:
-    """A lane, and batches for it that stay where they are until they are planned."""
+    """A recorded cache, and batches for it that stay where they are until they are planned."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         from hotbed.cache.cache import Cache, bounded_cells
@@ -69,13 +69,13 @@ class Stream:
         addresses = Addresses(*(np.array([value]) for value in (0, _NUM_IDS, False, False, 0)))
         self._describe = describe_ids
         inputs = Descriptions(InputLayout(addresses, is_bags=False), device)
-        self.lane = RecordedCache(self.cache, inputs, Capacity(case.batch, case.batch), _WINDOW)
+        self.recorded = RecordedCache(self.cache, inputs, Capacity(case.batch, case.batch), _WINDOW)
         self._draw = torch.Generator(device).manual_seed(0)
         self._case, self._device = case, device
         self.look_ahead = self.cache.look_ahead(case.batch, None)
         self.waiting = [self.next() for _ in range(self.look_ahead)]
         for ids in self.waiting:
-            self.lane.arrive(self._describe(ids))
+            self.recorded.arrive(self._describe(ids))
         self.wrong = torch.zeros((), dtype=torch.int64, device=device)  # lookups in another slot than their key's
 
     def next(self) -> torch.Tensor:
@@ -85,14 +85,14 @@ class Stream:
         """A window's turn, while as many batches arrive."""
         window, new = self.waiting[:_WINDOW], [self.next() for _ in range(_WINDOW)]
         self.waiting = self.waiting[_WINDOW:] + new
-        _, placed = self.lane.plan(_WINDOW, [self._describe(ids) for ids in new])
+        _, placed = self.recorded.plan(_WINDOW, [self._describe(ids) for ids in new])
         cells, slots = self.cache.parts()
         for ids, row in zip(window, placed):
             there = cells.key[slots.cell[row.slots.to(torch.int64)].to(torch.int64)]
             self.wrong += (there != ids).sum() + (row.slots < 0).sum()
 
     def check(self) -> None:
-        self.lane.settle()
+        self.recorded.settle()
         self.cache.check_integrity()
         assert int(self.wrong) == 0, f"{int(self.wrong)} lookups are in another slot than their key's"
 

@@ -1,6 +1,6 @@
 """Keys -> slots: the policies, the plan of a window."""
 
-from hotbed.cache.cache import BYTES_PER_SLOT, MOST_AHEAD, Cache, bounded_cells, look_far, most_ahead
+from hotbed.cache.cache import BYTES_PER_SLOT, MOST_AHEAD, Cache, bounded_cells, look_ahead_for, most_ahead
 from hotbed.cache.counts import CacheCounts
 from hotbed.cache.plans import Arrival, CachePlan, Decision
 from hotbed.cache.policies import DEFAULT_POLICY, POLICIES, make_policy
@@ -18,7 +18,7 @@ __all__ = [
     "CachePlan",
     "Decision",
     "bounded_cells",
-    "look_far",
+    "look_ahead_for",
     "make_policy",
     "most_ahead",
     "window_length",

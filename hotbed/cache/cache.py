@@ -1,14 +1,14 @@
 """The cache: slots, the keys in them, the batches ahead, and the plan of a window.
 
     arrive(keys)                     a batch is known: its distinct keys have cells, and the policy knows they will be used
-    begin(arrivals), then finish     its turn: what is missing gets slots, what must leave is named
+    begin(arrivals), then finish     it is planned: misses get slots, victims are listed
     slots_of(arrival)                where its lookups go
 
 In: keys. Out: a CachePlan: the misses to bring in and the victims to write back first. The cache moves no rows and knows no
 store; what it decides depends on the keys alone, never on timing or on the device, so forecast/replay.py can predict it.
-A plan says how slots are once the windows before it have been trained: whoever moves the rows does so between two windows.
+A plan says how slots are once the windows before it have been trained: rows are moved between two windows.
 
-`begin` and `finish` are apart because the number of misses must come from the device first; who can wait calls `plan`.
+`begin` and `finish` are separate because the number of misses comes from the device first; callers that can wait use `plan`.
 The size of everything follows the cache and the batches ahead, never the table. The index of a cache that is bounded, because
 its bytes are a budget, has a fixed number of cells; as many batches are looked at ahead as have room there.
 
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hotbed.cache.numbers import Numbers
+from hotbed.cache.device_counters import DeviceCounters
 from hotbed.cache.plans import Arrival, CachePlan, Decision
 from hotbed.errors import BudgetError, HotbedError
 from hotbed.ops.index import (
@@ -49,11 +49,11 @@ from hotbed.ops.index.victims import LINE_BYTES, Victims
 
 CELLS_PER_SLOT = 2
 FULL = 0.7  # of the cells; above it the table grows
-GROWTH = 1.25  # cells of a table that has grown, for each that FULL asks for
+GROWTH = 1.25  # cells of a table that has grown, for each that FULL requires
 BYTES_PER_SLOT = 80  # of index and slot state, where a budget in bytes bounds them
 STATE_BYTES = 13  # of them, slot state
 CELL_BYTES, STAMP_BYTES = 16.25, 4  # of a cell with its share of a mark, and of its stamp by a recorded planner on CUDA
-_BOUNDED_AHEAD = 2  # caches: keys of the batches ahead that a bounded index takes beside those in slots
+_BOUNDED_AHEAD = 2  # caches: keys of the batches ahead that a bounded index takes besides those in slots
 _BRIMFUL = 0.95  # of the cells of a bounded index; above it no batch more is looked at ahead
 _MOST_STRIDE = 8
 HOST_LISTS = 6  # plans whose lists the host can read at a time
@@ -67,7 +67,7 @@ def most_ahead(stride: int) -> int:
 MOST_AHEAD = most_ahead(_MOST_STRIDE)
 
 
-def look_far(num_keys: int, num_slots: int, given: int | None, bounded: bool = False) -> tuple[int, int]:
+def look_ahead_for(num_keys: int, num_slots: int, given: int | None, bounded: bool = False) -> tuple[int, int]:
     """(batches that share one bit, batches to know ahead), for batches of `num_keys` distinct keys.
 
     A row that will be used should be seen coming. The future that counts is four caches long: with fewer batches ahead rows
@@ -113,7 +113,7 @@ class Cache:
         self.policy = policy
         self.device = device
         self.clock = 0  # batches planned
-        self.numbers = Numbers(device)
+        self.counters = DeviceCounters(device)
         self._slots = new_slots(num_slots, device)
         num_cells = bounded_cells(num_slots, device.type) if bounded else CELLS_PER_SLOT * num_slots
         self._cells = new_cells(num_cells, device)
@@ -146,7 +146,7 @@ class Cache:
 
     def look_ahead(self, num_keys: int, given: int | None) -> int:
         """How many batches to know before a window is planned; called when the first one has `num_keys` distinct keys."""
-        self.stride, far = look_far(num_keys, self.num_slots, given, self.bounded)
+        self.stride, far = look_ahead_for(num_keys, self.num_slots, given, self.bounded)
         return far
 
     def arrive(self, sorted_keys: Tensor, order: Tensor | None) -> Arrival:
@@ -181,7 +181,7 @@ class Cache:
 
     def _drop(self, bits: int) -> None:
         self._count_live(wait=True)
-        row = self.numbers.take()
+        row = self.counters.take()
         self._ops.sweep(self._cells, bits, row.counts)
         self._live -= row.read()[FREED]
 
@@ -198,7 +198,7 @@ class Cache:
         self.check_placed(sum(arrival.num_unplaced for arrival in window))
         if most > self.num_slots:
             self.refuse(most, len(window))
-        row = self.numbers.take()
+        row = self.counters.take()
         since = self.clock + 1
         misses = torch.empty(most, dtype=torch.int32, device=self.device)
         bits = self._take_from_ahead(window)
@@ -216,7 +216,7 @@ class Cache:
         return Decision(window, row, misses, moment, train)
 
     def _take_from_ahead(self, window: Sequence[Arrival]) -> int:
-        """The batches of a window are ahead no longer; the bits that nobody ahead has any more."""
+        """The batches of a window are ahead no longer; the bits that no batch ahead has any more."""
         if window[0].number is None:
             return bits_of(SYNC_BIT)
         for arrival in window:
@@ -234,7 +234,7 @@ class Cache:
             yield self._unswept.popleft()
 
     def note_planned(self, num_batches: int) -> int:
-        """The next batches ahead are planned; the bits that nobody ahead has any more."""
+        """The next batches ahead are planned; the bits that no batch ahead has any more."""
         past = range(self.num_planned // self.stride, (self.num_planned + num_batches) // self.stride)
         self.num_planned += num_batches
         bits = 0
@@ -267,7 +267,7 @@ class Cache:
         return plan
 
     def note_window(self) -> None:
-        """A window has been decided. Now and then the table is tidied: marks that nobody clears make every search long.
+        """A window has been decided. Now and then the table is tidied: marks that are never cleared make every search long.
 
         Where half of the cells are empty hardly a bucket is ever full, and it is enough when all have been taken once.
         """
@@ -287,7 +287,7 @@ class Cache:
         return slots
 
     def keep(self, keys: Tensor) -> None:
-        """Tell the policy that these keys (distinct, ascending, at most S) are hot."""
+        """Let the policy know that these keys (distinct, ascending, at most S) are hot."""
         assert keys.shape[0] <= self.num_slots, f"{keys.shape[0]} hot rows for {self.num_slots} slots"
         self.check_placed(self._arrive(keys.to(self.device), None, HOT_BIT, None).num_unplaced)
         self._victims.reset()
@@ -333,7 +333,7 @@ class Cache:
         return sum(part.nbytes for part in (*self._cells, *self._slots)) + self._victims.num_bytes
 
     def check_integrity(self) -> None:
-        """Cells and slots tell the same story: every key in one cell and at most one slot, and each points at the other."""
+        """Cells and slots agree: every key in one cell and at most one slot, and each points at the other."""
         key, slot, cell = self._cells.key, self._cells.slot, self._slots.cell.to(torch.int64)
         used = (cell != FREE).nonzero().squeeze(1)
         keys = key[key != EMPTY]
@@ -353,17 +353,17 @@ class Cache:
             self._make_bounded_room(sorted_keys)
         else:
             self.make_room(int(sorted_keys.shape[0]))
-        row = self.numbers.take()
+        row = self.counters.take()
         arrived = self._ops.arrive(self._cells, sorted_keys, bits_of(bit), row.counts)
         arrival = Arrival(arrived, number, sorted_keys, order, row)
         self._uncounted.append(arrival)
         return arrival
 
     def _lists(self, num_misses: int) -> Lists:
-        turn = self._windows % HOST_LISTS
-        if self._host_lists[turn][0].shape[0] < num_misses:
-            self._host_lists[turn] = _host_lists(num_misses + num_misses // 4, self.device)
-        host_lists = self._host_lists[turn]
+        place = self._windows % HOST_LISTS
+        if self._host_lists[place][0].shape[0] < num_misses:
+            self._host_lists[place] = _host_lists(num_misses + num_misses // 4, self.device)
+        host_lists = self._host_lists[place]
         if self.device.type == "cpu":  # lists are of the host, all of them
             miss_keys, victim_keys, miss_slots, victim_slots = host_lists
             return Lists(miss_keys, miss_slots, victim_slots, miss_keys, victim_keys)
@@ -471,13 +471,13 @@ class Cache:
         self._count_live(wait=True)
 
     def _grow(self, num_cells: int) -> None:
-        """A larger table; cells move, so everything that remembers one is told."""
+        """A larger table; cells move, so everything that remembers one is updated."""
         old = self._cells
         used = (old.key != EMPTY).nonzero().squeeze(1)
         keys, by_key = torch.sort(old.key[used])
         from_cells = used[by_key]
         self._cells = new_cells(num_cells, self.device)
-        self._ops.arrive(self._cells, keys, 0, self.numbers.take().counts)
+        self._ops.arrive(self._cells, keys, 0, self.counters.take().counts)
         to_cells = (self._cells.key != EMPTY).nonzero().squeeze(1)
         to_cells = to_cells[torch.sort(self._cells.key[to_cells]).indices]
         self._cells.slot[to_cells] = old.slot[from_cells]

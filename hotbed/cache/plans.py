@@ -1,4 +1,4 @@
-"""What passes between a cache and those who ask it: a batch that is known, a window being planned, a window decided.
+"""What passes between a cache and its callers: a batch that is known, a window being planned, a window decided.
 
 Numbers come from the device; asking for one waits until it is there.
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hotbed.cache.counts import CacheCounts
-from hotbed.cache.numbers import Row
+from hotbed.cache.device_counters import CounterRow
 from hotbed.ops.index import (
     EVICTIONS,
     FREED,
@@ -35,7 +35,7 @@ class Arrival:
     """A batch that is known and not yet planned."""
 
     def __init__(
-        self, arrived: ArrivalCells, number: int | None, sorted_keys: Tensor, order: Tensor | None, row: Row
+        self, arrived: ArrivalCells, number: int | None, sorted_keys: Tensor, order: Tensor | None, row: CounterRow
     ) -> None:
         self.arrived = arrived
         self.number = number  # among the batches ahead; None for one that is planned at once
@@ -72,7 +72,7 @@ class Decision(NamedTuple):
     """A window whose keys have been looked for."""
 
     window: Sequence[Arrival]
-    row: Row
+    row: CounterRow
     misses: Tensor  # int32 [>= M], cells
     moment: WindowClock  # of its last batch
     train: bool
@@ -172,7 +172,7 @@ class WindowPlan(ABC):
 class CachePlan(WindowPlan):
     """Planned launch by launch: how many rows are missing was known before they were given slots."""
 
-    def __init__(self, num_misses: int, lists: Lists, row: Row) -> None:
+    def __init__(self, num_misses: int, lists: Lists, row: CounterRow) -> None:
         self._num_misses = num_misses
         self._own_lists = lists
         self.row = row

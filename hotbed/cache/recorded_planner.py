@@ -3,7 +3,7 @@
 Knowing a batch is some twenty launches, planning a window some fifty; from Python each takes longer than the kernels run. So
 they are recorded once as CUDA graphs and replayed, and everything that changes from batch to batch, the number of its
 lookups too, stays on the device. The host reads what it wants from memory the kernels write to. Decisions are those of `Cache`
-to the row, and the two may take turns: what it has on the device is brought up to date when the cache was used in between.
+to the row, and the two may alternate: what it has on the device is brought up to date when the cache was used in between.
 
 Everything runs on the stream that is current, which is the one that trains; a row of slots is written again only after
 `batches` further ones, so nothing there is overwritten while it is used.
@@ -151,7 +151,7 @@ class RecordedCache:
         return self._cache.num_arrived - 1
 
     def plan(self, count: int, arriving: Sequence[Description] = ()) -> tuple[RecordedPlan, list[BatchSlots]]:
-        """The turn of the next `count` batches; then as many arrive, or none.
+        """Plan the next `count` batches; then as many arrive, or none.
 
         They arrive in the same recording if there is room for all, else one after the other, and each makes its own.
         """

@@ -44,7 +44,7 @@ class ReferenceCache:
         self.ahead.append({key for key in keys if key >= 0})
 
     def plan(self, num_batches: int, train: bool) -> ReferencePlan:
-        """The next batches' turn."""
+        """Plan the next batches."""
         window = self.ahead[self.num_planned : self.num_planned + num_batches]
         self.num_planned += num_batches
         return self._plan(window, train)

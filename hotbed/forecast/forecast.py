@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hotbed.cache import look_far, window_length
+from hotbed.cache import look_ahead_for, window_length
 from hotbed.data.dataset import Dataset
 from hotbed.errors import BudgetError, ConfigError, StoreError
 from hotbed.forecast import memory
@@ -304,7 +304,7 @@ def _job(
     far = 4
     if num_slots is not None and is_cached(request.sketch):
         ahead = request.ahead
-        far = look_far(int(shape.keys), num_slots, ahead.look_ahead, ahead.bounded)[1]
+        far = look_ahead_for(int(shape.keys), num_slots, ahead.look_ahead, ahead.bounded)[1]
     planning = 0.0
     if traffic is not None and num_slots is not None and not cuda:
         planning = _planning(request, traffic, num_slots)

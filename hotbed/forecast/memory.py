@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from hotbed.cache import bounded_cells, look_far
+from hotbed.cache import bounded_cells, look_ahead_for
 from hotbed.cache.cache import CELL_BYTES, STAMP_BYTES, STATE_BYTES
 from hotbed.forecast.replay import LookAhead
 from hotbed.pipeline.reader import READ_AHEAD
@@ -46,7 +46,7 @@ def recorded_cells(num_slots: int, shape: BatchShape, ahead: LookAhead) -> float
     """Cells of the index on CUDA, with room for all keys ahead from the start; for a CPU see replay_kernels.py."""
     if ahead.bounded:
         return bounded_cells(num_slots, "cuda")
-    _, far = look_far(int(shape.keys), num_slots, ahead.look_ahead)
+    _, far = look_ahead_for(int(shape.keys), num_slots, ahead.look_ahead)
     return max(2.0 * num_slots, CELLS_FACTOR * (num_slots + CELLS_PER_KEY * far * shape.keys))
 
 
@@ -62,7 +62,7 @@ def batch_bytes(shape: BatchShape) -> float:
 
 def batches_ahead(num_slots: int, shape: BatchShape, ahead: LookAhead) -> int:
     """Batches that are on the device ahead of training."""
-    return look_far(int(shape.keys), num_slots, ahead.look_ahead, ahead.bounded)[1] + READ_AHEAD
+    return look_ahead_for(int(shape.keys), num_slots, ahead.look_ahead, ahead.bounded)[1] + READ_AHEAD
 
 
 def vector_bytes(shape: BatchShape) -> float:

@@ -23,7 +23,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.cache import DEFAULT_POLICY, MOST_AHEAD, CacheCounts, bounded_cells, look_far, make_policy, window_length
+from hotbed.cache import (
+    DEFAULT_POLICY,
+    MOST_AHEAD,
+    CacheCounts,
+    bounded_cells,
+    look_ahead_for,
+    make_policy,
+    window_length,
+)
 from hotbed.errors import ConfigError
 from hotbed.forecast import replay_kernels as kernels
 from hotbed.forecast.optimum import check_fits
@@ -174,7 +182,7 @@ class CacheReplay:
             self._set_first_uses()
         if not plain and num_keys:
             given = None if ahead.look_ahead is None else max(ahead.look_ahead, ahead.window or 1)
-            stride, known = look_far(num_keys[0], num_slots, given, ahead.bounded)
+            stride, known = look_ahead_for(num_keys[0], num_slots, given, ahead.bounded)
         planned = arrived = 0
         while planned < self._num_batches:
             length = 1

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotbed.cache import CacheCounts, look_far, window_length
+from hotbed.cache import CacheCounts, look_ahead_for, window_length
 from hotbed.data.dataset import Dataset
 from hotbed.forecast.id_file import TraceSource
 from hotbed.forecast.replay import LookAhead, Replay, ReplayResult
@@ -227,7 +227,7 @@ def _estimate_rest(
 def _as_far(trace: Trace, num_slots: int, ahead: LookAhead) -> LookAhead:
     """The look-ahead of the run's cache, which the few rows of a small batch would not give as well."""
     num_keys = np.diff(trace.offsets)
-    far = look_far(int(num_keys[0]), num_slots, ahead.look_ahead, ahead.bounded)[1]
+    far = look_ahead_for(int(num_keys[0]), num_slots, ahead.look_ahead, ahead.bounded)[1]
     return LookAhead(window_length([int(num_keys.mean())] * far, num_slots, ahead.window), far)
 
 

@@ -91,7 +91,7 @@ class Replicas:
         arrival = self._cache.arrive_at_once(keys, union.order)
         plan = self._cache.plan([arrival], train=False)
         slots = self._cache.slots_of(arrival, plan).to(torch.int64)
-        self._cache.numbers.publish()
+        self._cache.counters.publish()
         is_new = torch.zeros(self.rows.shape[0], dtype=torch.bool, device=slots.device)
         is_new[plan.miss_slots] = True
         return slots, is_new[slots].nonzero().squeeze(1)

@@ -93,7 +93,7 @@ class EagerPlanner:
             group.begin([batch.place[g] for batch in batches], self.learns) for g, group in enumerate(self._groups)
         ]
         for group in self._groups:
-            group.cache.numbers.publish()
+            group.cache.counters.publish()
         return OpenWindow(batches, self, decisions)
 
     def is_ready(self, window: OpenWindow) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hotbed.ops.index import ScoreFunction
 from hotbed.ops.records import Layout
-from hotbed.store.counts import TierHoldings, Tiers
+from hotbed.store.counts import TierContents, Tiers
 from hotbed.store.held import Holder
 from hotbed.store.memory import MemoryStore
 from hotbed.store.ssd import SsdStore
@@ -64,10 +64,10 @@ class Store(Protocol):
     def tiers(self, num_keys: int) -> Tiers | None:
         """Counts and sizes of memory and ssd, where `num_keys` keys were ever used; None without an ssd."""
 
-    def holdings(self) -> TierHoldings | None:
+    def contents(self) -> TierContents | None:
         """What a tier of memory over an ssd holds; None without one."""
 
-    def take_up(self, held: TierHoldings) -> bool | None:
+    def restore_contents(self, held: TierContents) -> bool | None:
         """Bring back the rows that the tier held; False if it had another size; None without one."""
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class TierSizes(NamedTuple):
         return self.ssd_live_bytes / records if records else 1.0
 
 
-class TierHoldings(NamedTuple):
+class TierContents(NamedTuple):
     """What memory over an ssd holds at one moment, and what the policy knows of it; E slots were ever taken."""
 
     num_slots: int

@@ -20,7 +20,7 @@ from hotbed.ops.move import gather_rows, scatter_rows
 from hotbed.ops.move.mapped import MappedRows
 from hotbed.ops.move.states import ABSENT, EXPECTED, SAVED, WRITTEN, hold, join, mark, marked, sort_out, words_of
 from hotbed.ops.records import Layout
-from hotbed.store.counts import TierHoldings, Tiers
+from hotbed.store.counts import TierContents, Tiers
 from hotbed.store.held import HeldRows, refuse_second
 from hotbed.store.ssd import frozen_items
 
@@ -105,11 +105,11 @@ class MemoryStore:
         """No ssd."""
         return None
 
-    def holdings(self) -> TierHoldings | None:
+    def contents(self) -> TierContents | None:
         """No tier."""
         return None
 
-    def take_up(self, held: TierHoldings) -> bool | None:
+    def restore_contents(self, held: TierContents) -> bool | None:
         """No tier."""
         return None
 

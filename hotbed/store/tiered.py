@@ -24,7 +24,7 @@ from hotbed.ops.index import ScoreFunction
 from hotbed.ops.move import gather_rows, scatter_rows
 from hotbed.store import ssd as on_ssd
 from hotbed.store import tier_kernels as kernels
-from hotbed.store.counts import TierCounts, TierHoldings, Tiers
+from hotbed.store.counts import TierContents, TierCounts, Tiers
 from hotbed.store.ssd import FrozenRows, FrozenStore, SsdStore
 
 BYTES_PER_SLOT = 8 + 4 + 4 + 1 + 8  # key, uses, last, dirty, and a place in the list of free slots
@@ -144,12 +144,12 @@ class TieredStore:
         self._empty()
         self._ssd.adopt(folder)
 
-    def holdings(self) -> TierHoldings:
+    def contents(self) -> TierContents:
         """Copies, as of now, for a checkpoint."""
         parts = (self._key_of_slot[: self._end], self._last[: self._end], self._uses[: self._end], self._free)
-        return TierHoldings(self._key_of_slot.size, self._clock, self._hand, *(part.copy() for part in parts))
+        return TierContents(self._key_of_slot.size, self._clock, self._hand, *(part.copy() for part in parts))
 
-    def take_up(self, held: TierHoldings) -> bool | None:
+    def restore_contents(self, held: TierContents) -> bool | None:
         """Read the rows that memory held back from the ssd; False, and no change, if it had another number of slots."""
         assert self._end == 0, f"{self.num_in_memory} rows are in memory"
         if held.num_slots != self._key_of_slot.size:

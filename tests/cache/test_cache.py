@@ -76,7 +76,7 @@ def replay(
             slots = feeder.slots(arrival, plan)
             assert [after.get(slot, -1) for slot in slots] == batch
             missed += sum(key in expected.misses for key in batch)
-        feeder.cache.numbers.publish()
+        feeder.cache.counters.publish()
         assert plan.num_hits == expected.num_hits
         assert sorted(plan.miss_keys.tolist()) == sorted(expected.misses)
         assert [after[slot] for slot in plan.miss_slots.tolist()] == plan.miss_keys.tolist()
@@ -196,14 +196,14 @@ def test_a_lane_decides_as_the_reference(
     feeder.cache.stride = reference.stride = stride
     addresses = Addresses(*(np.array([value]) for value in (0, 41, False, True, -1)))
     inputs = Descriptions(InputLayout(addresses, is_bags=False), feeder.device)
-    lane = RecordedCache(feeder.cache, inputs, Capacity(9, 9), window)
+    recorded = RecordedCache(feeder.cache, inputs, Capacity(9, 9), window)
     batches = [describe_ids(torch.tensor(keys, dtype=torch.int64, device=feeder.device)) for keys in stream]
     read = planned = 0
     while planned < len(stream):
         while read < len(stream) and read - planned < ahead:
-            number = lane.arrive(batches[read])
+            number = recorded.arrive(batches[read])
             reference.arrive(stream[read])
-            assert lane.num_keys(number) == len(reference.ahead[-1])
+            assert recorded.num_keys(number) == len(reference.ahead[-1])
             read += 1
         if planned % 3 == 2:
             feeder.cache.plan([feeder.arrive([1, 2, 3, planned], at_once=True)], False)
@@ -211,7 +211,7 @@ def test_a_lane_decides_as_the_reference(
         before = feeder.key_of_slot()
         count = min(window, read - planned)
         arriving = batches[read : read + count] if len(stream) - read >= count and planned % 2 else []
-        plan, placed = lane.plan(count, arriving)
+        plan, placed = recorded.plan(count, arriving)
         after, expected = feeder.key_of_slot(), reference.plan(count, True)
         assert (plan.num_hits, sorted(plan.miss_keys.tolist())) == (expected.num_hits, sorted(expected.misses))
         assert sorted(plan.victim_keys.tolist()) == sorted(expected.written)
@@ -225,7 +225,7 @@ def test_a_lane_decides_as_the_reference(
             reference.arrive(keys)
         read += len(arriving)
         planned += count
-        lane._count()
+        recorded._count()
         feeder.cache.check_integrity()
 
 
@@ -242,13 +242,13 @@ def test_a_lane_finds_room_by_waiting_for_its_oldest_window_and_not_for_the_devi
     feeder.cache.reserve(64)
     addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
     inputs = Descriptions(InputLayout(addresses, is_bags=False), feeder.device)
-    lane = RecordedCache(feeder.cache, inputs, Capacity(8, 8), 1)
+    recorded = RecordedCache(feeder.cache, inputs, Capacity(8, 8), 1)
     ids = [describe_ids(torch.arange(8 * n, 8 * n + 8, device=feeder.device)) for n in range(6)]
-    lane.arrive(ids[0])
-    lane.arrive(ids[1])
-    lane.settle()
-    there = lane._host_arrivals, lane._host_windows
-    lane._host_arrivals, lane._host_windows = (counts.copy() for counts in there)
+    recorded.arrive(ids[0])
+    recorded.arrive(ids[1])
+    recorded.settle()
+    there = recorded._host_arrivals, recorded._host_windows
+    recorded._host_arrivals, recorded._host_windows = (counts.copy() for counts in there)
 
     class Late:
         def __init__(self, device: torch.device) -> None:
@@ -257,14 +257,14 @@ def test_a_lane_finds_room_by_waiting_for_its_oldest_window_and_not_for_the_devi
         def synchronize(self) -> None:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-            waited.append(lane._uncounted[0].number)
-            for seen, now in zip((lane._host_arrivals, lane._host_windows), there):
+            waited.append(recorded._uncounted[0].number)
+            for seen, now in zip((recorded._host_arrivals, recorded._host_windows), there):
                 seen[:] = now
 
     monkeypatch.setattr("hotbed.cache.recorded_planner.mark", Late)
-    monkeypatch.setattr(lane, "settle", lambda: pytest.fail("all that is under way was waited for"))
+    monkeypatch.setattr(recorded, "settle", lambda: pytest.fail("all that is under way was waited for"))
     for n in range(2, 6):
-        lane.plan(1, [ids[n]])
+        recorded.plan(1, [ids[n]])
     assert waited == [0, 1, 2]
     assert feeder.cache.parts()[0].key.shape[0] == 64
 
@@ -278,12 +278,12 @@ def test_a_lane_counts_what_windows_freed_whether_or_not_anybody_read_them(reads
     feeder = Feeder(8, "oracle", "triton")
     addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
     inputs = Descriptions(InputLayout(addresses, is_bags=False), feeder.device)
-    lane = RecordedCache(feeder.cache, inputs, Capacity(8, 8), 1)
+    recorded = RecordedCache(feeder.cache, inputs, Capacity(8, 8), 1)
     for n in range(12):  # every one takes eight cells and frees those of the one before
-        lane.arrive(describe_ids(torch.arange(8 * n, 8 * n + 8, device=feeder.device)))
-        plan, _ = lane.plan(1)
+        recorded.arrive(describe_ids(torch.arange(8 * n, 8 * n + 8, device=feeder.device)))
+        plan, _ = recorded.plan(1)
         if reads:
             plan.wait()
-    lane.settle()
+    recorded.settle()
     assert feeder.cache.num_live == 8
     feeder.cache.check_integrity()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotbed.cache.cache import Cache, look_far, most_ahead
+from hotbed.cache.cache import Cache, look_ahead_for, most_ahead
 from hotbed.cache.policies import ORACLE
 from hotbed.errors import HotbedError
 from hotbed.ops.index import EMPTY, NEW_CELLS, NUM_KEYS, UNPLACED, WAYS, Cells, new_cells, new_slots, ops_for
@@ -106,7 +106,7 @@ def test_a_crowded_table_is_tidied(backend: str, monkeypatch: pytest.MonkeyPatch
             keys = torch.sort(torch.randint(0, 10**9, (16,), generator=draw)).values.to(cache.device)
             ahead.append(cache.arrive(keys, None))
         cache.plan([ahead.pop(0)], train=True)
-        cache.numbers.publish()
+        cache.counters.publish()
     cells, _ = cache.parts()
     assert 0.85 < (cells.key != EMPTY).double().mean() < 0.95
     assert len(tidied) > (10 if backend == "triton" else 4)
@@ -131,7 +131,7 @@ def test_a_half_empty_table_is_tidied_when_as_many_cells_were_taken_as_it_has(
         ahead.append(cache.arrive(torch.arange(16 * n, 16 * n + 16, device=cache.device), None))
         if len(ahead) == 4:
             cache.plan([ahead.pop(0)], train=True)
-        cache.numbers.publish()
+        cache.counters.publish()
     assert cache.parts()[0].key.shape[0] == 256
     assert len(tidied) == 2
     cache.check_integrity()
@@ -181,14 +181,14 @@ def test_one_large_batch_does_not_make_later_ones_wait(monkeypatch: pytest.Monke
     count = cache._count_live
     monkeypatch.setattr(cache, "_count_live", lambda *, wait: waits.append(wait) or count(wait=wait))
     cache.plan([cache.arrive(torch.arange(150), None)], train=True)
-    cache.numbers.publish()
+    cache.counters.publish()
     cache.plan([cache.arrive(torch.arange(150), None)], train=True)
     assert True in waits
     for _ in range(30):
-        cache.numbers.publish()
+        cache.counters.publish()
         cache.plan([cache.arrive(torch.arange(5), None)], train=True)
     waits.clear()
-    cache.numbers.publish()
+    cache.counters.publish()
     cache.plan([cache.arrive(torch.arange(5), None)], train=True)
     assert waits
     assert True not in waits
@@ -220,7 +220,7 @@ def test_no_two_steps_of_batches_ahead_share_a_bit(stride: int) -> None:
     ],
 )
 def test_how_far_to_look(num_keys: int, num_slots: int, given: int | None, bounded: bool, expected: tuple) -> None:
-    assert look_far(num_keys, num_slots, given, bounded) == expected
+    assert look_ahead_for(num_keys, num_slots, given, bounded) == expected
 
 
 @pytest.mark.skipif("triton" not in BACKENDS, reason="no triton")
@@ -229,15 +229,15 @@ def test_a_recorded_planner_learns_that_the_table_has_grown() -> None:
     cache = Cache(8, ORACLE, device)
     cache._ops = ops_of("triton")
     addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
-    lane = RecordedCache(cache, Descriptions(InputLayout(addresses, is_bags=False), device), Capacity(8, 8), 1)
+    recorded = RecordedCache(cache, Descriptions(InputLayout(addresses, is_bags=False), device), Capacity(8, 8), 1)
     for n in range(6):
         ids = torch.arange(8 * n, 8 * n + 8, device=device)
-        lane.arrive(describe([[ids.data_ptr(), 1, 0, 8, 0, 1, 0, 0]], 8, 8, True, kept=ids))
-        plan, (placed,) = lane.plan(1)
+        recorded.arrive(describe([[ids.data_ptr(), 1, 0, 8, 0, 1, 0, 0]], 8, 8, True, kept=ids))
+        plan, (placed,) = recorded.plan(1)
         keys, slots = cache.resident()
         assert dict(zip(slots.tolist(), keys.tolist())) == dict(zip(placed.slots.tolist(), ids.tolist()))
         assert sorted(plan.miss_keys.tolist()) == ids.tolist()
-        assert lane._stamps.shape == cache.parts()[0].key.shape
+        assert recorded._stamps.shape == cache.parts()[0].key.shape
         cache.reserve(2 * cache.parts()[0].key.shape[0])
 
 
@@ -257,12 +257,15 @@ def test_a_recorded_planner_reports_a_full_index(monkeypatch: pytest.MonkeyPatch
     cache = Cache(WAYS, ORACLE, device, name="the cache of clicks")
     cache._ops = ops_of("triton")
     addresses = Addresses(*(np.array([value]) for value in (0, 1000, False, False, 0)))
-    lane = RecordedCache(cache, Descriptions(InputLayout(addresses, is_bags=False), device), Capacity(8, 8), 1)
-    monkeypatch.setattr(lane, "_make_room", lambda batches: True)  # the mistake that must not go unnoticed
+    recorded = RecordedCache(cache, Descriptions(InputLayout(addresses, is_bags=False), device), Capacity(8, 8), 1)
+    monkeypatch.setattr(recorded, "_make_room", lambda batches: True)  # the mistake that must not go unnoticed
     for n in range(0, 32, 8):
         ids = torch.arange(n, n + 8, device=device)
-        assert lane.num_keys(lane.arrive(describe([[ids.data_ptr(), 1, 0, 8, 0, 1, 0, 0]], 8, 8, True, kept=ids))) == 8
+        assert (
+            recorded.num_keys(recorded.arrive(describe([[ids.data_ptr(), 1, 0, 8, 0, 1, 0, 0]], 8, 8, True, kept=ids)))
+            == 8
+        )
     ids = torch.arange(32, 40, device=device)
-    number = lane.arrive(describe([[ids.data_ptr(), 1, 0, 8, 0, 1, 0, 0]], 8, 8, True, kept=ids))
+    number = recorded.arrive(describe([[ids.data_ptr(), 1, 0, 8, 0, 1, 0, 0]], 8, 8, True, kept=ids))
     with pytest.raises(HotbedError, match="index of the cache of clicks is full: 8 keys found no place"):
-        lane.num_keys(number)
+        recorded.num_keys(number)

@@ -38,7 +38,7 @@ def train(tables, loader, lag):
 
 
 @pytest.mark.parametrize("window", [1, 3, None])
-@pytest.mark.parametrize("way", ["lanes", "odd sizes", "ssd"])
+@pytest.mark.parametrize("way", ["recorded", "odd sizes", "ssd"])
 def test_the_same_bits(way, window, tmp_path):
     loader = batches(24, 256)
     if way == "odd sizes":

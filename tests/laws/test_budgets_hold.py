@@ -51,7 +51,7 @@ def taken(tables):
     groups = list(tables.groups)
     without = [group.residency._staging for group in groups]
     for cache in (group.residency.cache for group in groups):
-        without += [cache.numbers, cache._host_lists, cache._ahead, cache._uncounted]
+        without += [cache.counters, cache._host_lists, cache._ahead, cache._uncounted]
     stores = [getattr(group.residency.store, "_ssd", group.residency.store) for group in groups]
     without += [one._buffer for s in stores if isinstance(s, SsdStore) for one in (s._writer, s._compaction.appender)]
     return num_bytes(groups, without)

@@ -25,10 +25,10 @@ def lanes_on_cpu(monkeypatch):
     monkeypatch.setattr(triton, "place", lambda *arguments: place(*arguments).to(torch.int64))
     original = hotbed.pipeline.recorded.RecordedPlanner._lookups
 
-    def lookups(lanes, g, row, batch, ticket):  # the compiled lookup and update on the CPU take 64-bit numbers
+    def lookups(planner, g, row, batch, ticket):  # the compiled lookup and update on the CPU take 64-bit numbers
         wide = {"slots": row.slots.to(torch.int64)}
         if row.out_row is not None:
             wide |= {"out_row": row.out_row.to(torch.int64), "starts": row.starts.clone(), "scale": row.scale}
-        return original(lanes, g, row._replace(**wide), batch, ticket)
+        return original(planner, g, row._replace(**wide), batch, ticket)
 
     monkeypatch.setattr(hotbed.pipeline.recorded.RecordedPlanner, "_lookups", lookups)

@@ -76,7 +76,7 @@ def test_plain_calls_and_passes_in_between():
 
 @pytest.mark.usefixtures("lanes_on_cpu")
 def test_feeds_inside_each_other_and_rows_that_are_loaded():
-    """Two feeds of one size have lanes of their own, and lanes of a cache that is gone are left."""
+    """Two feeds of one size have planners of their own, and planners of a cache that is gone are dropped."""
     results = []
     saved = hotbed.EmbeddingTables({"a": Table(40, 3), "b": Table(25, 3)}, seed=7).state_dict()
     for cache in ({}, {"cache": 0.4}):

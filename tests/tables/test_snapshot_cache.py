@@ -5,7 +5,7 @@ import torch
 
 import hotbed
 from hotbed import Table, optim
-from hotbed.cache.holdings import holdings_of
+from hotbed.cache.contents import contents_of
 from hotbed.checkpoint import Policy, Saver, State
 from hotbed.tables.snapshot.cache import state_of
 
@@ -210,7 +210,7 @@ def test_a_file_that_names_a_row_twice_is_loaded_once(tmp_path, monkeypatch):
     """Guests were once saved as numbers of 32 bits, which are those of other rows."""
 
     def cut(rows, name):
-        tensors, held = state_of(rows, name), holdings_of(rows.cache)
+        tensors, held = state_of(rows, name), contents_of(rows.cache)
         parts = {"keys": held.keys.to(torch.int32), "last": held.last, "uses": held.uses}
         return tensors | {f"cache.{name}.device.{part}": tensor for part, tensor in parts.items()}
 

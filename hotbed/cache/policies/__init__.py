@@ -1,6 +1,6 @@
 """Policies: which rows stay. Each is one function of a slot's story; none moves data, none knows a device.
 
-The same function is compiled for the CPU, for CUDA and for the simulator; see `Scoring` for what it is told.
+The same function is compiled for the CPU, for CUDA and for the simulator; see `ScoreFunction` for its arguments.
 """
 
 from __future__ import annotations

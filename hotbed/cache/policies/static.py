@@ -1,4 +1,4 @@
-"""The hottest rows of the data set stay; the others take turns in the slots that are left, least recently used first.
+"""The hottest rows of the data set stay; the others share the slots that are left, least recently used first.
 
 Right where yesterday's counts are known and today is like yesterday: nothing is learned during the run.
 """

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hotbed.cache import look_far
+from hotbed.cache import look_ahead_for
 from hotbed.data.dataset import Dataset
 from hotbed.data.hash import MISSING_ID
 from hotbed.data.schema import IdFeature
@@ -212,7 +212,7 @@ def _upcoming(opened: OpenRun, history: History) -> tuple[Trace | None, int]:
         return None, 1
     num_keys = int(trace.offsets[planned + 1] - trace.offsets[planned])
     ahead = opened.ahead
-    stride, known = look_far(num_keys, int(held["device"][0]), ahead.look_ahead, ahead.bounded)
+    stride, known = look_ahead_for(num_keys, int(held["device"][0]), ahead.look_ahead, ahead.bounded)
     end = min(planned + known, trace.num_batches)
     offsets = trace.offsets[planned : end + 1]
     first, last = int(offsets[0]), int(offsets[-1])

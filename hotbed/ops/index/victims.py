@@ -170,7 +170,7 @@ def _kernels(name: str, function: Callable[..., Any]) -> _Kernels:
 
     @njit(name=f"rank_of_{tag}", nogil=True, inline="always")
     def rank_of(s: Any, cell: Any, last: Any, uses: Any, keys: Any, future: Any, now: Any) -> Any:
-        """(score, lower half of the key) as one number. now: next bit, steps and clock of the line, clock, half-life, oldest."""
+        """(score, low half of the key) in one number; now: next bit, steps and clock of the line, clock, half-life, oldest."""
         next_bit, steps, formed, clock, half, oldest = now[0], now[1], now[2], now[3], now[4], now[5]
         c = cell[s]
         if c < 0:

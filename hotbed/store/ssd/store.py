@@ -27,7 +27,7 @@ from torch import Tensor
 
 from hotbed.errors import StoreError
 from hotbed.host.memory import in_words
-from hotbed.store.counts import TierCounts, TierHoldings, Tiers, TierSizes
+from hotbed.store.counts import TierContents, TierCounts, Tiers, TierSizes
 from hotbed.store.ssd import kernels
 from hotbed.store.ssd.append import Appender, BatchPiece, NoRoomError
 from hotbed.store.ssd.compaction import Compaction
@@ -155,11 +155,11 @@ class SsdStore:
     def count_as_saved(self) -> None:
         """Files are linked whole: changed rows are not tracked."""
 
-    def holdings(self) -> TierHoldings | None:
+    def contents(self) -> TierContents | None:
         """No tier in memory."""
         return None
 
-    def take_up(self, held: TierHoldings) -> bool | None:
+    def restore_contents(self, held: TierContents) -> bool | None:
         """No tier in memory."""
         return None
 

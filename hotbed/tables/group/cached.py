@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hotbed.cache import Arrival, Cache, CacheCounts, Decision, make_policy
-from hotbed.cache.holdings import hot_keys
+from hotbed.cache.contents import hot_keys
 from hotbed.cache.plans import WindowPlan
 from hotbed.cache.policies import LFU
 from hotbed.errors import BudgetError, ConfigError
@@ -247,7 +247,7 @@ class CachedRows:
         """Decide what comes and goes; the lookups with their slots, which hold as long as the ticket does."""
         plan = self.cache.finish(decision)
         placed = [a.lookups._replace(slots=self.cache.slots_of(a.arrival, plan), ticket=ticket) for a in window]
-        self.cache.numbers.publish()
+        self.cache.counters.publish()
         return Fetch(plan, len(window), sum(ahead.arrival.num_lookups for ahead in window)), placed
 
     @property

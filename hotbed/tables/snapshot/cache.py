@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.cache.holdings import Holdings, holdings_of, take_up
-from hotbed.store.counts import TierHoldings
+from hotbed.cache.contents import CacheContents, contents_of, restore_contents
+from hotbed.store.counts import TierContents
 
 if TYPE_CHECKING:
     from hotbed.tables.group.cached import CachedRows
@@ -32,7 +32,7 @@ _CHUNK = 1 << 18  # rows brought in at once
 def state_of(rows: CachedRows, name: str) -> dict[str, Tensor]:
     """What a group's cache and its tier in memory hold now."""
     num_rows = rows.keyspace.num_rows
-    prefix, held = f"cache.{name}.", holdings_of(rows.cache)
+    prefix, held = f"cache.{name}.", contents_of(rows.cache)
     held = held.only(held.keys < num_rows)  # guests are rows of their batch alone
     tensors = {
         "policy": torch.tensor(list(rows.cache.policy.name.encode()), dtype=torch.uint8, device="cpu"),
@@ -42,7 +42,7 @@ def state_of(rows: CachedRows, name: str) -> dict[str, Tensor]:
         "device.uses": held.uses,
         "device.hot": held.hot,
     }
-    tier = rows.store.holdings()
+    tier = rows.store.contents()
     if tier is not None:
         tensors["memory"] = torch.tensor([tier.num_slots, tier.clock, tier.hand], device="cpu")
         tensors["memory.keys"] = _narrow(torch.from_numpy(tier.keys), num_rows)
@@ -61,7 +61,7 @@ def load_state(rows: CachedRows, name: str, tensors: Mapping[str, Tensor]) -> li
     left_out = []
     if "memory" in saved:
         tier = _tier(rows, saved)
-        if rows.store.take_up(tier) is False:
+        if rows.store.restore_contents(tier) is False:
             left_out.append(f"memory over the ssd had another size for {name}, {tier.num_slots:,} rows")
     if "device" in saved:
         num_slots, policy = int(saved["device"][0]), bytes(saved["policy"].tolist()).decode()
@@ -73,7 +73,7 @@ def load_state(rows: CachedRows, name: str, tensors: Mapping[str, Tensor]) -> li
     return left_out
 
 
-def _fill(rows: CachedRows, held: Holdings) -> None:
+def _fill(rows: CachedRows, held: CacheContents) -> None:
     """Rows first, then the index: where reading fails the cache is as empty as it was."""
     keys = torch.sort(held.keys).values
     for start in range(0, keys.shape[0], _CHUNK):
@@ -81,25 +81,25 @@ def _fill(rows: CachedRows, held: Holdings) -> None:
         records = torch.empty(some.shape[0], rows.layout.width, dtype=torch.float32, device="cpu")
         rows.store.read(some, records)
         rows.records[start : start + some.shape[0]] = records.to(rows.records.device)
-    take_up(rows.cache, held)
+    restore_contents(rows.cache, held)
 
 
-def _device(rows: CachedRows, saved: Mapping[str, Tensor]) -> Holdings:
+def _device(rows: CachedRows, saved: Mapping[str, Tensor]) -> CacheContents:
     keys = saved["device.keys"].to(torch.int64)
-    held = Holdings(
+    held = CacheContents(
         int(saved["device"][1]), keys, saved["device.last"], saved["device.uses"], saved["device.hot"].clone()
     )
     return held.only(rows.keyspace.is_live(keys) & _first_time(keys))
 
 
-def _tier(rows: CachedRows, saved: Mapping[str, Tensor]) -> TierHoldings:
+def _tier(rows: CachedRows, saved: Mapping[str, Tensor]) -> TierContents:
     num_slots, clock, hand = saved["memory"].tolist()
     keys, free = saved["memory.keys"].to(torch.int64), saved["memory.free"]
     gone = (keys >= 0) & ~rows.keyspace.is_live(keys)
     keys = torch.where(gone, -1, keys)
     free = torch.cat([free, gone.nonzero().squeeze(1)])
     parts = (keys, saved["memory.last"], saved["memory.uses"], free)
-    return TierHoldings(num_slots, clock, hand, *(part.numpy().copy() for part in parts))
+    return TierContents(num_slots, clock, hand, *(part.numpy().copy() for part in parts))
 
 
 def _first_time(keys: Tensor) -> Tensor:

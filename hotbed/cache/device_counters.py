@@ -26,18 +26,18 @@ class _Publication:
         self.event: Any = None
 
 
-class Row:
+class CounterRow:
     """Eight numbers."""
 
-    def __init__(self, numbers: Numbers, index: int) -> None:
-        self._numbers = numbers
+    def __init__(self, counters: DeviceCounters, index: int) -> None:
+        self._counters = counters
         self._index = index
-        self._publication = numbers.coming
-        self.counts = numbers.rows[index]  # int64 [8], on the device
+        self._publication = counters.coming
+        self.counts = counters.rows[index]  # int64 [8], on the device
 
     def again(self) -> None:
         """More will be counted: what is read from now on comes with the next publication."""
-        self._publication = self._numbers.coming
+        self._publication = self._counters.coming
 
     def ready(self) -> bool:
         """Whether `read` would not wait."""
@@ -47,14 +47,14 @@ class Row:
     def read(self) -> list[int]:
         """The numbers as they were when published."""
         if not self._publication.done:
-            self._numbers.publish()
+            self._counters.publish()
         if self._publication.event is not None:
             self._publication.event.synchronize()
-        numbers: list[int] = self._numbers.array[self._index].tolist()
+        numbers: list[int] = self._counters.array[self._index].tolist()
         return numbers
 
 
-class Numbers:
+class DeviceCounters:
     """The ring. Fewer than 256 rows are in use at a time."""
 
     def __init__(self, device: torch.device) -> None:
@@ -68,16 +68,16 @@ class Numbers:
         self.coming = _Publication()
         self._next = 0
 
-    def take(self) -> Row:
+    def take(self) -> CounterRow:
         """A row of zeros."""
         if self._next % _HALF == 0:
             self._ring[self._next : self._next + _HALF].zero_()
-        row = Row(self, self._next)
+        row = CounterRow(self, self._next)
         self._next = (self._next + 1) % _ROWS
         return row
 
     def publish(self) -> None:
-        """Tell the host all that was counted so far on the current stream."""
+        """Make known to the host all that was counted so far on the current stream."""
         publication, self.coming = self.coming, _Publication()
         if self._on_cuda:
             self.mirror.copy_(self._ring, non_blocking=True)

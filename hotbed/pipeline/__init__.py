@@ -77,7 +77,7 @@ def _moved(reader: Reader, device: torch.device, clock: StepClock) -> Generator[
 
 def _waited(reader: Reader, clock: StepClock) -> tuple[Any, Any, Any] | None:
     """The next batch, or None at the end."""
-    clock.asked(reader.num_ready)
+    clock.count_ready(reader.num_ready)
     before = clock.enter(READER)
     found = reader.get(wait=True, wanted=True)
     clock.enter(before)

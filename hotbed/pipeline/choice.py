@@ -1,8 +1,8 @@
 """Which planner takes a batch, decided in one place: a recorded one wherever it can, the eager one for all others.
 
-A recording makes the keys of a batch itself, finds them in a map (of dynamic ids), or takes them (forms.py): those of features
-that are not pooled, of bags whose weights want a gradient. What stays eager on CUDA is logged once ("hotbed.tables"): rows
-spread over ranks. Batches that are malformed go there too, which reports them.
+A recording makes the keys of a batch itself, finds them in a map (of dynamic ids), or takes them (encodings.py): those of
+features that are not pooled, of bags whose weights want a gradient. What stays eager on CUDA is logged once ("hotbed.tables"):
+rows spread over ranks. Batches that are malformed go there too, which reports them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from hotbed.cache import MOST_BATCHES
 from hotbed.ops.inputs import Capacity
 from hotbed.pipeline.batches import Ids
 from hotbed.pipeline.eager import EagerPlanner
-from hotbed.pipeline.forms import KEYS, NARROW, NARROW_KEYS, WIDE, Form, IdForm, KeyForm, MapForm, lookups_by_group
+from hotbed.pipeline.encodings import (
+    KEYS,
+    NARROW,
+    NARROW_KEYS,
+    WIDE,
+    BatchEncoding,
+    IdEncoding,
+    KeyEncoding,
+    MapEncoding,
+    lookups_by_group,
+)
 from hotbed.pipeline.ids_ahead import BatchAhead
 from hotbed.pipeline.planner import Candidate, Planner
 from hotbed.pipeline.recorded import RecordedPlanner, recorded_for, why_not_recorded
@@ -59,10 +69,10 @@ class PlannerChoice:
         if isinstance(parts, str):
             return None
         last = self._last(parts.kinds)
-        form = IdForm(self._tables, parts.kinds) if last is None else last.form
-        assert isinstance(form, IdForm), "kinds of features are described"
-        described = form.describe(parts, self._eager.learns)
-        planner = self._planner_for(form, [each.need for each in described], parts.varies, last)
+        encoding = IdEncoding(self._tables, parts.kinds) if last is None else last.encoding
+        assert isinstance(encoding, IdEncoding), "kinds of features are described"
+        described = encoding.describe(parts, self._eager.learns)
+        planner = self._planner_for(encoding, [each.need for each in described], parts.varies, last)
         return Candidate(batch, named, planner, described)
 
     def _by_map(self, batch: Any, named: Ids) -> Candidate | None:
@@ -74,10 +84,10 @@ class PlannerChoice:
             return None
         width = NARROW if self._eager.learns and self._is_narrow(named.ahead) else WIDE
         last = self._last((width, *parts.kinds))
-        form = MapForm(self._tables, parts.kinds, width) if last is None else last.form
-        assert isinstance(form, MapForm), "the width of keys is named"
-        described = form.describe(parts, self._eager.learns)
-        planner = self._planner_for(form, [each.need for each in described], parts.varies, last)
+        encoding = MapEncoding(self._tables, parts.kinds, width) if last is None else last.encoding
+        assert isinstance(encoding, MapEncoding), "the width of keys is named"
+        described = encoding.describe(parts, self._eager.learns)
+        planner = self._planner_for(encoding, [each.need for each in described], parts.varies, last)
         return Candidate(batch, named, planner, described)
 
     def _is_narrow(self, batch: BatchAhead) -> bool:
@@ -93,21 +103,21 @@ class PlannerChoice:
         if need is None:
             return None
         last = self._last(KEYS)
-        form = KeyForm(self._tables) if last is None else last.form
-        return Candidate(batch, named, self._planner_for(form, need, True, last), None)
+        encoding = KeyEncoding(self._tables) if last is None else last.encoding
+        return Candidate(batch, named, self._planner_for(encoding, need, True, last), None)
 
     def _last(self, kinds: Kinds) -> RecordedPlanner | None:
         """The largest planner for these kinds."""
-        return next((planner for planner in reversed(self._recorded) if planner.form.kinds == kinds), None)
+        return next((planner for planner in reversed(self._recorded) if planner.encoding.kinds == kinds), None)
 
     def _planner_for(
-        self, form: Form, need: Sequence[Capacity], varies: bool, last: RecordedPlanner | None
+        self, encoding: BatchEncoding, need: Sequence[Capacity], varies: bool, last: RecordedPlanner | None
     ) -> RecordedPlanner:
         """The last one, or one that is larger still."""
         if last is not None and last.holds(need):
             return last
         least = [Capacity(0, 0)] * len(need) if last is None else last.capacities
-        planner = recorded_for(self._tables, form, need, self._window, varies, least)
+        planner = recorded_for(self._tables, encoding, need, self._window, varies, least)
         planner.learns, planner.thread = self._eager.learns, self._eager.thread
         planner.start()
         self._recorded.append(planner)
@@ -119,7 +129,7 @@ class PlannerChoice:
             return
         later = self._recorded[self._recorded.index(successor) :]  # type: ignore[arg-type]
         for planner in self._recorded[: -len(later)]:
-            if planner.form.kinds == later[0].form.kinds:
+            if planner.encoding.kinds == later[0].encoding.kinds:
                 planner.forget()
                 planner.stop()
                 self._recorded.remove(planner)

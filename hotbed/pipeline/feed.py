@@ -35,7 +35,7 @@ from hotbed.pipeline.batches import ids_of, take_over, to_device
 from hotbed.pipeline.choice import PlannerChoice
 from hotbed.pipeline.eager import EagerPlanner
 from hotbed.pipeline.ids_ahead import BatchAhead, IdReader, reads_ahead
-from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow, Planner, Trial, Window
+from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow, Planner, RefusalGuard, Window
 from hotbed.pipeline.reader import MOST_SHARED, Reader
 from hotbed.pipeline.recorded import why_not_recorded
 from hotbed.tables.group.dynamic import FAR_AHEAD
@@ -68,8 +68,8 @@ class Feed:
         self._caches: list[Cache] = []  # that know of the batches ahead
         self._strides: list[int] = []
         self._stage = tables.exchange.new_stage()  # of ranks that settle their batches together
-        look = IdReader(tables).read if reads_ahead(tables) and why_not_recorded(tables) is None else None
-        self._reader = Reader(loader, self._device, None if self._stage is None else self._settled, look)
+        read_ids = IdReader(tables).read if reads_ahead(tables) and why_not_recorded(tables) is None else None
+        self._reader = Reader(loader, self._device, None if self._stage is None else self._settle_with_ranks, read_ids)
         self._eager = EagerPlanner(tables, self._cached)
         self._choice = PlannerChoice(tables, self._eager, window)
         self._planner: Planner = self._eager  # of the window planned last
@@ -78,7 +78,7 @@ class Feed:
         self._decided: deque[Window] = deque()
         self._current: Window | None = None
         self._unknown: deque[tuple[Any, Any, Any]] = deque()  # (batch, mark, ids read ahead): not known to the caches
-        self.offered: tuple[Any, ...] = ()  # the batch that `next` gave, until whoever asked has handed it out
+        self.offered: tuple[Any, ...] = ()  # the batch that `next` gave, until the caller has handed it out
         self._untrained: list[Any] | None = None  # batches in hand when the feed was left
         self._started = self._paused = self._rearrive = False
         self._retired: deque[tuple[Any, Any]] = deque()  # device memory that the training stream may still read
@@ -135,7 +135,7 @@ class Feed:
     def close(self) -> None:
         """Let nothing be lost: what was decided is carried out, what was only known is forgotten."""
         self._reader.stop()
-        self._tables.ownership.left.append(self)  # until it is done: whoever comes next finishes it
+        self._tables.ownership.left.append(self)  # until it is done: the next caller finishes it
         owns = threading.current_thread() is self._owner or not self._owner.is_alive()
         if owns and not self.changes.is_inside:
             self.finish()  # else garbage collected by some other thread, or amid a change: rows must not be moved now
@@ -196,9 +196,9 @@ class Feed:
                     self._take_back()
 
     def _take_back(self) -> None:
-        """Dynamic ids of batches ahead are forgotten, and translated again when it is their turn.
+        """Dynamic ids of batches ahead are forgotten, and translated again when they are planned.
 
-        Who takes them back at every batch would have them translated again and again: then few are looked at ahead.
+        A caller that takes them back at every batch would have them translated again and again: then few are looked at ahead.
         """
         windows = [window for window in (self._current, *self._decided) if window is not None]
         ahead = [(batch, None, planned.ahead) for window in windows for batch, planned in window.batches]
@@ -242,7 +242,7 @@ class Feed:
                 self._begin_anew()
             elif self._rearrive:
                 for cache, stride in zip(self._caches, self._strides):
-                    cache.stride = stride  # another feed may have looked less far
+                    cache.stride = stride  # another feed may have had a shorter look-ahead
                 self._waiting = deque([waiting.planner.arrive(waiting) for waiting in self._waiting])
             self._paused = self._rearrive = False
 
@@ -265,7 +265,7 @@ class Feed:
         return error
 
     def _leave(self) -> None:
-        """Everything the training thread wanted of the current window has been asked of the device."""
+        """Everything the training thread wanted of the current window is launched."""
         window, self._current = self._current, None
         if window is None:
             return
@@ -305,7 +305,7 @@ class Feed:
         return window
 
     def _exchange(self, window: Window, before: Any = None) -> None:
-        """Victims leave, misses come; on the current stream, after all that was asked of the windows before."""
+        """Victims leave, misses come; on the current stream, after all that the windows before launched."""
         if window.exchanged:
             return
         transfer = window.transfer
@@ -352,12 +352,12 @@ class Feed:
         return bool(self._decided)
 
     def _can_decide(self, window: OpenWindow) -> bool:
-        """Whether there is room for one more window, and nobody would wait."""
+        """Whether there is room for one more window, without waiting."""
         return len(self._decided) < _DECIDED and window.planner.is_ready(window)
 
     @property
     def _has_ended(self) -> bool:
-        """Whether there is no batch left that nobody knows."""
+        """Whether every batch is known."""
         return self._reader.ended and not self._unknown
 
     def _know(self) -> None:
@@ -367,7 +367,7 @@ class Feed:
             found = self._read(wanted=all_trained)
             if found is None:
                 return
-            with Trial(self._unknown):
+            with RefusalGuard(self._unknown):
                 batch = found.planner.prepare(found)
             if self._ids:
                 self._make_way()
@@ -383,7 +383,7 @@ class Feed:
         """Whether an index has no room for a batch more, which comes when batches have more rows than the first had."""
         return any(cache.is_full for cache in self._caches)
 
-    def _settled(self, batches: Iterator[Any]) -> Iterator[RoutedBatch]:
+    def _settle_with_ranks(self, batches: Iterator[Any]) -> Iterator[RoutedBatch]:
         """Batches that the ranks have settled together."""
         assert self._stage is not None, "ranks settle their batches as long as the feed is open"
         return self._stage.settle(self._named(batches))
@@ -405,7 +405,7 @@ class Feed:
             if found is None:
                 return None
             self._unknown.append(found)
-        with Trial(self._unknown):
+        with RefusalGuard(self._unknown):
             return self._candidate(*self._unknown[0])
 
     def _candidate(self, batch: Any, point: Any, ahead: BatchAhead | None) -> Candidate:
@@ -419,11 +419,11 @@ class Feed:
     def _from_reader(self, *, wanted: bool = False) -> tuple[Any, Any, Any] | None:
         num_ready = self._reader.num_ready
         if num_ready:
-            self._clock.asked(num_ready)
+            self._clock.count_ready(num_ready)
         return self._reader.get(wait=False, wanted=wanted)
 
     def _see_how_far(self, batch: KnownBatch) -> None:
-        """The first batch tells how many to look ahead."""
+        """The first batch decides how far to look ahead."""
         found = [
             group.cache.look_ahead(num_keys, self._given_look_ahead)
             for group, num_keys in zip(self._cached, batch.planner.num_keys(batch))
@@ -445,7 +445,7 @@ class Feed:
         for group, num_keys in zip(self._cached, zip(*(planner.num_keys(waiting) for waiting in most))):
             length = min(length, window_length(num_keys, group.num_slots, self._given_window))
             if num_keys[0] > group.num_slots:
-                with Trial(self._waiting):
+                with RefusalGuard(self._waiting):
                     group.refuse_batch(num_keys[0])
         return most[:length]
 
@@ -469,7 +469,7 @@ class Feed:
                 for planned in (*window.delivered, *(planned for _, planned in window.batches)):
                     planner.check(planned)
         for place, batch in enumerate(batches):
-            with Trial(self._waiting, place):
+            with RefusalGuard(self._waiting, place):
                 planner.check(batch)
 
     def _decide(self, *, take_along: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 In: a batch as the loader gave it, and as it is on the device. Out: for each group of dynamic ids what kernels need of it, on
 its way to the device (tables/group/ahead.py). Ids that a loader left on the host are read there; those on the device are copied
-to page-locked memory on the reader's own stream, so that nobody waits for the stream that trains.
+to page-locked memory on the reader's own stream, so that nothing waits for the training stream.
 
 Lookups stand as tables/inputs.py lays them out: which id comes first decides which row it gets.
 """
@@ -70,7 +70,7 @@ class IdReader:
         try:
             given, named = ids_of(batch, self._names), ids_of(moved, self._names)
             parts = parts_of(self._features, *self._on_host(given), _HOST)
-        except ShapeError:  # reported at its turn
+        except ShapeError:  # reported when it is planned
             return None
         if isinstance(parts, str):
             return None
@@ -81,7 +81,7 @@ class IdReader:
                 continue
             spans = group.spans(parts)
             if spans is None:
-                return None  # reported at its turn, too
+                return None  # likewise
             groups.append(group.keys.read_ahead(self._distinct, spans, self._device))
         return BatchAhead(groups, named.contents)
 
@@ -97,7 +97,7 @@ class IdReader:
 
         if is_keyed(given.ids):
             if any(tensor.device.type == "cuda" for tensor in tensors_of(given.ids)):
-                raise ShapeError("where its keys begin is asked of the device")
+                raise ShapeError("where its keys begin is known on the device only")
             return given.ids, given.bags
         found = _fetched(given.ids, fetch), None if given.bags is None else _fetched(given.bags, fetch)
         if copied:

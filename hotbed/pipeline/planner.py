@@ -4,8 +4,8 @@
     Transfer    the rows of a planned window are staged and exchanged   ThreadedTransfer, DirectTransfer, RecordedTransfer
 
 Eager: launch by launch, for every kind of batch, rows moved by a thread of Python. Recorded: on CUDA, launches recorded as
-CUDA graphs, rows moved by compiled code. A feed asks a batch's planner and a window's transfer, and never which of the two they
-are; choice.py decides.
+CUDA graphs, rows moved by compiled code. A feed never asks which of the two the planner of a batch or
+the transfer of a window is; choice.py decides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
     batch: Any
     named: Ids
     planner: Planner
-    ids: Any  # in the form that the planner takes
+    ids: Any  # as the planner takes them
 
 
 class KnownBatch(NamedTuple):
@@ -70,7 +70,7 @@ class Transfer(Protocol):
 
     @property
     def is_staged(self) -> bool:
-        """Whether the rows are on the device, so that nobody would wait for them."""
+        """Whether the rows are on the device, so that there is nothing to wait for."""
 
     def wait(self) -> None:
         """Until `exchange` can be called."""
@@ -138,7 +138,7 @@ class Planner(Protocol):
         """The batches that are known are about to be dropped."""
 
 
-class Trial:
+class RefusalGuard:
     """A batch that is refused inside is removed: reading on from the loader does not return it again."""
 
     __slots__ = ("_batches", "_place")

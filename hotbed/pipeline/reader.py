@@ -8,8 +8,8 @@ nothing else to train: in the plain loop it would happen just then. A read that 
 Errors of the loader come after the batches that were read before them. An iterator that is left early keeps its place: what
 was read ahead comes first when the same iterator is read again.
 
-The training thread may be interrupted anywhere (Ctrl-C). It waits for raw locks, which are news and guard nothing: whoever
-wakes up looks again, and nobody waits for news alone. A batch is handed out before it is forgotten.
+The training thread may be interrupted anywhere (Ctrl-C). It waits for raw locks, which are signals and guard nothing: whoever
+wakes up looks again, and nothing depends on a signal alone. A batch is handed out before it is forgotten.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from hotbed.errors import HotbedError
 from hotbed.host.handover import Runner
 from hotbed.ops.streams import after, give_stream, mark, take_stream
 from hotbed.pipeline.batches import to_device
-from hotbed.pipeline.draws import Draws
-from hotbed.pipeline.rests import Leftover, is_stream, keep, kept, say_kept
+from hotbed.pipeline.leftovers import Leftover, is_stream, keep_leftover, take_leftover, warn_of_leftover
+from hotbed.pipeline.random_draws import DrawGuard
 from hotbed.tables.ownership import RoutedBatch
 from hotbed.telemetry.spans import next_step, reads
 
-READ_AHEAD = 8  # batches read and not yet asked for
+READ_AHEAD = 8  # batches read and not yet taken
 _LOW = 4
 MOST_SHARED = (
-    24  # batches a rank may want to know ahead; every rank reads at least so many, or others would wait for it
+    24  # batches a rank may want to know ahead; every rank reads at least this many, or others would wait for it
 )
 _PATIENCE = 2.0  # seconds
 _PATIENCE_WITH_RANKS = 20.0  # others may never answer
-_LOOK_AGAIN = 0.5  # seconds; news may be lost to an interrupt
+_LOOK_AGAIN = 0.5  # seconds; a signal may be lost to an interrupt
 _WAY_OUT = "Give the loader a generator of its own, as in DataLoader(..., generator=torch.Generator())"
 
 Settle = Callable[[Iterator[Any]], Iterator[Any]]
-Look = Callable[[Any, Any], Any]
+ReadIds = Callable[[Any, Any], Any]
 
 
 class ReadBatch(NamedTuple):
@@ -51,7 +51,7 @@ class ReadBatch(NamedTuple):
 
     batch: Any
     mark: Any  # at which it is there: loaders may work on the device too
-    ahead: Any  # what `look` gave
+    ahead: Any  # what `read_ids` gave
     number: int
 
 
@@ -59,12 +59,12 @@ class Reader:
     """Batches of a loader, in order, each with the mark at which it is there (batches.take_over)."""
 
     def __init__(
-        self, loader: Iterable[Any], device: torch.device, settle: Settle | None = None, look: Look | None = None
+        self, loader: Iterable[Any], device: torch.device, settle: Settle | None = None, read_ids: ReadIds | None = None
     ) -> None:
-        """`settle`: done with the batches in the thread; it speaks with other ranks. `look`: at each, as given and moved."""
+        """In the thread, `settle` agrees on batches with other ranks, and `read_ids` reads each one, as given and moved."""
         self._loader: Iterable[Any] | None = loader
         self._settle, self._shared = settle, settle is not None
-        self._look = look
+        self._read_ids = read_ids
         self._full, self._low = (2 * MOST_SHARED, MOST_SHARED + 4) if self._shared else (READ_AHEAD, _LOW)
         self._device = device
         self._began: Any = None
@@ -75,12 +75,12 @@ class Reader:
         self._wanted = 0  # number of a batch for which all before it are trained
         self._held = -1  # number of a batch that is not read before it is wanted
         self._drew = self._drew_late = self._warned = False
-        self._rest = Leftover(deque(), None, False)  # of the reader before this one
+        self._leftover = Leftover(deque(), None, False)  # of the reader before this one
         self._in_hand: list[Any] = []  # taken from the loader and not found yet
         self._launched = self._stopped = self._finished = self._raised = False
         self._error: BaseException | None = None
-        self._arrived, self._room = _news(), _news()
-        self._draws = Draws(self._ask)
+        self._arrived, self._room = _new_signal(), _new_signal()
+        self._guard = DrawGuard(self._ask)
         self._seed: int | None = None  # of torch's generator, when a read began that was not wanted yet
         self.ended = False  # no batch comes before those that were handed out are trained
         self._thread = Runner(self._work, "hotbed-reader")
@@ -92,7 +92,7 @@ class Reader:
         self._launched = True
 
     def get(self, *, wait: bool, wanted: bool) -> tuple[Any, Any, Any] | None:
-        """(batch, mark, what `look` gave), or None at the end, or when there is none yet and `wait` is not asked for.
+        """(batch, mark, what `read_ids` gave), or None at the end, or when there is none yet and `wait` is not set.
 
         `wanted`: all batches before it are trained. Others may be held back, and so are errors.
         """
@@ -109,7 +109,7 @@ class Reader:
                 return None
             if wanted:
                 self._wanted = self._taken + 1
-            _tell(self._room)
+            _signal(self._room)
             if not wait:
                 return None
             self._arrived.acquire(timeout=_LOOK_AGAIN)
@@ -118,7 +118,7 @@ class Reader:
         self.ended = False
         found = self._found[0]
         if len(self._found) == self._low + 1:
-            _tell(self._room)
+            _signal(self._room)
         batch = found.batch, found.mark, found.ahead
         self._taken = found.number
         del self._found[0]  # last, and no call: no interrupt comes between this and the return
@@ -127,7 +127,7 @@ class Reader:
     def wait(self) -> None:
         """Until `get` has an answer."""
         while not (self._found or self._finished or self._is_held):
-            _tell(self._room)
+            _signal(self._room)
             self._arrived.acquire(timeout=_LOOK_AGAIN)
 
     @property
@@ -137,13 +137,13 @@ class Reader:
 
     @property
     def num_ready(self) -> int:
-        """Batches that are read and nobody has asked for."""
+        """Batches that are read and not yet taken."""
         return len(self._found)
 
     def stop(self) -> None:
         """Read no further than the batch that is being read."""
         self._stopped = True
-        _tell(self._room)
+        _signal(self._room)
 
     def close(self, untrained: Iterable[Any] = ()) -> None:
         """Stop, and wait for the batch that is being read; `untrained` were got and are given back."""
@@ -152,11 +152,13 @@ class Reader:
         if self._launched and self._finished and is_stream(self._loader):
             batches = [*untrained, *(found.batch for found in self._found)]
             batches = [batch.batch if isinstance(batch, RoutedBatch) else batch for batch in batches]
-            error = None if self._raised else self._rest.error if self._shared or self._error is None else self._error
-            rest = Leftover(deque([*batches, *self._in_hand, *self._rest.batches]), error, self._drew)
-            name = keep(self._loader, rest)
+            error = (
+                None if self._raised else self._leftover.error if self._shared or self._error is None else self._error
+            )
+            leftover = Leftover(deque([*batches, *self._in_hand, *self._leftover.batches]), error, self._drew)
+            name = keep_leftover(self._loader, leftover)
             self._loader = None
-            say_kept(name)
+            warn_of_leftover(name)
 
     @property
     def has_ended(self) -> bool:
@@ -182,9 +184,9 @@ class Reader:
 
     def _end(self, error: BaseException | None) -> None:
         self._error = error
-        self._settle = self._look = None  # of a feed, which keeps this reader
+        self._settle = self._read_ids = None  # of a feed, which keeps this reader
         self._finished = True
-        _tell(self._arrived)
+        _signal(self._arrived)
 
     def _work(self) -> None:
         stream = None
@@ -200,38 +202,38 @@ class Reader:
             give_stream(self._device, stream)
 
     def _read_all(self) -> None:
-        given = self._given()
+        given = self._loader_batches()
         settled = given if self._settle is None else self._settle(given)
         for batch in settled if self._first_step is None else reads(settled, self._first_step):
             moved = to_device(batch, self._device)
-            ahead = None if self._look is None else self._look(batch, moved)
+            ahead = None if self._read_ids is None else self._read_ids(batch, moved)
             self._found.append(ReadBatch(moved, mark(self._device), ahead, self._num_read))
             self._num_read += 1
             self._in_hand.clear()
             del batch, moved, ahead
-            _tell(self._arrived)
+            _signal(self._arrived)
             if len(self._found) >= self._full:
                 while len(self._found) > self._low + 1 and not self._stopped:
                     self._room.acquire(timeout=_LOOK_AGAIN)
             if self._stopped:
                 break
         if self._settle is not None and isinstance(settled, Generator):
-            settled.close()  # the other ranks are told
+            settled.close()  # the other ranks learn of it
 
-    def _given(self) -> Iterator[Any]:
+    def _loader_batches(self) -> Iterator[Any]:
         """The batches of the loader."""
         loader = self._loader
         assert loader is not None, "a reader that is closed does not start"
         if is_stream(loader):
-            self._rest = kept(loader)
-        while self._rest.batches:
-            self._in_hand.append(self._rest.batches.popleft())
+            self._leftover = take_leftover(loader)
+        while self._leftover.batches:
+            self._in_hand.append(self._leftover.batches.popleft())
             yield self._in_hand[-1]
-        if self._rest.error is not None:
-            raise self._rest.error
-        batches, drew = self._watched(iter, loader), self._rest.drew
+        if self._leftover.error is not None:
+            raise self._leftover.error
+        batches, drew = self._guard_draws(iter, loader), self._leftover.drew
         while not drew or self._shared or self._hold():
-            batch = self._watched(next, batches, _END)
+            batch = self._guard_draws(next, batches, _END)
             if batch is _END:
                 return
             drew = self._drew
@@ -239,15 +241,15 @@ class Reader:
             del batch
             yield self._in_hand[-1]
 
-    def _watched(self, read: Callable[..., Any], *arguments: Any) -> Any:
+    def _guard_draws(self, read: Callable[..., Any], *arguments: Any) -> Any:
         """What a call of the loader's code gives; it asks before it draws from torch's global generator."""
         is_wanted = self._wanted >= self._num_read
         self._drew, self._seed = False, None if is_wanted else torch.initial_seed()
-        with self._draws:
+        with self._guard:
             return read(*arguments)
 
     def _ask(self) -> None:
-        """A batch that is being read needs a draw: go on when the plain loop would."""
+        """A batch that is being read needs a draw: continue when the plain loop would."""
         self._drew = True
         ahead = "the loader draws from torch's global generator while batches are read ahead of training"
         if self._seed not in (None, torch.initial_seed()):
@@ -273,23 +275,23 @@ class Reader:
             if self._stopped:
                 return False
             self._held = self._num_read
-            _tell(self._arrived)
+            _signal(self._arrived)
             self._room.acquire(timeout=_LOOK_AGAIN)
         self._held = -1
         return True
 
 
-def _news() -> LockType:
+def _new_signal() -> LockType:
     """A lock that is released when there is something new."""
     lock = allocate_lock()
     lock.acquire()
     return lock
 
 
-def _tell(news: LockType) -> None:
-    if news.locked():  # else nobody has heard the last news yet
+def _signal(lock: LockType) -> None:
+    if lock.locked():  # else the last signal was not seen yet
         with suppress(RuntimeError):  # another thread was faster
-            news.release()
+            lock.release()
 
 
 _END = object()

@@ -1,9 +1,9 @@
 """Planning by replaying recordings (cache/recorded_planner.py), one for each group.
 
-On CUDA, for batches of any size up to a capacity. A batch is described by numbers in device memory (forms.py), so batches of
-other sizes replay the same recordings. One that is too large gets a planner of more capacity, and so do those that follow. Rows
-in host memory are moved by compiled code; those on an ssd, and guests (dynamic ids that an evaluation does not know), by the
-transfer thread.
+On CUDA, for batches of any size up to a capacity. A batch is described by numbers in device memory (encodings.py), so batches
+of other sizes replay the same recordings. One that is too large gets a planner of more capacity, and so do those that follow.
+Rows in host memory are moved by compiled code; those on an ssd, and temporary rows (of dynamic ids that an evaluation does not
+know), by the transfer thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hotbed.ops.backend import backend_of
 from hotbed.ops.inputs import Capacity
 from hotbed.ops.lookups import Lookups, Ticket
-from hotbed.pipeline.forms import Form
+from hotbed.pipeline.encodings import BatchEncoding
 from hotbed.pipeline.planner import Candidate, KnownBatch, OpenWindow, PlannedWindow, Transfer
 from hotbed.pipeline.transfer_thread import TransferThread
 from hotbed.tables.descriptions import capacity_for
@@ -41,19 +41,24 @@ def why_not_recorded(tables: EmbeddingTables) -> str | None:
 
 
 def recorded_for(
-    tables: EmbeddingTables, form: Form, need: Sequence[Capacity], window: int, varies: bool, least: Sequence[Capacity]
+    tables: EmbeddingTables,
+    encoding: BatchEncoding,
+    need: Sequence[Capacity],
+    window: int,
+    varies: bool,
+    least: Sequence[Capacity],
 ) -> RecordedPlanner:
-    """A planner that holds batches which need so much by group, and at least what is given; those used last are kept.
+    """A planner that holds batches with these needs by group, and at least what is given; those used last are kept.
 
     That of an earlier feed, with its recordings, or a new one.
     """
     kept: list[RecordedPlanner] = tables.ownership.planners
     kept[:] = [planner for planner in kept if planner.busy or planner.serves(tables)]
-    alike = [p for p in kept if not p.busy and p.form.kinds == form.kinds and p.window == window]
+    alike = [p for p in kept if not p.busy and p.encoding.kinds == encoding.kinds and p.window == window]
     found = next((p for p in reversed(alike) if p.holds(need) and p.holds(least)), None)
     if found is None:
         capacities = [capacity_for(each, varies, before) for each, before in zip(need, least)]
-        found = RecordedPlanner(tables, form, capacities, window)
+        found = RecordedPlanner(tables, encoding, capacities, window)
         for planner in alike:
             if found.holds(planner.capacities):
                 kept.remove(planner)
@@ -99,12 +104,14 @@ class RecordedTransfer:
 
 
 class RecordedPlanner:
-    """For batches of one form, up to a capacity by group."""
+    """For batches of one encoding, up to a capacity by group."""
 
     begins_early = False  # each planned window has buffers of its own, and there are few
 
-    def __init__(self, tables: EmbeddingTables, form: Form, capacities: Sequence[Capacity], window: int) -> None:
-        self.form = form
+    def __init__(
+        self, tables: EmbeddingTables, encoding: BatchEncoding, capacities: Sequence[Capacity], window: int
+    ) -> None:
+        self.encoding = encoding
         self.capacities = capacities
         self.window = window
         self.learns = True  # whether rows will be updated
@@ -113,21 +120,21 @@ class RecordedPlanner:
         self._groups = tables.caches
         self._recorded_caches, self._inputs = [], []
         self._transfers: list[CompiledTransfer] = []
-        for group, layout, capacity in zip(self._groups, form.layouts, capacities):
+        for group, layout, capacity in zip(self._groups, encoding.layouts, capacities):
             recorded, inputs = group.new_recorded_cache(layout, capacity, window)
             self._recorded_caches.append(recorded)
             self._inputs.append(inputs)
-        if form.names_rows and all(group.has_array for group in self._groups):
+        if encoding.names_rows and all(group.has_array for group in self._groups):
             for group, recorded in zip(self._groups, self._recorded_caches):
                 self._transfers.append(group.new_transfer(recorded))
 
     @property
     def takes_along(self) -> bool:
-        return self.form.is_described_early
+        return self.encoding.is_described_early
 
     @property
     def finds_late(self) -> bool:
-        return self.form.is_checked_late
+        return self.encoding.is_checked_late
 
     def holds(self, need: Sequence[Capacity]) -> bool:
         """Whether there is room for so much."""
@@ -152,7 +159,7 @@ class RecordedPlanner:
     abandon = stop
 
     def prepare(self, candidate: Candidate) -> KnownBatch:
-        given, described = self.form.prepare(candidate, self.learns)
+        given, described = self.encoding.prepare(candidate, self.learns)
         return KnownBatch(candidate.batch, candidate.named, given, self, described, None)
 
     def arrive(self, batch: KnownBatch) -> KnownBatch:
@@ -172,10 +179,10 @@ class RecordedPlanner:
     @property
     def may_have_bad_ids(self) -> bool:
         """Whether a kernel has seen one in any batch that has arrived. Those whose counts are on the host are known."""
-        return not self.form.is_checked_late or any(inputs.found_bad for inputs in self._inputs)
+        return not self.encoding.is_checked_late or any(inputs.found_bad for inputs in self._inputs)
 
     def check(self, batch: KnownBatch | PreparedBatch) -> None:
-        self.form.check(batch)
+        self.encoding.check(batch)
 
     def begin(self, batches: list[KnownBatch]) -> OpenWindow:
         return OpenWindow(batches, self, [])  # all of it is one replay, in `finish`
@@ -210,4 +217,4 @@ class RecordedPlanner:
             recorded.forget()
 
     def _lookups(self, g: int, row: BatchSlots, batch: KnownBatch, ticket: Ticket) -> Lookups:
-        return self.form.lookups(g, batch, row)._replace(ticket=ticket)
+        return self.encoding.lookups(g, batch, row)._replace(ticket=ticket)

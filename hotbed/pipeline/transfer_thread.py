@@ -1,4 +1,4 @@
-"""Moving rows: a thread that reads them from any store and writes them back, strictly in the order it is told.
+"""Moving rows: a thread that reads them from any store and writes them back, strictly in the order of the requests.
 
 A row that leaves with one window and is needed by the next is read late: after it was written. That is rare, because a
 policy that looks ahead does not let such a row go.
@@ -66,7 +66,7 @@ class TransferThread:
         self._late: list[WindowRows] = []
         self._num_windows = 0
         self._outward: Any = None
-        self._thread = Runner(self._work, "hotbed-mover")
+        self._thread = Runner(self._work, "hotbed-transfer")
 
     def start(self) -> None:
         self._thread.start()
@@ -96,7 +96,7 @@ class TransferThread:
         self._wait(move.staged)
 
     def drain(self) -> None:
-        """Wait until everything asked for is done; raises what went wrong."""
+        """Wait until every request is done; raises what went wrong."""
         done = Latch()
         self._tasks.put(done)
         self._wait(done)
@@ -111,7 +111,7 @@ class TransferThread:
         self._thread.join()
 
     def abandon(self) -> None:
-        """The process ends: finish what was asked for, within reason."""
+        """The process ends: finish the requests, within reason."""
         self._tasks.put(None)
         self._thread.join(_PATIENCE)
 

@@ -104,7 +104,7 @@ class StepClock:
         if self._steps % SAMPLED == 0 and len(self._waiting) < _MOST_WAITING:
             self._open = [(self._part, self._point())]
 
-    def asked(self, num_ready: int) -> None:
+    def count_ready(self, num_ready: int) -> None:
         """A batch is requested from the reader, which has `num_ready`."""
         self._asked += 1
         self._ready += num_ready

@@ -5,7 +5,7 @@ import torch
 
 import hotbed
 from hotbed import Admit, Expire, Jagged, Table, optim
-from hotbed.pipeline.forms import NARROW, KeyForm, MapForm
+from hotbed.pipeline.encodings import NARROW, KeyEncoding, MapEncoding
 from hotbed.tables.group.cached import CachedRows
 
 pytestmark = pytest.mark.gpu
@@ -17,16 +17,16 @@ SIZES = [256, 256, 200, 256, 1, 256, 0, 256, 300, 256, 256, 256]
 def ways(monkeypatch):
     """The keys of every batch, and how often rows were created that compiled code did not find."""
     found = {"keys": [], "created": 0}
-    prepare, create = MapForm.prepare, CachedRows._create
+    prepare, create = MapEncoding.prepare, CachedRows._create
 
     def counted(self, *given):
         found["created"] += 1
         return create(self, *given)
 
     monkeypatch.setattr(
-        MapForm, "prepare", lambda self, *given: found["keys"].append(self.kinds[0]) or prepare(self, *given)
+        MapEncoding, "prepare", lambda self, *given: found["keys"].append(self.kinds[0]) or prepare(self, *given)
     )
-    monkeypatch.setattr(KeyForm, "prepare", lambda *_: pytest.fail("keys were made when a batch arrived"))
+    monkeypatch.setattr(KeyEncoding, "prepare", lambda *_: pytest.fail("keys were made when a batch arrived"))
     monkeypatch.setattr(CachedRows, "_create", counted)
     return found
 

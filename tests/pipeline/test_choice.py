@@ -10,7 +10,7 @@ from hotbed import Jagged, Table
 from hotbed.ops.inputs import Capacity
 from hotbed.pipeline.choice import PlannerChoice
 from hotbed.pipeline.eager import EagerPlanner
-from hotbed.pipeline.forms import lookups_by_group
+from hotbed.pipeline.encodings import lookups_by_group
 from hotbed.pipeline.recorded import RecordedPlanner, why_not_recorded
 from hotbed.tables.descriptions import MALFORMED, parts_of
 
@@ -44,7 +44,7 @@ def test_tables_that_are_recorded_and_those_that_never_are(tmp_path):
 
 
 def kinds_of(planner):
-    return planner.form.kinds if isinstance(planner, RecordedPlanner) else None
+    return planner.encoding.kinds if isinstance(planner, RecordedPlanner) else None
 
 
 @pytest.mark.usefixtures("lanes_on_cpu")

@@ -771,7 +771,7 @@ def test_a_store_that_fails(method, after, ahead, monkeypatch):
     original, calls = getattr(MemoryStore, method), itertools.count()
 
     def fails(store, *arguments):
-        if threading.current_thread().name == "hotbed-mover" and next(calls) >= after:
+        if threading.current_thread().name == "hotbed-transfer" and next(calls) >= after:
             raise BrokenError("no space left on the device")
         return original(store, *arguments)
 

@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import hotbed
 from hotbed import Table, optim
 from hotbed.errors import HotbedError
-from hotbed.pipeline import reader, rests
-from hotbed.pipeline.draws import DRAWING
+from hotbed.pipeline import leftovers, reader
+from hotbed.pipeline.leftovers import is_stream
+from hotbed.pipeline.random_draws import RANDOM_OPERATORS
 from hotbed.pipeline.reader import Reader
-from hotbed.pipeline.rests import is_stream
 
 CACHES = [{}, {"cache": 0.6}]
 CPU = torch.device("cpu")
@@ -177,7 +177,7 @@ def test_all_operators_that_draw_are_known():
         )
         if operator is not None and torch.Tag.nondeterministic_seeded in operator.tags:
             marked.add(name)
-    assert {name for name in marked if not name.startswith(("_", "miopen"))} - DRAWING == set()
+    assert {name for name in marked if not name.startswith(("_", "miopen"))} - RANDOM_OPERATORS == set()
 
 
 @pytest.mark.parametrize("cache", CACHES, ids=str)
@@ -235,7 +235,7 @@ def test_a_stream_that_is_left_keeps_its_batches(kind, cache):
             found.append(ids)
     assert len(found) == 60
     assert all(torch.equal(one, other) for one, other in zip(found, matrices(60)))
-    assert not rests._rests
+    assert not leftovers._leftovers
 
 
 def test_a_stream_whose_reads_draw_keeps_its_batches():
@@ -260,7 +260,7 @@ def test_an_error_that_was_not_reached_comes_in_the_next_loop():
     tables, stream = make(cache=0.6), loader()
     assert len(list(itertools.islice(hotbed.prefetch(loader(), tables), 2))) == 2
     gc.collect()
-    assert not rests._rests  # nobody knows it
+    assert not leftovers._leftovers  # nobody knows it
     assert len(list(itertools.islice(hotbed.prefetch(stream, tables), 2))) == 2
     rest = hotbed.prefetch(stream, tables)
     assert len(list(itertools.islice(rest, 3))) == 3
@@ -283,7 +283,7 @@ def test_a_stream_that_is_left_in_the_middle_of_a_draw():
     assert len(list(itertools.islice(rest, 2))) == 2
     with pytest.raises(HotbedError, match="left in the middle"):
         next(rest)
-    assert not rests._rests
+    assert not leftovers._leftovers
 
 
 def test_a_stream_that_nobody_knows_any_more_is_not_kept():
@@ -296,7 +296,7 @@ def test_a_stream_that_nobody_knows_any_more_is_not_kept():
         gc.collect()
         list(hotbed.prefetch([], tables))
         list(hotbed.prefetch(iter([]), tables))
-        assert not rests._rests
+        assert not leftovers._leftovers
 
 
 def test_a_loader_that_begins_anew_does():
@@ -309,7 +309,7 @@ def test_a_loader_that_begins_anew_does():
 
 @pytest.mark.parametrize("kind", [iter, generated])
 def test_who_may_ask_a_stream_itself_is_warned(kind, caplog, monkeypatch):
-    monkeypatch.setattr(rests, "_said", [])
+    monkeypatch.setattr(leftovers, "_said", [])
 
     def leave(stream):
         batches = hotbed.prefetch(stream, make())
@@ -319,7 +319,7 @@ def test_who_may_ask_a_stream_itself_is_warned(kind, caplog, monkeypatch):
 
     with caplog.at_level(logging.WARNING, "hotbed.pipeline"):
         leave(kind(matrices()))
-        assert not rests._rests
+        assert not leftovers._leftovers
         assert not caplog.text
         stream = kind(matrices())
         leave(stream)

@@ -13,7 +13,7 @@ from hotbed import Jagged, Table, optim
 from hotbed.errors import ShapeError
 from hotbed.ids import Admit, Expire
 from hotbed.pipeline.batches import ids_of
-from hotbed.pipeline.forms import NARROW, WIDE, KeyForm, MapForm
+from hotbed.pipeline.encodings import NARROW, WIDE, KeyEncoding, MapEncoding
 from hotbed.pipeline.ids_ahead import IdReader
 from hotbed.tables.group.ahead import IdsAhead
 from hotbed.tables.group.cached import CachedRows
@@ -29,9 +29,11 @@ SIZES = [6, 6, 9, 0, 6, 1, 6, 3, 11, 6]
 def widths(monkeypatch):
     """The keys of every batch that was prepared."""
     found = []
-    prepare = MapForm.prepare
-    monkeypatch.setattr(MapForm, "prepare", lambda self, *given: found.append(self.kinds[0]) or prepare(self, *given))
-    monkeypatch.setattr(KeyForm, "prepare", lambda *_: pytest.fail("keys were made when a batch arrived"))
+    prepare = MapEncoding.prepare
+    monkeypatch.setattr(
+        MapEncoding, "prepare", lambda self, *given: found.append(self.kinds[0]) or prepare(self, *given)
+    )
+    monkeypatch.setattr(KeyEncoding, "prepare", lambda *_: pytest.fail("keys were made when a batch arrived"))
     return found
 
 

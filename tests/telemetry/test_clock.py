@@ -88,8 +88,8 @@ def test_events_that_nobody_reads_do_not_pile_up():
 def test_batches_that_were_ready():
     clock = StepClock()
     clock.step()
-    clock.asked(0)
-    clock.asked(3)
+    clock.count_ready(0)
+    clock.count_ready(3)
     assert clock.reading().line()["ready"] == 1.5
 
 

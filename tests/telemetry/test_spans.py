@@ -74,11 +74,11 @@ def test_threads_have_tracks_of_their_own(told):
         assert spans.recorded("decode", abs)(-3) == 3
 
     steps(clock, 2)
-    thread = threading.Thread(target=work, name="hotbed-mover")
+    thread = threading.Thread(target=work, name="hotbed-transfer")
     thread.start()
     thread.join()
     steps(clock, 2)
-    assert [one["name"] for one in tracks_of(told.events())["hotbed-mover"]] == ["read rows", "decode"]
+    assert [one["name"] for one in tracks_of(told.events())["hotbed-transfer"]] == ["read rows", "decode"]
 
 
 def test_lists_are_bounded(told, monkeypatch):

@@ -42,11 +42,11 @@ def test_threads_of_one_name_have_tracks_of_their_own():
     now, spans = time.perf_counter(), Spans(1, 2)
     spans.step()
     for start, end in ((-3, 1), (-2, 2), (-1, 3)):
-        spans.add(Span("hotbed-mover", "bring rows", now + start, now + end))
+        spans.add(Span("hotbed-transfer", "bring rows", now + start, now + end))
     spans.step()
     check_events(spans.events())
     tracks = tracks_of(spans.events())
-    assert [len(tracks[f"hotbed-mover{lane}"]) for lane in ("", " (2)", " (3)")] == [1, 1, 1]
+    assert [len(tracks[f"hotbed-transfer{lane}"]) for lane in ("", " (2)", " (3)")] == [1, 1, 1]
 
 
 def test_the_usual_steps_of_a_short_run_are_its_first(start, tmp_path):

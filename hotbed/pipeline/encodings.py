@@ -1,9 +1,9 @@
-"""The forms in which a batch enters a recording.
+"""How a batch enters a recording.
 
-    IdForm     described by where its ids are; kernels of the recording make keys of them and lay bags out
-    MapForm    dynamic ids, which only the host can translate: described by where the numbers of ids are that were read ahead
-               (ids_ahead.py), and by a map from numbers to keys, which is settled when the batch is made known
-    KeyForm    flattened launch by launch, as the eager planner does it; the recording takes the keys
+    IdEncoding     described by where its ids are; kernels of the recording make keys of them and lay bags out
+    MapEncoding    dynamic ids, which only the host can translate: described by where the numbers of ids are that were read
+                   ahead (ids_ahead.py), and by a map from numbers to keys, which is settled when the batch is made known
+    KeyEncoding    flattened launch by launch, as the eager planner does it; the recording takes the keys
 
 Features that are not pooled and weights that want a gradient need the last. All that comes after it, knowing a batch and
 planning its window, is replayed all the same.
@@ -47,13 +47,13 @@ _ANY_KEY = Addresses(  # a key stands for itself, and -1 for none
 )
 
 
-class Form(Protocol):
+class BatchEncoding(Protocol):
     """How batches of some kinds are described, by group."""
 
     kinds: Kinds
     layouts: list[InputLayout]
     is_described_early: bool  # when a batch is read; else when it is made known
-    is_checked_late: bool  # by the kernels of a recording; else bad ids are asked for batch by batch
+    is_checked_late: bool  # by the kernels of a recording; else bad ids are looked for batch by batch
     names_rows: bool  # keys are rows; else some may be guests, which no store has
 
     def prepare(self, candidate: Candidate, learns: bool) -> tuple[BatchInputs, list[Description]]:
@@ -66,7 +66,7 @@ class Form(Protocol):
         """Raise for a bad id; waits for the device."""
 
 
-class IdForm:
+class IdEncoding:
     """Batches whose features come in some kinds (tables/descriptions.py)."""
 
     is_described_early = is_checked_late = names_rows = True
@@ -86,9 +86,7 @@ class IdForm:
 
     def prepare(self, candidate: Candidate, learns: bool) -> tuple[BatchInputs, list[Description]]:
         size = candidate.ids[0].num_samples
-        return BatchInputs(
-            size, self._nothing, {}, {}, {}
-        ), candidate.ids  # of pooled features nothing else is asked for
+        return BatchInputs(size, self._nothing, {}, {}, {}), candidate.ids  # pooled features need nothing else
 
     def lookups(self, g: int, batch: KnownBatch, row: BatchSlots) -> Lookups:
         named = batch.named
@@ -116,7 +114,7 @@ class IdForm:
         return [flatten(group, inputs, given) for group, inputs in groups]
 
 
-class MapForm:
+class MapEncoding:
     """Batches of dynamic ids that were read ahead; some groups may have preset keys."""
 
     is_described_early = False
@@ -159,7 +157,7 @@ class MapForm:
                 scale=row.scale,
                 sorted_keys=row.sorted_keys,
                 order=row.order,
-                sense=described.kept.sense if isinstance(described.kept, Mapped) else None,
+                sense=described.kept.sense if isinstance(described.kept, MappedIds) else None,
                 renew=lambda: self._flatten(g, named, described),
             )
         )
@@ -177,11 +175,11 @@ class MapForm:
         tables = self._tables
         given = read_inputs(tables.features, named.ids, named.bags, tables.device)
         mapped = None if described is None else described.kept
-        make = mapped.keys if isinstance(mapped, Mapped) else None
+        make = mapped.keys if isinstance(mapped, MappedIds) else None
         return flatten(tables.groups[g], tables.group_inputs[g], given, make=make)
 
 
-class Mapped(NamedTuple):
+class MappedIds(NamedTuple):
     """What a description of dynamic ids keeps."""
 
     kept: Any  # tensors of the batch
@@ -204,7 +202,7 @@ def _with_map(described: Description, ahead: IdsAhead, sense: Any) -> Descriptio
     words[MAP] = keys
     words[HEADER + VALUES :: SPAN] = numbers + 4 * ahead.starts
     words[HEADER + STEP :: SPAN] = 1
-    return described._replace(kept=Mapped(described.kept, ahead, sense))
+    return described._replace(kept=MappedIds(described.kept, ahead, sense))
 
 
 def _mapped(layout: InputLayout, width: str) -> InputLayout:
@@ -216,7 +214,7 @@ def _mapped(layout: InputLayout, width: str) -> InputLayout:
     return layout._replace(addresses=Addresses(none, rows, no, no, none), is_mapped=True)
 
 
-class KeyForm:
+class KeyEncoding:
     """Batches of any kind: their keys are made before."""
 
     is_described_early = is_checked_late = False

@@ -1,8 +1,8 @@
 """Random draws of a loader: noticed in the thread that reads ahead, before they happen.
 
 A loader that draws from torch's global generator shares it with training (dropout, say). Read ahead, its draws would come in
-between those of training in another order every run. So whoever reads asks before each draw. Draws from a generator of the
-loader's own are no concern of anybody, and neither are those of a DataLoader's worker processes.
+between those of training in another order every run. So the reader asks before each draw. Draws from a generator of the
+loader's own do not matter, nor do those of a DataLoader's worker processes.
 
 Calls of torch are noticed by a function mode, which is of one thread: 1.2 us a call, where a dispatch mode takes 4.5. Functions
 that torch has written in Python are looked into with the latter.
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # Of torch's own operators; a test compares them with those that torch marks.
 # fmt: off
-DRAWING = frozenset((
+RANDOM_OPERATORS = frozenset((
     "alpha_dropout", "alpha_dropout_", "bernoulli", "bernoulli_", "binomial", "cauchy", "cauchy_", "dropout",
     "dropout_", "exponential", "exponential_", "feature_alpha_dropout", "feature_alpha_dropout_", "feature_dropout",
     "feature_dropout_", "geometric", "geometric_", "gru", "log_normal", "log_normal_", "lstm", "multinomial",
@@ -32,7 +32,7 @@ DRAWING = frozenset((
 # fmt: on
 
 
-class Draws(TorchFunctionMode):
+class DrawGuard(TorchFunctionMode):
     """Calls `ask` before every draw from a global generator; entered by the thread that reads, around the loader's own code."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
@@ -44,7 +44,7 @@ class Draws(TorchFunctionMode):
         if isinstance(func, FunctionType):
             with self._inside:
                 return func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in DRAWING:
+        if getattr(func, "__name__", "") in RANDOM_OPERATORS:
             self.ask_for(kwargs)
         return func(*args, **kwargs) if kwargs else func(*args)
 
@@ -58,11 +58,11 @@ class Draws(TorchFunctionMode):
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The same for every operator that runs."""
 
-    def __init__(self, draws: Draws) -> None:
+    def __init__(self, guard: DrawGuard) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._draws = draws
+        self._guard = guard
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
-            self._draws.ask_for(kwargs)
+            self._guard.ask_for(kwargs)
         return func(*args, **(kwargs or {}))

@@ -6,7 +6,7 @@ then the removal of what was there before. tests/power replays every state that 
 
     place           a flushed file takes its name; after a power loss the name is the old file's or the new one's
     put             the same, and the name is on the disk when it returns
-    rewriting       a file beside, written by the caller, that takes the name or goes
+    rewriting       a file next to it, written by the caller, that takes the name or is removed
     put_folder      a flushed folder takes the place of another one
     recover_folder  the old one again, where two renames were needed for that and a crash came between
     remove_folder   a folder goes in one step
@@ -63,7 +63,7 @@ def make_folder(path: Path) -> None:
 
 
 def place(temporary: Path, path: Path) -> None:
-    """Give a file that was written beside it this name: from then on it is there with all its bytes, or not yet."""
+    """Give a file that was written next to it this name: from then on it is there with all its bytes, or not yet."""
     flush_to_disk(temporary)
     os.replace(temporary, path)
 

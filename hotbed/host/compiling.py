@@ -1,4 +1,4 @@
-"""What Numba and Triton compile in this process: for how long, and somebody who is told when it takes long.
+"""What Numba and Triton compile in this process: for how long, with a notice when it takes long.
 
 A kernel is compiled once on a machine, the larger ones in ten seconds and more, and loaded from then on (kernel_cache.py). That
 is no work of reading or training, so speeds leave it out. Numba compiles under one lock: the seconds of threads never overlap,
@@ -63,7 +63,7 @@ def compile_seconds() -> float:
 
 
 def note_compiled(seconds: float) -> None:
-    """A kernel was compiled by somebody else than Numba."""
+    """A kernel was compiled, but not by Numba."""
     _clock.add(seconds)
 
 

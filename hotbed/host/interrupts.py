@@ -17,14 +17,14 @@ from typing import Any
 class _Held:
     """Of the process."""
 
-    handler: Callable[[int, FrameType | None], Any] = signal.default_int_handler  # whose turn comes later
+    handler: Callable[[int, FrameType | None], Any] = signal.default_int_handler  # which runs later
     open = False
     noted = False
     main = threading.main_thread().ident  # kept: to ask takes 0.1 us
 
 
 def _note_main() -> None:
-    """A fork goes on in the thread that forked."""
+    """A fork continues in the thread that forked."""
     _Held.main = threading.main_thread().ident
 
 

@@ -43,13 +43,15 @@ def njit(function: _Function, *, name: str = ..., cache: bool = ..., **options: 
 @overload
 def njit(*, name: str = ..., cache: bool = ..., **options: Any) -> Callable[[_Function], _Function]: ...
 def njit(function: Any = None, *, name: str = "", cache: bool = False, **options: Any) -> Any:
-    """numba.njit. `name` replaces the function's own: it has to, where that does not tell the code (in closures)."""
+    """numba.njit. `name` replaces the function's own: required where that is ambiguous (in closures)."""
     if function is None:
         return lambda function: njit(function, name=name, cache=cache, **options)
     if name:
         function.__name__, function.__qualname__ = name, name
     elif "<locals>" in function.__qualname__:
-        raise TypeError(f"{function.__qualname__} is a closure: njit(name=...) has to tell it from others of its name")
+        raise TypeError(
+            f"{function.__qualname__} is a closure: njit(name=...) has to distinguish it from others of its name"
+        )
     dispatcher = numba.njit(**options)(function)
     if cache:
         dispatcher._cache = _cache_of(function, dispatcher.targetoptions)
@@ -95,7 +97,7 @@ def _parts(value: Any, names: tuple[str, ...], seen: set[int]) -> Iterator[bytes
         for name in names:
             yield from _parts(vars(value).get(name), names, seen)
     elif isinstance(value, FunctionType) and not _is_known(value.__module__):
-        if os.path.exists(value.__code__.co_filename):  # an overload may stand beside it
+        if os.path.exists(value.__code__.co_filename):  # an overload may stand next to it
             yield Path(value.__code__.co_filename).read_bytes()
         yield from _function_parts(value, seen)
     else:  # a type, a function of NumPy's, or what a kernel cannot hold

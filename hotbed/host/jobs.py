@@ -1,7 +1,7 @@
 """A job and its chunks, compiled: opened by a caller, taken by it and by the workers of a pool (pool.py) without Python's lock.
 
 A job's kernel is called once for each chunk: kernel(arguments, chunk, scratch). The caller takes chunks itself and leaves when
-all are done. Workers join when they wake: whoever comes late finds less to do, and nobody waits for a thread that sleeps. A
+all are done. Workers join when they wake: a late one finds less to do, and no job waits for a thread that sleeps. A
 worker watches for the next job for a while, then sleeps in a futex; who is woken wakes two others.
 
 The block of a pool is an array of 64-bit words shared by all threads:
@@ -54,7 +54,7 @@ FUTEX_NUMBER = _SYSTEM_CALLS.get(platform.machine(), 0) if sys.platform == "linu
 
 @njit(nogil=True, cache=True)
 def begin(pool: Any) -> Any:
-    """The address of the words for the next job's arguments; nobody can take a chunk until it runs."""
+    """The address of the words for the next job's arguments; no chunk can be taken until it runs."""
     ticket = ((load_acquire(pool + 8 * NEXT) >> 32) + 1) << 32
     store_release(pool + 8 * NEXT, ticket | CLOSED)
     return pool + 8 * _ARGUMENTS
@@ -66,7 +66,7 @@ def run(pool: Any, kernel: Any, num_chunks: Any, scratch: Any) -> None:
     _open(pool, kernel, num_chunks, 0)
     _take(pool, scratch)
     looks, most = 0, max(load_acquire(pool + 8 * WATCH), _LOOKS)
-    while load_acquire(pool + 8 * _DONE) < num_chunks:  # ends: whoever took a chunk runs it to its end, compiled
+    while load_acquire(pool + 8 * _DONE) < num_chunks:  # ends: a chunk that was taken runs to its end, compiled
         pause()
         looks += 1
         if looks > most:  # more threads than cores: let the one that has the last chunk run
@@ -95,7 +95,7 @@ def _wake(pool: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _claim(pool: Any) -> Any:
-    """The number of a chunk that nobody else has, or -1."""
+    """The number of a chunk for exclusive use, or -1."""
     while True:  # ends: the next chunk's number grows whenever the swap fails, and there are as many as there are
         word = load_acquire(pool + 8 * NEXT)
         chunk = word & 0xFFFFFFFF
@@ -168,7 +168,7 @@ def next_own(pool: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def settle(pool: Any) -> bool:
-    """Close the job; True when nobody is at a chunk of it any more, False after a second."""
+    """Close the job; True when no thread is at a chunk of it any more, False after a second."""
     word = load_acquire(pool + 8 * NEXT)
     while (word & 0xFFFFFFFF) != CLOSED:  # ends: the word changes only when a chunk is taken
         if compare_swap(pool + 8 * NEXT, word, word | CLOSED):

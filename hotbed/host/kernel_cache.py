@@ -1,6 +1,6 @@
 """Where compiled Numba kernels are kept, on machines where neither the package nor the home directory can be written.
 
-Numba keeps them beside the sources, else in the user's cache, else it refuses to import them. A container with a read-only
+Numba keeps them next to the sources, else in the user's cache, else it refuses to import them. A container with a read-only
 file system and a user without a home has neither: there they go to a temporary directory and are compiled in each process.
 """
 

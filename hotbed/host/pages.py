@@ -63,7 +63,7 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike, *, huge: bool = True) -> NDA
 
 
 def advise_huge(address: int, size: int) -> None:
-    """Have memory that nobody has written yet in huge pages, where the machine has them; what is left of the last is not."""
+    """Have memory that was never written in huge pages, where the machine has them; what is left of the last is not."""
     start = -(-address // HUGE_PAGE) * HUGE_PAGE
     length = (address + size - start) // HUGE_PAGE * HUGE_PAGE
     if length > 0 and _HAS_ADVICE:  # advice only: a kernel that refuses it costs speed, not correctness

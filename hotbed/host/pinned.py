@@ -1,7 +1,7 @@
 """Page-locked memory, which is not asked for while a CUDA graph is recorded.
 
 torch's allocator of such memory looks after graphs that are being recorded, also those of other threads: on an H200 one request
-of a reading thread among some thousands failed with "invalid argument". So recording a graph and asking take turns. Memory that
+of a reading thread among some thousands failed with "invalid argument". So a graph is never recorded meanwhile. Memory that
 users' loaders pin in threads of their own does not: there is no way to stop them.
 """
 

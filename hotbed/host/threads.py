@@ -1,6 +1,6 @@
-"""The threads of a process that torchrun started beside others on one machine.
+"""The threads of a process that torchrun started with others on one machine.
 
-torchrun gives each of several processes one thread (OMP_NUM_THREADS=1) unless whoever started it set the variable. A rank with
+torchrun gives each of several processes one thread (OMP_NUM_THREADS=1) unless the user set the variable. A rank with
 tables has work for more: `share_cores` gives it its part of the machine's cores, and leaves a number that a user chose.
 """
 

@@ -159,7 +159,7 @@ def _memory_share(before: TierCounts | None, after: TierCounts | None) -> float 
     if before is None or after is None:
         return None
     during = after.minus(before)
-    return during.from_memory / max(1, during.asked)
+    return during.from_memory / max(1, during.requested)
 
 
 def _is_finite(out: Vectors) -> bool:

@@ -1,4 +1,4 @@
-"""The compiled steps of translating one batch: number, draw for and answer unknown ids; mark uses; find unused rows.
+"""The compiled steps of translating one batch: number, admit by chance and answer unknown ids; mark uses; find unused rows.
 
 Numbers among the rows of a batch: -1 is padding, -3 - e the unknown id with number e, in order of first occurrence.
 """
@@ -60,7 +60,7 @@ def number_unknown(
 
 
 @njit(nogil=True, cache=True)
-def draw(tables: Any, ids: Any, counts: Any, chance: Any, seed: Any, batch: int, admitted: Any) -> None:
+def admit_by_chance(tables: Any, ids: Any, counts: Any, chance: Any, seed: Any, batch: int, admitted: Any) -> None:
     """Admit each id with the chance of its table for each of its occurrences: 64 bits of (seed, table, id, batch)."""
     base = mix(np.uint64(seed) + np.uint64(batch) * STEP)
     for e in range(ids.shape[0]):

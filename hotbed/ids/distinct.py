@@ -5,7 +5,7 @@ for every lookup the number of its entry. A batch of 426,000 Zipf ids has 50,000
 the rows of ids, works on entries. All of it is a function of the batch alone, so any thread may do it ahead of time.
 
 A span is cut into pieces, and each piece finds its own distinct ids in a table that fits a core's cache. An id that comes in
-two pieces has two entries: whoever gives rows to new ids counts them together (`learn.py`).
+two pieces has two entries: the code that gives rows to new ids counts them together (`learn.py`).
 
 Shapes: L lookups, E entries, P spans, C pieces, T tables.
 """
@@ -61,13 +61,13 @@ class BatchIds(NamedTuple):
     ids: Ints  # [E]
     counts: Ints | None = None  # [E]: lookups of each; None: one
     firsts: Ints | None = None  # [E]: position of the first; None: they stand in order
-    totals: Ints | None = None  # [T]: lookups of each table; None: nobody has counted
+    totals: Ints | None = None  # [T]: lookups of each table; None: not counted
 
 
 class KnownRows(NamedTuple):
-    """Rows that somebody found ahead of time; who uses them writes to them."""
+    """Rows that were found ahead of time; their user may write to them."""
 
-    rows: Ints  # [E]; -1 says nothing: the id may have come since, or nobody could look
+    rows: Ints  # [E]; -1 says nothing: the id may have come since, or could not be looked up
     of: IdIndex
     removals: int  # of the index, before it was looked at
     is_whole: bool  # every entry has one
@@ -114,7 +114,7 @@ class DistinctIds:
     def look_ahead(self, index: IdIndex, batch: BatchIds, rows: Ints) -> KnownRows:
         """Into rows [E] the row of each entry, while another thread may change the index."""
         removals = index.removals  # first: what is removed meanwhile is noticed
-        self._call(_look, _look_kernel(), batch.tables, batch.ids, rows, *index.shared_arrays)
+        self._call(_find, _find_kernel(), batch.tables, batch.ids, rows, *index.shared_arrays)
         return KnownRows(rows, index, removals, bool((rows >= 0).all()))
 
     def _call(self, compiled: Any, *arguments: Any) -> Any:
@@ -176,7 +176,7 @@ def _number_piece(arguments: Any, chunk: Any, scratch: Any) -> None:
     for i in range(length):
         prefetch_line(
             values + step * (i + _AHEAD)
-        )  # where columns are pages apart nobody else asks; beyond the end it is void
+        )  # where columns are pages apart the processor does not prefetch; beyond the end it is void
         id_ = load64(values + step * i)
         word = np.uint64(id_)
         cell: Any = np.int64(((word ^ (word >> _S29)) * _GOLDEN) >> shift)
@@ -215,7 +215,7 @@ def _join_piece(arguments: Any, chunk: Any, scratch: Any) -> None:
         numbers[i] += offset
 
 
-def _look_chunk(arguments: Any, chunk: Any, scratch: Any) -> None:
+def _find_chunk(arguments: Any, chunk: Any, scratch: Any) -> None:
     """The rows of some entries. What was read while the index changed is not used."""
     first = chunk * _CHUNK
     size = min(_CHUNK, load64(arguments + 8 * _NUM_WANTED) - first)
@@ -252,8 +252,8 @@ def _join_kernel() -> int:
 
 
 @cache
-def _look_kernel() -> int:
-    return kernel_address(_look_chunk)
+def _find_kernel() -> int:
+    return kernel_address(_find_chunk)
 
 
 @njit(nogil=True, cache=True)
@@ -290,7 +290,7 @@ def _join(
 
 
 @njit(nogil=True, cache=True)
-def _look(
+def _find(
     pool: Any, scratch: Any, kernel: Any, tables: Any, ids: Any, rows: Any, words: Any, owners: Any, shards: Any,
     version: Any,
 ) -> None:  # fmt: skip

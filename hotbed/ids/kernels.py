@@ -176,7 +176,7 @@ def remove(
         row = np.uint64(numbers[bucket, np.uint64(4) + cell])
         words[bucket, cell >> np.uint64(3)] &= ~(np.uint64(0xFF) << ((cell & np.uint64(7)) << np.uint64(3)))
         passed = first + bucket_of(hash_, num_buckets)
-        while passed != bucket:  # ends: it passes every bucket of the shard in turn
+        while passed != bucket:  # ends: it passes every bucket of the shard
             words[passed, 1] -= PASSED
             passed += ONE
             if passed == first + num_buckets:
@@ -247,7 +247,7 @@ def walk(
                 return count, 3, bucket
             seen[row] = 1
             home = np.int64(bucket_of(hash_, num_buckets))
-            while home != bucket:  # ends: it passes every bucket of the shard in turn
+            while home != bucket:  # ends: it passes every bucket of the shard
                 if (words[first + home, 1] >> np.uint64(32)) == np.uint64(0):
                     return count, 4, bucket
                 passed[home] += 1

@@ -135,7 +135,9 @@ def _admit(
     if drawn.shape[0]:
         lucky = np.zeros(drawn.shape[0], dtype=np.bool_)
         some = unknown.at(drawn)
-        batch.draw(some.tables, some.ids, some.counts, rules.chance, np.uint64(context.seed), context.batch, lucky)
+        batch.admit_by_chance(
+            some.tables, some.ids, some.counts, rules.chance, np.uint64(context.seed), context.batch, lucky
+        )
         admitted[drawn] = lucky
     counted = np.flatnonzero(kinds == COUNT)
     if counted.shape[0] and memory.waiting is not None:

@@ -115,7 +115,7 @@ class Translator:
         return TranslatedBatch(rows, released + self.first_row)
 
     def look_ahead(self, distinct: DistinctIds, given: BatchIds, rows: Ints) -> KnownRows:
-        """The rows [E] of ids as far as they are known, in any thread, while batches are translated; takes no turn."""
+        """The rows [E] of ids as far as they are known, in any thread, while batches are translated; takes no lock."""
         return distinct.look_ahead(self._memory.index, given, rows)
 
     def trained(self, number: int) -> None:

@@ -32,7 +32,7 @@ class TierCounts(NamedTuple):
         return TierCounts(*(a - b for a, b in zip(self, other)))
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         """Rows requested from the store that were ever written."""
         return self.from_memory + self.from_ssd
 

@@ -70,7 +70,7 @@ class HoldableStore(Protocol):
     def begin_hold(self, held: HeldRows, touched: bool) -> int:
         """Mark the rows to be held in `held.marks`, all before `held.end`, and count them as saved; their number."""
 
-    def let_go(self, held: HeldRows, *, saved: bool) -> None:
+    def release(self, held: HeldRows, *, saved: bool) -> None:
         """The rows are released; if they were not saved they count as written again."""
 
 
@@ -129,11 +129,11 @@ class HeldRows:
 
     def commit(self) -> None:
         """They are saved."""
-        self._store.let_go(self, saved=True)
+        self._store.release(self, saved=True)
 
     def give_back(self) -> None:
         """They were not saved; after `commit`, nothing."""
-        self._store.let_go(self, saved=False)
+        self._store.release(self, saved=False)
 
     def _drain(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The kept copies, without rows that were given out before."""

@@ -139,7 +139,7 @@ class MemoryStore:
         self._unsaved = None
         return int(count)
 
-    def let_go(self, held: HeldRows, *, saved: bool) -> None:
+    def release(self, held: HeldRows, *, saved: bool) -> None:
         """The rows are released; if they were not saved they count as written again. In any thread."""
         if self._held is held:
             if not saved:

@@ -182,7 +182,7 @@ def memory_now(device: torch.device) -> dict[str, int | None]:
 
 def _hit_rate(counts: TierCounts, tiers: Tiers) -> float | None:
     """Over rows asked from the store; None where memory is the cache, or nothing was asked."""
-    return counts.from_memory / counts.asked if counts.asked and tiers.sizes.memory_slots else None
+    return counts.from_memory / counts.requested if counts.requested and tiers.sizes.memory_slots else None
 
 
 def _standing(tiers: Tiers) -> dict[str, Any]:

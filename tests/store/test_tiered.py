@@ -140,7 +140,7 @@ def test_every_row_asked_is_counted_by_its_tier(tmp_path):
     written = store.counts
     store.read(torch.arange(12), torch.empty(12, WIDTH))
     assert store.counts.minus(written)[:3] == (4, 6, 0)
-    assert store.counts.minus(written).asked == 10
+    assert store.counts.minus(written).requested == 10
     store.flush()
     assert store.counts.to_ssd == written.to_ssd + 4
     assert (store.num_slots, store.num_slots_used, store.num_in_memory) == (4, 4, 4)

@@ -42,7 +42,7 @@ def test_three_tiers(tmp_path):
     train(tables)
     counts, sizes = tables.tiers()
     assert counts.from_memory > 0
-    assert counts.asked == tables.counters().misses - tables.counters().created
+    assert counts.requested == tables.counters().misses - tables.counters().created
     assert counts.bytes_from_memory == counts.from_memory * RECORD
     assert counts.to_ssd * RECORD < counts.bytes_written
     assert sizes.memory_rows == slots

@@ -37,10 +37,10 @@ class StaleSegment(NamedTuple):
 
 
 class Compaction:
-    """Copies segments, one at a time. `turn` is held by the thread that compacts: the background, or a writer without room."""
+    """Copies segments, one at a time. `lock` is held by the thread that compacts: the background, or a writer without room."""
 
     def __init__(self, segments: Segments, places: Places) -> None:
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self.appender = Appender(segments)
         self.num_done = 0
         self._segments, self._places = segments, places
@@ -84,7 +84,7 @@ class Compaction:
         segments = self._segments
         if int(segments.num_live.sum()) * segments.stride + num_bytes > limit:
             return False
-        with self.turn:
+        with self.lock:
             sealed = False
             while True:
                 segments.wait_for_readers()
@@ -102,7 +102,7 @@ class Compaction:
     def _behind(self) -> None:
         try:
             while not self._stopped:
-                with self.turn:
+                with self.lock:
                     segment = self.candidate()
                     if segment is None or not self.rewrite(segment):
                         return

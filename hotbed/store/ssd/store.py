@@ -166,7 +166,7 @@ class SsdStore:
     def adopt(self, folder: Path) -> None:
         """Replace all rows by those of a checkpoint's folder: see frozen.py."""
         self._check_open()
-        with self._writer.lock, self._compaction.turn:
+        with self._writer.lock, self._compaction.lock:
             self._drop_all()
             try:
                 adopt(folder, self._segments, self._places, self._limit)
@@ -178,7 +178,7 @@ class SsdStore:
     def clear(self) -> None:
         """Every row reads as its initial value."""
         self._check_open()
-        with self._writer.lock, self._compaction.turn:
+        with self._writer.lock, self._compaction.lock:
             self._drop_all()
 
     def flush(self) -> None:

@@ -29,7 +29,7 @@ from hotbed.parallel.routes import (
 )
 from hotbed.parallel.shard_front import FrontContext, ShardFront, TrafficType
 from hotbed.tables.autograd import Front
-from hotbed.tables.group.keyspace import Question
+from hotbed.tables.group.keyspace import KeyRequest
 from hotbed.tables.inputs import BatchInputs, flatten, read_inputs
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.ownership import PreparedBatch, RoutedBatch
@@ -105,7 +105,7 @@ class RankExchange:
                 done = True  # an error from here on occurs on every rank
                 routes = self._settled(mesh, wanted)
                 done = False
-                yield RoutedBatch(batch, given, partial(self.asked, routes))
+                yield RoutedBatch(batch, given, partial(self.requested_lookups, routes))
             done = True
             end_routes(mesh, num_groups, True, self._device)
         except RanksLeft:
@@ -143,20 +143,20 @@ class RankExchange:
             return routes
         return with_unions(mesh, routes, [group.num_rows for group in self._groups], [way.wants for way in self._ways])
 
-    def asked(self, routes: list[Route], learns: bool) -> list[Lookups]:
+    def requested_lookups(self, routes: list[Route], learns: bool) -> list[Lookups]:
         """The lookups that all ranks request from this one, by group. To dynamic ids they are the next training batch."""
         found = []
         for group, front, route in zip(self._groups, self._sharded, routes):
-            question = Question(route.keys, route.tables, group.num_rows)
-            keys, sense = group.keyspace.answer(question, route.times, learns)
+            request = KeyRequest(route.keys, route.tables, group.num_rows)
+            keys, sense = group.keyspace.answer(request, route.times, learns)
             if learns and front.shared is not None:
                 keys = front.shared.behind(keys)
             count = keys.shape[0]
-            asked = Lookups(keys, (Span("rows", 0, count, 1),), count, sense=sense, route=route)
+            requested = Lookups(keys, (Span("rows", 0, count, 1),), count, sense=sense, route=route)
             if route.starts is not None:
                 vectors = torch.arange(route.routing.num_received, device=keys.device)
-                asked = asked._replace(num_out=vectors.shape[0], starts=route.starts, out_rows=vectors)
-            found.append(asked)
+                requested = requested._replace(num_out=vectors.shape[0], starts=route.starts, out_rows=vectors)
+            found.append(requested)
         return found
 
     def _wanted(self, given: BatchInputs) -> list[WantedRows]:
@@ -179,7 +179,7 @@ class RankExchange:
 
     def wishes(self, given: BatchInputs, settled: Any, learns: bool) -> list[Lookups]:
         """The lookups that all ranks request from this one."""
-        return self.asked(settled, learns)
+        return self.requested_lookups(settled, learns)
 
     def calls(self, placed: list[Lookups], planned: PreparedBatch | None) -> list[Lookups]:
         """The rank's own lookups, with the requests to this rank."""
@@ -190,8 +190,8 @@ class RankExchange:
             self._ranks.order.meet("has the rows of a batch in place", self._num_calls)
         return [each.route.own._replace(route=self._numbered(each)) for each in placed]
 
-    def _numbered(self, asked: Lookups) -> Lookups:
-        return asked._replace(route=asked.route._replace(call=self._num_calls))
+    def _numbered(self, requested: Lookups) -> Lookups:
+        return requested._replace(route=requested.route._replace(call=self._num_calls))
 
 
 class RankStage:

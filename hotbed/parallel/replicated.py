@@ -42,7 +42,7 @@ class RowTally(NamedTuple):
     """Counts of the rows of this rank."""
 
     batches: int = 0
-    asked: int = 0  # that it requested
+    requested: int = 0  # that it requested
     union: int = 0  # of its own that any rank requested
     new: int = 0  # of those, rows without a replica
 
@@ -58,14 +58,14 @@ class Replicas:
         self._group = group
         self._cache: Cache | None = None  # which row is where
         self.rows = torch.empty(0, 0, dtype=torch.float32, device="cpu")
-        self.turn = 0  # batches placed
+        self.version = 0  # batches placed
 
     def place(self, union: Union, read: Read) -> int:
         """Give every row of a union a replica; returns how many of this rank's had none."""
         self._make_room(union.num_rows)
         slots, new = self._kept(union, union.keys) if union.keys is not None else self._start_over(union)
-        self.turn += 1
-        union.turn, union.slots = self.turn, torch.cat([slots, slots.new_full((1,), -1)])
+        self.version += 1
+        union.version, union.slots = self.version, torch.cat([slots, slots.new_full((1,), -1)])
         bounds = torch.searchsorted(new, torch.tensor(union.starts, device=new.device)).tolist()
         first, stop = bounds[self._mesh.rank], bounds[self._mesh.rank + 1]
         mine = read(new[first:stop] - union.starts[self._mesh.rank])
@@ -81,7 +81,7 @@ class Replicas:
         """Rows may have changed other than by updates; called on all ranks between the same two batches."""
         self._cache = None
         self.rows = self.rows.new_empty(0, 0)
-        self.turn += 1
+        self.version += 1
 
     def _kept(self, union: Union, keys: Tensor) -> tuple[Tensor, Tensor]:
         """(slots [U] of the rows, ascending places in the union of missing ones)."""
@@ -129,44 +129,44 @@ class ReplicatedFront:
 
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
-        asked = lookups.route
-        union = self._place(asked)
+        requested = lookups.route
+        union = self._place(requested)
         return lookup(self._replicas.rows, _here(lookups, union), self.layout.dim)
 
     def rows_of(self, lookups: Lookups) -> Tensor:
         """The weights [L, D] that the lookups read."""
         self._sharded.meet("is in a backward pass and reads rows again", lookups)
-        union = self._placed(self._sharded.asked(lookups, learns=False))
+        union = self._placed(self._sharded.requested_lookups(lookups, learns=False))
         return rows_of(self._replicas.rows, _here(lookups, union), self.layout.dim)
 
     def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
         """Send the sums of the gradients to the owners, and take the new weights of all rows of the union."""
-        asked = self._sharded.updated(lookups, tables, grad, step)
+        requested = self._sharded.updated(lookups, tables, grad, step)
         if self.wants == "kept":
-            union = self._placed(asked)
-            self._replicas.refresh(union, self._read(asked, union.standing))
+            union = self._placed(requested)
+            self._replicas.refresh(union, self._read(requested, union.standing))
 
     def forget(self) -> None:
         """Rows have changed other than by updates."""
         self._replicas.forget()
 
-    def _place(self, asked: Lookups) -> Union:
-        union: Union = asked.route.union
-        num_new = self._replicas.place(union, lambda places: self._read(asked, union.standing[places]))
+    def _place(self, requested: Lookups) -> Union:
+        union: Union = requested.route.union
+        num_new = self._replicas.place(union, lambda places: self._read(requested, union.standing[places]))
         num_own = int(union.standing.shape[0])
-        self.tally = self.tally.plus(RowTally(1, asked.route.num_vectors, num_own, num_new))
+        self.tally = self.tally.plus(RowTally(1, requested.route.num_vectors, num_own, num_new))
         return union
 
-    def _placed(self, asked: Lookups) -> Union:
+    def _placed(self, requested: Lookups) -> Union:
         """The union of a batch; if another was placed since, its rows are brought in again."""
-        union: Union = asked.route.union
-        return union if union.turn == self._replicas.turn else self._place(asked)
+        union: Union = requested.route.union
+        return union if union.version == self._replicas.version else self._place(requested)
 
-    def _read(self, asked: Lookups, which: Tensor) -> Tensor:
+    def _read(self, requested: Lookups, which: Tensor) -> Tensor:
         """The weights [n, D] of some of the rows that other ranks request, as sent."""
         count = which.shape[0]
         return self._sharded.narrow(
-            self._group.lookup(Lookups(asked.slots[which], (Span("rows", 0, count, 1),), count))
+            self._group.lookup(Lookups(requested.slots[which], (Span("rows", 0, count, 1),), count))
         )
 
 

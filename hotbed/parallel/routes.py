@@ -141,7 +141,7 @@ class Union:
         self.order: Tensor | None = None  # int64 [U], on CUDA: the places of the keys
         if keys is not None and keys.device.type == "cuda":
             self.keys, self.order = torch.sort(keys)
-        self.turn = -1  # of the replicas, when `slots` were assigned
+        self.version = -1  # of the replicas, when `slots` were assigned
         self.slots = places[:0]  # int64 [U + 1]: where the rows are; the last is -1
 
     @property
@@ -199,7 +199,7 @@ def _repeated(values: Tensor, times: Sequence[int], device: torch.device) -> Ten
 def wanted_of(group: TableGroup, flattened: Callable[[Any], Lookups]) -> WantedRows:
     """The rows of one group; `flattened` gives the lookups of a batch for an object that maps ids to keys."""
     lookups = flattened(_Places(group))
-    keys, tables, num_local = group.keyspace.asked(lookups)
+    keys, tables, num_local = group.keyspace.request(lookups)
     return WantedRows(lookups, keys, group.shard.owner_of_any, tables, num_local)
 
 

@@ -57,7 +57,7 @@ class ShardFront:
             self.shared = SharedRows(ranks.mesh, group)
 
     def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
-        """Rows are in the slots of their owners when they are requested: see `asked`."""
+        """Rows are in the slots of their owners when they are requested: see `requested_lookups`."""
         return lookups if lookups.renew is None else lookups.renew()
 
     def lookup(self, lookups: Lookups) -> Tensor:
@@ -67,7 +67,7 @@ class ShardFront:
     def rows_of(self, lookups: Lookups) -> Tensor:
         """The vectors [L, D] that the lookups read: rows, or sums of parts of bags; requests them again."""
         self.meet("is in a backward pass and reads rows again", lookups)
-        here = lookups._replace(route=self.asked(lookups, learns=False))
+        here = lookups._replace(route=self.requested_lookups(lookups, learns=False))
         return rows_of(self._vectors(here), lookups, self.layout.dim)
 
     def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
@@ -80,28 +80,28 @@ class ShardFront:
         sums = self._summed(lookups, tables, grad, route.num_vectors)
         self.meet("is in a backward pass and updates rows", lookups)
         received = route.give(self.narrow(sums)).to(grad.dtype)
-        asked = self.asked(lookups, learns=True)
-        summed = SpanGradients(asked, received, torch.empty(0, dtype=torch.float32, device="cpu"))
+        requested = self.requested_lookups(lookups, learns=True)
+        summed = SpanGradients(requested, received, torch.empty(0, dtype=torch.float32, device="cpu"))
         if route.times is not None:
             summed = summed._replace(times=route.times.to(torch.int64))
             if self.shared is not None:
-                summed = self.shared.together(asked, received)
+                summed = self.shared.together(requested, received)
             if self._group.optimizer.scale_by_count:
                 summed = average_by_row(summed)
         with self._group.changes.changing("an update of rows"):
             self._group.update_rows(summed.lookups, summed.grad, step)
-        return asked
+        return requested
 
     def meet(self, what: str, lookups: Lookups) -> None:
         """Check that the other ranks do the same with their part of the batch."""
         self._ranks.order.meet(what, lookups.route.route.call, self._number)
 
-    def asked(self, lookups: Lookups, learns: bool) -> Lookups:
+    def requested_lookups(self, lookups: Lookups, learns: bool) -> Lookups:
         """The lookups of other ranks; rows may have moved since the lookups were made."""
-        asked: Lookups = lookups.route
-        if asked.ticket is not None and asked.ticket.holds(learns):
-            return asked
-        return self._group.ensure(asked, learns, self._ranks.ownership.claim)
+        requested: Lookups = lookups.route
+        if requested.ticket is not None and requested.ticket.holds(learns):
+            return requested
+        return self._group.ensure(requested, learns, self._ranks.ownership.claim)
 
     def narrow(self, rows: Tensor) -> Tensor:
         """Rows or gradients as sent."""
@@ -118,9 +118,9 @@ class ShardFront:
 
     def _vectors(self, lookups: Lookups) -> Tensor:
         """The vectors [V, D] that this rank requested: rows, and sums of parts of bags."""
-        asked: Lookups = lookups.route
-        route: Route = asked.route
-        vectors = self._group.lookup(asked)[: route.routing.num_received]
+        requested: Lookups = lookups.route
+        route: Route = requested.route
+        vectors = self._group.lookup(requested)[: route.routing.num_received]
         return route.bring(self.narrow(vectors)).to(vectors.dtype)
 
     def _summed(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, num_vectors: int) -> Tensor:
@@ -145,19 +145,19 @@ class SharedRows:
         own = np.array([self._keyspace.shared_key(table) for table in self._tables], dtype=np.int64)
         return torch.cat([keys, torch.from_numpy(own).to(keys.device)])
 
-    def together(self, asked: Lookups, grad: Tensor) -> SpanGradients:
+    def together(self, requested: Lookups, grad: Tensor) -> SpanGradients:
         """Gradients [n, D] of the requested rows -> [n + S, D]: those of shared rows, from all ranks, at the end."""
-        route: Route = asked.route
+        route: Route = requested.route
         assert route.tables is not None, "dynamic ids are requested by table"
         assert route.times is not None, "dynamic ids are requested with their occurrences"
         count, times = grad.shape[0], route.times.to(torch.int64)
-        own, replicas = asked.slots[:count], asked.slots[count:]
+        own, replicas = requested.slots[:count], requested.slots[count:]
         places = self._place_of.to(grad.device)[route.tables.to(torch.int64)]
         places = torch.where((places >= 0) & (own == replicas[places]), places, -1)  # -1: a row of its own
         sums, totals = self._sums(grad, times, places)
         slots = torch.cat([torch.where(places >= 0, -1, own), torch.where(totals > 0, replicas, -1)])
-        keys = None if asked.keys is None else torch.where(slots >= 0, asked.keys, -1)
-        lookups = asked._replace(slots=slots, keys=keys, sorted_keys=None, order=None)
+        keys = None if requested.keys is None else torch.where(slots >= 0, requested.keys, -1)
+        lookups = requested._replace(slots=slots, keys=keys, sorted_keys=None, order=None)
         return SpanGradients(lookups, torch.cat([grad, sums]), torch.cat([times, totals]))
 
     def _sums(self, grad: Tensor, times: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:

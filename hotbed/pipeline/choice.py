@@ -145,4 +145,4 @@ class PlannerChoice:
     def _say(self, reason: str | None) -> None:
         """On a CPU launch by launch is the way."""
         if reason is not None and self._tables.device.type == "cuda":
-            self._tables.ownership.say_eager(reason)
+            self._tables.ownership.log_eager(reason)

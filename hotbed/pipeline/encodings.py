@@ -54,7 +54,7 @@ class BatchEncoding(Protocol):
     layouts: list[InputLayout]
     is_described_early: bool  # when a batch is read; else when it is made known
     is_checked_late: bool  # by the kernels of a recording; else bad ids are looked for batch by batch
-    names_rows: bool  # keys are rows; else some may be guests, which no store has
+    names_rows: bool  # keys are rows; else some may be temporary, which no store has
 
     def prepare(self, candidate: Candidate, learns: bool) -> tuple[BatchInputs, list[Description]]:
         """The batch as the tables see it, and its descriptions."""
@@ -121,7 +121,7 @@ class MapEncoding:
     is_checked_late = True
 
     def __init__(self, tables: EmbeddingTables, kinds: Kinds, width: str) -> None:
-        """`width`: of keys; those of guests are wide."""
+        """`width`: of keys; temporary ones are wide."""
         self.kinds = (width, *kinds)
         self.names_rows = width == NARROW
         self._tables = weakref.proxy(tables)

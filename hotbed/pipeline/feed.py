@@ -92,7 +92,7 @@ class Feed:
         with self.changes.lock:
             self._tables.ownership.take(self)
             for group in self._cached:
-                group.let_go()  # a batch that was looked up before this and is not updated yet
+                group.revoke_lease()  # a batch that was looked up before this and is not updated yet
             self._caches = [group.cache for group in self._cached]
         self._reader.start()
 
@@ -236,7 +236,7 @@ class Feed:
 
     def _resume(self) -> None:
         for group in self._cached:
-            group.let_go()
+            group.revoke_lease()
         with self.changes.changing("making batches known again"):
             if any(group.cache is not cache for group, cache in zip(self._cached, self._caches)):
                 self._begin_anew()

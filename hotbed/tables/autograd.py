@@ -1,4 +1,4 @@
-"""The border to autograd: a lookup is a node of its graph, and when its gradient comes the rows are updated.
+"""Where backward enters the tables: a lookup is a node of the graph, and its gradient updates the rows.
 
 Forward: the lookups of one group in, vectors out, as one block or cut into features. Backward: the gradient of the vectors in;
 the row optimizer runs at once, and no gradient of the rows goes any further.
@@ -21,7 +21,7 @@ from hotbed.ops.lookups import Lookups
 from hotbed.ops.records import Layout
 from hotbed.optim.schedules import Schedule
 from hotbed.tables.group.group import UpdateStep
-from hotbed.tables.outputs import Cut
+from hotbed.tables.outputs import FeatureSplit
 from hotbed.tables.torch_hooks import backward_in_caller, current_pass, eager, scaled_pass
 from hotbed.tables.transaction import Changes
 from hotbed.telemetry.clock import UPDATE, StepClock
@@ -33,7 +33,7 @@ SCALED_RANKS = (
 
 
 class Front(Protocol):
-    """What answers the lookups of one group: the group itself, or whoever asks other ranks."""
+    """What answers the lookups of one group: the group itself, or a front that asks other ranks."""
 
     layout: Layout
 
@@ -132,7 +132,7 @@ class Step:
                 call.group.update(call.lookups, call.tables, grad, self)
             return
         number = current_pass()
-        calls = self._calls.setdefault(number, [])  # an earlier pass that failed left its own, which nobody updates
+        calls = self._calls.setdefault(number, [])  # an earlier pass that failed left its own, which are never updated
         if not calls:
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._update_all(self._calls.pop(number)))
         calls.append((call, grad))
@@ -157,7 +157,7 @@ class Step:
 
 
 def _refuse_ranks() -> None:
-    """Raise where this process is one of several ranks: each would move rows of its own, and nobody would notice."""
+    """Raise where this process is one of several ranks: each would move rows of its own, unnoticed."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
             f"these tables are about to train on rank {dist.get_rank()} of {dist.get_world_size()}, and their rows would drift "
@@ -177,11 +177,11 @@ class Call:
     tables: tuple[str, ...]
     step: Step
     learns: bool  # in eval mode rows stay, and only the weights of a bag get a gradient
-    cut: Cut | None = None  # into features; None: vectors are one block
+    cut: FeatureSplit | None = None  # into features; None: vectors are one block
     done: bool = False
 
 
-class LookUp(torch.autograd.Function):
+class LookupFunction(torch.autograd.Function):
     """Vectors of one group, one block or a tuple of features; backward runs the row optimizer."""
 
     @staticmethod

@@ -1,8 +1,8 @@
 """A user's inputs, described for recordings: how many lookups each group has, and where ids, offsets and weights are.
 
 The counterpart of `inputs.py`, which flattens a batch launch by launch. Here only what the host knows of tensors is looked at
-(shapes, types, addresses), so nobody waits for the device; kernels check ids and offsets later. Inputs that cannot be described
-get a reason instead, and go launch by launch, which also raises the errors of malformed ones.
+(shapes, types, addresses), so nothing waits for the device; kernels check ids and offsets later. Inputs that cannot be
+described get a reason instead, and go launch by launch, which also raises the errors of malformed ones.
 
 Batches whose features come in the same kinds (one id, bags, bags with weights) are laid out alike, whatever their sizes.
 """

@@ -1,4 +1,4 @@
-"""EmbeddingTables: the nn.Module, and the border to autograd.
+"""EmbeddingTables: the nn.Module that users call.
 
 Forward: ids -> pooled vectors. Backward: the gradient of the vectors is summed per row and the row optimizer runs at once,
 in place. No gradient tensor of the size of a table exists, and the rows are no `parameters()`: the dense optimizer of the
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -34,13 +35,13 @@ from hotbed.sizing.budget import Budgets, rooms_of
 from hotbed.sizing.fit import sizes_of
 from hotbed.store.counts import TierCounts, Tiers, TierSizes
 from hotbed.tables.accumulation import Accumulation, Part, gradients, joined
-from hotbed.tables.autograd import SCALED_RANKS, Call, Front, LookUp, Step
+from hotbed.tables.autograd import SCALED_RANKS, Call, Front, LookupFunction, Step
 from hotbed.tables.exchange import Exchange, LocalExchange
 from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.inputs import BatchInputs, GroupInputs, read_inputs
 from hotbed.tables.keyed import KeyedJagged
-from hotbed.tables.outputs import cut_of
+from hotbed.tables.outputs import split_of
 from hotbed.tables.ownership import Ownership, PreparedBatch
 from hotbed.tables.recorded import RecordedLookups
 from hotbed.tables.snapshot.snapshot import TablesSink, TablesSnapshot
@@ -144,7 +145,8 @@ class EmbeddingTables(nn.Module):
 
     @property
     def turns(self) -> Ownership:
-        """`ownership` by the name it had in 0.1."""
+        """`ownership`, by the name it had in 0.1."""
+        warnings.warn("EmbeddingTables.turns is now called ownership.", DeprecationWarning, stacklevel=2)
         return self.ownership
 
     def __getstate__(self) -> dict[str, Any]:
@@ -224,7 +226,7 @@ class EmbeddingTables(nn.Module):
             ids: int64 [B, F] with one column for each feature (in declared order) that is not in `bags`; or a mapping from
                 every feature to a tensor [B], a tensor [B, T] (bags of T values) or a Jagged; or a TorchRec
                 KeyedJaggedTensor whose keys are the features.
-            bags: the multi-valued features, beside an id matrix.
+            bags: the multi-valued features, next to an id matrix.
         """
         if self.accumulation is not None and torch.is_grad_enabled() and self.learns:
             return self._accumulated(ids, bags)
@@ -252,11 +254,11 @@ class EmbeddingTables(nn.Module):
                 if lookups.ticket is None and lookups.check is not None:
                     self._unchecked.append(lookups.check)
                 is_block = self.output != "dict" and len(self.groups) == 1
-                cut = None if is_block else cut_of(inputs.features, given)
+                cut = None if is_block else split_of(inputs.features, given)
                 weighted = lookups.scale is not None and lookups.scale.requires_grad
                 if learning or (weighted and torch.is_grad_enabled()):
                     call = Call(group, lookups, inputs.tables, step, learning, cut)
-                    out: Any = LookUp.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
+                    out: Any = LookupFunction.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
                 else:
                     scale = None if lookups.scale is None else lookups.scale.detach()
                     block = group.lookup(lookups._replace(scale=scale))
@@ -423,12 +425,12 @@ class EmbeddingTables(nn.Module):
         From then on checkpoints compare the rows of this table: docs/checkpoints.md, "Full and incremental".
         """
         self.claim()
-        return self.group_of(table).lend(table)["weight"]
+        return self.group_of(table).writable(table)["weight"]
 
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
         """Copies of the weights of a table, some rows at a time, in order (of dynamic ids: as `ids`): for large tables.
 
-        Each piece is read when it is asked for, as the rows are then.
+        Each piece is read when the caller takes it, as the rows are then.
         """
         with self.changes.lock:
             self.claim()
@@ -456,7 +458,7 @@ class EmbeddingTables(nn.Module):
     def states(self, table: str) -> dict[str, Tensor]:
         """The optimizer state of a table by name, [rows, dim] or [rows, 1]: views."""
         self.claim()
-        columns = self.group_of(table).lend(table)
+        columns = self.group_of(table).writable(table)
         return {name: column for name, column in columns.items() if name != "weight"}
 
     @exclusive
@@ -590,18 +592,18 @@ class EmbeddingTables(nn.Module):
         return self
 
     @exclusive
-    def _named_columns(self, *, lent: bool) -> dict[str, Tensor]:
-        """Every view that a state_dict holds, `<table>.weight` and `<table>.<state>`; `lent`: for somebody who may write."""
+    def _named_columns(self, *, writable: bool) -> dict[str, Tensor]:
+        """Every view that a state_dict holds, `<table>.weight` and `<table>.<state>`; `writable`: for writing."""
         self.claim()
         columns: dict[str, Tensor] = {}
         for group in self.groups:
             for table in group.members:
-                found = group.lend(table) if lent else group.columns(table)
+                found = group.writable(table) if writable else group.columns(table)
                 columns |= {f"{table}.{name}": column for name, column in found.items()}
         return columns
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        destination |= {prefix + name: column for name, column in self._named_columns(lent=True).items()}
+        destination |= {prefix + name: column for name, column in self._named_columns(writable=True).items()}
         destination[prefix + "num_updates"] = torch.tensor(self.num_updates, device="cpu")
         destination[prefix + "lr_factor"] = torch.tensor(self.lr_factor, dtype=torch.float64, device="cpu")
 
@@ -617,7 +619,7 @@ class EmbeddingTables(nn.Module):
         error_msgs: list[str],
     ) -> None:
         with self.changes.loading(self.claim, (), whole=True):
-            columns = self._named_columns(lent=False)
+            columns = self._named_columns(writable=False)
         fitting: dict[str, dict[str, Tensor]] = {}
         for name, column in columns.items():
             saved = state_dict.get(prefix + name)

@@ -21,7 +21,7 @@ from hotbed.ops.blocks import Scratch, empty_block
 from hotbed.tables.inputs import BatchInputs, Feature
 
 
-class Cut(NamedTuple):
+class FeatureSplit(NamedTuple):
     """Where the features of one group are in its output rows."""
 
     size: int  # B
@@ -70,7 +70,7 @@ class Cut(NamedTuple):
         return block
 
 
-def cut_of(features: Sequence[Feature], given: BatchInputs) -> Cut:
+def split_of(features: Sequence[Feature], given: BatchInputs) -> FeatureSplit:
     """How the output rows of one group's features are laid out for one batch."""
     pooled = tuple(feature.name for feature in features if feature.pooling != "none")
     sequences: dict[str, tuple[int, ...]] = {}
@@ -79,7 +79,7 @@ def cut_of(features: Sequence[Feature], given: BatchInputs) -> Cut:
         if feature.pooling == "none":
             count = int(given.bags[name].values.shape[0]) if name in given.bags else given.size
             sequences[name] = given.shapes.get(name, (count,))
-    return Cut(given.size, pooled, sequences)
+    return FeatureSplit(given.size, pooled, sequences)
 
 
 def _as_block(grads: Sequence[Tensor | None]) -> Tensor | None:

@@ -1,7 +1,7 @@
 """Who may move rows, and the one rule for moving them.
 
 Plain lookups, saving and loading claim the tables: a feed that works ahead stops at a safe place, takes back its promises,
-and resumes when it is next asked for a batch. One thread at a time: every call of the tables holds `changes.lock`.
+and resumes when its next batch is requested. One thread at a time: every call of the tables holds `changes.lock`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hotbed.types import Jagged
 _log = logging.getLogger("hotbed.tables")
 
 
-class Feeder(Protocol):
+class BatchFeed(Protocol):
     """What a feed must be able to do for others."""
 
     def pause(self, *, drop: bool) -> None:
@@ -84,39 +84,39 @@ class RoutedBatch:
 
 
 class Ownership:
-    """Of one EmbeddingTables; whoever calls it holds `changes.lock`."""
+    """Of one EmbeddingTables; callers hold `changes.lock`."""
 
     def __init__(self) -> None:
         self.changes = Changes()
-        self.feed: Feeder | None = None
-        self.left: deque[Feeder] = deque()  # feeds that are being closed
+        self.feed: BatchFeed | None = None
+        self.left: deque[BatchFeed] = deque()  # feeds that are being closed
         self.planners: list[Any] = []  # recordings that the next feed can use again
         self.records = True  # recordings are made where they can be
         self._reasons: set[str] = set()  # why batches were not recorded, as far as it was logged
         self._planned: dict[int, PreparedBatch] = {}
 
-    def say_eager(self, reason: str) -> None:
+    def log_eager(self, reason: str) -> None:
         """Log why a batch on CUDA goes launch by launch, once."""
         if reason not in self._reasons:
             self._reasons.add(reason)
             _log.info("batches are launched one kernel at a time, not replayed as CUDA graphs: %s", reason)
 
     def claim(self, *, drop: bool = False) -> None:
-        """The training thread's own turn; `drop`: what is known of batches ahead no longer holds."""
+        """Ownership for the training thread itself; `drop`: what is known of batches ahead no longer holds."""
         self._close_left()
         if self.feed is not None:
             self.feed.pause(drop=drop)
         self.changes.check()
 
-    def take(self, feed: Feeder) -> None:
-        """A feed's turn, until another is asked for a batch."""
+    def take(self, feed: BatchFeed) -> None:
+        """Ownership for a feed, until another feed's batch is requested."""
         self._close_left()
         self.changes.check()
         if self.feed is not None and self.feed is not feed:
             self.feed.pause(drop=True)
         self.feed = feed
 
-    def leave(self, feed: Feeder) -> None:
+    def leave(self, feed: BatchFeed) -> None:
         """A feed has ended."""
         if self.feed is feed:
             self.feed = None
@@ -141,7 +141,7 @@ class Ownership:
                 return None
         return planned if _is_unchanged(planned) else None
 
-    def forget(self, feed: Feeder) -> None:
+    def forget(self, feed: BatchFeed) -> None:
         """A feed is closed."""
         self.left = deque(one for one in self.left if one is not feed)
 

@@ -62,14 +62,14 @@ class RecordedLookups:
         if backend_of(tables.groups[0].records) != "triton":
             return None
         if self._never is not None:
-            tables.ownership.say_eager(self._never)
+            tables.ownership.log_eager(self._never)
             return None
         if tables.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return None
         parts = parts_of(tables.features, ids, bags, tables.device)
         if isinstance(parts, str):
             if parts != MALFORMED:
-                tables.ownership.say_eager(parts)
+                tables.ownership.log_eager(parts)
             return None
         recording = self._recordings.get(parts.kinds)
         described = None if recording is None else recording.describe(parts)
@@ -118,9 +118,7 @@ class _GroupKeys(NamedTuple):
     starts: Tensor | None  # of bags: int64 [8, > N]
     out_row: Tensor | None  # of bags: int32 [8, >= C]
     scale: Tensor | None  # of bags with weights or means: float32 [8, >= C]
-    views: dict[
-        tuple[int, int, int], list[Tensor | None]
-    ]  # of the five, by row, lookups and bags: those asked for lately
+    views: dict[tuple[int, int, int], list[Tensor | None]]  # of the five, by row, lookups and bags: those used lately
 
     def view(self, row: int, num_lookups: int, num_bags: int) -> list[Tensor | None]:
         """Keys, sorted keys, order, output rows and scale [L], and starts [N + 1], of a batch: a view takes microseconds."""
@@ -203,9 +201,7 @@ class _KindsRecording:
             if point is not None:
                 point.synchronize()  # let the host be no farther ahead than what it can still check
         lookups = [self._lookups(g, each, number % _ROWS, ticket, (ids, bags)) for g, each in enumerate(batch)]
-        given = BatchInputs(
-            batch[0].num_samples, self._nothing, {}, {}, {}
-        )  # of pooled features nothing else is asked for
+        given = BatchInputs(batch[0].num_samples, self._nothing, {}, {}, {})  # pooled features need nothing else
         return PreparedBatch(ids, bags, given, lookups)
 
     def check(self) -> None:

@@ -1,6 +1,6 @@
 """What torch does to a whole model, and rows follow although they are not parameters: compiling, loss scaling, freezing.
 
-torch reports neither of the last two to anybody, so two of its methods are wrapped when the first tables are made:
+torch reports neither of the last two, so two of its methods are wrapped when the first tables are made:
 `GradScaler.scale`, whose results from then on say during their backward pass that gradients are scaled, and by how much; and
 `nn.Module.requires_grad_`, which from then on also reaches tables inside the module. Models without tables notice nothing.
 """
@@ -30,7 +30,7 @@ _PASSES = 64  # backward passes whose scale is remembered; no more are ever unde
 def eager(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     """As torch.compiler.disable, which would load the compiler (1.3 s) for everybody and takes 1 us a call.
 
-    Here only where a compiled function calls: what it calls in turn would be compiled, too.
+    Here only where a compiled function calls: what that calls would be compiled, too.
     """
     disabled: list[Callable[_P, _T]] = []
 
@@ -84,7 +84,7 @@ class ScaledBackward:
         return state is not None and state["stage"] is not OptState.READY
 
     def unscaled(self, grad: Tensor) -> Tensor | None:
-        """The gradient of the loss itself; None where it is not finite, which the scaler is told of."""
+        """The gradient of the loss itself; None where it is not finite, which is reported to the scaler."""
         inverse = self.factor.double().reciprocal().to(device=grad.device, dtype=grad.dtype)
         grad = grad * inverse
         if bool(torch.isfinite(grad).all()):

@@ -5,7 +5,7 @@ first change to the last write. Either all of it happens, or the tables refuse e
 
     before the first change   the mark is set
     after the last write      the mark is cleared
-    a refusal                 (REFUSALS) whoever raises one has changed nothing, or has taken it back: the mark is cleared
+    a refusal                 (REFUSALS) the code that raised it has changed nothing, or has undone it: the mark is cleared
     anything else             the mark stays, and every further call refuses
 
 The mark is one attribute, so an exception that a signal handler raises between any two instructions finds it set or finds
@@ -71,7 +71,7 @@ class Changes:
         return self.open is not None and self.broken is None and self.lock._is_owned()  # type: ignore[attr-defined]
 
     def begin_load(self, claim: Callable[[], None], tables: Iterable[str], *, whole: bool, anew: bool = False) -> None:
-        """The rows of these tables are replaced from now on, once `claim` has the turn.
+        """The rows of these tables are replaced from now on, once `claim` has taken ownership.
 
         `whole`: with their optimizer state. `anew`: and all that finds them, so a change that an earlier load broke off is no
         more.

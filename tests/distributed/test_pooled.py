@@ -95,7 +95,7 @@ def in_ranks(options, ahead=False, optimizers=tuple(OPTIMIZERS), share=1.0):
     for optimizer in optimizers:
         tables = ShardedTables(TABLES, OPTIMIZERS[optimizer], seed=5, gradients="sum", output="dict", **options)
         settled, asks = [], []
-        tables.ranks.asked = functools.partial(watched, tables.ranks.asked, settled)
+        tables.ranks.requested_lookups = functools.partial(watched, tables.ranks.requested_lookups, settled)
         routes.make_request = functools.partial(asking, asks)
         result = train(tables, batches_of(dist.get_rank(), dist.get_world_size()), ahead, share)
         traffic = tables.mesh.traffic

@@ -72,8 +72,8 @@ def test_a_reason_is_logged_once(caplog):
     tables = tables_of()
     with caplog.at_level("INFO", logger="hotbed.tables"):
         for _ in range(3):
-            tables.ownership.say_eager("ids are dynamic")
-        tables.ownership.say_eager("feature 'b' is not pooled")
+            tables.ownership.log_eager("ids are dynamic")
+        tables.ownership.log_eager("feature 'b' is not pooled")
     assert [record.args for record in caplog.records] == [("ids are dynamic",), ("feature 'b' is not pooled",)]
 
 

@@ -17,7 +17,7 @@ from hotbed.ops.move import InitialTable, initial_records, initial_rows
 from hotbed.ops.records import layout_of
 from hotbed.sizing.budget import BYTES_PER_ID, Budgets, rooms_of
 from hotbed.store import MemoryStore
-from hotbed.tables.group.dynamic import GUEST
+from hotbed.tables.group.dynamic import TEMPORARY
 
 LOW, HIGH = -(2**63), 2**63 - 1
 
@@ -43,7 +43,7 @@ def look(tables, *ids):
 
 
 def test_any_64_bit_id_has_a_row_of_its_own():
-    ids = [LOW, LOW + 1, -2, -1, 0, 1, 2**31, 2**32, 2**32 + 1, GUEST, HIGH - 1, HIGH]
+    ids = [LOW, LOW + 1, -2, -1, 0, 1, 2**31, 2**32, 2**32 + 1, TEMPORARY, HIGH - 1, HIGH]
     tables = make()
     first = train(tables, *ids).squeeze(1)
     assert torch.unique(first, dim=0).shape[0] == len(ids)
@@ -128,7 +128,7 @@ def test_evaluation_changes_nothing_and_reads_first_values(ahead, rules):
     for name, value in quiet.rows("user")[1].items():
         assert torch.equal(value, asked.rows("user")[1][name])
     asked.caches[0].cache.check_integrity()
-    assert asked.caches[0].store.num_written <= quiet.groups[0].keyspace.translator.end  # no guest was written
+    assert asked.caches[0].store.num_written <= quiet.groups[0].keyspace.translator.end  # no temporary row was written
 
 
 def test_an_unknown_id_reads_what_it_will_start_from():
@@ -139,7 +139,7 @@ def test_an_unknown_id_reads_what_it_will_start_from():
     assert not torch.equal(look(tables, 5, HIGH), seen)
 
 
-def test_guests_stay_as_long_as_their_batch():
+def test_temporary_rows_stay_as_long_as_their_batch():
     """Weights of a bag get a gradient outside training: rows are brought in again for it."""
     tables = make({"user": Table(None, 4)}, hbm=6 * (48 + BYTES_PER_SLOT))
     tables.eval()
@@ -153,7 +153,7 @@ def test_guests_stay_as_long_as_their_batch():
     ids = tables.groups[0].keyspace
     del out
     look(tables, 9)
-    assert len(ids._guests) <= 3
+    assert len(ids._temporary) <= 3
 
 
 def test_admission_and_expiry_are_counted():

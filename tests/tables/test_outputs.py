@@ -6,13 +6,13 @@ import torch
 import hotbed
 from hotbed import Jagged, Table, optim
 from hotbed.errors import HotbedError
-from hotbed.tables.outputs import Cut
+from hotbed.tables.outputs import FeatureSplit
 
 NAMES = ("a", "b", "c")
 
 
 def block_and_parts(size=4, dim=3, dtype=torch.float32):
-    cut = Cut(size, NAMES, {})
+    cut = FeatureSplit(size, NAMES, {})
     block = torch.randn(size * len(NAMES), dim, dtype=dtype)
     return cut, block, cut.split(block)
 
@@ -58,7 +58,7 @@ def test_gradients_anywhere_in_memory_are_joined_as_stack_joins_them(change):
 
 def test_neighbours_in_memory_of_different_tensors_are_copied():
     """An address alone does not say that a tensor may be read beyond its own memory."""
-    cut = Cut(1, NAMES, {})
+    cut = FeatureSplit(1, NAMES, {})
     memory = torch.randn(9)
     apart = [torch.frombuffer(memory.numpy(), dtype=torch.float32, offset=12 * j, count=3).view(1, 3) for j in range(3)]
     joined = cut.join(apart)
@@ -75,14 +75,14 @@ def test_a_part_without_a_gradient_counts_as_zero():
 
 
 def test_sequences_follow_the_pooled_rows():
-    cut = Cut(2, ("a",), {"s": (5,), "m": (2, 3)})
+    cut = FeatureSplit(2, ("a",), {"s": (5,), "m": (2, 3)})
     block = torch.randn(2 + 5 + 6, 4)
     parts = cut.split(block)
     assert [tuple(part.shape) for part in parts] == [(2, 4), (5, 4), (2, 3, 4)]
     assert torch.equal(cut.join(parts), block)
     assert torch.equal(cut.join([None, parts[1], None])[2:7], parts[1])
     assert not cut.join([None, parts[1], None])[[0, 1, 7, 12]].any()
-    alone = Cut(2, (), {"m": (2, 3)})
+    alone = FeatureSplit(2, (), {"m": (2, 3)})
     assert torch.equal(alone.join([parts[2]]), block[7:])
 
 

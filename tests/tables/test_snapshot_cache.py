@@ -197,7 +197,7 @@ def assert_goes_on_alike(tables, other, ids):
     assert all(torch.equal(column, their_columns[name]) for name, column in columns.items())
 
 
-def test_guests_of_an_evaluation_stay_out_of_checkpoints(tmp_path):
+def test_temporary_rows_of_an_evaluation_stay_out_of_checkpoints(tmp_path):
     tables, ids = evaluated(tmp_path / "one")
     hotbed.checkpoint.save(tmp_path / "saved", tables)
     other = new_tables("dynamic", tmp_path / "other")

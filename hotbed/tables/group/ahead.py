@@ -1,4 +1,4 @@
-"""Dynamic ids of one batch in one group, made ready while earlier batches train; the keys are settled when it is its turn.
+"""Dynamic ids of one batch in one group, made ready while earlier batches train; the keys are settled when it is planned.
 
     any thread        ids -> entries, the number of each lookup's entry, rows of entries that are known; all goes to the device
     training thread   ids that are new get rows; the keys of entries go to the device again, if any was new

@@ -12,6 +12,7 @@ time, `read` and `write` from a thread of its own. One of the two at a time: see
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -163,11 +164,11 @@ class CachedRows:
         """The records of a table: a copy on the host, so writing to it changes nothing."""
         return self.copy_rows(torch.arange(member.base, member.base + member.rows, device="cpu"))
 
-    def lend(self, member: Member) -> Tensor:
+    def writable(self, member: Member) -> Tensor:
         """`whole`: it is a copy."""
         return self.whole(member)
 
-    def lend_rows(self, member: Member, keys: Tensor) -> Tensor:
+    def writable_rows(self, member: Member, keys: Tensor) -> Tensor:
         """Copies."""
         return self.copy_rows(keys)
 
@@ -397,7 +398,7 @@ class CachedRows:
             self.records.index_copy_(0, miss_slots[places].to(torch.int64), created)
 
     def ensure(self, lookups: Lookups, learns: bool, claim: Callable[[], None]) -> Lookups:
-        """Lookups whose rows are in their slots; they are brought in now, once `claim` has the turn."""
+        """Lookups whose rows are in their slots; they are brought in now, once `claim` has taken ownership."""
         claim()
         with self.changes.changing("bringing rows in"):
             return self.placed(lookups, learns)
@@ -411,7 +412,7 @@ class CachedRows:
         if lookups.sense is not None:
             self.keyspace.refuse_old(lookups.sense)
             self.forget_released()
-        self.let_go()
+        self.revoke_lease()
         if lookups.renew is not None:
             lookups = lookups.renew()
         elif lookups.keys is not None:
@@ -429,7 +430,7 @@ class CachedRows:
         self.write(fetch)
         return placed
 
-    def let_go(self) -> None:
+    def revoke_lease(self) -> None:
         """The batch placed last no longer holds its rows."""
         if self._ticket is not None:
             self._ticket.valid = False
@@ -437,7 +438,7 @@ class CachedRows:
     def flush(self) -> None:
         """Write every row that has changed back; the rows stay. A batch that is still to be updated marks its own again."""
         with self.changes.changing("writing rows back"):
-            self.let_go()
+            self.revoke_lease()
             keys, slots = self.cache.dirty()
             for start in range(0, keys.shape[0], CHUNK):
                 part = slice(start, start + CHUNK)
@@ -479,7 +480,7 @@ class CachedRows:
 
     def _forget_rows(self, keys: Tensor) -> None:
         if keys.shape[0]:
-            self.let_go()
+            self.revoke_lease()
             self.cache.forget(keys.to(self.records.device))
             self.store.forget(keys)
 
@@ -520,7 +521,7 @@ class CachedRows:
 
     def forget(self) -> None:
         """Nothing on the device is a row any more: part of a change."""
-        self.let_go()
+        self.revoke_lease()
         self.cache = self._new_cache(self.records.device)
 
     def _new_cache(self, device: torch.device) -> Cache:
@@ -529,4 +530,8 @@ class CachedRows:
         return Cache(self.num_slots, self._policy, device, bounded=self._bounded, in_order=in_order, name=name)
 
 
-CachedGroup = CachedRows  # its first name
+def __getattr__(name: str) -> Any:
+    if name != "CachedGroup":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("CachedGroup is now called CachedRows.", DeprecationWarning, stacklevel=2)
+    return CachedRows

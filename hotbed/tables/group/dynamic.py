@@ -5,8 +5,8 @@ trained when the tables are called with it. Whatever comes in between (another b
 as trained: the batches ahead are set aside for a moment (`as_trained`), or taken back and translated again (`roll_back`). So
 rows are those of a loop that looks nowhere ahead, to the bit.
 
-Outside training an id that has no row reads its initial value and is not remembered: for as long as its batch lives it is a
-guest, under a key that is no row of the store and is never used again.
+Outside training an id that has no row reads its initial value and is not remembered: for as long as its batch lives it has a
+temporary key, which is no row of the store and is never used again.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from hotbed.optim import RowOptimizer
 from hotbed.sizing.budget import BASE_BYTES, IdRoom
 from hotbed.store import Store
 from hotbed.tables.group.ahead import IdsAhead, read_ahead
-from hotbed.tables.group.keyspace import CHUNK, Member, Question, member_rows
+from hotbed.tables.group.keyspace import CHUNK, KeyRequest, Member, member_rows
 from hotbed.tables.snapshot.ids import IdsSink, IdsSnapshot
 
 if TYPE_CHECKING:
     from hotbed.store.held import Holder
 
-GUEST = 1 << 33  # keys from here on are guests
+TEMPORARY = 1 << 33  # keys from here on are temporary
 QUARANTINE = 384  # training batches for which the row of an expired id rests; no feed is that far ahead
-FAR_AHEAD = 330  # batches translated and not trained: more than a feed needs, so somebody keeps them
+FAR_AHEAD = 330  # batches translated and not trained: more than a feed needs, so a caller keeps them
 _CHECK_EVERY = 16  # training batches between two looks at the bytes in use
 
 
@@ -62,7 +62,7 @@ class KeyMeaning(NamedTuple):
     learns: bool
     number: int  # of the training batch; outside training, of the one trained last
     epoch: int  # batches of another one, if not trained, were taken back
-    guests: RowlessIds | None = None  # kept as long as the batch is
+    temporary: RowlessIds | None = None  # kept as long as the batch is
 
 
 class DynamicIds:
@@ -78,9 +78,9 @@ class DynamicIds:
         self.num_rows = room.rows
         self.room, self.shard = room, shard
         self._members, self._layout, self._optimizer = members, layout, optimizer
-        self._guests: list[weakref.ref[RowlessIds]] = []
-        self._next_guest = GUEST
-        self._guests_turn = threading.Lock()
+        self._temporary: list[weakref.ref[RowlessIds]] = []
+        self._next_temporary = TEMPORARY
+        self._temporary_lock = threading.Lock()
         self._epoch = 0
         self._distinct = DistinctIds("hotbed-ids")
         self.initialise(0)
@@ -173,19 +173,19 @@ class DynamicIds:
                 places[(numbers == number) & (ids == member.padding_id)] = -1
         return places, FirstBad(None), (ids, numbers)
 
-    def asked(self, lookups: Lookups) -> Question:
+    def request(self, lookups: Lookups) -> KeyRequest:
         """The ids themselves, with their tables."""
         ids, tables = lookups.sense
-        return Question(ids, tables, 0)
+        return KeyRequest(ids, tables, 0)
 
-    def answer(self, asked: Question, times: Tensor | None, learns: bool) -> tuple[Tensor, Any]:
+    def answer(self, request: KeyRequest, times: Tensor | None, learns: bool) -> tuple[Tensor, Any]:
         """The keys of ids that all ranks ask for, each once for every rank; they count as often as they come."""
-        assert asked.tables is not None, "dynamic ids are asked for by table"
+        assert request.tables is not None, "dynamic ids are asked for by table"
         assert times is not None, "dynamic ids are asked for with how often they come"
-        tables, counts = asked.tables.cpu().numpy().astype(np.uint16), times.cpu().to(torch.int64)
-        given = BatchIds(tables, asked.keys.cpu().contiguous().numpy(), counts.contiguous().numpy())
+        tables, counts = request.tables.cpu().numpy().astype(np.uint16), times.cpu().to(torch.int64)
+        given = BatchIds(tables, request.keys.cpu().contiguous().numpy(), counts.contiguous().numpy())
         keys, sense = self._keys_of(given, learns)
-        return torch.from_numpy(keys).to(asked.keys.device), sense
+        return torch.from_numpy(keys).to(request.keys.device), sense
 
     def _keys_of(self, given: BatchIds, learns: bool, known: KnownRows | None = None) -> tuple[Ints, KeyMeaning]:
         """Keys [E] of entries, and until when they hold."""
@@ -331,10 +331,10 @@ class DynamicIds:
         """The records [U, W] that the rows of keys [U] start from; in any thread."""
         numbers = keys.numpy()
         tables, ids = np.empty(numbers.shape[0], dtype=np.uint16), np.empty(numbers.shape[0], dtype=np.int64)
-        strangers = numbers >= GUEST
-        tables[~strangers], ids[~strangers] = self.translator.id_of(numbers[~strangers])
-        if strangers.any():
-            tables[strangers], ids[strangers] = self._owners_of_guests(numbers[strangers])
+        is_temporary = numbers >= TEMPORARY
+        tables[~is_temporary], ids[~is_temporary] = self.translator.id_of(numbers[~is_temporary])
+        if is_temporary.any():
+            tables[is_temporary], ids[is_temporary] = self._owners_of_temporary(numbers[is_temporary])
         return self._first_records(tables, ids)
 
     def first_of_ids(self, table: str, ids: Tensor) -> Tensor:
@@ -344,7 +344,7 @@ class DynamicIds:
 
     def fetch(self, store: Store, keys: Tensor, rows: Tensor, source: Tensor) -> tuple[int, int, Tensor]:
         """As Store.fetch, with initial values for what is not there: (rows found, rows in all, positions of late ones)."""
-        known = torch.from_numpy(np.flatnonzero(keys.numpy() < GUEST))
+        known = torch.from_numpy(np.flatnonzero(keys.numpy() < TEMPORARY))
         if known.shape[0] == keys.shape[0]:
             num_found, late = store.fetch(keys, rows, source)
         else:
@@ -406,7 +406,7 @@ class DynamicIds:
         return out
 
     def _receive(self, tables: Tables, ids: Ints, rows: Ints) -> RowlessIds | None:
-        """Put keys of guests in the place of UNKNOWN."""
+        """Replace UNKNOWN by temporary keys."""
         unknown = np.flatnonzero(rows == UNKNOWN)
         if not unknown.shape[0]:
             return None
@@ -415,23 +415,25 @@ class DynamicIds:
         is_new: NDArray[np.bool_] = np.ones(order.shape[0], dtype=np.bool_)
         tables, ids = tables[order], ids[order]
         is_new[1:] = (tables[1:] != tables[:-1]) | (ids[1:] != ids[:-1])
-        guests = RowlessIds(self._next_guest, tables[is_new], ids[is_new])
-        rows[unknown[order]] = guests.start + np.cumsum(is_new) - 1
-        self._next_guest += guests.ids.shape[0]
-        with self._guests_turn:
-            self._guests = [ref for ref in self._guests if ref() is not None] + [weakref.ref(guests)]
-        return guests
+        temporary = RowlessIds(self._next_temporary, tables[is_new], ids[is_new])
+        rows[unknown[order]] = temporary.start + np.cumsum(is_new) - 1
+        self._next_temporary += temporary.ids.shape[0]
+        with self._temporary_lock:
+            self._temporary = [ref for ref in self._temporary if ref() is not None] + [weakref.ref(temporary)]
+        return temporary
 
-    def _owners_of_guests(self, keys: Ints) -> tuple[Tables, Ints]:
-        with self._guests_turn:
-            alive = [guests for ref in self._guests if (guests := ref()) is not None]
-        which = np.searchsorted(np.array([guests.start for guests in alive], dtype=np.int64), keys, side="right") - 1
+    def _owners_of_temporary(self, keys: Ints) -> tuple[Tables, Ints]:
+        with self._temporary_lock:
+            alive = [temporary for ref in self._temporary if (temporary := ref()) is not None]
+        which = (
+            np.searchsorted(np.array([temporary.start for temporary in alive], dtype=np.int64), keys, side="right") - 1
+        )
         tables, ids = np.empty(keys.shape[0], dtype=np.uint16), np.empty(keys.shape[0], dtype=np.int64)
         for number in np.unique(which):
             mine = which == number
             places = keys[mine] - alive[number].start
-            assert number >= 0, "a guest has left before its batch"
-            assert places.max() < alive[number].ids.shape[0], "a guest has left before its batch"
+            assert number >= 0, "a temporary row was dropped before its batch"
+            assert places.max() < alive[number].ids.shape[0], "a temporary row was dropped before its batch"
             tables[mine], ids[mine] = alive[number].tables[places], alive[number].ids[places]
         return tables, ids
 

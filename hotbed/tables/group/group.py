@@ -1,7 +1,7 @@
 """A group: tables with the same record width, stored and looked up together.
 
 In: keys of one batch. Out: pooled vectors; and, with their gradient, updated rows. A group is put together of two parts, and
-whoever uses it asks the group, never what they are:
+callers ask the group, never which kind they are:
 
     keyspace     ids -> keys: PresetKeys (keyspace.py) or DynamicIds (dynamic.py)
     residency    keys -> slots, and where rows are: ResidentRows (resident.py) or CachedRows (cached.py)
@@ -64,7 +64,7 @@ class Residency(Protocol):
 
     @property
     def index_bytes(self) -> int:
-        """Device memory beside the records."""
+        """Device memory besides the records."""
 
     def initialise(self) -> None:
         """Rows have the initial values of the keyspace."""
@@ -90,11 +90,11 @@ class Residency(Protocol):
     def whole(self, member: Member) -> Tensor:
         """The records of a table, after `flush`: a view, or a copy on the host."""
 
-    def lend(self, member: Member) -> Tensor:
-        """As `whole`, for somebody who may write to it, now or later."""
+    def writable(self, member: Member) -> Tensor:
+        """As `whole`, for a caller who may write to it, now or later."""
 
-    def lend_rows(self, member: Member, keys: Tensor) -> Tensor:
-        """As `lend`, of all keys of a table that are here."""
+    def writable_rows(self, member: Member, keys: Tensor) -> Tensor:
+        """As `writable`, of all keys of a table that are here."""
 
     def copy_rows(self, keys: Tensor) -> Tensor:
         """Copies of records, after `flush`."""
@@ -291,17 +291,17 @@ class TableGroup:
         self.flush()
         return self.layout.cut(self.residency.whole(self.members[table]))
 
-    def lend(self, table: str) -> dict[str, Tensor]:
-        """`columns` for somebody who may write to them, now or later."""
+    def writable(self, table: str) -> dict[str, Tensor]:
+        """`columns` for a caller who may write to them, now or later."""
         self.keyspace.refuse_whole(table)
         self.flush()
-        return self.layout.cut(self.residency.lend(self.members[table]))
+        return self.layout.cut(self.residency.writable(self.members[table]))
 
     def rows(self, table: str) -> tuple[Tensor, dict[str, Tensor]]:
         """(ids ascending [N], their columns [N, ...]) of one table: those that are here."""
         self.flush()
         ids, keys = self.keyspace.rows_of(table)
-        return ids, self.layout.cut(self.residency.lend_rows(self.members[table], keys))
+        return ids, self.layout.cut(self.residency.writable_rows(self.members[table], keys))
 
     def weight_pieces(self, table: str) -> Iterator[Tensor]:
         """The weights of a table, some rows at a time, in order: copies."""

@@ -48,7 +48,7 @@ class Member(NamedTuple):
     rules: TableRules | None = None  # of dynamic ids, which have no number of rows
 
 
-class Question(NamedTuple):
+class KeyRequest(NamedTuple):
     """What a rank asks the owners of its rows for."""
 
     keys: Tensor  # int64 [L], or dynamic ids
@@ -84,7 +84,7 @@ class Keyspace(Protocol):
 
     @property
     def preset_rows(self) -> int | None:
-        """The rows of all tables here; None where nobody knows."""
+        """The rows of all tables here; None where that is unknown."""
 
     @property
     def num_used(self) -> int:
@@ -103,12 +103,12 @@ class Keyspace(Protocol):
         """Keys [L] of ids [L], one table name per span; the first position with a bad id; until when the keys hold."""
 
     def places(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, FirstBad, Any]:
-        """As `keys`, where other ranks own some of the ids: what `asked` makes its question of."""
+        """As `keys`, where other ranks own some of the ids: what `request` is made of."""
 
-    def asked(self, lookups: Lookups) -> Question:
+    def request(self, lookups: Lookups) -> KeyRequest:
         """The question to the owners of these lookups, whose slots and sense are those of `places`."""
 
-    def answer(self, asked: Question, times: Tensor | None, learns: bool) -> tuple[Tensor, Any]:
+    def answer(self, request: KeyRequest, times: Tensor | None, learns: bool) -> tuple[Tensor, Any]:
         """Keys here of what all ranks ask for, each as often as `times` says; until when they hold."""
 
     def ids_of(self, table: str) -> Tensor:
@@ -229,15 +229,15 @@ class PresetKeys:
         """Keys, the same on all ranks."""
         return self.keys(ids, spans, tables, False)
 
-    def asked(self, lookups: Lookups) -> Question:
+    def request(self, lookups: Lookups) -> KeyRequest:
         """Keys, once all are known to be good."""
         if lookups.check is not None:
             lookups.check()
-        return Question(lookups.slots.to(torch.int64), None, self.num_rows)
+        return KeyRequest(lookups.slots.to(torch.int64), None, self.num_rows)
 
-    def answer(self, asked: Question, times: Tensor | None, learns: bool) -> tuple[Tensor, Any]:
+    def answer(self, request: KeyRequest, times: Tensor | None, learns: bool) -> tuple[Tensor, Any]:
         """The very keys."""
-        return asked.keys, None
+        return request.keys, None
 
     def ids_of(self, table: str) -> Tensor:
         """The ids of one table that are this rank's, ascending."""
@@ -339,7 +339,7 @@ class PresetKeys:
 
     def _local_keys(self, table: str, ids: Tensor) -> Tensor:
         """Where ids [N] of a table that are here have their rows."""
-        # numpy adds in this thread alone; torch's threads would take turns with those that read a checkpoint: 0.8 instead of
+        # numpy adds in this thread alone; torch's threads would compete with those that read a checkpoint: 0.8 instead of
         # 0.15 s a GB
         return self._shard.local_of(torch.from_numpy(ids.numpy() + self._members[table].base))
 

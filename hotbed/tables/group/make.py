@@ -1,4 +1,4 @@
-"""What a user asked for in, a group out: the one place that chooses its keyspace and its residency."""
+"""What a user declares in, a group out: the one place that chooses its keyspace and its residency."""
 
 from __future__ import annotations
 

@@ -47,12 +47,12 @@ class ResidentRows:
         self.layout, self.keyspace = layout, keyspace
         self.records = empty_records(keyspace.num_rows, layout, torch.float32, device)
         self.changes = Changes()
-        self.touched: Tensor | None = None  # uint8 [R]: rows that have changed; None: no checkpoint has asked yet
+        self.touched: Tensor | None = None  # uint8 [R]: rows that have changed; None: no checkpoint was made yet
         self.digests: dict[tuple[int, int], Tensor] = {}  # (first row, end) -> int64: records as they were saved last
         self.held_by: object | None = None  # the snapshot that is open
         self._members, self._shard = members, shard
         self._decays_all = optimizer.decay_scope == "table"
-        self._lent: set[str] = set()  # tables whose rows somebody can write to
+        self._writable: set[str] = set()  # tables with a view that can be written to
 
     def initialise(self) -> None:
         """Write the initial record of every row."""
@@ -81,14 +81,14 @@ class ResidentRows:
         """The records of a table: a view."""
         return self.records[member.base : member.base + member.rows]
 
-    def lend(self, member: Member) -> Tensor:
-        """`whole` for somebody who may write to it, now or later: checkpoints compare this table from now on."""
-        self._lent.add(member.name)
+    def writable(self, member: Member) -> Tensor:
+        """`whole` for a caller who may write to it, now or later: checkpoints compare this table from now on."""
+        self._writable.add(member.name)
         return self.whole(member)
 
-    def lend_rows(self, member: Member, keys: Tensor) -> Tensor:
-        """The records of all keys of a table that are here: as `lend`, or, beside other ranks, a copy."""
-        return self.lend(member) if self._shard.world == 1 else self.copy_rows(keys)
+    def writable_rows(self, member: Member, keys: Tensor) -> Tensor:
+        """The records of all keys of a table that are here: as `writable`, or, with other ranks, a copy."""
+        return self.writable(member) if self._shard.world == 1 else self.copy_rows(keys)
 
     def copy_rows(self, keys: Tensor) -> Tensor:
         """Records of keys."""
@@ -160,7 +160,7 @@ class ResidentRows:
         """(first row, end) of what may change without a mark."""
         if self._decays_all:
             return [(0, self.keyspace.num_rows)]
-        return [(m.base, m.base + m.rows) for m in self._members if m.name in self._lent]
+        return [(m.base, m.base + m.rows) for m in self._members if m.name in self._writable]
 
     def holder(self) -> CopiedRows:
         """Copies rows for a checkpoint."""

@@ -17,7 +17,7 @@ _ROUND = 4096  # rows
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on the device, behind what the current stream does; nobody waits for it."""
+    """A tensor of the host on the device, behind what the current stream does; without waiting."""
     return pinned(tensor).to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

@@ -33,7 +33,7 @@ def state_of(rows: CachedRows, name: str) -> dict[str, Tensor]:
     """What a group's cache and its tier in memory hold now."""
     num_rows = rows.keyspace.num_rows
     prefix, held = f"cache.{name}.", contents_of(rows.cache)
-    held = held.only(held.keys < num_rows)  # guests are rows of their batch alone
+    held = held.only(held.keys < num_rows)  # temporary rows belong to their batch alone
     tensors = {
         "policy": torch.tensor(list(rows.cache.policy.name.encode()), dtype=torch.uint8, device="cpu"),
         "device": torch.tensor([rows.num_slots, held.clock], device="cpu"),
@@ -103,7 +103,7 @@ def _tier(rows: CachedRows, saved: Mapping[str, Tensor]) -> TierContents:
 
 
 def _first_time(keys: Tensor) -> Tensor:
-    """bool [N]: where a key stands for the first time. Files of 0.1 name some rows twice: guests, cut to 32 bits."""
+    """bool [N]: where a key stands for the first time. Files of 0.1 name some rows twice: temporary ones, cut to 32 bits."""
     first = np.zeros(keys.shape[0], dtype=np.bool_)
     first[np.unique(keys.numpy(), return_index=True)[1]] = True
     return torch.from_numpy(first)

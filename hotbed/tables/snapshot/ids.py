@@ -1,6 +1,6 @@
 """Dynamic ids for checkpoints: which id has which row, of one moment, and back.
 
-A checkpoint holds, beside each saved row, its number and what its expiry depends on (`DynamicIds.columns`); which rows are
+A checkpoint holds, next to each saved row, its number and what its expiry depends on (`DynamicIds.columns`); which rows are
 free, and all that is no row's, are in the rest. A chain of checkpoints is read oldest first: of two owners of a row the later
 one has it, and what is free at the end has none. Rows that come without a number (of another run, of a model folder) get new
 ones.
@@ -35,7 +35,7 @@ _WAITING = ("waiting_tables", "waiting_ids", "waiting_counts")
 class IdsSnapshot:
     """Of one group, as trained: the rows that are held, or in files; those that no id has by then are left out.
 
-    `read` gives the records of shared rows that nobody has written yet.
+    `read` gives the records of shared rows that were never written.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class IdsSnapshot:
         most = translator.end
         with ids.as_trained():
             shared = np.array([translator.shared_key(table) for table in range(len(ids.names))], dtype=np.int64)
-            untrained = np.setdiff1d(shared[shared >= 0], keys)  # shared rows that nobody has written yet
+            untrained = np.setdiff1d(shared[shared >= 0], keys)  # shared rows that were never written
             keys = np.union1d(keys, untrained)
             self._columns = translator.rows_state(keys[translator.is_live(keys)])
             self._rest = {**translator.rest_state(), _FREE: translator.free_rows()}
@@ -100,7 +100,7 @@ class IdsSnapshot:
 
 
 class IdsSink:
-    """The owners of rows, as parts tell them, oldest first."""
+    """The owners of rows, as parts give them, oldest first."""
 
     def __init__(self, ids: DynamicIds) -> None:
         self._ids = ids

@@ -1,7 +1,7 @@
 """Rows for checkpoints: all rows of one moment out of the tables, and saved rows back into them (checkpoint/types.py).
 
 Tables whose rows are all on the device copy those that changed at once. Behind a cache the changed rows are written back first;
-a store in memory then gives them in another thread while training goes on, a store on an ssd gives files to be linked.
+a store in memory then gives them in another thread while training continues, a store on an ssd gives files to be linked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ P = ParamSpec("P")
 
 
 def shapes_of(tables: Tables) -> dict[str, TableShape]:
-    """The tables as a manifest tells them."""
+    """The tables as a manifest lists them."""
     return {name: _shape(tables, tables.group_of(name), name) for name in tables.tables}
 
 
@@ -224,7 +224,7 @@ class TablesSink:
         if "weight" not in part.columns:
             return  # it came with the files of its group
         records = self._room_for(group, part.ids.shape[0])
-        # numpy works in this thread alone; torch's threads would take turns with those that read: 0.8 instead of 0.15 s a GB
+        # numpy works in this thread alone; torch's threads would compete with those that read: 0.8 instead of 0.15 s a GB
         for name, column in group.layout.cut(records).items():
             given = part.columns[name].view(column.shape).to(column.dtype)
             np.copyto(as_numpy(column), as_numpy(given))

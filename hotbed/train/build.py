@@ -46,12 +46,12 @@ from hotbed.telemetry.observer import Observer, Observers
 from hotbed.train.build_ranks import (
     compare,
     dense_weights,
-    draw_apart,
     merged_optimizer,
     own_folder,
     own_ids,
     own_rows,
     rank_problems,
+    seed_apart,
     tables_of,
 )
 from hotbed.train.compiled_step import CompiledStep
@@ -181,7 +181,7 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
         precision=precision,
     )
     dense = dense_optimizer(config, model) if world.size == 1 else merged_optimizer(config, model)
-    draw_apart(config.train.seed, world)
+    seed_apart(config.train.seed, world)
     ahead = given.window or None, given.look_ahead or None
     compiled = compiled_step(config, model, dense, device) if world.size == 1 else None
     hot = _hot_keys(config, dataset, rows)

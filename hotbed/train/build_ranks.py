@@ -97,7 +97,7 @@ def own_rows(tables: Mapping[str, Table], world: World) -> dict[str, Table]:
 
 
 def own_ids(known: Mapping[str, int], world: World) -> dict[str, int]:
-    """Ids of every table that a rank will have of so many; by a hash, so it may be some more than its share."""
+    """Ids of every table that a rank will have of all; by a hash, so it may be some more than its share."""
     if world.size == 1:
         return dict(known)
     shares = {name: count / world.size for name, count in known.items()}
@@ -144,7 +144,7 @@ def _mesh(config: RunConfig) -> Mesh:
     return Mesh(dist.get_world_size() // local, local) if local else Mesh.from_environment()
 
 
-def draw_apart(seed: int, world: World) -> None:
+def seed_apart(seed: int, world: World) -> None:
     """Every rank draws other random numbers in training, such as those of dropout."""
     if world.size > 1:
         torch.manual_seed(key_of(seed, world.rank) >> 1)

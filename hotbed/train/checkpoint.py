@@ -72,7 +72,7 @@ def load_checkpoint(
         progress = Progress(**saved, best=best and Best(**best), dealt=dealt)
         _set_generators(document["generators"], learner.device)
         if found.world != world.size:
-            _draw_anew(world.rank)
+            _reseed(world.rank)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise RunError(f"the checkpoint of {run} does not fit this run ({type(error).__name__}: {error}).") from error
     progress.deal_to(world.size)
@@ -176,7 +176,7 @@ def _set_generators(saved: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
-def _draw_anew(rank: int) -> None:
+def _reseed(rank: int) -> None:
     """Another stream of random numbers for every rank but the first."""
     for _ in range(rank):
         torch.manual_seed(int(torch.randint(1 << 62, (), device="cpu")))

@@ -10,9 +10,9 @@ then they are recorded, and replayed from then on: the same kernels on the same 
 is recorded anew when the new kind has come a few times. Learning rates of fused optimizers may change with every step; on CUDA
 they are rounded to float32, recorded or not.
 
-What cannot be replayed is not recorded (step_look.py), and `why_not` says what it is. Some things cannot be seen, and happen
-when a step is recorded but not when it is replayed: Python code that reads the time or a file, writes a log, or takes a number
-from an object of another library. A number that changes must be an input of the step: a tensor on the device.
+What cannot be replayed is not recorded (step_inspection.py), and `why_not` says what it is. Some things cannot be seen, and
+happen when a step is recorded but not when it is replayed: Python code that reads the time or a file, writes a log, or takes a
+number from an object of another library. A number that changes must be an input of the step: a tensor on the device.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hotbed.errors import HotbedError
-from hotbed.train.step_kind import NotRecordableError, PythonState, has_live_rate, shape_of, tensors_of, torch_settings
-from hotbed.train.step_look import (
-    Look,
+from hotbed.train.step_inspection import (
+    StepInspector,
     random_states,
     why_not_changed,
     why_not_gradients,
@@ -37,6 +36,7 @@ from hotbed.train.step_look import (
     why_not_optimizer,
     why_not_same,
 )
+from hotbed.train.step_kind import NotRecordableError, PythonState, has_live_rate, shape_of, tensors_of, torch_settings
 from hotbed.train.step_recording import Loss, Recording, Vectors, backward, outputs_of, rounded
 
 _log = logging.getLogger("hotbed.train")
@@ -158,7 +158,7 @@ class CompiledStep:
             if steps < _OFTEN - 2:
                 outputs = self._as_it_is(vectors, inputs)
             else:
-                outputs, calls = self._looked_at(vectors, inputs, calls)
+                outputs, calls = self._inspected(vectors, inputs, calls)
             self._seen[kind] = _Count(steps + 1, calls)
             self._forget_kinds()
             return outputs
@@ -212,7 +212,7 @@ class CompiledStep:
             for group, rate in zip(live, rates):
                 group["lr"] = rate
 
-    def _looked_at(
+    def _inspected(
         self, vectors: Vectors, inputs: tuple[Any, ...], calls: list[str]
     ) -> tuple[tuple[Tensor, ...], list[str]]:
         """A step as it is, and whether it can be recorded: with what it called, and what the one before did, if any."""
@@ -226,7 +226,7 @@ class CompiledStep:
         copies = [leaf.clone() for leaf in leaves]  # the model may change them in place
         own = dict(zip(vectors, copies)) if isinstance(vectors, Mapping) else copies[0]
         versions = [one._version for one in inputs if isinstance(one, Tensor)]
-        model, optimizer = Look(parts[0].device), Look(parts[0].device)
+        model, optimizer = StepInspector(parts[0].device), StepInspector(parts[0].device)
         self._forget_gradients()
         with model:
             outputs = outputs_of(self._loss(self._model, own, *inputs))

@@ -2,7 +2,7 @@
 
 A run that trains for hours and then cannot save has trained for nothing, so one that surely cannot is refused before its first
 step. Surely: rows that are never trained are in no checkpoint, and how many rows a part of an epoch trains is not known before;
-of dynamic ids and of rows on an ssd, whose files are linked, nothing is counted. What others write meanwhile nobody knows.
+of dynamic ids and of rows on an ssd, whose files are linked, nothing is counted. What others write meanwhile is unknown.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Saves(NamedTuple):
 
 
 def saves_of(training: Training) -> Saves:
-    """What is to come; of a run that goes on, no checkpoint is counted: it holds what changes from now on."""
+    """What is to come; of a run that resumes, no checkpoint is counted: it holds what changes from now on."""
     weights, pace = _weights(training), training.pace
     begins = training.progress.step == 0
     num_saves = 1 + (training.total_steps // pace.checkpoint_every if pace.checkpoint_every else 0)

@@ -2,7 +2,7 @@
 
 Numba compiles a kernel once on a machine, which takes seconds, and loads it once in a process: 0.2 s for those of a step and
 0.1 s for those of the reader, where a whole run on a small log takes half a second. In the first step that time would count as
-training, and the speed told would be wrong. So a row group that is not trained on is read before it, and some steps go over
+training, and the reported speed would be wrong. So a row group that is not trained on is read before it, and some steps go over
 tables of a few rows; behind a cache, rows leave and come back. Kernels of CUDA depend on the sizes they meet, and are left to
 the first steps; the modules that hold them, and Triton, are imported before. Memory below a cache is there before it, too, as
 that of whole tables is: else the first 50 steps of the demo wait up to 0.6 s for its pages.

@@ -182,7 +182,7 @@ def _calibration(positive: npt.NDArray[np.bool_], logits: Array) -> float:
 
 
 def _bin_starts(sorted_logits: Array, bins: int) -> npt.NDArray[np.int64]:
-    """Where each bin begins: even borders, each moved to the nearer end of the run of equal logits it falls into."""
+    """Where each bin begins: even boundaries, each moved to the nearer end of the run of equal logits it falls into."""
     num = sorted_logits.size
     wanted = np.unique(np.arange(bins, dtype=np.int64) * num // bins)[:num]
     before = np.searchsorted(sorted_logits, sorted_logits[wanted], side="left")

@@ -47,7 +47,7 @@ from hotbed.sizing.budget import Budgets
 from hotbed.sizing.fit import amounts_of, budgets_of, table_problems
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
-from hotbed.train.spread import load_whole, pieces_of, whole_ids
+from hotbed.train.sharded_weights import load_whole, pieces_of, whole_ids
 from hotbed.train.step import Learner
 
 _CHUNK = 1 << 18

@@ -1,7 +1,7 @@
 """What the ranks of a run agree on while they train: when to stop, what an interval and an evaluation have seen.
 
-Every rank has its part of the samples. What is told of all of them (a line of metrics.jsonl, the metrics of a split) is worked
-out on rank 0 from what the others send, and is the same on every rank: what comes next depends on it.
+Every rank has its part of the samples. What is reported of all of them (a line of metrics.jsonl, the metrics of a split) is
+worked out on rank 0 from what the others send, and is the same on every rank: what comes next depends on it.
 
 `load_all`: a checkpoint of some number of ranks in, a learner of another number out: every rank reads all rows and keeps its
 own.
@@ -203,7 +203,7 @@ class RankSaver:
             remove_others(self._checkpoints, self._world.size)
 
     def go_back_to(self, saved: SavedCheckpoint) -> None:
-        """A run goes on from here, whoever saved it: later checkpoints of this rank are of another history, and go.
+        """A run continues from here, whichever rank saved it: later checkpoints of this rank are of another history, and go.
 
         They did not count, because other ranks do not have them; together with what those write from now on they would.
         """
@@ -214,7 +214,7 @@ class RankSaver:
                     remove(later)
 
     def poll(self) -> bool:
-        """Between steps: tell what went wrong; True when one was finished since the last call."""
+        """Between steps: report what went wrong; True when one was finished since the last call."""
         return self._saver.poll()
 
     def settle(self) -> bool:

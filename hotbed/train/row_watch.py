@@ -81,7 +81,7 @@ class RowWatch:
         vectors.register_hook(lambda grad: self._take(batch, grad.detach()))  # type: ignore[no-untyped-call]
 
     def begin(self, progress: Progress, total_steps: int) -> None:
-        """A run that goes on from a checkpoint forgets what came after it."""
+        """A run that resumes from a checkpoint forgets what came after it."""
         kept = [line for line in read_lines(self._path) if line["step"] <= progress.step]
         write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
 

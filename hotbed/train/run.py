@@ -60,7 +60,7 @@ class RunOutcome(NamedTuple):
 
 
 @contextmanager
-def _quick_turns(device: torch.device) -> Iterator[None]:
+def _short_switch_interval(device: torch.device) -> Iterator[None]:
     """On CUDA the training thread takes Python's lock again after every launch, and waits 5 ms for a reader that has it."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS if device.type == "cuda" else before)
@@ -73,7 +73,7 @@ def _quick_turns(device: torch.device) -> Iterator[None]:
 def run(training: Training, subject: Subject) -> RunOutcome:
     """Train, evaluate, and write everything down."""
     world = training.world
-    with StopSignals() as signals, repeatable(), _quick_turns(training.learner.device):
+    with StopSignals() as signals, repeatable(), _short_switch_interval(training.learner.device):
         at_once, stop = False, AgreedStop(signals, world)
         try:
             reason = training.train(stop)
@@ -107,7 +107,7 @@ def write_summary(folder: Path, summary: Summary) -> None:
 
 
 def _try_summary(training: Training, subject: Subject, reason: str) -> None:
-    """The summary of a run that failed; where it cannot be written either, the first failure is the one to tell."""
+    """The summary of a run that failed; where it cannot be written either, the first failure is the one to report."""
     with suppress(RunError):
         if not training.world.is_first:
             return
@@ -213,12 +213,12 @@ def cache_sizes(tables: EmbeddingTables) -> dict[str, int] | None:
 
 
 def group_rows(group: TableGroup, ids: Ids) -> int:
-    """Rows of the tables of a group, on all ranks; of dynamic ids, those that `ids` tells."""
+    """Rows of the tables of a group, on all ranks; of dynamic ids, those that `ids` counts."""
     return sum(ids[name]["rows"] if name in ids else member.rows for name, member in group.members.items())
 
 
 def _rows_here(group: TableGroup, ids: Ids) -> int:
-    """As `group_rows`, on this rank; dynamic ids are told by each rank for itself."""
+    """As `group_rows`, on this rank; dynamic ids are counted by each rank for itself."""
     preset = sum(member.rows for name, member in group.members.items() if name not in ids)
     return preset // group.shard.world + sum(ids[name]["rows"] for name in group.members if name in ids)
 

@@ -85,7 +85,7 @@ class Recording:
         return tuple(output.clone() for output in self._outputs)
 
     def _give_gradients(self) -> None:
-        """Where another step, or somebody else, has put others in their place."""
+        """Where another step, or other code, has put others in their place."""
         if any(weight.grad is not grad for weight, grad in zip(self._weights, self._weight_grads)):
             for weight, grad in zip(self._weights, self._weight_grads):
                 weight.grad = grad

@@ -6,11 +6,11 @@ cache   what the cache did in the interval (CacheWatch), where there is one
 tiers   what memory and ssd below it did in the interval, and what they hold, where there is an ssd
 ids     what became of the ids of every table with dynamic ids, since the run began
 
-Counters of tiers begin at zero in every process, so a run that was stopped and goes on has other ones. Ids are state of
+Counters of tiers begin at zero in every process, so a run that was stopped and resumed has other ones. Ids are state of
 training: they are saved with it and are those of a run that never stopped, to the digit.
 
-Counters of the cache only rise. An interval is the difference of two readings, less what happened beside training (evaluations
-and checkpoints use the cache too). A run that goes on begins with the rows that were in the cache, but knows less of the
+Counters of the cache only rise. An interval is the difference of two readings, less what happened outside training (evaluations
+and checkpoints use the cache too). A run that resumes begins with the rows that were in the cache, but knows less of the
 batches ahead, so these numbers, like all that a clock says, are not quite those of a run that never stopped.
 """
 
@@ -55,7 +55,9 @@ class CacheWatch:
 
     def __init__(self, tables: CountingTables) -> None:
         self._tables = tables
-        self._before = tables.counters()  # what is not of the open interval: the past, and all that ran beside training
+        self._before = (
+            tables.counters()
+        )  # what is not of the open interval: the past, and all that ran outside training
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -67,7 +69,7 @@ class CacheWatch:
             self._before = self._before.plus(self._tables.counters().minus(began))
 
     def interval(self, seconds: float) -> dict[str, Any] | None:
-        """Close an interval of so many seconds of training; None when no batch was planned in it.
+        """Close an interval of `seconds` of training; None when no batch was planned in it.
 
         hit_rate is over the distinct keys of windows, lookup_hit_rate over lookups, stall_share over the seconds. The
         others are means over the batches planned, a few of which may train only after the interval's end.
@@ -106,7 +108,7 @@ class Watch:
 
     def __init__(self, tables: ReportingTables, world: World = ALONE) -> None:
         self._tables, self._world = tables, world
-        self.ids: Ids | None = None  # of all ranks, as the last line told them
+        self.ids: Ids | None = None  # of all ranks, as the last line reported them
         self._cache = CacheWatch(tables)
         self._before = self._counts()  # what is not of the open interval
         self._trained = TierCounts()  # of the intervals that are closed
@@ -133,7 +135,7 @@ class Watch:
             self._before = self._before.plus(self._counts().minus(began))
 
     def line(self, seconds: float) -> Record:
-        """Close an interval of so many seconds of training: what there is to tell of it."""
+        """Close an interval of `seconds` of training: what there is to report of it."""
         cache, tiers = self._cache.interval(seconds), self._tables.tiers()
         now = self._tables.clock.reading()
         times, self._times = now.minus(self._times).line(), now

@@ -12,8 +12,8 @@ from hotbed.errors import HotbedError, ShapeError
 from hotbed.models import MODELS, build_model
 from hotbed.train.compiled_step import CompiledStep, binary_loss
 from hotbed.train.step import repeatable
+from hotbed.train.step_inspection import why_not_hooks
 from hotbed.train.step_kind import NotRecordableError, shape_of, torch_settings
-from hotbed.train.step_look import why_not_hooks
 from hotbed.train.step_recording import copy_all, twins_of
 
 
@@ -98,7 +98,7 @@ def look(model, optimizer=None, loss=binary_loss, vectors=None, inputs=None, tim
     step._as_it_is(*look_inputs(vectors, inputs))
     calls = []
     for _ in range(times):
-        _, calls = step._looked_at(*look_inputs(vectors, inputs), calls)
+        _, calls = step._inspected(*look_inputs(vectors, inputs), calls)
         if step.why_not is not None:
             assert len(said) == 1
             return step.why_not
@@ -126,7 +126,7 @@ def test_every_model_can_be_recorded(name):
         vectors = torch.empty(shape, device="meta", requires_grad=True)
         inputs = torch.empty(16, 2, device="meta"), torch.empty(16, device="meta")
         before = step._kind_of(vectors, inputs)
-        _, calls = step._looked_at(vectors, inputs, calls)
+        _, calls = step._inspected(vectors, inputs, calls)
         assert step.why_not is None
         assert step._kind_of(vectors, inputs) == before
     assert len(calls) > 10
@@ -204,7 +204,7 @@ def test_a_model_that_computes_elsewhere_is_not_recorded():
     for weight in model.parameters():
         weight.requires_grad_(False)
     vectors, dense = torch.empty(16, 2, 4, device="meta", requires_grad=True), torch.empty(16, 2, device="meta")
-    step._looked_at(vectors, (dense,), [])
+    step._inspected(vectors, (dense,), [])
     assert "computes with tensors that are not on meta (" in step.why_not
     assert "mul.Tensor" in step.why_not
 

@@ -1,7 +1,7 @@
 """Weights of tables that are spread over ranks: whole and in order on rank 0, some rows at a time; and back to their owners.
 
 Every rank sends its rows of the next stretch of ids to rank 0, which puts them in their places; so memory is a few stretches
-whatever the size of a table. Who owns an id is known everywhere, so ids do not travel; dynamic ones do, once, because nobody
+whatever the size of a table. Who owns an id is known everywhere, so ids do not travel; dynamic ones do, once, because no rank
 knows which there are.
 """
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hotbed.tables.module import EmbeddingTables
 
 
-class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StepInspector(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operators that are called, those whose results the host waits for, and those that work on the host."""
 
     def __init__(self, device: torch.device) -> None:

@@ -143,7 +143,7 @@ def _curves(asked: ForecastRequest, forecast: Forecast, tables: bool) -> Curves:
 
 
 def _write_page(path: Path, asked: ForecastRequest, forecast: Forecast, curves: Curves | None) -> None:
-    from hotbed.report.plan_page import forecast_section, write_curves
+    from hotbed.forecast.page import forecast_section, write_curves
 
     assert curves is not None, "a page has curves"
     before = forecast_section(forecast.figures())

@@ -124,7 +124,7 @@ def simulate_command(
     for message in refused:
         err().print(f"left out: {message}", soft_wrap=True)
     if html is not None and curves is not None:
-        from hotbed.report.plan_page import write_curves
+        from hotbed.forecast.page import write_curves
 
         write_curves(html, data, curves)
     if as_json:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -40,6 +40,33 @@ class Ticket:
         return self.valid and (self.learns or not learns)
 
 
+class KeyMeaning(NamedTuple):
+    """What the keys of one batch of dynamic ids mean, and until when."""
+
+    learns: bool
+    number: int  # of the training batch; outside training, of the one trained last
+    epoch: int  # batches of another one, if not trained, were taken back
+    temporary: object | None = None  # ids without a row, kept as long as the batch is
+
+
+class LookupIds(NamedTuple):
+    """The ids of lookups, for a caller that needs them besides the keys."""
+
+    ids: Tensor  # int64 [L]
+    tables: Tensor | None = None  # int32 [L]: the number of each id's table
+
+
+Origin = KeyMeaning | LookupIds | None  # of keys; None: preset keys, which hold for ever
+
+
+class RankRoute(Protocol):
+    """How rows travel between ranks (parallel/routes.py)."""
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors that come back to the rank that requests them."""
+
+
 class Lookups(NamedTuple):
     """The lookups of one batch in one group."""
 
@@ -56,9 +83,10 @@ class Lookups(NamedTuple):
     bad: Tensor | None = None  # int64 [1], on CUDA: NONE, or the position of a bad id; then the update does nothing
     check: Callable[[], None] | None = None  # waits for the ids to be checked and raises IdError
     ticket: Ticket | None = None  # says whether the slots still hold
-    sense: Any = None  # of dynamic ids: what the keys mean, and until when
-    renew: Callable[[], Any] | None = None  # where keys are not kept: the lookups again, with keys as slots
-    route: Any = None  # between ranks: who asks for these rows, or who was asked
+    origin: Origin = None  # of the keys
+    renew: Callable[[], Lookups] | None = None  # where keys are not kept: the lookups again, with keys as slots
+    requested: Lookups | None = None  # with several ranks, of own lookups: what all ranks request from this one
+    route: RankRoute | None = None  # of requested lookups: the way of their rows
 
     def out_row_of_lookup(self) -> Tensor | None:
         """The output row each lookup goes to, [L]; None when lookup i goes to row i."""

@@ -23,6 +23,7 @@ from hotbed.parallel.routes import (
     end_routes,
     make_routes,
     refuse_routes,
+    route_of,
     tables_in_parts,
     wanted_of,
     with_unions,
@@ -148,11 +149,11 @@ class RankExchange:
         found = []
         for group, front, route in zip(self._groups, self._sharded, routes):
             request = KeyRequest(route.keys, route.tables, group.num_rows)
-            keys, sense = group.keyspace.answer(request, route.times, learns)
+            keys, origin = group.keyspace.answer(request, route.times, learns)
             if learns and front.shared is not None:
                 keys = front.shared.behind(keys)
             count = keys.shape[0]
-            requested = Lookups(keys, (Span("rows", 0, count, 1),), count, sense=sense, route=route)
+            requested = Lookups(keys, (Span("rows", 0, count, 1),), count, origin=origin, route=route)
             if route.starts is not None:
                 vectors = torch.arange(route.routing.num_received, device=keys.device)
                 requested = requested._replace(num_out=vectors.shape[0], starts=route.starts, out_rows=vectors)
@@ -175,7 +176,7 @@ class RankExchange:
 
     def settle(self, given: BatchInputs, planned: PreparedBatch | None) -> list[Route]:
         """The requests for a batch stay valid, even if its ids have changed since."""
-        return self.routes(given) if planned is None else [each.route for each in planned.lookups]
+        return self.routes(given) if planned is None else [route_of(each) for each in planned.lookups]
 
     def wishes(self, given: BatchInputs, settled: Any, learns: bool) -> list[Lookups]:
         """The lookups that all ranks request from this one."""
@@ -188,10 +189,10 @@ class RankExchange:
         elif self._is_cached:  # the rows of a rank may not have fit
             self._is_reported = True
             self._ranks.order.meet("has the rows of a batch in place", self._num_calls)
-        return [each.route.own._replace(route=self._numbered(each)) for each in placed]
+        return [route_of(each).own._replace(requested=self._numbered(each)) for each in placed]
 
     def _numbered(self, requested: Lookups) -> Lookups:
-        return requested._replace(route=requested.route._replace(call=self._num_calls))
+        return requested._replace(route=route_of(requested)._replace(call=self._num_calls))
 
 
 class RankStage:

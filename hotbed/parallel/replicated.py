@@ -28,7 +28,7 @@ from hotbed.ops.lookup.reference import result_type, rows_of
 from hotbed.ops.lookups import Lookups, Span
 from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
-from hotbed.parallel.routes import Union, UnionKind
+from hotbed.parallel.routes import Union, UnionKind, requests_of, route_of
 from hotbed.tables.group.group import TableGroup, UpdateStep
 
 if TYPE_CHECKING:
@@ -129,8 +129,7 @@ class ReplicatedFront:
 
     def lookup(self, lookups: Lookups) -> Tensor:
         """Pooled vectors [O, D]."""
-        requested = lookups.route
-        union = self._place(requested)
+        union = self._place(requests_of(lookups))
         return lookup(self._replicas.rows, _here(lookups, union), self.layout.dim)
 
     def rows_of(self, lookups: Lookups) -> Tensor:
@@ -151,15 +150,16 @@ class ReplicatedFront:
         self._replicas.forget()
 
     def _place(self, requested: Lookups) -> Union:
-        union: Union = requested.route.union
+        route = route_of(requested)
+        union = route.kept_union()
         num_new = self._replicas.place(union, lambda places: self._read(requested, union.standing[places]))
         num_own = int(union.standing.shape[0])
-        self.tally = self.tally.plus(RowTally(1, requested.route.num_vectors, num_own, num_new))
+        self.tally = self.tally.plus(RowTally(1, route.num_vectors, num_own, num_new))
         return union
 
     def _placed(self, requested: Lookups) -> Union:
         """The union of a batch; if another was placed since, its rows are brought in again."""
-        union: Union = requested.route.union
+        union = route_of(requested).kept_union()
         return union if union.version == self._replicas.version else self._place(requested)
 
     def _read(self, requested: Lookups, which: Tensor) -> Tensor:

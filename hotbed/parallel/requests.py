@@ -61,7 +61,7 @@ class OwnerRequest(NamedTuple):
 def make_request(want: WantedRows, shard: Shard) -> OwnerRequest:
     """The request of the rank that has this shard."""
     partition = partition_by_owner(want.keys, want.lookups.slots, want.owner_of, shard.world, want.tables)
-    own = want.lookups._replace(slots=partition.places, check=None, bad=None, sense=None)
+    own = want.lookups._replace(slots=partition.places, check=None, bad=None, origin=None)
     if partition.kinds is not None:
         return OwnerRequest(
             own,

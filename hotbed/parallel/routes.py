@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hotbed.errors import RankError
 from hotbed.ops.keys import FirstBad
-from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.lookups import Lookups, Origin, Span
 from hotbed.ops.partition import OwnerPartition, partition_by_owner
 from hotbed.ops.shard import Shard
 from hotbed.parallel.collect import RowRouting, carry, carry_back, gather, gather_numbers, make_routings
@@ -51,13 +51,18 @@ class Route(NamedTuple):
     starts: Tensor | None = None  # int64 [V + 1]: the keys of each vector; None if each is a row
     tables: Tensor | None = None  # int32, of dynamic ids
     times: Tensor | None = None  # int32, their occurrences in the batch of their rank
-    union: Any = None  # of the rows that all ranks request, if there are replicas
+    union: Union | None = None  # of the rows that all ranks request, if there are replicas
     call: int = 0  # of the tables
 
     @property
     def num_vectors(self) -> int:
         """Vectors that come back."""
         return self.routing.num_sent
+
+    def kept_union(self) -> Union:
+        """The union, where the tables have replicas."""
+        assert self.union is not None, "replicas need the rows that all ranks request"
+        return self.union
 
     def bring(self, vectors: Tensor) -> Tensor:
         """Vectors [V, D] of the keys -> those that this rank requested [num_vectors, D]."""
@@ -66,6 +71,18 @@ class Route(NamedTuple):
     def give(self, gradients: Tensor) -> Tensor:
         """The inverse: gradients of the requested vectors -> to the owners."""
         return carry(self.mesh, gradients, self.routing)
+
+
+def requests_of(lookups: Lookups) -> Lookups:
+    """What all ranks request from this one, of the lookups of one of its batches."""
+    assert lookups.requested is not None, "lookups of several ranks come with their requests"
+    return lookups.requested
+
+
+def route_of(requested: Lookups) -> Route:
+    """The route of requested lookups."""
+    assert isinstance(requested.route, Route), "requested lookups have a route"
+    return requested.route
 
 
 def make_routes(mesh: Mesh, wanted: Sequence[WantedRows], rows_over: Mesh) -> list[Route]:
@@ -224,6 +241,6 @@ class _Places:
 
     def keys(
         self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
-    ) -> tuple[Tensor, FirstBad, Any]:
+    ) -> tuple[Tensor, FirstBad, Origin]:
         """See Keyspace.places."""
         return self._group.keyspace.places(ids, spans, tables)

@@ -26,7 +26,7 @@ from hotbed.ops.sums import sum_by_row
 from hotbed.parallel.collect import gather
 from hotbed.parallel.mesh import Mesh
 from hotbed.parallel.order import RankOrder
-from hotbed.parallel.routes import Route, UnionKind
+from hotbed.parallel.routes import UnionKind, requests_of, route_of
 from hotbed.tables.group.group import TableGroup, UpdateStep
 from hotbed.tables.ownership import Ownership
 
@@ -67,7 +67,7 @@ class ShardFront:
     def rows_of(self, lookups: Lookups) -> Tensor:
         """The vectors [L, D] that the lookups read: rows, or sums of parts of bags; requests them again."""
         self.meet("is in a backward pass and reads rows again", lookups)
-        here = lookups._replace(route=self.requested_lookups(lookups, learns=False))
+        here = lookups._replace(requested=self.requested_lookups(lookups, learns=False))
         return rows_of(self._vectors(here), lookups, self.layout.dim)
 
     def update(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> None:
@@ -76,7 +76,7 @@ class ShardFront:
 
     def updated(self, lookups: Lookups, tables: tuple[str, ...], grad: Tensor, step: UpdateStep) -> Lookups:
         """As `update`; returns the lookups of other ranks, with rows in place."""
-        route: Route = lookups.route.route
+        route = route_of(requests_of(lookups))
         sums = self._summed(lookups, tables, grad, route.num_vectors)
         self.meet("is in a backward pass and updates rows", lookups)
         received = route.give(self.narrow(sums)).to(grad.dtype)
@@ -94,11 +94,11 @@ class ShardFront:
 
     def meet(self, what: str, lookups: Lookups) -> None:
         """Check that the other ranks do the same with their part of the batch."""
-        self._ranks.order.meet(what, lookups.route.route.call, self._number)
+        self._ranks.order.meet(what, route_of(requests_of(lookups)).call, self._number)
 
     def requested_lookups(self, lookups: Lookups, learns: bool) -> Lookups:
         """The lookups of other ranks; rows may have moved since the lookups were made."""
-        requested: Lookups = lookups.route
+        requested = requests_of(lookups)
         if requested.ticket is not None and requested.ticket.holds(learns):
             return requested
         return self._group.ensure(requested, learns, self._ranks.ownership.claim)
@@ -118,8 +118,8 @@ class ShardFront:
 
     def _vectors(self, lookups: Lookups) -> Tensor:
         """The vectors [V, D] that this rank requested: rows, and sums of parts of bags."""
-        requested: Lookups = lookups.route
-        route: Route = requested.route
+        requested = requests_of(lookups)
+        route = route_of(requested)
         vectors = self._group.lookup(requested)[: route.routing.num_received]
         return route.bring(self.narrow(vectors)).to(vectors.dtype)
 
@@ -147,7 +147,7 @@ class SharedRows:
 
     def together(self, requested: Lookups, grad: Tensor) -> SpanGradients:
         """Gradients [n, D] of the requested rows -> [n + S, D]: those of shared rows, from all ranks, at the end."""
-        route: Route = requested.route
+        route = route_of(requested)
         assert route.tables is not None, "dynamic ids are requested by table"
         assert route.times is not None, "dynamic ids are requested with their occurrences"
         count, times = grad.shape[0], route.times.to(torch.int64)

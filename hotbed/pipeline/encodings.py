@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hotbed.ops.inputs import HEADER, MAP, SPAN, STEP, VALUES, Capacity, Description, InputLayout, describe_ids
 from hotbed.ops.keys import Addresses, FirstBad
-from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.lookups import KeyMeaning, Lookups, Origin, Span
 from hotbed.pipeline.batches import Ids
 from hotbed.pipeline.planner import Candidate, KnownBatch
 from hotbed.tables.descriptions import BatchParts, GroupDescriber, Kinds
@@ -157,7 +157,7 @@ class MapEncoding:
                 scale=row.scale,
                 sorted_keys=row.sorted_keys,
                 order=row.order,
-                sense=described.kept.sense if isinstance(described.kept, MappedIds) else None,
+                origin=described.kept.meaning if isinstance(described.kept, MappedIds) else None,
                 renew=lambda: self._flatten(g, named, described),
             )
         )
@@ -184,25 +184,25 @@ class MappedIds(NamedTuple):
 
     kept: Any  # tensors of the batch
     ahead: IdsAhead
-    sense: Any
+    meaning: KeyMeaning
 
     def keys(
         self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
-    ) -> tuple[Tensor, FirstBad, Any]:
+    ) -> tuple[Tensor, FirstBad, Origin]:
         """As TableGroup.keys, of the very ids that were read ahead."""
         keys = self.ahead.map[self.ahead.numbers.to(torch.int64)]
         if spans and spans[0].stride > 1:  # of a matrix: column after column
             keys = keys.view(len(spans), spans[0].length).t().reshape(-1)
-        return keys, FirstBad(None), self.sense
+        return keys, FirstBad(None), self.meaning
 
 
-def _with_map(described: Description, ahead: IdsAhead, sense: Any) -> Description:
+def _with_map(described: Description, ahead: IdsAhead, meaning: KeyMeaning) -> Description:
     """Numbers of ids in the place of ids."""
     words, (numbers, keys) = described.words, ahead.addresses
     words[MAP] = keys
     words[HEADER + VALUES :: SPAN] = numbers + 4 * ahead.starts
     words[HEADER + STEP :: SPAN] = 1
-    return described._replace(kept=MappedIds(described.kept, ahead, sense))
+    return described._replace(kept=MappedIds(described.kept, ahead, meaning))
 
 
 def _mapped(layout: InputLayout, width: str) -> InputLayout:

@@ -30,7 +30,7 @@ from hotbed.models import rebuild_model
 from hotbed.ops.init_rows import parse_init, stream_of
 from hotbed.ops.keys import Addresses, FirstBad, make_keys
 from hotbed.ops.lookup import lookup
-from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.lookups import LookupIds, Lookups, Origin, Span
 from hotbed.ops.move import InitialRows, InitialTable, initial_records, initial_rows
 from hotbed.ops.records import Precision
 from hotbed.optim import SGD
@@ -237,10 +237,10 @@ class FileTables:
 
     def keys(
         self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
-    ) -> tuple[Tensor, FirstBad, Any]:
+    ) -> tuple[Tensor, FirstBad, Origin]:
         """Keys [L] of ids [L], one table name per span; the first position with a bad id; the ids, for initial values."""
         if not self.id_maps:
-            return *make_keys(ids, spans, self._way_of(tables)), ids
+            return *make_keys(ids, spans, self._way_of(tables)), LookupIds(ids)
         numbers, strange = ids.clone(), torch.zeros(ids.shape[0], dtype=torch.bool, device="cpu")
         for span, table in zip(spans, tables):
             if table in self.id_maps:
@@ -249,7 +249,7 @@ class FileTables:
                 numbers[where], strange[where] = found.clamp(min=0), found < 0
         keys, first_bad = make_keys(numbers, spans, self._way_of(tables))
         keys[strange] = GUEST
-        return keys, first_bad, ids
+        return keys, first_bad, LookupIds(ids)
 
     def refuse(self, table: str, feature: str, sample: int, value: int) -> IdError:
         """The error for an id outside its table."""
@@ -274,7 +274,8 @@ class FileTables:
 
     def _fill(self, first: NDArray[np.int64], lookups: Lookups, found: Tensor) -> None:
         """Fill in initial values, or the shared vector, where no row was found."""
-        ids, out = cast(Tensor, lookups.sense).numpy(), found.numpy()
+        assert isinstance(lookups.origin, LookupIds), "a scorer keeps the ids"
+        ids, out = lookups.origin.ids.numpy(), found.numpy()
         tables = np.empty(ids.shape[0], dtype=np.int64)
         for span in lookups.spans:
             tables[_positions(span)] = self._number_of[span.feature]

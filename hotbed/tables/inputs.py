@@ -9,20 +9,22 @@ everything else is flattened feature by feature into bags. Every mistake is a Sh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from hotbed.errors import IdError, ShapeError
 from hotbed.ops.keys import FirstBad
-from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.lookups import Lookups, Origin, Span
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.keyed import KeyedJagged, bags_of, is_keyed
 from hotbed.types import Jagged
 
 _INT_TYPES = (torch.int64, torch.int32)
-MakeKeys = Callable[[Tensor, tuple[Span, ...], tuple[str, ...], bool], tuple[Tensor, FirstBad, Any]]  # TableGroup.keys
+MakeKeys = Callable[
+    [Tensor, tuple[Span, ...], tuple[str, ...], bool], tuple[Tensor, FirstBad, Origin]
+]  # TableGroup.keys
 
 
 class Feature(NamedTuple):
@@ -140,13 +142,13 @@ def _flatten_matrix(
         matrix = matrix[:, columns]
     ids = matrix.contiguous().view(-1)
     spans = inputs.matrix_spans(given.size)
-    keys, first_bad, sense = make(ids, spans, inputs.tables, learns)
+    keys, first_bad, origin = make(ids, spans, inputs.tables, learns)
 
     def refuse(position: int) -> IdError:
         sample, j = divmod(position, len(features))
         return group.refuse(features[j].table, features[j].name, sample, int(ids[position]))
 
-    return _checked(Lookups(keys, spans, num_out=ids.shape[0], sense=sense), first_bad, refuse)
+    return _checked(Lookups(keys, spans, num_out=ids.shape[0], origin=origin), first_bad, refuse)
 
 
 def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: BatchInputs, learns: bool, make: MakeKeys) -> Lookups:
@@ -180,7 +182,7 @@ def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: BatchInputs, le
         position += count
     starts.append(torch.tensor([position], device=device))
     ids = torch.cat(values) if values else torch.empty(0, dtype=torch.int64, device=device)
-    keys, first_bad, sense = make(ids, tuple(spans), tables, learns)
+    keys, first_bad, origin = make(ids, tuple(spans), tables, learns)
 
     def refuse(position: int) -> IdError:
         p = next(p for p, span in enumerate(spans) if span.start <= position < span.start + span.length)
@@ -191,7 +193,7 @@ def _flatten_bags(group: TableGroup, inputs: GroupInputs, given: BatchInputs, le
         return group.refuse(tables[p], spans[p].feature, sample, int(ids[position]))
 
     scale = _scales([features[j] for j in order], bags, keys, spans, group.records.dtype)
-    lookups = Lookups(keys, tuple(spans), num_out, torch.cat(starts), torch.cat(out_rows), scale=scale, sense=sense)
+    lookups = Lookups(keys, tuple(spans), num_out, torch.cat(starts), torch.cat(out_rows), scale=scale, origin=origin)
     return _checked(lookups, first_bad, refuse)
 
 

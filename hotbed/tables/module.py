@@ -503,7 +503,7 @@ class EmbeddingTables(nn.Module):
 
     def _still_holds(self, planned: PreparedBatch, learns: bool) -> bool:
         """Whether ids would become the same keys in a call now."""
-        return all(group.keyspace.fits(each.sense, learns) for group, each in zip(self.groups, planned.lookups))
+        return all(group.keyspace.fits(each.origin, learns) for group, each in zip(self.groups, planned.lookups))
 
     def _prepared(self, given: BatchInputs, planned: PreparedBatch | None, learns: bool) -> list[Lookups]:
         """The lookups of every group, their rows in place. For dynamic ids a call that learns is the next training batch."""

@@ -107,8 +107,8 @@ class TableWatch:
     def _exchange_with_of(self, cache: CachedRows, number: int) -> Callable[..., None]:
         exchange_with = cache.exchange_with
 
-        def watched(porter: Any, window: int, plan: Any, num_batches: int, num_lookups: int) -> None:
-            exchange_with(porter, window, plan, num_batches, num_lookups)  # waits for the lists
+        def watched(transfer: Any, window: int, plan: Any, num_batches: int, num_lookups: int) -> None:
+            exchange_with(transfer, window, plan, num_batches, num_lookups)  # waits for the lists
             self._came.append((number, plan.miss_keys.cpu().clone()))
 
         return watched
@@ -124,8 +124,7 @@ def keys_of(lookups: Lookups) -> Tensor:
     if lookups.keys is not None:
         return lookups.keys.to(torch.int64)
     if lookups.renew is not None:
-        again: Lookups = lookups.renew()
-        return again.slots.to(torch.int64)
+        return lookups.renew().slots.to(torch.int64)
     return lookups.slots.to(torch.int64)
 
 

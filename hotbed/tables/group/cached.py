@@ -409,8 +409,8 @@ class CachedRows:
             return lookups
         if lookups.check is not None:
             lookups.check()
-        if lookups.sense is not None:
-            self.keyspace.refuse_old(lookups.sense)
+        if lookups.origin is not None:
+            self.keyspace.refuse_old(lookups.origin)
             self.forget_released()
         self.revoke_lease()
         if lookups.renew is not None:

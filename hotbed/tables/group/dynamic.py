@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from hotbed.ids.distinct import LENGTH, BatchIds, DistinctIds, KnownRows, spread
 from hotbed.ids.index import Ints, Tables
 from hotbed.ops.init_rows import stream_of
 from hotbed.ops.keys import FirstBad
-from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.lookups import KeyMeaning, LookupIds, Lookups, Origin, Span
 from hotbed.ops.move import InitialRows, InitialTable, initial_records, initial_rows
 from hotbed.ops.records import Layout
 from hotbed.ops.shard import WHOLE, Shard
@@ -54,15 +54,6 @@ class RowlessIds:
 
     def __init__(self, start: int, tables: Tables, ids: Ints) -> None:
         self.start, self.tables, self.ids = start, tables, ids
-
-
-class KeyMeaning(NamedTuple):
-    """What the keys of one batch mean, and until when."""
-
-    learns: bool
-    number: int  # of the training batch; outside training, of the one trained last
-    epoch: int  # batches of another one, if not trained, were taken back
-    temporary: RowlessIds | None = None  # kept as long as the batch is
 
 
 class DynamicIds:
@@ -135,8 +126,8 @@ class DynamicIds:
         found = []
 
         def translate(given: BatchIds, known: KnownRows | None) -> Ints:
-            keys, sense = self._keys_of(given, learns, known)
-            found.append(sense)
+            keys, meaning = self._keys_of(given, learns, known)
+            found.append(meaning)
             return keys
 
         ahead.settle(translate)
@@ -144,7 +135,7 @@ class DynamicIds:
 
     def keys(
         self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
-    ) -> tuple[Tensor, FirstBad, Any]:
+    ) -> tuple[Tensor, FirstBad, Origin]:
         """Keys [L] of ids [L], on their device, one table name for each span; no id is bad.
 
         `learns`: the next training batch, part of a change: the ids may be new.
@@ -159,52 +150,55 @@ class DynamicIds:
         ).reshape(-1, 6)
         numbers = np.empty(int(words[:, LENGTH].sum()), dtype=np.int32)
         given = self._distinct.gather(self._distinct.number(words, numbers), numbers, len(self.names))
-        entry_keys, sense = self._keys_of(given, learns)
+        entry_keys, meaning = self._keys_of(given, learns)
         keys = np.empty(host.shape[0], dtype=np.int64)
         spread(words, numbers, entry_keys, keys)
-        return torch.from_numpy(keys).to(ids.device), FirstBad(None), sense
+        return torch.from_numpy(keys).to(ids.device), FirstBad(None), meaning
 
-    def places(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, FirstBad, Any]:
-        """Positions, and -1 for padding: only an id's owner knows its key. The sense is (ids, numbers of their tables)."""
+    def places(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, FirstBad, Origin]:
+        """Positions, and -1 for padding: only an id's owner knows its key. The ids come along."""
         numbers = torch.from_numpy(self.numbers_of(spans, tables, ids.shape[0]).astype(np.int32)).to(ids.device)
         places = torch.arange(ids.shape[0], device=ids.device)
         for number, member in enumerate(self._members):
             if member.padding_id is not None:
                 places[(numbers == number) & (ids == member.padding_id)] = -1
-        return places, FirstBad(None), (ids, numbers)
+        return places, FirstBad(None), LookupIds(ids, numbers)
 
     def request(self, lookups: Lookups) -> KeyRequest:
         """The ids themselves, with their tables."""
-        ids, tables = lookups.sense
-        return KeyRequest(ids, tables, 0)
+        origin = lookups.origin
+        assert isinstance(origin, LookupIds), "lookups of ranks name their ids"
+        return KeyRequest(origin.ids, origin.tables, 0)
 
-    def answer(self, request: KeyRequest, times: Tensor | None, learns: bool) -> tuple[Tensor, Any]:
+    def answer(self, request: KeyRequest, times: Tensor | None, learns: bool) -> tuple[Tensor, KeyMeaning]:
         """The keys of ids that all ranks ask for, each once for every rank; they count as often as they come."""
         assert request.tables is not None, "dynamic ids are asked for by table"
         assert times is not None, "dynamic ids are asked for with how often they come"
         tables, counts = request.tables.cpu().numpy().astype(np.uint16), times.cpu().to(torch.int64)
         given = BatchIds(tables, request.keys.cpu().contiguous().numpy(), counts.contiguous().numpy())
-        keys, sense = self._keys_of(given, learns)
-        return torch.from_numpy(keys).to(request.keys.device), sense
+        keys, meaning = self._keys_of(given, learns)
+        return torch.from_numpy(keys).to(request.keys.device), meaning
 
     def _keys_of(self, given: BatchIds, learns: bool, known: KnownRows | None = None) -> tuple[Ints, KeyMeaning]:
         """Keys [E] of entries, and until when they hold."""
         if learns:
             rows = self._learn(given, known)
-            sense = KeyMeaning(True, self.translator.batch, self._epoch)
+            meaning = KeyMeaning(True, self.translator.batch, self._epoch)
         else:
             with self.as_trained():
                 rows = self.translator.translate_distinct(given, False, known=known).keys
-            sense = KeyMeaning(False, self.num_trained, self._epoch, self._receive(given.tables, given.ids, rows))
-        return rows, sense
+            meaning = KeyMeaning(False, self.num_trained, self._epoch, self._receive(given.tables, given.ids, rows))
+        return rows, meaning
 
-    def fits(self, sense: KeyMeaning, learns: bool) -> bool:
+    def fits(self, origin: Origin, learns: bool) -> bool:
         """Whether a call now would give these very keys."""
-        return sense.epoch == self._epoch and sense.learns == learns and sense.number == self.num_trained + learns
+        assert isinstance(origin, KeyMeaning), "keys of dynamic ids hold for a while"
+        return origin.epoch == self._epoch and origin.learns == learns and origin.number == self.num_trained + learns
 
-    def refuse_old(self, sense: KeyMeaning) -> None:
+    def refuse_old(self, origin: Origin) -> None:
         """Raise when rows of the batch may belong to other ids by now."""
-        later = self.translator.batch - sense.number
+        assert isinstance(origin, KeyMeaning), "keys of dynamic ids hold for a while"
+        later = self.translator.batch - origin.number
         if later > QUARANTINE:
             raise HotbedError(
                 f"a batch of dynamic ids was looked up {later} training batches ago, and its rows may have expired since; "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from hotbed.ops.init_rows import stream_of
 from hotbed.ops.keys import Addresses, FirstBad
 from hotbed.ops.lookup import lookup
 from hotbed.ops.lookup.reference import rows_of
-from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.lookups import Lookups, Origin, Span
 from hotbed.ops.precision import salt_of
 from hotbed.ops.records import Layout
 from hotbed.ops.shard import Shard
@@ -224,8 +224,8 @@ class TableGroup:
 
     def keys(
         self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
-    ) -> tuple[Tensor, FirstBad, Any]:
-        """Keys [L] of ids [L], one table name per span; the first position with a bad id; the sense of dynamic ids."""
+    ) -> tuple[Tensor, FirstBad, Origin]:
+        """Keys [L] of ids [L], one table name per span; the first position with a bad id; the origin of the keys."""
         return self.keyspace.keys(ids, spans, tables, learns)
 
     def addresses(self, tables: tuple[str, ...]) -> Addresses:

@@ -20,7 +20,7 @@ from hotbed.ids.distinct import DistinctIds
 from hotbed.ids.index import Ints
 from hotbed.ops.init_rows import Init, stream_of
 from hotbed.ops.keys import Addresses, FirstBad, make_keys
-from hotbed.ops.lookups import Lookups, Span
+from hotbed.ops.lookups import Lookups, Origin, Span
 from hotbed.ops.move import InitialRows, InitialTable, initial_records, initial_rows
 from hotbed.ops.records import Layout
 from hotbed.ops.shard import Shard
@@ -99,16 +99,16 @@ class Keyspace(Protocol):
 
     def keys(
         self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
-    ) -> tuple[Tensor, FirstBad, Any]:
+    ) -> tuple[Tensor, FirstBad, Origin]:
         """Keys [L] of ids [L], one table name per span; the first position with a bad id; until when the keys hold."""
 
-    def places(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, FirstBad, Any]:
+    def places(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, FirstBad, Origin]:
         """As `keys`, where other ranks own some of the ids: what `request` is made of."""
 
     def request(self, lookups: Lookups) -> KeyRequest:
-        """The question to the owners of these lookups, whose slots and sense are those of `places`."""
+        """The question to the owners of these lookups, whose slots and origin are those of `places`."""
 
-    def answer(self, request: KeyRequest, times: Tensor | None, learns: bool) -> tuple[Tensor, Any]:
+    def answer(self, request: KeyRequest, times: Tensor | None, learns: bool) -> tuple[Tensor, Origin]:
         """Keys here of what all ranks ask for, each as often as `times` says; until when they hold."""
 
     def ids_of(self, table: str) -> Tensor:
@@ -174,10 +174,10 @@ class Keyspace(Protocol):
     def take_released(self) -> Ints:
         """The keys of those records."""
 
-    def fits(self, sense: Any, learns: bool) -> bool:
-        """Whether a call now would give the keys of a batch of this sense."""
+    def fits(self, origin: Origin, learns: bool) -> bool:
+        """Whether a call now would give the keys of a batch of this origin."""
 
-    def refuse_old(self, sense: Any) -> None:
+    def refuse_old(self, origin: Origin) -> None:
         """Raise when rows of a batch may belong to other ids by now."""
 
     def asks_again(self) -> bool:
@@ -219,13 +219,13 @@ class PresetKeys:
 
     def keys(
         self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool
-    ) -> tuple[Tensor, FirstBad, Any]:
+    ) -> tuple[Tensor, FirstBad, Origin]:
         """They hold for ever."""
         if tables not in self._addresses:  # every batch asks the same
             self._addresses[tables] = addresses_of(self._members, tables)
         return *make_keys(ids, spans, self._addresses[tables]), None
 
-    def places(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, FirstBad, Any]:
+    def places(self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...]) -> tuple[Tensor, FirstBad, Origin]:
         """Keys, the same on all ranks."""
         return self.keys(ids, spans, tables, False)
 
@@ -235,7 +235,7 @@ class PresetKeys:
             lookups.check()
         return KeyRequest(lookups.slots.to(torch.int64), None, self.num_rows)
 
-    def answer(self, request: KeyRequest, times: Tensor | None, learns: bool) -> tuple[Tensor, Any]:
+    def answer(self, request: KeyRequest, times: Tensor | None, learns: bool) -> tuple[Tensor, Origin]:
         """The very keys."""
         return request.keys, None
 
@@ -315,11 +315,11 @@ class PresetKeys:
         """None."""
         return np.empty(0, dtype=np.int64)
 
-    def fits(self, sense: Any, learns: bool) -> bool:
+    def fits(self, origin: Origin, learns: bool) -> bool:
         """Keys hold for ever."""
         return True
 
-    def refuse_old(self, sense: Any) -> None:
+    def refuse_old(self, origin: Origin) -> None:
         """Keys hold for ever."""
 
     def asks_again(self) -> bool:

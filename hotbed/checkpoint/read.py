@@ -17,10 +17,9 @@ import errno
 import json
 import os
 import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from hotbed.checkpoint.row_file import COLUMNS_KEY, TABLES_KEY, Column, FileMark
 from hotbed.checkpoint.types import RowPart, Sink, TableShape
 from hotbed.checkpoint.write import GONE, REST
 from hotbed.errors import HotbedError, RunError
+from hotbed.host.ahead import run_ahead
 from hotbed.host.pages import in_pages, zeros
 from hotbed.store.ssd import frozen_items
 
@@ -104,26 +104,17 @@ def rows_of(entry: Entry, report: Report = lambda _: None) -> Iterator[RowPart]:
     marks = [(entry.folder / name, mark) for name, mark in entry.manifest.files.items() if name.startswith("rows/")]
     largest = max((mark.bytes for _, mark in marks), default=0)
     rooms = [new_room(largest) for _ in range(THREADS + 1)]  # used again: fresh memory costs more than reading
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint") as pool:
-        queue: deque[tuple[Path, int, Future[NDArray[np.uint8]]]] = deque()
+    tasks = [
+        (path, mark, rooms[n % len(rooms)]) for n, (path, mark) in enumerate(marks)
+    ]  # one is free when it is taken again
 
-        def ask(path: Path, mark: FileMark, number: int) -> None:
-            queue.append((path, number, pool.submit(read_whole, path, mark, rooms[number])))
+    def read(task: tuple[Path, FileMark, NDArray[np.uint8]]) -> tuple[Path, NDArray[np.uint8]]:
+        return task[0], read_whole(*task)
 
-        waiting = iter(marks)
-        for number, (path, mark) in zip(range(len(rooms)), waiting):
-            ask(path, mark, number)
-        try:
-            while queue:
-                path, number, read = queue.popleft()
-                content = read.result()
-                yield from parts_of(path, content)
-                report(len(content))
-                following = next(waiting, None)
-                if following is not None:
-                    ask(*following, number)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with closing(run_ahead(read, tasks, threads=THREADS, ahead=THREADS, name="checkpoint")) as files:
+        for path, content in files:
+            yield from parts_of(path, content)
+            report(len(content))
 
 
 def gone_of(entry: Entry) -> Iterator[tuple[str, Tensor]]:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from hotbed.checkpoint.manifest import MANIFEST, Manifest
 from hotbed.checkpoint.row_file import Column, CopyBuffer, FileMark, RowFile, columns_of, split_parts
 from hotbed.checkpoint.types import RowPart, Snapshot
 from hotbed.errors import RunError
+from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import flush_to_disk, writing
 
 FILE_BYTES = 128 << 20  # of a file of rows, about
@@ -134,12 +134,15 @@ def _write_rows(rows: _Work) -> tuple[dict[str, FileMark], Counter[str]]:
     rows.folder.mkdir()
     marks: dict[str, FileMark] = {}
     counts: Counter[str] = Counter()
-    with ThreadPoolExecutor(rows.manner.threads, thread_name_prefix="checkpoint") as pool:
-        niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) if sys.platform == "linux" else 0
-        for written in [pool.submit(_write_some, rows, number, niceness) for number in range(rows.manner.threads)]:
-            some_marks, some_counts = written.result()
-            marks |= some_marks
-            counts += some_counts
+    niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) if sys.platform == "linux" else 0
+    threads = rows.manner.threads
+
+    def write(thread: int) -> tuple[dict[str, FileMark], Counter[str]]:
+        return _write_some(rows, thread, niceness)
+
+    for some_marks, some_counts in run_ahead(write, range(threads), threads=threads, ahead=threads, name="checkpoint"):
+        marks |= some_marks
+        counts += some_counts
     return marks, counts
 
 

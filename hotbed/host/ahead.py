@@ -1,4 +1,6 @@
-"""Work done ahead of need by background threads, handed over in order.
+"""Work done ahead of need by background threads, handed over in order: the one thread pool for Python code.
+
+Compiled code has its own (pool.py).
 
 In: a function and a sequence of tasks. Out: the results, in the order of the tasks whatever the threads do. At most `ahead`
 results wait or are being made at any time, so memory is bounded. An exception in a thread is raised where its result would
@@ -17,10 +19,10 @@ Result = TypeVar("Result")
 
 
 def run_ahead(
-    function: Callable[[Task], Result], tasks: Iterable[Task], *, threads: int, ahead: int
+    function: Callable[[Task], Result], tasks: Iterable[Task], *, threads: int, ahead: int, name: str = "hotbed-data"
 ) -> Generator[Result, None, None]:
-    """Yield function(task) for every task, computed by `threads` threads at most `ahead` tasks before they are asked for."""
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="hotbed-data")
+    """Yield function(task) for every task, computed by `threads` threads at most `ahead` tasks before it is needed."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
     pending: deque[Future[Result]] = deque()
     try:
         for task in tasks:

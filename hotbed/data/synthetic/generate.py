@@ -11,7 +11,6 @@ The log drifts from day to day: the frequent ids of each octave of ranks rotate,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +32,7 @@ from hotbed.data.synthetic.kernels import (
 )
 from hotbed.data.synthetic.shapes import IdColumn, IntegerColumn, Shape, inverse_cdf, inverse_quantiles
 from hotbed.errors import ConfigError
+from hotbed.host.ahead import run_ahead
 
 __all__ = ["MISSING_ID", "MISSING_INTEGER", "ClickBags", "ClickLog", "ClickRows"]
 
@@ -92,10 +92,12 @@ class ClickLog:
             self._fill(out, start, 0, stop - start)
             return out
         blocks = range(0, stop - start, BLOCK)
-        with ThreadPoolExecutor(threads) as pool:
-            jobs = [pool.submit(self._fill, out, start, low, min(low + BLOCK, stop - start)) for low in blocks]
-            for job in jobs:
-                job.result()
+
+        def fill(low: int) -> None:
+            self._fill(out, start, low, min(low + BLOCK, stop - start))
+
+        for _ in run_ahead(fill, blocks, threads=threads, ahead=threads):
+            pass
         return out
 
     def bags(self, column: int, ids: NDArray[np.int32]) -> ClickBags:

@@ -16,7 +16,6 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.errors import StoreError
+from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import flush_to_disk
 from hotbed.host.memory import in_words
 from hotbed.store.ssd import kernels
@@ -188,10 +188,12 @@ def adopt(folder: Path, segments: Segments, places: Places, limit: int) -> None:
             f"{folder} holds records of {index.width} words, this store has {segments.width}: dim, optimizer or precision "
             f"differ. Use a warm start."
         )
-    with ThreadPoolExecutor(_THREADS) as threads:
-        tasks = [threads.submit(_adopt_one, folder, one, segments, places, limit) for one in index.segments]
-        for task in tasks:
-            task.result()
+
+    def take(one: IndexedSegment) -> None:
+        _adopt_one(folder, one, segments, places, limit)
+
+    for _ in run_ahead(take, index.segments, threads=_THREADS, ahead=_THREADS, name="hotbed-adopt"):
+        pass
 
 
 def _adopt_one(folder: Path, indexed: IndexedSegment, segments: Segments, places: Places, limit: int) -> None:

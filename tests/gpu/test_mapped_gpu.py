@@ -8,7 +8,7 @@ import torch
 import hotbed
 from hotbed import Table, optim
 from hotbed.bench.systems import write_rows
-from hotbed.ops.move import compiled_transfer
+from hotbed.ops.move import compiled_transfer, transfer_loop
 
 pytestmark = pytest.mark.gpu
 ROWS = {"a": 60_000, "b": 25_000}
@@ -58,8 +58,8 @@ def test_the_same_bits(window, lag):
     assert [train(cached, hotbed.prefetch(loader, cached, window=window), lag) for _ in range(2)] == expected
     (transfer,) = transfers(cached)
     assert transfer._mapped.is_mapped.all()
-    shares = transfer._words[[compiled_transfer._SHARE_IN, compiled_transfer._SHARE_OUT]]
-    assert (shares != compiled_transfer._FIRST_SHARE).any()
+    shares = transfer._words[[transfer_loop.SHARE_IN, transfer_loop.SHARE_OUT]]
+    assert (shares != transfer_loop.FIRST_SHARE).any()
     for name, value in plain.state_dict().items():
         assert torch.equal(value.cpu(), cached.state_dict()[name].cpu()), name
 

@@ -6,6 +6,7 @@ import torch
 
 from hotbed.errors import HotbedError
 from hotbed.ops.move import compiled_transfer as transfer_module
+from hotbed.ops.move import transfer_loop as loop
 from hotbed.ops.move.compiled_transfer import SLOTS, CompiledTransfer
 from hotbed.ops.move.mapped import MappedRows
 
@@ -47,9 +48,9 @@ class Windows:
         return came
 
     def has_read(self, number):
-        place = transfer_module._SLOT0 + (number % SLOTS) * transfer_module._SLOT_WORDS
+        place = loop.SLOT0 + (number % SLOTS) * loop.SLOT_WORDS
         words = self.transfer._words
-        return words[place + transfer_module._LATE] > 0 or words[place + transfer_module._STAGED] == number + 1
+        return words[place + loop.LATE] > 0 or words[place + loop.STAGED] == number + 1
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_a_row_that_leaves_twice_is_read_after_it_was_written_twice(windows):
     assert windows.exchange(3, leaving=[10.0]) == [None]
     assert windows.exchange(4, leaving=[20.0]) == [10.0]
     windows.plan(6, misses=[0])
-    while windows.transfer._words[transfer_module._NUM_WRITTEN] < 5:
+    while windows.transfer._words[loop.NUM_WRITTEN] < 5:
         pass
     assert windows.exchange(5, leaving=[30.0]) == [20.0]
     assert windows.exchange(6) == [30.0]
@@ -88,7 +89,7 @@ def test_rows_come_and_go_whoever_moves_them(mapped, monkeypatch):
     rows, room, generator = 4096, 2048, torch.Generator().manual_seed(0)
     windows = Windows(rows, room, mapped)
     expected, cached = [None] * rows, []
-    shares = [transfer_module._SHARE_IN, transfer_module._SHARE_OUT]
+    shares = [loop.SHARE_IN, loop.SHARE_OUT]
     for number in range(WINDOWS - 1):
         victims = [cached.pop(0) for _ in range(len(cached) - 1500)] if number else []
         there = set(cached) | set(victims)
@@ -100,7 +101,7 @@ def test_rows_come_and_go_whoever_moves_them(mapped, monkeypatch):
             expected[key] = value
         cached += misses
     windows.transfer.drain()
-    moved = windows.transfer._words[shares] != transfer_module._FIRST_SHARE  # they follow what was measured
+    moved = windows.transfer._words[shares] != loop.FIRST_SHARE  # they follow what was measured
     assert moved.tolist() == [bool(mapped), len(mapped) == 16] if mapped else not windows.transfer._words[shares].any()
     for key, value in enumerate(expected):
         assert windows.records[key].tolist() == [value or 0.0] * WIDTH
@@ -108,23 +109,23 @@ def test_rows_come_and_go_whoever_moves_them(mapped, monkeypatch):
 
 
 def test_room_is_asked_for_once():
-    words = np.zeros(transfer_module._SLOT0 + SLOTS * transfer_module._SLOT_WORDS, dtype=np.int64)
-    cap = transfer_module._SLOT0 + 2 * transfer_module._SLOT_WORDS + transfer_module._CAP
-    assert not transfer_module._has_room(words, 2, 5)
-    assert (words[transfer_module._NEED], words[transfer_module._NEED_SLOT]) == (5, 2)
-    words[transfer_module._NEED] = 3  # asked and not answered: the question stays as it is
-    assert not transfer_module._has_room(words, 2, 5)
-    assert words[transfer_module._NEED] == 3
-    words[cap], words[transfer_module._NEED] = 6, 0
-    assert transfer_module._has_room(words, 2, 5)
-    assert words[transfer_module._NEED] == 0
+    words = np.zeros(loop.SLOT0 + SLOTS * loop.SLOT_WORDS, dtype=np.int64)
+    cap = loop.SLOT0 + 2 * loop.SLOT_WORDS + loop.CAP
+    assert not loop._has_room(words, 2, 5)
+    assert (words[loop.NEED], words[loop.NEED_SLOT]) == (5, 2)
+    words[loop.NEED] = 3  # asked and not answered: the question stays as it is
+    assert not loop._has_room(words, 2, 5)
+    assert words[loop.NEED] == 3
+    words[cap], words[loop.NEED] = 6, 0
+    assert loop._has_room(words, 2, 5)
+    assert words[loop.NEED] == 0
 
 
 def test_an_exception_in_the_transfer_thread_is_raised_by_every_wait(monkeypatch):
     def serve(*arguments):
         raise MemoryError("no room for the rows of a window")
 
-    monkeypatch.setattr(transfer_module, "_serve", serve)
+    monkeypatch.setattr(transfer_module, "serve", serve)
     windows = Windows()
     windows.plan(0, misses=[1])
     with pytest.raises(HotbedError, match=r"the thread that moves them has ended\. Rows may be lost") as caught:
@@ -147,11 +148,11 @@ def test_an_answer_that_was_interrupted_is_not_given_twice(windows):
     words, s = windows.transfer._words, 1
     windows.transfer._slots[s] = windows.transfer._new_buffers(20)
     windows.transfer._publish(s)
-    words[transfer_module._NEED_SLOT], words[transfer_module._NEED] = s, 15
+    words[loop.NEED_SLOT], words[loop.NEED] = s, 15
     known = windows.transfer._slots[s]
     windows.transfer._make_room()
     assert windows.transfer._slots[s] is known
-    assert words[transfer_module._NEED] == 0
+    assert words[loop.NEED] == 0
 
 
 def test_chunks_are_reached_once_they_are_filled(monkeypatch):
@@ -185,19 +186,19 @@ def test_chunks_are_reached_once_they_are_filled(monkeypatch):
 @pytest.mark.parametrize(("alone", "helped", "helps"), [(100, 90, 1), (100, 98, 0), (90, 100, 0)])
 def test_help_is_asked_for_where_windows_take_less_time_with_it(alone, helped, helps, monkeypatch):
     """Trials of eight windows, without and with it, twice; the quicker of each counts."""
-    words = np.zeros(transfer_module._SLOT0, dtype=np.int64)
-    words[transfer_module._TRIES], now, asked = 1, 0, []
+    words = np.zeros(loop.SLOT0, dtype=np.int64)
+    words[loop.TRYING], now, asked = 1, 0, []
 
     def clock(kind, address):
-        words[[transfer_module._SECONDS, transfer_module._NANOSECONDS]] = 0, now
+        words[[loop.SECONDS, loop.NANOSECONDS]] = 0, now
 
-    monkeypatch.setattr(transfer_module, "clock_gettime", clock)
+    monkeypatch.setattr(loop, "clock_gettime", clock)
     for number in range(1, 60):
-        helping = words[transfer_module._HELPS]
+        helping = words[loop.HELPS]
         asked.append(int(helping))
         now += helped if helping else alone
         now += 500 if number in (20, 29) else 0  # something else came in between, once each
-        transfer_module._try_help.py_func(words, number)
+        loop._try_help.py_func(words, number)
     assert asked[16:48] == [0] * 8 + [1] * 8 + [0] * 8 + [1] * 8
     assert set(asked[48:]) == {helps}
-    assert (words[transfer_module._ALONE], words[transfer_module._HELPED]) == (8 * alone, 8 * helped)
+    assert (words[loop.ALONE], words[loop.HELPED]) == (8 * alone, 8 * helped)

@@ -1,10 +1,10 @@
 """Keys -> slots: the policies, the plan of a window."""
 
-from hotbed.cache.cache import BYTES_PER_SLOT, MOST_AHEAD, Cache, bounded_cells, look_ahead_for, most_ahead
+from hotbed.cache.cache import BYTES_PER_SLOT, Cache, bounded_cells
 from hotbed.cache.counts import CacheCounts
 from hotbed.cache.plans import Arrival, CachePlan, Decision
 from hotbed.cache.policies import DEFAULT_POLICY, POLICIES, make_policy
-from hotbed.cache.window import MOST_BATCHES, window_length
+from hotbed.cache.window import MOST_AHEAD, MOST_BATCHES, look_ahead_for, most_ahead, window_length
 
 __all__ = [
     "BYTES_PER_SLOT",

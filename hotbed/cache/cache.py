@@ -25,6 +25,7 @@ from torch import Tensor
 
 from hotbed.cache.device_counters import DeviceCounters
 from hotbed.cache.plans import Arrival, CachePlan, Decision
+from hotbed.cache.window import look_ahead_for, most_ahead
 from hotbed.errors import BudgetError, HotbedError
 from hotbed.ops.index import (
     AHEAD_BITS,
@@ -53,35 +54,8 @@ GROWTH = 1.25  # cells of a table that has grown, for each that FULL requires
 BYTES_PER_SLOT = 80  # of index and slot state, where a budget in bytes bounds them
 STATE_BYTES = 13  # of them, slot state
 CELL_BYTES, STAMP_BYTES = 16.25, 4  # of a cell with its share of a mark, and of its stamp by a recorded planner on CUDA
-_BOUNDED_AHEAD = 2  # caches: keys of the batches ahead that a bounded index takes besides those in slots
 _BRIMFUL = 0.95  # of the cells of a bounded index; above it no batch more is looked at ahead
-_MOST_STRIDE = 8
 HOST_LISTS = 6  # plans whose lists the host can read at a time
-
-
-def most_ahead(stride: int) -> int:
-    """Batches that can be ahead when `stride` of them share a bit: the first may be the last of its step."""
-    return (AHEAD_BITS - 1) * stride + 1
-
-
-MOST_AHEAD = most_ahead(_MOST_STRIDE)
-
-
-def look_ahead_for(num_keys: int, num_slots: int, given: int | None, bounded: bool = False) -> tuple[int, int]:
-    """(batches that share one bit, batches to know ahead), for batches of `num_keys` distinct keys.
-
-    A row that will be used should be seen coming. The future that counts is four caches long: with fewer batches ahead rows
-    are let go that come back soon. There are 30 bits for the batches ahead; where that is not enough, several share one.
-    A bounded index holds two caches of keys ahead, also if no key comes twice.
-    """
-    if given is None:
-        stride = max(1, min(_MOST_STRIDE, -(-4 * num_slots // (AHEAD_BITS * max(1, num_keys)))))
-        if not bounded:
-            return stride, most_ahead(stride)
-    far = most_ahead(stride) if given is None else given
-    if bounded:
-        far = max(1, min(far, _BOUNDED_AHEAD * num_slots // max(1, num_keys)))
-    return next(stride for stride in range(1, far + 1) if most_ahead(stride) >= far), far
 
 
 def bounded_cells(num_slots: int, device_type: str) -> int:

@@ -1,4 +1,4 @@
-"""How many batches are planned together.
+"""How many batches are known ahead, and how many of them are planned together.
 
 A window of K batches costs one plan and one round of copies, so long windows are cheap for the host. But its rows are in the
 cache together and cannot leave it, and the policy sees K batches less of the future, so short windows miss less. Counted in
@@ -9,8 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hotbed.ops.index import AHEAD_BITS
+
 MOST_BATCHES = 2  # of an automatic window
+_BOUNDED_AHEAD = 2  # caches: keys of the batches ahead that a bounded index takes besides those in slots
+_MOST_STRIDE = 8
 _SHARE = 3  # an automatic window of several batches takes at most a third of the slots
+
+
+def most_ahead(stride: int) -> int:
+    """Batches that can be ahead when `stride` of them share a bit: the first may be the last of its step."""
+    return (AHEAD_BITS - 1) * stride + 1
+
+
+MOST_AHEAD = most_ahead(_MOST_STRIDE)
+
+
+def look_ahead_for(num_keys: int, num_slots: int, given: int | None, bounded: bool = False) -> tuple[int, int]:
+    """(batches that share one bit, batches to know ahead), for batches of `num_keys` distinct keys.
+
+    A row that will be used should be seen coming. The future that counts is four caches long: with fewer batches ahead rows
+    are let go that come back soon. There are 30 bits for the batches ahead; where that is not enough, several share one.
+    A bounded index holds two caches of keys ahead, also if no key comes twice.
+    """
+    if given is None:
+        stride = max(1, min(_MOST_STRIDE, -(-4 * num_slots // (AHEAD_BITS * max(1, num_keys)))))
+        if not bounded:
+            return stride, most_ahead(stride)
+    far = most_ahead(stride) if given is None else given
+    if bounded:
+        far = max(1, min(far, _BOUNDED_AHEAD * num_slots // max(1, num_keys)))
+    return next(stride for stride in range(1, far + 1) if most_ahead(stride) >= far), far
 
 
 def window_length(num_keys: Sequence[int], num_slots: int, given: int | None) -> int:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from hotbed.cache.cache import Cache, look_ahead_for, most_ahead
+from hotbed.cache.cache import Cache
 from hotbed.cache.policies import ORACLE
+from hotbed.cache.window import look_ahead_for, most_ahead
 from hotbed.errors import HotbedError
 from hotbed.ops.index import EMPTY, NEW_CELLS, NUM_KEYS, UNPLACED, WAYS, Cells, new_cells, new_slots, ops_for
 from hotbed.ops.index.numba import _home

@@ -28,7 +28,7 @@ def test_what_it_raises(code, said):
     assert said in done.stderr
 
 
-def test_lines_are_read_as_they_are_written_and_a_kill_is_told():
+def test_lines_are_read_as_they_are_written_and_a_kill_is_reported():
     program = Program("import time\nprint('here', flush=True)\ntime.sleep(1000)")
     assert program.stdout.readline() == "here\n"
     program.kill()

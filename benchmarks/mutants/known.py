@@ -188,7 +188,7 @@ KNOWN = (
         "cells that windows freed are counted only when somebody has read them",
         "hotbed/cache/recorded_planner.py", "self._uncounted[0].is_read\n            or windows",
         "self._uncounted[0].is_read\n            and windows",
-        "tests/cache/test_cache.py::test_a_lane_counts_what_windows_freed_whether_or_not_anybody_read_them",
+        "tests/cache/test_cache.py::test_a_recorded_cache_counts_what_windows_freed_whether_or_not_anybody_read_them",
     ),
 )  # fmt: skip
 

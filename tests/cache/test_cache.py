@@ -185,7 +185,7 @@ def test_unknown_policy() -> None:
     stride=st.integers(1, 3),
     policy=st.sampled_from(sorted(POLICIES)),
 )
-def test_a_lane_decides_as_the_reference(
+def test_a_recorded_cache_decides_as_the_reference(
     stream: list[list[int]], window: int, ahead: int, stride: int, policy: str
 ) -> None:
     """Batches of any size up to its capacity, and plain ones in between, which the numbers on the device must catch up with."""
@@ -230,7 +230,7 @@ def test_a_lane_decides_as_the_reference(
 
 
 @needs_triton
-def test_a_lane_finds_room_by_waiting_for_its_oldest_window_and_not_for_the_device(
+def test_a_recorded_cache_finds_room_by_waiting_for_its_oldest_window_and_not_for_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Counts come with events, as from a device that is behind; two batches that are not counted make room doubtful."""
@@ -271,7 +271,7 @@ def test_a_lane_finds_room_by_waiting_for_its_oldest_window_and_not_for_the_devi
 
 @needs_triton
 @pytest.mark.parametrize("reads", [False, True])
-def test_a_lane_counts_what_windows_freed_whether_or_not_anybody_read_them(reads: bool) -> None:
+def test_a_recorded_cache_counts_what_windows_freed_whether_or_not_anybody_read_them(reads: bool) -> None:
     from hotbed.cache.recorded_planner import RecordedCache
     from hotbed.ops.inputs.triton import Descriptions
 

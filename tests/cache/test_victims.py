@@ -122,7 +122,7 @@ def test_a_line_takes_no_more_than_its_bytes(num_slots: int) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_what_nobody_is_told_of_ends_the_line(name: str, formed: list[int]) -> None:
+def test_what_goes_unreported_ends_the_line(name: str, formed: list[int]) -> None:
     both = Both(Case(name, 128, 60, 1, 4, 1), random.Random(1))
     for _ in range(40):
         both.plan([both.arrive(both.batch())])

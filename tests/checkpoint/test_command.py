@@ -136,7 +136,7 @@ def test_checkpoints_that_go_while_they_are_verified_are_no_problem(hotbed, run,
     assert hotbed("checkpoint", "verify", run)[0] == 0
 
 
-def test_what_is_no_run_is_told(hotbed, tmp_path):
+def test_what_is_no_run_is_reported(hotbed, tmp_path):
     for command in ("list", "verify"):
         code, _, err = hotbed("checkpoint", command, tmp_path / "absent")
         assert code == 2
@@ -152,7 +152,7 @@ def test_help_teaches(hotbed):
         assert f"hotbed checkpoint {command} runs/" in out
 
 
-def test_settings_that_differ_are_told_from_the_first_to_the_second(tmp_path):
+def test_settings_that_differ_are_reported_from_the_first_to_the_second(tmp_path):
     tables = DictTables()
     for step, rate in ((1, 0.5), (2, 0.25)):
         document = {"config": {"dense": {"lr": rate, "optimizer": "adam"}}}

@@ -283,7 +283,7 @@ def test_a_parent_from_elsewhere(root, tables, tmp_path):
         loaded(root)
 
 
-def test_tables_that_do_not_fit_are_told_before_anything_is_loaded(root, tables):
+def test_tables_that_do_not_fit_are_reported_before_anything_is_loaded(root, tables):
     other = DictTables(dims=(("user", 4), ("site", 1)))
     other.write("user", 1)
     with pytest.raises(RunError, match="no table 'site'; its table 'ad' is not wanted; table 'user' has dim 3, not 4"):

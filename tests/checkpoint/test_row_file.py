@@ -208,7 +208,7 @@ def test_a_room_serves_files_of_any_smaller_size(tmp_path):
         assert content.tobytes() == path.read_bytes()
 
 
-def test_another_parquet_file_is_told(tmp_path):
+def test_another_parquet_file_is_reported(tmp_path):
     path = tmp_path / "b.parquet"
     pq.write_table(pa.table({"id": [1]}), path)
     content = path.read_bytes()

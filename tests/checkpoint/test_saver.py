@@ -101,7 +101,7 @@ def test_errors_come_back_once(tmp_path, monkeypatch):
     assert loaded(tmp_path).same_as(tables)
 
 
-def test_without_a_thread_the_snapshot_is_left_and_training_goes_on(tmp_path, monkeypatch):
+def test_without_a_thread_the_snapshot_is_left_and_training_continues(tmp_path, monkeypatch):
     def refuse(_):
         raise RuntimeError("can't start new thread")
 
@@ -210,7 +210,7 @@ def test_the_writer_takes_what_training_leaves(tmp_path, monkeypatch):
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
 
 
-def test_old_checkpoints_that_cannot_be_removed_are_told(tmp_path, monkeypatch):
+def test_old_checkpoints_that_cannot_be_removed_are_reported(tmp_path, monkeypatch):
     said = []
     tables = DictTables()
     saver = Saver(tmp_path, tables, Policy(full_every=1, keep=1), said.append)
@@ -227,7 +227,7 @@ def test_old_checkpoints_that_cannot_be_removed_are_told(tmp_path, monkeypatch):
     assert find(tmp_path).manifest.step == 3
 
 
-def test_a_system_without_threads_to_give_is_said_and_training_goes_on(tmp_path, monkeypatch):
+def test_a_system_without_threads_to_give_is_said_and_training_continues(tmp_path, monkeypatch):
     tables, said = DictTables(), []
     tables.write("user", 1, 2)
     saver = Saver(tmp_path, tables, say=said.append)

@@ -82,7 +82,7 @@ def test_model_optimizer_and_extra(tmp_path):
     assert all(torch.equal(mine[number][name], yours[number][name]) for number in mine for name in mine[number])
 
 
-def test_another_model_is_told_before_rows_are_loaded(tmp_path):
+def test_another_model_is_reported_before_rows_are_loaded(tmp_path):
     tables = make()
     train(tables, 2)
     checkpoint.save(tmp_path, tables, model=nn.Linear(3, 1))

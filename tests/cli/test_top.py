@@ -175,7 +175,7 @@ def test_an_endpoint_says_what_the_folder_does(training):
     assert "no longer answers" in shown(state)
 
 
-def test_what_is_no_run_is_told(tmp_path, capsys):
+def test_what_is_no_run_is_reported(tmp_path, capsys):
     for given, said in ((str(tmp_path), "no config.json"), ("http://127.0.0.1:9", "--metrics-port")):
         with pytest.raises(SystemExit) as ended:
             main(["top", given])

@@ -149,7 +149,7 @@ def goes_on(optimizer, ranks):
     return state_of(tables)
 
 
-def test_another_number_of_ranks_goes_on_with_those_who_wait_and_last_uses():
+def test_another_number_of_ranks_continues_with_those_who_wait_and_last_uses():
     ranks = run_ranks(saved, 2, "adam")
     _, state = alone("adam")
     assert_same_state([goes_on("adam", ranks)], state)

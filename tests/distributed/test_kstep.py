@@ -303,7 +303,7 @@ def resumed(cases, stop, through_checkpoint):
 
 
 @pytest.mark.parametrize("through_checkpoint", [True, False])
-def test_resume_goes_on_to_the_bit(through_checkpoint):
+def test_resume_continues_to_the_bit(through_checkpoint):
     """Step 6: two steps after a merge started, one before it is used."""
     cases = [Case(rule, 4, delay, steps=11) for rule in RULES for delay in (0, 3)]
     cases += [Case("moments", 4, 3, steps=11, inner="sgd", momentum=0.9), Case("params", 1, 0, steps=11)]

@@ -123,7 +123,7 @@ def test_checkpoints_of_ranks_are_known(whole, capsys, monkeypatch, command):
     assert all(step % CHECKPOINT == 0 for step in earlier)
 
 
-def test_a_signal_to_one_rank_stops_all_and_others_go_on(whole, tmp_path, capsys):
+def test_a_signal_to_one_rank_stops_all_and_others_continue(whole, tmp_path, capsys):
     run = tmp_path / "run"
     ranks = TrainRanks(arguments(run, epochs=9), run)
     ranks.wait_for_checkpoint(run, CHECKPOINT)

@@ -42,7 +42,7 @@ def test_traffic_in_16_bits_is_close_and_not_the_same(sharded, tmp_path):
     assert abs(exact - narrow) < 0.01 * exact
 
 
-def test_mistakes_are_told_together():
+def test_mistakes_are_reported_together():
     with pytest.raises(ConfigError) as caught:
         read_tree({"parallel": {"mode": "shared", "traffic": "fp8", "local_ranks": -1, "locals": 2}})
     text = str(caught.value)
@@ -52,7 +52,7 @@ def test_mistakes_are_told_together():
     assert "'shared'" in text
 
 
-def test_what_ranks_cannot_do_is_told_together():
+def test_what_ranks_cannot_do_is_reported_together():
     given = {"parallel": {"mode": "replicated", "local_ranks": 2}, "tables": {"decay_scope": "table"}}
     problems = rank_problems(read_tree(given | {"data": {"batch_size": 2}}), World(0, 3))
     assert [one.partition(":")[0] for one in problems] == [

@@ -36,7 +36,7 @@ def test_what_is_compiled_is_counted():
         assert compiled.seconds > seconds
 
 
-def test_what_takes_long_is_told_once_and_what_does_not_is_not():
+def test_what_takes_long_is_reported_once_and_what_does_not_is_not():
     told, seen = [], threading.Event()
 
     def tell():

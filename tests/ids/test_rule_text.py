@@ -50,6 +50,6 @@ def test_expire(text, rule):
         (parse_expire, "score below 0.5", "score_below and half_life go together"),
     ],
 )
-def test_mistakes_are_told(parse, text, told):
+def test_mistakes_are_reported(parse, text, told):
     with pytest.raises(ConfigError, match=told):
         parse(text)

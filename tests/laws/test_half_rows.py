@@ -29,7 +29,7 @@ def test_the_cache_is_invisible(name, precision, device):
 
 
 @pytest.mark.parametrize("precision", TYPES)
-def test_a_resumed_run_goes_on_with_the_same_bits(precision):
+def test_a_resumed_run_continues_with_the_same_bits(precision):
     def tables():
         return hotbed.EmbeddingTables({"a": Table(30, 7)}, optim.Adagrad(lr=0.1), precision=precision)
 
@@ -109,7 +109,7 @@ def test_records_are_smaller():
     assert (size("fp32"), size("bf16")) == (100 * 68 * 4, 100 * 36 * 4)
 
 
-def test_mistakes_are_told():
+def test_mistakes_are_reported():
     with pytest.raises(ConfigError, match="'fp32', 'fp16', 'bf16', not 'fp8'"):
         hotbed.EmbeddingTables({"a": Table(9, 3)}, precision="fp8")
     tables = hotbed.EmbeddingTables({"a": Table(9, 3)}, precision="fp16")

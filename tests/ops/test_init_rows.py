@@ -52,7 +52,7 @@ def test_moments():
     assert abs(float(out.std()) - 0.5 / 3**0.5) < 0.002
 
 
-def test_first_values_never_change():
+def test_initial_values_never_change():
     """These bits are part of the format: a change would re-seed every table in the world."""
     golden = ["-0x1.f8d2be0000000p-1", "0x1.24b8f80000000p-3", "-0x1.6f5db40000000p-2"]
     out = torch.empty(1, 3)

@@ -43,7 +43,7 @@ def test_lookup(make, dim):
 
 
 @pytest.mark.parametrize("lengths", [[5, 27, 32, 1, 64, 31, 33, 96], [7, 3300, 1, 40], [1024, 1056, 31, 1025], [4096]])
-def test_rows_that_cross_borders(lengths):
+def test_rows_that_cross_boundaries(lengths):
     from hotbed.ops.update.triton import update
 
     optimizer, dim = hotbed.optim.SGD(lr=1.0), 3

@@ -397,7 +397,7 @@ def test_no_warning_where_nothing_is_drawn():
         assert len(list(hotbed.prefetch(matrices(), make()))) == 24
 
 
-def test_who_waits_for_draws_is_warned_while_training_goes_on():
+def test_who_waits_for_draws_is_warned_while_training_continues():
     """Not at the end, which a stream may not have."""
 
     def endless():

@@ -129,14 +129,14 @@ def test_a_data_frame_is_columns(from_raw):
         ({"price": [1e300, 0]}, "price is infinite or beyond"),
     ],
 )
-def test_wrong_columns_are_told(from_raw, change, message):
+def test_wrong_columns_are_reported(from_raw, change, message):
     good = {"price": [1.0, 2.0], "age": [1, 2], "user": ["7", "8"], "tags": [["a"], ["b"]], "ad": [1, 2]}
     given = {name: value for name, value in {**good, **change}.items() if value is not None}
     with hotbed.load(from_raw) as scorer, pytest.raises(FormatError, match=message):
         scorer.score(given)
 
 
-def test_an_id_outside_its_table_is_told(trained, dataset):
+def test_an_id_outside_its_table_is_reported(trained, dataset):
     batch = batches(dataset)[0]
     bad = Batch(batch.labels, batch.dense, batch.ids + 100, batch.bags)
     with hotbed.load(trained("plain")) as scorer, pytest.raises(IdError, match="outside table 'user'"):
@@ -145,7 +145,7 @@ def test_an_id_outside_its_table_is_told(trained, dataset):
         scorer.score(7)
 
 
-def test_what_is_no_model_is_told(trained, tmp_path):
+def test_what_is_no_model_is_reported(trained, tmp_path):
     with pytest.raises(RunError, match="there is no"):
         hotbed.load(tmp_path / "nothing")
     with pytest.raises(RunError, match="holds no checkpoint"):

@@ -272,7 +272,7 @@ def test_compaction_that_cannot_write_keeps_the_rows(store, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_too_full_to_compact_is_said_once_and_writing_goes_on(store, monkeypatch, caplog, number):
+def test_a_disk_too_full_to_compact_is_said_once_and_writing_continues(store, monkeypatch, caplog, number):
     ours = threading.get_ident()
     with monkeypatch.context() as patch:
         refuse(patch, "pwrite", number, only=lambda *_: threading.get_ident() != ours)

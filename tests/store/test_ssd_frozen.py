@@ -17,7 +17,7 @@ def rows_of(folder):
     return {k: r for keys, records in frozen_items(folder) for k, r in zip(keys.tolist(), records.tolist())}
 
 
-def test_a_frozen_moment_stays_while_the_store_goes_on(tmp_path):
+def test_a_frozen_moment_stays_while_the_store_continues(tmp_path):
     store = open_store(tmp_path / "rows", max_bytes=400 * SEGMENT)
     store.write(KEYS, first(KEYS))
     store.forget(KEYS[:3])

@@ -66,7 +66,7 @@ def test_two_tables_never_share_rows():
 
 
 @pytest.mark.parametrize("optimizer", [optim.SGD(), optim.Adam(), optim.FTRL(l1=0.1)], ids=lambda one: one.rule.name)
-def test_first_values_are_those_of_a_preset_table(optimizer):
+def test_initial_values_are_those_of_a_preset_table(optimizer):
     """A pure function of (seed, table, id)."""
     preset = hotbed.EmbeddingTables({"user": Table(50, 4)}, optimizer, seed=9)
     ids = torch.randperm(50, generator=torch.Generator().manual_seed(0)).unsqueeze(1)
@@ -343,7 +343,7 @@ def test_mistakes(tables, options, message):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_memory_that_is_reached_is_told_and_nothing_is_lost(ahead):
+def test_memory_that_is_reached_is_reported_and_nothing_is_lost(ahead):
     record = layout_of(4, optim.SGD()).width * 4
     tables = make(optimizer=optim.SGD(lr=0.1), memory=100 * (record + 1 + BYTES_PER_ID))
     batches = [column(*range(10 * n, 10 * n + 10)) for n in range(20)]

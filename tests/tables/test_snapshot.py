@@ -58,7 +58,7 @@ def test_saved_by_one_kind_and_loaded_by_another(tmp_path, kind, into, precision
 
 @pytest.mark.parametrize("kind", ["plain", "cached", "tiered", "ssd"])
 @pytest.mark.parametrize("touched", [False, True])
-def test_rows_of_one_moment_while_training_goes_on(tmp_path, kind, touched):
+def test_rows_of_one_moment_while_training_continues(tmp_path, kind, touched):
     tables = new_tables(kind, tmp_path)
     train(tables, batches(5))
     if touched:
@@ -273,7 +273,7 @@ def test_reading_weights_piece_by_piece_hands_out_no_view(tmp_path, monkeypatch)
     assert [group.residency.compared for group in other.groups] == [[], []]
 
 
-def test_rows_back_at_their_first_values_do_not_come_back_as_the_parents(tmp_path):
+def test_rows_back_at_their_initial_values_do_not_come_back_as_the_parents(tmp_path):
     """decay_scope="table" changes rows that no batch names."""
 
     def new():

@@ -66,7 +66,7 @@ def assert_same(one, other):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rules", RULES)
-def test_training_goes_on_bit_for_bit(tmp_path, rules, kind):
+def test_training_continues_bit_for_bit(tmp_path, rules, kind):
     """In tables of every kind."""
     whole = new_tables(tmp_path / "whole", kind, rules)
     losses = train(whole, batches(0, 110))

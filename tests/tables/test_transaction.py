@@ -139,7 +139,7 @@ def test_other_threads_hold_nothing():
     assert found == [False]
 
 
-def test_ctrl_c_is_held_back_in_a_fork_which_goes_on_in_the_thread_that_forked():
+def test_ctrl_c_is_held_back_in_a_fork_which_continues_in_the_thread_that_forked():
     code = """if True:
         import os, threading
         from hotbed.host import interrupts

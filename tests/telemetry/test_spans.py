@@ -94,7 +94,7 @@ def test_lists_are_bounded(told, monkeypatch):
     assert len(told.events()) < spans.MOST + 100
 
 
-def test_nobody_is_told_unless_asked():
+def test_nothing_is_recorded_unless_requested():
     with spans.span("anything"):
         pass
     assert spans.next_step() is None

@@ -56,7 +56,7 @@ def test_the_usual_steps_of_a_short_run_are_its_first(start, tmp_path):
     assert [one["args"]["step"] for one in steps] == list(range(1, 9))
 
 
-def test_steps_that_never_come_are_told(start, tmp_path):
+def test_steps_that_never_come_are_reported(start, tmp_path):
     path = tmp_path / "trace.json"
     said = traced(start, tmp_path / "run", path, StepRange(500, 600, False))
     assert said == ["no trace: the run had none of the steps 500 to 599"]
@@ -73,7 +73,7 @@ def test_texts_of_steps():
         parse_steps(f"1:{MOST_STEPS + 2}")
 
 
-def test_a_place_that_cannot_be_is_told_before_training(tmp_path):
+def test_a_place_that_cannot_be_is_reported_before_training(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere" / "trace.json"):
         with pytest.raises(ConfigError, match="--trace"):
             TraceWriter(path, StepRange())

@@ -97,7 +97,7 @@ def test_a_device_number_beyond_all_devices():
     assert "there is no device cuda:9" in option_problems(configured(f"train.device=cuda:{'9' * 20}"))[0]
 
 
-def test_a_model_that_does_not_fit_is_told_before_it_is_built(dataset, tmp_path):
+def test_a_model_that_does_not_fit_is_reported_before_it_is_built(dataset, tmp_path):
     config = configured("model.name=dnn", "model.options.hidden=[1000000000, 1000]")
     with pytest.raises(ConfigError, match=r"the model does not fit: its .* dense weights .* take .* TiB"):
         build(config, dataset, tmp_path)

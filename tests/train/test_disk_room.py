@@ -38,7 +38,7 @@ def test_it_is_about_what_the_run_writes(start, tmp_path, sets):
     assert 0.3 * written < saves.checkpoints <= written  # of three features of four the ids were not counted
 
 
-def test_a_disk_that_cannot_hold_it_is_told_before_the_first_step(start, tmp_path, free):
+def test_a_disk_that_cannot_hold_it_is_reported_before_the_first_step(start, tmp_path, free):
     training = start(tmp_path, *WIDE, "train.epochs=3").training
     saves = saves_of(training)
     assert saves.best == saves.model > 0

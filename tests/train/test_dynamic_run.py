@@ -62,7 +62,7 @@ def test_tiers_change_nothing(start, whole, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["bytes", "three tiers"])
-def test_a_run_that_stops_goes_on(start, whole, tmp_path, name):
+def test_a_run_that_stops_continues(start, whole, tmp_path, name):
     """Row by row, with who waits for a row and who is about to lose one."""
     sets, left = (*RULES, *LONG, *tier(name, tmp_path)), 17
 
@@ -131,7 +131,7 @@ def test_mistakes_come_together_before_anything_is_built(start, tmp_path):
         start(tmp_path, "tables.dynamic=true", "tables.admit=often", "tables.expire=unused 0 steps")
 
 
-def test_a_batch_that_does_not_fit_is_told_before_training(start, tmp_path):
+def test_a_batch_that_does_not_fit_is_reported_before_training(start, tmp_path):
     with pytest.raises(
         BudgetError, match=r"needs \d+ rows at once, and the cache holds \d+\. Take --hbm (\S+) or more"
     ) as told:

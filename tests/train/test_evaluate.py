@@ -24,7 +24,7 @@ def test_it_can_be_stopped(training):
     assert evaluate(training.learner, training.loaders.held_out["valid"], lambda: next(calls)) is None
 
 
-def test_a_model_that_has_diverged_is_told(training):
+def test_a_model_that_has_diverged_is_reported(training):
     training.learner.tables.weight("user").fill_(float("nan"))
     with pytest.raises(Exception, match="diverged"):
         evaluate(training.learner, training.loaders.held_out["valid"])
@@ -68,7 +68,7 @@ def test_scores_have_two_formats(training, tmp_path):
         predict(training.learner, iter([]), tmp_path / "scores.txt")
 
 
-def test_an_unwritable_place_is_told(training, tmp_path):
+def test_an_unwritable_place_is_reported(training, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write"):
         predict(training.learner, split_batches(training.loaders.held_out["test"]), tmp_path / "file" / "s.csv")

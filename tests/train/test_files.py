@@ -58,7 +58,7 @@ def test_a_strided_table_is_written_in_pieces(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"\xff" * 100])
-def test_a_broken_tensor_file_is_told(tmp_path, content):
+def test_a_broken_tensor_file_is_reported(tmp_path, content):
     path = tmp_path / "t.safetensors"
     path.write_bytes(content)
     with pytest.raises(RunError, match=r"t\.safetensors cannot be read"):
@@ -175,7 +175,7 @@ def test_damage_is_found(tmp_path, harm):
         check_folder(folder)
 
 
-def test_an_unwritable_place_is_told(tmp_path):
+def test_an_unwritable_place_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write"):
         write_text(tmp_path / "file" / "x.json", "{}")

@@ -33,12 +33,12 @@ def test_a_resumed_log_forgets_what_came_after(tmp_path):
     assert (tmp_path / "m.jsonl").read_text() == '{"a": 1}\n{"a": 3}\n'
 
 
-def test_a_log_that_lost_lines_is_told(tmp_path):
+def test_a_log_that_lost_lines_is_reported(tmp_path):
     (tmp_path / "m.jsonl").write_text("{}\n")
     with pytest.raises(RunError, match="has 3 bytes, but the checkpoint was taken at 100"):
         MetricsLog(tmp_path / "m.jsonl", 100)
 
 
-def test_an_unwritable_log_is_told(tmp_path):
+def test_an_unwritable_log_is_reported(tmp_path):
     with pytest.raises(RunError, match="cannot write"):
         MetricsLog(tmp_path / "absent" / "m.jsonl")

@@ -23,7 +23,7 @@ def test_a_model_folder_holds_what_scoring_needs(built, dataset, tmp_path):
     assert set(weights_of(built.training.learner.tables)) == {"user.weight", "tags.weight", "ad.weight", "site.weight"}
 
 
-def test_what_is_no_model_is_told(built, dataset, tmp_path):
+def test_what_is_no_model_is_reported(built, dataset, tmp_path):
     with pytest.raises(RunError, match="there is no"):
         read_card(tmp_path / "absent" / "model")
     with pytest.raises(RunError, match="holds no trained model"):
@@ -37,7 +37,7 @@ def test_what_is_no_model_is_told(built, dataset, tmp_path):
         read_card(folder)
 
 
-def test_weights_of_another_model_are_told(built, start, dataset, tmp_path):
+def test_weights_of_another_model_are_reported(built, start, dataset, tmp_path):
     folder = tmp_path / "model"
     save_model(folder, built.training.learner, dataset, built.subject.card)
     for change in ("model.dim=8", "model.options.hidden=[9]"):

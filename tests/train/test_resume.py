@@ -157,7 +157,7 @@ FILES = [
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_checkpoint_is_told(dataset, stopped, name):
+def test_a_damaged_checkpoint_is_reported(dataset, stopped, name):
     path = find(stopped).folder / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -166,20 +166,20 @@ def test_a_damaged_checkpoint_is_told(dataset, stopped, name):
         _start(dataset, stopped).training.resume()
 
 
-def test_a_checkpoint_of_another_model_is_told(dataset, stopped):
+def test_a_checkpoint_of_another_model_is_reported(dataset, stopped):
     with pytest.raises(RunError, match="does not fit this run"):
         _start(dataset, stopped, "model.dim=8").training.resume()
     with pytest.raises(RunError, match="does not fit this run"):
         _start(dataset, stopped, "tables.optimizer=adagrad").training.resume()
 
 
-def test_a_dataset_that_has_changed_is_told(stopped, tmp_path_factory):
+def test_a_dataset_that_has_changed_is_reported(stopped, tmp_path_factory):
     other = Dataset.open(write_dataset(tmp_path_factory.mktemp("other") / "clicks", {"train": 999, "valid": 9}))
     with pytest.raises(RunError, match="trained on 1,000 rows, but its dataset now has 999"):
         _start(other, stopped).training.resume()
 
 
-def test_other_ids_under_the_same_rows_are_told(stopped, tmp_path_factory):
+def test_other_ids_under_the_same_rows_are_reported(stopped, tmp_path_factory):
     """As many rows and ids of each feature, so every tensor fits; but row 7 of a table is another id now."""
     other = write_dataset(tmp_path_factory.mktemp("other") / "clicks")
     counts = pq.read_table(other / "counts" / "user.parquet")
@@ -189,7 +189,7 @@ def test_other_ids_under_the_same_rows_are_told(stopped, tmp_path_factory):
         _start(Dataset.open(other), stopped).training.resume()
 
 
-def test_other_rows_with_the_same_ids_are_told(stopped, tmp_path_factory):
+def test_other_rows_with_the_same_ids_are_reported(stopped, tmp_path_factory):
     other = Dataset.open(write_dataset(tmp_path_factory.mktemp("other") / "clicks", seed=1))
     with pytest.raises(RunError, match=r"is not what .* was trained on"):
         _start(other, stopped).training.resume()
@@ -209,20 +209,20 @@ def rewrite(folder, **changes):
     dataclasses.replace(entry.manifest, document={**entry.manifest.document, **changes}).save(entry.folder)
 
 
-def test_a_checkpoint_from_the_future_is_told(dataset, stopped):
+def test_a_checkpoint_from_the_future_is_reported(dataset, stopped):
     path = find(stopped).folder / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
     with pytest.raises(RunError, match="format version 99"):
         _start(dataset, stopped).training.resume()
 
 
-def test_a_checkpoint_without_its_progress_is_told(dataset, stopped):
+def test_a_checkpoint_without_its_progress_is_reported(dataset, stopped):
     rewrite(stopped, progress={"step": 1})
     with pytest.raises(RunError, match="does not fit this run"):
         _start(dataset, stopped).training.resume()
 
 
-def test_lost_best_weights_are_told_before_the_run_goes_on(dataset, stopped):
+def test_lost_best_weights_are_reported_before_the_run_continues(dataset, stopped):
     shutil.rmtree(stopped / "best")
     with pytest.raises(RunError, match="best"):
         _start(dataset, stopped).training.resume()
@@ -261,7 +261,7 @@ def test_a_checkpoint_of_format_version_1_is_refused_with_the_way_out(dataset, s
         _start(dataset, stopped).training.resume()
 
 
-def test_a_full_disk_while_training_is_told_and_the_run_goes_on(dataset, whole, tmp_path, monkeypatch):
+def test_a_full_disk_while_training_is_reported_and_the_run_continues(dataset, whole, tmp_path, monkeypatch):
     """The disk refuses a checkpoint on the way; the run ends as if nothing had been."""
     spy = Spy(at=30)
     built = _start(dataset, tmp_path, "train.checkpoint_every=10", observers=[spy])

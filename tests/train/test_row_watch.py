@@ -60,7 +60,7 @@ def test_a_run_that_goes_back_forgets_what_came_after(tmp_path):
     assert [line["step"] for line in read_lines(tmp_path / FILE)] == [1, 5]
 
 
-def test_wrong_rows_are_told_together():
+def test_wrong_rows_are_reported_together():
     tables = {"ad": Table(10, 4), "user": Table(5, 4, hashing=True)}
     assert parse_rows("ad=3, user=12", tables) == [WatchedRow("ad", 3), WatchedRow("user", 2)]
     with pytest.raises(ConfigError, match=r"'x' is not TABLE=ID; there is no table 'q'.*rows 0 to 9, not 10"):

@@ -207,7 +207,7 @@ def poison(built):
         next(built.training.learner.model.parameters()).fill_(math.nan)
 
 
-def test_divergence_is_told_and_the_last_good_checkpoint_kept(start, tmp_path):
+def test_divergence_is_reported_and_the_last_good_checkpoint_kept(start, tmp_path):
     spy = Spy(at=8)
     built = start(tmp_path, "train.checkpoint_every=3", "train.log_every=100", observers=[spy])
     spy.act = lambda: poison(built)
@@ -228,7 +228,7 @@ def test_divergence_in_the_last_step_never_becomes_a_model(start, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_lack_of_memory_is_told(start, tmp_path):
+def test_lack_of_memory_is_reported(start, tmp_path):
     def act():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB\nmore")
 
@@ -238,7 +238,7 @@ def test_lack_of_memory_is_told(start, tmp_path):
     assert not json.loads((tmp_path / "summary.json").read_text())["finished"]
 
 
-def test_a_full_disk_is_told(start, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported(start, tmp_path, monkeypatch):
     built = start(tmp_path)
 
     def full(*_):
@@ -254,7 +254,7 @@ def test_a_full_disk_is_told(start, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "summary.json").read_text())["final"]["test"]["auc"] > 0.5
 
 
-def test_a_disk_too_full_for_the_model_keeps_the_checkpoint_to_go_on_from(start, tmp_path, monkeypatch):
+def test_a_disk_too_full_for_the_model_keeps_the_checkpoint_to_continue_from(start, tmp_path, monkeypatch):
     built = start(tmp_path)
 
     def full(*_):

@@ -92,7 +92,7 @@ def whole(request, start, tmp_path_factory):
     return request.param, folder / "run", summary, {name: tables.rows(name)[0].shape[0] for name in tables.tables}
 
 
-def test_ids_are_told_to_the_digit(whole):
+def test_ids_are_reported_to_the_digit(whole):
     _, folder, summary, num_rows = whole
     ids = told(folder, "ids")
     assert summary["ids"] == ids[-1]
@@ -107,7 +107,7 @@ def test_ids_are_told_to_the_digit(whole):
 
 
 @pytest.mark.parametrize("step", [7, 25, 63, 100])
-def test_ids_are_told_to_the_digit_after_a_resume(start, whole, tmp_path, step):
+def test_ids_are_reported_to_the_digit_after_a_resume(start, whole, tmp_path, step):
     """Also while batches were translated ahead when the run stopped."""
     below, folder, summary, _ = whole
     resumed = stopped_and_resumed(start, tmp_path / "again", dynamic_sets(below, tmp_path / "ssd"), step)

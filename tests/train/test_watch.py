@@ -122,7 +122,7 @@ def test_without_an_ssd_and_dynamic_ids_there_is_nothing_to_say():
     assert ids_of(tables) is None
 
 
-def test_ids_are_told_in_every_line_since_the_beginning():
+def test_ids_are_reported_in_every_line_since_the_beginning():
     tables = Tables(tiers=False, ids={"user": IdCounts(seen=9, admitted=5, rejected=3, expired=2)})
     watch = Watch(tables)
     for _ in range(2):

@@ -39,7 +39,7 @@ from hotbed.tables.group.staging import Staging, sent
 from hotbed.tables.snapshot.cache import load_state, state_of
 from hotbed.tables.transaction import Changes
 
-if TYPE_CHECKING:  # lanes are Triton's, which need not be there
+if TYPE_CHECKING:  # recorded caches need Triton, which may be missing
     from hotbed.cache.recorded_planner import RecordedCache, RecordedPlan
     from hotbed.ops.inputs import Capacity, InputLayout
     from hotbed.ops.inputs.triton import Descriptions
@@ -328,7 +328,7 @@ class CachedRows:
     def new_recorded_cache(
         self, layout: InputLayout, capacity: Capacity, window: int
     ) -> tuple[RecordedCache, Descriptions]:
-        """A lane for batches of this layout and capacity, on CUDA; and where they are described."""
+        """A recorded cache for batches of this layout and capacity, on CUDA; and where they are described."""
         from hotbed.cache.recorded_planner import RecordedCache
         from hotbed.ops.inputs.triton import Descriptions
 
@@ -336,23 +336,23 @@ class CachedRows:
         return RecordedCache(self.cache, inputs, capacity, window), inputs
 
     def new_transfer(self, recorded: RecordedCache) -> CompiledTransfer:
-        """Who moves the rows of a lane's windows."""
+        """What moves the rows of a recorded cache's windows."""
         from hotbed.ops.move.compiled_transfer import CompiledTransfer
 
-        assert isinstance(self.store, MemoryStore), "a porter moves rows of an array"
+        assert isinstance(self.store, MemoryStore), "a compiled transfer moves rows of an array"
         device = self.records.device
         mapped = self.store.mapped(device) if device.type == "cuda" else None
         return CompiledTransfer(*self.store.parts(), recorded.host_lists, device, mapped)
 
     @property
     def has_array(self) -> bool:
-        """Whether a porter can move the rows: they are in an array of the host. Guests of an evaluation are not."""
+        """Whether compiled code can move the rows: they are in an array of the host. Temporary rows are not."""
         return isinstance(self.store, MemoryStore)
 
     def exchange_with(
         self, transfer: CompiledTransfer, number: int, plan: RecordedPlan, num_batches: int, num_lookups: int
     ) -> None:
-        """Device: as `exchange`, for a window whose rows the porter moves."""
+        """Device: as `exchange`, for a window whose rows a compiled transfer moves."""
         slot, num_rows = transfer.staged(number)
         num_misses, num_victims = plan.num_misses, plan.num_victims
         miss_keys, miss_slots, victim_slots = plan.device_lists
@@ -373,7 +373,7 @@ class CachedRows:
             pack(self.records, victim_slots[:num_victims], slot.packed[:num_victims])
             parts = (miss_slots[:num_misses], slot.device_source[:num_misses], slot.device_rows, miss_keys[:num_misses])
             unpack(self.records, *parts, self.keyspace.initial)
-        assert isinstance(self.store, MemoryStore), "a porter moves rows of an array"
+        assert isinstance(self.store, MemoryStore), "a compiled transfer moves rows of an array"
         if num_rows < num_misses and self.keyspace.is_dynamic:
             self._create(plan, slot.source[:num_misses], miss_slots)
         self.store.reach(self.keyspace.num_used)

@@ -1,4 +1,4 @@
-"""Law 1, its root: a row's first value is a pure function of (seed, table, id)."""
+"""Law 1, its root: a row's initial value is a pure function of (seed, table, id)."""
 
 import pytest
 import torch

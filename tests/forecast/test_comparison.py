@@ -1,4 +1,4 @@
-"""What was forecast beside what happened."""
+"""What was forecast, compared with what happened."""
 
 from hotbed.forecast.comparison import pairs
 from hotbed.forecast.memory import WORKSPACE

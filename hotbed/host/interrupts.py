@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 
-class _Held:
+class _PendingInterrupt:
     """Of the process."""
 
     handler: Callable[[int, FrameType | None], Any] = signal.default_int_handler  # which runs later
@@ -25,7 +25,7 @@ class _Held:
 
 def _note_main() -> None:
     """A fork continues in the thread that forked."""
-    _Held.main = threading.main_thread().ident
+    _PendingInterrupt.main = threading.main_thread().ident
 
 
 os.register_at_fork(after_in_child=_note_main)
@@ -33,30 +33,30 @@ os.register_at_fork(after_in_child=_note_main)
 
 def hold() -> bool:
     """Note the next SIGINT instead of handling it; whether that was possible."""
-    if threading.get_ident() != _Held.main:
+    if threading.get_ident() != _PendingInterrupt.main:
         return False
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):
         return False
-    _Held.noted, _Held.open = False, True
+    _PendingInterrupt.noted, _PendingInterrupt.open = False, True
     if handler is not _note:  # it is when an exception came between `hold` and `release`
-        _Held.handler = handler
+        _PendingInterrupt.handler = handler
         signal.signal(signal.SIGINT, _note)
     return True
 
 
 def release() -> None:
     """Handle SIGINT as before; one that was noted, now."""
-    _Held.open = False
-    signal.signal(signal.SIGINT, _Held.handler)
-    if _Held.noted:
-        _Held.noted = False
-        _Held.handler(signal.SIGINT, None)
+    _PendingInterrupt.open = False
+    signal.signal(signal.SIGINT, _PendingInterrupt.handler)
+    if _PendingInterrupt.noted:
+        _PendingInterrupt.noted = False
+        _PendingInterrupt.handler(signal.SIGINT, None)
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    if _Held.open and not _Held.noted:
-        _Held.noted = True
+    if _PendingInterrupt.open and not _PendingInterrupt.noted:
+        _PendingInterrupt.noted = True
     else:
-        _Held.noted = False
-        _Held.handler(number, frame)
+        _PendingInterrupt.noted = False
+        _PendingInterrupt.handler(number, frame)

@@ -198,8 +198,8 @@ class Mesh:
     def start_sum(self, tensor: Tensor, over: Over = "all") -> PendingSum:
         """`sum_` in the background; do not use the tensor or this mesh until `wait` has returned."""
         if tensor.device.type == "cuda":
-            return _OnStream(lambda: self.sum_(tensor, over), tensor, self.flat.is_gloo(tensor))
-        return _InThread(lambda: self.sum_(tensor, over))
+            return _StreamedWork(lambda: self.sum_(tensor, over), tensor, self.flat.is_gloo(tensor))
+        return _ThreadedWork(lambda: self.sum_(tensor, over))
 
     def broadcast_(self, tensor: Tensor) -> None:
         """The values of rank 0, everywhere."""
@@ -219,7 +219,7 @@ class Mesh:
         )
 
 
-class _InThread:
+class _ThreadedWork:
     """Runs in a thread of its own; Gloo waits without the GIL."""
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -240,14 +240,14 @@ class _InThread:
             raise self._failure
 
 
-class _OnStream:
+class _StreamedWork:
     """Runs on a stream of its own. NCCL only enqueues work on the host; Gloo needs a thread too."""
 
     def __init__(self, work: Callable[[], None], tensor: Tensor, is_gloo: bool) -> None:
         self._stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         self._work, self._tensor = work, tensor
-        self._thread = _InThread(self._run) if is_gloo else None
+        self._thread = _ThreadedWork(self._run) if is_gloo else None
         if self._thread is None:
             self._run()
 

@@ -116,7 +116,7 @@ class PythonState:
         self._number = self._numbers[key][0]
 
 
-class _Outside(Collection[Any]):
+class _OuterVariables(Collection[Any]):
     """The variables that a function names and that hold data: of its closure, global ones, those of modules."""
 
     def __init__(self, function: FunctionType) -> None:
@@ -206,7 +206,7 @@ def _parts_of(value: Any) -> tuple[Collection[Any], list[tuple[Any, Any]]] | Non
             return None
         if isinstance(value, type):
             return vars(value).values(), [(name, one) for name, one in vars(value).items() if not name.startswith("__")]
-        outside = _Outside(value)
+        outside = _OuterVariables(value)
         return outside, [*zip(outside.names, outside), *outside.functions]
     is_known = isinstance(value, (nn.Module, torch.optim.Optimizer))
     if not hasattr(value, "__dict__") or (_is_ours(type(value).__module__) and not is_known):

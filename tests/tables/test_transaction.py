@@ -115,7 +115,7 @@ def test_a_second_ctrl_c_does_not_wait():
 def test_a_handler_that_was_left_behind_hands_on():
     """An exception came between `hold` and `release`."""
     assert interrupts.hold()
-    interrupts._Held.open = False
+    interrupts._PendingInterrupt.open = False
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     assert interrupts.hold()

@@ -63,12 +63,12 @@ class BlockCache:
     def __init__(self, root: Path, budget: int) -> None:
         self.budget = budget
         self.folder = CacheFolder(root, budget)
-        self._recent: OrderedDict[str, bytes] = OrderedDict()
-        self._fetching: dict[str, Future[bytes]] = {}
+        self._recent: OrderedDict[str, memoryview] = OrderedDict()
+        self._fetching: dict[str, Future[memoryview]] = {}
         self._lock = threading.Lock()
         self.hits = self.misses = 0
 
-    def get(self, block: Block, fetch: Callable[[], bytes]) -> bytes:
+    def get(self, block: Block, fetch: Callable[[], bytes]) -> memoryview:
         """The bytes of a block, from memory, from the disk, or by `fetch`. Threads that ask at once share one fetch."""
         name = block.name
         with self._lock:
@@ -84,7 +84,7 @@ class BlockCache:
         try:
             content = self.folder.read(name, block.end - block.begin)
             if content is None:
-                content = fetch()
+                content = memoryview(fetch())
                 self.folder.add(name, content)
                 self.misses += 1
             else:
@@ -121,13 +121,13 @@ class CacheFolder:
     def has(self, name: str) -> bool:
         return self._budget > 0 and (self.root / "blocks" / name).exists()
 
-    def read(self, name: str, size: int) -> bytes | None:
+    def read(self, name: str, size: int) -> memoryview | None:
         """A block that is there and undamaged."""
         if not self._budget:
             return None
         path = self.root / "blocks" / name
         try:
-            content = path.read_bytes()
+            content = memoryview(path.read_bytes())
             body = content[:-_TAIL]
             if len(body) == size and zlib.crc32(body).to_bytes(_TAIL, "little") == content[-_TAIL:]:
                 os.utime(path)  # it was used now
@@ -136,7 +136,7 @@ class CacheFolder:
             pass
         return None
 
-    def add(self, name: str, content: bytes) -> None:
+    def add(self, name: str, content: bytes | memoryview) -> None:
         """Keep a block, if the budget has room for it; a disk that refuses only costs a fetch later."""
         size = len(content) + _TAIL
         if size > self._budget:

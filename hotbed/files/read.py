@@ -41,7 +41,7 @@ class RemoteObject:
             content = self._get(number)
             start = at - number * BLOCK
             count = min(len(content) - start, end - at)
-            view[at - begin : at - begin + count] = memoryview(content)[start : start + count]
+            view[at - begin : at - begin + count] = content[start : start + count]
             at += count
         return max(end - begin, 0)
 
@@ -55,7 +55,7 @@ class RemoteObject:
     def _block(self, number: int) -> Block:
         return Block(self.uri, self.size, self._time, number)
 
-    def _get(self, number: int) -> bytes:
+    def _get(self, number: int) -> memoryview:
         block = self._block(number)
         return block_cache().get(block, lambda: self._store.read(self._key, block.begin, block.end, self.size))
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hotbed.errors import ConfigError, RemoteError
 from hotbed.files.settings import PATIENCE_VARIABLE, patience, timeout
-from hotbed.files.uri import SCHEMES, Uri, hide, options_of
+from hotbed.files.uri import DEFAULT_HOST, HADOOP, SCHEMES, Uri, hide, options_of
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -111,8 +111,7 @@ class Store:
 
         selector = FileSelector(self._at(key), allow_not_found=True, recursive=recursive)
         found = self._ask("listing", key, lambda: self._files.get_file_info(selector))
-        start = len(self._base) + 1 if self._base else 0
-        entries = [Listed(info.path[start:].strip("/"), _stat(info) if info.is_file else None) for info in found]
+        entries = [Listed(self._key(info.path), _stat(info) if info.is_file else None) for info in found]
         return sorted(entry for entry in entries if entry.key)
 
     def read(self, key: str, begin: int, end: int, size: int | None = None) -> bytes:
@@ -166,7 +165,13 @@ class Store:
         self._ask("removing", key, delete)
 
     def _at(self, key: str) -> str:
+        if self._uri.scheme in HADOOP:
+            return f"/{key}"
         return f"{self._base}/{key}" if self._base and key else self._base or key
+
+    def _key(self, path: str) -> str:
+        """The key of a path that the file system lists."""
+        return path.partition("://")[2].partition("/")[2] if "://" in path else path[len(self._base) :].strip("/")
 
     def _name(self, key: str) -> str:
         return str(self._uri._replace(key=key))
@@ -212,13 +217,16 @@ def _connect(uri: Uri) -> tuple[FileSystem, str]:
     if uri.scheme not in SCHEMES:
         return _from_fsspec(uri)
     from pyarrow import ArrowException
-    from pyarrow.fs import FileSystem
+    from pyarrow.fs import FileSystem, HadoopFileSystem
 
     try:
         if uri.scheme == "s3":
             return _s3(uri), uri.authority
+        if uri.scheme in HADOOP:
+            host = DEFAULT_HOST if uri.authority == DEFAULT_HOST else f"{uri.scheme}://{uri.authority}"
+            return HadoopFileSystem(host), ""
         files, base = FileSystem.from_uri(f"{uri.scheme}://{uri.authority}/")
-        return files, base.strip("/") if uri.scheme not in ("hdfs", "viewfs") else base.rstrip("/")
+        return files, base.strip("/")
     except (ArrowException, OSError, ImportError) as error:
         if isinstance(error, RemoteError):
             raise

@@ -17,6 +17,8 @@ from urllib.parse import parse_qsl, unquote
 from hotbed.errors import ConfigError
 
 SCHEMES = ("s3", "gs", "abfs", "abfss", "hdfs", "viewfs")  # what pyarrow.fs reads; others through fsspec
+HADOOP = ("hdfs", "viewfs")
+DEFAULT_HOST = "default"  # the one that Hadoop's settings name
 _SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "az": "abfs"}
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)(.*)", re.DOTALL)
 _QUERY = re.compile(r"\?(\w+=[^&/?*]*(?:&\w+=[^&/?*]*)*)$")  # a ? that is no wildcard
@@ -55,13 +57,15 @@ def read_uri(text: str) -> Uri | None:
     if scheme == "file" or (not match[2] and scheme not in SCHEMES):
         return None
     rest, options = _split_query(match[3])
-    authority, _, key = rest.lstrip("/").partition("/") if scheme != "hdfs" else rest.partition("/")
+    authority, _, key = rest.lstrip("/").partition("/") if scheme not in HADOOP else rest.partition("/")
     user, at, host = authority.rpartition("@")
     if at and ":" in user:
         name, _, password = user.partition(":")
         options |= {"user": unquote(name), "password": unquote(password)}
         authority = host
-    if not authority and scheme not in ("hdfs", "viewfs"):
+    if not authority and scheme in HADOOP:
+        authority = DEFAULT_HOST
+    if not authority:
         raise ConfigError(f"{hide(text)!r} names no bucket. A URI has the form {scheme}://bucket/folder/file.")
     if options:
         _remember(scheme, authority, options)

@@ -25,6 +25,7 @@ from hotbed.files.store import FileStat
 from hotbed.host.atomic import make_folder
 
 _INDEX = ".index.json"  # of a copy: which version of each file and unit is here
+_manifests: dict[tuple[str, FileStat], tuple[dict[str, int], str | None]] = {}  # those that were read, by their version
 Wanted = Callable[[str, Collection[str]], bool]  # the name of a unit, and those of all
 
 
@@ -84,9 +85,11 @@ def _is_in(name: str, folder: str) -> bool:
 
 def _unit(remote: RemotePath, name: str, files: dict[str, FileStat]) -> RemoteUnit | None:
     """The unit, or None if a file that its manifest lists is not there."""
+    mark = str(remote), files[MANIFEST]
     try:
-        tree = json.loads((remote / MANIFEST).read_text())
-        sizes, parent = _listed(tree)
+        if mark not in _manifests:
+            _manifests[mark] = _listed(json.loads((remote / MANIFEST).read_text()))
+        sizes, parent = _manifests[mark]
     except (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError):
         return None
     if any(file not in files or files[file].st_size != size for file, size in sizes.items()):
@@ -124,15 +127,15 @@ class LocalCopy:
             self.close()
             raise
 
-    def refresh(self) -> None:
-        """Bring what is new or has changed in the store; nothing else is read."""
+    def refresh(self, *, loose: bool = True) -> None:
+        """Bring what is new or has changed in the store; nothing else is read. A server needs no newer loose files."""
         content = content_of(self.remote)
         if not content.loose and not content.units:
             raise RunError(f"there is no {self.remote}; give a run, a checkpoint or an export.")
         with (self.folder / ".refresh").open("w") as lock:  # one process at a time
             fcntl.flock(lock, fcntl.LOCK_EX)
             index = self._index()
-            for name, stat in content.loose.items():
+            for name, stat in content.loose.items() if loose else ():
                 mark = [stat.st_size, stat.st_mtime_ns]
                 if index.get(name) != mark or not (self.path / name).is_file():
                     self._reserve(stat.st_size)
@@ -224,4 +227,4 @@ def refresh(local: Path) -> None:
     """Bring a copy up to date; nothing for a local path."""
     for copy in list(_open.values()):
         if copy.path == local:
-            copy.refresh()
+            copy.refresh(loose=False)

@@ -14,7 +14,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Loader
 from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import ConfigError, RunError
-from hotbed.run.remote_folder import content_of
+from hotbed.run.remote_folder import content_of, local_copy, refresh
 from hotbed.run.remote_run import RunCopier, bring_run, working_folder
 from tests.files.s3 import secrets_in
 
@@ -205,7 +205,13 @@ def test_checkpoints_that_go_are_removed_in_the_store(bucket, tmp_path):
     copier = RunCopier(run, bucket / "run", fresh=True)
     copier.copy()
     assert set(content_of(bucket / "run").units) == {"checkpoints/000000000008", "checkpoints/000000000016"}
+    local = local_copy(bucket / "run")  # as a server has it
+    assert sorted(path.name for path in (local / "checkpoints").iterdir()) == ["000000000008", "000000000016"]
+    assert local_copy(bucket / "run" / "checkpoints" / "000000000016") == local / "checkpoints" / "000000000016"
     shutil.rmtree(run / "checkpoints" / "000000000008")
     copier.copy()
+    refresh(local)
+    assert [path.name for path in (local / "checkpoints").iterdir()] == ["000000000016"]
+    refresh(tmp_path)  # a local path has nothing to bring
     assert set(content_of(bucket / "run").units) == {"checkpoints/000000000016"}
     assert not [name for name in remote_files(bucket / "run") if "000000000008" in name]

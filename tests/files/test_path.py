@@ -24,7 +24,7 @@ class TestUri:
                 Uri("abfs", "container@account.dfs.core.windows.net", "a"),
             ),
             ("hdfs://name:8020/a/b", Uri("hdfs", "name:8020", "a/b")),
-            ("hdfs:///a/b", Uri("hdfs", "", "a/b")),
+            ("hdfs:///a/b", Uri("hdfs", "default", "a/b")),
             ("s3://b/part-?.parquet", Uri("s3", "b", "part-?.parquet")),
         ],
     )

@@ -151,7 +151,8 @@ class Store:
                     )
                 raise OSError(f"the object has {stored} bytes after {size:,} were sent")
 
-        self._ask("writing", key, upload, size / _SLOWEST)
+        # Five times the limit: an upload that was given up and ends late would replace what came after it.
+        self._ask("writing", key, upload, 4 * timeout() + size / _SLOWEST)
 
     def delete(self, key: str) -> None:
         """Remove an object, if it is there."""
@@ -171,7 +172,11 @@ class Store:
 
     def _key(self, path: str) -> str:
         """The key of a path that the file system lists."""
-        return path.partition("://")[2].partition("/")[2] if "://" in path else path[len(self._base) :].strip("/")
+        return (
+            path.partition("://")[2].partition("/")[2]
+            if "://" in path
+            else path.strip("/")[len(self._base) :].strip("/")
+        )
 
     def _name(self, key: str) -> str:
         return str(self._uri._replace(key=key))

@@ -15,6 +15,7 @@ from tests.files.s3 import BUCKET, FAULTS, SECRET, FaultProxy, secrets_in, set_e
 
 NUM_FAULTS = 200
 SHARE = 0.35  # of the requests
+WEIGHTS = (6, 6, 6, 6, 6, 1)  # of the faults; slow ones take their time
 
 
 @pytest.fixture
@@ -25,10 +26,10 @@ def proxy(bucket, s3_server, monkeypatch):
     def fault_of(number, method):
         if draw.random() > SHARE:
             return None
-        kind = draw.choice(FAULTS)
+        kind = draw.choices(FAULTS, WEIGHTS)[0]
         return "dropped" if kind in ("cut", "slow") and method != "GET" else kind
 
-    monkeypatch.setenv("HOTBED_STORE_TIMEOUT", "1")  # slow bytes are given up after a second
+    monkeypatch.setenv("HOTBED_STORE_TIMEOUT", "0.5")  # slow bytes are given up after it
     monkeypatch.setattr("hotbed.files.store._FIRST_PAUSE", 0.002)
     monkeypatch.setattr("hotbed.files.store._LONGEST_PAUSE", 0.02)
     made = FaultProxy(s3_server.port, fault_of)

@@ -26,7 +26,8 @@ def prepare_command(
         list[str],
         typer.Argument(
             metavar="RAW...",
-            help="Raw files, directories of them, or a folder written by Hugging Face save_to_disk; split=path sets the "
+            help="Raw files, folders of them (day=2026-11-16/ makes a column), patterns in quotes, Delta tables, or a folder "
+            "written by Hugging Face save_to_disk; local or as URIs (s3://, gs://, abfs://, hdfs://). split=path sets the "
             "split (train=a.csv test=b.csv).",
         ),
     ],

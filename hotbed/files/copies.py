@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 from hotbed.errors import RemoteError
 from hotbed.files.path import RemotePath
 from hotbed.files.store import FileStat
+from hotbed.host.ahead import run_all
 from hotbed.host.atomic import flush_to_disk, flush_tree, make_folder, put_folder
 
 AT_ONCE = 4  # files that travel side by side
 _PIECE = 8 << 20
-Task = TypeVar("Task")
 
 
 def publish_folder(local: Path, remote: RemotePath, last: str) -> None:
@@ -33,9 +31,19 @@ def publish_folder(local: Path, remote: RemotePath, last: str) -> None:
     old = [path for path, stat in remote.entries(recursive=True) if stat is not None]
     if remote / last in old:
         (remote / last).unlink(missing_ok=True)
-    side_by_side(lambda name: (remote / name).put(local / name), [name for name in names if name != last])
+    run_all(
+        lambda name: (remote / name).put(local / name),
+        [name for name in names if name != last],
+        threads=AT_ONCE,
+        name="hotbed-copy",
+    )
     new = {remote / name for name in names}
-    side_by_side(lambda path: path.unlink(missing_ok=True), [path for path in old if path not in new])
+    run_all(
+        lambda path: path.unlink(missing_ok=True),
+        [path for path in old if path not in new],
+        threads=AT_ONCE,
+        name="hotbed-copy",
+    )
     (remote / last).put(local / last)
 
 
@@ -43,7 +51,7 @@ def remove_remote(remote: RemotePath, first: str) -> None:
     """Remove a folder of the store, beginning with the file that makes it count."""
     (remote / first).unlink(missing_ok=True)
     found = [path for path, stat in remote.entries(recursive=True) if stat is not None]
-    side_by_side(lambda path: path.unlink(missing_ok=True), found)
+    run_all(lambda path: path.unlink(missing_ok=True), found, threads=AT_ONCE, name="hotbed-copy")
 
 
 def fetch_folder(remote: RemotePath, local: Path, files: Mapping[str, FileStat]) -> None:
@@ -54,7 +62,12 @@ def fetch_folder(remote: RemotePath, local: Path, files: Mapping[str, FileStat])
     try:
         for folder in sorted({(new / name).parent for name in files}):
             make_folder(folder)
-        side_by_side(lambda name: fetch_file(remote / name, new / name, files[name]), list(files))
+        run_all(
+            lambda name: fetch_file(remote / name, new / name, files[name]),
+            list(files),
+            threads=AT_ONCE,
+            name="hotbed-copy",
+        )
         flush_tree(new)
         put_folder(new, local, old)
     except BaseException:
@@ -78,16 +91,3 @@ def fetch_file(remote: RemotePath, local: Path, stat: FileStat) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-
-
-def side_by_side(function: Callable[[Task], object], tasks: Iterable[Task]) -> None:
-    """Call the function for every task, a few at a time; the first error ends it."""
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hotbed-copy") as pool:
-        pending = [pool.submit(function, task) for task in tasks]
-        try:
-            for one in pending:
-                one.result()
-        except BaseException:
-            for one in pending:
-                one.cancel()
-            raise

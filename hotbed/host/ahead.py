@@ -33,3 +33,11 @@ def run_ahead(
             yield pending.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def run_all(
+    function: Callable[[Task], object], tasks: Iterable[Task], *, threads: int, name: str = "hotbed-data"
+) -> None:
+    """Call the function for every task, by `threads` threads; the first error ends it."""
+    for _ in run_ahead(function, tasks, threads=threads, ahead=threads, name=name):
+        pass

@@ -13,7 +13,6 @@ files of a dataset need the same columns (layout.py), but they too can have part
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -23,6 +22,7 @@ import pyarrow as pa
 
 from hotbed.data.formats.chunk import WHOLE, Chunk, Column, Floats, Format, Integers, Lists, Reel, Scalar, Text
 from hotbed.data.formats.parquet import schema_of
+from hotbed.host.ahead import run_ahead
 
 _FOOTERS_AT_ONCE = 8
 Kind = Literal["integer", "float", "text", "time", "none", "other"]
@@ -47,8 +47,7 @@ NO_COLUMNS = UnifiedColumns({}, {})
 
 def unify(paths: Sequence[Path]) -> UnifiedColumns:
     """The columns of Parquet and Arrow files, from their footers."""
-    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
-        found = list(pool.map(_kinds_in, paths))
+    found = list(run_ahead(_kinds_in, paths, threads=_FOOTERS_AT_ONCE, ahead=_FOOTERS_AT_ONCE))
     kinds: dict[str, ColumnKind] = {}
     for of_file in found:
         for name, kind in of_file.items():

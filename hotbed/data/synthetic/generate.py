@@ -32,7 +32,7 @@ from hotbed.data.synthetic.kernels import (
 )
 from hotbed.data.synthetic.shapes import IdColumn, IntegerColumn, Shape, inverse_cdf, inverse_quantiles
 from hotbed.errors import ConfigError
-from hotbed.host.ahead import run_ahead
+from hotbed.host.ahead import run_all
 
 __all__ = ["MISSING_ID", "MISSING_INTEGER", "ClickBags", "ClickLog", "ClickRows"]
 
@@ -96,8 +96,7 @@ class ClickLog:
         def fill(low: int) -> None:
             self._fill(out, start, low, min(low + BLOCK, stop - start))
 
-        for _ in run_ahead(fill, blocks, threads=threads, ahead=threads):
-            pass
+        run_all(fill, blocks, threads=threads)
         return out
 
     def bags(self, column: int, ids: NDArray[np.int32]) -> ClickBags:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.errors import StoreError
-from hotbed.host.ahead import run_ahead
+from hotbed.host.ahead import run_all
 from hotbed.host.atomic import flush_to_disk
 from hotbed.host.memory import in_words
 from hotbed.store.ssd import kernels
@@ -192,8 +192,7 @@ def adopt(folder: Path, segments: Segments, places: Places, limit: int) -> None:
     def take(one: IndexedSegment) -> None:
         _adopt_one(folder, one, segments, places, limit)
 
-    for _ in run_ahead(take, index.segments, threads=_THREADS, ahead=_THREADS, name="hotbed-adopt"):
-        pass
+    run_all(take, index.segments, threads=_THREADS, name="hotbed-adopt")
 
 
 def _adopt_one(folder: Path, indexed: IndexedSegment, segments: Segments, places: Places, limit: int) -> None:

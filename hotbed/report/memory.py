@@ -122,7 +122,7 @@ def forecast(run: RunRecord) -> str:
         if usable(expected) or usable(measured):
             rows.append([about, shown(name, expected), shown(name, measured), _off(name, expected, measured)])
     about = "<p>The forecast was made before the run started, by simulating its first batches.</p>"
-    listed = table("Forecast and measurement", ["", "forecast", "measured", "difference"], rows)
+    listed = table("Figures, forecast and measured", ["figure", "forecast", "measured", "difference"], rows)
     return section("forecast", "Forecast and measurement", about, listed)
 
 

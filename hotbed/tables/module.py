@@ -46,7 +46,7 @@ from hotbed.tables.ownership import Ownership, PreparedBatch
 from hotbed.tables.recorded import RecordedLookups
 from hotbed.tables.snapshot.snapshot import TablesSink, TablesSnapshot
 from hotbed.tables.spec import Output, Table, features_of, groups_of, output_of
-from hotbed.tables.torch_hooks import eager, listen, refuse_average, refuse_tracing
+from hotbed.tables.torch_hooks import eager, is_recomputed, listen, refuse_average, refuse_tracing
 from hotbed.tables.transaction import REFUSALS, exclusive
 from hotbed.telemetry.clock import StepClock
 from hotbed.types import Jagged
@@ -242,14 +242,15 @@ class EmbeddingTables(nn.Module):
             if planned is None and self._recorded is not None:
                 planned = self._recorded.find(ids, bags)
             learning = torch.is_grad_enabled() and self.learns
-            if planned is None or (planned.ahead is not None and not self._still_holds(planned, learning)):
+            teaches = learning and not (self._translates and is_recomputed())  # dynamic ids count once in a batch
+            if planned is None or (planned.ahead is not None and not self._still_holds(planned, teaches)):
                 given = read_inputs(self.features, ids, bags, self.device)  # of ids read ahead there is nothing else
             else:
                 given = planned.given
             self._check_ids()
             step = Step(self)
             vectors: dict[str, Tensor] = {}
-            all_lookups = self._prepared(given, planned, learning)
+            all_lookups = self._prepared(given, planned, teaches)
             for group, inputs, lookups in zip(self.exchange.fronts, self.group_inputs, all_lookups):
                 if lookups.ticket is None and lookups.check is not None:
                     self._unchecked.append(lookups.check)

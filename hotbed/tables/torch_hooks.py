@@ -11,6 +11,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -103,6 +104,21 @@ def current_pass() -> int:
     """The number of the backward pass that is under way in this thread; -1 outside."""
     number: int = torch._C._current_graph_task_id()
     return number
+
+
+def is_recomputed() -> bool:
+    """Whether torch.utils.checkpoint calls a part of a model a second time, in backward, for tensors that it did not keep.
+
+    That is so with use_reentrant=False, where the graph of the first call learns and that of the second is thrown away.
+    """
+    if current_pass() == -1:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "unpack_hook" and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def scaled_pass(around: int) -> ScaledBackward | None:

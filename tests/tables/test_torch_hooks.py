@@ -171,6 +171,30 @@ def test_scaled_lists_of_losses_and_checkpointed_models():
         torch.testing.assert_close(rows_of(scaled)[name], rows)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_dynamic_ids_of_a_checkpointed_model_count_once(reentrant, ahead):
+    """It calls the tables twice for a batch: in forward, and in backward for what it did not keep."""
+
+    def make():
+        table = hotbed.Table(None, DIM, admit=hotbed.Admit(after=3), expire=hotbed.Expire(unused_steps=4))
+        return hotbed.EmbeddingTables({"a": table, "b": table}, hotbed.optim.Adagrad(lr=0.1), hbm="64KiB")
+
+    plain, again = make(), make()
+    linear, scale = nn.Linear(DIM, DIM), torch.ones((), requires_grad=True)
+
+    def loss_of(scale, tables, ids):
+        return (linear(tables(ids)).tanh() * scale).sum()
+
+    for ids in batches():
+        loss_of(scale, plain, ids).backward()
+    for ids in hotbed.prefetch(batches(), again) if ahead else batches():
+        torch.utils.checkpoint.checkpoint(loss_of, scale, again, ids, use_reentrant=reentrant).backward()
+    assert again.id_counts() == plain.id_counts()
+    assert plain.id_counts()["a"].rejected > 0
+    assert_same_rows(plain, again)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("freeze", [lambda m: m.requires_grad_(False), lambda m: m.tables.requires_grad_(False)])
 def test_frozen_rows_stay(way, freeze):

@@ -36,7 +36,7 @@ def prefetch(
 
     Results are those of the plain loop to the bit; only the waiting differs. Call the tables with the very objects of the
     batch (`batch.ids`, not a copy): that is how a prepared batch is known. Other calls work too, and wait for their rows.
-    A batch must stay as it was yielded: a loader that fills one buffer again and again cannot be read ahead.
+    A batch must stay as it was yielded: a loader that fills one tensor again and again cannot be read ahead, and is refused.
 
     A loader that draws from torch's global generator is read ahead up to its next draw, which waits for the batches before to
     be trained; give it a generator of its own. An error of the loader comes after the batches read before it. Of an iterator
@@ -68,6 +68,8 @@ def _moved(reader: Reader, device: torch.device, clock: StepClock) -> Generator[
         reader.start()
         while found := _waited(reader, clock):
             batch, point, _ = found
+            reader.contents.check(batch)
+            reader.contents.forget(batch)
             take_over(batch, device, point)
             yield batch
             del found, batch

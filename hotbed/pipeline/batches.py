@@ -55,12 +55,13 @@ def take_over(value: Any, device: torch.device, point: Any) -> None:
         return
     after(device, point)
     stream = current(device)
-    for tensor in _tensors_in(value):
+    for tensor in tensors_in(value):
         if tensor.is_cuda:
             tensor.record_stream(stream)
 
 
-def _tensors_in(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """All that a batch holds."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Batch):
@@ -69,12 +70,12 @@ def _tensors_in(value: Any) -> list[Tensor]:
             found += [part for part in bag if part is not None]
         return found
     if isinstance(value, RoutedBatch):  # a feed keeps the rest of it itself
-        return _tensors_in(value.batch)
+        return tensors_in(value.batch)
     if is_keyed(value):
         return [*tensors_of(value)]
     if isinstance(value, (tuple, list, Mapping)):
         parts = value.values() if isinstance(value, Mapping) else value
-        return [tensor for part in parts for tensor in _tensors_in(part)]
+        return [tensor for part in parts for tensor in tensors_in(part)]
     return []
 
 
@@ -87,7 +88,7 @@ def to_device(value: Any, device: torch.device) -> Any:
             value = pinned(value)
         return value.to(device, non_blocking=True)
     if isinstance(value, Batch):
-        if all(tensor.device == device for tensor in _tensors_in(value)):
+        if all(tensor.device == device for tensor in tensors_in(value)):
             return value
         fields = (value.labels, value.dense, value.ids, value.bags)
         return Batch(*(to_device(field, device) for field in fields))

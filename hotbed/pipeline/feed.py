@@ -124,6 +124,8 @@ class Feed:
         if not self._paused:
             self._plan(wanted=False)
         batch, planned = window.batches[0]
+        self._reader.contents.check(batch)
+        self._reader.contents.forget(batch)
         window.delivered.append(planned)
         self._tables.ownership.deliver(planned)
         self._num_delivered += 1

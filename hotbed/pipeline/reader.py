@@ -29,6 +29,7 @@ from hotbed.ops.streams import after, give_stream, mark, take_stream
 from hotbed.pipeline.batches import to_device
 from hotbed.pipeline.leftovers import Leftover, is_stream, keep_leftover, take_leftover, warn_of_leftover
 from hotbed.pipeline.random_draws import DrawGuard
+from hotbed.pipeline.written import ReadContents
 from hotbed.tables.ownership import RoutedBatch
 from hotbed.telemetry.spans import next_step, reads
 
@@ -67,6 +68,7 @@ class Reader:
         self._read_ids = read_ids
         self._full, self._low = (2 * MOST_SHARED, MOST_SHARED + 4) if self._shared else (READ_AHEAD, _LOW)
         self._device = device
+        self.contents = ReadContents()
         self._began: Any = None
         self._first_step: int | None = None  # that trains what is read, for a trace
         self._found: deque[ReadBatch] = deque()
@@ -207,6 +209,8 @@ class Reader:
         for batch in settled if self._first_step is None else reads(settled, self._first_step):
             moved = to_device(batch, self._device)
             ahead = None if self._read_ids is None else self._read_ids(batch, moved)
+            if self._device.type == "cpu":  # else it was copied
+                self.contents.note(moved)
             self._found.append(ReadBatch(moved, mark(self._device), ahead, self._num_read))
             self._num_read += 1
             self._in_hand.clear()

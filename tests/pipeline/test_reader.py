@@ -423,3 +423,52 @@ def test_the_second_draw_waits_also_where_nobody_has_asked_for_the_first_batch()
         reader._arrived.acquire(timeout=0.01)
     assert (reader.num_ready, reader._held) == (1, 1)
     reader.close()
+
+
+WRAPPED = {
+    "ids": lambda ids, labels: ids,
+    "tuple": lambda ids, labels: (ids, labels),
+    "labels alone": lambda ids, labels: (ids.clone(), labels),
+    "features": lambda ids, labels: {"a": ids[:, 0], "b": ids[:, 1]},
+}
+
+
+@pytest.mark.parametrize("cache", [{}, {"cache": 0.5}])
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_a_loader_that_fills_one_tensor_again_is_refused(kind, cache):
+    """Every batch that was read ahead would be the last one."""
+    tables, all_read = make(**cache), threading.Event()
+
+    def loader():
+        ids, labels = torch.zeros(8, 2, dtype=torch.int64), torch.zeros(8)
+        for n in range(6):
+            ids.fill_(n)
+            labels.fill_(float("nan") if n == 0 else n)
+            yield WRAPPED[kind](ids, labels)
+        all_read.set()
+
+    def take_all():
+        for _ in hotbed.prefetch(loader(), tables, window=1, look_ahead=6):
+            assert all_read.wait(60)  # the first may be handed out before the next is read
+
+    with pytest.raises(HotbedError, match=r"written to after the loader gave it.*batch.clone\(\)"):
+        take_all()
+
+
+@pytest.mark.parametrize("cache", [{}, {"cache": 0.5}])
+def test_batches_that_share_memory_and_are_changed_once_they_are_handed_out(cache):
+    """Slices of one tensor: torch counts a write to one as a write to all."""
+    plain, ahead = make(), make(**cache)
+    for tables in (plain, ahead):
+        data = torch.cat(matrices())
+        slices = (data[start : start + 8] for start in range(0, len(data), 8))
+        for ids in slices if tables is plain else hotbed.prefetch(slices, ahead):
+            ids[::2] = 0
+            tables(ids).sum().backward()
+    for name in plain.tables:
+        assert torch.equal(plain.weight(name), ahead.weight(name))
+
+
+def test_one_tensor_that_comes_again_and_again():
+    tables, ids = make(cache=0.5), matrices()[0]
+    assert sum(1 for _ in hotbed.prefetch([ids] * 20, tables)) == 20

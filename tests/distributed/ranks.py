@@ -85,7 +85,7 @@ def _results(ranks: list[tuple[Any, Connection]], places: list[Place]) -> list[A
         if not ready and failures:
             break
         if not ready:
-            stacks = "\n".join(f"rank {rank}:\n{_text(places[rank].stacks)}" for rank in sorted(waiting.values()))
+            stacks = "\n".join(f"rank {rank}:\n{_stacks(places[rank])}" for rank in sorted(waiting.values()))
             raise AssertionError(f"ranks {sorted(waiting.values())} hung for {places[0].timeout} s\n{stacks}")
         for answers in ready:
             rank = waiting.pop(answers)
@@ -104,8 +104,14 @@ def _results(ranks: list[tuple[Any, Connection]], places: list[Place]) -> list[A
     return [results[rank] for rank in range(len(ranks))]
 
 
-def _text(path: Path) -> str:
-    return path.read_text() if path.exists() else "(nothing known)"
+def _stacks(place: Place) -> str:
+    """Of a rank that hangs; on a busy machine it may have begun late."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        if place.stacks.exists() and (text := place.stacks.read_text()):
+            return text
+        time.sleep(0.01)
+    return "(nothing known)"
 
 
 def _rank(place: Place, answer: Connection, work: bytes) -> None:
@@ -130,6 +136,7 @@ def _rank(place: Place, answer: Connection, work: bytes) -> None:
                     world_size=place.world,
                     timeout=timedelta(seconds=place.timeout + 60.0),  # the stacks are shown first
                 )
+                faulthandler.dump_traceback_later(place.timeout, file=stacks)  # anew: others may have begun late
             result = pickle.dumps((0.0, "", function(*args)))
             if dist.is_initialized():
                 dist.barrier()  # a rank that leaves early breaks what others are still doing

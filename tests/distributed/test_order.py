@@ -116,7 +116,7 @@ def no_answer(path):
 
     rank = int(os.environ["RANK"])
     store = dist.FileStore(path, 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=3))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=6))
     tables = make()
     if rank == 1:
         store.wait(["done"], timedelta(seconds=60))
@@ -130,7 +130,7 @@ def no_answer(path):
 def test_a_rank_that_does_not_answer_is_waited_for_as_long_as_the_time_out_says(tmp_path):
     (said, seconds), _ = run_ranks(no_answer, 2, str(tmp_path / "store"), init=False)
     assert said.startswith("RankError: rank 0 looks up a training batch (call 1), and other ranks do not answer")
-    assert 2 < seconds < 30
+    assert 4 < seconds < 100
 
 
 def too_many_rows_on_one():

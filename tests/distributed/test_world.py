@@ -33,18 +33,35 @@ def test_ranks_that_are_silent_stand_still_or_are_behind_are_named(pulse):
     ]
 
 
-def test_a_rank_that_is_behind_says_where_it_is():
+class StoodClock:
+    """Time passes when somebody sleeps; meanwhile the others give a sign of life."""
+
+    def __init__(self, others):
+        self.now, self._others = 1000.0, others
+
+    def time(self):
+        return self.now
+
+    monotonic = time
+
+    def sleep(self, seconds):
+        self.now += seconds
+        for one in self._others:
+            one._give_sign()
+
+
+def test_a_rank_that_is_behind_says_where_it_is(monkeypatch):
     store = dist.HashStore()
     pulses = [Heartbeat(store, rank, 2, timeout=2.0) for rank in range(2)]
+    for one in pulses:  # the clock below takes the place of their threads
+        one.end()
+        one._thread.join()
+    monkeypatch.setattr("hotbed.parallel.world.time", StoodClock(pulses))
     for _ in range(2):
         pulses[0].enter("an epoch", alone=True)
     pulses[1].enter("evaluation", alone=True)
     pulses[0].batches, pulses[1].batches = 9, 4
-    said = pulses[0].diagnosis(1.0)
-    for one in pulses:
-        one.end()
-        one._thread.join()
-    assert said == "rank 1 is behind, in the stage 'evaluation' for 1 s, with 4 batches read of 9"
+    assert pulses[0].diagnosis(1.0) == "rank 1 is behind, in the stage 'evaluation' for 1 s, with 4 batches read of 9"
 
 
 def test_the_first_error_of_all_ranks_is_everyones():

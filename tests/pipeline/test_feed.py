@@ -256,7 +256,7 @@ def test_a_feed_collected_in_a_fork(cache):
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
         worker = os.fork()
     if worker == 0:
-        signal.alarm(60)
+        signal.alarm(300)
         feed.close()
         os._exit(0)
     ended = os.waitpid(worker, 0)

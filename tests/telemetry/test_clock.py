@@ -101,8 +101,8 @@ def test_no_step_no_line():
 def test_a_change_of_part_costs_next_to_nothing():
     clock, best = StepClock(), float("inf")
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()  # of this thread alone, however busy the machine is
         for _ in range(10_000):
             clock.enter(MODEL)
-        best = min(best, (time.perf_counter() - began) / 10_000)
+        best = min(best, (time.thread_time() - began) / 10_000)
     assert best < 5e-6

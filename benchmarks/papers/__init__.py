@@ -1,0 +1,1 @@
+"""The published systems that hotbed makes real, claim by claim."""

@@ -67,6 +67,9 @@ def working_copy(place: Path | None, *, resume: bool = False, overwrite: bool = 
     copier.start()
     try:
         yield folder
+    except KeyboardInterrupt:  # the second signal: what has not arrived stays in the local folder
+        copier.stop()
+        raise
     except BaseException:
         copier.finish(quietly=True)
         raise
@@ -137,9 +140,13 @@ class RunCopier:
     def start(self) -> None:
         self._thread.start()
 
+    def stop(self) -> None:
+        """Begin no further copy; nothing waits for the one in progress."""
+        self._stop.set()
+
     def finish(self, quietly: bool = False) -> None:
         """Copy what is left, then remove the local folder; `quietly`: another error ends the run, and keeps the folder."""
-        self._stop.set()
+        self.stop()
         self._thread.join()
         if not (self._folder / "config.json").is_file():
             return  # it never began

@@ -30,7 +30,7 @@ from hotbed.files import RemotePath, path_of
 from tests.files.s3 import BUCKET, S3Server
 
 AWAY = 2.0  # seconds for which the server is gone
-SPLIT = ["--split", "train=0.8,valid=0.1,test=0.1"]
+SPLIT = ["--splits", "train=0.8,valid=0.1,test=0.1"]
 SHAPE = ["--batch-size", "2048", "--dim", "16", "--no-forecast", "--quiet"]
 
 

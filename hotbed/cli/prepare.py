@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotbed.cli.console import compiled_text, err, fail, live, out, print_json, print_progress, report_compiling
-from hotbed.cli.options import AsJson, DryRun, MaxBad, Memory, Out, Overwrite, words
+from hotbed.cli.options import AsJson, DryRun, MaxBad, Memory, Out, Overwrite, ReadCache, words
 from hotbed.errors import ConfigError, HotbedError
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def prepare_command(
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
+    read_cache: ReadCache = None,
 ) -> None:
     """Turn raw logs into a dataset folder (--out) that `hotbed train` reads.
 
@@ -139,7 +140,9 @@ def prepare_command(
     """
     from hotbed.data.prepare.prepare import MEMORY, look_at, prepare
     from hotbed.data.prepare.ranks import PrepareRanks
+    from hotbed.files.settings import set_read_cache
 
+    set_read_cache(read_cache)
     if out_dir is None:
         raise ConfigError("--out DIR is needed: the dataset folder to write.")
     if dry_run:

@@ -33,7 +33,7 @@ _SMALL_BATCH = 256
 
 def warn_about_few_steps(training: Training, batch_size: int) -> None:
     """Warn if a small log in large batches gives too few steps to learn from."""
-    if training.total_steps < _FEW_STEPS and not training.pace.max_steps:
+    if 0 < training.total_steps < _FEW_STEPS and not training.pace.max_steps:
         epochs = f"more epochs (--epochs {10 * training.pace.epochs})"
         smaller = f" or smaller batches (--set data.batch_size={_SMALL_BATCH})" if batch_size > _SMALL_BATCH else ""
         steps = f"{training.total_steps} steps" if training.total_steps > 1 else "1 step"
@@ -164,7 +164,7 @@ def describe_start(built: Built) -> str:
         # the bytes they take are known once windows are planned: the forecast and the final summary report them
         place = f"({in_words(cached['table_bytes'])}), {cached['slots']:,} of them at a time on {device}"
     return (
-        f"{subject.model} on {subject.dataset_name}: {training.loaders.train.num_rows:,} train samples, {rows} in "
+        f"{subject.model} on {subject.dataset_name}: {training.loaders.train.described}, {rows} in "
         f"{len(tables.tables)} tables {place}; writing to {training.run}"
     )
 

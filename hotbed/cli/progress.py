@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def facts(record: Record) -> str:
     """One record of metrics.jsonl in words."""
     score = in_digits(record["auc"])
+    if record["kind"] == "hour":
+        return f"hour {record['hour']}: AUC {score} of {record['hour_samples']:,} samples before they were learned"
     if record["kind"] == "eval":
         return f"{record['split']} AUC {score}, log loss {in_digits(record['log_loss'])}"
     said = f"loss {in_digits(record['loss'])}, AUC {score}, {record['samples_per_s'] or 0:,.0f} samples/s"
@@ -56,7 +58,7 @@ class LiveBar:
 
     def begin(self, progress: Position, total_steps: int) -> None:
         self._task = self._bar.add_task(
-            "", total=total_steps, completed=progress.step, epoch=progress.epoch + 1, facts=""
+            "", total=total_steps or None, completed=progress.step, epoch=progress.epoch + 1, facts=""
         )
         self._bar.start()
         self._shown.enter_context(live(self._console))
@@ -106,7 +108,8 @@ class PlainLines:
                 gone = now - self._began - self._compiled.seconds
                 seconds = gone / (step - self._first_step) * (self._total - step)
                 left = f", {seconds:,.0f} s left"
-        self.say(f"epoch {record['epoch']}, step {step:,} of {self._total:,}: {facts(record)}{left}")
+        of_all = f" of {self._total:,}" if self._total else ""
+        self.say(f"epoch {record['epoch']}, step {step:,}{of_all}: {facts(record)}{left}")
 
     def say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)

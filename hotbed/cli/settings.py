@@ -46,6 +46,14 @@ _RESUME_MAY_CHANGE = {
     "parallel.mode",
     "parallel.local_ranks",
     "parallel.timeout",
+    "follow.source",  # the files that were trained keep their names
+    "follow.checkpoint_minutes",
+    "follow.settle_seconds",
+    "follow.poll_seconds",
+    "follow.idle_seconds",
+    "follow.late",
+    "follow.skip",
+    "follow.max_bad",
 }
 
 

@@ -208,7 +208,10 @@ class Endpoint:
         if "hotbed_steps_planned" not in position:
             raise RunError(f"{self._url} answers, but is not an endpoint of `hotbed train --metrics-port`.")
         state.step, state.samples = position.get("hotbed_steps_total", 0.0), position.get("hotbed_samples_total", 0.0)
-        state.total_steps, state.epoch = position["hotbed_steps_planned"], position.get("hotbed_epoch", 0.0) + 1
+        state.total_steps, state.epoch = (
+            position["hotbed_steps_planned"] or math.nan,
+            position.get("hotbed_epoch", 0.0) + 1,
+        )
         state.batch_size = state.samples / state.step if state.step else math.nan
         loss = state.get("train/loss")
         if math.isfinite(loss) and (not self._losses or self._losses[-1] != loss):
@@ -231,6 +234,8 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def _total_steps(config: dict[str, Any], data: dict[str, Any], batch: float) -> float:
+    if _in(config, "follow", "source"):
+        return math.nan
     rows = number(_in(_in(data, "splits", "train"), "rows"))
     epochs, most = number(_in(config, "train", "epochs")), number(_in(config, "train", "max_steps"))
     steps = epochs * math.ceil(rows / batch) if batch > 0 and math.isfinite(rows / batch) else math.nan

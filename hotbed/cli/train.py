@@ -99,6 +99,18 @@ def train_command(
     warm_start: Path | None = typer.Option(
         None, "--warm-start", help="Start from the rows and weights of a run or checkpoint that fit this model."
     ),
+    follow: str | None = typer.Option(
+        None,
+        metavar="FOLDER",
+        help="Train the files of this folder as they arrive, each once, instead of the train split. --data is the dataset "
+        "that says how their rows are read.",
+    ),
+    checkpoint_minutes: float | None = typer.Option(
+        None, help="With --follow: minutes between checkpoints. 10 by default."
+    ),
+    stop_when_idle: float | None = typer.Option(
+        None, metavar="SECONDS", help="With --follow: end when nothing has arrived for so long. Left out: never."
+    ),
     checkpoint_every: int | None = typer.Option(None, help="Steps between checkpoints; 0 saves at the end only."),
     k_step: int | None = typer.Option(
         None,
@@ -165,6 +177,8 @@ def train_command(
 
     torchrun --nproc-per-node 4 -m hotbed train --k-step 16 --out runs/merged
 
+    hotbed train --data clicks --follow logs/ --warm-start runs/wide --out runs/live
+
     hotbed train --warm-start runs/wide --data new-clicks --set tables.optimizer=adam --out runs/next
     """
     from hotbed.files import is_remote, shown_path
@@ -190,6 +204,9 @@ def train_command(
         "tables.admit": admit,
         "tables.expire": expire,
         "train.checkpoint_every": checkpoint_every,
+        "follow.source": follow,
+        "follow.checkpoint_minutes": checkpoint_minutes,
+        "follow.idle_seconds": stop_when_idle,
         "parallel.k_step": k_step,
         "parallel.merge": merge,
         "parallel.scale_lr": scale_lr,
@@ -295,7 +312,7 @@ def train_run(
             err().print(f"warm start {carried.text()}", soft_wrap=True)
         if world.is_first:
             warn_about_few_steps(built.training, config.data.batch_size)
-        if manner.forecast and world.size == 1:
+        if manner.forecast and world.size == 1 and not config.follow.source:
             print_forecast(config, dataset, run_folder, quiet)
         _run(built, quiet, compiled, manner.as_json)
     return run_folder

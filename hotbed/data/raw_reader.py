@@ -19,6 +19,7 @@ from hotbed.data.formats import Chunk, Format, guess_format, open_format
 from hotbed.data.formats.parquet import stored_types
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
 from hotbed.data.schema import IdFeature, Schema
+from hotbed.data.times import TimeColumn
 from hotbed.data.values import Bags, LabelReader, standardise
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import FormatError, SchemaError
@@ -52,8 +53,14 @@ class RawReader:
         format: str | None = None,
         max_bad: str = "1%",
         rows_of: RowsOf | None = None,
+        time: TimeColumn | None = None,
+        needs_labels: bool = False,
     ) -> None:
-        """`rows_of` maps the ids of a feature to rows, if the caller has loaded the vocabularies already."""
+        """`rows_of` maps the ids of a feature to rows, if the caller has loaded the vocabularies already.
+
+        `time`: a column whose times are read, too. `needs_labels`: a row without a label is bad.
+        """
+        self._time, self._needs_labels = time, needs_labels
         self._directory = path_of(directory)
         self.schema = Schema.load(self._directory)
         self._paths = [path_of(path) for path in paths]
@@ -67,29 +74,36 @@ class RawReader:
                 "Name the format: criteo, csv, parquet or libsvm."
             )
         self._wanted = [spec.name for spec in self.schema.dense] + [raw_column(one) for one in self.schema.features]
+        if time is not None:
+            self._wanted.append(time.name)
         self._format = self._open(name)
         self._any_format = format is None
         numbered = [one for one in self.schema.features if one.mode == "vocabulary"] if rows_of is None else []
         self._numberings = {feature.name: _load_numbering(self._directory, feature) for feature in numbered}
-        self._rows = rows_of or self._numbered
+        self.rows_of = rows_of or self._numbered
         positive = self._raw.get("positive")
         means = f", a label of {positive!r} means 1" if positive is not None else ""
-        advice = f"Rows are read as those of the training data ({name}{means})."
-        self.quarantine = Quarantine(MaxBad.parse(max_bad), advice=advice)
+        self._advice = f"Rows are read as those of the training data ({name}{means})."
+        self._max_bad = MaxBad.parse(max_bad)
+        self.quarantine = self.new_quarantine()
 
     def __iter__(self) -> Iterator[Batch]:
         return (located.batch for located in self.located())
 
+    def new_quarantine(self) -> Quarantine:
+        """Counts bad rows, with the limit and the messages of this reader."""
+        return Quarantine(self._max_bad, advice=self._advice)
+
     def located(self) -> Iterator[RawBatch]:
         """Batches with the file and line of every sample. A batch never spans two chunks of a file."""
         for path in self._paths:
-            for chunk in self._format_of(path).chunks(path):
-                encoded = self._encode(chunk, path)
+            for chunk in self.format_of(path).chunks(path):
+                encoded = self.encode(chunk, path)
                 self.quarantine.add(encoded.bad, len(encoded.lines))
                 for start in range(0, len(encoded.lines), self._batch_size):
                     stop = min(start + self._batch_size, len(encoded.lines))
                     yield RawBatch(
-                        batch_of(encoded, self.schema, self._rows, start, stop), str(path), encoded.lines[start:stop]
+                        batch_of(encoded, self.schema, self.rows_of, start, stop), str(path), encoded.lines[start:stop]
                     )
         self.quarantine.check()
 
@@ -98,10 +112,11 @@ class RawReader:
             name,
             delimiter=self._raw.get("delimiter"),
             wanted={self.schema.label, *self._wanted}.__contains__,
-            label_optional=True,
+            label_optional=not self._needs_labels,
+            time=self._time.name if self._time else None,
         )
 
-    def _format_of(self, path: Path) -> Format:
+    def format_of(self, path: Path) -> Format:
         """The format of the training data; a model trained on text also reads Parquet and Arrow if they mean the same."""
         if not self._any_format or self._format.name == "parquet" or guess_format(path) != "parquet":
             return self._format
@@ -114,7 +129,9 @@ class RawReader:
         unlike = [
             f"{name} ({kind})"
             for name, kind in stored_types(path).items()
-            if name in self._wanted and (pa.types.is_temporal(kind) or (name in strings and _many_spellings(kind)))
+            if name in self._wanted
+            and (self._time is None or name != self._time.name)
+            and (pa.types.is_temporal(kind) or (name in strings and _many_spellings(kind)))
         ]
         if unlike:
             raise FormatError(
@@ -122,9 +139,11 @@ class RawReader:
                 "spelling is not known. Write it as the same text, or score a file in the format of the training data."
             )
 
-    def _encode(self, chunk: Chunk, path: Path) -> EncodedRows:
+    def encode(self, chunk: Chunk, path: Path) -> EncodedRows:
+        """The good rows of a chunk."""
         schema = self.schema
-        absent = [name for name in dict.fromkeys(self._wanted) if name not in chunk.columns]
+        wanted = [*self._wanted, schema.label] if self._needs_labels else self._wanted
+        absent = [name for name in dict.fromkeys(wanted) if name not in chunk.columns]
         if absent:
             raise FormatError(
                 f"{path} has no column {', '.join(absent)}, which the model needs. Its columns are: "
@@ -137,9 +156,9 @@ class RawReader:
                 positive=self._raw.get("positive"),
                 negative=self._raw.get("negative"),
                 signed=self._format.name == "libsvm",
-                optional=True,
+                optional=not self._needs_labels,
             )
-        return encode(chunk, label, schema.dense, schema.features)
+        return encode(chunk, label, schema.dense, schema.features, self._time)
 
     def _numbered(self, feature: IdFeature, ids: np.ndarray) -> np.ndarray:
         """Row numbers for a vocabulary (0 for the unknown), the ids themselves otherwise; int64."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -91,6 +91,9 @@ class Translator:
         self._share_rows()
         self._journal: deque[JournalEntry] = deque()
         self._is_rewound = False
+        self.clock: Callable[[int], float] = lambda batch: (
+            time.time()
+        )  # number of a training batch -> seconds since 1970
         self._lock = threading.RLock()
 
     def translate(self, tables: Tables, ids: Ints, learns: bool, now: float | None = None) -> TranslatedBatch:
@@ -103,7 +106,7 @@ class Translator:
         """As `translate`, of ids that come once, or not often; keys [E]. `known`: what `look_ahead` found; keys go there."""
         with self._lock:
             if learns:
-                rows, released = self._learn(given, known, time.time() if now is None else now)
+                rows, released = self._learn(given, known, self.clock(self._ledger.batch + 1) if now is None else now)
             else:
                 rows, places = find(self._memory.index, given, known)
                 released = np.empty(0, dtype=np.int64)

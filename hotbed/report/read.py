@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from hotbed.errors import RunError
 from hotbed.report.formats import NAN, first_known, listing, mapping, median, name_of, number
+from hotbed.report.hours import HourPoint, hour_point
 from hotbed.report.points import (
     CachePoint,
     IdPoint,
@@ -112,6 +113,7 @@ class RunRecord:
     device: str = ""
     train: tuple[TrainPoint, ...] = ()
     evals: tuple[EvalPoint, ...] = ()
+    hours: tuple[HourPoint, ...] = ()  # of a followed log
     final: dict[str, SplitScore] = field(
         default_factory=dict
     )  # by split; from the last eval lines when there is no summary
@@ -153,7 +155,7 @@ def read_run(directory: Path) -> RunRecord:
     notes: list[str] = []
     summary = _read_optional(directory / "summary.json", "the final results", notes)
     data = _read_optional(directory / "data.json", "the description of the dataset", notes)
-    train, evals = _read_metrics(directory / "metrics.jsonl", notes)
+    train, evals, hours = _read_metrics(directory / "metrics.jsonl", notes)
     final = {name: _score(value) for name, value in mapping(summary.get("final")).items()}
     total = mapping(data.get("total"))
     return RunRecord(
@@ -164,6 +166,7 @@ def read_run(directory: Path) -> RunRecord:
         device=name_of(summary.get("device")),
         train=train,
         evals=evals,
+        hours=hours,
         final=final or {point.split: point.score for point in evals},
         best_auc={name: number(value) for name, value in mapping(summary.get("best_auc")).items()},
         calibration=_calibration(summary.get("calibration_curve")),
@@ -226,22 +229,25 @@ def _read_optional(path: Path, what: str, notes: list[str]) -> Mapping[str, Any]
     return value
 
 
-def _read_metrics(path: Path, notes: list[str]) -> tuple[tuple[TrainPoint, ...], tuple[EvalPoint, ...]]:
-    """Train and eval lines in order of steps; if a step was written twice, the later line counts.
+def _read_metrics(
+    path: Path, notes: list[str]
+) -> tuple[tuple[TrainPoint, ...], tuple[EvalPoint, ...], tuple[HourPoint, ...]]:
+    """Train, eval and hour lines in order of steps; if a step was written twice, the later line counts.
 
     The last evaluation may belong to an earlier step: the best weights are restored at the end.
     """
     if not path.exists():
         notes.append(f"{path.name} is missing: the curves cannot be shown.")
-        return (), ()
+        return (), (), ()
     train: list[TrainPoint] = []
     evals: dict[tuple[int, str], EvalPoint] = {}
+    hours: dict[str, HourPoint] = {}
     unreadable, torn = 0, False
     try:
         lines = path.open("rb")
     except OSError as error:
         notes.append(f"{path.name} cannot be read ({error.strerror}): the curves cannot be shown.")
-        return (), ()
+        return (), (), ()
     with lines:
         for line in lines:
             point = _point(line)
@@ -251,6 +257,8 @@ def _read_metrics(path: Path, notes: list[str]) -> tuple[tuple[TrainPoint, ...],
                 train.append(point)
             elif isinstance(point, EvalPoint):
                 evals[point.step, point.split] = point
+            elif isinstance(point, HourPoint):
+                hours[point.hour] = point
             elif line.strip():
                 unreadable += 1
                 torn = not line.endswith(b"\n")
@@ -258,10 +266,11 @@ def _read_metrics(path: Path, notes: list[str]) -> tuple[tuple[TrainPoint, ...],
         ending = "; the last one was cut off while it was written" if torn else ""
         lines_are = "1 line is" if unreadable == 1 else f"{unreadable:,} lines are"
         notes.append(f"{path.name}: {lines_are} not readable and left out{ending}.")
-    return tuple(train), tuple(sorted(evals.values(), key=lambda point: point.step))
+    by_hour = tuple(sorted(hours.values(), key=lambda point: point.hour))
+    return tuple(train), tuple(sorted(evals.values(), key=lambda point: point.step)), by_hour
 
 
-def _point(line: bytes) -> TrainPoint | EvalPoint | None:
+def _point(line: bytes) -> TrainPoint | EvalPoint | HourPoint | None:
     try:
         raw = json.loads(line)
     except (ValueError, RecursionError):
@@ -274,6 +283,8 @@ def _point(line: bytes) -> TrainPoint | EvalPoint | None:
     if raw.get("kind") == "eval" and raw.get("split"):
         score = _score({**raw, "samples": None})
         return EvalPoint(int(step), samples, str(raw["split"]), score, number(raw.get("seconds")))
+    if raw.get("kind") == "hour":
+        return hour_point(raw, int(step))
     if raw.get("kind") != "train":
         return None
     loss, lr, auc, rate, seconds = (number(raw.get(name)) for name in ("loss", "lr", "auc", "samples_per_s", "seconds"))

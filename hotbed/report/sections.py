@@ -30,6 +30,7 @@ from hotbed.report.formats import (
     table,
     text,
 )
+from hotbed.report.hours import hours
 from hotbed.report.ids import ids
 from hotbed.report.memory import forecast, memory
 from hotbed.report.points import usable
@@ -50,6 +51,7 @@ def render(run: RunRecord) -> str:
         quality(run),
         advice(run),
         analysis(run),
+        hours(run.hours),
         times(run),
         cache(run, CACHE_SHARE),
         tiers(run),

@@ -205,6 +205,23 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True)
+class FollowConfig:
+    """A log that never ends, trained as it arrives instead of the train split; off without a source."""
+
+    source: str = setting("", "folder to which files are added; the dataset of data.path says how their rows are read")
+    time: str = setting(
+        "", "time column, COLUMN or COLUMN:UNIT; not given: that of the dataset, else the time of a file"
+    )
+    checkpoint_minutes: float = setting(10.0, "minutes between checkpoints while there is something to train", above=0)
+    settle_seconds: float = setting(5.0, "a file is whole when it has not changed for so long; 0: at once", least=0)
+    poll_seconds: float = setting(1.0, "seconds between two looks for something new", above=0)
+    idle_seconds: float = setting(0.0, "end when nothing has arrived for so long; 0 is never", least=0)
+    late: str = setting("train", "files that come after one whose name sorts behind theirs", one_of=("train", "skip"))
+    skip: str = setting("", "files that are left out, by their paths below the folder, separated by commas")
+    max_bad: str = setting("1%", "bad rows that a file may have, as a number or a percentage")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """The whole run."""
 
@@ -214,6 +231,7 @@ class RunConfig:
     dense: DenseConfig = field(default_factory=DenseConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    follow: FollowConfig = field(default_factory=FollowConfig)
 
     def to_json(self) -> str:
         """Every setting, readable; `read_tree(json.loads(text))` gives back an equal config."""
@@ -227,6 +245,7 @@ SECTIONS: dict[str, type] = {
     "dense": DenseConfig,
     "train": TrainConfig,
     "parallel": ParallelConfig,
+    "follow": FollowConfig,
 }
 FIELDS: dict[str, dataclasses.Field[Any]] = {
     f"{section}.{one.name}": one for section, kind in SECTIONS.items() for one in dataclasses.fields(kind)

@@ -28,6 +28,7 @@ CONTENT = (
     "config.json",
     "data.json",
     "metrics.jsonl",
+    "arrivals.jsonl",
     "summary.json",
     "report.html",
     "warm_start.json",

@@ -94,7 +94,11 @@ class Service:
         return PlainTextResponse("alive\n")
 
     async def _ready(self, request: Request) -> Response:
-        return PlainTextResponse("closing\n", 503) if self.closing else PlainTextResponse("ready\n")
+        if self.closing:
+            return PlainTextResponse("closing\n", 503)
+        age = self._metrics.model_age
+        old = "" if age is None else f", written {age:.0f} s ago"
+        return PlainTextResponse(f"ready: {self._scorer.version}{old}\n")
 
     async def _show_metrics(self, request: Request) -> Response:
         return PlainTextResponse(self._metrics.text(self._scorer), media_type=CONTENT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from bisect import bisect_left
@@ -31,6 +32,7 @@ class ServerMetrics:
         self._failed_updates = 0
         self.last_error = ""
         self._updated = time.time()
+        self._written = 0.0  # when the files of the current model were written; 0: not known
         self.in_flight = 0  # of the event loop alone
 
     def answered(self, status: int, seconds: float) -> None:
@@ -46,6 +48,16 @@ class ServerMetrics:
             self._batches += 1
             self._batched += requests
             self._candidates += candidates
+
+    def uses(self, written: float) -> None:
+        """The current model was written at this time, in seconds since 1970."""
+        with self._lock:
+            self._written = written
+
+    @property
+    def model_age(self) -> float | None:
+        """Seconds since the current model was written; None if that is not known."""
+        return max(time.time() - self._written, 0.0) if self._written else None
 
     def updated(self, way: str) -> None:
         """Count a new version that is in use now."""
@@ -63,6 +75,8 @@ class ServerMetrics:
     def text(self, scorer: Scorer) -> str:
         """The exposition format."""
         counts, version = scorer.counts(), scorer.version
+        named = re.match(r"step-(\d+)-", version)  # an incremental update leaves the source as it was
+        step = int(named[1]) if named else scorer.source.step
         with self._lock:
             samples = _by(
                 "requests_total", "counter", "Requests answered, by status.", "status", sorted(self._answers.items())
@@ -80,6 +94,10 @@ class ServerMetrics:
                 _one("rows_bytes", "gauge", "Memory of rows and their indexes.", scorer.num_bytes),
                 _one("resident_bytes", "gauge", "Memory of the process.", resident_memory() or 0),
             ]
+            if (age := self.model_age) is not None:
+                samples.append(_one("model_age_seconds", "gauge", "Seconds since the current model was written.", age))
+            if step is not None:
+                samples.append(_one("model_step", "gauge", "The training step of the current model.", step))
             about = "Newer models loaded, by kind of update."
             samples += _by("updates_total", "counter", about, "way", sorted(self._updates.items()))
         about = "Rows looked up since the model was read whole, by place."

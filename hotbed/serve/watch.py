@@ -36,6 +36,11 @@ class ModelOnDisk(NamedTuple):
     entries: Callable[[], list[Entry]] | None  # of a checkpoint
     open: Callable[[], ModelSource]
 
+    @property
+    def written(self) -> float:
+        """Seconds since 1970."""
+        return self.stamp[0] / 1e9
+
 
 def newest(place: Path) -> ModelOnDisk | None:
     """The model that should be in use; None if the path is a single checkpoint, which cannot have a newer one."""
@@ -75,6 +80,8 @@ class ModelWatch:
     ) -> None:
         self._place, self._scorer, self._metrics, self._every = place, scorer, metrics, every
         self._at = at
+        if at is not None:
+            metrics.uses(at.written)
         self._refused: ModelOnDisk | None = None
         self._looking = threading.Lock()
         self._stop = threading.Event()
@@ -108,6 +115,7 @@ class ModelWatch:
                 return self._refuse(found, f"{type(error).__name__}: {error}")
             self._at, self._refused = found, None
             self._metrics.updated(way)
+            self._metrics.uses(found.written)
             _log.info("%s is in use now (%s)", self._scorer.version, way)
             return way
 

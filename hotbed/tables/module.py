@@ -493,6 +493,11 @@ class EmbeddingTables(nn.Module):
         """What became of the ids of every table with dynamic ids, in training: seen, admitted, rejected, expired."""
         return {name: counts for group in self.groups for name, counts in group.keyspace.counts().items()}
 
+    def set_id_clock(self, clock: Callable[[int], float]) -> None:
+        """Let `Expire(unused="7d")` go by this time: the number of a training batch, from 1 -> seconds since 1970."""
+        for group in self.groups:
+            group.keyspace.set_clock(clock)
+
     @property
     def num_bytes(self) -> int:
         """Memory of all records, optimizer state included."""

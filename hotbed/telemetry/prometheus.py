@@ -28,6 +28,9 @@ CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 PATIENCE = 5.0  # seconds for a client to send its request
 HELP = {
     "train": "of the last interval of training",
+    "hour": "of the last hour of a followed log, before it was learned",
+    "drift": "of the last hour of a followed log against the hour before",
+    "new_ids": "share of the lookups of the last hour whose id is new",
     "eval": "of the last evaluation of the split",
     "times": "of a mean step of the training thread, in seconds; ready: batches read ahead",
     "device_times": "of a mean step on the device, in seconds",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 POSITION = {"kind", "split", "epoch", "step", "samples", "seconds"}
-PARTS = ("times", "memory", "cache", "tiers")
+PARTS = ("times", "memory", "cache", "tiers", "drift", "new_ids")
 
 
 class Number(NamedTuple):

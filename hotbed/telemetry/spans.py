@@ -262,7 +262,7 @@ class TraceWriter:
     def begin(self, progress: Progress, total_steps: int) -> None:
         first, stop, is_relative = self._steps
         base = progress.step if is_relative else 0
-        if is_relative and base + first >= total_steps:
+        if is_relative and 0 < total_steps <= base + first:
             first, stop = 1, USUAL
         self._spans = Spans(base + first, base + stop)
         self._spans.number = progress.step

@@ -43,6 +43,7 @@ from hotbed.sizing.fit import (
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Observer, Observers
+from hotbed.train.build_follow import follow_loader, follow_problems, make_follower
 from hotbed.train.build_ranks import (
     compare,
     dense_weights,
@@ -55,7 +56,7 @@ from hotbed.train.build_ranks import (
     tables_of,
 )
 from hotbed.train.compiled_step import CompiledStep
-from hotbed.train.loop import LearningCourse, Loaders, StepIntervals, Training
+from hotbed.train.loop import LearningCourse, Loaders, StepIntervals, Training, TrainLoader
 from hotbed.train.run import Subject, cache_sizes
 from hotbed.train.step import Learner
 
@@ -105,11 +106,16 @@ def build(
 ) -> Built:
     """Everything a run needs, from its config and its dataset; on every rank of `world`, with the same of both."""
     raise_problems(check(config) or option_problems(config))
-    raise_problems(_data_problems(config, dataset.schema) + rank_problems(config, world))
+    problems = _data_problems(config, dataset.schema) + rank_problems(config, world)
+    raise_problems(problems + follow_problems(config, dataset, world))
     device = pick_device(config.train.device)
     learner = _learner(config, dataset, device, world)
     loaders = _loaders(config, dataset, device, Share(world.rank, world.size))
     _check_batches_fit(learner, loaders)
+    follower = None
+    if config.follow.source:
+        log = follow_loader(config, dataset, run)
+        loaders, follower = loaders._replace(train=log), make_follower(config.follow, log, learner)
     train = config.train
     pace = StepIntervals(
         train.epochs,
@@ -124,7 +130,7 @@ def build(
     course = LearningCourse(
         _schedule(train, min(steps, train.max_steps or steps)), train.plateau_factor, train.patience, train.keep_best
     )
-    training = Training(run, learner, loaders, pace, course, Observers(observers))
+    training = Training(run, learner, loaders, pace, course, Observers(observers), follower)
     card = card_of(config, dataset.schema)
     return Built(training, Subject(shown_name(config.model.name), config.data.path, dataset, card))
 
@@ -214,7 +220,7 @@ def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
     """
     if cache_sizes(learner.tables) is None or learner.world.size > 1:  # what ranks ask of one is known when they train
         return
-    splits = {"train": loaders.train, **loaders.held_out}
+    splits: dict[str, TrainLoader] = {"train": loaders.train, **loaders.held_out}
     rows, worst = learner.tables, Counter[tuple[str, int]]()  # rows that a batch of a split needs of a group
     num_read = {split: _count_rows(rows, split, loader, worst) for split, loader in splits.items()}
     for (split, number), needed in worst.most_common():
@@ -225,7 +231,7 @@ def _check_batches_fit(learner: Learner, loaders: Loaders) -> None:
             raise too_small(counted, needed, group.num_slots, amounts, on_ssd=rows.caches[number].is_over_ssd)
 
 
-def _count_rows(rows: EmbeddingTables, split: str, loader: Loader, worst: Counter[tuple[str, int]]) -> int:
+def _count_rows(rows: EmbeddingTables, split: str, loader: TrainLoader, worst: Counter[tuple[str, int]]) -> int:
     """Note the most rows that a batch of a split needs of each group; the number of batches read."""
     num_read = num_lookups = 0
     with closing(loader.epoch(0)) as batches:

@@ -1,7 +1,8 @@
 """RUN/checkpoints: everything that a run needs to go on as if it had never stopped, bit for bit.
 
 Beside rows and dense weights (hotbed/checkpoint), a run saves where it stands: its Progress and the random generators in the
-manifest, the open interval of metrics.jsonl as tensors. Every rank of a run saves its own; where they stand is told by rank 0.
+manifest, the open interval of metrics.jsonl as tensors; a follower its place in the log and its open hours. Every rank of a
+run saves its own; where they stand is told by rank 0.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from hotbed.checkpoint.read import tensors_of
 from hotbed.errors import RunError
 from hotbed.parallel.world import World
 from hotbed.telemetry.observer import Best, Progress
+from hotbed.train.follow import Follower
 from hotbed.train.interval import Interval
 from hotbed.train.ranks import join_states, load_all
 from hotbed.train.step import Learner
 
-INTERVAL = "interval"
+INTERVAL, FOLLOW = "interval", "follow"
 OLD = "checkpoint"  # the folder of format version 1, which wrote one checkpoint per run
 
 
@@ -41,19 +43,23 @@ def has_checkpoint(run: Path) -> bool:
     return newest_in(checkpoint_root(run)) is not None or (run / OLD).is_dir()
 
 
-def state_of(run: Path, learner: Learner, progress: Progress, interval: Interval) -> State:
+def state_of(
+    run: Path, learner: Learner, progress: Progress, interval: Interval, follower: Follower | None = None
+) -> State:
     """What is saved beside the rows, copied."""
-    document = {
+    document: dict[str, Any] = {
         "config": _config_of(run),
         "progress": dataclasses.asdict(progress),
         "generators": _generators(learner.device),
     }
-    dense = dense_tensors(learner.model, learner.optimizer)
-    return State(progress.step, {**dense, INTERVAL: interval.state()}, document)
+    files = {**dense_tensors(learner.model, learner.optimizer), INTERVAL: interval.state()}
+    if follower is not None:
+        document[FOLLOW], files[FOLLOW] = follower.state()
+    return State(progress.step, files, document)
 
 
 def load_checkpoint(
-    run: Path, learner: Learner, say: Callable[[str], None] = lambda _: None
+    run: Path, learner: Learner, say: Callable[[str], None] = lambda _: None, follower: Follower | None = None
 ) -> tuple[Progress, Interval, SavedCheckpoint]:
     """Put the learner and the random generators where the run's newest checkpoint left them."""
     world = learner.world
@@ -71,6 +77,8 @@ def load_checkpoint(
         best, dealt = saved.pop("best"), [(first, ranks) for first, ranks in saved.pop("dealt", [])]
         progress = Progress(**saved, best=best and Best(**best), dealt=dealt)
         _set_generators(document["generators"], learner.device)
+        if follower is not None:
+            follower.load_state(document[FOLLOW], tensors_of(_entry(found.folders[0]), FOLLOW))
         if found.world != world.size:
             _reseed(world.rank)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

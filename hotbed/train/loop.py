@@ -5,6 +5,8 @@ epoch, before an evaluation that was cut short, after its end (to train longer).
 of a run does (its last short line, its last evaluation), so going on gives the bits of a run that never stopped.
 
 Of several ranks all go through the same loop; rank 0 writes the files, and what decides about the next step is agreed on.
+
+A run that follows a log (follow.py) has a loader without a last batch: it yields what has arrived, and the run waits for more.
 """
 
 from __future__ import annotations
@@ -13,15 +15,17 @@ import math
 import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from hotbed.checkpoint import Policy
-from hotbed.data.loader.loader import Loader
+from hotbed.data.dataset import Dataset
+from hotbed.data.loader.loader import Dealt, Loader
 from hotbed.errors import HotbedError, RunError
 from hotbed.host.compiling import compile_seconds
 from hotbed.optim import Schedule
@@ -30,6 +34,7 @@ from hotbed.telemetry.log import MetricsLog, NoLog, Record
 from hotbed.telemetry.observer import Best, Observer, Progress
 from hotbed.train.checkpoint import best_steps, checkpoint_root, has_checkpoint, load_checkpoint, state_of
 from hotbed.train.first_use import load_cuda, load_kernels, load_reader, make_pages
+from hotbed.train.follow import Follower, hour_lines
 from hotbed.train.interval import Interval
 from hotbed.train.metrics import Evaluation, evaluate
 from hotbed.train.model_folder import load_weights, save_weights, send_weights
@@ -39,12 +44,37 @@ from hotbed.train.watch import Ids, Watch, ids_of
 from hotbed.types import Batch
 
 INTERRUPTED = "interrupted"
+_KEPT_RATES = 10_000  # lines whose speed is remembered
+
+
+class TrainLoader(Protocol):
+    """The batches that a run trains on: a split of a dataset, or a log that is followed."""
+
+    batch_size: int
+    num_rows: int  # 0: not known
+
+    @property
+    def dataset(self) -> Dataset:
+        """Which gives columns, vocabularies and held-out splits."""
+
+    @property
+    def described(self) -> str:
+        """For the first line of a run."""
+
+    def __len__(self) -> int:
+        """Batches in an epoch; 0: there is no end."""
+
+    def size_of(self, batch: int) -> int:
+        """Samples of a batch, of all ranks together."""
+
+    def epoch(self, epoch: int, start_batch: int = 0, dealt: Dealt = ()) -> Generator[Batch, None, None]:
+        """The batches of an epoch from one on; of a log, those that are there."""
 
 
 class Loaders(NamedTuple):
     """The splits of one run; `held_out` has valid and test where the dataset does."""
 
-    train: Loader
+    train: TrainLoader
     held_out: dict[str, Loader]
 
 
@@ -80,8 +110,10 @@ class Training:
         pace: StepIntervals,
         course: LearningCourse,
         observer: Observer,
+        follower: Follower | None = None,
     ) -> None:
         self.run = run
+        self.follower = follower
         self.learner = learner
         self.loaders = loaders
         self.pace = pace
@@ -105,17 +137,18 @@ class Training:
         self._compiled_before = compile_seconds()
         self._seconds_before = 0.0
         self._line_seconds = 0.0
-        self._rates: list[float] = []  # samples/s of the lines that this session wrote
+        self._rates: deque[float] = deque(maxlen=_KEPT_RATES)  # samples/s of the lines that this session wrote
 
     @property
     def steady_rate(self) -> float | None:
         """Samples/s between log lines: the median without the first, in which kernels are loaded and steps recorded."""
-        return statistics.median(self._rates[1:]) if len(self._rates) > 2 else None
+        return statistics.median(list(self._rates)[1:]) if len(self._rates) > 2 else None
 
     @property
     def total_steps(self) -> int:
+        """0: there is no end."""
         steps = self.pace.epochs * len(self.loaders.train)
-        return min(steps, self.pace.max_steps) if self.pace.max_steps else steps
+        return min(steps or self.pace.max_steps, self.pace.max_steps) if self.pace.max_steps else steps
 
     @property
     def log(self) -> MetricsLog | NoLog:
@@ -127,7 +160,7 @@ class Training:
     def resume(self) -> None:
         """Go to where the run's checkpoint was taken."""
         with self._watch.aside():
-            loaded = load_checkpoint(self.run, self.learner, self.observer.say)
+            loaded = load_checkpoint(self.run, self.learner, self.observer.say, self.follower)
             self.progress, self._interval, saved = loaded
         self._saver.go_back_to(saved)
         rows = self.loaders.train.num_rows
@@ -156,6 +189,8 @@ class Training:
             return f"max_steps {self.pace.max_steps} reached"
         if self.progress.epoch >= self.pace.epochs:
             return f"all {self.pace.epochs} epochs done" if self.pace.epochs > 1 else "the epoch is done"
+        if self.follower is not None and self.follower.is_idle:
+            return f"nothing new has arrived in {self.follower.loader.source.name}"
         return None
 
     def train(self, stop: Callable[[], bool]) -> str:
@@ -177,6 +212,10 @@ class Training:
         if here and not self.world.from_first(self._best_folder().is_dir()):
             self._save_best()  # the run had ended here; it will leave these weights behind
         self._evaluate_if_due(stop)  # the evaluation that an interruption cut short
+        if self.follower is not None:
+            if self.progress.step == 0:
+                self.save()  # so that a follower that is killed at any time can be resumed
+            self.follower.begin(self.progress.step)
         while not stop() and self.reason_to_end() is None:
             read = self.loaders.train.epoch(self.progress.epoch, self.progress.batch, self.progress.dealt)
             counted = self.world.counted(read)
@@ -192,10 +231,13 @@ class Training:
                         break
             if leaves:
                 self._ends_after_step(stop)
+            self._wait_for_more(stop)
         reason = INTERRUPTED if stop() else self.reason_to_end()
         self._save_last(reason)
         if self._interval and reason != INTERRUPTED:
             self._write_line()
+        if self.follower is not None and reason != INTERRUPTED:
+            self._write_hours(self.follower.last_hours())
         self._pause()
         assert reason is not None
         return reason
@@ -205,11 +247,20 @@ class Training:
         self._evaluate_if_due(stop)
         if stop() or self.reason_to_end() is not None:
             return True
-        if self.pace.checkpoint_every and self.progress.step % self.pace.checkpoint_every == 0:
+        due_by_step = self.pace.checkpoint_every and self.progress.step % self.pace.checkpoint_every == 0
+        if due_by_step or (self.follower is not None and self.follower.is_due()):
             self.save(wait=False)
         if self._saver.poll():
             self._tidy()
         return False
+
+    def _wait_for_more(self, stop: Callable[[], bool]) -> None:
+        """All that has arrived of a log is trained: wait for the next part of it."""
+        if self.follower is None or self.reason_to_end() is not None:
+            return
+        self._pause()
+        self.follower.wait(self.progress.step, stop, self.save)
+        self._go_on()
 
     def save(self, wait: bool = True) -> None:
         """Take a checkpoint, unless a loss since the last one is no number; without `wait` it is written aside."""
@@ -220,8 +271,10 @@ class Training:
         self.log.flush_to_disk()
         self.progress.log_position = self.log.position
         with self._watch.aside():
-            state = state_of(self.run, self.learner, self.progress, self._interval)
+            state = state_of(self.run, self.learner, self.progress, self._interval, self.follower)
             self._saver.save(state, wait=wait)
+        if self.follower is not None:
+            self.follower.saved(self.progress.step)
         if wait:
             self.world.stage(f"agreeing on the checkpoint of step {self.progress.step}")
             self._saver.prune()
@@ -309,6 +362,8 @@ class Training:
             self._saver.settle()
         if self._log is not None:
             self._log.close()
+        if self.follower is not None:
+            self.follower.close()
 
     def _step(self, batch: Batch) -> None:
         progress = self.progress
@@ -326,6 +381,8 @@ class Training:
             self.learner.merge()
         self.world.stage(f"batch of step {progress.step + 1}")
         self.observer.step(progress)
+        if self.follower is not None:
+            self._write_hours(self.follower.trained(result.logits, batch.labels))
         if progress.step % self.pace.log_every == 0 or progress.batch == 0:
             self._write_line()
 
@@ -333,12 +390,14 @@ class Training:
         """Close the interval with a line."""
         self._pause()
         self._refuse_bad_loss()
+        if self.follower is not None:
+            self.follower.hours.drain()
         summary = summary_of(self._interval, self.world)
         factor = self.learner.tables.lr_factor
         seconds = self.progress.train_seconds - self._line_seconds
         self._line_seconds = self.progress.train_seconds
         rate = summary.samples / seconds if seconds > 0 else None
-        self._rates += [] if rate is None else [rate]
+        self._rates.extend([] if rate is None else [rate])
         self._interval = Interval()
         self._write(
             {
@@ -352,6 +411,10 @@ class Training:
                 **self._watch.line(seconds),
             }
         )
+
+    def _write_hours(self, records: list[Record]) -> None:
+        for line in hour_lines(records, self.position()):
+            self._write(line)
 
     def _write(self, record: Record) -> None:
         record["seconds"] = self._clock()

@@ -1,6 +1,7 @@
 """The server as clients see it: scores, refusals of every kind, its other paths, updates, and how it ends."""
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -173,7 +174,9 @@ def test_junk_is_refused_or_scored_and_never_breaks_anything(server, junk):
 
 def test_the_other_paths(server):
     assert server.ask("GET", "/healthz")[:2] == (200, b"alive\n")
-    assert server.ask("GET", "/readyz")[:2] == (200, b"ready\n")
+    status, text = server.ask("GET", "/readyz")[:2]
+    assert status == 200
+    assert re.fullmatch(rb"ready: \S+, written \d+ s ago\n", text)
     assert server.ask("GET", "/nothing")[0] == 404
     status, body, headers = server.ask("GET", "/score")
     assert (status, headers["allow"]) == (405, "POST")

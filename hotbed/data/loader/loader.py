@@ -159,6 +159,11 @@ class Loader:
         self.num_rows = sum(group.rows for group in self._groups)
         self._is_remote = is_remote(dataset.path)
 
+    @property
+    def described(self) -> str:
+        """For the first line of a run."""
+        return f"{self.num_rows:,} train samples"
+
     def __len__(self) -> int:
         """Batches in an epoch."""
         return (self.num_rows + self.batch_size - 1) // self.batch_size

@@ -246,6 +246,10 @@ class DynamicIds:
         trained = self.num_trained
         return {name: self.translator.counts(number, trained) for number, name in enumerate(self.names)}
 
+    def set_clock(self, clock: Callable[[int], float]) -> None:
+        """Ids of a training batch, by its number, are used at this time."""
+        self.translator.clock = clock
+
     def shared_key(self, table: str) -> int:
         """The key of the row that ids share until they are admitted; -1: none does."""
         return self.translator.shared_key(self.names.index(table))

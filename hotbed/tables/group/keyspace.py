@@ -192,6 +192,9 @@ class Keyspace(Protocol):
     def counts(self) -> dict[str, IdCounts]:
         """What became of ids, by table."""
 
+    def set_clock(self, clock: Callable[[int], float]) -> None:
+        """What tells the time, in seconds since 1970, of a training batch by its number: ids expire by it."""
+
 
 class PresetKeys:
     """Every table has rows 0, 1, ... R - 1 from the start; those of one rank are numbered anew (Shard)."""
@@ -336,6 +339,9 @@ class PresetKeys:
     def counts(self) -> dict[str, IdCounts]:
         """Of dynamic ids; here there are none."""
         return {}
+
+    def set_clock(self, clock: Callable[[int], float]) -> None:
+        """Nothing expires."""
 
     def _local_keys(self, table: str, ids: Tensor) -> Tensor:
         """Where ids [N] of a table that are here have their rows."""

@@ -1,0 +1,153 @@
+"""A folder to which files are added, as a Source: new files in the order of their names, each once.
+
+whole         its size and time have not changed for `settle` seconds. Names that begin with `.` or `_`, or end with .tmp,
+              .part, .partial, .crdownload or ._COPYING_, are being written and are never taken.
+order         of the files that are whole, that of their paths below the folder; `day=2026-11-16/hour=05/a.parquet` sorts right.
+late          a file whose path sorts before one that was taken is trained when it comes, or left out, as asked.
+duplicate     a path is taken once. A new path with the content of a file that was trained is listed and not trained.
+changed       a file that was taken must not change: its digest is compared when it is read (again).
+
+Digests are BLAKE2b of the whole file: it is read once more, at about 1 GB/s. `list_files` is all that knows of directories.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hotbed.data.follow.source import DUPLICATE, LATE, SKIPPED, Arrival, OpenFormat, Taken
+from hotbed.data.formats import Chunk
+from hotbed.data.prepare.inputs import file_stamp
+from hotbed.errors import DataError, FormatError
+
+UNFINISHED = (".tmp", ".part", ".partial", ".crdownload", "._copying_")
+_BLOCK = 1 << 20
+
+
+class ListedFile(NamedTuple):
+    """A file of a folder."""
+
+    name: str  # its path below the folder, with /
+    size: int
+    changed: float  # seconds since 1970
+
+
+def list_files(folder: Path) -> Iterator[ListedFile]:
+    """Every file below a folder that may be taken; files that disappear meanwhile are left out."""
+    if not folder.is_dir():
+        raise DataError(
+            f"{folder} is not a folder. --follow needs a folder to which files are added; make it before the first file comes."
+        )
+    for place, folders, files in os.walk(folder):
+        folders[:] = [one for one in folders if one[0] not in "._"]
+        for name in files:
+            if name[0] in "._" or name.lower().endswith(UNFINISHED):
+                continue
+            path = Path(place, name)
+            try:
+                found = path.stat()
+            except OSError:
+                continue
+            yield ListedFile(path.relative_to(folder).as_posix(), found.st_size, found.st_mtime)
+
+
+class FolderSource:
+    """A folder of files; `clock` is seconds since 1970."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settle: float = 5.0,
+        train_late: bool = True,
+        skip: Collection[str] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.name = str(folder)
+        self._folder, self._settle, self._clock = folder, settle, clock
+        self._train_late, self._skip = train_late, frozenset(skip)
+
+    def arrived(self, taken: Taken) -> list[Arrival]:
+        now, found = self._clock(), []
+        marks: set[str] = set()
+        new = [one for one in list_files(self._folder) if one.size and not taken.has_name(one.name)]
+        for file in sorted(new):
+            if self._settle and now - file.changed < self._settle:
+                break  # those behind it wait, so that the order is that of names
+            arrival = self._arrival(file, taken, marks)
+            if arrival is not None:
+                found.append(arrival)
+                marks |= {arrival.mark} if arrival.is_trained else set()
+        return found
+
+    def chunks(self, arrival: Arrival, opened: OpenFormat) -> Iterator[Chunk]:
+        path = self._folder / arrival.name
+        if arrival.name in self._skip:
+            return
+        self._check(path, arrival)
+        before = file_stamp(path)
+        yield from opened(str(path)).chunks(path)
+        if file_stamp(path) != before:
+            raise _changed(path, arrival)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _arrival(self, file: ListedFile, taken: Taken, marks: set[str]) -> Arrival | None:
+        try:
+            mark = digest(self._folder / file.name)
+            still = (self._folder / file.name).stat()
+        except FileNotFoundError:
+            return None  # removed before it was taken
+        except OSError as error:
+            raise FormatError(f"{self._folder / file.name} cannot be read: {error.strerror or error}.") from error
+        if (still.st_size, still.st_mtime) != (file.size, file.changed):
+            return None  # it is still being written
+        is_late = file.name < taken.greatest_name
+        status = Arrival._field_defaults["status"]
+        if file.name in self._skip or (is_late and not self._train_late):
+            status = SKIPPED
+        elif mark in marks or taken.has_mark(mark):
+            status = DUPLICATE
+        elif is_late:
+            status = LATE
+        return Arrival(file.name, int(file.changed), mark, file.size, status)
+
+    def _check(self, path: Path, arrival: Arrival) -> None:
+        """A FormatError unless the file has the content that was taken."""
+        try:
+            is_same = path.stat().st_size == arrival.size and digest(path) == arrival.mark
+        except OSError as error:
+            reason = error.strerror or error
+            raise FormatError(
+                f"{path} was taken for training and cannot be read now ({reason}). {_way_out(arrival)}"
+            ) from error
+        if not is_same:
+            raise _changed(path, arrival)
+
+
+def _changed(path: Path, arrival: Arrival) -> FormatError:
+    return FormatError(
+        f"{path} was taken for training with {arrival.size:,} bytes and has changed since. {_way_out(arrival)} A writer that "
+        "pauses for longer than follow.settle_seconds needs a larger one, or should rename whole files into place."
+    )
+
+
+def _way_out(arrival: Arrival) -> str:
+    return (
+        "Bring back the file as it was, or give up what is left of it: "
+        f"`hotbed train --resume RUN --set follow.skip={arrival.name}`."
+    )
+
+
+def digest(path: Path) -> str:
+    """Of the content of a file."""
+    found = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()

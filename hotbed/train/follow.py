@@ -1,0 +1,123 @@
+"""What a run does beside its steps when it follows a log: hours of test-then-train, checkpoints by the minute, waiting.
+
+A checkpoint is due every few minutes of work, and when all that has arrived is trained, so that a server of the run has it.
+Both depend on the clock, and neither changes a bit of what is learned. The place in the log, the open hours and the time of the
+newest event are state of training: a checkpoint holds them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from hotbed.data.follow.loader import FollowLoader
+from hotbed.ids import IdCounts
+from hotbed.telemetry.log import Record
+from hotbed.train.hours import Hours
+
+_BREATH = 0.2  # seconds between two questions whether to stop
+_CAUGHT_UP = 10.0  # seconds between two checkpoints of a run that has nothing left to train, at least
+
+
+class CountingTables(Protocol):
+    """Tables, as far as this file needs them."""
+
+    def id_counts(self) -> dict[str, IdCounts]:
+        """Of every table with dynamic ids."""
+
+    def set_id_clock(self, clock: Callable[[int], float]) -> None:
+        """Let ids expire by this time instead of the machine's."""
+
+
+class FollowPace(NamedTuple):
+    """How often, in seconds."""
+
+    checkpoint: float = 600.0
+    poll: float = 1.0
+    idle: float = 0.0  # end after so long without an arrival; 0: never
+
+
+class Follower:
+    """The log of a run, and the state of following it."""
+
+    def __init__(
+        self,
+        loader: FollowLoader,
+        tables: CountingTables,
+        pace: FollowPace,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.loader = loader
+        self.is_idle = False  # nothing came for as long as the run may wait
+        features = loader.dataset.schema.features
+        self.hours = Hours([one.name for one in features], [one.name for one in features if one.mode == "vocabulary"])
+        self._tables, self._pace, self._clock, self._sleep = tables, pace, clock, sleep
+        self._saved_at, self._saved_step = clock(), 0
+        tables.set_id_clock(loader.second_of)
+
+    def begin(self, step: int) -> None:
+        """Training starts, or resumes, at this step."""
+        self._saved_at, self._saved_step = self._clock(), step
+
+    def trained(self, logits: Tensor, labels: Tensor) -> list[Record]:
+        """The oldest batch ahead was trained; records of hours that are over."""
+        facts = self.loader.trained()
+        if not self.hours.add(facts, logits, labels):
+            return []
+        return self.hours.close(facts.after.watermark, self._tables.id_counts())
+
+    def last_hours(self) -> list[Record]:
+        """Records of the hours that are still open when a run ends."""
+        return self.hours.close(self.loader.next.watermark, self._tables.id_counts(), at_end=True)
+
+    def is_due(self) -> bool:
+        """Whether the next checkpoint is, while there is work."""
+        return self._clock() - self._saved_at >= self._pace.checkpoint
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of this step was taken."""
+        self._saved_at, self._saved_step = self._clock(), step
+
+    def wait(self, step: int, stop: Callable[[], bool], save: Callable[[], None]) -> None:
+        """Until there is something to train, someone asks to stop, or nothing came for too long.
+
+        Meanwhile a checkpoint is taken if there is none of what is trained.
+        """
+        since = self._clock()
+        while not stop() and not self.loader.look():
+            now = self._clock()
+            if step != self._saved_step and now - self._saved_at >= min(_CAUGHT_UP, self._pace.checkpoint):
+                save()
+            elif self._pace.idle and now - since >= self._pace.idle:
+                self.is_idle = True
+                return
+            else:
+                self._rest(stop)
+
+    def _rest(self, stop: Callable[[], bool]) -> None:
+        left = self._pace.poll
+        while left > 0 and not stop():
+            self._sleep(min(left, _BREATH))
+            left -= _BREATH
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """For a checkpoint: a document, and tensors."""
+        document, tensors = self.hours.state()
+        return {"place": self.loader.state(), "hours": document}, tensors
+
+    def load_state(self, document: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """As `state` gave it."""
+        self.loader.load_state(document["place"])
+        self.hours.load_state(document["hours"], tensors)
+
+    def close(self) -> None:
+        self.loader.source.close()
+
+
+def hour_lines(records: Iterable[Record], position: Record) -> list[Record]:
+    """Lines of metrics.jsonl."""
+    return [{"kind": "hour", **position, **record} for record in records]

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.crash.processes import Command
 from benchmarks.crash.runs import differences_of, end_of
-from hotbed.checkpoint.chain import folders_in
+from hotbed.checkpoint.chain import find, folders_in
 from hotbed.errors import ConfigError
 from hotbed.report import write_report
 from hotbed.run.run_file import compose
@@ -33,6 +33,7 @@ def start(dataset, folder, logs, *sets):
     folder.mkdir(parents=True, exist_ok=True)
     config, problems = compose(None, {"data.path": str(dataset.path)}, [*SETTINGS, f"follow.source={logs}", *sets])
     assert problems == []
+    (folder / "config.json").write_text(config.to_json())
     return build(config, dataset, folder).training
 
 
@@ -105,7 +106,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(dataset, alone, tmp_path, st
         training.resume()
     train(training, logs, hours)
     assert lines(run) == lines(alone)
-    newest = [folders_in(one / "checkpoints")[0] for one in (run, alone)]
+    newest = [find(one).folder for one in (run, alone)]
     for name in ("dense", "dense_optimizer"):
         one, other = ((folder / f"{name}.safetensors").read_bytes() for folder in newest)
         assert one == other

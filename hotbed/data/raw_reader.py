@@ -5,7 +5,7 @@ A raw row gets the same numbers and rows as in `prepare`, because both use `enco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,16 +120,34 @@ class RawReader:
         """The format of the training data; a model trained on text also reads Parquet and Arrow if they mean the same."""
         if not self._any_format or self._format.name == "parquet" or guess_format(path) != "parquet":
             return self._format
-        self._check_types(path)
+        self.check_types(stored_types(path), path)
         return self._open("parquet")
 
-    def _check_types(self, path: Path) -> None:
-        """A FormatError for types that text can spell in several ways: dates and times, and 2.0 or true as ids."""
+    @property
+    def time_name(self) -> str | None:
+        """The time column."""
+        return self._time.name if self._time else None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that a raw row must have."""
+        return list(dict.fromkeys([self.schema.label, *self._wanted] if self._needs_labels else self._wanted))
+
+    def is_wanted(self, column: str) -> bool:
+        """Whether it is read."""
+        return column == self.schema.label or column in self._wanted
+
+    def check_types(self, types: Mapping[str, pa.DataType], path: Path) -> None:
+        """Of a model that was trained on text: a FormatError for types that text can spell in several ways.
+
+        These are dates and times, and 2.0 or true as ids.
+        """
         strings = {raw_column(one) for one in self.schema.features if one.source == "string"}
         unlike = [
             f"{name} ({kind})"
-            for name, kind in stored_types(path).items()
-            if name in self._wanted
+            for name, kind in types.items()
+            if self._format.name != "parquet"
+            and name in self._wanted
             and (self._time is None or name != self._time.name)
             and (pa.types.is_temporal(kind) or (name in strings and _many_spellings(kind)))
         ]
@@ -142,8 +160,7 @@ class RawReader:
     def encode(self, chunk: Chunk, path: Path) -> EncodedRows:
         """The good rows of a chunk."""
         schema = self.schema
-        wanted = [*self._wanted, schema.label] if self._needs_labels else self._wanted
-        absent = [name for name in dict.fromkeys(wanted) if name not in chunk.columns]
+        absent = [name for name in self.columns if name not in chunk.columns]
         if absent:
             raise FormatError(
                 f"{path} has no column {', '.join(absent)}, which the model needs. Its columns are: "

@@ -208,7 +208,9 @@ class ParallelConfig:
 class FollowConfig:
     """A log that never ends, trained as it arrives instead of the train split; off without a source."""
 
-    source: str = setting("", "folder to which files are added; the dataset of data.path says how their rows are read")
+    source: str = setting(
+        "", "folder to which files are added, or kafka://HOST:PORT/TOPIC; rows are read as data.path says"
+    )
     time: str = setting(
         "", "time column, COLUMN or COLUMN:UNIT; not given: that of the dataset, else the time of a file"
     )

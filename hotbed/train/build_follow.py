@@ -7,6 +7,7 @@ from pathlib import Path
 from hotbed.data.dataset import Dataset
 from hotbed.data.follow.folder import FolderSource
 from hotbed.data.follow.journal import FILE, Journal
+from hotbed.data.follow.kafka import KafkaSource, Topic
 from hotbed.data.follow.loader import FollowLoader
 from hotbed.data.follow.source import Source
 from hotbed.data.prepare.quarantine import MaxBad
@@ -62,6 +63,8 @@ def follow_loader(config: RunConfig, dataset: Dataset, run: Path) -> FollowLoade
 
 def open_source(follow: FollowConfig) -> Source:
     """What follow.source names."""
+    if follow.source.startswith("kafka://"):
+        return KafkaSource(Topic.parse(follow.source), settle=follow.settle_seconds)
     skip = [name.strip() for name in follow.skip.split(",") if name.strip()]
     return FolderSource(Path(follow.source), settle=follow.settle_seconds, train_late=follow.late == "train", skip=skip)
 

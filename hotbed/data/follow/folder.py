@@ -19,9 +19,10 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hotbed.data.follow.source import DUPLICATE, LATE, SKIPPED, Arrival, OpenFormat, Taken
+from hotbed.data.follow.source import DUPLICATE, LATE, SKIPPED, Arrival, Taken
 from hotbed.data.formats import Chunk
 from hotbed.data.prepare.inputs import file_stamp
+from hotbed.data.raw_reader import RawReader
 from hotbed.errors import DataError, FormatError
 
 UNFINISHED = (".tmp", ".part", ".partial", ".crdownload", "._copying_")
@@ -84,13 +85,13 @@ class FolderSource:
                 marks |= {arrival.mark} if arrival.is_trained else set()
         return found
 
-    def chunks(self, arrival: Arrival, opened: OpenFormat) -> Iterator[Chunk]:
+    def chunks(self, arrival: Arrival, reader: RawReader) -> Iterator[Chunk]:
         path = self._folder / arrival.name
         if arrival.name in self._skip:
             return
         self._check(path, arrival)
         before = file_stamp(path)
-        yield from opened(str(path)).chunks(path)
+        yield from reader.format_of(path).chunks(path)
         if file_stamp(path) != before:
             raise _changed(path, arrival)
 

@@ -28,6 +28,7 @@ class Journal:
         self._names: set[str] = set()
         self._marks: set[str] = set()
         self._greatest = ""
+        self._ends: dict[str, int] = {}
         if path.exists():
             self._load()
 
@@ -40,9 +41,8 @@ class Journal:
     def has_mark(self, mark: str) -> bool:
         return mark in self._marks
 
-    @property
-    def last(self) -> Arrival | None:
-        return self.entries[-1] if self.entries else None
+    def end_of(self, group: str) -> int:
+        return self._ends.get(group, -1)
 
     @property
     def greatest_name(self) -> str:
@@ -67,6 +67,8 @@ class Journal:
     def _add(self, arrival: Arrival) -> None:
         self.entries.append(arrival)
         self._names.add(arrival.name)
+        if arrival.group:
+            self._ends[arrival.group] = arrival.end
         if arrival.is_trained:
             self._marks.add(arrival.mark)
             self._greatest = max(self._greatest, arrival.name)

@@ -179,7 +179,7 @@ class FollowLoader:
     def _cut(self, arrival: Arrival, quarantine: Quarantine) -> Iterator[EncodedRows]:
         """The good rows of an arrival, batch by batch."""
         rest: EncodedRows | None = None
-        for chunk in self.source.chunks(arrival, lambda name: self._reader.format_of(Path(name))):
+        for chunk in self.source.chunks(arrival, self._reader):
             encoded = self._reader.encode(chunk, Path(arrival.name))
             quarantine.add(encoded.bad, len(encoded.lines))
             rows = encoded if rest is None else _joined(rest, encoded)

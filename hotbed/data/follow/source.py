@@ -7,12 +7,11 @@ the same rows for the same arrival every time, or refuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from hotbed.data.formats import Chunk, Format
-
-OpenFormat = Callable[[str], Format]  # the name of a file -> the reader of its format
+from hotbed.data.formats import Chunk
+from hotbed.data.raw_reader import RawReader
 
 TRAIN, LATE, DUPLICATE, SKIPPED = "train", "late", "duplicate", "skipped"
 TRAINED = (TRAIN, LATE)
@@ -26,6 +25,8 @@ class Arrival(NamedTuple):
     mark: str  # of its content: a digest, or offsets
     size: int  # bytes of a file, or messages
     status: str = TRAIN  # TRAIN, LATE (trained, out of order), DUPLICATE or SKIPPED
+    group: str = ""  # the partition of messages
+    end: int = -1  # the offset after the last of them
 
     @property
     def is_trained(self) -> bool:
@@ -39,9 +40,8 @@ class Taken(Protocol):
 
     def has_mark(self, mark: str) -> bool: ...
 
-    @property
-    def last(self) -> Arrival | None:
-        """The newest entry."""
+    def end_of(self, group: str) -> int:
+        """Where the newest entry of a group ends; -1 before the first."""
 
     @property
     def greatest_name(self) -> str:
@@ -56,8 +56,8 @@ class Source(Protocol):
     def arrived(self, taken: Taken) -> list[Arrival]:
         """What has arrived whole and was not taken, in the order in which it is trained; returns at once."""
 
-    def chunks(self, arrival: Arrival, opened: OpenFormat) -> Iterator[Chunk]:
-        """Its rows; the same at every call, or a DataError."""
+    def chunks(self, arrival: Arrival, reader: RawReader) -> Iterator[Chunk]:
+        """Its rows, for this reader; the same at every call, or a DataError."""
 
     def close(self) -> None:
         """Give back connections."""

@@ -4,8 +4,8 @@
 
 An arrival is a range of offsets of one partition: BLOCK messages where there are so many, fewer when the first of them has
 waited for `settle` seconds. The journal of the run has the ranges in the order in which they are trained, and the checkpoint a
-place in it; the broker's own consumer offsets are neither read nor written. So every message is trained once, whatever is killed,
-and a resumed run trains the ranges that were written down in the same order. Partitions take turns.
+place in it; the broker's own consumer offsets are neither read nor written. So every message is trained once, whatever is
+killed, and a resumed run trains the ranges that were written down in the same order. Partitions take turns.
 
 Messages that are not JSON objects are bad rows. Messages that the broker has deleted before they were read are an error.
 Settings of the client (security, proxies) come from the file that $HOTBED_KAFKA_CONFIG names, with lines `name=value`: they

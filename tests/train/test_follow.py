@@ -222,6 +222,6 @@ def test_a_follower_that_is_killed_ends_with_the_bits_of_one_that_was_left_alone
                 break
             done += 1
         changes = changes or ended.num_changes
-        assert (done > 0) == (kills > 0)
+        assert done > 0 or not kills
         ends[name] = end_of(root / "run")
     assert differences_of(ends["alone"], ends["killed"]) == []

@@ -2,7 +2,7 @@
 
 A kernel is compiled once on a machine, the larger ones in ten seconds and more, and loaded from then on (kernel_cache.py). That
 is no work of reading or training, so speeds leave it out. Numba compiles under one lock: the seconds of threads never overlap,
-and those who wait for it are few where the others have nothing to do before.
+and few threads wait for it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A job's kernel is called once for each chunk: kernel(arguments, chunk, scratch). The caller takes chunks itself and leaves when
 all are done. Workers join when they wake: a late one finds less to do, and no job waits for a thread that sleeps. A
-worker watches for the next job for a while, then sleeps in a futex; who is woken wakes two others.
+worker watches for the next job for a while, then sleeps in a futex; a thread that is woken wakes two others.
 
 The block of a pool is an array of 64-bit words shared by all threads:
 

@@ -9,7 +9,7 @@ How workers wait is the pool's choice. A sleeping thread takes long to wake, 0.1
 has halted, so where jobs follow each other workers watch for the next one; where there are more of them than cores they sleep.
 
 An interrupt (Ctrl-C raises in the main thread, between any two steps of Python) never leaves a worker at work on arrays whose
-caller has gone: `in_parallel` counts a chunk of its own as done when it takes it, and who is interrupted closes the job and
+caller has gone: `in_parallel` counts a chunk of its own as done when it takes it, and an interrupted caller closes the job and
 waits in compiled code for the chunks that workers have.
 """
 
@@ -120,7 +120,7 @@ class Pool:
             self._errors.append(error)
 
     def _leave(self) -> None:
-        """Leave no worker at a chunk: the arrays it writes to are the caller's, who is about to go.
+        """Leave no worker at a chunk: the arrays it writes to are the caller's, which is about to return.
 
         Where an interrupt came may be anywhere. A second one is taken, too.
         """

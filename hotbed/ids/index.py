@@ -118,7 +118,7 @@ class IdIndex:
             position, result = kernels.remove(*self._arrays(), self._shards, self._counts, tables, ids, rows, 0)
         finally:
             end_change(self._version)
-            self.removals += 1  # last: who looked for ids before they were gone has read the number before
+            self.removals += 1  # last: a lookup that saw ids before they were gone has read the number before
         assert result == kernels.DONE, f"remove: id {ids[position]} of table {tables[position]} has no row"
         return rows
 
@@ -191,7 +191,7 @@ class IdIndex:
 
     @property
     def shared_arrays(self) -> tuple[Any, Any, Any, Any]:
-        """(buckets, owners, shards, version) for who looks while others may change them."""
+        """(buckets, owners, shards, version) for lookups while others may change them."""
         return self._words, self._owners, self._shards, self._version
 
     def _arrays(self) -> tuple[Any, Any, Any]:

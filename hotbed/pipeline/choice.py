@@ -51,7 +51,7 @@ class PlannerChoice:
         return [self._eager, *self._recorded]
 
     def choose(self, batch: Any, named: Ids) -> Candidate:
-        """A batch that was read, and who will plan it."""
+        """A batch that was read, and its planner."""
         if not self._asked:
             self._asked, self._never = True, why_not_recorded(self._tables)
             self._say(self._never)

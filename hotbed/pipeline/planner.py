@@ -22,7 +22,7 @@ from hotbed.tables.transaction import REFUSALS
 
 
 class Candidate(NamedTuple):
-    """A batch that was read, and who will plan it."""
+    """A batch that was read, and its planner."""
 
     batch: Any
     named: Ids

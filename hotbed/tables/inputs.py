@@ -124,7 +124,7 @@ def flatten(
     """The lookups of one group's features, with spans in the order of `inputs.tables`; their slots are keys so far.
 
     Output rows: sample-major for the pooled features, [B, F'] flattened, then the values of each sequence feature.
-    `learns`: dynamic ids take it for the next training batch. `make`: who makes the keys, else the group.
+    `learns`: dynamic ids take it for the next training batch. `make` makes the keys; without it, the group does.
     """
     make = make or group.keys
     if inputs.all_pooled and inputs.names <= given.columns.keys():

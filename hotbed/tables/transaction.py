@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 
 class Changes:
-    """Of one EmbeddingTables: who is in it, and what has begun and is not done."""
+    """Of one EmbeddingTables: which thread is in it, and what has begun and is not done."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

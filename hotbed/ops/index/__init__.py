@@ -53,8 +53,8 @@ __all__ = [
 ]
 
 WAYS = 16  # cells of a bucket
-EMPTY = -1  # key of a cell nobody uses
-FREE = -1  # cell of a slot nobody uses; slot of a cell whose key is in none
+EMPTY = -1  # key of an unused cell
+FREE = -1  # cell of an unused slot; slot of a cell whose key is in none
 MOVED = -4  # key of a cell whose key has just gone back towards its home
 CLAIMED = -2  # slot of a cell whose key is missed in the window being planned
 UNIT = 16  # what one use adds to the aged count
@@ -137,7 +137,7 @@ class ArrivalCells(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """What `assign` decided: who comes, who leaves changed. Of the victims the first counts[VICTIMS] are meant."""
+    """What `assign` decided: which rows come, which leave changed. Of the victims the first counts[VICTIMS] are meant."""
 
     miss_keys: Tensor  # int64 [M]
     miss_slots: Tensor  # int64 [M]

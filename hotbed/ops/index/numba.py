@@ -382,7 +382,7 @@ def _assign(
 def assign(
     table: Cells, slots: SlotState, misses: Tensor, order: Tensor, clock: int, train: bool, lists: Lists, counts: Tensor
 ) -> None:
-    """Let misses (cells [M]) into slots, in the order of their keys; `lists` and `counts` say who came and who left."""
+    """Let misses (cells [M]) into slots, in the order of their keys; `lists` and `counts` say which came and which left."""
     spare = np.empty((2 * misses.shape[0], 2), dtype=np.int64)
     outputs: list[Any] = [part.numpy() for part in lists]
     arrays = (*table.arrays[:3], *slots.arrays)

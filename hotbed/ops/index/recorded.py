@@ -2,7 +2,7 @@
 
 So a whole arrival, and a whole plan, is the same sequence of launches every time, and can be recorded once and replayed. How
 many lookups a batch has and whether rows learn is in its description (ops/inputs); what lies beyond is padding, which sorts
-last and is looked at by nobody. Numbers and lists that the host wants are written by the kernels into memory it can read.
+last and is never looked at. Numbers and lists that the host wants are written by the kernels into memory it can read.
 
 Shapes: C lookups that a batch may have, N bags that it may have, K batches of a window, S slots, `room` misses of a window at
 most.

@@ -127,7 +127,7 @@ def _arrive_unsorted(
 
     How many keys there are is in the batch's description (ops/inputs): batches [BATCHES, words].
 
-    Two lanes with one new key try the same cell, because both try the first empty one: who comes second finds the key there.
+    Two lanes with one new key try the same cell, because both try the first empty one: the second finds the key there.
     """
     number = tl.load(state)
     num_lookups = tl.load(batches + (number % BATCHES) * words)
@@ -369,7 +369,7 @@ def _tick(counts, host_counts, state, num_batches, AT: tl.constexpr, ROWS: tl.co
 def _go_home(cell_key, slot_of, cell_future, cell_in, num_cells, num_buckets, BLOCK: tl.constexpr):
     """Keys that are not in their home bucket take the first empty cell on the way to where they are.
 
-    The cell they leave is marked, and emptied by the next kernel: nobody may take it while this one is about to clear it.
+    The cell they leave is marked, and emptied by the next kernel: it must not be taken while this one is about to clear it.
     """
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(cell_key + cell, mask=cell < num_cells, other=_EMPTY)
@@ -490,7 +490,7 @@ def note(table: Cells, victims: Victims, batches: Iterable[ArrivalCells]) -> Non
 def assign(
     table: Cells, slots: SlotState, misses: Tensor, order: Tensor, clock: int, train: bool, lists: Lists, counts: Tensor
 ) -> None:
-    """Let misses (cells [M]) into slots; `lists` and `counts` say who came and who left."""
+    """Let misses (cells [M]) into slots; `lists` and `counts` say which rows came and which left."""
     num = misses.shape[0]
     if num:
         launch_assign(

@@ -74,7 +74,7 @@ def unpack(records: Tensor, slots: Tensor, source: Tensor, staging: Tensor, keys
 
 
 class RowExchange(NamedTuple):
-    """The rows of a window on the CPU: who comes into which slot, and who leaves which."""
+    """The rows of a window on the CPU: which row comes into which slot, and which leaves it."""
 
     slots: Tensor  # int64 [M]
     keys: Tensor  # int64 [M]

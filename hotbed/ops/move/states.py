@@ -116,7 +116,7 @@ def join(marks: Any, words: Any, more: Any) -> None:
 
 
 def words_of(marks: Any) -> Any:
-    """The whole words among these bytes, for those who skip zeros."""
+    """The whole words among these bytes, for loops that skip zeros."""
     return marks[: marks.size // 8 * 8].view(np.uint64)
 
 

@@ -4,8 +4,10 @@ import sys
 
 import pytest
 
+import hotbed
 from hotbed import checkpoint
 from hotbed.host.moved import MOVED
+from hotbed.tables.group import cached
 
 
 @pytest.mark.parametrize("old", MOVED)
@@ -35,6 +37,16 @@ def test_an_old_name_of_checkpoints_gives_the_new_one_and_says_so(old):
         found = getattr(checkpoint, old)
     assert found is getattr(checkpoint, found.__name__)
     assert found.__name__ != old
+
+
+def test_old_names_of_the_tables_give_the_new_ones_and_say_so():
+    tables = hotbed.EmbeddingTables({"a": hotbed.Table(rows=3, dim=2)})
+    with pytest.warns(DeprecationWarning, match="now called ownership"):
+        assert tables.turns is tables.ownership
+    with pytest.warns(DeprecationWarning, match="now called CachedRows"):
+        assert cached.CachedGroup is cached.CachedRows
+    with pytest.raises(AttributeError, match="no attribute 'LostGroup'"):
+        _ = cached.LostGroup
 
 
 def test_other_names_are_not_there():

@@ -76,7 +76,7 @@ def remote_files(folder: RemotePath) -> dict[str, bytes]:
 def same(what: str, one: object, other: object) -> None:
     if one != other:
         raise SystemExit(f"MISS: {what} differs between bucket and local disk")
-    print(f"same {what}")
+    print(f"same {what}", flush=True)
 
 
 def bar_1(server: S3Server, home: Path, logs: Path, bucket: RemotePath) -> None:
@@ -97,7 +97,7 @@ def bar_1(server: S3Server, home: Path, logs: Path, bucket: RemotePath) -> None:
     finals = [json.loads(one["summary.json"])["final"] for one in (there, here)]
     same(f"metrics (test AUC {finals[1]['test']['auc']:.6f})", *finals)
     schema = json.loads(here["model/schema.json"])
-    candidate = {one["name"]: 1.0 for one in schema["dense"]} | {one["name"]: "abc" for one in schema["features"]}
+    candidate = {one["name"]: 1 for one in schema["dense"]} | {one["name"]: "68fd1e64" for one in schema["features"]}
     same("scores over HTTP", *(served(place, candidate) for place in (bucket / "run", home / "run")))
 
 
@@ -113,7 +113,7 @@ def served(run: Path, candidate: dict[str, object]) -> object:
                 port = next(
                     (one.split(":")[-1].split()[0].strip("/") for one in said.read().split() if "http://127" in one), ""
                 )
-            body = json.dumps({"candidates": [candidate]}).encode()
+            body = json.dumps({"rows": [candidate]}).encode()
             request = urllib.request.Request(
                 f"http://127.0.0.1:{port}/score", body, {"Content-Type": "application/json"}
             )

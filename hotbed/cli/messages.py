@@ -35,7 +35,7 @@ def warn_about_few_steps(training: Training, batch_size: int) -> None:
     """Warn if a small log in large batches gives too few steps to learn from."""
     if 0 < training.total_steps < _FEW_STEPS and not training.pace.max_steps:
         epochs = f"more epochs (--epochs {10 * training.pace.epochs})"
-        smaller = f" or smaller batches (--set data.batch_size={_SMALL_BATCH})" if batch_size > _SMALL_BATCH else ""
+        smaller = f" or smaller batches (--batch-size {_SMALL_BATCH})" if batch_size > _SMALL_BATCH else ""
         steps = f"{training.total_steps} steps" if training.total_steps > 1 else "1 step"
         err().print(
             f"note: {steps} of {batch_size:,} samples are few to learn from; {epochs}{smaller} help with a small log",

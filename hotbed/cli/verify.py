@@ -19,6 +19,7 @@ from rich.table import Table as Grid
 from hotbed.cli.console import err, out, print_json
 from hotbed.cli.options import (
     AsJson,
+    BatchSize,
     CacheBytes,
     CachePolicy,
     CacheShare,
@@ -52,6 +53,7 @@ def verify_command(
     data: Data = None,
     model: ModelName = None,
     device: Device = None,
+    batch_size: BatchSize = None,
     cache: CacheShare = None,
     hbm: CacheBytes = None,
     policy: CachePolicy = None,
@@ -92,6 +94,7 @@ def verify_command(
         "data.path": data,
         "model.name": model,
         "train.device": device,
+        "data.batch_size": batch_size,
         "train.seed": seed,
         "tables.policy": policy,
         **cache_flags(cache, hbm),

@@ -15,16 +15,16 @@ def models_command(as_json: AsJson = False) -> None:
     from rich.table import Table
 
     from hotbed.cli.console import out, print_json
-    from hotbed.models import MODELS, model_card, own_names, read_source
+    from hotbed.models import ALL_MODELS, model_card, own_names, read_source
 
     if as_json:
-        cards = [model_card(name)._asdict() for name in MODELS]
+        cards = [model_card(name)._asdict() for name in ALL_MODELS]
         print_json({"models": cards, "own": {name: read_source(name).name for name in own_names()}})
         return
     table = Table(title="Models (hotbed train --model NAME)", show_lines=True)
     for heading in ("name", "what it is", "row width", "options", "reference"):
         table.add_column(heading, no_wrap=heading in ("name", "row width", "options"), overflow="fold")
-    for name in MODELS:
+    for name in ALL_MODELS:
         card = model_card(name)
         options = "\n".join(f"{option}={_shown(default)}" for option, default in card.options.items())
         table.add_row(card.name, card.summary, card.width, options or "-", card.reference)

@@ -65,6 +65,14 @@ def prepare_command(
             metavar="COLUMN:SEP", help="A column with several ids per row, and their separator: 'tags:|'. Repeatable."
         ),
     ] = None,
+    sequence: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN:SEP:N[:first]",
+            help="A column with ids in order, such as a history, and how many of a row are kept: 'history:|:50' keeps the "
+            "last 50, 'history:|:50:first' the first. A column of lists: 'history::50'. Repeatable.",
+        ),
+    ] = None,
     drop: Annotated[str, typer.Option(metavar="A,B", help="Columns to leave out (row numbers, leaks).")] = "",
     integers: Annotated[
         str,
@@ -178,6 +186,7 @@ def prepare_command(
                 dense=words(dense),
                 ids=words(ids),
                 multi=dict(_multi(one) for one in multi or ()),
+                sequence=sequence or (),
                 drop=words(drop),
                 integers=integers,
                 split=splits,
@@ -347,6 +356,8 @@ def _show(report: PrepareReport, compiled: CompileReport) -> None:
     )
     for feature in schema.features:
         made = f"{feature.source}s, many per row" if feature.multi else feature.source
+        if feature.length:
+            made = f"{feature.source}s in order, the {feature.keep} {feature.length} of a row"
         shown = "dynamic" if feature.mode == "raw" else f"{feature.rows:,}"
         about = "about " if feature.counting == "sketch" else ""
         unknown = feature.unlisted_lookups / max(feature.lookups, 1) if feature.mode == "vocabulary" else 0.0

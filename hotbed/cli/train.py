@@ -348,6 +348,12 @@ def _watch_rows(training: Training, text: str) -> None:
             "--watch-rows records the gradients of one process; with several ranks, each has only a part of them."
         )
     tables = training.learner.tables
+    if training.learner.sequences:
+        names = ", ".join(training.learner.sequences)
+        raise ConfigError(
+            f"--watch-rows records gradients of pooled vectors; this model reads {names} vector by vector. Leave it out, or "
+            "watch with a model that pools sequences, such as dnn."
+        )
     watch = RowWatch(training.run, tables, parse_rows(text, tables.tables))
     training.learner = dataclasses.replace(training.learner, watch=watch.watch)
     training.observer = Observers([training.observer, watch])

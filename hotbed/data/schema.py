@@ -31,6 +31,7 @@ from hotbed.host.atomic import write_file
 
 FORMAT_VERSION = 1
 SOURCES = ("string", "integer", "bucket")
+KEEPS = ("last", "first")
 IdMode = Literal["vocabulary", "hash", "direct", "raw"]
 Counting = Literal["exact", "sketch"]
 STATISTICS = ("counting", "count_error", "distinct_estimate", "lookups", "unlisted_lookups")
@@ -48,7 +49,7 @@ class DenseColumn:
 
 @dataclass(frozen=True)
 class IdFeature:
-    """One id per sample, or a bag of them (`multi`)."""
+    """One id per sample, or a bag of them (`multi`), or an ordered bag of limited `length`: a sequence."""
 
     name: str
     rows: int  # rows its table needs
@@ -64,6 +65,8 @@ class IdFeature:
     distinct_estimate: int = 0  # HyperLogLog of the ids of train, standard error 0.41 %; 0: not known
     lookups: int = 0  # ids in train, repetitions included; 0: not known
     unlisted_lookups: int = 0  # those of ids that are not in the counts file; row 0 of a vocabulary has them
+    length: int = 0  # of a sequence: the most ids of a sample, in order; 0: a bag, or one id
+    keep: str = "last"  # which ids of a longer sequence are kept, "last" or "first"
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class Schema:
 
     def save(self, directory: Path) -> None:
         """Write schema.json atomically."""
-        write_file(directory / "schema.json", json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n")
+        write_file(directory / "schema.json", json.dumps(self._plain(), indent=1, sort_keys=True) + "\n")
 
     @classmethod
     def load(cls, directory: Path) -> Schema:
@@ -135,11 +138,19 @@ class Schema:
 
     def identity(self) -> dict[str, Any]:
         """What identifies a dataset: without provenance and statistics, which older datasets lack."""
-        known = dataclasses.asdict(dataclasses.replace(self, notes={}))
+        known = dataclasses.replace(self, notes={})._plain()
         for feature in known["features"]:
             for name in STATISTICS:
                 del feature[name]
         return known
+
+    def _plain(self) -> dict[str, Any]:
+        """For JSON; what only some datasets have is left out of the others, which older versions read."""
+        plain = dataclasses.asdict(self)
+        for feature in plain["features"]:
+            if not feature["length"]:
+                del feature["length"], feature["keep"]
+        return plain
 
     def _check(self) -> None:
         """Raise a ValueError for values that are impossible."""
@@ -155,6 +166,8 @@ class Schema:
             _demand("/" not in feature.name, f"{feature}")  # it is also a file name
             _demand(feature.mode in get_args(IdMode) and feature.source in SOURCES, f"{feature}")
             _demand(feature.counting in get_args(Counting), f"{feature}")
+            _demand(type(feature.length) is int and feature.length >= 0 and feature.keep in KEEPS, f"{feature}")
+            _demand(feature.multi or not feature.length, f"{feature}")
             numbers = (getattr(feature, name) for name in ("distinct", *STATISTICS[1:]))
             _demand(all(type(number) is int and number >= 0 for number in numbers), f"{feature}")
         for name, split in self.splits.items():

@@ -195,6 +195,8 @@ def read_ids(column: Column, feature: IdFeature, faults: Faults) -> np.ndarray |
         column = split_values(column, feature.separator)
     if not isinstance(column, Lists):
         raise FormatError(f"column {feature.name} holds single values where lists are expected.")
+    if feature.length:
+        column = _cut(column, feature.length, feature.keep)
     value_faults = Faults(int(column.offsets[-1]))
     ids = _scalar_ids(column.values, feature, value_faults)
     if value_faults.any:
@@ -203,6 +205,22 @@ def read_ids(column: Column, feature: IdFeature, faults: Faults) -> np.ndarray |
         rows[row_of_value[~value_faults.good]] = True
         faults.mark(rows, f"{feature.name} holds a value that is not an id")
     return Bags(column.offsets, ids)
+
+
+def _cut(lists: Lists, length: int, keep: str) -> Lists:
+    """At most `length` values of each row: the last of them, or the first."""
+    lengths = np.diff(lists.offsets)
+    if lengths.max(initial=0) <= length:
+        return lists
+    row_of_value = np.repeat(np.arange(len(lengths)), lengths)
+    place = np.arange(int(lists.offsets[-1])) - lists.offsets[row_of_value]
+    kept = place < length if keep == "first" else place >= (lengths - length)[row_of_value]
+    values = lists.values
+    if isinstance(values, Text):
+        some: Scalar = Text(values.data, values.starts[kept], values.ends[kept])
+    else:
+        some = type(values)(*(part[kept] for part in values))
+    return Lists(offsets_of(np.minimum(lengths, length)), some)
 
 
 def _scalar_ids(column: Scalar, feature: IdFeature, faults: Faults) -> np.ndarray:

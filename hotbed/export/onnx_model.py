@@ -1,7 +1,8 @@
 """A trained dense model in, model.onnx out; onnxruntime must reproduce the model's logits on random inputs.
 
-Inputs `vectors` [B, F, W] and, where the model has dense features, `dense` [B, N]; outputs `logit` [B] and `probability` [B];
-all float32, any B. Needs the packages of hotbed[onnx].
+Inputs `vectors` [B, C, W] (models/sequence.py), where the model has dense features `dense` [B, N], and where it reads sequences
+`lengths` [B, S] (int64); outputs `logit` [B] and `probability` [B]; all others float32, any B. Needs the packages of
+hotbed[onnx].
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ def check_packages() -> None:
 
 def input_shapes(model: Model) -> dict[str, list[str | int]]:
     """The shape of every input, by name."""
-    shapes: dict[str, list[str | int]] = {"vectors": ["batch", model.num_features, model.vector_width(model.dim)]}
-    return {**shapes, "dense": ["batch", model.num_dense]} if model.num_dense else shapes
+    shapes: dict[str, list[str | int]] = {"vectors": ["batch", model.num_columns, model.vector_width(model.dim)]}
+    if model.num_dense:
+        shapes["dense"] = ["batch", model.num_dense]
+    if model.sequences:
+        shapes["lengths"] = ["batch", len(model.sequences)]
+    return shapes
 
 
 def write_onnx(path: Path, model: Model) -> None:
@@ -86,17 +91,24 @@ class ProbabilityModel(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, vectors: Tensor, dense: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        if dense is None:
-            dense = vectors.new_zeros(vectors.shape[0], 0)
-        logits = self.model.logits(vectors, dense)
+    def forward(
+        self, vectors: Tensor, second: Tensor | None = None, third: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The inputs of `input_shapes`, in their order."""
+        others = [one for one in (second, third) if one is not None]
+        dense = others.pop(0) if self.model.num_dense else vectors.new_zeros(vectors.shape[0], 0)
+        logits = self.model.logits(vectors, dense, *others)
         return logits, torch.sigmoid(logits)
 
 
 def _inputs(model: Model, size: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
-    shapes = [[size, *(int(length) for length in shape[1:])] for shape in input_shapes(model).values()]
-    return tuple(torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") for shape in shapes)
+    shapes = {name: [size, *(int(one) for one in shape[1:])] for name, shape in input_shapes(model).items()}
+    made = {name: torch.randn(shape, generator=generator, device="cpu") for name, shape in shapes.items()}
+    if model.sequences:
+        lengths = [torch.randint(length + 1, (size,), generator=generator) for length in model.sequences.values()]
+        made["lengths"] = torch.stack(lengths, dim=1)
+    return tuple(made.values())
 
 
 @torch.no_grad()
@@ -106,7 +118,7 @@ def compare(path: Path, whole: nn.Module, model: Model) -> None:
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = _inputs(model, _SAMPLES)
-    exact = copy.deepcopy(whole).double()(*(one.double() for one in inputs))[0]
+    exact = copy.deepcopy(whole).double()(*(one.double() if one.is_floating_point() else one for one in inputs))[0]
     ours = whole(*inputs)[0].double()
     theirs = session.run(["logit"], dict(zip(input_shapes(model), (one.numpy() for one in inputs))))[0]
     apart, rounding = (torch.from_numpy(theirs).double() - exact).abs(), (ours - exact).abs().max()

@@ -167,7 +167,7 @@ def _inputs(schema: Schema) -> str:
         ]
     lines += ["| feature | what the model reads | raw column |", "|---|---|---|"]
     for one in schema.features:
-        bag = "bag of " if one.multi else ""
+        bag = f"sequence of at most {one.length} " if one.length else "bag of " if one.multi else ""
         lines.append(f"| {one.name} | {bag}{_MODES[one.mode]} | {_SOURCES[one.source]} |")
     lines += [
         "",

@@ -8,8 +8,9 @@ It needs numpy and onnxruntime, and pyarrow where raw values are looked up in a 
     export.score({"user": user_ids, "tags": (values, offsets)}, dense)             # as in the dataset
 
 Ids are those of the dataset: row numbers of a vocabulary (`Export.rows_of` finds them), else 64-bit ids. A feature with one id
-per sample is an int64 array [B]; a bag is (values [L], offsets [B + 1]). Rows stay on disk and are mapped, so tables may be
-larger than memory (Parquet is read completely). Dense features are as in the dataset: `Export.dense_of` transforms raw numbers.
+per sample is an int64 array [B]; a bag or a sequence is (values [L], offsets [B + 1]). Rows stay on disk and are mapped, so
+tables may be larger than memory (Parquet is read completely). Dense features are as in the dataset: `Export.dense_of`
+transforms raw numbers.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Export:
         card, about = _json(self.folder / "model.json"), _json(self.folder / "export.json")
         self.features = [one["name"] for one in self.schema["features"]]
         self.num_dense = len(self.schema["dense"])
+        self.sequences: dict[str, int] = card["model"].get("sequences") or {}  # feature -> greatest length
         self._vocabularies: dict[str, tuple[Any, Any]] = {}
         self.tables = {
             name: Table(self.folder, name, {**card["tables"][name], **about["tables"][name]}) for name in self.features
@@ -78,12 +80,16 @@ class Export:
         inputs = {"vectors": self.vectors(ids)}
         if self.num_dense:
             inputs["dense"] = np.ascontiguousarray(dense, dtype=np.float32)
+        if self.sequences:
+            inputs["lengths"] = np.stack([np.diff(ids[name][1]) for name in self.sequences], axis=1).astype(np.int64)
         logits, probabilities = self._model.run(["logit", "probability"], inputs)
         return logits, probabilities
 
     def vectors(self, ids: dict[str, Any]) -> Any:
-        """The model's first input: one pooled vector for every feature, float32 [B, F, W]."""
-        return np.stack([self.tables[name].pooled(ids[name]) for name in self.features], axis=1)
+        """The model's first input, float32 [B, C, W]: a pooled vector of every feature, then the vectors of every sequence."""
+        pooled = [self.tables[name].pooled(ids[name])[:, None] for name in self.features if name not in self.sequences]
+        padded = [self.tables[name].padded(ids[name], length) for name, length in self.sequences.items()]
+        return np.concatenate([*pooled, *padded], axis=1)
 
     def rows_of(self, feature: str, raw_ids: Any) -> Any:
         """Raw 64-bit ids (`text_id`, `bucket_id`) to ids as in the dataset: row numbers if there is a vocabulary."""
@@ -134,6 +140,17 @@ class Table:
         np.add.at(out, np.repeat(np.arange(len(lengths)), lengths), self.look_up(values))
         if self.card["pooling"] == "mean":
             out /= np.maximum(lengths, 1)[:, None].astype(np.float32)
+        return out
+
+    def padded(self, ids: Any, length: int) -> Any:
+        """The vectors of a sequence in order, zeros after the last, float32 [B, length, D]."""
+        values, offsets = (np.asarray(one, dtype=np.int64) for one in ids)
+        lengths = np.diff(offsets)
+        if lengths.max(initial=0) > length:
+            raise ValueError(f"{self.name} has a sequence of {lengths.max()} ids; the model reads {length}")
+        out = np.zeros((len(lengths), length, self.card["dim"]), dtype=np.float32)
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        out[rows, np.arange(len(values)) - offsets[rows]] = self.look_up(values)
         return out
 
     def look_up(self, ids: Any) -> Any:
@@ -205,10 +222,15 @@ def _bag(value: Any, feature: dict[str, Any]) -> list[Any]:
     if value is None:
         return []
     if isinstance(value, str) and feature["separator"]:
-        return [part for part in value.split(feature["separator"]) if part]
-    if not isinstance(value, list | tuple | np.ndarray):
+        found = [part for part in value.split(feature["separator"]) if part]
+    elif isinstance(value, list | tuple | np.ndarray):
+        found = list(value)
+    else:
         raise ValueError(f"{feature['name']} holds {value!r} where a list of ids is expected")
-    return list(value)
+    length = feature.get("length", 0)  # of a sequence
+    if not length:
+        return found
+    return found[:length] if feature["keep"] == "first" else found[-length:]
 
 
 def text_id(text: str) -> int:

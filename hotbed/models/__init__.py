@@ -1,4 +1,4 @@
-"""Models by name. In: pooled vectors [B, F, W] and dense features [B, N]; out: logits [B].
+"""Models by name. In: vectors [B, F, W] and dense features [B, N]; out: logits [B].
 
 Every docstring ends with its reference and its parameter count, tables not included: F id features, D = dim, N dense
 features, X = F * D + N, and mlp(n, hidden, out) = (n + 1) h_1 + (h_1 + 1) h_2 + ... + (h_k + 1) out for an MLP from n
@@ -14,25 +14,33 @@ from typing import Any, NamedTuple
 
 from hotbed.errors import ConfigError, ModelError
 from hotbed.models.autoint import AutoInt
-from hotbed.models.base import Model, check_options, model_options
+from hotbed.models.base import Model, ModelSchema, check_options, model_options
 from hotbed.models.deep import DLRM, DNN, DCNv2, WideDeep
+from hotbed.models.din import DIN
 from hotbed.models.finalmlp import FinalMLP
 from hotbed.models.fm import FM, LR, DeepFM
-from hotbed.models.own import ModelInputs, ModelSchema, build_own, check_own
+from hotbed.models.own import ModelInputs, build_own, check_own
 from hotbed.models.own_code import is_own, own_names, read_source, shown_name
+from hotbed.models.sequence import VectorSequence, block_of, pad
 
 __all__ = [
+    "ALL_MODELS",
     "MODELS",
+    "NAMED_MODELS",
     "Model",
     "ModelCard",
     "ModelInputs",
     "ModelSchema",
+    "VectorSequence",
+    "block_of",
     "build_model",
     "check_model",
     "is_own",
     "model_card",
     "own_names",
+    "pad",
     "read_source",
+    "reads_sequences",
     "rebuild_model",
     "shown_name",
     "vector_width",
@@ -51,6 +59,10 @@ MODELS: dict[str, type[Model]] = {
 }
 
 
+NAMED_MODELS: dict[str, type[Model]] = {"din": DIN}  # they are told the names of their features
+ALL_MODELS = {**MODELS, **NAMED_MODELS}
+
+
 class ModelCard(NamedTuple):
     """The facts that `hotbed models` lists."""
 
@@ -64,12 +76,12 @@ class ModelCard(NamedTuple):
 
 def find_model(name: str) -> type[Model]:
     """The class behind a name."""
-    if name not in MODELS:
-        close = [model for model in MODELS if name and (model.startswith(name) or name.startswith(model))]
-        close = close or difflib.get_close_matches(name, MODELS, n=1)
+    if name not in ALL_MODELS:
+        close = [model for model in ALL_MODELS if name and (model.startswith(name) or name.startswith(model))]
+        close = close or difflib.get_close_matches(name, ALL_MODELS, n=1)
         hint = f" Did you mean {close[0]}?" if close else " A model of your own is named my_model.py:MyModel."
-        raise ConfigError(f"no model {name!r}; there are {', '.join([*MODELS, *own_names()])}.{hint}")
-    return MODELS[name]
+        raise ConfigError(f"no model {name!r}; there are {', '.join([*ALL_MODELS, *own_names()])}.{hint}")
+    return ALL_MODELS[name]
 
 
 def check_model(name: str, options: Mapping[str, Any], source: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -88,16 +100,19 @@ def build_model(
     options: Mapping[str, Any],
     features: Sequence[str] = (),
     dense: Sequence[str] = (),
+    sequences: Mapping[str, int] | None = None,
     source: Mapping[str, Any] | None = None,
 ) -> Model:
     """The model `name` with its options, initialised from torch's global generator.
 
-    A user's own model gets the names of its features; `source` is its saved code.
+    A user's own model, and one that reads sequences, gets the names of its features; `source` is the saved code of the former.
     """
     checked = check_model(name, options, source)
+    schema = ModelSchema(tuple(features), dim, tuple(dense), dict(sequences or {}))
     if source or is_own(name):
-        return build_own(name, features, dim, dense, checked, source)
-    return find_model(name)(num_features, dim, num_dense, **checked)
+        return build_own(name, schema, checked, source)
+    named = (schema,) if name in NAMED_MODELS else ()
+    return find_model(name)(num_features, dim, num_dense, *named, **checked)
 
 
 def rebuild_model(settings: Mapping[str, Any]) -> Model:
@@ -113,6 +128,11 @@ def rebuild_model(settings: Mapping[str, Any]) -> Model:
 def vector_width(name: str, dim: int) -> int:
     """The width of the table rows that a model reads."""
     return dim if is_own(name) else find_model(name).vector_width(dim)
+
+
+def reads_sequences(name: str) -> bool:
+    """Whether a model reads the vectors of a sequence one by one; to others it is a bag."""
+    return is_own(name) or find_model(name).reads_sequences
 
 
 def model_card(name: str) -> ModelCard:

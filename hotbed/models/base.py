@@ -1,9 +1,10 @@
-"""The interface of all models: pooled vectors and dense features in, one logit per sample out.
+"""The interface of all models: vectors and dense features in, one logit per sample out.
 
 A model knows nothing of tables, devices or caches; it only says how wide the vectors must be. A model with first-order id
 weights asks for one more column and reads the weight there, so that one record holds both.
 
-Shapes: B samples, F id features, W vector width (what the tables hold), D = dim, N dense features.
+Shapes: B samples, F pooled id features, S sequences of at most T_1, ..., T_S ids, C = F + T_1 + ... + T_S columns of the block
+(models/sequence.py), W vector width (what the tables hold), D = dim, N dense features.
 
 A model's options are the keyword arguments of its constructor; their annotations carry the limits. `check_options`:
 values of a run file or the command line in, values of the right type out, or one ConfigError with every mistake.
@@ -15,27 +16,43 @@ import difflib
 import inspect
 import math
 import types
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
 from hotbed.errors import ConfigError, ShapeError
 
 
+class ModelSchema(NamedTuple):
+    """What a model knows about its data when it is built."""
+
+    features: tuple[str, ...]  # id features, one vector each
+    dim: int  # of every vector
+    dense: tuple[str, ...]  # number features
+    sequences: Mapping[str, int] = types.MappingProxyType({})  # sequence features -> their greatest length
+
+
 class Model(nn.Module):
     """Base of all models: checks the shapes, then calls `logits`."""
 
     __call__: Callable[..., Tensor]
+    logits: Callable[
+        ..., Tensor
+    ]  # (vectors, dense), with sequences also their lengths -> the score before the sigmoid [B]
+    reads_sequences: ClassVar[bool] = False  # else a sequence is pooled like a bag
 
-    def __init__(self, num_features: int, dim: int, num_dense: int) -> None:
+    def __init__(
+        self, num_features: int, dim: int, num_dense: int, *, sequences: Mapping[str, int] | None = None
+    ) -> None:
         super().__init__()
-        for name, value, low in (("num_features", num_features, 1), ("dim", dim, 1), ("num_dense", num_dense, 0)):
+        least = 0 if sequences else 1
+        for name, value, low in (("num_features", num_features, least), ("dim", dim, 1), ("num_dense", num_dense, 0)):
             if value < low:
                 raise ConfigError(f"{type(self).__name__}: {name} is {value}; it must be at least {low}.")
         self.num_features = num_features
+        self.sequences = dict(sequences or {})  # sequence feature -> its greatest length
         self.dim = dim
         self.num_dense = num_dense
 
@@ -44,24 +61,35 @@ class Model(nn.Module):
         """W, the width of the table rows that a model of this dim reads; one more with first-order weights."""
         return dim
 
-    @abstractmethod
-    def logits(self, vectors: Tensor, dense: Tensor) -> Tensor:
-        """The score before the sigmoid, [B]."""
+    @property
+    def num_columns(self) -> int:
+        """C, the vectors that it reads of a sample."""
+        return self.num_features + sum(self.sequences.values())
 
-    def forward(self, vectors: Tensor, dense: Tensor) -> Tensor:
-        """Logits [B] from pooled vectors [B, F, W] and dense features [B, N]."""
+    def forward(self, vectors: Tensor, dense: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Logits [B] from vectors [B, C, W], dense features [B, N] and, with sequences, their lengths [B, S]."""
         width = self.vector_width(self.dim)
-        if vectors.dim() != 3 or vectors.shape[1:] != (self.num_features, width):
+        if vectors.dim() != 3 or vectors.shape[1:] != (self.num_columns, width):
+            of = f" and sequences of {', '.join(map(str, self.sequences.values()))}" if self.sequences else ""
             raise ShapeError(
-                f"{type(self).__name__} got vectors of shape {tuple(vectors.shape)}; with {self.num_features} features "
-                f"and dim {self.dim} it reads [B, {self.num_features}, {width}]."
+                f"{type(self).__name__} got vectors of shape {tuple(vectors.shape)}; with {self.num_features} features{of} "
+                f"and dim {self.dim} it reads [B, {self.num_columns}, {width}]."
             )
         if dense.shape != (vectors.shape[0], self.num_dense):
             raise ShapeError(
                 f"{type(self).__name__} got dense features of shape {tuple(dense.shape)}; in addition to these vectors it "
                 f"reads [{vectors.shape[0]}, {self.num_dense}]."
             )
-        return self.logits(vectors, dense)
+        if not self.sequences:
+            return self.logits(vectors, dense)
+        wanted = (vectors.shape[0], len(self.sequences))
+        if lengths is None or lengths.shape != wanted:
+            given = None if lengths is None else tuple(lengths.shape)
+            raise ShapeError(
+                f"{type(self).__name__} got lengths of shape {given}; its sequences are {', '.join(self.sequences)}, so it "
+                f"reads {list(wanted)}."
+            )
+        return self.logits(vectors, dense, lengths)
 
 
 @dataclass(frozen=True)

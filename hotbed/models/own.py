@@ -10,8 +10,9 @@ How it is named, found and saved: hotbed/models/own_code.py.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,16 +20,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hotbed.errors import ConfigError, HotbedError, ModelError, ShapeError
-from hotbed.models.base import Model
+from hotbed.models.base import Model, ModelSchema
 from hotbed.models.own_code import find_own, frame_of
-
-
-class ModelSchema(NamedTuple):
-    """What a model knows about its data when it is built."""
-
-    features: tuple[str, ...]  # id features, one vector each
-    dim: int  # of every vector
-    dense: tuple[str, ...]  # number features
+from hotbed.models.sequence import VectorSequence, sequences_in
 
 
 class ModelInputs(NamedTuple):
@@ -36,17 +30,16 @@ class ModelInputs(NamedTuple):
 
     vectors: dict[str, Tensor]  # feature -> [B, dim]; several ids are pooled
     dense: Tensor  # [B, N], in the order of ModelSchema.dense
+    sequences: Mapping[str, VectorSequence] = MappingProxyType({})  # feature -> vectors [B, T, dim], lengths [B], mask
 
 
-def build_own(
-    name: str, features: Sequence[str], dim: int, dense: Sequence[str], options: Mapping[str, Any], kept: Any = None
-) -> OwnModel:
+def build_own(name: str, schema: ModelSchema, options: Mapping[str, Any], kept: Any = None) -> OwnModel:
     """The user's model, wrapped for the rest of hotbed."""
     kind = find_own(name, kept)
     with _report_user_error(kind):
-        net = kind(ModelSchema(tuple(features), dim, tuple(dense)), **options)
+        net = kind(schema, **options)
     _check_state(net)
-    return OwnModel(net, tuple(features), dim, len(dense))
+    return OwnModel(net, schema)
 
 
 def check_own(name: str, options: Mapping[str, Any], kept: Any = None) -> dict[str, Any]:
@@ -70,15 +63,18 @@ def check_own(name: str, options: Mapping[str, Any], kept: Any = None) -> dict[s
 
 
 class OwnModel(Model):
-    """A user's model with the interface of all models: vectors [B, F, D] are passed by name, logits [B] are checked."""
+    """A user's model with the interface of all models: vectors [B, C, D] are passed by name, logits [B] are checked."""
 
-    def __init__(self, net: nn.Module, features: tuple[str, ...], dim: int, num_dense: int) -> None:
-        super().__init__(len(features), dim, num_dense)
-        self.net, self.features = net, features
+    reads_sequences = True
+
+    def __init__(self, net: nn.Module, schema: ModelSchema) -> None:
+        super().__init__(len(schema.features), schema.dim, len(schema.dense), sequences=schema.sequences)
+        self.net, self.features = net, schema.features
         self._names: set[str] | None = set(net.state_dict())  # until the first call has shown that it adds no parameter
 
-    def logits(self, vectors: Tensor, dense: Tensor) -> Tensor:
-        inputs = ModelInputs(dict(zip(self.features, vectors.unbind(1))), dense)
+    def logits(self, vectors: Tensor, dense: Tensor, *lengths: Tensor) -> Tensor:
+        sequences = sequences_in(vectors, self.sequences, *lengths) if self.sequences else {}
+        inputs = ModelInputs(dict(zip(self.features, vectors.unbind(1))), dense, sequences)
         with _report_user_error(type(self.net)):
             found: Tensor = self.net(inputs)
         if torch.compiler.is_compiling():  # traced for an export: sizes are symbolic

@@ -22,7 +22,7 @@ from hotbed.checkpoint.layouts import newest_in
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.errors import RunError
 from hotbed.ids.rules import parse_admit, parse_expire
-from hotbed.models import is_own, vector_width
+from hotbed.models import NAMED_MODELS, is_own, reads_sequences, vector_width
 from hotbed.ops.init_rows import parse_init
 from hotbed.run.config import RunConfig
 from hotbed.run.files import check_folder, recover_folder
@@ -40,6 +40,8 @@ def table_specs(config: RunConfig, schema: Schema) -> dict[str, Table]:
     tables = {}
     for feature in schema.features:
         pooling: Pooling = "mean" if feature.multi and given.pooling == "mean" else "sum"
+        if feature.length and reads_sequences(config.model.name):
+            pooling = "none"
         table = Table(feature.rows, width, pooling, hashing=feature.mode == "hash", init=parse_init(given.init))
         if is_dynamic(given.dynamic, feature.name):
             admit, expire = parse_admit(given.admit), parse_expire(given.expire)
@@ -58,19 +60,22 @@ def card_of(config: RunConfig, schema: Schema) -> dict[str, Any]:
 
 
 def model_settings(config: RunConfig, schema: Schema) -> dict[str, Any]:
-    """The arguments of build_model; for a user's own model also names and the text of its file."""
+    """The arguments of build_model; for a model that reads them also names, for a user's own the text of its file."""
     given = config.model
+    sequences = {one.name: one.length for one in schema.features if one.length and reads_sequences(given.name)}
     settings = {
         "name": given.name,
-        "num_features": len(schema.features),
+        "num_features": len(schema.features) - len(sequences),
         "dim": given.dim,
         "num_dense": len(schema.dense),
         "options": given.options,
     }
+    pooled = [one.name for one in schema.features if one.name not in sequences]
     if is_own(given.name):
-        names = [one.name for one in schema.features], [one.name for one in schema.dense]
-        settings |= {"features": names[0], "dense": names[1], "source": given.source}
-    return settings
+        settings |= {"features": pooled, "dense": [one.name for one in schema.dense], "source": given.source}
+    elif given.name in NAMED_MODELS:
+        settings["features"] = pooled
+    return settings | ({"sequences": sequences} if sequences else {})
 
 
 def _table_card(table: Table, config: RunConfig) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 A caller takes one LiveModel and uses it for a whole request, so values are encoded and looked up by the same version. Its
 files are closed when the last reference is gone.
 
-`FileTables`: a batch of ids in, pooled vectors [B, F, D] out, over rows that stay in files. The functions that turn ids into
+`FileTables`: a batch of ids in, vectors out, over rows that stay in files. The functions that turn ids into
 keys and rows into vectors are those of EmbeddingTables (tables/inputs.py, ops/keys, ops/lookup), so vectors are bit-identical
 to those of training. Dynamic ids without a row read the same values as in training.
 """
@@ -26,7 +26,7 @@ from hotbed.data.raw_reader import read_vocabulary
 from hotbed.data.vocabulary import Numbering
 from hotbed.errors import BudgetError, ConfigError, IdError, RunError
 from hotbed.host.memory import in_words
-from hotbed.models import rebuild_model
+from hotbed.models import block_of, rebuild_model
 from hotbed.ops.init_rows import parse_init, stream_of
 from hotbed.ops.keys import Addresses, FirstBad, make_keys
 from hotbed.ops.lookup import lookup
@@ -40,6 +40,7 @@ from hotbed.scorer.kernels import GUEST
 from hotbed.scorer.rows import FileRows, RowSpace
 from hotbed.scorer.source import ModelSource, TableSource
 from hotbed.tables.inputs import Feature, GroupInputs, flatten, read_inputs
+from hotbed.tables.outputs import cut_of
 from hotbed.types import Batch
 
 _CPU = torch.device("cpu")
@@ -91,6 +92,7 @@ class LiveModel:
             before.vocabularies if before is not None and same else self._vocabularies()
         )
         self.id_maps = self._make_maps(dynamic)
+        self._sequences: dict[str, int] = source.model.get("sequences") or {}
         self.encoder = ColumnEncoder(self.schema, self.vocabularies)
         self.tables = FileTables(tables, self.rows, self.id_maps)
         if before is None:
@@ -111,13 +113,15 @@ class LiveModel:
     @torch.no_grad()
     def logits(self, batch: Batch) -> ScoredBatch:
         """The logit of every sample [B], all from one version of the model."""
-        vectors, version = self.tables.vectors(batch)
+        found, version = self.tables.vectors(batch)
+        vectors, lengths = block_of(found, self._sequences, batch.bags)
         if not batch.size:
             return ScoredBatch(torch.empty(0, dtype=torch.float32, device="cpu"), version.name)
         device = self._budget.device
+        inputs = [vectors, batch.dense, *([] if lengths is None else [lengths])]
         if device.type == "cpu":
-            return ScoredBatch(version.model(vectors, batch.dense), version.name)
-        return ScoredBatch(version.model(vectors.to(device), batch.dense.to(device)).cpu(), version.name)
+            return ScoredBatch(version.model(*inputs), version.name)
+        return ScoredBatch(version.model(*(one.to(device) for one in inputs)).cpu(), version.name)
 
     def keys_of(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Keys of the rows of a table with row numbers."""
@@ -202,9 +206,9 @@ def _without_shared(part: RowPart) -> tuple[RowPart, NDArray[np.float32] | None]
 
 
 class Vectors(NamedTuple):
-    """Pooled vectors of one batch."""
+    """Vectors of one batch."""
 
-    vectors: Tensor  # [B, F, D]
+    vectors: Tensor | dict[str, Tensor]  # [B, F, D]; with sequences by feature, pooled [B, D] or in order [L, D]
     state: Any  # the Version that was current
 
 
@@ -233,7 +237,11 @@ class FileTables:
             slots = torch.arange(found.shape[0], device="cpu")
             slots[lookups.slots < 0] = -1
             found = lookup(found, lookups._replace(slots=slots), self.rows.dim)
-        return Vectors(found.view(given.size, len(self.features), self.rows.dim), state)
+        if self._inputs.all_pooled:
+            return Vectors(found.view(given.size, len(self.features), self.rows.dim), state)
+        cut = cut_of(self.features, given)
+        parts = dict(zip(cut.names, cut.split(found)))
+        return Vectors({one.name: parts[one.name] for one in self.features}, state)
 
     def keys(
         self, ids: Tensor, spans: tuple[Span, ...], tables: tuple[str, ...], learns: bool

@@ -122,7 +122,10 @@ def _value_of(feature: IdFeature) -> dict[str, Any]:
         several = [{"type": "string"}]
     return {
         "anyOf": [*several, {"type": "null"}],
-        "description": "Ids of one bag" + (f", joined by {feature.separator!r}." if feature.separator else "."),
+        "description": (
+            f"Ids in order; the {feature.keep} {feature.length} are read" if feature.length else "Ids of one bag"
+        )
+        + (f", joined by {feature.separator!r}." if feature.separator else "."),
         "example": feature.separator.join(["a", "b"]) if feature.separator else [example],
     }
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hotbed.models import block_of
 from hotbed.optim import KStepAdam
 from hotbed.parallel.world import ALONE, World
 from hotbed.pipeline import prefetch
@@ -67,19 +68,21 @@ class Learner:
         clock.step()
         self._set_mode(batch.size > 1)
         clock.enter(LOOK_UP)
-        vectors = self.tables(batch.ids, batch.bags or None)
+        found = self.tables(batch.ids, batch.bags or None)
         clock.enter(MODEL)
+        vectors, lengths = block_of(found, self.sequences, batch.bags)
+        inputs = (batch.dense,) if lengths is None else (batch.dense, lengths)
         if global_size is not None:  # rows get the sum over ranks of their gradients
             share = batch.size / global_size
-            vectors.register_hook(lambda grad: grad * share)
+            vectors.register_hook(lambda grad: grad * share)  # type: ignore[no-untyped-call]
         if self.watch is not None:
             self.watch(batch, vectors)
         if self.compiled is not None and batch.size:
-            found = StepResult(*self.compiled.run(vectors, batch.dense, batch.labels))
+            found = StepResult(*self.compiled.run(vectors, *inputs, batch.labels))
             clock.enter(OTHER)
             return found
         if batch.size:
-            logits = self.model(vectors, batch.dense)
+            logits = self.model(vectors, *inputs)
             loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
         else:  # other ranks wait for the gradients of no rows
             logits = batch.labels
@@ -104,8 +107,13 @@ class Learner:
     def score(self, batch: Batch) -> Tensor:
         """Logits [B], with nothing learned."""
         self._set_mode(False)
-        vectors = self.tables(batch.ids, batch.bags or None)
-        return self.model(vectors, batch.dense) if batch.size else batch.labels
+        vectors, lengths = block_of(self.tables(batch.ids, batch.bags or None), self.sequences, batch.bags)
+        return self.model(vectors, batch.dense, *([] if lengths is None else [lengths])) if batch.size else batch.labels
+
+    @property
+    def sequences(self) -> dict[str, int]:
+        """The features whose vectors the model reads one by one, and their greatest length."""
+        return getattr(self.model, "sequences", {})
 
     def _set_mode(self, training: bool) -> None:
         if self.model.training != training:  # torch takes 10 us for every layer, also where nothing changes

@@ -60,7 +60,7 @@ class ColumnSet:
         self.label = [] if only_ids else [schema.label]
         self.dense = [] if only_ids else [column.name for column in schema.dense]
         self.single = [feature.name for feature in schema.features if not feature.multi]
-        self.multi = {feature.name: _limit(feature) for feature in schema.features if feature.multi}
+        self.multi = {feature.name: feature for feature in schema.features if feature.multi}
         self.flat = [*self.label, *self.dense, *self.single]
         limits = {feature.name: _limit(feature) for feature in schema.features}
         self.last = np.asarray([limits.get(name, 0) - 1 for name in self.flat], dtype=np.int64).view(np.uint64)
@@ -102,8 +102,8 @@ def decode(
         if columns.multi:
             lists = _read(group, [*columns.multi])
             _refuse_nulls(lists, [*columns.multi], group)
-            for name, limit in columns.multi.items():
-                bags[name].append(_read_bags(lists.column(name), name, limit, group))
+            for name, feature in columns.multi.items():
+                bags[name].append(_read_bags(lists.column(name), feature, group))
         start += group.rows
     return {name: _join_bags(parts, place, buffers) for name, parts in bags.items()}
 
@@ -210,9 +210,15 @@ def _refuse_id(group: RowGroup, feature: str, row: str, value: int, limit: int) 
     )
 
 
-def _read_bags(lists: pa.Array, name: str, limit: int, group: RowGroup) -> _GroupBags:
-    """The feature's bags; `limit` rows in its table, 0 for none."""
+def _read_bags(lists: pa.Array, feature: IdFeature, group: RowGroup) -> _GroupBags:
+    """The feature's bags."""
+    name, limit = feature.name, _limit(feature)
     offsets = lists.offsets.to_numpy()
+    longest = int(np.diff(offsets).max(initial=0))
+    if feature.length and longest > feature.length:
+        raise DataError(
+            f"{_where(group)}: a sequence of {name!r} has {longest} ids; the schema allows {feature.length}. {AGAIN}"
+        )
     values = lists.values
     if values.null_count:
         raise DataError(

@@ -13,11 +13,12 @@ the same.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from hotbed.data.encode import BUCKET_SUFFIX, raw_column
 from hotbed.data.formats import Chunk, Column, Floats, HashedText, Instants, Integers, Lists, Text
 from hotbed.data.formats.chunk import shorten
 from hotbed.data.formats.parse_numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
-from hotbed.data.schema import DenseColumn, IdFeature
+from hotbed.data.schema import KEEPS, DenseColumn, IdFeature
 from hotbed.data.values import LabelReader, value_text
 from hotbed.errors import ConfigError, FormatError
 
@@ -43,6 +44,31 @@ EVERY_OTHER = "*"
 MOSTLY = 0.9
 
 
+class SequenceOption(NamedTuple):
+    """A column that is an ordered list: history:|:50, or history:|:50:first to keep the first 50 instead of the last."""
+
+    name: str
+    separator: str  # "" for list columns
+    length: int
+    keep: str = "last"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of an IdFeature."""
+        return {"separator": self.separator, "length": self.length, "keep": self.keep}
+
+    @classmethod
+    def parse(cls, text: str) -> SequenceOption:
+        found = re.fullmatch(r"(.+?):(.?):(\d+)(?::(\w+))?", text)
+        keep = found[4] or "last" if found else ""
+        if found is None or int(found[3]) < 1 or keep not in KEEPS:
+            raise ConfigError(
+                f"--sequence {text!r} is not COLUMN:SEPARATOR:LENGTH with a length of 1 or more, such as 'history:|:50' (the "
+                "last 50 values are kept) or 'history:|:50:first'; a column of lists has no separator: 'history::50'."
+            )
+        return cls(found[1], found[2], int(found[3]), keep)
+
+
 @dataclass(frozen=True)
 class LayoutOptions:
     """The options of the user about columns."""
@@ -51,6 +77,7 @@ class LayoutOptions:
     dense: Sequence[str] = ()
     ids: Sequence[str] = ()
     multi: Mapping[str, str] = field(default_factory=dict)  # column -> separator ("" for list columns)
+    sequences: Mapping[str, SequenceOption] = field(default_factory=dict)
     drop: Sequence[str] = ()
     integers: str = "log"
     time: str | None = None
@@ -95,7 +122,8 @@ def choose_layout(chunk: Chunk, options: LayoutOptions, typed: bool) -> ColumnLa
         part = _part(name, kind, options)
         if part == "multi":
             source = "integer" if isinstance(column, Lists) and isinstance(column.values, Integers) else "string"
-            features.append(IdFeature(name, 0, multi=True, source=source, separator=options.multi.get(name, "")))
+            ordered = options.sequences.get(name) or SequenceOption(name, options.multi.get(name, ""), 0)
+            features.append(IdFeature(name, 0, multi=True, source=source, **ordered.settings))
         elif part == "id":
             features.append(IdFeature(name, 0, source="integer" if isinstance(column, Integers) else "string"))
         elif kind != "integer":
@@ -137,6 +165,7 @@ def _mistakes(chunk: Chunk, options: LayoutOptions, label: str) -> list[str]:
         ("--dense", options.dense),
         ("--ids", options.ids),
         ("--multi", options.multi),
+        ("--sequence", options.sequences),
         ("--drop", options.drop),
     ):
         for name in names:
@@ -146,9 +175,11 @@ def _mistakes(chunk: Chunk, options: LayoutOptions, label: str) -> list[str]:
                 mistakes.append(f"{option} {name}: no such column. The columns are: {', '.join(there)}.")
             if part_of.setdefault(name, option) != option:
                 mistakes.append(f"column {name} is in both {part_of[name]} and {option}. It can have only one use.")
-    for name, separator in options.multi.items():
+    separators = [("--multi", *pair) for pair in options.multi.items()]
+    separators += [("--sequence", name, one.separator) for name, one in options.sequences.items()]
+    for option, name, separator in separators:
         if len(separator) > 1 or not separator.isascii():
-            mistakes.append(f"--multi {name}: the separator {separator!r} is not one plain character such as | or ;.")
+            mistakes.append(f"{option} {name}: the separator {separator!r} is not one plain character such as | or ;.")
     return mistakes
 
 
@@ -171,7 +202,7 @@ def _kind(column: Column, typed: bool) -> Kind:
 
 
 def _part(name: str, kind: Kind, options: LayoutOptions) -> Literal["multi", "id", "dense"]:
-    if name in options.multi or kind == "list":
+    if name in options.multi or name in options.sequences or kind == "list":
         return "multi"
     if name in options.ids:
         return "id"

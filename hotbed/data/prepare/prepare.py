@@ -23,7 +23,14 @@ from hotbed.data.formats import Format, guess_format, open_format
 from hotbed.data.formats.align import NO_COLUMNS, AlignedFormat, partition_values, unify
 from hotbed.data.prepare.assign import RowAssignment, assign_rows
 from hotbed.data.prepare.inputs import Input, RawSource, TableFormat, list_sources
-from hotbed.data.prepare.layout import ColumnLayout, LayoutOptions, choose_layout, joined_columns, label_hint
+from hotbed.data.prepare.layout import (
+    ColumnLayout,
+    LayoutOptions,
+    SequenceOption,
+    choose_layout,
+    joined_columns,
+    label_hint,
+)
 from hotbed.data.prepare.merge import IdRule
 from hotbed.data.prepare.parse import PrepareProgress, Recipe
 from hotbed.data.prepare.publish import publishing
@@ -83,6 +90,7 @@ def prepare(
     dense: Sequence[str] = (),
     ids: Sequence[str] = (),
     multi: Mapping[str, str] | None = None,
+    sequence: Sequence[str] = (),
     drop: Sequence[str] = (),
     integers: str = "log",
     split: str | Mapping[str, float | int] | None = None,
@@ -108,7 +116,14 @@ def prepare(
     ids_rule = _id_rule(ids_mode, hash_rows, min_count)
     clock = None if time_column is None else TimeColumn.parse(time_column)
     options = LayoutOptions(
-        label, tuple(dense), tuple(ids), dict(multi or {}), tuple(drop), integers, clock.name if clock else None
+        label,
+        tuple(dense),
+        tuple(ids),
+        dict(multi or {}),
+        {one.name: one for one in map(SequenceOption.parse, sequence)},
+        tuple(drop),
+        integers,
+        clock.name if clock else None,
     )
     rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
     if rule is not None and rule.kind == "days" and clock is None:
@@ -266,7 +281,7 @@ def _readers(
             name or guess_format(files[0].path),
             delimiter=delimiter,
             wanted=wanted,
-            hashed=not (options.dense or options.multi),
+            hashed=not (options.dense or options.multi or options.sequences),
             time=options.time,
         )
     elif name not in (None, "parquet"):

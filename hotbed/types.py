@@ -33,6 +33,8 @@ class Batch:
     dense: Tensor  # float32 [B, N]
     ids: Tensor  # int64 [B, F]
     bags: dict[str, Jagged] = field(default_factory=dict)
+    targets: Tensor | None = None  # float32 [B, K], the labels of further tasks
+    weights: Tensor | None = None  # float32 [B], how much each sample counts
 
     @property
     def size(self) -> int:
@@ -51,4 +53,5 @@ class Batch:
             name: Jagged(move(bag.values), move(bag.offsets), None if bag.weights is None else move(bag.weights))
             for name, bag in self.bags.items()
         }
-        return Batch(move(self.labels), move(self.dense), move(self.ids), bags)
+        optional = (None if one is None else move(one) for one in (self.targets, self.weights))
+        return Batch(move(self.labels), move(self.dense), move(self.ids), bags, *optional)

@@ -167,6 +167,41 @@ def result_table(title: str, metrics_of_split: Mapping[str, Mapping[str, Any]]) 
     return table
 
 
+def print_more(more: Mapping[str, Any], title: str = "") -> None:
+    """Grouped AUC, metrics by slice and of further tasks, as `evaluate` found them."""
+    prefix = f"{title}: " if title else ""
+    if grouped := more.get("grouped_auc"):
+        seen = f"mean over {grouped['groups']:,} groups with both labels, {grouped['samples']:,} samples"
+        out().print(
+            f"{prefix}AUC within {grouped['feature']}: {in_digits(grouped['auc'])} ({seen})",
+            soft_wrap=True,
+        )
+    for name, slices in more.get("by", {}).items():
+        table = Table(
+            name, "samples", "AUC", "log loss", "calibration", title=f"{prefix}by {name}", title_justify="left"
+        )
+        for one in slices:
+            numbers = (in_digits(one[metric]) for metric in ("auc", "log_loss", "calibration"))
+            table.add_row(one["value"], f"{one['samples']:,}", *numbers)
+        out().print(table)
+    if tasks := more.get("tasks"):
+        table = Table(
+            "task",
+            "AUC",
+            "log loss",
+            "calibration",
+            "RMSE",
+            "MAE",
+            "R2",
+            title=f"{prefix}further tasks",
+            title_justify="left",
+        )
+        for name, metrics in tasks.items():
+            names = ("auc", "log_loss", "calibration", "rmse", "mae", "r2")
+            table.add_row(name, *(in_digits(metrics.get(metric)) for metric in names))
+        out().print(table)
+
+
 def in_digits(value: float | None) -> str:
     """Four digits; a dash if the value is unknown or undefined."""
     return "-" if value is None or math.isnan(value) else f"{value:.4f}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from hotbed.cli.console import err, out, print_json, report_compiling, result_table, waiting
+from hotbed.cli.console import err, out, print_json, print_more, report_compiling, result_table, waiting
 from hotbed.cli.options import (
     AsJson,
     BatchSize,
@@ -23,6 +23,7 @@ from hotbed.cli.options import (
     Out,
     Overwrite,
     Split,
+    words,
 )
 from hotbed.cli.settings import open_dataset
 from hotbed.errors import ConfigError
@@ -38,6 +39,12 @@ def evaluate_command(
     run: ModelPlace,
     data: Data = None,
     split: Split = None,
+    group: str | None = typer.Option(
+        None, "--group", metavar="FEATURE", help="Also the AUC within each value of an id feature, e.g. a user."
+    ),
+    by: str | None = typer.Option(
+        None, "--by", metavar="A,B", help="Also all metrics for each of the values of id features, e.g. country."
+    ),
     device: Device = None,
     batch_size: BatchSize = None,
     cache: CacheShare = None,
@@ -54,6 +61,8 @@ def evaluate_command(
 
     hotbed evaluate runs/demo --data adult --split valid
 
+    hotbed evaluate runs/demo --group user --by country,device
+
     hotbed evaluate runs/demo/checkpoints
     """
     split, device, batch_size = split or "test", device or "auto", batch_size or SCORE_BATCH
@@ -62,7 +71,8 @@ def evaluate_command(
             from hotbed.data.loader.loader import Loader
             from hotbed.run.folder import find_data_or_say
             from hotbed.run.remote_folder import local_copy
-            from hotbed.train.metrics import evaluate
+            from hotbed.train.breakdown import Breakdown
+            from hotbed.train.evaluation import evaluate
             from hotbed.train.model_folder import check_same_ids
 
             run = local_copy(run)
@@ -71,16 +81,19 @@ def evaluate_command(
             model = open_model(run, None, device, ModelOptions(cache, hbm, batch_size))
             check_same_ids(model.folder, dataset)
         with waiting(f"evaluating the {split} split"):
-            found = evaluate(model.learner, Loader(dataset, split, batch_size=batch_size, pin_memory=device != "cpu"))
+            loader = Loader(dataset, split, batch_size=batch_size, pin_memory=device != "cpu")
+            found = evaluate(model.learner, loader, breakdown=Breakdown(group or "", tuple(words(by or ""))))
             assert found is not None, "nothing asked to stop"
     metrics = found.metrics._asdict()
     best = dataset.schema.best_auc.get(split)
     if best is not None:
         metrics |= {"best_auc": best, "gap": best - found.metrics.auc}
     if as_json:
-        print_json({"model": subject.name, "data": data or subject.dataset, "split": split, "metrics": metrics})
+        more = {"more": found.more} if found.more else {}
+        print_json({"model": subject.name, "data": data or subject.dataset, "split": split, "metrics": metrics, **more})
         return
     out().print(result_table(f"{subject.name} on {data or subject.dataset}", {split: metrics}))
+    print_more(found.more)
 
 
 class EvaluatedModel(NamedTuple):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from hotbed.cli.console import err, out, result_table, waiting
+from hotbed.cli.console import err, out, print_more, result_table, waiting
 from hotbed.host.memory import in_words
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def print_result(summary: dict[str, Any], folder: Path) -> None:
             for split, metrics in summary["final"].items()
         }
         out().print(result_table(f"{summary['model']} on {summary['dataset']}", columns))
+    for split, more in summary.get("more", {}).items():
+        print_more(more, split)
     if summary["ids"]:
         out().print(id_table(summary["ids"]))
     if summary["tiers"]:

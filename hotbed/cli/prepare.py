@@ -73,6 +73,16 @@ def prepare_command(
             "last 50, 'history:|:50:first' the first. A column of lists: 'history::50'. Repeatable.",
         ),
     ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN[:regression]",
+            help="A further label that models of several tasks learn: 0 and 1, or numbers ('watched:regression'). Repeatable.",
+        ),
+    ] = None,
+    weight: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="How much each row counts in training: numbers from 0.")
+    ] = None,
     drop: Annotated[str, typer.Option(metavar="A,B", help="Columns to leave out (row numbers, leaks).")] = "",
     integers: Annotated[
         str,
@@ -187,6 +197,8 @@ def prepare_command(
                 ids=words(ids),
                 multi=dict(_multi(one) for one in multi or ()),
                 sequence=sequence or (),
+                task=task or (),
+                weight=weight,
                 drop=words(drop),
                 integers=integers,
                 split=splits,
@@ -380,6 +392,9 @@ def _show(report: PrepareReport, compiled: CompileReport) -> None:
         console.print(f"numbers: {numbers}", soft_wrap=True)
         if schema.raw_format in ("csv", "parquet") and any(one.transform == "log" for one in schema.dense):
             console.print("(log) integers, read as quantities; name those that are ids with --ids A,B", soft_wrap=True)
+    if schema.tasks:
+        shown = ", ".join(f"{one.name} ({one.kind})" for one in schema.tasks)
+        console.print(f"further labels: {shown}; `hotbed train --model mmoe` learns them too", soft_wrap=True)
     if report.bad_rows:
         bad = Table("bad rows", "reason", title="left out, see quarantine.jsonl", title_justify="left")
         for reason, rows in report.bad_rows.items():

@@ -138,6 +138,7 @@ def _expected_types(schema: Schema) -> dict[str, tuple[pa.DataType, ...]]:
     return {
         schema.label: (pa.float32(),),
         **{column.name: (pa.float32(),) for column in schema.dense},
+        **dict.fromkeys(schema.targets, (pa.float32(),)),
         **{feature.name: bags if feature.multi else ids for feature in schema.features},
     }
 

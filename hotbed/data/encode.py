@@ -14,7 +14,7 @@ from hotbed.data.formats import BadRow, Chunk
 from hotbed.data.formats.chunk import Faults, offsets_of
 from hotbed.data.schema import DenseColumn, IdFeature
 from hotbed.data.times import TimeColumn, read_times
-from hotbed.data.values import Bags, LabelReader, read_dense, read_ids
+from hotbed.data.values import Bags, LabelReader, Target, read_dense, read_ids, read_target
 
 BUCKET_SUFFIX = "_bucket"  # the id feature made of integer column I1 is I1_bucket
 
@@ -23,7 +23,7 @@ class EncodedRows(NamedTuple):
     """The good rows of a chunk; ids are 64-bit and numbers not yet standardised."""
 
     labels: np.ndarray  # float32 [n]
-    dense: list[np.ndarray]  # N times float64 [n]
+    dense: list[np.ndarray]  # N times float64 [n]; then the targets
     ids: list[np.ndarray | Bags]  # one per feature, in schema order
     lines: np.ndarray  # int64 [n]
     bad: list[BadRow]  # the chunk's own and those found here, by line
@@ -41,14 +41,19 @@ def encode(
     dense: Sequence[DenseColumn],
     features: Sequence[IdFeature],
     time: TimeColumn | None = None,
+    targets: Sequence[Target] = (),
 ) -> EncodedRows:
-    """Read every column of a chunk; rows with a value that cannot be read are left out. No label reader: NaN labels."""
+    """Read every column of a chunk; rows with a value that cannot be read are left out. No label reader: NaN labels.
+
+    Targets come after the dense columns.
+    """
     n = len(chunk.lines)
     columns = chunk.columns
     faults = Faults(n)  # the label first: the first reason found is kept
     labels = np.full(n, np.nan, dtype=np.float32) if label is None else label.read(columns[label.name], faults)
     times = None if time is None else read_times(columns[time.name], time, faults)
     numbers = [read_dense(columns[spec.name], spec, faults) for spec in dense]
+    numbers += [read_target(columns[target.name], target, faults) for target in targets]
     ids = [read_ids(columns[raw_column(feature)], feature, faults) for feature in features]
     bad, lines = chunk.bad, chunk.lines
     if faults.any:

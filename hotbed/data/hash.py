@@ -29,6 +29,7 @@ _SEED = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _MISSING_BITS = np.uint64(2**63)
+_MASK = 2**64 - 1
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -107,6 +108,30 @@ def expected_sharing(num_ids: int, num_rows: int) -> float:
         if num_rows > 1
         else float(num_ids > 1) * num_ids
     )
+
+
+def short_text(id_: int) -> str | None:
+    """The string of 1 to 8 bytes that has this id; None for the id of a longer one, or of none."""
+    for length in range(1, 9):
+        word = _unmix(_unmix(id_ & _MASK) ^ length) ^ int(_SEED)
+        data = word.to_bytes(8, "little")
+        if not any(data[length:]) and all(data[:length]):
+            try:
+                text = data[:length].decode()
+            except UnicodeDecodeError:
+                continue
+            if text.isprintable() and hash_string(text) == id_:
+                return text
+    return None
+
+
+def _unmix(x: int) -> int:
+    """The inverse of `mix`."""
+    x ^= (x >> 31) ^ (x >> 62)
+    x = x * pow(int(_SECOND), -1, 1 << 64) & _MASK
+    x ^= (x >> 27) ^ (x >> 54)
+    x = x * pow(int(_FIRST), -1, 1 << 64) & _MASK
+    return x ^ (x >> 30) ^ (x >> 60)
 
 
 def hash_string(value: str | bytes) -> int:

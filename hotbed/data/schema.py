@@ -32,6 +32,7 @@ from hotbed.host.atomic import write_file
 FORMAT_VERSION = 1
 SOURCES = ("string", "integer", "bucket")
 KEEPS = ("last", "first")
+TASK_KINDS = ("binary", "regression")
 IdMode = Literal["vocabulary", "hash", "direct", "raw"]
 Counting = Literal["exact", "sketch"]
 STATISTICS = ("counting", "count_error", "distinct_estimate", "lookups", "unlisted_lookups")
@@ -70,6 +71,14 @@ class IdFeature:
 
 
 @dataclass(frozen=True)
+class Task:
+    """A further label: a column of 0 and 1, or of numbers to predict."""
+
+    name: str
+    kind: str = "binary"  # "binary" (log loss) or "regression" (squared error)
+
+
+@dataclass(frozen=True)
 class Split:
     """The files of one split, in reading order, with their row counts."""
 
@@ -95,7 +104,14 @@ class Schema:
     )
     best_auc: dict[str, float] = field(default_factory=dict)  # split -> best possible AUC, where the generator knows it
     notes: dict[str, Any] = field(default_factory=dict)  # provenance: source files, bad rows, generator settings
+    tasks: tuple[Task, ...] = ()  # further labels, float32 columns
+    weight: str = ""  # the float32 column that says how much a sample counts; empty: all count the same
     format_version: int = FORMAT_VERSION
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns of further labels, then that of weights."""
+        return (*(task.name for task in self.tasks), *([self.weight] if self.weight else []))
 
     def save(self, directory: Path) -> None:
         """Write schema.json atomically."""
@@ -121,6 +137,7 @@ class Schema:
                     **raw,
                     "dense": tuple(DenseColumn(**column) for column in raw["dense"]),
                     "features": tuple(IdFeature(**feature) for feature in raw["features"]),
+                    "tasks": tuple(Task(**task) for task in raw.get("tasks", ())),
                     "splits": {
                         name: Split(tuple(split["files"]), tuple(split["file_rows"]), split["positives"])
                         for name, split in raw["splits"].items()
@@ -150,11 +167,14 @@ class Schema:
         for feature in plain["features"]:
             if not feature["length"]:
                 del feature["length"], feature["keep"]
+        for name in ("tasks", "weight"):
+            if not plain[name]:
+                del plain[name]
         return plain
 
     def _check(self) -> None:
         """Raise a ValueError for values that are impossible."""
-        names = [self.label, *(one.name for one in self.dense), *(one.name for one in self.features)]
+        names = [self.label, *(one.name for one in self.dense), *(one.name for one in self.features), *self.targets]
         _demand(all(isinstance(name, str) and name for name in names), f"has names {names}")
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
         _demand(not twice, f"names {', '.join(twice)} more than once")
@@ -170,6 +190,7 @@ class Schema:
             _demand(feature.multi or not feature.length, f"{feature}")
             numbers = (getattr(feature, name) for name in ("distinct", *STATISTICS[1:]))
             _demand(all(type(number) is int and number >= 0 for number in numbers), f"{feature}")
+        _demand(all(task.kind in TASK_KINDS for task in self.tasks), f"has tasks {self.tasks}")
         for name, split in self.splits.items():
             _demand(all(isinstance(file, str) for file in split.files), f"{split}")
             _demand(all(type(rows) is int and rows >= 0 for rows in split.file_rows), f"{split}")

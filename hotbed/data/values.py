@@ -148,6 +148,28 @@ def read_dense(column: Column, spec: DenseColumn, faults: Faults) -> np.ndarray:
     return np.where(np.isnan(values), 0.0, values)
 
 
+class Target(NamedTuple):
+    """A further label or the weight of samples, by its column."""
+
+    name: str
+    kind: str  # "binary", "regression" or "weight"
+
+
+def read_target(column: Column, target: Target, faults: Faults) -> np.ndarray:
+    """Float64 [n]; a value that is missing, or that its kind does not allow, is a fault."""
+    name = target.name
+    if isinstance(column, Lists | HashedText | Instants):
+        raise FormatError(f"column {name} holds lists; a task or a weight needs one number per row.")
+    values = _numbers(column, name, faults)
+    missing = np.isnan(values)
+    faults.mark(missing, f"{name} is missing")
+    if target.kind == "binary":
+        faults.mark(~missing & (values != 0) & (values != 1), f"{name} is not 0 or 1")
+    if target.kind == "weight":
+        faults.mark(~missing & (values < 0), f"weight {name} is below 0")
+    return np.where(missing, 0.0, values)
+
+
 _LOGS = np.log1p(np.arange(1 << 16))  # most integers of click logs are small; a table takes a sixth of the time
 
 

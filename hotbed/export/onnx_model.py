@@ -98,6 +98,7 @@ class ProbabilityModel(nn.Module):
         others = [one for one in (second, third) if one is not None]
         dense = others.pop(0) if self.model.num_dense else vectors.new_zeros(vectors.shape[0], 0)
         logits = self.model.logits(vectors, dense, *others)
+        logits = logits if logits.dim() == 1 else logits[:, 0]  # of several tasks, the label
         return logits, torch.sigmoid(logits)
 
 

@@ -19,6 +19,7 @@ from hotbed.models.deep import DLRM, DNN, DCNv2, WideDeep
 from hotbed.models.din import DIN
 from hotbed.models.finalmlp import FinalMLP
 from hotbed.models.fm import FM, LR, DeepFM
+from hotbed.models.mmoe import MMoE
 from hotbed.models.own import ModelInputs, build_own, check_own
 from hotbed.models.own_code import is_own, own_names, read_source, shown_name
 from hotbed.models.sequence import VectorSequence, block_of, pad
@@ -59,7 +60,7 @@ MODELS: dict[str, type[Model]] = {
 }
 
 
-NAMED_MODELS: dict[str, type[Model]] = {"din": DIN}  # they are told the names of their features
+NAMED_MODELS: dict[str, type[Model]] = {"din": DIN, "mmoe": MMoE}  # they are told the names of their features
 ALL_MODELS = {**MODELS, **NAMED_MODELS}
 
 
@@ -101,6 +102,7 @@ def build_model(
     features: Sequence[str] = (),
     dense: Sequence[str] = (),
     sequences: Mapping[str, int] | None = None,
+    tasks: Sequence[str] = (),
     source: Mapping[str, Any] | None = None,
 ) -> Model:
     """The model `name` with its options, initialised from torch's global generator.
@@ -108,7 +110,7 @@ def build_model(
     A user's own model, and one that reads sequences, gets the names of its features; `source` is the saved code of the former.
     """
     checked = check_model(name, options, source)
-    schema = ModelSchema(tuple(features), dim, tuple(dense), dict(sequences or {}))
+    schema = ModelSchema(tuple(features), dim, tuple(dense), dict(sequences or {}), tuple(tasks))
     if source or is_own(name):
         return build_own(name, schema, checked, source)
     named = (schema,) if name in NAMED_MODELS else ()

@@ -32,6 +32,7 @@ class ModelSchema(NamedTuple):
     dim: int  # of every vector
     dense: tuple[str, ...]  # number features
     sequences: Mapping[str, int] = types.MappingProxyType({})  # sequence features -> their greatest length
+    tasks: tuple[str, ...] = ()  # names of all labels, where there are several; the first is that of `--label`
 
 
 class Model(nn.Module):

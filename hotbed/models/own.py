@@ -69,18 +69,31 @@ class OwnModel(Model):
 
     def __init__(self, net: nn.Module, schema: ModelSchema) -> None:
         super().__init__(len(schema.features), schema.dim, len(schema.dense), sequences=schema.sequences)
-        self.net, self.features = net, schema.features
+        self.net, self.features, self.tasks = net, schema.features, schema.tasks
         self._names: set[str] | None = set(net.state_dict())  # until the first call has shown that it adds no parameter
 
     def logits(self, vectors: Tensor, dense: Tensor, *lengths: Tensor) -> Tensor:
         sequences = sequences_in(vectors, self.sequences, *lengths) if self.sequences else {}
         inputs = ModelInputs(dict(zip(self.features, vectors.unbind(1))), dense, sequences)
         with _report_user_error(type(self.net)):
-            found: Tensor = self.net(inputs)
+            found: Tensor | Mapping[str, Tensor] = self.net(inputs)
+        by_task = self._by_task(found) if isinstance(found, Mapping) else [found]
         if torch.compiler.is_compiling():  # traced for an export: sizes are symbolic
-            return torch.reshape(found, (-1,))
-        self._check(found, len(dense), needs_grad=self.training and torch.is_grad_enabled() and vectors.requires_grad)
-        return found.reshape(-1)
+            return torch.reshape(by_task[0], (-1,))
+        needs_grad = self.training and torch.is_grad_enabled() and vectors.requires_grad
+        for one in by_task:
+            self._check(one, len(dense), needs_grad=needs_grad)
+        outputs = [one.reshape(-1) for one in by_task]
+        return outputs[0] if len(outputs) == 1 else torch.stack(outputs, dim=1)
+
+    def _by_task(self, found: Mapping[str, Tensor]) -> list[Tensor]:
+        """The outputs in the order of the tasks."""
+        if not self.tasks or set(found) != set(self.tasks):
+            wanted = f"one for each of {', '.join(self.tasks)}" if self.tasks else "a tensor: the data has one label"
+            raise ShapeError(
+                f"{type(self.net).__name__}.forward returned logits of {', '.join(map(str, found))}; it must return {wanted}."
+            )
+        return [found[name] for name in self.tasks]
 
     def _check(self, found: Any, size: int, *, needs_grad: bool) -> None:
         kind = type(self.net).__name__

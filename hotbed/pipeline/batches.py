@@ -66,6 +66,7 @@ def tensors_in(value: Any) -> list[Tensor]:
         return [value]
     if isinstance(value, Batch):
         found = [value.labels, value.dense, value.ids]
+        found += [one for one in (value.targets, value.weights) if one is not None]
         for bag in value.bags.values():
             found += [part for part in bag if part is not None]
         return found
@@ -90,7 +91,7 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, Batch):
         if all(tensor.device == device for tensor in tensors_in(value)):
             return value
-        fields = (value.labels, value.dense, value.ids, value.bags)
+        fields = (value.labels, value.dense, value.ids, value.bags, value.targets, value.weights)
         return Batch(*(to_device(field, device) for field in fields))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(to_device(part, device) for part in value))

@@ -117,6 +117,7 @@ class RunRecord:
     final: dict[str, SplitScore] = field(
         default_factory=dict
     )  # by split; from the last eval lines when there is no summary
+    more: dict[str, Any] = field(default_factory=dict)  # by split: grouped AUC, metrics by slice and of further tasks
     best_auc: dict[str, float] = field(default_factory=dict)
     calibration: tuple[CalibrationPoint, ...] = ()
     splits: tuple[SplitSize, ...] = ()
@@ -168,6 +169,7 @@ def read_run(directory: Path) -> RunRecord:
         evals=evals,
         hours=hours,
         final=final or {point.split: point.score for point in evals},
+        more={name: mapping(value) for name, value in mapping(summary.get("more")).items()},
         best_auc={name: number(value) for name, value in mapping(summary.get("best_auc")).items()},
         calibration=_calibration(summary.get("calibration_curve")),
         splits=tuple(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hotbed.report.advice import advice, analysis
+from hotbed.report.breakdown import breakdowns
 from hotbed.report.cache import cache
 from hotbed.report.charts import figure
 from hotbed.report.curves import calibration_chart, headline_split, learning_charts, skew_chart
@@ -96,7 +97,7 @@ def quality(run: RunRecord) -> str:
     parts = f"<div>{_metric_table(run)}{_kept(run)}</div>"
     if run.calibration:
         parts += figure(calibration_chart(run))
-    return section("quality", "How good it is", f'<div class="figures">{parts}</div>')
+    return section("quality", "How good it is", f'<div class="figures">{parts}</div>', *breakdowns(run))
 
 
 def data(run: RunRecord) -> str:

@@ -175,6 +175,12 @@ class TrainConfig:
     warmup_steps: int = setting(0, "for the schedules warmup and cosine", least=0)
     decay_every: int = setting(1000, "for the schedule decay: steps between two reductions", least=1)
     decay_factor: float = setting(0.5, "for the schedule decay: what each reduction multiplies by", above=0, most=1)
+    task_weights: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"about": "by label, the weight of its loss, where there are several; 1 if not given"},
+    )
+    group: str = setting("", "an id feature, such as a user: the AUC within its groups is measured, too")
+    by: str = setting("", "id features, separated by commas: metrics are also given for each of their values")
     checkpoint_every: int = setting(0, "steps between checkpoints; 0 is at the end and when interrupted", least=0)
     checkpoint_full_every: int = setting(8, "every k-th checkpoint holds all rows, the others what changed", least=1)
     keep_checkpoints: int = setting(2, "how many checkpoints stay, with all that they need", least=1)

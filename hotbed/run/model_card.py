@@ -75,6 +75,8 @@ def model_settings(config: RunConfig, schema: Schema) -> dict[str, Any]:
         settings |= {"features": pooled, "dense": [one.name for one in schema.dense], "source": given.source}
     elif given.name in NAMED_MODELS:
         settings["features"] = pooled
+    if schema.tasks and (is_own(given.name) or given.name in NAMED_MODELS):
+        settings["tasks"] = [schema.label, *(task.name for task in schema.tasks)]
     return settings | ({"sequences": sequences} if sequences else {})
 
 

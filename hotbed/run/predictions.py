@@ -87,7 +87,8 @@ def _scored(learner: Scores, samples: Iterable[LocatedBatch]) -> Generator[pa.Ta
 
     with closing(batches()) as read, closing(learner.ahead(read)) as moved:
         for batch in moved:
-            logits = learner.score(batch).double().cpu()
+            outputs = learner.score(batch).double().cpu()
+            logits = outputs if outputs.dim() == 1 else outputs[:, 0]  # of several tasks, the label
             if bool(torch.isnan(logits).any()):
                 raise RunError("the scores of the model are not numbers (NaN); it has diverged in training.")
             here, origin = waiting.popleft()

@@ -119,9 +119,10 @@ class LiveModel:
             return ScoredBatch(torch.empty(0, dtype=torch.float32, device="cpu"), version.name)
         device = self._budget.device
         inputs = [vectors, batch.dense, *([] if lengths is None else [lengths])]
-        if device.type == "cpu":
-            return ScoredBatch(version.model(*inputs), version.name)
-        return ScoredBatch(version.model(*(one.to(device) for one in inputs)).cpu(), version.name)
+        found = (
+            version.model(*inputs) if device.type == "cpu" else version.model(*(one.to(device) for one in inputs)).cpu()
+        )
+        return ScoredBatch(found if found.dim() == 1 else found[:, 0], version.name)  # of several tasks, the label
 
     def keys_of(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Keys of the rows of a table with row numbers."""

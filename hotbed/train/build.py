@@ -43,6 +43,7 @@ from hotbed.sizing.fit import (
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Observer, Observers
+from hotbed.train.breakdown import Breakdown
 from hotbed.train.build_follow import follow_loader, follow_problems, make_follower
 from hotbed.train.build_ranks import (
     compare,
@@ -55,10 +56,12 @@ from hotbed.train.build_ranks import (
     seed_apart,
     tables_of,
 )
-from hotbed.train.compiled_step import CompiledStep
+from hotbed.train.compiled_step import CompiledStep, binary_loss
 from hotbed.train.loop import LearningCourse, Loaders, StepIntervals, Training, TrainLoader
+from hotbed.train.loss import task_loss
 from hotbed.train.run import Subject, cache_sizes
 from hotbed.train.step import Learner
+from hotbed.train.step_recording import Loss
 
 __all__ = [
     "Built",
@@ -130,7 +133,7 @@ def build(
     course = LearningCourse(
         _schedule(train, min(steps, train.max_steps or steps)), train.plateau_factor, train.patience, train.keep_best
     )
-    training = Training(run, learner, loaders, pace, course, Observers(observers), follower)
+    training = Training(run, learner, loaders, pace, course, Observers(observers), follower, breakdown_of(config))
     card = card_of(config, dataset.schema)
     return Built(training, Subject(shown_name(config.model.name), config.data.path, dataset, card))
 
@@ -189,9 +192,10 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
     dense = dense_optimizer(config, model) if world.size == 1 else merged_optimizer(config, model)
     seed_apart(config.train.seed, world)
     ahead = given.window or None, given.look_ahead or None
-    compiled = compiled_step(config, model, dense, device) if world.size == 1 else None
+    loss = _loss_of(config, schema)
+    compiled = compiled_step(config, model, dense, device, loss) if world.size == 1 else None
     hot = _hot_keys(config, dataset, rows)
-    return Learner(rows, model, dense, config.dense.lr, device, *ahead, hot, world, compiled=compiled)
+    return Learner(rows, model, dense, config.dense.lr, device, *ahead, hot, world, compiled=compiled, loss=loss)
 
 
 def _hot_keys(config: RunConfig, dataset: Dataset, rows: EmbeddingTables) -> Tensor | None:
@@ -275,10 +279,22 @@ def dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
 
 
 def compiled_step(
-    config: RunConfig, model: nn.Module, dense: torch.optim.Optimizer | None, device: torch.device
+    config: RunConfig,
+    model: nn.Module,
+    dense: torch.optim.Optimizer | None,
+    device: torch.device,
+    loss: Loss = binary_loss,
 ) -> CompiledStep | None:
     """The dense part of a step of a single process, recorded where it can be; None on a CPU."""
-    return CompiledStep(model, dense, records=config.dense.recorded) if device.type == "cuda" else None
+    return CompiledStep(model, dense, loss, records=config.dense.recorded) if device.type == "cuda" else None
+
+
+def _loss_of(config: RunConfig, schema: Schema) -> Loss:
+    """That of all labels, by the weights of tasks and of samples."""
+    if not schema.tasks and not schema.weight:
+        return binary_loss
+    weights = [config.train.task_weights.get(name, 1.0) for name in (schema.label, *(one.name for one in schema.tasks))]
+    return task_loss(("binary", *(task.kind for task in schema.tasks)), weights, weighted=bool(schema.weight))
 
 
 def train_loader(config: RunConfig, dataset: Dataset, device: torch.device, share: Share = ALL) -> Loader:
@@ -327,7 +343,21 @@ def _data_problems(config: RunConfig, schema: Schema) -> list[str]:
         for name, off in (("patience", 0), ("plateau_factor", 1.0)):
             if getattr(config.train, name) != off:
                 problems.append(f"train.{name}: needs a valid split, which {config.data.path} does not have")
+    labels = (schema.label, *(task.name for task in schema.tasks))
+    for name, weight in config.train.task_weights.items():
+        if name not in labels:
+            problems.append(
+                f"train.task_weights: {config.data.path} has no label {name!r}; there are {', '.join(labels)}"
+            )
+        elif isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+            problems.append(f"train.task_weights: the weight of {name} must be a number from 0, not {weight!r}")
+    problems += [f"train.{one}" for one in breakdown_of(config).problems(schema)]
     return problems + id_problems(config.tables.dynamic, config.data.path, schema)
+
+
+def breakdown_of(config: RunConfig) -> Breakdown:
+    """By which features the metrics are given, too."""
+    return Breakdown(config.train.group, tuple(one.strip() for one in config.train.by.split(",") if one.strip()))
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:

@@ -32,11 +32,12 @@ from hotbed.optim import Schedule
 from hotbed.run.files import check_folder, write_folder
 from hotbed.telemetry.log import MetricsLog, NoLog, Record
 from hotbed.telemetry.observer import Best, Observer, Progress
+from hotbed.train.breakdown import Breakdown
 from hotbed.train.checkpoint import best_steps, checkpoint_root, has_checkpoint, load_checkpoint, state_of
+from hotbed.train.evaluation import NO_BREAKDOWN, Evaluation, evaluate
 from hotbed.train.first_use import load_cuda, load_kernels, load_reader, make_pages
 from hotbed.train.follow import Follower, hour_lines
 from hotbed.train.interval import Interval
-from hotbed.train.metrics import Evaluation, evaluate
 from hotbed.train.model_folder import load_weights, save_weights, send_weights
 from hotbed.train.ranks import RankSaver, first_bad, summary_of
 from hotbed.train.step import Learner
@@ -111,9 +112,11 @@ class Training:
         course: LearningCourse,
         observer: Observer,
         follower: Follower | None = None,
+        breakdown: Breakdown = NO_BREAKDOWN,
     ) -> None:
         self.run = run
         self.follower = follower
+        self.breakdown = breakdown
         self.learner = learner
         self.loaders = loaders
         self.pace = pace
@@ -325,7 +328,7 @@ class Training:
         self.world.stage(f"evaluating {split}")
         with self._watch.aside():
             self.learner.merge()
-            found = evaluate(self.learner, self.loaders.held_out[split], stop, self.world)
+            found = evaluate(self.learner, self.loaders.held_out[split], stop, self.world, self.breakdown)
         if found is None:
             return None
         if not valid or (self._restored is None and self.progress.evaluated_step != self.progress.step):

@@ -30,8 +30,9 @@ from hotbed.run.files import write_text
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.module import EmbeddingTables
 from hotbed.train.disk_room import is_refused_by_disk, what_is_left
+from hotbed.train.evaluation import Evaluation
 from hotbed.train.loop import INTERRUPTED, Training
-from hotbed.train.metrics import Evaluation, calibration_curve
+from hotbed.train.metrics import calibration_curve
 from hotbed.train.model_folder import save_model
 from hotbed.train.ranks import AgreedStop
 from hotbed.train.step import repeatable
@@ -166,6 +167,7 @@ def _summary(
         "cache": cache_sizes(learner.tables),
         **training.storage(together),
         "final": final,
+        "more": {split: evaluation.more for split, evaluation in evaluations.items() if evaluation.more},
         "best_auc": best,
         "gap": {split: value - final[split]["auc"] for split, value in best.items()},
         "best_epoch": training.position()["epoch"],  # whose weights were kept

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hotbed.models import block_of
 from hotbed.optim import KStepAdam
@@ -22,7 +21,9 @@ from hotbed.parallel.world import ALONE, World
 from hotbed.pipeline import prefetch
 from hotbed.tables.module import EmbeddingTables
 from hotbed.telemetry.clock import DENSE, LOOK_UP, MODEL, OTHER
-from hotbed.train.compiled_step import CompiledStep
+from hotbed.train.compiled_step import CompiledStep, binary_loss
+from hotbed.train.loss import first_task
+from hotbed.train.step_recording import Loss
 from hotbed.types import Batch
 
 
@@ -48,6 +49,7 @@ class Learner:
     world: World = ALONE  # the ranks that learn together
     watch: Callable[[Batch, Tensor], None] | None = None  # told of a batch and its vectors before the backward pass
     compiled: CompiledStep | None = None  # of the dense part, where it may be recorded
+    loss: Loss = binary_loss  # as `compiled` has it
 
     def warm(self) -> None:
         """Bring the rows in that a static cache keeps; loading rows forgets them."""
@@ -59,7 +61,7 @@ class Learner:
         yield from prefetch(_Pass(batches), self.tables, window=self.window, look_ahead=self.look_ahead)
 
     def step(self, batch: Batch, global_size: int | None = None) -> StepResult:
-        """Look up, score, and move rows and dense weights against the gradient of the mean log loss.
+        """Look up, score, and move rows and dense weights against the gradient of the mean loss.
 
         `global_size`: samples of all ranks together, of which this batch is a part, maybe an empty one.
         """
@@ -77,13 +79,13 @@ class Learner:
             vectors.register_hook(lambda grad: grad * share)  # type: ignore[no-untyped-call]
         if self.watch is not None:
             self.watch(batch, vectors)
+        labels = _labels_of(batch)
         if self.compiled is not None and batch.size:
-            found = StepResult(*self.compiled.run(vectors, *inputs, batch.labels))
+            loss, logits = self.compiled.run(vectors, *inputs, *labels)
             clock.enter(OTHER)
-            return found
+            return StepResult(loss, first_task(logits))
         if batch.size:
-            logits = self.model(vectors, *inputs)
-            loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
+            loss, logits = self.loss(self.model, vectors, *inputs, *labels)
         else:  # other ranks wait for the gradients of no rows
             logits = batch.labels
             loss = vectors.sum()
@@ -96,7 +98,7 @@ class Learner:
         elif self.optimizer is not None:
             self.optimizer.step()
         clock.enter(OTHER)
-        return StepResult(loss.detach(), logits.detach())
+        return StepResult(loss.detach(), first_task(logits.detach()))
 
     def merge(self) -> None:
         """Let all ranks have the same dense weights and running statistics, where they differ."""
@@ -105,7 +107,7 @@ class Learner:
 
     @torch.no_grad()
     def score(self, batch: Batch) -> Tensor:
-        """Logits [B], with nothing learned."""
+        """Logits [B], or [B, T] of a model of several tasks, with nothing learned."""
         self._set_mode(False)
         vectors, lengths = block_of(self.tables(batch.ids, batch.bags or None), self.sequences, batch.bags)
         return self.model(vectors, batch.dense, *([] if lengths is None else [lengths])) if batch.size else batch.labels
@@ -126,6 +128,14 @@ class Learner:
         if self.optimizer is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.dense_lr * factor
+
+
+def _labels_of(batch: Batch) -> tuple[Tensor, ...]:
+    """What the loss takes: labels [B], or [B, T] of all tasks, then weights [B] where samples have some."""
+    labels = batch.labels
+    if batch.targets is not None:
+        labels = torch.cat([labels.unsqueeze(1), batch.targets], dim=1)
+    return (labels,) if batch.weights is None else (labels, batch.weights)
 
 
 class _Pass:

@@ -31,7 +31,7 @@ class Last(nn.Module):
         share = history.mask.sum(1, keepdim=True) / history.mask.shape[1]
         return self.head(torch.cat([last, inputs.vectors["item"], share], dim=1))
 '''
-TRAIN = ("--set", "data.batch_size=128", "--set", "model.dim=4", "--set", "train.device=cpu", "--quiet")
+TRAIN = ("--set", "data.batch_size=16", "--set", "model.dim=4", "--set", "train.device=cpu", "--quiet")
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +48,8 @@ def log(tmp_path):
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["label", "item", "history"])
-        for _ in range(900):
-            history, item = draws.integers(0, 12, draws.integers(0, 9)), draws.integers(0, 12)
+        for _ in range(500):
+            history, item = draws.integers(0, 60, draws.integers(0, 9)), draws.integers(0, 60)
             writer.writerow([int(item in history[-5:]), f"i{item}", "|".join(f"i{one}" for one in history)])
     return path
 
@@ -67,7 +67,7 @@ def test_every_command_takes_a_history(hotbed, log, tmp_path, model):
     assert "in order, the last 5 of a row" in result.out
     run = tmp_path / "run"
     options = ("--set", "model.options.target=item") if model == "din" else ()
-    result = hotbed("train", "--data", "data", "--model", model, *TRAIN, *options, "--cache", "0.9", "--out", run)
+    result = hotbed("train", "--data", "data", "--model", model, *TRAIN, *options, "--cache", "0.95", "--out", run)
     assert result.code == 0, result.err
     pooling = json.loads((run / "model" / "model.json").read_text())["tables"]["history"]["pooling"]
     assert pooling == ("mean" if model == "dnn" else "none")

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from hotbed.errors import BudgetError, ConfigError
+from hotbed.train.evaluation import evaluate
 from hotbed.train.loop import INTERRUPTED
-from hotbed.train.metrics import evaluate
 from hotbed.train.model_folder import load_learner
 from hotbed.train.run import run
 from tests.train.small import lines, model_bytes

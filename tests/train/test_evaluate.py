@@ -4,7 +4,8 @@ import pytest
 
 from hotbed.errors import RunError
 from hotbed.run.predictions import predict, split_batches
-from hotbed.train.metrics import evaluate, measure
+from hotbed.train.evaluation import evaluate
+from hotbed.train.metrics import measure
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotbed.train.metrics import evaluate
+from hotbed.train.evaluation import evaluate
 from hotbed.train.model_folder import load_learner
 from hotbed.train.run import run
 from tests.train.small import lines, model_bytes

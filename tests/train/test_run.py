@@ -12,7 +12,7 @@ import torch
 from hotbed.data.dataset import Dataset
 from hotbed.errors import RunError
 from hotbed.run.model_card import read_card
-from hotbed.train.metrics import evaluate
+from hotbed.train.evaluation import evaluate
 from hotbed.train.run import run
 from tests.train.small import lines, model_bytes, saved_step, write_dataset
 

@@ -58,7 +58,9 @@ class ColumnSet:
     def __init__(self, schema: Schema, *, only_ids: bool = False) -> None:
         self.only_ids = only_ids
         self.label = [] if only_ids else [schema.label]
-        self.dense = [] if only_ids else [column.name for column in schema.dense]
+        self.dense = [] if only_ids else [*(column.name for column in schema.dense), *schema.targets]
+        self.num_dense = 0 if only_ids else len(schema.dense)  # those that follow are targets
+        self.has_weight = bool(schema.weight) and not only_ids
         self.single = [feature.name for feature in schema.features if not feature.multi]
         self.multi = {feature.name: feature for feature in schema.features if feature.multi}
         self.flat = [*self.label, *self.dense, *self.single]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hotbed.data.loader.decode import Buffers, ColumnSet
 from hotbed.data.loader.scatter import RowPlaces
@@ -33,6 +34,7 @@ class Slab:
         )
         self._dense = buffers.empty((rows, len(columns.dense)), torch.float32)
         self._ids = buffers.empty((rows, len(columns.single)), torch.int64)
+        self._num_dense, self._has_weight = columns.num_dense, columns.has_weight
         self._bags: dict[str, list[tuple[int, Jagged]]] = {name: [] for name in columns.multi}  # first row, bags
 
     @property
@@ -50,12 +52,25 @@ class Slab:
         for name, parts in self._bags.items():
             bags[name] = self._joined([bag for _, bag in sorted(parts, key=lambda part: part[0])])
         if self.rows <= batch_rows:
-            yield Batch(self._labels, self._dense, self._ids, bags)
+            yield Batch(self._labels, self._numbers(0, self.rows), self._ids, bags, *self._targets(0, self.rows))
             return
         for begin in range(0, self.rows, batch_rows):
             end = min(begin + batch_rows, self.rows)
             some = {name: slice_bags(bag, begin, end, self._buffers) for name, bag in bags.items()}
-            yield Batch(self._labels[begin:end], self._dense[begin:end], self._ids[begin:end], some)
+            dense, targets = self._numbers(begin, end), self._targets(begin, end)
+            yield Batch(self._labels[begin:end], dense, self._ids[begin:end], some, *targets)
+
+    def _numbers(self, begin: int, end: int) -> Tensor:
+        """The dense columns of some rows, without targets."""
+        num = self._num_dense
+        return self._dense[begin:end] if num == self._dense.shape[1] else self._dense[begin:end, :num].contiguous()
+
+    def _targets(self, begin: int, end: int) -> tuple[Tensor | None, Tensor | None]:
+        """Labels of further tasks, and weights, of some rows; None where the dataset has none."""
+        found = self._dense[begin:end, self._num_dense :]
+        weights = found[:, -1].contiguous() if self._has_weight else None
+        targets = found[:, : found.shape[1] - self._has_weight].contiguous()
+        return targets if targets.shape[1] else None, weights
 
     def _joined(self, parts: list[Jagged]) -> Jagged:
         if len(parts) == 1:

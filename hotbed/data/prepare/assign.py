@@ -64,7 +64,7 @@ def assign_rows(reels: Sequence[ReelFacts], recipe: Recipe, work: Path) -> RowAs
         sizes=[],
         spans={name: [] for name in recipe.splits},
         positives=dict.fromkeys(recipe.splits, 0),
-        moments=[Moments() for _ in recipe.layout.dense],
+        moments=[Moments() for _ in recipe.layout.numbers],
         left_out=sum(reel.left_out for reel in reels),
     )
     drawn = _drawn(reels, recipe)

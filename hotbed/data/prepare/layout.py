@@ -26,8 +26,8 @@ from hotbed.data.encode import BUCKET_SUFFIX, raw_column
 from hotbed.data.formats import Chunk, Column, Floats, HashedText, Instants, Integers, Lists, Text
 from hotbed.data.formats.chunk import shorten
 from hotbed.data.formats.parse_numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
-from hotbed.data.schema import KEEPS, DenseColumn, IdFeature
-from hotbed.data.values import LabelReader, value_text
+from hotbed.data.schema import KEEPS, TASK_KINDS, DenseColumn, IdFeature
+from hotbed.data.values import LabelReader, Target, value_text
 from hotbed.errors import ConfigError, FormatError
 
 _LABELS, _SHOWN = 10_000, 5  # labels that are inspected, and shown
@@ -81,6 +81,18 @@ class LayoutOptions:
     drop: Sequence[str] = ()
     integers: str = "log"
     time: str | None = None
+    targets: Sequence[Target] = ()  # further labels, and the weight
+
+
+def parse_targets(tasks: Sequence[str], weight: str | None) -> tuple[Target, ...]:
+    """--task like, --task watched:regression and --weight COLUMN."""
+    found = []
+    for text in tasks:
+        name, _, kind = text.rpartition(":") if text.rpartition(":")[2] in TASK_KINDS else (text, "", "binary")
+        if not name:
+            raise ConfigError(f"--task {text!r} is not COLUMN, COLUMN:binary or COLUMN:regression.")
+        found.append(Target(name, kind))
+    return (*found, *([Target(weight, "weight")] if weight else []))
 
 
 class ColumnLayout(NamedTuple):
@@ -90,13 +102,19 @@ class ColumnLayout(NamedTuple):
     dense: tuple[DenseColumn, ...]
     features: tuple[IdFeature, ...]
     time: str | None = None
+    targets: tuple[Target, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[DenseColumn, ...]:
+        """The columns of numbers as they are stored: dense ones, then targets."""
+        return (*self.dense, *(DenseColumn(target.name) for target in self.targets))
 
     def check_columns(self, chunk: Chunk) -> None:
         """A FormatError if a file lacks a column of the first file; additional columns are ignored."""
         used = [
             self.label,
             *([self.time] if self.time else []),
-            *(spec.name for spec in self.dense),
+            *(spec.name for spec in self.numbers),
             *(raw_column(feature) for feature in self.features),
         ]
         absent = [name for name in dict.fromkeys(used) if name not in chunk.columns]
@@ -116,7 +134,7 @@ def choose_layout(chunk: Chunk, options: LayoutOptions, typed: bool) -> ColumnLa
     dense: list[DenseColumn] = []
     features: list[IdFeature] = []
     for name, column in chunk.columns.items():
-        if name in (label, options.time) or name in options.drop:
+        if name in (label, options.time, *(target.name for target in options.targets)) or name in options.drop:
             continue
         kind = _kind(column, typed)
         part = _part(name, kind, options)
@@ -134,7 +152,7 @@ def choose_layout(chunk: Chunk, options: LayoutOptions, typed: bool) -> ColumnLa
             if options.integers in ("bucket", "both"):
                 features.append(IdFeature(name + BUCKET_SUFFIX, 0, source="bucket"))
     _check_names(label, dense, features)
-    return ColumnLayout(label, tuple(dense), tuple(features), options.time)
+    return ColumnLayout(label, tuple(dense), tuple(features), options.time, tuple(options.targets))
 
 
 def _label(chunk: Chunk, options: LayoutOptions) -> str:
@@ -167,6 +185,8 @@ def _mistakes(chunk: Chunk, options: LayoutOptions, label: str) -> list[str]:
         ("--multi", options.multi),
         ("--sequence", options.sequences),
         ("--drop", options.drop),
+        ("--task", [target.name for target in options.targets if target.kind != "weight"]),
+        ("--weight", [target.name for target in options.targets if target.kind == "weight"]),
     ):
         for name in names:
             if name == EVERY_OTHER and option in ("--dense", "--ids"):

@@ -151,7 +151,7 @@ def _encoded(
         for chunk in task.reader.chunks(path, task.reel):
             if len(chunk.lines):
                 layout.check_columns(chunk)
-                encoded = encode(chunk, label, layout.dense, layout.features, recipe.time)
+                encoded = encode(chunk, label, layout.dense, layout.features, recipe.time, layout.targets)
                 if encoded.times is not None and len(encoded.times):
                     _check_order(encoded, latest, task)
                     latest = int(encoded.times[-1])

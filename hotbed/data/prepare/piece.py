@@ -34,7 +34,7 @@ class PieceFacts(NamedTuple):
     rows: int
     stretches: list[tuple[int, int, int]]  # (split, begin, end); one of split -1 if the split is not known yet
     positives: list[int]  # of each stretch
-    moments: list[tuple[int, float, float]]  # of each dense column, rows of train or of split -1
+    moments: list[tuple[int, float, float]]  # of each column of numbers, rows of train or of split -1
     sizes: list[int]  # distinct ids of each feature
     times: tuple[int, int] | None = None  # of the first and last row
     days: Sequence[tuple[int, int]] = ()  # (day, its first row)
@@ -47,7 +47,7 @@ class PieceBuilder:
         self._layout = layout
         self._train = train
         self._numberings = [Numbering() for _ in layout.features]
-        self._moments = [Moments() for _ in layout.dense]
+        self._moments = [Moments() for _ in layout.numbers]
         self._parts: dict[int, list[list[NDArray[Any] | Bags]]] = {}  # split -> column -> pieces
         self._positives: dict[int, int] = {}
         self._times: list[NDArray[np.int64]] = []
@@ -92,7 +92,7 @@ class PieceBuilder:
         """Write the file."""
         splits = sorted(self._parts)
         arrays: dict[str, list[NDArray[Any]]] = {}
-        num_dense = len(self._layout.dense)
+        num_dense = len(self._layout.numbers)
         stretches, begin = [], 0
         for split in splits:
             rows = sum(len(labels) for labels in self._parts[split][0])

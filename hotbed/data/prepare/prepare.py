@@ -30,6 +30,7 @@ from hotbed.data.prepare.layout import (
     choose_layout,
     joined_columns,
     label_hint,
+    parse_targets,
 )
 from hotbed.data.prepare.merge import IdRule
 from hotbed.data.prepare.parse import PrepareProgress, Recipe
@@ -49,7 +50,7 @@ from hotbed.data.prepare.stages import (
     write_parts,
 )
 from hotbed.data.prepare.write import FinalColumns
-from hotbed.data.schema import IdMode, Schema, Split
+from hotbed.data.schema import IdMode, Schema, Split, Task
 from hotbed.data.times import TimeColumn
 from hotbed.data.values import LabelReader
 from hotbed.data.workspace import Workspace, unwritable
@@ -91,6 +92,8 @@ def prepare(
     ids: Sequence[str] = (),
     multi: Mapping[str, str] | None = None,
     sequence: Sequence[str] = (),
+    task: Sequence[str] = (),
+    weight: str | None = None,
     drop: Sequence[str] = (),
     integers: str = "log",
     split: str | Mapping[str, float | int] | None = None,
@@ -124,6 +127,7 @@ def prepare(
         tuple(drop),
         integers,
         clock.name if clock else None,
+        parse_targets(task, weight),
     )
     rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
     if rule is not None and rule.kind == "days" and clock is None:
@@ -181,14 +185,21 @@ def prepare(
         _check_positive(assigned, positive, first.label_hint)
         features = count_features(job, assigned)
         finish = FinalColumns(
-            layout.label, tuple(m.fit(spec) for m, spec in zip(assigned.moments, layout.dense)), tuple(features)
+            layout.label,
+            (
+                *(m.fit(spec) for m, spec in zip(assigned.moments, layout.dense)),
+                *layout.numbers[len(layout.dense) :],  # targets stay as they are
+            ),
+            tuple(features),
         )
         parts = write_parts(job, assigned, finish)
         ranks.leave("writing")
         schema = Schema(
             label=layout.label,
-            dense=finish.dense,
+            dense=finish.dense[: len(layout.dense)],
             features=finish.features,
+            tasks=tuple(Task(target.name, target.kind) for target in layout.targets if target.kind != "weight"),
+            weight=next((target.name for target in layout.targets if target.kind == "weight"), ""),
             splits={
                 name: Split(
                     tuple(part.file for part in parts[name]),
@@ -281,7 +292,7 @@ def _readers(
             name or guess_format(files[0].path),
             delimiter=delimiter,
             wanted=wanted,
-            hashed=not (options.dense or options.multi or options.sequences),
+            hashed=not (options.dense or options.multi or options.sequences or options.targets),
             time=options.time,
         )
     elif name not in (None, "parquet"):

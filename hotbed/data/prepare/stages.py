@@ -241,6 +241,7 @@ def describe_job(settings: dict[str, Any], sources: Sequence[RawSource], layout:
         "columns": {
             "label": layout.label,
             "dense": [asdict(one) for one in layout.dense],
+            "targets": layout.targets,
             "features": [asdict(one) for one in layout.features],
         },
         "versions": [GENERATION, REEL_BYTES, PIECE_IDS, pa.__version__],

@@ -1,0 +1,87 @@
+"""A learner and a loader in, exact metrics out. All scores are kept (8 bytes a sample): AUC is a rank, not a sum.
+
+Of several ranks each scores its part; the scores of all go to rank 0, in the order of the split, and its metrics to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hotbed.data.loader.loader import Loader
+from hotbed.errors import RunError
+from hotbed.parallel.world import ALONE, World
+from hotbed.run.predictions import Scores
+from hotbed.train.breakdown import Breakdown, SampleIds, measure_tasks
+from hotbed.train.metrics import Metrics, measure
+
+Array = npt.NDArray[Any]
+NO_BREAKDOWN = Breakdown()
+
+
+class Evaluation(NamedTuple):
+    """Metrics, and the scores they come from; the latter on rank 0."""
+
+    metrics: Metrics
+    labels: Array  # [samples]
+    logits: Array  # [samples]
+    more: dict[str, Any]  # `tasks`, `grouped_auc` and `by`, where there are such
+
+
+def evaluate(
+    learner: Scores,
+    loader: Loader,
+    stop: Callable[[], bool] = lambda: False,
+    world: World = ALONE,
+    breakdown: Breakdown = NO_BREAKDOWN,
+) -> Evaluation | None:
+    """Score every sample of the loader's split; None when `stop` asked to end before it was done."""
+    ids = SampleIds(breakdown, loader.dataset)
+    labels: list[Tensor] = []
+    outputs: list[Tensor] = []
+    targets: list[Tensor] = []
+    with torch.no_grad(), closing(loader.epoch(0)) as read, closing(learner.ahead(world.counted(read))) as batches:
+        for batch in batches:
+            if stop():
+                return None
+            world.stage(f"evaluating, batch {len(labels) + 1} of {len(loader)}")
+            found = learner.score(batch)
+            labels.append(batch.labels)
+            outputs.append(found if found.dim() > 1 else found.unsqueeze(1))
+            targets += [] if batch.targets is None else [batch.targets]
+            ids.add(batch)
+    if not labels:
+        raise RunError("there is nothing to evaluate: the split has no rows.")
+    scored = [torch.cat(labels).cpu().numpy(), _joined(outputs), ids.whole(), *([_joined(targets)] if targets else [])]
+    if world.size > 1:
+        world.stage("gathering scores")
+        scored = [_whole(world.collect(part), part) for part in scored]
+    measured = world.from_first(_measure(scored, loader, ids) if world.is_first else None)
+    return Evaluation(measured[0], scored[0], scored[1][:, 0], measured[1])
+
+
+def _measure(scored: Sequence[Array], loader: Loader, ids: SampleIds) -> tuple[Metrics, dict[str, Any]]:
+    labels, outputs, sample_ids, *targets = scored
+    logits = outputs[:, 0]
+    more = ids.measure(labels, logits, sample_ids)
+    if targets and outputs.shape[1] > 1:
+        more["tasks"] = measure_tasks(loader.dataset.schema.tasks, targets[0], outputs[:, 1:])
+    return measure(labels, logits), more
+
+
+def _joined(parts: Sequence[Tensor]) -> Array:
+    """[samples, columns]; a batch without samples may have another number of columns."""
+    filled = [part for part in parts if part.shape[0]]
+    return torch.cat(filled or [*parts[:1]]).float().cpu().numpy()
+
+
+def _whole(parts: Sequence[Array], own: Array) -> Array:
+    """The parts of all ranks on rank 0, nothing elsewhere."""
+    filled = [part for part in parts if part.size]
+    return np.concatenate(filled) if filled else own[:0]

@@ -116,6 +116,17 @@ class EmbeddingBag(nn.Module):
         """The rows [num_embeddings, embedding_dim]: a view, so writing to it changes them; behind a cache, a copy."""
         return self.tables.weight(_NAME)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """`bag.weight = nn.Parameter(...)`, as code for nn.EmbeddingBag has it, replaces the rows; optimizer state stays."""
+        if name != "weight":
+            super().__setattr__(name, value)
+            return
+        if not isinstance(value, Tensor):
+            raise ShapeError(
+                f"weight must be a tensor [{self.num_embeddings}, {self.embedding_dim}], not {type(value).__name__}"
+            )
+        self.tables.load_weight(_NAME, value.detach())
+
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """One vector per bag [B, D]: bags are the rows of a matrix [B, T], or cut from a list by `offsets`."""
         bags = self._bags(input, offsets, per_sample_weights)

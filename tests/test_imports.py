@@ -20,7 +20,7 @@ FLOORS = [
     {"checkpoint", "sizing"},
     {"tables"},
     {"run", "pipeline", "parallel", "embedding_bag", "bench"},
-    {"train", "scorer", "report", "interop", "verify"},
+    {"train", "scorer", "report", "interop", "retrieval", "verify"},
     {"forecast", "export", "serve", "testing"},
     {"cli"},
 ]

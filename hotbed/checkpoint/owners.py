@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hotbed.checkpoint.chain import Entry
 from hotbed.checkpoint.read import rows_of, tensors_of
-from hotbed.checkpoint.types import RowPart, TableShape, group_name
+from hotbed.checkpoint.types import RowPart, TableShape
 from hotbed.checkpoint.write import REST
 from hotbed.ops.records import Layout, Precision
 from hotbed.ops.shard import Shard
@@ -93,8 +93,7 @@ class Owners:
                 yield RowPart(self._names[table], torch.from_numpy(known.ids[at[mine]]), columns)
 
     def _group(self, table: str) -> str:
-        shape = self.shapes[table]
-        return group_name(shape.dim, shape.rows is None)
+        return self.shapes[table].group_name
 
     def _owned(self, part: RowPart) -> _OwnedRows:
         numbers = np.full(part.ids.shape[0], self._names.index(part.table), dtype=np.int64)

@@ -33,11 +33,17 @@ class TableShape:
     hashing: bool = False  # ids modulo rows: with another number of rows, ids mean something else
     init: str = ""  # distribution of initial values, as text
     seed: int = 0
+    group: str = field(default="", compare=False)  # of tables with settings of their own, the first of their group
+
+    @property
+    def group_name(self) -> str:
+        """The name of its group."""
+        return group_name(self.dim, self.rows is None, self.group)
 
 
-def group_name(dim: int, dynamic: bool) -> str:
-    """The name of the group of tables of this dim, in manifests."""
-    return f"dim-{dim}-dynamic" if dynamic else f"dim-{dim}"
+def group_name(dim: int, dynamic: bool, own: str = "") -> str:
+    """The name of a group of tables of this dim, in manifests; `own`: the first of those with settings of their own."""
+    return f"dim-{dim}" + ("-dynamic" if dynamic else "") + (f"-{own}" if own else "")
 
 
 class RowPart(NamedTuple):

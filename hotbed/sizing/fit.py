@@ -19,11 +19,24 @@ from hotbed.errors import BudgetError
 from hotbed.host.memory import available_memory, in_words, parse_bytes
 from hotbed.ops.records import Precision, layout_of
 from hotbed.ops.shard import WHOLE, Shard
-from hotbed.optim import RowOptimizer
+from hotbed.optim import SGD, RowOptimizer
 from hotbed.sizing.budget import Budgets, Size, cache_share, enough_for, rooms_of
 from hotbed.types import Batch
 
 _CPU = torch.device("cpu")
+
+
+class OwnSettings(NamedTuple):
+    """What a table has otherwise than the others; None: as they have it. Tables with the same share a group."""
+
+    optimizer: RowOptimizer | None = None
+    precision: Precision | None = None
+    policy: str | None = None
+    cache: float | None = None
+    frozen: bool = False
+    table: str = (
+        ""  # 16-bit weights are rounded by a stream of random bits of their group: such a table has one for itself
+    )
 
 
 class TableSize(Protocol):
@@ -39,15 +52,40 @@ class TableSize(Protocol):
     @property
     def hashing(self) -> bool: ...
 
+    @property
+    def own(self) -> OwnSettings | None:
+        """None: the settings of all tables."""
+
 
 T = TypeVar("T", bound=TableSize)
 
 
-def members_by_group(tables: Mapping[str, T]) -> dict[tuple[int, bool], dict[str, T]]:
-    """The tables of every group, by (dim, whether ids are dynamic)."""
-    members: dict[tuple[int, bool], dict[str, T]] = {}
+class GroupKind(NamedTuple):
+    """What the tables of a group have in common."""
+
+    dim: int
+    dynamic: bool
+    own: OwnSettings | None
+
+    def optimizer(self, usual: RowOptimizer) -> RowOptimizer:
+        """That of its rows; frozen rows have no state."""
+        if self.own is None:
+            return usual
+        return SGD(lr=0.0) if self.own.frozen else self.own.optimizer or usual
+
+    def precision(self, usual: Precision) -> Precision:
+        """That of its weights."""
+        return (self.own and self.own.precision) or usual
+
+
+def members_by_group(tables: Mapping[str, T]) -> dict[GroupKind, dict[str, T]]:
+    """The tables of every group."""
+    members: dict[GroupKind, dict[str, T]] = {}
     for name, table in tables.items():
-        members.setdefault((table.dim, table.rows is None), {})[name] = table
+        own = table.own
+        if own is not None and own.precision not in (None, "fp32"):
+            own = own._replace(table=name)
+        members.setdefault(GroupKind(table.dim, table.rows is None, own), {})[name] = table
     return members
 
 
@@ -57,10 +95,10 @@ def sizes_of(
     """(rows here, bytes of a record) of every group; None for dynamic ids."""
     return [
         (
-            None if dynamic else shard.num_local(sum(table.rows or 0 for table in members.values())),
-            layout_of(dim, optimizer, precision).width * 4,
+            None if kind.dynamic else shard.num_local(sum(table.rows or 0 for table in members.values())),
+            layout_of(kind.dim, kind.optimizer(optimizer), kind.precision(precision)).width * 4,
         )
-        for (dim, dynamic), members in members_by_group(tables).items()
+        for kind, members in members_by_group(tables).items()
     ]
 
 

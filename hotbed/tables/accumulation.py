@@ -97,7 +97,7 @@ class Accumulation:
     @property
     def leaves(self) -> list[Tensor]:
         """All vectors that have a gradient."""
-        return [leaf for part in self._in_order() for leaf in part.leaves.values() if leaf.grad is not None]
+        return [leaf for part in self.in_order() for leaf in part.leaves.values() if leaf.grad is not None]
 
     def forget(self) -> None:
         """Drop all gradients."""
@@ -110,11 +110,12 @@ class Accumulation:
 
     def take(self) -> list[Part]:
         """The batches that wait, in the order of their calls; none waits any more."""
-        taken = self._in_order()
+        taken = self.in_order()
         self.parts.clear()
         return taken
 
-    def _in_order(self) -> list[Part]:
+    def in_order(self) -> list[Part]:
+        """The batches that wait, in the order of their calls."""
         return [self.parts[number] for number in sorted(self.parts)]
 
 
@@ -135,7 +136,7 @@ def joined(
     if not parts:
         return empty(), {}
     columns = [part.given.matrix[:, [part.given.columns[name] for name in single]] for part in parts]
-    bags = {name: _joined_bags([_bag_of(part.given, name) for part in parts]) for name in names if name not in single}
+    bags = {name: _joined_bags([bag_of(part.given, name) for part in parts]) for name in names if name not in single}
     return torch.cat(columns), bags
 
 
@@ -157,7 +158,8 @@ def _like(grad: Tensor, vectors: Tensor) -> Tensor:
     return grad.reshape(-1, grad.shape[-1]) if vectors.ndim == 2 and grad.ndim == 3 else grad
 
 
-def _bag_of(given: BatchInputs, name: str) -> Jagged:
+def bag_of(given: BatchInputs, name: str) -> Jagged:
+    """The ids of one feature; single ids are bags of one."""
     if name in given.bags:
         return given.bags[name]
     values = given.matrix[:, given.columns[name]]

@@ -19,7 +19,6 @@ from hotbed.errors import ConfigError, HotbedError
 from hotbed.ops.blocks import Scratch
 from hotbed.ops.lookups import Lookups
 from hotbed.ops.records import Layout
-from hotbed.optim.schedules import Schedule
 from hotbed.tables.group.group import UpdateStep
 from hotbed.tables.outputs import FeatureSplit
 from hotbed.tables.torch_hooks import backward_in_caller, current_pass, eager, scaled_pass
@@ -55,7 +54,6 @@ class UpdatableTables(Protocol):
 
     num_updates: int
     lr_factor: float
-    schedule: Schedule
     clock: StepClock
     changes: Changes
     independent: bool
@@ -107,11 +105,11 @@ class Step:
         return unscaled
 
     def taken(self) -> tuple[float, int]:
-        """(learning rate, number) of this call's update, which counts from now on: part of a change."""
+        """(factor on learning rates, number) of this call's update, which counts from now on: part of a change."""
         if self._taken is None:
             tables = self.tables
             number = tables.num_updates
-            self._taken = tables.schedule.at(number) * tables.lr_factor, number
+            self._taken = tables.lr_factor, number
             tables.__dict__["num_updates"] = number + 1  # nn.Module takes 10 us to set an attribute
         return self._taken
 

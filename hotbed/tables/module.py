@@ -36,6 +36,7 @@ from hotbed.sizing.fit import sizes_of
 from hotbed.store.counts import TierCounts, Tiers, TierSizes
 from hotbed.tables.accumulation import Accumulation, Part, gradients, joined
 from hotbed.tables.autograd import SCALED_RANKS, Call, Front, LookupFunction, Step
+from hotbed.tables.clipping import clip_together
 from hotbed.tables.exchange import Exchange, LocalExchange
 from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.group.group import TableGroup
@@ -43,9 +44,10 @@ from hotbed.tables.inputs import BatchInputs, GroupInputs, read_inputs
 from hotbed.tables.keyed import KeyedJagged
 from hotbed.tables.outputs import split_of
 from hotbed.tables.ownership import Ownership, PreparedBatch
+from hotbed.tables.rates import RowRates
 from hotbed.tables.recorded import RecordedLookups
 from hotbed.tables.snapshot.snapshot import TablesSink, TablesSnapshot
-from hotbed.tables.spec import Output, Table, features_of, groups_of, output_of
+from hotbed.tables.spec import Output, Table, features_of, groups_of, output_of, own_rooms
 from hotbed.tables.torch_hooks import eager, is_recomputed, listen, refuse_average, refuse_tracing
 from hotbed.tables.transaction import REFUSALS, exclusive
 from hotbed.telemetry.clock import StepClock
@@ -109,6 +111,7 @@ class EmbeddingTables(nn.Module):
         self.features = features_of(self.tables)
         self.output = output_of(output, self.tables, self.features)
         self.lr_factor = 1.0
+        self._rates: RowRates | None = None
         self.num_updates = 0
         self.accumulation: Accumulation | None = None
         self.independent = independent
@@ -116,7 +119,8 @@ class EmbeddingTables(nn.Module):
             raise ConfigError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
         sizes = sizes_of(self.tables, self.optimizer, precision, shard)
         place = torch.empty(0, device=device, dtype=torch.float32).device
-        rooms = rooms_of(Budgets(cache, hbm, memory, ssd), sizes, place.type)
+        budgets = Budgets(cache, hbm, memory, ssd)
+        rooms = own_rooms(rooms_of(budgets, sizes, place.type), self.tables, budgets, shard)
         self._memory_budget = 0 if memory is None else parse_bytes(memory, "memory")
         self.groups = groups_of(self.tables, self.optimizer, place, rooms, policy, precision, shard)
         for group in self.groups:
@@ -161,7 +165,7 @@ class EmbeddingTables(nn.Module):
         self.claim()
         ours = ("ownership", "_recorded", "_unchecked", "clock", "scratch")
         kept = {name: value for name, value in self.__dict__.items() if name not in ours}
-        return kept | {"accumulation": None if self.accumulation is None else Accumulation()}
+        return kept | {"_rates": None} | {"accumulation": None if self.accumulation is None else Accumulation()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -188,6 +192,26 @@ class EmbeddingTables(nn.Module):
     @lr_factor.setter
     def lr_factor(self, factor: float) -> None:
         self._lr_factor = as_factor(factor)
+
+    def set_lr(self, lr: float) -> None:
+        """Learn with this rate from the next update on; a schedule of the optimizer keeps its shape, scaled to it."""
+        base = self.schedule.at(self.num_updates)
+        if base <= 0:
+            raise ConfigError(
+                f"the learning rate of update {self.num_updates} is {base:g} by the schedule of the optimizer, which no factor "
+                f"makes {lr:g}; give tables an optimizer with a fixed lr"
+            )
+        self.lr_factor = lr / base
+
+    @property
+    def rates(self) -> RowRates:
+        """The learning rate of the rows as a torch optimizer, for torch's schedulers; it steps nothing.
+
+        scheduler = torch.optim.lr_scheduler.StepLR(tables.rates, step_size=1000)
+        """
+        if self._rates is None:
+            self._rates = RowRates(self)
+        return self._rates
 
     @property
     def learns(self) -> bool:
@@ -251,14 +275,15 @@ class EmbeddingTables(nn.Module):
             step = Step(self)
             vectors: dict[str, Tensor] = {}
             all_lookups = self._prepared(given, planned, teaches)
-            for group, inputs, lookups in zip(self.exchange.fronts, self.group_inputs, all_lookups):
+            for group, inputs, lookups, plain in zip(self.exchange.fronts, self.group_inputs, all_lookups, self.groups):
+                moves = learning and not plain.is_frozen
                 if lookups.ticket is None and lookups.check is not None:
                     self._unchecked.append(lookups.check)
                 is_block = self.output != "dict" and len(self.groups) == 1
                 cut = None if is_block else split_of(inputs.features, given)
                 weighted = lookups.scale is not None and lookups.scale.requires_grad
-                if learning or (weighted and torch.is_grad_enabled()):
-                    call = Call(group, lookups, inputs.tables, step, learning, cut)
+                if moves or (weighted and torch.is_grad_enabled()):
+                    call = Call(group, lookups, inputs.tables, step, moves, cut)
                     out: Any = LookupFunction.apply(self._trigger, lookups.scale, call)  # type: ignore[no-untyped-call]
                 else:
                     scale = None if lookups.scale is None else lookups.scale.detach()
@@ -339,9 +364,36 @@ class EmbeddingTables(nn.Module):
         nothing = partial(torch.empty, 0, len(names), dtype=torch.int64, device=self.device)
         with torch.enable_grad():
             out = self._looked_up(*joined(parts, names, nothing))
-        vectors, grads = zip(*gradients(parts, out))
-        torch.autograd.backward(vectors, grads)
+        moving = [pair for pair in gradients(parts, out) if pair[0].requires_grad]  # frozen tables have none
+        if moving:
+            vectors, grads = zip(*moving)
+            torch.autograd.backward(vectors, grads)
         return bool(parts)
+
+    def clip_grad_norm(self, max_norm: float, parameters: Iterable[Tensor] = ()) -> Tensor:
+        """Clip the gradients that wait for a step, and those of `parameters`, by their common norm; returns that norm.
+
+            tables.accumulate()
+            loss_of(model(tables(ids))).backward()
+            tables.clip_grad_norm(1.0, model.parameters())
+            tables.step()
+            optimizer.step()
+
+        As torch.nn.utils.clip_grad_norm_ with the rows among the parameters. Of a loss that a GradScaler scaled, call
+        `scaler.unscale_(tables)` and `scaler.unscale_(optimizer)` first.
+        """
+        if self.accumulation is None:
+            raise HotbedError(
+                "clip_grad_norm clips gradients before rows move, and rows move in backward; call tables.accumulate() before, "
+                "and tables.step() after it. clip_norm= of the row optimizer clips every row by itself"
+            )
+        if self.is_shared:
+            raise HotbedError(
+                "the gradients of rows spread over ranks are summed in step(), so their norm is not known before it"
+            )
+        if not max_norm > 0:
+            raise ConfigError(f"max_norm must be above 0, not {max_norm!r}")
+        return clip_together(self.accumulation.in_order(), self.features, self.tables, parameters, max_norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients that wait for a step."""

@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 import torch
 
+from hotbed.cache import POLICIES
 from hotbed.errors import ConfigError
 from hotbed.ids import Admit, Expire, TableRules
 from hotbed.ops.init_rows import Init, Normal
-from hotbed.ops.records import Precision
+from hotbed.ops.records import PRECISIONS, Precision
 from hotbed.ops.shard import Shard
 from hotbed.optim import RowOptimizer
-from hotbed.sizing.budget import Room
-from hotbed.sizing.fit import members_by_group
+from hotbed.sizing.budget import Budgets, Room
+from hotbed.sizing.fit import OwnSettings, members_by_group
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.group.keyspace import Member
 from hotbed.tables.group.make import make_group
@@ -36,6 +37,9 @@ class Table:
 
     rows=None: any 64-bit id, each with a row of its own from its first training batch on; `admit` and `expire` say which ids
     get one, and for how long (docs/dynamic-ids.md).
+
+    `optimizer` (with its learning rate), `precision`, `policy` and `cache` override those of the tables; the table trains as it
+    would alone with these settings, to the bit. `frozen`: its rows stay as they are.
     """
 
     rows: int | None
@@ -47,6 +51,11 @@ class Table:
     init: Init = Normal(0.01)  # noqa: RUF009  frozen
     admit: Admit | None = None  # None: every id, at once
     expire: Expire | None = None  # None: never
+    optimizer: RowOptimizer | None = None  # None: that of the tables, as for the next three
+    precision: Precision | None = None
+    policy: str | None = None
+    cache: float | None = None  # the share of its rows on the device
+    frozen: bool = False  # its rows never move, and carry no optimizer state
 
     def __init__(
         self,
@@ -60,6 +69,11 @@ class Table:
         admit: Admit | None = None,
         expire: Expire | None = None,
         *,
+        optimizer: RowOptimizer | None = None,
+        precision: Precision | None = None,
+        policy: str | None = None,
+        cache: float | None = None,
+        frozen: bool = False,
         num_embeddings: int | None = _ABSENT,
         embedding_dim: int = _ABSENT,
     ) -> None:
@@ -73,9 +87,20 @@ class Table:
             "init": init,
             "admit": admit,
             "expire": expire,
+            "optimizer": optimizer,
+            "precision": precision,
+            "policy": policy,
+            "cache": cache,
+            "frozen": frozen,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)  # frozen
+
+    @property
+    def own(self) -> OwnSettings | None:
+        """What it has otherwise than other tables; None: nothing."""
+        given = OwnSettings(self.optimizer, self.precision, self.policy, self.cache, self.frozen)
+        return None if given == OwnSettings() else given
 
     @property
     def num_embeddings(self) -> int | None:
@@ -145,10 +170,49 @@ def _wrong_ids(name: str, table: Table) -> list[str]:
             wrong.append(f"table {name!r}: {field}= is for dynamic ids; give rows=None, or leave it out")
     if table.rows is None and table.hashing:
         wrong.append(f"table {name!r}: hashing takes ids modulo rows, and rows is None; leave one of them out")
+    wrong += _wrong_settings(name, table)
     padding = table.padding_id
     if padding is not None and (not isinstance(padding, int) or not -(2**63) <= padding < 2**63):
         wrong.append(f"table {name!r}: padding_id must be a 64-bit id, not {padding!r}")
     return wrong
+
+
+def _wrong_settings(name: str, table: Table) -> list[str]:
+    wrong = []
+    if table.precision is not None and table.precision not in PRECISIONS:
+        wrong.append(f"table {name!r}: precision must be one of {', '.join(PRECISIONS)}, not {table.precision!r}")
+    if table.policy is not None and table.policy not in POLICIES:
+        wrong.append(f"table {name!r}: policy must be one of {', '.join(POLICIES)}, not {table.policy!r}")
+    rows_by: Any = table.optimizer
+    if rows_by is not None and not isinstance(rows_by, RowOptimizer):
+        wrong.append(f"table {name!r}: optimizer must be one of hotbed.optim, not {rows_by!r}")
+    if table.frozen and table.optimizer is not None:
+        wrong.append(f"table {name!r}: frozen rows never move; leave out optimizer= or frozen=True")
+    share = table.cache
+    if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
+        wrong.append(f"table {name!r}: cache is a share of its rows, above 0 and at most 1, not {share!r}")
+    if share is not None and table.rows is None:
+        wrong.append(f"table {name!r}: cache= is a share of rows, and rows is None; give hbm= of the tables instead")
+    return wrong
+
+
+def own_rooms(rooms: Sequence[Room], tables: dict[str, Table], budgets: Budgets, shard: Shard) -> list[Room]:
+    """The room of every group, where some have a share of their own."""
+    found = []
+    for room, (kind, named) in zip(rooms, members_by_group(tables).items()):
+        share = None if kind.own is None else kind.own.cache
+        if share is not None:
+            if budgets.ssd is not None or budgets.hbm is not None:
+                given = "ssd" if budgets.ssd is not None else "hbm"
+                raise ConfigError(
+                    f"table {next(iter(named))!r}: cache= is a share of its rows, and {given}= divides bytes among all tables; "
+                    "leave one of them out"
+                )
+            num_rows = shard.num_local(sum(table.rows or 0 for table in named.values()))
+            found.append(room._replace(num_slots=max(1, round(share * num_rows))))
+        else:
+            found.append(room)
+    return found
 
 
 def output_of(output: Output, tables: dict[str, Table], features: list[Feature]) -> Output:
@@ -174,21 +238,30 @@ def groups_of(
     precision: Precision,
     shard: Shard,
 ) -> list[TableGroup]:
-    """Tables of one dim share a group (the optimizer is the same for all, so the record width is too).
-
-    Those of dynamic ids have groups of their own.
-    """
-    if any(room.num_slots is not None for room in rooms) and optimizer.decay_scope == "table":
-        raise ConfigError(
-            "decay_scope='table' visits every row at every step, which a cache cannot hold; use 'touched'"
-        )
+    """Tables of one dim and the same settings share a group; those of dynamic ids have groups of their own."""
     groups: list[TableGroup] = []
-    for room, ((dim, dynamic), named) in zip(rooms, members_by_group(tables).items()):
+    for room, (kind, named) in zip(rooms, members_by_group(tables).items()):
+        own, rows_by = kind.own, kind.optimizer(optimizer)
+        if room.num_slots is not None and rows_by.decay_scope == "table":
+            raise ConfigError(
+                "decay_scope='table' visits every row at every step, which a cache cannot hold; use 'touched'"
+            )
         members, base = [], 0
         for name, table in named.items():
-            rules = TableRules(table.admit, table.expire, table.padding_id) if dynamic else None
+            rules = TableRules(table.admit, table.expire, table.padding_id) if kind.dynamic else None
             members.append(Member(name, table.rows or 0, base, table.init, table.hashing, table.padding_id, rules))
             base += table.rows or 0
-        made = make_group(members, dim, optimizer, device, room, policy=policy, precision=precision, shard=shard)
+        made = make_group(
+            members,
+            kind.dim,
+            rows_by,
+            device,
+            room,
+            policy=(own and own.policy) or policy,
+            precision=kind.precision(precision),
+            shard=shard,
+            own=members[0].name if own else "",
+            is_frozen=own is not None and own.frozen,
+        )
         groups.append(made)
     return groups

@@ -20,7 +20,7 @@ from hotbed.cache import MOST_AHEAD
 from hotbed.checkpoint.chain import Entry
 from hotbed.checkpoint.layouts import entries_of
 from hotbed.checkpoint.read import tensors_of
-from hotbed.checkpoint.types import TableShape, group_name
+from hotbed.checkpoint.types import TableShape
 from hotbed.checkpoint.write import REST
 from hotbed.data.dataset import Dataset
 from hotbed.data.embedded import resolve
@@ -132,7 +132,7 @@ class OpenRun:
     def cache_of(self, table: str, rank: int = 0) -> dict[str, Tensor] | None:
         """The content of the cache of a table's group; None if every row is on the device."""
         shape = self.tables[table]
-        prefix = f"cache.{group_name(shape.dim, shape.rows is None)}."
+        prefix = f"cache.{shape.group_name}."
         found = {name.removeprefix(prefix): one for name, one in self.rest[rank].items() if name.startswith(prefix)}
         return found or None
 
@@ -142,7 +142,7 @@ class OpenRun:
         for name, other in self.tables.items():
             if name == table:
                 return base
-            if (other.dim, other.rows is None) == (shape.dim, shape.rows is None):
+            if other.group_name == shape.group_name:
                 base += other.rows or 0
         raise AssertionError(table)
 

@@ -29,6 +29,7 @@ from hotbed.ops.records import Layout
 from hotbed.ops.shard import Shard
 from hotbed.ops.update import TableRows, settings_of, update
 from hotbed.optim import RowOptimizer
+from hotbed.optim.schedules import as_schedule
 from hotbed.store import Store
 from hotbed.store.counts import Tiers
 from hotbed.store.held import Holder
@@ -44,7 +45,7 @@ class UpdateStep(Protocol):
     """The step that an update of rows belongs to; all groups of one call share it."""
 
     def taken(self) -> tuple[float, int]:
-        """(learning rate, number among all updates); the step counts from now on."""
+        """(factor on the learning rate, number among all updates); the step counts from now on."""
 
 
 class Residency(Protocol):
@@ -152,7 +153,13 @@ class TableGroup:
         keyspace: Keyspace,
         residency: Residency,
         shard: Shard,
+        *,
+        own: str = "",
+        is_frozen: bool = False,
     ) -> None:
+        """`own`: the first of tables with settings of their own."""
+        self.own, self.is_frozen = own, is_frozen
+        self._schedule = as_schedule(optimizer.lr)
         self.members = {member.name: member for member in members}
         self.layout = residency.layout
         self.optimizer = optimizer
@@ -164,7 +171,7 @@ class TableGroup:
     @property
     def name(self) -> str:
         """In manifests."""
-        return group_name(self.layout.dim, self.keyspace.is_dynamic)
+        return group_name(self.layout.dim, self.keyspace.is_dynamic, self.own)
 
     @property
     def records(self) -> Tensor:
@@ -273,7 +280,8 @@ class TableGroup:
 
     def apply(self, lookups: Lookups, rows: tuple[TableRows, ...], grad: Tensor, step: UpdateStep) -> None:
         """What every update comes to; `rows`: the slots and spans of the tables."""
-        lr, number = step.taken()
+        factor, number = step.taken()
+        lr = self._schedule.at(number) * factor
         salt = 0
         if self.layout.precision != "fp32":  # a stream of random bits rounds this group's weights
             salt = salt_of(stream_of(self.seed, f"rounding of {', '.join(self.members)}"), number)

@@ -31,6 +31,8 @@ def make_group(
     policy: str = DEFAULT_POLICY,
     precision: Precision = "fp32",
     shard: Shard = WHOLE,
+    own: str = "",
+    is_frozen: bool = False,
 ) -> TableGroup:
     """A group of tables of one dim; its rows mean nothing until `initialise`."""
     layout = layout_of(dim, optimizer, precision)
@@ -44,4 +46,4 @@ def make_group(
         if room.num_slots is None
         else CachedRows(members, layout, keyspace, device, room, policy, shard)
     )
-    return TableGroup(members, optimizer, keyspace, residency, shard)
+    return TableGroup(members, optimizer, keyspace, residency, shard, own=own, is_frozen=is_frozen)

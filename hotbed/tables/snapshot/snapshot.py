@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hotbed.checkpoint.owners import saved_layout
 from hotbed.checkpoint.row_file import as_numpy
-from hotbed.checkpoint.types import FrozenFolder, RowPart, TableShape, group_name
+from hotbed.checkpoint.types import FrozenFolder, RowPart, TableShape
 from hotbed.errors import RunError
 from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import RowOptimizer
@@ -183,7 +183,7 @@ class TablesSink:
         columns = self._tables.group_of(table).first(table, ids)
         if weight is not None:
             columns["weight"].copy_(weight)
-            for name, state in self._tables.optimizer.first_state(columns["weight"].float()).items():
+            for name, state in self._tables.group_of(table).optimizer.first_state(columns["weight"].float()).items():
                 columns[name].copy_(state)
         return columns
 
@@ -284,19 +284,20 @@ def _shape(tables: Tables, group: TableGroup, name: str) -> TableShape:
         dim=table.dim,
         rows=table.rows,
         precision="fp64" if group.records.dtype == torch.float64 else layout.precision,
-        optimizer=type(tables.optimizer).__name__,
+        optimizer=type(group.optimizer).__name__,
         states={state: layout.dim if state in layout.element_states else 1 for state in layout.states},
         numbers=group.keyspace.columns,
         hashing=table.hashing,
         init=str(table.init),
         seed=group.seed,
+        group=group.own,
     )
 
 
 def thawed(name: str, folder: Path, tables: Mapping[str, TableShape], shard: Shard = WHOLE) -> Iterator[RowPart]:
     """The rows of a frozen folder of a group, as tables of these shapes saved them; each part is good until the next."""
     members, base = [], 0
-    shapes = {table: one for table, one in tables.items() if group_name(one.dim, one.rows is None) == name}
+    shapes = {table: one for table, one in tables.items() if one.group_name == name}
     for table, shape in shapes.items():
         members.append(Member(table, shape.rows or 0, base, cast(Any, None), False, None))
         base += shape.rows or 0

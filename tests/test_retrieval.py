@@ -1,0 +1,119 @@
+"""Two towers: the loss against a loop over pairs, recall against sets, a planted taste, and the example with its twin."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import hotbed
+from hotbed.errors import ConfigError, ShapeError
+from hotbed.retrieval import TwoTower, in_batch_softmax, log_frequency, recall_at_k, write_item_vectors
+
+
+def test_the_loss_compares_with_the_other_items_of_the_batch():
+    torch.manual_seed(0)
+    users, items, log_q = torch.randn(6, 4), torch.randn(6, 4), torch.rand(6).log()
+    ids = torch.tensor([3, 5, 3, 8, 9, 5])
+    found = in_batch_softmax(users, items, ids, log_q, temperature=0.5)
+    expected = []
+    for row in range(6):
+        others = [row, *(column for column in range(6) if ids[column] != ids[row])]
+        scores = torch.stack([users[row] @ items[column] / 0.5 - log_q[column] for column in others])
+        expected.append(-scores.log_softmax(0)[0])
+    torch.testing.assert_close(found, torch.stack(expected).mean())
+
+
+def test_shapes_and_settings_that_do_not_fit():
+    with pytest.raises(ShapeError, match=r"item_ids and log_q \[B\]"):
+        in_batch_softmax(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(2))
+    with pytest.raises(ConfigError, match="give dim="):
+        TwoTower(8, 16)
+    with pytest.raises(ConfigError, match="above 0"):
+        TwoTower(8, 8, temperature=0.0)
+    assert TwoTower(8, 16, hidden=(4,), dim=3)(torch.randn(2, 8), torch.randn(2, 16)).users.shape == (2, 3)
+
+
+def test_recall_counts_what_a_user_has_not_seen():
+    items = torch.eye(4)
+    users = torch.tensor([[4.0, 3, 2, 1], [1, 2, 3, 4], [1, 0, 0, 0]])
+    assert recall_at_k(users, items, [[1, 3], [0], []], [[0], [], []], k=2) == pytest.approx((0.5 + 0) / 2)
+    assert recall_at_k(users, items, [[1, 2], [0], []], [[0], [3, 2], []], k=2) == pytest.approx((1 + 1) / 2)
+    with pytest.raises(ShapeError, match="lists for each of 3 users"):
+        recall_at_k(users, items, [[1]], [[]], k=2)
+
+
+def test_item_vectors_are_written_for_an_index(tmp_path):
+    vectors = torch.randn(5, 3)
+    write_item_vectors(tmp_path / "items.parquet", torch.arange(5) * 10, vectors)
+    table = pq.read_table(tmp_path / "items.parquet")
+    assert table["id"].to_pylist() == [0, 10, 20, 30, 40]
+    assert torch.equal(torch.tensor(table["vector"].to_pylist()), vectors)
+    with pytest.raises(ShapeError, match="ids"):
+        write_item_vectors(tmp_path / "other.parquet", torch.arange(4), vectors)
+    assert not (tmp_path / "other.parquet").exists()
+
+
+def test_log_frequency_corrects_for_popular_items():
+    """With the correction, the softmax over all items has the frequencies that each user has; without it, popular ones lose."""
+    assert log_frequency(torch.tensor([3, 1, 0])).exp().tolist() == pytest.approx([0.6, 0.2, 0.2])
+    torch.manual_seed(0)
+    shares = torch.tensor([0.7, 0.2, 0.1])
+    drawn = torch.multinomial(shares, 6000, replacement=True)
+    found = {}
+    for corrected in (True, False):
+        scores = torch.zeros(3, requires_grad=True)  # one user whose taste is the popularity itself
+        optimizer = torch.optim.Adam([scores], lr=0.05)
+        for some in drawn.split(30) * 3:
+            users = torch.ones(len(some), 1)
+            log_q = shares.log()[some] if corrected else None
+            optimizer.zero_grad()
+            in_batch_softmax(users, scores[some].unsqueeze(1), some, log_q).backward()
+            optimizer.step()
+        found[corrected] = scores.detach().softmax(0)
+    assert (found[True] - shares).abs().max() < 0.1
+    assert (found[False] - shares).abs().max() > 0.2
+
+
+def example():
+    path = Path(__file__).parents[1] / "examples" / "two_tower.py"
+    found = importlib.util.spec_from_file_location("two_tower", path)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of its Adagrad
+def test_the_example_finds_a_planted_taste_as_its_twin_does(tmp_path, capsys):
+    """Users and items have one of four tastes; users want the items of their taste that they have not seen."""
+    generator = torch.Generator().manual_seed(0)
+    lines: dict[str, list[str]] = {"train": [], "test": []}
+    for user in range(80):
+        items = (torch.randperm(10, generator=generator) * 4 + user % 4).tolist()
+        lines["train"].append(" ".join(map(str, [user, *items[:7]])))
+        lines["test"].append(" ".join(map(str, [user, *items[7:]])))
+    for name, some in lines.items():
+        (tmp_path / f"{name}.txt").write_text("\n".join(some) + "\n")
+    files = [str(tmp_path / "train.txt"), str(tmp_path / "test.txt")]
+    options = ["--dim", "8", "--batch", "32", "--epochs", "12", "--lr", "0.3"]
+    out = tmp_path / "items.parquet"
+    recall = example().main([*files, *options, "--out", str(out)])
+    assert recall > 0.9  # by chance: 20 of 33
+    assert pq.read_table(out).num_rows == 40
+    assert example().main([*files, *options, "--twin"]) > 0.9
+    printed = capsys.readouterr().out
+    assert example().main([*files, *options, "--cache", "0.6"]) == recall  # the cache is invisible
+    assert capsys.readouterr().out.splitlines()[:12] == printed.splitlines()[:12]
+
+
+def test_rows_of_both_sides_move():
+    tables = hotbed.EmbeddingTables({"user": hotbed.Table(5, 4), "item": hotbed.Table(5, 4)})
+    before = {name: tables.weight(name).clone() for name in tables.tables}
+    pairs = torch.tensor([[0, 1], [2, 3], [4, 1]])
+    users, items = tables(pairs).unbind(1)
+    TwoTower(4, 4).loss(users, items, pairs[:, 1]).backward()
+    moved = {name: (tables.weight(name) != before[name]).any(1).nonzero().view(-1).tolist() for name in before}
+    assert moved == {"user": [0, 2, 4], "item": [1, 3]}

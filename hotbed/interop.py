@@ -40,6 +40,7 @@ from hotbed.embedding_bag import EmbeddingBag
 from hotbed.errors import ConfigError, ShapeError
 from hotbed.optim import Adagrad, RowwiseAdagrad
 from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.spec import Pooling, Table
 
 Place = Literal["host", "dev", "uvm"]
 Columns = dict[str, Tensor]  # weight [R, D] and, where there is one, sum [R, 1] or [R, D]
@@ -48,6 +49,40 @@ _NUMBERS = {"dev": 0, "uvm": 1, "host": 3}
 Style = Literal["embedding_bag", "torchrec", "fbgemm"]
 STYLES: tuple[Style, ...] = get_args(Style)
 _SUMS = {Adagrad: "sum_of_squares", RowwiseAdagrad: "sum_of_mean_squares"}  # their only state; FBGEMM's momentum1
+
+
+def tables_of(collection: Any) -> dict[str, Table]:
+    """The tables of a TorchRec EmbeddingBagCollection or EmbeddingCollection, for EmbeddingTables; or of their configs.
+
+        tables = hotbed.EmbeddingTables(hotbed.interop.tables_of(collection), output="dict")
+        hotbed.interop.load_state_dict(tables, collection.state_dict(), style="torchrec")
+
+    Names, sizes, features and pooling are read; weights are loaded by `load_state_dict`.
+    """
+    configs = collection
+    for name in ("embedding_bag_configs", "embedding_configs"):
+        if hasattr(collection, name):
+            configs = getattr(collection, name)()
+    try:
+        found = {one.name: _table_of(one) for one in configs}
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"tables_of takes a TorchRec EmbeddingBagCollection, an EmbeddingCollection or a list of their configs, not "
+            f"{type(collection).__name__} ({error})"
+        ) from error
+    if len(found) != len(configs):
+        raise ConfigError("two configs have the same name; tables need different ones")
+    return found
+
+
+def _table_of(config: Any) -> Table:
+    pooling = getattr(config, "pooling", None)  # an EmbeddingConfig has none: vectors are not pooled
+    words: dict[str, Pooling] = {"SUM": "sum", "MEAN": "mean", "NONE": "none"}
+    word = "NONE" if pooling is None else str(getattr(pooling, "value", pooling)).upper()
+    if word not in words:
+        raise ConfigError(f"table {config.name!r}: pooling {pooling!r} is not supported; there are sum, mean and none")
+    features = tuple(config.feature_names) or None
+    return Table(config.num_embeddings, config.embedding_dim, words[word], features=features)
 
 
 def state_dict(

@@ -10,6 +10,7 @@ from hotbed.errors import ShapeError
 from hotbed.models import ModelSchema, block_of, build_model, pad
 from hotbed.models.own import OwnModel
 from hotbed.models.sequence import sequences_in
+from hotbed.train.metrics import auc
 from hotbed.types import Jagged
 
 
@@ -79,3 +80,55 @@ def test_shapes_that_do_not_fit_are_refused():
         model(torch.randn(2, 6, 4), torch.zeros(2, 0))
     with pytest.raises(ShapeError, match=r"reads \[B, 2, 4\]"):  # models that pool have no such columns
         build_model("dnn", num_features=2, dim=4, num_dense=0, options={})(torch.randn(2, 6, 4), torch.zeros(2, 0))
+
+
+def history_log(num, generator):
+    """A sample is positive where its item is in its history of up to six."""
+    histories = torch.randint(1, 30, (num, 6), generator=generator)
+    lengths = torch.randint(1, 7, (num,), generator=generator)
+    inside = histories.gather(1, (torch.rand(num, generator=generator) * lengths).long().view(-1, 1)).view(-1)
+    items = torch.where(
+        torch.rand(num, generator=generator) < 0.5, inside, torch.randint(1, 30, (num,), generator=generator)
+    )
+    mask = torch.arange(6) < lengths.view(-1, 1)
+    labels = ((histories == items.view(-1, 1)) & mask).any(1).float()
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    return items, Jagged(histories[mask], offsets), labels
+
+
+def fitted_auc(name):
+    """The AUC on new samples, after training on others; item and history read one table."""
+    torch.manual_seed(0)
+    features = {"items": hotbed.Table(30, 8, "none", features=("item", "history"), init=hotbed.Normal(0.3))}
+    tables = hotbed.EmbeddingTables(features, hotbed.optim.Adam(lr=0.01))
+    sequences = {"history": 6} if name == "din" else {}
+    options = {"hidden": [32], **({"target": "item"} if sequences else {})}
+    common = {"dim": 8, "num_dense": 0, "options": options, "features": ["item"], "sequences": sequences}
+    model = build_model(name, num_features=1 if sequences else 2, **common)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(1)
+
+    def score(items, history):
+        found = tables({"item": items, "history": history})
+        dense = torch.zeros(len(items), 0)
+        if sequences:
+            block, lengths = block_of(found, sequences, {"history": history})
+            return model(block, dense, lengths)
+        padded = pad(found["history"], history.offsets, 6)
+        mean = padded.vectors.sum(1) / padded.lengths.view(-1, 1)
+        return model(torch.stack([found["item"], mean], dim=1), dense)
+
+    for _ in range(150):
+        items, history, labels = history_log(256, generator)
+        optimizer.zero_grad()
+        torch.nn.functional.binary_cross_entropy_with_logits(score(items, history), labels).backward()
+        optimizer.step()
+    items, history, labels = history_log(3000, generator)
+    with torch.no_grad():
+        return auc(labels.numpy(), score(items, history).numpy())
+
+
+def test_din_finds_the_item_in_a_history_and_a_pooled_history_does_not():
+    found = {name: fitted_auc(name) for name in ("din", "dnn")}
+    assert found["din"] > 0.9
+    assert found["din"] > found["dnn"] + 0.05

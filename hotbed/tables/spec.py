@@ -197,15 +197,16 @@ def _wrong_settings(name: str, table: Table) -> list[str]:
 
 
 def own_rooms(rooms: Sequence[Room], tables: dict[str, Table], budgets: Budgets, shard: Shard) -> list[Room]:
-    """The room of every group, where some have a share of their own."""
+    """The room of every group, where some have a share of their own; without cache= the others then keep all their rows."""
     found = []
+    usual = 1.0 if any(table.cache is not None for table in tables.values()) and budgets.cache is None else None
     for room, (kind, named) in zip(rooms, members_by_group(tables).items()):
-        share = None if kind.own is None else kind.own.cache
+        share = usual if kind.own is None or kind.own.cache is None else kind.own.cache
         if share is not None:
             if budgets.ssd is not None or budgets.hbm is not None:
                 given = "ssd" if budgets.ssd is not None else "hbm"
                 raise ConfigError(
-                    f"table {next(iter(named))!r}: cache= is a share of its rows, and {given}= divides bytes among all tables; "
+                    f"table {_first_share(tables)!r}: cache= is a share of its rows, and {given}= divides bytes among all tables; "
                     "leave one of them out"
                 )
             num_rows = shard.num_local(sum(table.rows or 0 for table in named.values()))
@@ -213,6 +214,10 @@ def own_rooms(rooms: Sequence[Room], tables: dict[str, Table], budgets: Budgets,
         else:
             found.append(room)
     return found
+
+
+def _first_share(tables: dict[str, Table]) -> str:
+    return next(name for name, table in tables.items() if table.cache is not None)
 
 
 def output_of(output: Output, tables: dict[str, Table], features: list[Feature]) -> Output:

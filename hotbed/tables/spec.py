@@ -68,12 +68,12 @@ class Table:
         init: Init = init,
         admit: Admit | None = None,
         expire: Expire | None = None,
-        *,
         optimizer: RowOptimizer | None = None,
         precision: Precision | None = None,
         policy: str | None = None,
         cache: float | None = None,
         frozen: bool = False,
+        *,
         num_embeddings: int | None = _ABSENT,
         embedding_dim: int = _ABSENT,
     ) -> None:
@@ -206,8 +206,8 @@ def own_rooms(rooms: Sequence[Room], tables: dict[str, Table], budgets: Budgets,
             if budgets.ssd is not None or budgets.hbm is not None:
                 given = "ssd" if budgets.ssd is not None else "hbm"
                 raise ConfigError(
-                    f"table {_first_share(tables)!r}: cache= is a share of its rows, and {given}= divides bytes among all tables; "
-                    "leave one of them out"
+                    f"table {_first_share(tables)!r}: cache= is a share of its rows, and {given}= divides bytes among all "
+                    "tables; leave one of them out"
                 )
             num_rows = shard.num_local(sum(table.rows or 0 for table in named.values()))
             found.append(room._replace(num_slots=max(1, round(share * num_rows))))

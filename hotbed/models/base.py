@@ -169,7 +169,9 @@ def _scalar(value: Any, kind: type) -> Any:
         return value
     if kind is float and is_number and math.isfinite(value):
         return float(value)
-    raise ValueError({bool: "true or false", int: "a whole number", float: "a number"}[kind])
+    if kind is str and isinstance(value, str):
+        return value
+    raise ValueError({bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind])
 
 
 def _within(value: Any, limit: Limit) -> Any:

@@ -100,14 +100,14 @@ class Collection:
 
 
 def test_tables_are_made_from_the_configs_of_a_collection():
-    configs = [BagConfig("users", 9, 4, ["user"]), BagConfig("items", 7, 4, ["item", "seen"], Pool.MEAN)]
+    configs = [BagConfig("users", 9, 4, ["user"]), BagConfig("ads", 7, 4, ["item", "seen"], Pool.MEAN)]
     collection = Collection(configs)
     tables = hotbed.EmbeddingTables(hotbed.interop.tables_of(collection), output="dict")
-    assert tables.tables["items"] == Table(7, 4, "mean", features=("item", "seen"))
+    assert tables.tables["ads"] == Table(7, 4, "mean", features=("item", "seen"))
     hotbed.interop.load_state_dict(tables, collection.state_dict(), style="torchrec")
     ids = torch.tensor([[1, 2, 2], [6, 0, 0]])
     found = tables({"user": ids, "item": ids, "seen": ids})
-    torch.testing.assert_close(found["seen"], collection.embedding_bags["items"](ids))
+    torch.testing.assert_close(found["seen"], collection.embedding_bags["ads"](ids))
     torch.testing.assert_close(found["user"], collection.embedding_bags["users"](ids))
     assert hotbed.interop.tables_of(configs) == hotbed.interop.tables_of(collection)
     with pytest.raises(ConfigError, match=r"pooling .*MAX.* is not supported"):
@@ -176,6 +176,7 @@ def test_a_trainer_that_accumulates_without_being_told_moves_rows_at_every_batch
     assert model.tables.num_updates == 1  # docs: tables.accumulate() first
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one process
 def test_dense_weights_in_a_distributed_checkpoint_and_rows_in_ours(tmp_path):
     model, other = Model(), Model()
     for seed in range(3):

@@ -40,7 +40,7 @@ from hotbed.scorer.kernels import GUEST
 from hotbed.scorer.rows import FileRows, RowSpace
 from hotbed.scorer.source import ModelSource, TableSource
 from hotbed.tables.inputs import Feature, GroupInputs, flatten, read_inputs
-from hotbed.tables.outputs import cut_of
+from hotbed.tables.outputs import split_of
 from hotbed.types import Batch
 
 _CPU = torch.device("cpu")
@@ -240,7 +240,7 @@ class FileTables:
             found = lookup(found, lookups._replace(slots=slots), self.rows.dim)
         if self._inputs.all_pooled:
             return Vectors(found.view(given.size, len(self.features), self.rows.dim), state)
-        cut = cut_of(self.features, given)
+        cut = split_of(self.features, given)
         parts = dict(zip(cut.names, cut.split(found)))
         return Vectors({one.name: parts[one.name] for one in self.features}, state)
 

@@ -242,6 +242,9 @@ def look_at(
     dense: Sequence[str] = (),
     ids: Sequence[str] = (),
     multi: Mapping[str, str] | None = None,
+    sequence: Sequence[str] = (),
+    task: Sequence[str] = (),
+    weight: str | None = None,
     drop: Sequence[str] = (),
     integers: str = "log",
     time_column: str | None = None,
@@ -251,7 +254,15 @@ def look_at(
     """How `prepare` with the same arguments would read the columns, by the first rows; nothing is written."""
     clock = None if time_column is None else TimeColumn.parse(time_column)
     options = LayoutOptions(
-        label, tuple(dense), tuple(ids), dict(multi or {}), tuple(drop), integers, clock.name if clock else None
+        label,
+        tuple(dense),
+        tuple(ids),
+        dict(multi or {}),
+        {one.name: one for one in map(SequenceOption.parse, sequence)},
+        tuple(drop),
+        integers,
+        clock.name if clock else None,
+        parse_targets(task, weight),
     )
     sources = list_sources(inputs)
     readers = _readers(sources, format, delimiter, options, lambda _: None)

@@ -42,8 +42,8 @@ def evaluate_command(
     group: str | None = typer.Option(
         None, "--group", metavar="FEATURE", help="Also the AUC within each value of an id feature, e.g. a user."
     ),
-    by: str | None = typer.Option(
-        None, "--by", metavar="A,B", help="Also all metrics for each of the values of id features, e.g. country."
+    slices: str | None = typer.Option(
+        None, "--slice", metavar="A,B", help="Also all metrics for each of the values of id features, e.g. country."
     ),
     device: Device = None,
     batch_size: BatchSize = None,
@@ -61,7 +61,7 @@ def evaluate_command(
 
     hotbed evaluate runs/demo --data adult --split valid
 
-    hotbed evaluate runs/demo --group user --by country,device
+    hotbed evaluate runs/demo --group user --slice country,device
 
     hotbed evaluate runs/demo/checkpoints
     """
@@ -82,7 +82,7 @@ def evaluate_command(
             check_same_ids(model.folder, dataset)
         with waiting(f"evaluating the {split} split"):
             loader = Loader(dataset, split, batch_size=batch_size, pin_memory=device != "cpu")
-            found = evaluate(model.learner, loader, breakdown=Breakdown(group or "", tuple(words(by or ""))))
+            found = evaluate(model.learner, loader, breakdown=Breakdown(group or "", tuple(words(slices or ""))))
             assert found is not None, "nothing asked to stop"
     metrics = found.metrics._asdict()
     best = dataset.schema.best_auc.get(split)

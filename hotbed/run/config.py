@@ -180,7 +180,7 @@ class TrainConfig:
         metadata={"about": "by label, the weight of its loss, where there are several; 1 if not given"},
     )
     group: str = setting("", "an id feature, such as a user: the AUC within its groups is measured, too")
-    by: str = setting("", "id features, separated by commas: metrics are also given for each of their values")
+    slice: str = setting("", "id features, separated by commas: metrics are also given for each of their values")
     checkpoint_every: int = setting(0, "steps between checkpoints; 0 is at the end and when interrupted", least=0)
     checkpoint_full_every: int = setting(8, "every k-th checkpoint holds all rows, the others what changed", least=1)
     keep_checkpoints: int = setting(2, "how many checkpoints stay, with all that they need", least=1)

@@ -46,7 +46,7 @@ class Breakdown(NamedTuple):
         """What the dataset does not have."""
         single = [one.name for one in schema.features if not one.multi]
         return [
-            f"{'group' if name == self.group else 'by'}: {name!r} is not an id feature with one id per sample; there are "
+            f"{'group' if name == self.group else 'slice'}: {name!r} is not an id feature with one id per sample; there are "
             f"{', '.join(single) or 'none'}"
             for name in self.features
             if name not in single

@@ -357,7 +357,7 @@ def _data_problems(config: RunConfig, schema: Schema) -> list[str]:
 
 def breakdown_of(config: RunConfig) -> Breakdown:
     """By which features the metrics are given, too."""
-    return Breakdown(config.train.group, tuple(one.strip() for one in config.train.by.split(",") if one.strip()))
+    return Breakdown(config.train.group, tuple(one.strip() for one in config.train.slice.split(",") if one.strip()))
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:

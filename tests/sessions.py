@@ -1,14 +1,13 @@
 """Terminal sessions of the commands: `python -m tests.sessions` records them for the pages in docs/commands.
 
-Every example runs in a folder with a small click log, a dataset and two runs. What a command prints is kept in docs/sessions;
-`tests/test_cli_grammar.py` runs the examples again and compares what they print, but for numbers.
+Every example runs in a folder with a small click log, a dataset and two runs; what a command prints goes to docs/sessions.
+`tests/test_cli_grammar.py` runs the same examples and validates their JSON.
 """
 
 import contextlib
 import io
 import os
 import random
-import re
 import shlex
 import sys
 import tempfile
@@ -88,13 +87,6 @@ def call(line: str) -> str:
         if end.code:
             raise RuntimeError(f"hotbed {line} ended with {end.code}: {printed.getvalue()}") from end
     return printed.getvalue()
-
-
-def masked(text: str) -> list[str]:
-    """The words of an output without numbers, lines of tables and curves, which depend on the machine."""
-    text = re.sub(r"[─-╿⠀-⣿▁-█·•|+]+", " ", text)
-    text = re.sub(r"\b(KiB|MiB|GiB|bytes|B|ms|us|s|min|h|d)\b", "unit", text)
-    return sorted({word for word in re.findall(r"[A-Za-z][A-Za-z_-]{2,}", text) if not re.search(r"\d", word)})
 
 
 def record() -> None:

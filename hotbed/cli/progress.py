@@ -155,12 +155,15 @@ class WatchOptions(NamedTuple):
     metrics_host: str = "127.0.0.1"
     trace: Path | None = None
     trace_steps: str | None = None
+    trackers: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise a ConfigError if options contradict each other."""
         from hotbed.errors import ConfigError
         from hotbed.telemetry.spans import parse_steps
+        from hotbed.telemetry.trackers import check_trackers
 
+        check_trackers(self.trackers)
         if self.trace is None and self.trace_steps is not None:
             raise ConfigError("--trace-steps chooses the steps of --trace FILE; give both")
         parse_steps(self.trace_steps)

@@ -137,6 +137,9 @@ def train_command(
         None, min=0, max=65535, help="Serve the metrics of the log to Prometheus on this port; 0: any free port."
     ),
     metrics_host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0 accepts other machines."),
+    track: list[str] = typer.Option(
+        [], metavar="NAME", help="Send the metrics of the log to wandb, mlflow or otel too; may be repeated."
+    ),
     trace: Path | None = typer.Option(None, help="Write a trace of all threads to this file, for ui.perfetto.dev."),
     trace_steps: str | None = typer.Option(
         None, metavar="FIRST:STOP", help="Steps to trace, e.g. 50:100. Left out: 50 steps after the first ten."
@@ -219,7 +222,7 @@ def train_command(
         typer.echo(as_run_file(read_config(run_file, given, sets)), nl=False)
         return
     quiet = is_quiet() or as_json
-    watching = WatchOptions(metrics_port, metrics_host, trace, trace_steps)
+    watching = WatchOptions(metrics_port, metrics_host, trace, trace_steps, tuple(track))
     watching.check()
     set_read_cache(read_cache)
     place = resume or folder
@@ -259,6 +262,7 @@ def train_run(
     from hotbed.run.files import write_text
     from hotbed.run.folder import alone, default_run, find_data_or_say, make_run, read_json
     from hotbed.run.remote_folder import local_copy
+    from hotbed.telemetry.trackers import open_trackers
     from hotbed.train.build import build, compare
     from hotbed.train.disk_room import check_room
     from hotbed.train.warm_start import source_of, start_from
@@ -278,7 +282,8 @@ def train_run(
     with alone(run_folder) if world.is_first else nullcontext(), open_watchers(wanted, _say) as watchers:
         with nullcontext() if quiet else waiting("building tables and model"):
             world.stage("building tables and model", alone=True)
-            observers = [*_observers(run_folder, quiet, world), *watchers.observers]
+            trackers = open_trackers(wanted.trackers, run_folder, dataclasses.asdict(config), _say)
+            observers = [*_observers(run_folder, quiet, world), *watchers.observers, *trackers]
             built = build(config, dataset, run_folder, observers, world)
             watchers.watch(built.training.learner.tables.clock, built.training.observer.say)
             if manner.rows is not None:

@@ -29,6 +29,7 @@ CONTENT = (
     "data.json",
     "metrics.jsonl",
     "arrivals.jsonl",
+    "trackers.json",
     "summary.json",
     "report.html",
     "warm_start.json",

@@ -117,3 +117,16 @@ def test_the_port_is_free_again_after_the_end():
     second = MetricsServer("127.0.0.1", port)
     assert second.url == first.url
     second.end()
+
+
+def test_the_parser_of_prometheus_reads_it(server):
+    parser = pytest.importorskip("prometheus_client.parser")
+    server.begin(Progress(), 100)
+    server.record(TRAIN)
+    server.record(EVAL)
+    ours = samples_of(server.text())
+    theirs = [one for family in parser.text_string_to_metric_families(server.text()) for one in family.samples]
+    assert len(theirs) == len(ours)
+    found = {(one.name, *one.labels.values()): one.value for one in theirs}
+    assert found["hotbed_eval_auc", "valid"] == 0.75
+    assert found["hotbed_ids_seen", 'us"er\n\\'] == 9

@@ -30,6 +30,7 @@ from hotbed.data.formats.chunk import BadRow, Chunk, shorten
 from hotbed.data.formats.parquet import read_columns, shown_row
 from hotbed.data.raw_reader import RawReader
 from hotbed.errors import ConfigError, DataError
+from hotbed.host.extras import how_to_install
 
 BLOCK = 16_384  # messages of an arrival, at most
 SETTINGS = "HOTBED_KAFKA_CONFIG"
@@ -247,7 +248,7 @@ def _client() -> Any:
     try:
         import confluent_kafka
     except ImportError as error:
-        raise ConfigError("a kafka:// source needs confluent-kafka: pip install 'hotbed[kafka]'.") from error
+        raise ConfigError(f"a kafka:// source needs confluent-kafka: {how_to_install('kafka')}") from error
     return confluent_kafka
 
 

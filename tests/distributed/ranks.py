@@ -106,12 +106,14 @@ def _results(ranks: list[tuple[Any, Connection]], places: list[Place]) -> list[A
 
 def _stacks(place: Place) -> str:
     """Of a rank that hangs; on a busy machine it may have begun late."""
-    deadline = time.monotonic() + TIMEOUT
+    deadline, before = time.monotonic() + TIMEOUT, ""
     while time.monotonic() < deadline:
-        if place.stacks.exists() and (text := place.stacks.read_text()):
+        text = place.stacks.read_text() if place.stacks.exists() else ""
+        if text and text == before:  # nothing more is written to it
             return text
-        time.sleep(0.01)
-    return "(nothing known)"
+        before = text
+        time.sleep(0.2)
+    return before or "(nothing known)"
 
 
 def _rank(place: Place, answer: Connection, work: bytes) -> None:

@@ -138,7 +138,7 @@ def test_mmoe_learns_all_tasks_and_the_report_shows_them(clicks, tmp_path):
     more = summary["more"]["test"]
     assert more["tasks"]["like"]["auc"] > 0.75  # planted
     assert more["tasks"]["watched"]["samples"] == summary["final"]["test"]["samples"]
-    assert more["grouped_auc"]["groups"] == 20
+    assert more["grouped_auc"]["groups"] == 19  # one user of test has one kind of label
     slices = {one["value"]: one["samples"] for one in more["by"]["country"]}
     assert set(slices) - {"DE", "FR"} == {str(hash_string("Switzerland"))}
     assert sum(slices.values()) == summary["final"]["test"]["samples"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotbed.cli.console import compiled_text, err, fail, live, out, print_json, print_progress, report_compiling
-from hotbed.cli.options import AsJson, DryRun, MaxBad, Memory, Out, Overwrite, ReadCache, words
+from hotbed.cli.options import AsJson, DryRun, MaxBad, Memory, Out, Overwrite, ReadCache, share, words
+from hotbed.cli.prepare_hints import hints
 from hotbed.errors import ConfigError, HotbedError
 
 if TYPE_CHECKING:
@@ -44,7 +44,11 @@ def prepare_command(
     ] = None,
     positive: Annotated[
         str | None,
-        typer.Option(metavar="VALUE", help="If the label has two words, the one that means 1: --positive '>50K'."),
+        typer.Option(
+            metavar="VALUE",
+            help="If the label has two words, the one that means 1: --positive '>50K'. If it is a number, a condition: "
+            "--positive 'rating>=4'.",
+        ),
     ] = None,
     dense: Annotated[
         str,
@@ -96,15 +100,28 @@ def prepare_command(
             metavar="RULE",
             help="train=0.8,valid=0.1,test=0.1 assigns rows at random, always in the same way; "
             "train=50000,test=10000 takes them in file order; days:valid=1,test=1 takes the last days of --time. "
-            "Left out: all rows are train.",
+            "With files named train=a.csv test=b.csv, valid=0.1 takes a share of train. Left out: all rows are train.",
         ),
     ] = None,
     time: Annotated[
         str | None,
         typer.Option(
             metavar="COLUMN[:UNIT]",
-            help="The time column; rows must be sorted by it, over all files. It is not used as a feature. UNIT of numbers: "
-            "s (default), ms, us, ns, hour, day, yyyymmdd or yymmddhh. Text: 2014-10-21 05:30:00.",
+            help="The time column; rows must be sorted by it, over all files (the rows of a small file are sorted here). It is "
+            "not used as a feature. UNIT of numbers: s (default), ms, us, ns, hour, day, yyyymmdd or yymmddhh. Text: 2014-10-21"
+            " 5:30, or a format of strptime: 'seen:%d.%m.%Y %H:%M'.",
+        ),
+    ] = None,
+    time_features: Annotated[
+        str, typer.Option(metavar="A,B", help="Ids made of --time: hour, weekday or both, in UTC.")
+    ] = "",
+    keep_negatives: Annotated[
+        float | None,
+        typer.Option(
+            parser=share,
+            metavar="SHARE",
+            help="Keep only this share of the rows of train whose label is 0, e.g. 0.1 of a log with few positives. "
+            "Predicted probabilities are corrected for it; other splits keep all rows.",
         ),
     ] = None,
     min_count: Annotated[
@@ -179,6 +196,7 @@ def prepare_command(
                 drop=words(drop),
                 integers=integers,
                 time_column=time,
+                time_features=words(time_features),
                 max_bad=max_bad,
                 delimiter="\t" if delimiter == "\\t" else delimiter,
             ),
@@ -206,6 +224,8 @@ def prepare_command(
                 integers=integers,
                 split=splits,
                 time_column=time,
+                time_features=words(time_features),
+                keep_negatives=1.0 if keep_negatives is None else keep_negatives,
                 min_count=min_count,
                 ids_mode=ids_mode,
                 hash_rows=hash_rows,
@@ -299,40 +319,7 @@ def _progress_bar(shown: bool) -> Iterator[Callable[[PrepareProgress], None]]:
             yield update
 
 
-_MANY_ROWS, _LONE = 1000, 0.9
 _SOME_PAIRS = 0.001
-
-
-def _show_lone_values(report: PrepareReport) -> None:
-    """Name columns that are useless because nearly every row has a different value."""
-    train = report.schema.splits.get("train")
-    if train is None or train.rows < _MANY_ROWS:
-        return
-    lone = [one.name for one in report.schema.features if not one.multi and one.distinct >= _LONE * train.rows]
-    for name in lone:
-        err().print(
-            f"{name}: nearly every row has a different value, so nothing can be learned from it. --drop {shlex.quote(name)} "
-            f"leaves it out; --time {shlex.quote(name)} makes it the time column",
-            soft_wrap=True,
-        )
-
-
-def _show_hints(report: PrepareReport) -> None:
-    """Hints about options that the data suggests."""
-    for name, separator in report.joined.items():
-        err().print(
-            f"{name}: its values look like several ids separated by {separator!r}, but each value was read as one id. "
-            f"--multi {shlex.quote(f'{name}:{separator}')} splits them",
-            soft_wrap=True,
-        )
-    listed = [one for one in report.schema.features if one.mode == "vocabulary" and not one.unlisted_lookups]
-    if listed and report.schema.notes["min_count"] == 1:
-        err().print(
-            "row 0 of a table is the row of values that do not occur in train, and nothing trains it, because every value of "
-            "train has its own row. --min-count 2 trains it with the values that occur once; new values are then scored "
-            "like those",
-            soft_wrap=True,
-        )
 
 
 def _show_collisions(report: PrepareReport) -> None:
@@ -388,8 +375,6 @@ def _show(report: PrepareReport, compiled: CompileReport) -> None:
                 soft_wrap=True,
             )
     _show_collisions(report)
-    _show_lone_values(report)
-    _show_hints(report)
     if schema.dense:
         numbers = ", ".join(f"{one.name} (log)" if one.transform == "log" else one.name for one in schema.dense)
         console.print(f"numbers: {numbers}", soft_wrap=True)
@@ -412,9 +397,7 @@ def _show(report: PrepareReport, compiled: CompileReport) -> None:
     console.print(f"{megabytes:,.1f} MB in {seconds:.1f} s ({megabytes / seconds:,.1f} MB/s)")
     if compiled.kernels:
         console.print(compiled_text(compiled), soft_wrap=True)
-    if set(report.schema.splits) == {"train"}:
-        console.print(
-            "all rows are in train; there is nothing to test on (--splits train=0.8,valid=0.1,test=0.1 reserves some)"
-        )
+    for line in hints(report):
+        err().print(line, soft_wrap=True, highlight=False)
     dynamic = " --dynamic" if any(feature.mode == "raw" for feature in schema.features) else ""
     console.print(f"next: hotbed train --data {report.path}{dynamic}", soft_wrap=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from hotbed.data.formats import BadRow, Chunk
 from hotbed.data.formats.chunk import Faults, offsets_of
-from hotbed.data.schema import DenseColumn, IdFeature
+from hotbed.data.schema import DenseColumn, IdFeature, clock_of
 from hotbed.data.times import TimeColumn, read_times
 from hotbed.data.values import Bags, LabelReader, Target, read_dense, read_ids, read_target
 
@@ -32,7 +32,14 @@ class EncodedRows(NamedTuple):
 
 def raw_column(feature: IdFeature) -> str:
     """The raw column a feature is read from."""
+    if clock := clock_of(feature.source):
+        return feature.name.removesuffix(f"_{clock.part}")
     return feature.name.removesuffix(BUCKET_SUFFIX) if feature.source == "bucket" else feature.name
+
+
+def time_of(features: Sequence[IdFeature]) -> str | None:
+    """The raw column that is read as a time, if features are made of one."""
+    return next((raw_column(one) for one in features if clock_of(one.source)), None)
 
 
 def encode(

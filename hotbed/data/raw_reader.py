@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from hotbed.data.dataset import read_counts
-from hotbed.data.encode import EncodedRows, encode, raw_column
+from hotbed.data.encode import EncodedRows, encode, raw_column, time_of
 from hotbed.data.formats import Chunk, Format, guess_format, open_format
 from hotbed.data.formats.parquet import stored_types
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
@@ -113,7 +113,7 @@ class RawReader:
             delimiter=self._raw.get("delimiter"),
             wanted={self.schema.label, *self._wanted}.__contains__,
             label_optional=not self._needs_labels,
-            time=self._time.name if self._time else None,
+            time=self.time_name,
         )
 
     def format_of(self, path: Path) -> Format:
@@ -125,8 +125,8 @@ class RawReader:
 
     @property
     def time_name(self) -> str | None:
-        """The time column."""
-        return self._time.name if self._time else None
+        """The time column, or the one that features are made of."""
+        return self._time.name if self._time else time_of(self.schema.features)
 
     @property
     def columns(self) -> list[str]:
@@ -148,7 +148,7 @@ class RawReader:
             for name, kind in types.items()
             if self._format.name != "parquet"
             and name in self._wanted
-            and (self._time is None or name != self._time.name)
+            and name != self.time_name
             and (pa.types.is_temporal(kind) or (name in strings and _many_spellings(kind)))
         ]
         if unlike:

@@ -24,7 +24,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from hotbed.errors import RemoteError, SchemaError
 from hotbed.host.atomic import write_file
@@ -35,6 +35,7 @@ KEEPS = ("last", "first")
 TASK_KINDS = ("binary", "regression")
 IdMode = Literal["vocabulary", "hash", "direct", "raw"]
 Counting = Literal["exact", "sketch"]
+CLOCK_PARTS = ("hour", "weekday")
 STATISTICS = ("counting", "count_error", "distinct_estimate", "lookups", "unlisted_lookups")
 
 
@@ -56,9 +57,9 @@ class IdFeature:
     rows: int  # rows its table needs
     mode: IdMode = "vocabulary"
     multi: bool = False
-    source: str = (
-        "string"  # how raw text becomes a 64-bit id: "string" (stable hash), "integer", "bucket" (log buckets)
-    )
+    # how raw text becomes a 64-bit id: "string" (stable hash), "integer", "bucket" (log buckets), "hour:UNIT" or "weekday:UNIT"
+    # (of a time in that unit, see times.py)
+    source: str = "string"
     separator: str = ""  # between the values of a multi-valued raw column
     distinct: int = 0  # distinct raw ids in train; `distinct_estimate` if they were too many to count
     counting: Counting = "exact"  # "sketch": too many distinct ids for the memory given, see `count_error`
@@ -76,6 +77,19 @@ class Task:
 
     name: str
     kind: str = "binary"  # "binary" (log loss) or "regression" (squared error)
+
+
+class ClockSource(NamedTuple):
+    """The source of a feature that is made of a time."""
+
+    part: str  # hour or weekday
+    unit: str  # of the time: as in `--time COLUMN:UNIT`
+
+
+def clock_of(source: str) -> ClockSource | None:
+    """The parts of `hour:UNIT` or `weekday:UNIT`; None for other sources."""
+    part, colon, unit = source.partition(":")
+    return ClockSource(part, unit) if colon and part in CLOCK_PARTS else None
 
 
 @dataclass(frozen=True)
@@ -184,7 +198,8 @@ class Schema:
         for feature in self.features:
             _demand(type(feature.rows) is int and feature.rows >= 0 and type(feature.multi) is bool, f"{feature}")
             _demand("/" not in feature.name, f"{feature}")  # it is also a file name
-            _demand(feature.mode in get_args(IdMode) and feature.source in SOURCES, f"{feature}")
+            _demand(feature.mode in get_args(IdMode), f"{feature}")
+            _demand(feature.source in SOURCES or clock_of(feature.source) is not None, f"{feature}")
             _demand(feature.counting in get_args(Counting), f"{feature}")
             _demand(type(feature.length) is int and feature.length >= 0 and feature.keep in KEEPS, f"{feature}")
             _demand(feature.multi or not feature.length, f"{feature}")

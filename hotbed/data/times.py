@@ -1,14 +1,19 @@
 """A time column in, microseconds since 1970 (UTC) out; a row whose value is not a time is bad.
 
-Arrow's dates and timestamps have their own unit. Text is a number or ISO 8601: 2014-10-21, 2014-10-21 05:30, optionally with
-seconds, a fraction, `T` instead of the space, `Z` or an offset. A number counts `unit` since 1970 (seconds by default) or is a
-date: yyyymmdd, or yymmddhh as in Avazu's log.
+Arrow's dates and timestamps have their own unit. Text is a number or close to ISO 8601: 2014-10-21, 2014/10/21 5:30,
+optionally with seconds, a fraction, `T` instead of the space, `Z` or an offset; month, day and hour may have one digit. A
+number counts `unit` since 1970 (seconds by default) or is a date: yyyymmdd, or yymmddhh as in Avazu's log. Any other text
+needs a format of strptime as `unit`: %d.%m.%Y %H:%M.
+
+`clock_ids`: hour or weekday of a time as an id.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +25,27 @@ from hotbed.host.jit import njit
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
+_DATE = re.compile(r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))(\D|$)")
 _SPELLED = ("yyyymmdd", "yymmddhh")
 UNITS = {"s": SECOND, "ms": 1000, "us": 1, "ns": -1000, "hour": 3600 * SECOND, "day": DAY}
 EARLIEST, LATEST = -62_135_596_800 * SECOND, 253_402_300_800 * SECOND  # the years 1 and 10000
 NO_TIME = -(2**63)
+NOT_A_TIME_REASON = " is not a time"  # follows the name of the column
 
 
 class TimeColumn(NamedTuple):
     """The time column, and the unit of its numbers."""
 
     name: str
-    unit: str = "s"
+    unit: str = "s"  # or a format of strptime
 
     @classmethod
     def parse(cls, text: str) -> TimeColumn:
-        """`COLUMN` or `COLUMN:UNIT`."""
+        """`COLUMN`, `COLUMN:UNIT` or `COLUMN:FORMAT`."""
+        name, colon, format = text.partition(":%")
+        if colon and name:
+            _check_format("%" + format, text)
+            return cls(name, "%" + format)
         name, colon, unit = text.rpartition(":")
         if colon and unit in (*UNITS, *_SPELLED):
             return cls(name, unit)
@@ -46,21 +57,20 @@ class TimeColumn(NamedTuple):
 
 def read_times(column: Column, spec: TimeColumn, faults: Faults) -> NDArray[np.int64]:
     """Microseconds since 1970, int64 [n]."""
+    if not isinstance(column, Instants | Integers | Floats | Text):
+        raise FormatError(f"time column {spec.name} holds lists or ids; it must hold one time per row.")
+    missing = missing_times(column)
     if isinstance(column, Instants):
-        missing = column.missing
         times = column.micros
     elif isinstance(column, Integers | Floats):
-        values = column.values
-        missing = column.missing if isinstance(column, Integers) else np.isnan(values)
-        times = _from_numbers(np.where(missing, 0, values), spec.unit)
-    elif isinstance(column, Text):
-        missing = column.starts == column.ends
+        times = _from_numbers(np.where(missing, 0, column.values), spec.unit)
+    elif spec.unit.startswith("%"):
+        times = _from_format(column, spec.unit)
+    else:
         numbers, codes = parse_integers(column)
         times = np.where(codes == OK, _from_numbers(numbers, spec.unit), _parse_iso(*column))
-    else:
-        raise FormatError(f"time column {spec.name} holds lists or ids; it must hold one time per row.")
     faults.mark(missing, f"time {spec.name} is missing")
-    faults.mark((times == NO_TIME) & ~missing, f"time {spec.name} is not a time")
+    faults.mark((times == NO_TIME) & ~missing, f"time {spec.name}{NOT_A_TIME_REASON}")
     outside = ((times < EARLIEST) | (times >= LATEST)) & (times != NO_TIME) & ~missing
     faults.mark(
         outside, f"time {spec.name} lies outside the years 1 to 9999; is its unit right? (--time {spec.name}:UNIT)"
@@ -68,7 +78,29 @@ def read_times(column: Column, spec: TimeColumn, faults: Faults) -> NDArray[np.i
     return times
 
 
+def looks_like_time(texts: Sequence[str]) -> Literal["plain", "format", ""]:
+    """Whether texts are times that can be read as they are, or are dates that need a format."""
+    texts = [text for text in texts if text]
+    if not texts or not all(_DATE.match(text) for text in texts):
+        return ""
+    data = np.frombuffer("".join(texts).encode(), np.uint8)
+    ends = np.cumsum([len(text.encode()) for text in texts])
+    starts = ends - [len(text.encode()) for text in texts]
+    return "plain" if (_parse_iso(data, starts, ends) != NO_TIME).all() else "format"
+
+
+def missing_times(column: Column) -> NDArray[np.bool_]:
+    """The rows without a time, bool [n]."""
+    if isinstance(column, Instants | Integers):
+        return np.asarray(column.missing)
+    if isinstance(column, Floats):
+        return np.asarray(np.isnan(column.values))
+    return np.asarray(column.starts == column.ends) if isinstance(column, Text) else np.zeros(0, np.bool_)
+
+
 def _from_numbers(values: NDArray[np.int64] | NDArray[np.float64], unit: str) -> NDArray[np.int64]:
+    if unit.startswith("%"):
+        return np.full(len(values), NO_TIME)
     if unit in _SPELLED:
         readable = np.abs(values) < 10**9
         return np.asarray(_spelled(np.where(readable, values, 0).astype(np.int64), unit == "yymmddhh"))
@@ -81,6 +113,43 @@ def _from_numbers(values: NDArray[np.int64] | NDArray[np.float64], unit: str) ->
         whole = np.where(readable, values, 0).astype(np.int64)
         exact = whole // -factor if factor < 0 else whole * factor
     return np.where(readable, exact, np.where(micros < 0, EARLIEST - 1, LATEST))
+
+
+def _from_format(column: Text, format: str) -> NDArray[np.int64]:
+    """Texts by strptime; equal ones are read once."""
+    known: dict[str, int] = {}
+    out = np.empty(len(column.starts), dtype=np.int64)
+    for i in range(len(out)):
+        text = column.string(i)
+        if text not in known:
+            known[text] = _strptime(text, format)
+        out[i] = known[text]
+    return out
+
+
+def _strptime(text: str, format: str) -> int:
+    try:
+        moment = datetime.strptime(text.strip(), format)
+    except (ValueError, OverflowError):
+        return NO_TIME
+    since = moment.replace(tzinfo=moment.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * SECOND + since.microseconds
+
+
+def _check_format(format: str, text: str) -> None:
+    """A ConfigError if strptime cannot use the format."""
+    try:
+        moment = datetime(2001, 2, 3, 4, 5, 6)
+        datetime.strptime(moment.strftime(format), format)
+    except ValueError as error:
+        raise ConfigError(
+            f"--time {text}: {format!r} is not a format of strptime ({error}). For example: %d/%m/%Y %H:%M."
+        ) from None
+
+
+def clock_ids(times: NDArray[np.int64], part: str) -> NDArray[np.int64]:
+    """The hour (0 to 23) or the weekday (0 is Monday) of times in microseconds since 1970 (a Thursday), UTC."""
+    return times // (3600 * SECOND) % 24 if part == "hour" else (times // DAY + 3) % 7
 
 
 def show_time(micros: int) -> str:
@@ -128,6 +197,14 @@ def _number(data: NDArray[np.uint8], begin: int, end: int) -> int:
 
 
 @njit(nogil=True, cache=True)
+def _digits(data: NDArray[np.uint8], at: int, end: int) -> int:
+    """How many digits follow: 0, 1 or 2."""
+    if at >= end or not 48 <= data[at] <= 57:
+        return 0
+    return 2 if at + 1 < end and 48 <= data[at + 1] <= 57 else 1
+
+
+@njit(nogil=True, cache=True)
 def _parse_iso(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     out = np.empty(len(starts), dtype=np.int64)
     for i in range(len(starts)):
@@ -137,13 +214,25 @@ def _parse_iso(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray
 
 @njit(nogil=True, cache=True)
 def _parse_iso_one(data: NDArray[np.uint8], at: int, end: int) -> int:
-    if end - at < 10 or data[at + 4] != 45 or data[at + 7] != 45:
+    if end - at < 8 or (data[at + 4] != 45 and data[at + 4] != 47):  # - or /
         return NO_TIME
-    days = _days(_number(data, at, at + 4), _number(data, at + 5, at + 7), _number(data, at + 8, at + 10))
+    between = data[at + 4]
+    year = _number(data, at, at + 4)
+    at += 5
+    width = _digits(data, at, end)
+    month = _number(data, at, at + width)
+    at += width
+    if width == 0 or at >= end or data[at] != between:
+        return NO_TIME
+    at += 1
+    width = _digits(data, at, end)
+    if width == 0:
+        return NO_TIME
+    days = _days(year, month, _number(data, at, at + width))
     if days < -(10**7):
         return NO_TIME
     micros = days * DAY
-    at += 10
+    at += width
     if at == end:
         return micros
     if data[at] != 32 and data[at] != 84:  # a space or T
@@ -152,13 +241,14 @@ def _parse_iso_one(data: NDArray[np.uint8], at: int, end: int) -> int:
     scale = 3600 * SECOND
     limit = 24
     for part in range(3):  # hours, minutes, seconds
-        if at + 2 > end:
+        width = _digits(data, at, end)
+        if width < 2 and (part > 0 or width == 0):  # only the hour may have one digit
             return NO_TIME
-        value = _number(data, at, at + 2)
+        value = _number(data, at, at + width)
         if not 0 <= value < limit:
             return NO_TIME
         micros += value * scale
-        at += 2
+        at += width
         scale //= 60
         limit = 60
         if part == 2 or at == end or data[at] != 58:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +21,14 @@ from hotbed.data.formats.chunk import (
     Lists,
     Scalar,
     Text,
+    num_values,
     offsets_of,
 )
 from hotbed.data.formats.parquet import text_of_strings
 from hotbed.data.formats.parse_numbers import MISSING, NOT_A_NUMBER, TOO_LARGE, parse_floats, parse_integers
 from hotbed.data.hash import MISSING_ID, hash_text
-from hotbed.data.schema import DenseColumn, IdFeature
+from hotbed.data.schema import ClockSource, DenseColumn, IdFeature, clock_of
+from hotbed.data.times import NOT_A_TIME_REASON, TimeColumn, clock_ids, missing_times, read_times
 from hotbed.errors import FormatError
 from hotbed.host.jit import njit
 
@@ -32,7 +36,10 @@ from hotbed.host.jit import njit
 BUCKET_STARTS = np.unique([math.ceil(math.exp(math.sqrt(k))) for k in range(1, 1900)]).astype(np.float64)
 
 
+_THRESHOLD = re.compile(r"\s*(.*?)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*")
+_SIGNS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 LARGEST = 1e30  # larger numbers are treated as damage; their squares would overflow
+NOT_A_NUMBER_REASON = " is not a number"  # follows the name of the column
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -43,10 +50,33 @@ class Bags(NamedTuple):
     ids: np.ndarray  # int64
 
 
+class LabelThreshold(NamedTuple):
+    """The numbers that mean 1: `rating>=4`."""
+
+    column: str  # empty if it is not named
+    sign: str
+    limit: float
+
+    @classmethod
+    def parse(cls, text: str) -> LabelThreshold | None:
+        """None if the text is a value and not a condition: `>50K`."""
+        found = _THRESHOLD.fullmatch(text)
+        return None if found is None else cls(found[1], found[2], float(found[3]))
+
+    def holds(self, text: str) -> float:
+        """1, 0, or NaN if the text is not a number."""
+        try:
+            number = float(text) if text.isascii() and "_" not in text else math.nan
+        except ValueError:
+            number = math.nan
+        return math.nan if math.isnan(number) else float(_SIGNS[self.sign](number, self.limit))
+
+
 class LabelReader:
     """Reads labels: 0/1 or true/false, or two values of which `positive` means 1; also -1/1 if `signed`.
 
-    With `positive`, the first other value seen is the negative one; a third value is a fault, not a negative.
+    With `positive`, the first other value seen is the negative one; a third value is a fault, not a negative. A condition
+    (`>=4`) instead of a value makes labels of numbers.
     """
 
     def __init__(
@@ -61,6 +91,7 @@ class LabelReader:
         self.name = name
         self.positive = positive
         self.negative = negative
+        self._threshold = None if positive is None else LabelThreshold.parse(positive)
         self._label_of_number = {0.0: 0.0, 1.0: 1.0} | ({-1.0: 0.0} if signed else {})
         self._optional = optional
 
@@ -98,6 +129,8 @@ class LabelReader:
         if self.positive is not None:
             if text == self.positive:
                 return 1.0
+            if self._threshold is not None:
+                return self._threshold.holds(text)
             if self.negative is None and text:
                 self.negative = text
             return 0.0 if text == self.negative else math.nan
@@ -112,6 +145,8 @@ class LabelReader:
             return math.nan
 
     def _fault(self) -> str:
+        if self._threshold is not None:
+            return f"label {self.name} is not a number, as --positive {self.positive!r} needs"
         if self.positive is not None:
             return f"label {self.name} is neither {self.positive!r} nor {self.negative!r}"
         return f"label {self.name} is not 0 or 1"
@@ -207,6 +242,8 @@ def standardise(values: np.ndarray, spec: DenseColumn) -> np.ndarray:
 
 def read_ids(column: Column, feature: IdFeature, faults: Faults) -> np.ndarray | Bags:
     """The 64-bit ids of a feature: int64 [n], or bags if it is multi-valued."""
+    if (clock := clock_of(feature.source)) is not None:
+        return _clock_ids(column, feature, clock, faults)
     if not feature.multi:
         if isinstance(column, Lists | Instants):
             raise FormatError(f"column {feature.name} holds lists where one id per row is expected.")
@@ -245,6 +282,16 @@ def _cut(lists: Lists, length: int, keep: str) -> Lists:
     return Lists(offsets_of(np.minimum(lengths, length)), some)
 
 
+def _clock_ids(column: Column, feature: IdFeature, clock: ClockSource, faults: Faults) -> np.ndarray:
+    """Hours or weekdays of a time column; a missing time has an id of its own."""
+    name = feature.name.removesuffix(f"_{clock.part}")
+    broken = Faults(num_values(column))
+    times = read_times(column, TimeColumn(name, clock.unit), broken)
+    missing = missing_times(column)
+    faults.mark(~broken.good & ~missing, f"time {name}{NOT_A_TIME_REASON}")
+    return np.where(missing, MISSING_ID, clock_ids(times, clock.part))
+
+
 def _scalar_ids(column: Scalar, feature: IdFeature, faults: Faults) -> np.ndarray:
     if feature.source == "bucket":
         return bucket_ids(_numbers(column, feature.name, faults))
@@ -281,7 +328,7 @@ def _numbers(column: Scalar, name: str, faults: Faults) -> np.ndarray:
     else:
         values, codes = parse_floats(column)
         if codes.max(initial=0) > MISSING:
-            faults.mark(codes == NOT_A_NUMBER, f"{name} is not a number")
+            faults.mark(codes == NOT_A_NUMBER, f"{name}{NOT_A_NUMBER_REASON}")
             faults.mark(codes == TOO_LARGE, f"{name} is infinite or beyond {LARGEST:g}")
     huge = np.abs(values) > LARGEST
     if huge.any():

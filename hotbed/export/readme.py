@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 from hotbed.data.encode import raw_column
-from hotbed.data.schema import IdFeature, Schema
+from hotbed.data.schema import IdFeature, Schema, clock_of
 from hotbed.models import shown_name
 
 _BOUNDS = {
@@ -24,6 +25,8 @@ _SOURCES = {
     "string": "text, whose 64-bit id is `text_id(text)`",
     "integer": "a whole number, which is its id",
     "bucket": "a number, whose id is `bucket_id(number)`",
+    "hour": "a time (UTC), whose hour is its id",
+    "weekday": "a time (UTC), whose weekday is its id (0 is Monday)",
 }
 
 
@@ -146,6 +149,8 @@ The scores agree with `hotbed predict` to 1e-5."""
 
 
 def _raw_example(feature: IdFeature) -> Any:
+    if clock := clock_of(feature.source):
+        return datetime(2017, 11, 7, 9, 30).strftime(clock.unit) if clock.unit.startswith("%") else "2017-11-07 09:30"
     if feature.source in ("integer", "bucket"):
         return [7] if feature.multi else 7
     if not feature.multi:
@@ -168,7 +173,7 @@ def _inputs(schema: Schema) -> str:
     lines += ["| feature | what the model reads | raw column |", "|---|---|---|"]
     for one in schema.features:
         bag = f"sequence of at most {one.length} " if one.length else "bag of " if one.multi else ""
-        lines.append(f"| {one.name} | {bag}{_MODES[one.mode]} | {_SOURCES[one.source]} |")
+        lines.append(f"| {one.name} | {bag}{_MODES[one.mode]} | {_SOURCES[one.source.partition(':')[0]]} |")
     lines += [
         "",
         "`Export.rows_of(feature, ids)` finds the row numbers of 64-bit ids in a vocabulary; it needs pyarrow. A missing value",

@@ -20,6 +20,7 @@ import json
 import math
 import re
 import struct
+from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ MISSING_ID = -(2**63)  # of a missing value
 _NUMBERS = {"I64": np.int64, "F32": np.float32, "F16": np.float16, "I8": np.int8}
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
+_MICROS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3, "hour": 3.6e9, "day": 8.64e10}
 _NO_NUMBER = ("", "nan", "na", "null", "none")
 _LARGEST = 1e30  # larger numbers are treated as damage
 
@@ -179,6 +181,9 @@ class Table:
 def _column(feature: dict[str, Any]) -> str:
     """The raw column that a feature is read from."""
     name: str = feature["name"]
+    part, colon, _ = feature["source"].partition(":")
+    if colon:
+        return name.removesuffix(f"_{part}")
     return name.removesuffix("_bucket") if feature["source"] == "bucket" else name
 
 
@@ -200,6 +205,9 @@ def _number(value: Any, column: str) -> float:
 def _raw_id(value: Any, feature: dict[str, Any]) -> int:
     """The 64-bit id of a raw value."""
     name, source = feature["name"], feature["source"]
+    part, colon, unit = source.partition(":")
+    if colon:
+        return _clock_id(value, name.removesuffix(f"_{part}"), part, unit)
     if source == "bucket":
         return bucket_id(_number(value, name))
     if isinstance(value, float | np.floating):
@@ -215,6 +223,42 @@ def _raw_id(value: Any, feature: dict[str, Any]) -> int:
     if not isinstance(value, str | int | np.integer | np.bool_):
         raise ValueError(f"{name} holds {value!r} where one id is expected")
     return text_id(str(int(value))) if source == "string" else int(value)
+
+
+def _clock_id(value: Any, column: str, part: str, unit: str) -> int:
+    """The hour or weekday of a time; a number counts `unit` since 1970."""
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        return MISSING_ID
+    try:
+        moment = _moment(value, unit)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"time {column} is not a time: {value!r}") from None
+    return moment.hour if part == "hour" else moment.weekday()
+
+
+def _moment(value: Any, unit: str) -> datetime:
+    if isinstance(value, str) and unit.startswith("%"):
+        return _in_utc(datetime.strptime(value.strip(), unit))
+    if isinstance(value, datetime):
+        return _in_utc(value)
+    if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value):
+        return _in_utc(datetime.fromisoformat(_two_digits(value)))
+    if unit == "yyyymmdd":
+        return datetime.strptime(str(int(value)), "%Y%m%d")
+    if unit == "yymmddhh":
+        return datetime.strptime(f"{int(value):08d}", "%y%m%d%H")
+    return datetime(1970, 1, 1) + timedelta(microseconds=float(value) * _MICROS[unit])
+
+
+def _two_digits(text: str) -> str:
+    """2017/11/7 9:30 as 2017-11-07 09:30."""
+    date, _, time = text.strip().replace("T", " ", 1).partition(" ")
+    date = "-".join(part.zfill(2) for part in re.split("[-/]", date))
+    return f"{date} {time if time[1:2] != ':' else '0' + time}".strip()
+
+
+def _in_utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def _bag(value: Any, feature: dict[str, Any]) -> list[Any]:

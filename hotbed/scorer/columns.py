@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from hotbed.data.encode import encode, raw_column
+from hotbed.data.encode import encode, raw_column, time_of
 from hotbed.data.formats import Chunk
 from hotbed.data.formats.parquet import read_columns
 from hotbed.data.raw_reader import batch_of
@@ -34,12 +34,18 @@ class ColumnEncoder:
         self.schema, self._vocabularies = schema, vocabularies
         names = [one.name for one in schema.dense] + [raw_column(one) for one in schema.features]
         self.names = list(dict.fromkeys(names))
+        self._time = time_of(schema.features)
 
     def batch(self, columns: Any) -> Batch:
         """All samples of the columns; labels are NaN."""
         table = self._typed(as_record_batch(columns, self.names))
         chunk = Chunk(
-            str(_HERE), read_columns(table, _HERE, None), np.arange(table.num_rows), lambda i: _shown(table, i), [], 0
+            str(_HERE),
+            read_columns(table, _HERE, self._time),
+            np.arange(table.num_rows),
+            lambda i: _shown(table, i),
+            [],
+            0,
         )
         encoded = encode(chunk, None, self.schema.dense, self.schema.features)
         if encoded.bad:

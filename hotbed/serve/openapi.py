@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from typing import Any
 
 import hotbed
 from hotbed.data.encode import raw_column
-from hotbed.data.schema import DenseColumn, IdFeature, Schema
+from hotbed.data.schema import DenseColumn, IdFeature, Schema, clock_of
 from hotbed.serve.request import Limits
 
 _MOST_LOG = 69.0  # the log of 1e30, beyond which no number is read
@@ -106,8 +107,14 @@ def example_of(schema: Schema) -> dict[str, Any]:
 def _value_of(feature: IdFeature) -> dict[str, Any]:
     if feature.source == "bucket":
         return {"type": ["number", "null"], "description": "A number, read as a bucket; null: missing.", "example": 3}
+    if clock := clock_of(feature.source):
+        about = f"A time, read as its {clock.part}; null: missing."
+        example: str | int = 1 if clock.unit != "s" else "2017-11-07 09:30"
+        if clock.unit.startswith("%"):
+            example = datetime(2017, 11, 7, 9, 30).strftime(clock.unit)
+        return {"type": ["string", "number", "null"], "description": about, "example": example}
     kinds: list[str] = ["string", "integer", "null"]
-    example: str | int = "some-id"
+    example = "some-id"
     if feature.source == "integer":  # row 0 is in every table
         kinds, example = ["integer", "null"], 0 if feature.mode == "direct" else 7
     one = {

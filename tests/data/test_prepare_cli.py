@@ -260,7 +260,7 @@ def test_text_of_another_encoding(tmp_path):
 
 def test_a_label_of_words_and_numbers_that_are_ids_have_a_way_out(tmp_path):
     raw = write(
-        tmp_path / "f.csv", "income,zip", *(f"{'<=50K' if i % 3 else '>50K'},{10000 + i % 9}" for i in range(60))
+        tmp_path / "f.csv", "income,level", *(f"{'<=50K' if i % 3 else '>50K'},{10000 + i % 9}" for i in range(60))
     )
     code, output = run(raw, "--out", tmp_path / "out", "--label", "income")
     assert code == 2
@@ -268,5 +268,5 @@ def test_a_label_of_words_and_numbers_that_are_ids_have_a_way_out(tmp_path):
     code, output = run(raw, "--out", tmp_path / "out", "--label", "income", "--positive", ">50K")
     assert code == 0, output
     assert "name those that are ids with --ids A,B" in output
-    code, output = run(raw, "--out", tmp_path / "ids", "--label", "income", "--positive", ">50K", "--ids", "zip")
+    code, output = run(raw, "--out", tmp_path / "ids", "--label", "income", "--positive", ">50K", "--ids", "level")
     assert "--ids A,B" not in output

@@ -172,6 +172,15 @@ def take(column: Column, keep: np.ndarray) -> Column:
     return Lists(offsets_of(lengths[keep]), values)
 
 
+def num_values(column: Column) -> int:
+    """n, the number of rows of a column."""
+    if isinstance(column, Text):
+        return len(column.starts)
+    if isinstance(column, Lists):
+        return len(column.offsets) - 1
+    return len(column[0])
+
+
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
     """Running sum from 0: int64 [n + 1]."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)

@@ -3,7 +3,8 @@
 The content of a column that the user does not name decides: integers and floats are numbers, other text and strings are
 ids, lists are bags. A text column (CSV) holds numbers if nine tenths of its values are numbers; a stray word in it is
 then a bad row. Integer numbers follow `integers`: "log" (a number, log-scaled), "bucket" (an id feature of log buckets,
-named COLUMN_bucket) or "both". `*` in `ids` or `dense` means every column not named elsewhere.
+named COLUMN_bucket) or "both", unless they look like ids (guess.py). `*` in `ids` or `dense` means every column not named
+elsewhere.
 
 `joined_columns` finds text columns whose values look like several ids, and their separator. Without a separator, `news|art`,
 `art|food` and `news|food` are three different ids, and the model learns nothing about `art`. The criterion: many values contain
@@ -21,13 +22,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hotbed.data.encode import BUCKET_SUFFIX, raw_column
 from hotbed.data.formats import Chunk, Column, Floats, HashedText, Instants, Integers, Lists, Text
 from hotbed.data.formats.chunk import shorten
 from hotbed.data.formats.parse_numbers import MISSING, OK, TOO_LARGE, parse_floats, parse_integers
-from hotbed.data.schema import KEEPS, TASK_KINDS, DenseColumn, IdFeature
-from hotbed.data.values import LabelReader, Target, value_text
+from hotbed.data.prepare.guess import IdGuess, guess_id
+from hotbed.data.schema import CLOCK_PARTS, KEEPS, TASK_KINDS, DenseColumn, IdFeature
+from hotbed.data.times import looks_like_time
+from hotbed.data.values import LabelReader, LabelThreshold, Target, value_text
 from hotbed.errors import ConfigError, FormatError
 
 _LABELS, _SHOWN = 10_000, 5  # labels that are inspected, and shown
@@ -82,6 +86,8 @@ class LayoutOptions:
     integers: str = "log"
     time: str | None = None
     targets: Sequence[Target] = ()  # further labels, and the weight
+    time_unit: str = "s"
+    time_features: Sequence[str] = ()  # made of the time column: hour, weekday
 
 
 def parse_targets(tasks: Sequence[str], weight: str | None) -> tuple[Target, ...]:
@@ -103,6 +109,7 @@ class ColumnLayout(NamedTuple):
     features: tuple[IdFeature, ...]
     time: str | None = None
     targets: tuple[Target, ...] = ()
+    guesses: tuple[tuple[str, IdGuess], ...] = ()  # integer columns that look like ids
 
     @property
     def numbers(self) -> tuple[DenseColumn, ...]:
@@ -125,19 +132,28 @@ class ColumnLayout(NamedTuple):
             )
 
 
-def choose_layout(chunk: Chunk, options: LayoutOptions, typed: bool) -> ColumnLayout:
-    """Decide the use of every column; one ConfigError lists all contradictions."""
+def choose_layout(chunk: Chunk, options: LayoutOptions, typed: bool, guessing: bool = False) -> ColumnLayout:
+    """Decide the use of every column; one ConfigError lists all contradictions.
+
+    `guessing`: the columns have names that a person gave, which tell ids from quantities.
+    """
     label = _label(chunk, options)
     mistakes = _mistakes(chunk, options, label)
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     dense: list[DenseColumn] = []
     features: list[IdFeature] = []
+    guesses: dict[str, IdGuess] = {}
     for name, column in chunk.columns.items():
         if name in (label, options.time, *(target.name for target in options.targets)) or name in options.drop:
             continue
         kind = _kind(column, typed)
+        if guessing and kind == "integer" and not _is_named(name, options):
+            guess = guess_id(name, _integers(column))
+            guesses |= {name: guess} if guess is not None else {}
         part = _part(name, kind, options)
+        if part == "dense" and name in guesses and guesses[name].is_certain:
+            part = "id"
         if part == "multi":
             source = "integer" if isinstance(column, Lists) and isinstance(column.values, Integers) else "string"
             ordered = options.sequences.get(name) or SequenceOption(name, options.multi.get(name, ""), 0)
@@ -151,8 +167,12 @@ def choose_layout(chunk: Chunk, options: LayoutOptions, typed: bool) -> ColumnLa
                 dense.append(DenseColumn(name, transform="log"))
             if options.integers in ("bucket", "both"):
                 features.append(IdFeature(name + BUCKET_SUFFIX, 0, source="bucket"))
+    for one in options.time_features:
+        features.append(IdFeature(f"{options.time}_{one}", 0, source=f"{one}:{options.time_unit}"))
     _check_names(label, dense, features)
-    return ColumnLayout(label, tuple(dense), tuple(features), options.time, tuple(options.targets))
+    return ColumnLayout(
+        label, tuple(dense), tuple(features), options.time, tuple(options.targets), tuple(guesses.items())
+    )
 
 
 def _label(chunk: Chunk, options: LayoutOptions) -> str:
@@ -176,6 +196,11 @@ def _mistakes(chunk: Chunk, options: LayoutOptions, label: str) -> list[str]:
         mistakes.append(f"--integers {options.integers!r} is not one of {', '.join(INTEGER_MODES)}.")
     if EVERY_OTHER in options.dense and EVERY_OTHER in options.ids:
         mistakes.append("--dense and --ids cannot both take every other column (*).")
+    unknown = [one for one in options.time_features if one not in CLOCK_PARTS]
+    if unknown:
+        mistakes.append(f"--time-features {', '.join(unknown)}: there are {', '.join(CLOCK_PARTS)}.")
+    if options.time_features and options.time is None:
+        mistakes.append(f"--time-features {', '.join(options.time_features)} needs a time column: --time COLUMN.")
     part_of: dict[str, str] = {label: "--label"}
     there = [*chunk.columns, *chunk.unread]
     for option, names in (
@@ -221,6 +246,22 @@ def _kind(column: Column, typed: bool) -> Kind:
     return "string"  # also integers beyond 64 bits: they are ids, not quantities
 
 
+def _integers(column: Column) -> NDArray[np.int64]:
+    """The integers of a column, without missing and unreadable values."""
+    if isinstance(column, Integers):
+        return np.asarray(column.values[~column.missing])
+    if not isinstance(column, Text):
+        return np.zeros(0, np.int64)
+    values, codes = parse_integers(column)
+    return np.asarray(values[codes == OK])
+
+
+def _is_named(name: str, options: LayoutOptions) -> bool:
+    """Whether an option says what a column is."""
+    every_other = EVERY_OTHER in options.ids or EVERY_OTHER in options.dense
+    return every_other or any(name in names for names in (options.dense, options.ids, options.multi))
+
+
 def _part(name: str, kind: Kind, options: LayoutOptions) -> Literal["multi", "id", "dense"]:
     if name in options.multi or name in options.sequences or kind == "list":
         return "multi"
@@ -262,6 +303,17 @@ def joined_columns(chunk: Chunk, layout: ColumnLayout) -> dict[str, str]:
     return found
 
 
+def time_columns(chunk: Chunk, layout: ColumnLayout) -> dict[str, str]:
+    """Text columns that hold times but would be read as ids -> plain, or format if a format must be named."""
+    found: dict[str, str] = {}
+    for feature in layout.features:
+        column = chunk.columns.get(feature.name)
+        if feature.source == "string" and isinstance(column, Text):
+            kind = looks_like_time([column.string(i) for i in range(min(len(column.starts), _ROWS))])
+            found |= {feature.name: kind} if kind else {}
+    return found
+
+
 def _separator(values: list[str]) -> str:
     for one in _SEPARATORS:
         joined = [value for value in values if one in value]
@@ -279,7 +331,8 @@ def label_hint(chunk: Chunk, label: LabelReader) -> str:
         return ""
     texts = (value_text(column, row) for row in range(min(_LABELS, len(chunk.lines))))
     seen = Counter(text for text in texts if text)
-    if label.positive in seen or (seen and label.positive is None and all(label.reads(text) for text in seen)):
+    is_word = label.positive is not None and LabelThreshold.parse(label.positive) is None
+    if label.positive in seen or (seen and not is_word and all(label.reads(text) for text in seen)):
         return ""
     shown = ", ".join(repr(shorten(text)) for text in list(seen)[:_SHOWN]) + (", ..." if len(seen) > _SHOWN else "")
     rows = min(_LABELS, len(chunk.lines))

@@ -22,11 +22,13 @@ from hotbed.data.prepare.inputs import FileStamp, RawSource
 from hotbed.data.prepare.layout import ColumnLayout
 from hotbed.data.prepare.piece import PIECE_IDS, PieceBuilder, PieceFacts
 from hotbed.data.prepare.quarantine import SHOWN_BAD
-from hotbed.data.prepare.splits import TRAIN, SplitRule
+from hotbed.data.prepare.sort import SMALL_FILE
+from hotbed.data.prepare.splits import TRAIN, SplitRule, keep_share
 from hotbed.data.times import TimeColumn, show_time
 from hotbed.data.values import LabelReader
 from hotbed.errors import FormatError
 from hotbed.host.atomic import flush_to_disk, place, rewriting
+from hotbed.host.memory import in_words
 
 
 class PrepareProgress(NamedTuple):
@@ -47,6 +49,7 @@ class Recipe:
     rule: SplitRule | None
     positive: str | None
     time: TimeColumn | None
+    negatives: float = 1.0  # share of the negatives of train that is kept
 
     @property
     def train(self) -> int:
@@ -122,7 +125,7 @@ def parse_reel(
                     continue
                 facts.first_line = facts.first_line or int(encoded.lines[0])
                 facts.good_rows += rows
-                split = _split_of(task, recipe, encoded)
+                split = _thin_out(task, recipe, encoded, _split_of(task, recipe, encoded))
                 if not isinstance(split, int):
                     facts.left_out += int(np.count_nonzero(split >= len(recipe.splits)))
                 builder.add(encoded, split, len(recipe.splits))
@@ -168,9 +171,22 @@ def _encoded(
 
 def _split_of(task: ReelTask, recipe: Recipe, encoded: EncodedRows) -> np.ndarray | int:
     """The split of every row, or of all rows; -1 if it is not known yet."""
-    if recipe.rule is None:
+    if recipe.rule is None or task.source.split not in ("", TRAIN):
         return recipe.splits.index(task.source.split or TRAIN)
+    if task.source.split:  # a part of the train files is taken for other splits
+        carved = recipe.rule.assign(task.file, encoded.lines)
+        first = recipe.splits.index(recipe.rule.names[0])
+        return np.where(carved < len(recipe.rule.names), first + carved, recipe.train)
     return recipe.rule.assign(task.file, encoded.lines) if recipe.rule.kind == "random" else -1
+
+
+def _thin_out(task: ReelTask, recipe: Recipe, encoded: EncodedRows, split: np.ndarray | int) -> np.ndarray | int:
+    """The same splits; negatives of train that are not kept belong to none."""
+    if recipe.negatives == 1.0:
+        return split
+    splits = np.full(len(encoded.lines), split) if isinstance(split, int) else split
+    gone = (splits == recipe.train) & (encoded.labels == 0) & ~keep_share(task.file, encoded.lines, recipe.negatives)
+    return np.where(gone, len(recipe.splits), splits)
 
 
 def _check_order(encoded: EncodedRows, latest: int, task: ReelTask) -> None:
@@ -186,6 +202,7 @@ def out_of_order(file: str, line: int, time: int, before: int) -> FormatError:
     """The error for a row that is earlier than the previous row."""
     return FormatError(
         f"{file}, line {line}: its time, {show_time(time)}, is before that of the previous row, {show_time(before)}. "
-        "With --time, rows must be sorted by time, over all files in the given order. Sort them first (hotbed reads once, "
-        "in bounded memory, and does not sort), or leave out --time."
+        "With --time, rows must be sorted by time, over all files in the given order. hotbed sorts the rows of a file of up "
+        f"to {in_words(SMALL_FILE)}, uncompressed; sort a larger one first, give files in the order of their times, or leave "
+        "out --time."
     )

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from hotbed.data.formats import Format, guess_format, open_format
 from hotbed.data.formats.align import NO_COLUMNS, AlignedFormat, partition_values, unify
 from hotbed.data.prepare.assign import RowAssignment, assign_rows
+from hotbed.data.prepare.guess import IdGuess
 from hotbed.data.prepare.inputs import Input, RawSource, TableFormat, list_sources
 from hotbed.data.prepare.layout import (
     ColumnLayout,
@@ -31,12 +32,15 @@ from hotbed.data.prepare.layout import (
     joined_columns,
     label_hint,
     parse_targets,
+    time_columns,
 )
+from hotbed.data.prepare.leaks import find_leaks
 from hotbed.data.prepare.merge import IdRule
 from hotbed.data.prepare.parse import PrepareProgress, Recipe
 from hotbed.data.prepare.publish import publishing
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
 from hotbed.data.prepare.ranks import PrepareRanks
+from hotbed.data.prepare.sort import SortedFormat
 from hotbed.data.prepare.splits import TRAIN, SplitRule
 from hotbed.data.prepare.stages import (
     PrepareJob,
@@ -52,7 +56,7 @@ from hotbed.data.prepare.stages import (
 from hotbed.data.prepare.write import FinalColumns
 from hotbed.data.schema import IdMode, Schema, Split, Task
 from hotbed.data.times import TimeColumn
-from hotbed.data.values import LabelReader
+from hotbed.data.values import LabelReader, LabelThreshold
 from hotbed.data.workspace import Workspace, unwritable
 from hotbed.errors import ConfigError, FormatError
 from hotbed.files import path_of
@@ -79,6 +83,8 @@ class PrepareReport:
     joined: dict[str, str] = field(
         default_factory=dict
     )  # columns whose values look like several ids, and the separator
+    guesses: tuple[tuple[str, IdGuess], ...] = ()  # integer columns that look like ids
+    times: dict[str, str] = field(default_factory=dict)  # columns of times that were read as ids -> plain or format
 
 
 def prepare(
@@ -98,6 +104,8 @@ def prepare(
     integers: str = "log",
     split: str | Mapping[str, float | int] | None = None,
     time_column: str | None = None,
+    time_features: Sequence[str] = (),
+    keep_negatives: float = 1.0,
     min_count: int = 1,
     ids_mode: str = "vocabulary",
     hash_rows: int | None = None,
@@ -117,6 +125,7 @@ def prepare(
     """
     started = time.perf_counter()
     ids_rule = _id_rule(ids_mode, hash_rows, min_count)
+    label = _label_of(label, positive)
     clock = None if time_column is None else TimeColumn.parse(time_column)
     options = LayoutOptions(
         label,
@@ -128,20 +137,26 @@ def prepare(
         integers,
         clock.name if clock else None,
         parse_targets(task, weight),
+        clock.unit if clock else "s",
+        tuple(time_features),
     )
     rule = SplitRule.parse(split) if isinstance(split, str) else None if split is None else SplitRule(split)
     if rule is not None and rule.kind == "days" and clock is None:
         raise ConfigError("--splits days:... needs a time column: --time COLUMN.")
+    _check_negatives(keep_negatives, rule)
     limit = MaxBad.parse(max_bad)
     num_bytes = _memory(memory)
     sources = list_sources(inputs)
     splits = _split_names(sources, rule)
     ranks = ranks or PrepareRanks()
     readers = _readers(sources, format, delimiter, options, say)
+    if clock is not None:
+        readers = [SortedFormat(reader, clock, say) for reader in readers]
     settings = {
         **{"format": [reader.name for reader in readers[:1]], "wishes": repr(options), "positive": positive},
         **{
             "split": repr(split),
+            "negatives": keep_negatives,
             "time": time_column,
             "ids": list(ids_rule),
             "delimiter": delimiter,
@@ -170,7 +185,7 @@ def prepare(
             sources=sources,
             marks=marks,
             readers=readers,
-            recipe=Recipe(layout, splits, rule, positive, clock),
+            recipe=Recipe(layout, splits, rule, positive, clock, keep_negatives),
             ids=ids_rule,
             limit=limit,
             label_hint=first.label_hint,
@@ -217,9 +232,13 @@ def prepare(
                 "bad_rows": dict(quarantine.reasons.most_common()),
                 "left_out": assigned.left_out,
                 "min_count": min_count,
+                **({"negatives_kept": keep_negatives} if keep_negatives < 1 else {}),
                 **({"time": assigned.time} if assigned.time else {}),
             },
         )
+        leaks = find_leaks(work.path, schema) if ranks.rank == 0 else {}
+        if leaks:
+            schema.notes["leaks"] = leaks
         if ranks.rank == 0:
             commit(job, work, reels, schema)
     return PrepareReport(
@@ -230,6 +249,8 @@ def prepare(
         raw_bytes=job.raw_bytes,
         seconds=time.perf_counter() - started,
         joined=first.joined,
+        guesses=layout.guesses,
+        times=first.times,
     )
 
 
@@ -248,13 +269,14 @@ def look_at(
     drop: Sequence[str] = (),
     integers: str = "log",
     time_column: str | None = None,
+    time_features: Sequence[str] = (),
     max_bad: str | int = "1%",
     delimiter: str | None = None,
 ) -> FirstLook:
     """How `prepare` with the same arguments would read the columns, by the first rows; nothing is written."""
     clock = None if time_column is None else TimeColumn.parse(time_column)
     options = LayoutOptions(
-        label,
+        _label_of(label, positive),
         tuple(dense),
         tuple(ids),
         dict(multi or {}),
@@ -263,6 +285,8 @@ def look_at(
         integers,
         clock.name if clock else None,
         parse_targets(task, weight),
+        clock.unit if clock else "s",
+        tuple(time_features),
     )
     sources = list_sources(inputs)
     readers = _readers(sources, format, delimiter, options, lambda _: None)
@@ -340,6 +364,7 @@ class FirstLook(NamedTuple):
 
     layout: ColumnLayout
     joined: dict[str, str]  # columns that look like several ids in one, and the separator
+    times: dict[str, str]  # columns of times that would be read as ids
     label_hint: str  # the way out if labels cannot be read
 
 
@@ -350,12 +375,36 @@ def _first_look(
     for source, reader in zip(sources, readers):
         for chunk in reader.chunks(source.path):
             if len(chunk.lines):
-                layout = choose_layout(chunk, options, reader.typed)
+                layout = choose_layout(chunk, options, reader.typed, guessing=reader.name in ("csv", "parquet"))
                 label = LabelReader(layout.label, positive=positive, signed=reader.name == "libsvm")
-                return FirstLook(layout, joined_columns(chunk, layout), label_hint(chunk, label))
+                return FirstLook(
+                    layout, joined_columns(chunk, layout), time_columns(chunk, layout), label_hint(chunk, label)
+                )
             quarantine.add(chunk.bad, 0)
     quarantine.check()
     raise no_rows(sources)
+
+
+def _check_negatives(share: float, rule: SplitRule | None) -> None:
+    if not 0 < share <= 1:
+        raise ConfigError(f"--keep-negatives {share:g} is not a share above 0 and at most 1.")
+    if share < 1 and rule is not None and not rule.is_known_while_reading:
+        raise ConfigError(
+            "--keep-negatives needs to know the split of a row when it is read: use fractions (--splits train=0.8,test=0.2) or "
+            "a file for each split (train=a.csv test=b.csv)."
+        )
+
+
+def _label_of(label: str | None, positive: str | None) -> str | None:
+    """The label column; `rating>=4` names it too."""
+    threshold = None if positive is None else LabelThreshold.parse(positive)
+    if threshold is None or not threshold.column:
+        return label
+    if label not in (None, threshold.column):
+        raise ConfigError(
+            f"--positive {positive} is a condition on {threshold.column}, but --label is {label}. Leave out one of the names."
+        )
+    return threshold.column
 
 
 def _check_positive(assigned: RowAssignment, positive: str | None, hint: str) -> None:
@@ -400,10 +449,22 @@ def _id_rule(ids_mode: str, hash_rows: int | None, min_count: int) -> IdRule:
     return IdRule(mode, min_count if mode == "vocabulary" else 1, hash_rows)
 
 
+def _carved_names(named: tuple[str, ...], rule: SplitRule) -> tuple[str, ...]:
+    """The splits of named files, and those that the rule takes out of train."""
+    twice = [name for name in rule.names if name in named]
+    if rule.kind != "random" or twice or TRAIN not in named:
+        given = f"{', '.join(twice)} is given as a file" if twice else f"the files are {', '.join(named)}"
+        raise ConfigError(
+            "inputs named split=path already have their split; leave out --splits, or take a share of the train files for "
+            f"another one, as in --splits valid=0.1 ({given})."
+        )
+    return *named, *rule.names
+
+
 def _split_names(sources: Sequence[RawSource], rule: SplitRule | None) -> tuple[str, ...]:
     named = tuple(dict.fromkeys(source.split for source in sources if source.split))
     if named and rule is not None:
-        raise ConfigError("inputs named split=path already have their split; leave out --splits.")
+        return _carved_names(named, rule)
     names = named or (rule.names if rule else (TRAIN,))
     if TRAIN not in names:
         raise ConfigError(f"no split is called train (given: {', '.join(names)}). Ids are counted on train.")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hotbed.data.formats.chunk import NOT_UTF8, BadRow, to_utf8
+from hotbed.data.times import NOT_A_TIME_REASON
+from hotbed.data.values import NOT_A_NUMBER_REASON
 from hotbed.errors import ConfigError, FormatError
 
 SHOWN_BAD = 3
@@ -78,20 +81,43 @@ class Quarantine:
         first = "\n".join(f"  {row.file}, line {row.line}: {row.reason}: {row.text[:120]!r}" for row in self._first)
         raise FormatError(
             f"{self.bad_rows:,} of {rows:,} rows are bad; at most {self._max_bad} may be (--max-bad). The first:\n{first}\n"
-            f"{self._way_out()} If these rows may be left out, raise --max-bad."
+            f"{self._way_out()}"
         )
 
     def _way_out(self) -> str:
         """The way out for the most frequent reason."""
+        leave_out = " If these rows may be left out, raise --max-bad."
         reason = self.reasons.most_common(1)[0][0]
+        if not self._advice and (hint := mixed_hint(reason) or time_hint(reason)):
+            return hint
         other = next((row.file for row in self._first if row.reason == NOT_UTF8), None)
         if reason == NOT_UTF8 and other is not None:
-            return f"{other} is not UTF-8. {to_utf8(other)}"
+            return f"{other} is not UTF-8. {to_utf8(other)}{leave_out}"
         if reason.startswith("label ") and self._label_hint:
-            return self._label_hint
+            return self._label_hint + leave_out
         if self._advice:
-            return self._advice
+            return self._advice + leave_out
         words = (
             " A label of two words: --positive VALUE names the one that means 1." if "is not 0 or 1" in reason else ""
         )
-        return f"Is the format right (--format, --label, --delimiter)?{words}"
+        return f"Is the format right (--format, --label, --delimiter)?{words}{leave_out}"
+
+
+def mixed_hint(reason: str) -> str:
+    """The way out for a number column that also holds text, such as 98107-2117; empty for other reasons."""
+    name = reason.removesuffix(NOT_A_NUMBER_REASON)
+    if name == reason:
+        return ""
+    return (
+        f"{name} holds both numbers and text: --ids {shlex.quote(name)} reads all of its values as ids, and no row is lost; "
+        f"--drop {shlex.quote(name)} leaves the column out."
+    )
+
+
+def time_hint(reason: str) -> str:
+    """The way out for a time that cannot be read; empty for other reasons."""
+    name = reason.removeprefix("time ").removesuffix(NOT_A_TIME_REASON)
+    if reason != f"time {name}{NOT_A_TIME_REASON}":
+        return ""
+    example = shlex.quote(f"{name}:%d/%m/%Y %H:%M")
+    return f"Name its format as in strptime: --time {example}. Numbers need a unit: --time {shlex.quote(name)}:ms."

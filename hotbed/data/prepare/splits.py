@@ -22,6 +22,7 @@ from hotbed.host.jit import njit
 TRAIN = "train"
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _RESERVED = ("counts", "work")
+_KEPT_FILES = 2**40  # other numbers than those of files
 _EXAMPLES = "Write train=0.8,valid=0.1,test=0.1 or train=50000,test=10000 or, with --time, days:test=1."
 
 
@@ -80,6 +81,11 @@ class SplitRule:
             shares[name] = share
         return cls(shares, days)
 
+    @property
+    def is_known_while_reading(self) -> bool:
+        """Whether the split of a row depends on its file and line alone."""
+        return self.kind == "random"
+
     def full(self, rows: int) -> bool:
         """Whether no row after the first `rows` can belong to a split."""
         return self.kind == "count" and rows >= int(self._ends[-1])
@@ -105,6 +111,11 @@ class SplitRule:
             borders.append(firsts[left])
             left += int(share)
         return [SplitRange(name, begin, end) for name, begin, end in zip(self.names, borders, [*borders[1:], rows])]
+
+
+def keep_share(file: int, lines: np.ndarray, share: float) -> np.ndarray:
+    """Which lines are among a share of all, bool [n]; independent of the split."""
+    return np.asarray(_uniform(_KEPT_FILES - file, lines) < share)
 
 
 @njit(nogil=True, cache=True)

@@ -18,7 +18,7 @@ import numpy as np
 from hotbed.cache import look_ahead_for
 from hotbed.data.dataset import Dataset
 from hotbed.data.hash import MISSING_ID
-from hotbed.data.schema import IdFeature
+from hotbed.data.schema import IdFeature, clock_of
 from hotbed.data.values import BUCKET_STARTS
 from hotbed.errors import ConfigError
 from hotbed.forecast.explain.history import (
@@ -236,6 +236,8 @@ def _of_id(feature: IdFeature, raw: int) -> str:
         return "missing values"
     if feature.source == "integer":
         return f"value {raw}"
+    if clock := clock_of(feature.source):
+        return f"{clock.part} {raw}"
     return _range(raw) if feature.source == "bucket" else ""
 
 

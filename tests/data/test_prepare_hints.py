@@ -1,0 +1,237 @@
+"""Logs with something wrong in them: `prepare` names the column and the option."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hotbed.cli.prepare_hints import hints
+from hotbed.data.prepare.guess import guess_id, is_named_id
+from hotbed.data.prepare.prepare import PrepareReport, prepare
+from hotbed.data.raw_reader import RawReader
+from hotbed.data.schema import Schema
+from hotbed.data.times import looks_like_time
+from hotbed.errors import ConfigError, FormatError
+from tests.data.raw_files import write
+
+ROWS = 400
+
+
+def log(tmp_path, names: str, row, name: str = "log.csv", rows: int = ROWS):
+    return write(tmp_path / name, names, *(row(i) for i in range(rows)))
+
+
+def told(report: PrepareReport, column: str) -> list[str]:
+    return [line for line in hints(report) if line.removeprefix("WARNING ").startswith(f"{column}:")]
+
+
+def random_label(i: int) -> int:
+    return int(np.random.default_rng(i).random() < 0.3)
+
+
+def test_a_column_filled_for_positives_only_is_a_leak(tmp_path):
+    raw = log(
+        tmp_path,
+        "click,app,paid_at,noise",
+        lambda i: f"{random_label(i)},a{i % 7},{f'x{i}' if random_label(i) else ''},{i * 37 % 101}",
+    )
+    report = prepare(raw, tmp_path / "out", split={"train": 0.9, "test": 0.1})
+    assert list(Schema.load(tmp_path / "out").notes["leaks"]) == ["paid_at"]
+    (line,) = told(report, "paid_at")
+    assert "--drop paid_at" in line
+    assert "1.0000" in line
+    clean = prepare(raw, tmp_path / "clean", split={"train": 0.9, "test": 0.1}, drop=["paid_at"])
+    assert "leaks" not in clean.schema.notes
+
+
+def test_a_number_that_tells_the_label_is_a_leak_in_either_direction(tmp_path):
+    raw = log(
+        tmp_path,
+        "click,spent,left",
+        lambda i: f"{random_label(i)},{random_label(i) * 0.7 + i * 1e-4},{-random_label(i)}.5",
+    )
+    assert set(prepare(raw, tmp_path / "out").schema.notes["leaks"]) == {"spent", "left"}
+
+
+def test_a_bag_that_is_filled_for_positives_only_is_a_leak(tmp_path):
+    raw = log(tmp_path, "click,app,bought", lambda i: f"{random_label(i)},a{i % 7},{'b|c' if random_label(i) else ''}")
+    assert list(prepare(raw, tmp_path / "out", multi={"bought": "|"}).schema.notes["leaks"]) == ["bought"]
+
+
+def test_integers_named_like_ids_become_ids_and_it_is_told(tmp_path):
+    raw = log(
+        tmp_path,
+        "click,user_id,ip,movieId,age,clicks_count",
+        lambda i: f"{i % 2},{i % 40},{i % 9},{i % 30},{i % 60},{i % 5}",
+    )
+    report = prepare(raw, tmp_path / "out")
+    assert [one.name for one in report.schema.features] == ["user_id", "ip", "movieId"]
+    assert [one.name for one in report.schema.dense] == ["age", "clicks_count"]
+    (line,) = told(report, "user_id")
+    assert "IDS" in line
+    assert "--dense user_id" in line
+    assert "--ids user_id" in line
+
+
+def test_an_option_decides_against_the_guess(tmp_path):
+    raw = log(tmp_path, "click,user_id,age", lambda i: f"{i % 2},{i % 40},{i % 60}")
+    report = prepare(raw, tmp_path / "out", dense=["user_id"])
+    assert [one.name for one in report.schema.dense] == ["user_id", "age"]
+    assert not report.guesses
+
+
+def test_integers_that_repeat_like_ids_are_reported(tmp_path):
+    draw = np.random.default_rng(0)
+    popular = draw.permutation(200)
+    codes = popular[np.minimum(draw.pareto(1.0, 4000) * 10, 199).astype(int)]
+    ages = draw.normal(40, 12, 4000).astype(int)
+    raw = log(tmp_path, "click,c7,years", lambda i: f"{i % 2},{codes[i]},{ages[i]}", rows=4000)
+    report = prepare(raw, tmp_path / "out")
+    (line,) = told(report, "c7")
+    assert "--ids c7" in line
+    assert not told(report, "years")
+
+
+def test_a_row_number_named_id_stays_a_number_and_is_reported(tmp_path):
+    raw = log(tmp_path, "click,id,app", lambda i: f"{i % 2},{i},a{i % 3}", rows=1200)
+    report = prepare(raw, tmp_path / "out")
+    assert [one.name for one in report.schema.dense] == ["id"]
+    (line,) = told(report, "id")
+    assert "--drop id" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "is_id"),
+    [
+        *(
+            ("userId", True),
+            ("UserID", True),
+            ("userid", True),
+            ("user", True),
+            ("site_id", True),
+            ("zip", True),
+            ("os", True),
+        ),
+        *(("device_ip", True), ("zipCode", True), ("ad", True)),
+        *(
+            ("age", False),
+            ("num_users", False),
+            ("user_count", False),
+            ("paid", False),
+            ("I3", False),
+            ("price", False),
+        ),
+        *(("valid", False), ("item_price", False), ("days_since_app", False)),
+    ],
+)
+def test_names_of_ids(name, is_id):
+    assert is_named_id(name) == is_id
+
+
+def test_smooth_counts_are_quantities():
+    draw = np.random.default_rng(1)
+    for values in (draw.normal(500, 90, 20000), draw.exponential(60, 20000), draw.uniform(0, 300, 20000)):
+        assert guess_id("x", values.astype(np.int64)) is None
+    assert guess_id("x", np.zeros(0, np.int64)) is None
+    assert guess_id("x", np.repeat(np.arange(100), 20)) is None  # all equally frequent
+
+
+def test_a_mixed_column_gets_the_option_for_ids(tmp_path):
+    raw = log(
+        tmp_path, "click,place,price", lambda i: f"{i % 2},{98101 + i % 30}{'-2117' if i % 11 == 0 else ''},{i / 7}"
+    )
+    with pytest.raises(FormatError, match="--ids place") as error:
+        prepare(raw, tmp_path / "out")
+    assert "raise --max-bad" not in str(error.value)
+    report = prepare(raw, tmp_path / "lossy", max_bad="20%")
+    assert any("--ids place" in line and "37 rows" in line for line in hints(report))
+    assert prepare(raw, tmp_path / "ids", ids=["place"]).bad_rows == {}
+
+
+def test_a_mixed_column_named_like_an_id_is_one(tmp_path):
+    raw = log(
+        tmp_path, "click,zip,price", lambda i: f"{i % 2},{98101 + i % 30}{'-2117' if i % 11 == 0 else ''},{i / 7}"
+    )
+    report = prepare(raw, tmp_path / "out")
+    assert report.bad_rows == {}
+    assert [one.name for one in report.schema.features] == ["zip"]
+
+
+def test_a_time_column_that_was_read_as_ids_is_reported(tmp_path):
+    raw = log(tmp_path, "click,seen,app", lambda i: f"{i % 2},2017-11-07 {i % 24}:30,a{i % 3}")
+    (line,) = told(prepare(raw, tmp_path / "out"), "seen")
+    assert "--time seen" in line
+    assert "--time-features hour,weekday" in line
+    odd = log(tmp_path, "click,seen,app", lambda i: f"{i % 2},{1 + i % 28}.11.2017 9:30,a{i % 3}", name="odd.csv")
+    (line,) = told(prepare(odd, tmp_path / "odd"), "seen")
+    assert "--time 'seen:%d/%m/%Y %H:%M'" in line
+    assert looks_like_time(["a|b"]) == looks_like_time([]) == looks_like_time(["1.2.3.4"]) == ""
+
+
+def test_a_time_that_cannot_be_read_gets_the_option_for_formats(tmp_path):
+    raw = log(tmp_path, "click,seen,app", lambda i: f"{i % 2},07.11.2017 9:{i % 60:02d},a{i % 3}")
+    with pytest.raises(FormatError, match=r"--time 'seen:%d/%m/%Y %H:%M'"):
+        prepare(raw, tmp_path / "out", time_column="seen")
+    with pytest.raises(ConfigError, match="strptime"):
+        prepare(raw, tmp_path / "out", time_column="seen:%Q")
+    report = prepare(raw, tmp_path / "out", time_column="seen:%d.%m.%Y %H:%M")
+    assert report.schema.notes["time"]["first"] == "2017-11-07 09:00:00"
+
+
+def test_a_small_log_is_sorted_by_its_time(tmp_path):
+    raw = log(tmp_path, "click,seen,app", lambda i: f"{i % 2},2017-11-{1 + i * 7 % 20} 9:{i % 60:02d},a{i}")
+    said = []
+    report = prepare(raw, tmp_path / "out", time_column="seen", split="days:valid=1,test=2", say=said.append)
+    assert ["sorted" in line and str(raw) in line for line in said][:1] == [True]
+    assert report.schema.notes["time"]["first_day"] == {
+        "train": "2017-11-01",
+        "valid": "2017-11-18",
+        "test": "2017-11-19",
+    }
+    assert report.schema.splits["test"].rows == ROWS // 10
+    again = log(
+        tmp_path,
+        "click,seen,app",
+        lambda i: f"{j % 2},2017-11-{1 + j * 7 % 20} 9:{j % 60:02d},a{j}" if (j := ORDER[i]) >= 0 else "",
+        name="sorted.csv",
+    )
+    prepare(again, tmp_path / "same", time_column="seen", split="days:valid=1,test=2")
+    for split in ("train", "valid", "test"):
+        one, other = (tmp_path / name / f"{split}/part-00000.parquet" for name in ("out", "same"))
+        assert one.read_bytes() == other.read_bytes()
+
+
+ORDER = sorted(range(ROWS), key=lambda i: (1 + i * 7 % 20, i % 60))  # by day, then minute; equal times in file order
+
+
+def test_hour_and_weekday_are_features_and_read_again_for_scores(tmp_path):
+    raw = log(tmp_path, "click,seen,app", lambda i: f"{i % 2},2017-11-{1 + i // 24:02d} {i % 24}:30,a{i % 3}")
+    report = prepare(raw, tmp_path / "out", time_column="seen", time_features=["hour", "weekday"])
+    assert {one.name: one.distinct for one in report.schema.features} == {"app": 3, "seen_hour": 24, "seen_weekday": 7}
+    (batch,) = RawReader(tmp_path / "out", [raw])
+    assert len(np.unique(batch.ids[:, 1])) == 24
+    assert (batch.ids > 0).all()  # every hour and weekday is known
+    gaps = write(tmp_path / "gaps.csv", "click,seen,app", "1,,a1")
+    (batch,) = RawReader(tmp_path / "out", [gaps])
+    assert batch.ids[0].tolist()[1:] == [0, 0]
+    with pytest.raises(ConfigError, match="needs a time column"):
+        prepare(raw, tmp_path / "none", time_features=["hour"])
+    with pytest.raises(ConfigError, match="there are hour, weekday"):
+        prepare(raw, tmp_path / "none", time_column="seen", time_features=["month"])
+
+
+def test_a_valid_split_is_taken_out_of_a_train_file(tmp_path):
+    train = log(tmp_path, "click,app", lambda i: f"{i % 2},a{i % 7}", name="train.csv")
+    test = log(tmp_path, "click,app", lambda i: f"{i % 2},a{i % 7}", name="test.csv", rows=50)
+    files = [("train", train), ("test", test)]
+    plain = prepare(files, tmp_path / "plain")
+    assert any("--splits valid=0.1" in line for line in hints(plain))
+    report = prepare(files, tmp_path / "out", split="valid=0.1")
+    rows = {name: split.rows for name, split in report.schema.splits.items()}
+    assert rows["test"] == 50
+    assert rows["train"] + rows["valid"] == ROWS
+    assert 20 < rows["valid"] < 60
+    assert not any("no valid split" in line for line in hints(report))
+    for wrong in ("test=0.1", "valid=50", "train=0.9,valid=0.1"):
+        with pytest.raises(ConfigError, match=r"valid=0\.1"):
+            prepare(files, tmp_path / "wrong", split=wrong)

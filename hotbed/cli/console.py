@@ -27,6 +27,7 @@ RESULTS = (
     ("AUC", "auc"),
     ("best possible AUC", "best_auc"),
     ("gap to it", "gap"),
+    ("PR-AUC", "pr_auc"),
     ("log loss", "log_loss"),
     ("normalized entropy", "normalized_entropy"),
     ("calibration", "calibration"),
@@ -200,6 +201,35 @@ def print_more(more: Mapping[str, Any], title: str = "") -> None:
             names = ("auc", "log_loss", "calibration", "rmse", "mae", "r2")
             table.add_row(name, *(in_digits(metrics.get(metric)) for metric in names))
         out().print(table)
+
+
+_OFF, _SURE = 0.1, 3.0
+
+
+def calibration_notes(metrics_of_split: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for every split whose probabilities are off by more than a tenth, and by more than chance explains.
+
+    The number of positives varies by its square root.
+    """
+    notes = []
+    for split, metrics in metrics_of_split.items():
+        ratio, positives = metrics.get("calibration"), metrics.get("positives", 0)
+        if ratio is None or math.isnan(ratio) or not positives:
+            continue
+        if abs(ratio - 1) > max(_OFF, _SURE / math.sqrt(positives)):
+            size = f"{ratio:.3g} times as high" if ratio > 1 else f"only {ratio:.2g} times as high"
+            notes.append(
+                f"calibration is off on {split}: predicted probabilities are {size} as the share of positives. The order of "
+                "scores (AUC) is unaffected. --set train.base_rate=true starts at the share of positives of train; more "
+                "training (--epochs) and newer data help, too"
+            )
+    return notes
+
+
+def print_calibration(metrics_of_split: Mapping[str, Mapping[str, Any]]) -> None:
+    """Say where calibration is off."""
+    for note in calibration_notes(metrics_of_split):
+        err().print(note, soft_wrap=True)
 
 
 def in_digits(value: float | None) -> str:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from hotbed.cli.console import err, out, print_json, print_more, report_compiling, result_table, waiting
+from hotbed.cli.console import (
+    err,
+    out,
+    print_calibration,
+    print_json,
+    print_more,
+    report_compiling,
+    result_table,
+    waiting,
+)
 from hotbed.cli.options import (
     AsJson,
     BatchSize,
@@ -37,6 +46,9 @@ SCORE_BATCH = 4096
 
 def evaluate_command(
     run: ModelPlace,
+    inputs: list[str] | None = typer.Argument(
+        None, metavar="LABELLED...", help="Raw files with labels, instead of a dataset."
+    ),
     data: Data = None,
     split: Split = None,
     group: str | None = typer.Option(
@@ -49,9 +61,10 @@ def evaluate_command(
     batch_size: BatchSize = None,
     cache: CacheShare = None,
     hbm: CacheBytes = None,
+    max_bad: MaxBad = "1%",
     as_json: AsJson = False,
 ) -> None:
-    """Measure a trained model: AUC, log loss, normalized entropy, calibration; exact, over every sample.
+    """Measure a trained model: AUC, PR-AUC, log loss, normalized entropy, calibration; exact, over every sample.
 
     Left out: the dataset of the run, its test split, batches of 4,096, which do not affect the result.
 
@@ -63,9 +76,18 @@ def evaluate_command(
 
     hotbed evaluate runs/demo --group user --slice country,device
 
+    hotbed evaluate runs/mine new-day.csv
+
     hotbed evaluate runs/demo/checkpoints
     """
     split, device, batch_size = split or "test", device or "auto", batch_size or SCORE_BATCH
+    if inputs:
+        if data is not None:
+            raise ConfigError(
+                f"--data {data} and raw files ({', '.join(inputs)}) are two things to measure on. Give one."
+            )
+        _evaluate_raw(run, inputs, device, ModelOptions(cache, hbm, batch_size), max_bad, as_json)
+        return
     with report_compiling():
         with waiting("loading the model"):
             from hotbed.data.loader.loader import Loader
@@ -94,6 +116,50 @@ def evaluate_command(
         return
     out().print(result_table(f"{subject.name} on {data or subject.dataset}", {split: metrics}))
     print_more(found.more)
+    print_calibration({split: metrics})
+
+
+def _evaluate_raw(run: Path, inputs: list[str], device: str, wanted: ModelOptions, max_bad: str, as_json: bool) -> None:
+    """Measure on raw files; rows without a label are left out."""
+    _check_inputs(inputs)
+    with report_compiling():
+        with waiting("loading the model"):
+            from hotbed.data.raw_reader import RawReader
+            from hotbed.run.remote_folder import local_copy
+            from hotbed.train.evaluation import evaluate_batches
+
+            run = local_copy(run)
+            subject = _subject(run)
+            model = open_model(run, None, device, wanted)
+            reader = RawReader(
+                model.folder, inputs, batch_size=wanted.batch_size, max_bad=max_bad, rows_of=model.rows_of
+            )
+        with waiting("scoring"):
+            found = evaluate_batches(model.learner, reader)
+    if found is None:
+        raise ConfigError(
+            f"no row of {', '.join(inputs)} has a label (column {reader.schema.label}), so there is nothing to compare scores "
+            f"with. `hotbed predict` writes scores without labels."
+        )
+    metrics = found.metrics._asdict()
+    if as_json:
+        print_json({"model": subject.name, "data": ", ".join(inputs), "split": "raw", "metrics": metrics})
+        return
+    out().print(result_table(f"{subject.name} on {', '.join(Path(one).name for one in inputs)}", {"raw": metrics}))
+    print_calibration({"raw": metrics})
+    unlabelled = reader.quarantine.good_rows - found.metrics.samples
+    if reader.quarantine.bad_rows or unlabelled:
+        err().print(f"{reader.quarantine.bad_rows:,} rows could not be read, {unlabelled:,} have no label")
+
+
+def _check_inputs(inputs: list[str]) -> None:
+    from hotbed.files import path_of
+
+    missing = [one for one in inputs if not path_of(one).exists()]
+    if missing:
+        raise ConfigError(
+            f"there is no {', '.join(missing)}. Give raw files in the format of the training data, or a dataset."
+        )
 
 
 class EvaluatedModel(NamedTuple):
@@ -162,11 +228,7 @@ def predict_command(
         raise ConfigError(f"--out {scores} is one of the inputs and would be lost. Choose another file.")
     if scores.exists() and not overwrite:
         raise ConfigError(f"--out {scores} is already there. --overwrite replaces it, --out FILE writes elsewhere.")
-    missing = [one for one in inputs if not is_embedded(one) and not path_of(one).exists()]
-    if missing:
-        raise ConfigError(
-            f"there is no {', '.join(missing)}. Give raw files in the format of the training data, or a dataset."
-        )
+    _check_inputs([one for one in inputs if not is_embedded(one)])
     with report_compiling():
         with waiting("loading the model"):
             from hotbed.data.loader.loader import Loader

@@ -94,7 +94,8 @@ def fit(
         if resume and place is None:
             raise ConfigError("resume=True continues the run in `out`; give its folder.")
         with join_ranks() as ranks, working_copy(place, resume=resume, overwrite=overwrite) as folder:
-            manner = StartOptions(quiet, None if warm_start is None else Path(warm_start), forecast and not resume)
+            source = None if warm_start is None else Path(warm_start)
+            manner = StartOptions(quiet, source, forecast and not resume, given=frozenset(given))
             asked = None if folder is None else RunStart(folder, resume=resume, overwrite=overwrite)
             if resume and folder is not None:
                 if "model.name" in given and _is_model_of(folder, given["model.name"]):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from hotbed.cli.console import err, out, print_more, result_table, waiting
+from hotbed.cli.console import err, out, print_calibration, print_more, result_table, waiting
 from hotbed.host.memory import in_words
 
 if TYPE_CHECKING:
@@ -28,17 +28,26 @@ if TYPE_CHECKING:
 MOST_TABLES = 12
 COLUMNS = ("seen", "admitted", "rejected", "expired", "rows")
 _FEW_STEPS = 40
-_SMALL_BATCH = 256
+_TOO_GOOD = 0.999
 
 
 def warn_about_few_steps(training: Training, batch_size: int) -> None:
-    """Warn if a small log in large batches gives too few steps to learn from."""
+    """Warn if the batch size and epochs that were given make too few steps to learn from."""
     if 0 < training.total_steps < _FEW_STEPS and not training.pace.max_steps:
-        epochs = f"more epochs (--epochs {10 * training.pace.epochs})"
-        smaller = f" or smaller batches (--batch-size {_SMALL_BATCH})" if batch_size > _SMALL_BATCH else ""
         steps = f"{training.total_steps} steps" if training.total_steps > 1 else "1 step"
         err().print(
-            f"note: {steps} of {batch_size:,} samples are few to learn from; {epochs}{smaller} help with a small log",
+            f"note: {steps} of {batch_size:,} samples are few to learn from. Leave out data.batch_size (--batch-size) and "
+            "train.epochs (--epochs): they are then chosen for the size of the log",
+            soft_wrap=True,
+        )
+
+
+def warn_about_no_valid(training: Training) -> None:
+    """Warn if several epochs are trained and nothing says which of them is the best."""
+    if training.pace.epochs > 1 and "valid" not in training.loaders.held_out:
+        err().print(
+            f"note: there is no valid split to choose the best of {training.pace.epochs} epochs by; the last weights are kept, "
+            "and may have learned train by heart. Prepare the data with one: --splits valid=0.1 takes a tenth of train files",
             soft_wrap=True,
         )
 
@@ -59,6 +68,8 @@ def print_result(summary: dict[str, Any], folder: Path) -> None:
             for split, metrics in summary["final"].items()
         }
         out().print(result_table(f"{summary['model']} on {summary['dataset']}", columns))
+        print_calibration(summary["final"])
+        print_suspicion(summary["final"], summary.get("leaks", {}))
     for split, more in summary.get("more", {}).items():
         print_more(more, split)
     if summary["ids"]:
@@ -80,6 +91,22 @@ def print_result(summary: dict[str, Any], folder: Path) -> None:
             f"hotbed train --resume {shlex.quote(str(folder))}",
             soft_wrap=True,
         )
+
+
+def print_suspicion(metrics_of_split: Mapping[str, Mapping[str, Any]], leaks: Mapping[str, float]) -> None:
+    """Say that a model is too good to be true, and which columns make it so."""
+    shown = metrics_of_split.get("test") or metrics_of_split.get("valid") or {}
+    area = shown.get("auc")
+    if not leaks and (area is None or area < _TOO_GOOD):
+        return
+    named = ", ".join(leaks)
+    why = f"{named} alone tells the label" if leaks else "look for a column that is filled in after the event"
+    drop = shlex.quote(",".join(leaks)) if leaks else "COLUMN"
+    err().print(
+        f"WARNING this AUC is hardly real: {why}. Prepare the data again with --drop {drop}",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 def _kept_weights(summary: dict[str, Any]) -> str:

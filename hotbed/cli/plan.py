@@ -30,8 +30,9 @@ from hotbed.cli.options import (
     Ssd,
 )
 from hotbed.cli.plot import curve_text
-from hotbed.cli.settings import one_dataset, open_dataset, read_config
+from hotbed.cli.settings import one_dataset, open_dataset, read_config, suited_config
 from hotbed.host.memory import in_words
+from hotbed.run.run_file import given_settings
 
 if TYPE_CHECKING:
     from hotbed.forecast.curves import Curves
@@ -99,8 +100,9 @@ def plan_command(
         "tables.cache": cache, "tables.memory": memory, "tables.ssd": ssd, "tables.optimizer": optimizer,
         "tables.policy": policy, "train.device": device,
     }  # fmt: skip
-    config = read_config(None, {path: value for path, value in given.items() if value is not None}, sets)
+    given = {path: value for path, value in given.items() if value is not None}
     dataset = open_dataset(data)
+    config = suited_config(read_config(None, given, sets), given_settings(None, given, sets), dataset, lambda _: None)
     with err().status("simulating and measuring"):
         from hotbed.forecast.forecast import make_forecast
         from hotbed.forecast.request import ForecastRequest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,16 @@ def read_config(run_file: Path | None, given: dict[str, Any], sets: list[str]) -
         from hotbed.train.build import option_problems
     raise_problems(problems + option_problems(config))
     return config
+
+
+def suited_config(config: RunConfig, given: Collection[str], dataset: Dataset, say: Callable[[str], None]) -> RunConfig:
+    """The config with settings for the size of the log where none is given; `say` gets what was chosen."""
+    from hotbed.run.defaults import choose_settings
+
+    chosen = choose_settings(config, given, dataset.schema)
+    if chosen.text:
+        say(chosen.text)
+    return chosen.config
 
 
 def with_source(config: RunConfig) -> RunConfig:

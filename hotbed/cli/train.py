@@ -21,6 +21,7 @@ from hotbed.cli.messages import (
     print_result,
     report_parallel_choices,
     warn_about_few_steps,
+    warn_about_no_valid,
 )
 from hotbed.cli.options import (
     AsJson,
@@ -45,7 +46,8 @@ from hotbed.cli.options import (
 )
 from hotbed.cli.progress import Warnings, WatchOptions, open_watchers, progress_display
 from hotbed.cli.ranks import RunStart, TorchrunRanks, join_ranks
-from hotbed.cli.settings import cache_flags, open_dataset, read_config, resumed_config, with_source
+from hotbed.cli.settings import cache_flags, open_dataset, read_config, resumed_config, suited_config, with_source
+from hotbed.run.run_file import given_settings
 
 if TYPE_CHECKING:
     from hotbed.data.dataset import Dataset
@@ -231,7 +233,8 @@ def train_command(
         if resume is None:
             asked = None if folder is None else RunStart(folder, overwrite=overwrite)
             config = read_config(run_file, given, sets)
-            manner = StartOptions(quiet, warm_start, forecast, watching, watch_rows, dry_run, as_json)
+            settings = given_settings(run_file, given, sets)
+            manner = StartOptions(quiet, warm_start, forecast, watching, watch_rows, dry_run, as_json, settings)
         else:
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
             manner = StartOptions(quiet, watching=watching, rows=watch_rows, dry_run=dry_run, as_json=as_json)
@@ -252,6 +255,7 @@ class StartOptions(NamedTuple):
     rows: str | None = None  # to watch
     dry_run: bool = False
     as_json: bool = False
+    given: frozenset[str] | None = None  # settings that the user chose; the others suit the log. None: all
 
 
 def train_run(
@@ -277,6 +281,8 @@ def train_run(
     entries = None if manner.source is None or start.resume else source_of(local_copy(manner.source), run_folder)
     data = find_data_or_say(config.data.path, run_folder) if start.resume else config.data.path
     dataset = _dataset(data, ranks, world)
+    if manner.given is not None and not start.resume and not config.follow.source:
+        config = suited_config(config, manner.given, dataset, (lambda _: None) if quiet else _say)
     compare(config, dataset.fingerprint, world)
     wanted = manner.watching if world.is_first else WatchOptions()
     with alone(run_folder) if world.is_first else nullcontext(), open_watchers(wanted, _say) as watchers:
@@ -317,6 +323,7 @@ def train_run(
             err().print(f"warm start {carried.text()}", soft_wrap=True)
         if world.is_first:
             warn_about_few_steps(built.training, config.data.batch_size)
+            warn_about_no_valid(built.training)
         if manner.forecast and world.size == 1 and not config.follow.source:
             print_forecast(config, dataset, run_folder, quiet)
         _run(built, quiet, compiled, manner.as_json)

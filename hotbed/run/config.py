@@ -169,6 +169,10 @@ class TrainConfig:
         1.0, "multiplies both learning rates after an evaluation without a better valid AUC; 1 is off", above=0, most=1
     )
     keep_best: bool = setting(True, "the final model is that of the best valid AUC, else the last")
+    base_rate: bool = setting(False, "start the output of the model at the share of positives of the train split")
+    recalibrate: bool = setting(
+        False, "at the end, shift the output so that its mean over the train split is the share of positives there"
+    )
     schedule: str = setting(
         "constant", "course of both learning rates", one_of=("constant", "warmup", "cosine", "decay")
     )

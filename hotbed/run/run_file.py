@@ -16,6 +16,21 @@ def compose(
     run_file: Path | None = None, overrides: Mapping[str, Any] | None = None, sets: Iterable[str] = ()
 ) -> tuple[RunConfig, list[str]]:
     """Defaults, run file, overrides {"section.name": value}, `path=value` texts; later ones win. And all mistakes."""
+    flat, problems = _flat_settings(run_file, overrides, sets)
+    config, wrong = from_flat(flat)
+    return config, problems + wrong
+
+
+def given_settings(
+    run_file: Path | None = None, overrides: Mapping[str, Any] | None = None, sets: Iterable[str] = ()
+) -> frozenset[str]:
+    """The paths of all settings that `compose` does not take from the defaults."""
+    return frozenset(_flat_settings(run_file, overrides, sets)[0])
+
+
+def _flat_settings(
+    run_file: Path | None, overrides: Mapping[str, Any] | None, sets: Iterable[str]
+) -> tuple[dict[str, Any], list[str]]:
     flat: dict[str, Any] = {}
     problems: list[str] = []
     if run_file is not None:
@@ -28,8 +43,7 @@ def compose(
         flat["data.path"] = clean_uri(flat["data.path"])  # what a run writes down has no secrets
     if named is not None and flat["model.name"] != named:  # the source in the run file is that of its own model
         flat.pop("model.source", None)
-    config, wrong = from_flat(flat)
-    return config, problems + wrong
+    return flat, problems
 
 
 def read_run_file(path: Path) -> dict[str, Any]:

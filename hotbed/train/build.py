@@ -22,7 +22,8 @@ from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
 from hotbed.host.devices import pick_device
 from hotbed.ids.rules import parse_admit, parse_expire
-from hotbed.models import build_model, check_model, is_own, shown_name
+from hotbed.models import build_model, check_model, is_own, shown_name, vector_width
+from hotbed.models.base_rate import SampledOdds, set_base_rate
 from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
@@ -131,7 +132,11 @@ def build(
     )
     steps = train.epochs * len(loaders.train)
     course = LearningCourse(
-        _schedule(train, min(steps, train.max_steps or steps)), train.plateau_factor, train.patience, train.keep_best
+        _schedule(train, min(steps, train.max_steps or steps)),
+        train.plateau_factor,
+        train.patience,
+        train.keep_best,
+        train.recalibrate,
     )
     training = Training(run, learner, loaders, pace, course, Observers(observers), follower, breakdown_of(config))
     card = card_of(config, dataset.schema)
@@ -177,6 +182,11 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
             raise_problems(model_problems(model_of(config, schema), device))
     torch.manual_seed(config.train.seed)
     model = model_of(config, schema).to(device)
+    kept = float(schema.notes.get("negatives_kept", 1.0))
+    if kept < 1:
+        model.register_forward_hook(SampledOdds(kept))
+    if config.train.base_rate:
+        _start_at_base_rate(config, schema, model, device)
     rows = tables_of(config, world)(
         tables,
         optimizer,
@@ -196,6 +206,16 @@ def _learner(config: RunConfig, dataset: Dataset, device: torch.device, world: W
     compiled = compiled_step(config, model, dense, device, loss) if world.size == 1 else None
     hot = _hot_keys(config, dataset, rows)
     return Learner(rows, model, dense, config.dense.lr, device, *ahead, hot, world, compiled=compiled, loss=loss)
+
+
+def _start_at_base_rate(config: RunConfig, schema: Schema, model: nn.Module, device: torch.device) -> None:
+    """Move the output of a fresh model to the share of positives of train."""
+    train = schema.splits["train"]
+    width = vector_width(config.model.name, config.model.dim)
+    vectors = torch.zeros(2, len(schema.features), width, device=device)
+    dense = torch.zeros(2, len(schema.dense), device=device)
+    negatives = (train.rows - train.positives) / float(schema.notes.get("negatives_kept", 1.0))
+    set_base_rate(model, vectors, dense, train.positives / max(train.positives + negatives, 1))
 
 
 def _hot_keys(config: RunConfig, dataset: Dataset, rows: EmbeddingTables) -> Tensor | None:

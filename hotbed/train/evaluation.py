@@ -5,7 +5,7 @@ Of several ranks each scores its part; the scores of all go to rank 0, in the or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -19,7 +19,9 @@ from hotbed.errors import RunError
 from hotbed.parallel.world import ALONE, World
 from hotbed.run.predictions import Scores
 from hotbed.train.breakdown import Breakdown, SampleIds, measure_tasks
+from hotbed.train.loss import first_task
 from hotbed.train.metrics import Metrics, measure
+from hotbed.types import Batch
 
 Array = npt.NDArray[Any]
 NO_BREAKDOWN = Breakdown()
@@ -64,6 +66,20 @@ def evaluate(
         scored = [_whole(world.collect(part), part) for part in scored]
     measured = world.from_first(_measure(scored, loader, ids) if world.is_first else None)
     return Evaluation(measured[0], scored[0], scored[1][:, 0], measured[1])
+
+
+@torch.no_grad()
+def evaluate_batches(learner: Scores, batches: Iterable[Batch]) -> Evaluation | None:
+    """Score batches of which some samples have no label (NaN) and are left out; None if none of them has one."""
+    labels: list[Tensor] = []
+    logits: list[Tensor] = []
+    with closing(learner.ahead(batches)) as ready:
+        for batch in ready:
+            known = ~batch.labels.isnan()
+            labels.append(batch.labels[known].cpu())
+            logits.append(first_task(learner.score(batch))[known].float().cpu())
+    scored = [torch.cat(parts).numpy() if parts else np.zeros(0, np.float32) for parts in (labels, logits)]
+    return Evaluation(measure(*scored), scored[0], scored[1], {}) if len(scored[0]) else None
 
 
 def _measure(scored: Sequence[Array], loader: Loader, ids: SampleIds) -> tuple[Metrics, dict[str, Any]]:

@@ -28,6 +28,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.loader.loader import Dealt, Loader
 from hotbed.errors import HotbedError, RunError
 from hotbed.host.compiling import compile_seconds
+from hotbed.models.base_rate import mean_shift, output_bias, training_shift
 from hotbed.optim import Schedule
 from hotbed.run.files import check_folder, write_folder
 from hotbed.telemetry.log import MetricsLog, NoLog, Record
@@ -98,6 +99,7 @@ class LearningCourse(NamedTuple):
     plateau_factor: float
     patience: int
     keep_best: bool
+    recalibrate: bool = False
 
 
 class Training:
@@ -350,6 +352,27 @@ class Training:
             self._last_storage = self.storage()
             load_weights(self._best_folder(), self.learner.model, self.learner.tables)
             self._restored = best
+
+    def recalibrate(self, stop: Callable[[], bool]) -> None:
+        """After `settle`: shift the output so that its mean over the train split is the share of positives there.
+
+        Adaptive optimizers move as far for a small gradient as for a large one, so a rare label is predicted too seldom.
+        """
+        train = self.loaders.train
+        bias = output_bias(self.learner.model) if self.course.recalibrate else None
+        if bias is None or not isinstance(train, Loader):  # a topic that is followed is read once
+            return
+        self.world.stage("calibrating on train")
+        with self._watch.aside():
+            self.learner.merge()
+            found = evaluate(self.learner, train, stop, self.world)
+        if found is None:
+            return
+        share = found.metrics.positives / found.metrics.samples
+        shift = mean_shift(found.logits + training_shift(self.learner.model), share) if self.world.is_first else None
+        with torch.no_grad():
+            bias.add_(self.world.from_first(shift))
+        self._last_valid = None
 
     def position(self) -> Record:
         """What the weights have seen; epochs are counted from 1."""

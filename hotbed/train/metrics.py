@@ -1,6 +1,7 @@
 """Labels and logits in, the numbers a click model is judged by out.
 
     auc                 share of (positive, negative) pairs that the scores put in the right order; a tie counts half
+    pr_auc              average precision: mean share of positives among the samples scored at least as high as a positive
     log_loss            mean of -log(probability given to what happened), in nats
     normalized_entropy  log loss / log loss of always predicting the base rate; below 1 the model knows something
     calibration         sum of predicted probabilities / number of positives; 1 is right, above 1 promises too much
@@ -39,6 +40,7 @@ class Metrics(NamedTuple):
     calibration: float
     samples: int
     positives: int
+    pr_auc: float = NAN
 
 
 class CalibrationBin(NamedTuple):
@@ -52,6 +54,11 @@ class CalibrationBin(NamedTuple):
 def auc(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
     """Area under the ROC curve; scores may be logits, probabilities or anything that rises with them."""
     return _auc(*_checked(labels, scores))
+
+
+def pr_auc(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
+    """Area under the curve of precision over recall, as average precision; nan without a positive."""
+    return _pr_auc(*_checked(labels, scores))
 
 
 def log_loss(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
@@ -82,6 +89,7 @@ def measure(labels: npt.ArrayLike, logits: npt.ArrayLike) -> Metrics:
         calibration=_calibration(positive, checked_logits),
         samples=samples,
         positives=positives,
+        pr_auc=_pr_auc(positive, checked_logits),
     )
 
 
@@ -142,6 +150,18 @@ def _auc(positive: npt.NDArray[np.bool_], scores: Array) -> float:
     not_above = np.searchsorted(losers, winners, side="right").sum(dtype=np.int64)
     # Each sum is at most positives * negatives: below 2**63 for six billion samples. Python's int / int rounds once.
     return (int(below) + int(not_above)) / (2 * winners.size * losers.size)
+
+
+def _pr_auc(positive: npt.NDArray[np.bool_], scores: Array) -> float:
+    """Equal scores are one threshold, so the order of samples does not matter."""
+    found = int(positive.sum())
+    if not found:
+        return NAN
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
+    last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))  # of each run of equal scores
+    hits = np.cumsum(positive[order])[last]
+    return float((np.diff(hits, prepend=0) / found * (hits / (last + 1))).sum())
 
 
 def auc_of_tensors(labels: Tensor, scores: Tensor) -> float:

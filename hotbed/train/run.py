@@ -132,6 +132,7 @@ def _unsaved(training: Training) -> str:
 def _finish(training: Training, subject: Subject, stop: Callable[[], bool]) -> dict[str, Evaluation] | None:
     """Choose the weights, measure them on every held-out split, write the model; None when asked to stop before."""
     training.settle(stop)
+    training.recalibrate(stop)
     found = {}
     for split in training.loaders.held_out:
         evaluation = None if stop() else training.evaluate_split(split, stop)
@@ -180,6 +181,7 @@ def _summary(
         "samples": progress.samples,
         "samples_per_s": progress.samples / progress.train_seconds if progress.train_seconds else None,
         "steady_samples_per_s": training.steady_rate,
+        "leaks": schema.notes.get("leaks", {}),  # columns that tell the label -> AUC
         "bad_rows": schema.notes.get("bad_rows", 0),
         "calibration_curve": [list(one) for one in curve],
         "versions": _versions(),

@@ -435,8 +435,9 @@ def test_plain_lines_are_sparse():
 
 
 def test_few_steps_are_said_aloud(hotbed, tmp_path):
-    done = hotbed("train", "--data", "criteo-like:5000", "--out", tmp_path / "few", "--quiet")
-    assert "are few to learn from" in done.err
+    few = ("--epochs", 1, "--batch-size", 4096)
+    done = hotbed("train", "--data", "criteo-like:5000", "--out", tmp_path / "few", "--quiet", *few)
+    assert "2 steps of 4,096 samples are few to learn from. Leave out data.batch_size" in done.err
     again = hotbed("train", tmp_path / "few", "--out", tmp_path / "other")
     assert "is a folder, not a run file" in again.err
     assert "Did you mean dcnv2?" in hotbed("train", "--model", "dcn", "--out", tmp_path / "other").err

@@ -21,6 +21,7 @@ from hotbed.train.metrics import (
     log_loss,
     measure,
     normalized_entropy,
+    pr_auc,
 )
 
 FLOATS = [np.float32, np.float64]
@@ -121,6 +122,15 @@ def test_float32_scores_tie_as_float32():
     assert auc([0, 1], near) == 1.0
     assert auc([0, 1], near.astype(np.float32)) == 0.5
     assert auc([0, 1], np.array([0.0, -0.0])) == 0.5
+
+
+def test_average_precision_is_that_of_scikit_learn():
+    draw = np.random.default_rng(3)
+    labels = draw.integers(0, 2, 500)
+    for scores in (draw.normal(size=500) + labels, draw.integers(0, 4, 500).astype(np.float32), np.zeros(500)):
+        assert pr_auc(labels, scores) == pytest.approx(sk.average_precision_score(labels, scores), rel=1e-12)
+        assert measure(labels, scores).pr_auc == pr_auc(labels, scores)
+    assert math.isnan(pr_auc(np.zeros(3), np.zeros(3)))
 
 
 def test_predicting_the_base_rate_has_normalized_entropy_one():

@@ -1,0 +1,93 @@
+"""A fresh model and the share of positives in; the model out, with its output moved to that share.
+
+A model that starts at probability 1/2 spends its first steps on finding out how rare positives are: of one in five hundred, a
+short training ends with predictions many times too high. Any model has an output bias that is simply added to the logit; it
+is found by its gradient, which is 1 for every sample. A user's own model may have none.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hotbed.models.base import Model
+
+_FARTHEST, _HALVINGS = 20.0, 60
+
+
+def set_base_rate(model: nn.Module, vectors: Tensor, dense: Tensor, share: float) -> bool:
+    """Shift the output by the log odds of `share`; False if the model has no output bias, or there is only one class.
+
+    `vectors` [B, F, W] and `dense` [B, N] are any inputs of the right shape.
+    """
+    if not 0 < share < 1 or getattr(model, "sequences", None):
+        return False
+    bias = _output_bias(model, vectors, dense)
+    if bias is None:
+        return False
+    with torch.no_grad():
+        bias.add_(math.log(share / (1 - share)))
+    return True
+
+
+def output_bias(model: nn.Module) -> nn.Parameter | None:
+    """The output bias of a model of hotbed; None if it has none."""
+    device = next((one.device for one in model.parameters()), None)
+    if not isinstance(model, Model) or device is None or getattr(model, "sequences", None):
+        return None  # a model of sequences reads their lengths, too
+    vectors = torch.zeros(2, model.num_features, model.vector_width(model.dim), device=device)
+    return _output_bias(model, vectors, torch.zeros(2, model.num_dense, device=device))
+
+
+def training_shift(model: nn.Module) -> float:
+    """What is added to the logits while training alone; see SampledOdds."""
+    return sum(one.shift for one in model._forward_hooks.values() if isinstance(one, SampledOdds))
+
+
+def mean_shift(logits: NDArray[np.floating[Any]], share: float) -> float:
+    """The number to add to logits so that the mean probability is `share`, by bisection; 0 if there is only one class."""
+    if not 0 < share < 1 or not len(logits):
+        return 0.0
+    wide = logits.astype(np.float64)
+    low, high = -_FARTHEST, _FARTHEST
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if float((1 / (1 + np.exp(-np.clip(wide + middle, -500, 500)))).mean()) < share:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+class SampledOdds:
+    """A forward hook: while training on a share of all negatives, logits are those of the sampled log.
+
+    Keeping a share s of the negatives multiplies the odds of a positive by 1 / s. With log(1 / s) added in training alone, the
+    model itself learns the logits of the whole log, and its scores are calibrated wherever it is used.
+    """
+
+    def __init__(self, kept: float) -> None:
+        self.shift = -math.log(kept)
+
+    def __call__(self, model: nn.Module, inputs: object, logits: Tensor) -> Tensor | None:
+        return logits + self.shift if model.training else None
+
+
+def _output_bias(model: nn.Module, vectors: Tensor, dense: Tensor) -> nn.Parameter | None:
+    """The first weight that is added to every logit."""
+    was_training = model.training
+    model.eval()
+    single = [one for one in model.parameters() if one.numel() == 1 and one.requires_grad]
+    try:
+        with torch.enable_grad():
+            logits: Tensor = model(vectors, dense)
+            gradients = torch.autograd.grad(logits.sum(), single, allow_unused=True) if single else ()
+    finally:
+        model.train(was_training)
+    found = (one for one, grad in zip(single, gradients) if grad is not None and float(grad.sum()) == len(logits))
+    return next(found, None)

@@ -26,6 +26,7 @@ DEMO_ROWS = 3000  # of the embedded log, whose 2,000,000 would take too long her
 EXAMPLES = {
     "train": "hotbed train --data mydata --batch-size 64 --cache 90%",
     "prepare": "hotbed prepare clicks.csv --label click --out mydata --splits train=0.8,valid=0.1,test=0.1",
+    "tune": "hotbed tune --data mydata --trials 2 --epochs 1",
     "evaluate": "hotbed evaluate runs/demo",
     "predict": "hotbed predict runs/mine new.csv --out scores.csv",
     "models": "hotbed models",

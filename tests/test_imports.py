@@ -21,7 +21,7 @@ FLOORS = [
     {"tables"},
     {"run", "pipeline", "parallel", "embedding_bag", "bench"},
     {"train", "scorer", "report", "interop", "retrieval", "verify"},
-    {"forecast", "export", "serve", "testing"},
+    {"forecast", "export", "serve", "testing", "tune"},
     {"cli"},
 ]
 FLOOR_OF_ROOM = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -53,6 +53,7 @@ COMMANDS = {
     "plan": Command(
         "hotbed.cli.plan", "plan_command", "Forecast what a run will need and how fast it will be.", UNDERSTAND
     ),
+    "tune": Command("hotbed.cli.tune", "tune_command", "Try settings, and keep the best by valid AUC.", START),
     "simulate": Command(
         "hotbed.cli.simulate", "simulate_command", "Count a cache's hits on a dataset, without training.", UNDERSTAND
     ),

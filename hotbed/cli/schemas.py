@@ -38,6 +38,7 @@ _METRICS = _object(
         "normalized_entropy": _is("number|null", "Log loss over that of always predicting the mean."),
         "calibration": _is("number|null", "Mean prediction over mean label."),
         "samples": _is("integer", "Samples of the split."),
+        "pr_auc": _is("number|null", "Average precision; null without a positive."),
         "best_auc": _is("number|null", "The best possible AUC, for a synthetic log."),
         "gap": _is("number|null", "best_auc less auc."),
     },
@@ -45,7 +46,23 @@ _METRICS = _object(
     about="Exact metrics over all samples.",
 )
 
+_TRIAL = {
+    "type": ["object", "null"],
+    "description": "A trial: its number, state, values by setting, valid_auc, test_auc, steps, seconds and evaluations.",
+}
+
 SCHEMAS: dict[str, Schema] = {
+    "tune": _object(
+        {
+            "dry_run": _DRY_RUN,
+            "out": _OUT,
+            "trials": _is("integer", "Trials that have ended; in a dry run, that would be run."),
+            "space": _list(_TEXT, "The settings that would be tried, in a dry run."),
+            "best": {**_TRIAL, "description": f"The best trial. {_TRIAL['description']}"},
+            "defaults": {**_TRIAL, "description": "The first trial, which has the settings of `hotbed train`."},
+        },
+        optional=("space", "best", "defaults"),
+    ),
     "train": _object(
         {
             "dry_run": _DRY_RUN,

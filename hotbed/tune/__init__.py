@@ -1,0 +1,1 @@
+"""`hotbed tune`: many short runs in, the settings of the best out."""

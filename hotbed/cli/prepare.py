@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,6 @@ from hotbed.errors import ConfigError, HotbedError
 if TYPE_CHECKING:
     from hotbed.data.prepare.parse import PrepareProgress
     from hotbed.data.prepare.prepare import FirstLook, PrepareReport
-    from hotbed.data.prepare.ranks import PrepareRanks
     from hotbed.host.compiling import CompileReport
 
 
@@ -145,6 +145,14 @@ def prepare_command(
         int | None,
         typer.Option(metavar="N", help="Worker threads. Left out: one per core, if --memory allows it."),
     ] = None,
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Do the work on a Ray cluster: RAY_ADDRESS, one that `ray start` started here, or a new one. All machines "
+            "must see the same files and the same DIR; --memory is per task.",
+        ),
+    ] = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -170,11 +178,9 @@ def prepare_command(
     If a feature has more distinct ids than --memory can count, the frequent ones are kept; schema.json says how many.
     DIR appears only when the dataset is complete.
     If the job is killed, the same command resumes it.
-    Many processes: torchrun --nproc-per-node 8 -m hotbed prepare ... divides files, features and parts among ranks, on machines
-    that see the same files and the same DIR; --memory and --workers are per rank.
+    Many machines: --ray. The result is the same to the byte, and Ray repeats the tasks of machines that are lost.
     """
     from hotbed.data.prepare.prepare import MEMORY, look_at, prepare
-    from hotbed.data.prepare.ranks import PrepareRanks
     from hotbed.files.settings import set_read_cache
 
     set_read_cache(read_cache)
@@ -204,10 +210,9 @@ def prepare_command(
             as_json,
         )
         return
-    ranks = None
     try:
-        ranks = PrepareRanks.from_environment()
-        with _progress_bar(ranks.rank == 0) as progress, report_compiling(ranks.rank > 0) as compiled:
+        _check_alone()
+        with _progress_bar() as progress, report_compiling() as compiled:
             report = prepare(
                 raw,
                 out_dir,
@@ -234,20 +239,19 @@ def prepare_command(
                 memory=memory or MEMORY,
                 workers=workers,
                 overwrite=overwrite,
-                ranks=ranks,
+                ray=ray,
                 progress=progress,
                 say=print_progress,
             )
     except HotbedError as error:
-        raise typer.Exit(fail(f"{error}{_kept(out_dir, ranks)}")) from None
+        raise typer.Exit(fail(f"{error}{_kept(out_dir)}")) from None
     except KeyboardInterrupt:
-        stopped = f"stopped; nothing was written to {out_dir}.{_kept(out_dir, ranks)}"
+        stopped = f"stopped; nothing was written to {out_dir}.{_kept(out_dir)}"
         raise typer.Exit(fail(stopped, code=130)) from None
-    if ranks.rank == 0:
-        if as_json:
-            print_json(_figures(report))
-        else:
-            _show(report, compiled)
+    if as_json:
+        print_json(_figures(report))
+    else:
+        _show(report, compiled)
 
 
 def _figures(report: PrepareReport) -> dict[str, Any]:
@@ -282,11 +286,19 @@ def _show_columns(found: FirstLook, out_dir: Path, as_json: bool) -> None:
     out().print("\n".join([*said, f"{out_dir} would be written. Nothing was written."]), soft_wrap=True)
 
 
-def _kept(out_dir: Path, ranks: PrepareRanks | None) -> str:
+def _check_alone() -> None:
+    """Processes of torchrun would all write the same dataset."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "torchrun started several processes, and prepare is one. For many machines: hotbed prepare --ray ..."
+        )
+
+
+def _kept(out_dir: Path) -> str:
     """A sentence about unfinished work that can be resumed, if there is any."""
     work = out_dir.parent / f".{out_dir.name}.partial"
     try:
-        there = ranks is not None and ranks.rank == 0 and (work / "job.json").is_file()
+        there = (work / "job.json").is_file()
     except (OSError, ValueError):  # not a valid file name
         there = False
     return f"\nWhat is finished is kept in {work}: the same command resumes it." if there else ""
@@ -300,13 +312,13 @@ def _multi(text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _progress_bar(shown: bool) -> Iterator[Callable[[PrepareProgress], None]]:
+def _progress_bar() -> Iterator[Callable[[PrepareProgress], None]]:
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     share, seen = TextColumn("{task.percentage:3.0f}%"), TextColumn("{task.fields[seen]}")
     columns = (TextColumn("{task.description}"), BarColumn(), share, seen, TimeRemainingColumn())
-    with Bar(*columns, console=err(), transient=True, disable=not (shown and err().is_terminal)) as bar:
+    with Bar(*columns, console=err(), transient=True, disable=not err().is_terminal) as bar:
         tasks = {}
 
         def update(progress: PrepareProgress) -> None:

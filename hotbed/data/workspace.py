@@ -64,10 +64,10 @@ class Workspace:
             raise unwritable(self._out, error) from error
         return self
 
-    def clear(self, but: tuple[str, ...] = ()) -> None:
+    def clear(self) -> None:
         """Delete all files of earlier jobs durably, so that they are never taken for files of this one."""
         for left in self.path.iterdir():
-            if left.name not in ("lock", *but):
+            if left.name != "lock":
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         flush_to_disk(self.path)
 
@@ -126,15 +126,15 @@ def _old(out: Path) -> Path:
     return out.parent / f".{out.name}.old"
 
 
-def unwritable(out: Path, error: Exception, work: Path | None = None, needs: str = "", by: str = "") -> DataError:
+def unwritable(out: Path, error: Exception, work: Path | None = None, needs: str = "") -> DataError:
     """The error for a directory that cannot be written; for a full disk with sizes and the way out."""
     code = getattr(error, "errno", None)
-    said = f"{str(out)!r} cannot be written{by}: {os.strerror(code) if code else error}."
+    said = f"{str(out)!r} cannot be written: {os.strerror(code) if code else error}."
     if code not in _FULL or work is None:
         return DataError(said)
     written = 0
     for path in work.rglob("*"):
-        with suppress(OSError):  # a file that another thread or rank is renaming
+        with suppress(OSError):  # a file that another thread is renaming
             written += path.stat().st_size
     with suppress(OSError):
         free = shutil.disk_usage(work if work.is_dir() else work.parent).free

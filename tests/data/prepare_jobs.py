@@ -9,24 +9,22 @@ from pathlib import Path
 from tests.data.raw_files import criteo_line, write
 from tests.fresh import Program
 
-# argv: out, inputs, options of prepare, rename to die before (0: none), rank, world, seconds of patience with other ranks
+# argv: out, inputs, options of prepare, rename to die before (0: none)
 CODE = """
 import json, os, signal, sys
-import hotbed.data.prepare.ranks, hotbed.data.formats.blocks, hotbed.data.prepare.parse, hotbed.data.prepare.write
-from hotbed.data.prepare.ranks import PrepareRanks
+import hotbed.data.formats.blocks, hotbed.data.prepare.parse, hotbed.data.prepare.write
 from hotbed.data.prepare.prepare import prepare
 from hotbed.errors import HotbedError
 
-out, inputs, options, deadly, rank, world, patience = json.loads(sys.argv[1])
+out, inputs, options, deadly = json.loads(sys.argv[1])
 hotbed.data.formats.blocks.REEL_BYTES = 20_000
 hotbed.data.prepare.parse.PIECE_IDS = 1500
 hotbed.data.prepare.write.PART_ROWS, hotbed.data.prepare.write.GROUP_ROWS = 150, 64
-hotbed.data.prepare.ranks.LOST_AFTER = patience
 replace, done = os.replace, 0
 
 def dying(source, target):
     global done
-    ours = ".partial" in str(target) and "alive" not in str(target) and "call" not in str(target)
+    ours = ".partial" in str(target)
     done += ours
     if ours and done == deadly:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -34,20 +32,15 @@ def dying(source, target):
 
 os.replace = dying
 try:
-    prepare(inputs, out, say=print, ranks=PrepareRanks(rank, world), **options)
+    prepare(inputs, out, say=print, **options)
 except HotbedError as error:
     sys.exit(f"{type(error).__name__}: {error}")
 print("renames", done)
 """
 
 
-def start(out: Path, inputs: list[Path], options: dict, *, deadly=0, rank=0, world=1, patience=60.0):
-    given = json.dumps([str(out), [str(path) for path in inputs], options, deadly, rank, world, patience])
-    return Program(CODE, given)
-
-
 def run(out: Path, inputs: list[Path], options: dict, deadly: int = 0) -> tuple[int, str, str]:
-    done = start(out, inputs, options, deadly=deadly).ended()
+    done = Program(CODE, json.dumps([str(out), [str(path) for path in inputs], options, deadly])).ended()
     return done.returncode, done.stdout, done.stderr
 
 

@@ -25,7 +25,7 @@ from hotbed.data.prepare.arrays import ArrayFile, write_whole
 from hotbed.data.prepare.sketches import HeavyHitters, HyperLogLog
 from hotbed.data.schema import IdFeature, IdMode
 from hotbed.data.vocabulary import Numbering
-from hotbed.host.atomic import flush_to_disk, rewriting
+from hotbed.host.atomic import rewriting
 
 BYTES_OF_ID = 72  # table, growth of the table, and sorting
 
@@ -87,12 +87,11 @@ def merge_feature(
         row_of_number = np.zeros(len(ids) + 1, dtype=np.int32)  # the last entry, index -1, is for ids not in the table
         row_of_number[kept] = np.arange(1, len(kept) + 1, dtype=np.int32)
         del kept, listed
-        with (work / f"feature-{number}.rows").open("wb", buffering=1 << 20) as file:
+        rows = work / f"feature-{number}.rows"
+        with rewriting(rows, unique=True) as temporary, temporary.open("wb", buffering=1 << 20) as file:
             for piece in pieces:
                 with ArrayFile(piece.path) as arrays:
                     file.write(row_of_number[found.table.find(arrays.read(f"ids.{number}"))].data)
-        flush_to_disk(work / f"feature-{number}.rows")
-        flush_to_disk(work)
     write_whole(work / f"feature-{number}.json", json.dumps(asdict(done)))
     return done
 

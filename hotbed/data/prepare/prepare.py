@@ -6,15 +6,14 @@
     write    the rows are written as Parquet parts (write.py)
 
 Every step writes its results to the workspace as complete files, so a killed job resumes where it stopped (stages.py), and
-ranks can share the steps (ranks.py). The temporary files take about as much space as the raw text. The output depends only on
-the input, never on timing, workers or ranks.
+its tasks can run on many machines (workers.py). The temporary files take about as much space as the raw text. The output
+depends only on the input, never on timing, workers or machines.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +38,6 @@ from hotbed.data.prepare.merge import IdRule
 from hotbed.data.prepare.parse import PrepareProgress, Recipe
 from hotbed.data.prepare.publish import publishing
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
-from hotbed.data.prepare.ranks import PrepareRanks
 from hotbed.data.prepare.sort import SortedFormat
 from hotbed.data.prepare.splits import TRAIN, SplitRule
 from hotbed.data.prepare.stages import (
@@ -53,11 +51,12 @@ from hotbed.data.prepare.stages import (
     take_over,
     write_parts,
 )
+from hotbed.data.prepare.workers import MEMORY_OF_WORKER, RayWorkers, Workers, WorkerThreads
 from hotbed.data.prepare.write import FinalColumns
 from hotbed.data.schema import IdMode, Schema, Split, Task
 from hotbed.data.times import TimeColumn
 from hotbed.data.values import LabelReader, LabelThreshold
-from hotbed.data.workspace import Workspace, unwritable
+from hotbed.data.workspace import Workspace
 from hotbed.errors import ConfigError, FormatError
 from hotbed.files import path_of
 from hotbed.host.memory import in_words, parse_bytes
@@ -67,7 +66,6 @@ IDS_MODES: tuple[IdMode, ...] = ("vocabulary", "hash", "raw")
 MEMORY = "2GiB"
 _LEAST_MEMORY = 1 << 30
 _MEMORY_OF_PROCESS = 384 << 20  # Python, numpy, pyarrow and compiled kernels
-_MEMORY_OF_WORKER = 448 << 20  # the maximum for a reel of any text; Criteo's take a third of it
 
 
 @dataclass(frozen=True)
@@ -114,14 +112,15 @@ def prepare(
     memory: str | int = MEMORY,
     workers: int | None = None,
     overwrite: bool = False,
-    ranks: PrepareRanks | None = None,
+    ray: bool = False,
     progress: Callable[[PrepareProgress], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> PrepareReport:
     """Turn raw files or tables into a dataset directory; `hotbed prepare --help` explains the arguments.
 
     `inputs` is one of, or a sequence of: a path, a pyarrow Table, RecordBatch or Dataset, a pandas DataFrame, or a pair
-    (split, one of these). `say` gets a message about unfinished work of an earlier call, if there is any.
+    (split, one of these). With `ray` the work is done by tasks of a Ray cluster. `say` gets a message about unfinished work of
+    an earlier call, if there is any.
     """
     started = time.perf_counter()
     ids_rule = _id_rule(ids_mode, hash_rows, min_count)
@@ -148,7 +147,8 @@ def prepare(
     num_bytes = _memory(memory)
     sources = list_sources(inputs)
     splits = _split_names(sources, rule)
-    ranks = ranks or PrepareRanks()
+    if ray and any(source.data is not None for source in sources):
+        raise ConfigError("--ray reads files, which all machines see; tables of this process are prepared without it.")
     readers = _readers(sources, format, delimiter, options, say)
     if clock is not None:
         readers = [SortedFormat(reader, clock, say) for reader in readers]
@@ -166,21 +166,19 @@ def prepare(
     marks = [source.stamp() for source in sources]
     first = _first_look(sources, readers, options, limit, positive)
     layout = first.layout
-    target = path_of(out)
+    target, runners = path_of(out), _workers(workers, num_bytes, ray)
     with (
-        publishing(target, overwrite=overwrite, ranks=ranks.world) as local,
-        _workspace(local, overwrite, ranks) as work,
-        ranks,
+        publishing(target, overwrite=overwrite, shared=ray) as local,
+        Workspace(local, overwrite, resumable=True) as work,
     ):
+        work.keep = ray
         raw_bytes = in_words(sum(mark.size for mark in marks))
         work.needs = (
             f" prepare needs space for about as much as the raw text (files of {raw_bytes}), and for the dataset."
         )
-        if ranks.rank == 0:
-            message = take_over(work, describe_job(settings, sources, layout), sources, marks)
-            if message:
-                say(message)
-        ranks.begin(work.path)
+        message = take_over(work, describe_job(settings, sources, layout), sources, marks)
+        if message:
+            say(message)
         job = PrepareJob(
             sources=sources,
             marks=marks,
@@ -190,8 +188,7 @@ def prepare(
             limit=limit,
             label_hint=first.label_hint,
             memory=num_bytes,
-            workers=_workers(workers, num_bytes),
-            ranks=ranks,
+            workers=runners,
             report=progress or (lambda _: None),
             path=work.path,
         )
@@ -208,7 +205,6 @@ def prepare(
             tuple(features),
         )
         parts = write_parts(job, assigned, finish)
-        ranks.leave("writing")
         schema = Schema(
             label=layout.label,
             dense=finish.dense[: len(layout.dense)],
@@ -236,11 +232,10 @@ def prepare(
                 **({"time": assigned.time} if assigned.time else {}),
             },
         )
-        leaks = find_leaks(work.path, schema) if ranks.rank == 0 else {}
+        leaks = find_leaks(work.path, schema)
         if leaks:
             schema.notes["leaks"] = leaks
-        if ranks.rank == 0:
-            commit(job, work, reels, schema)
+        commit(job, work, reels, schema)
     return PrepareReport(
         path=target,
         schema=schema,
@@ -291,21 +286,6 @@ def look_at(
     sources = list_sources(inputs)
     readers = _readers(sources, format, delimiter, options, lambda _: None)
     return _first_look(sources, readers, options, MaxBad.parse(max_bad), positive)
-
-
-@contextmanager
-def _workspace(out: Path, overwrite: bool, ranks: PrepareRanks) -> Iterator[Workspace]:
-    """The workspace: rank 0 owns it, the others write into it."""
-    work = Workspace(out, overwrite, resumable=True)
-    if ranks.rank > 0:
-        try:
-            yield work
-        except OSError as error:
-            raise unwritable(out, error, work.path, work.needs, f" by rank {ranks.rank}") from error
-        return
-    work.keep = ranks.world > 1
-    with work:
-        yield work
 
 
 def _readers(
@@ -422,10 +402,13 @@ def _memory(memory: str | int) -> int:
     return num_bytes
 
 
-def _workers(workers: int | None, memory: int) -> int:
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers} is below 1.")
-    return max(1, min(workers or num_cores(), (memory - _MEMORY_OF_PROCESS) // _MEMORY_OF_WORKER))
+def _workers(count: int | None, memory: int, ray: bool) -> Workers:
+    if count is not None and count < 1:
+        raise ConfigError(f"--workers {count} is below 1.")
+    if ray and count is not None:
+        raise ConfigError(f"--workers {count} is for threads of one machine; with --ray the cluster's cores count.")
+    most = max(1, (memory - _MEMORY_OF_PROCESS) // MEMORY_OF_WORKER)
+    return RayWorkers() if ray else WorkerThreads(min(count or num_cores(), most), memory // 2)
 
 
 def _id_rule(ids_mode: str, hash_rows: int | None, min_count: int) -> IdRule:

@@ -25,13 +25,18 @@ _OURS = re.compile(r"schema\.json|quarantine\.jsonl|[^/]+/[^/]+\.parquet")
 
 
 @contextmanager
-def publishing(out: Path, *, overwrite: bool, ranks: int) -> Iterator[Path]:
-    """Where to write a dataset; for a URI a local folder, which is copied there if all goes well."""
+def publishing(out: Path, *, overwrite: bool, shared: bool) -> Iterator[Path]:
+    """Where to write a dataset; for a URI a local folder, which is copied there if all goes well.
+
+    `shared`: several machines write it.
+    """
     if not isinstance(out, RemotePath):
         yield out
         return
-    if ranks > 1:
-        raise ConfigError(f"{out}: several ranks need a folder that all of them see. Give a shared folder with --out.")
+    if shared:
+        raise ConfigError(
+            f"{out}: machines of --ray need a folder that all of them see. Give a shared folder with --out."
+        )
     _check(out, overwrite)
     digest = hashlib.sha256(str(out).encode()).hexdigest()[:16]
     local = cache_root() / "remote" / "datasets" / digest / (out.name or "dataset")

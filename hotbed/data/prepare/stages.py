@@ -1,6 +1,7 @@
 """The steps of prepare: read, count, write, commit. Each reads and writes complete files in the workspace.
 
-A step first looks for existing results, then does the share of this rank, and waits for the other ranks.
+A step does the tasks whose results are missing, on the workers that the job was given (workers.py): functions with arguments
+that travel to other machines.
 
     .OUT.partial/job.json     settings, files with their sizes and times, columns
     .OUT.partial/work/        reels (parse.py), features (merge.py)
@@ -16,8 +17,9 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +31,15 @@ from hotbed.data.prepare.arrays import write_whole
 from hotbed.data.prepare.assign import RowAssignment, used_reels
 from hotbed.data.prepare.inputs import FileStamp, RawSource
 from hotbed.data.prepare.layout import ColumnLayout
-from hotbed.data.prepare.merge import BYTES_OF_ID, IdRule, load_feature, merge_feature
+from hotbed.data.prepare.merge import BYTES_OF_ID, CountedPiece, IdRule, load_feature, merge_feature
 from hotbed.data.prepare.parse import PrepareProgress, Recipe, ReelFacts, ReelTask, parse_reel
 from hotbed.data.prepare.piece import PIECE_IDS
 from hotbed.data.prepare.quarantine import MaxBad, Quarantine
-from hotbed.data.prepare.ranks import PrepareRanks
-from hotbed.data.prepare.write import DatasetPart, FinalColumns, cut_parts, write_part
+from hotbed.data.prepare.workers import Progress, Workers
+from hotbed.data.prepare.write import DatasetPart, FinalColumns, Pieces, cut_parts, write_part
 from hotbed.data.schema import IdFeature, Schema
 from hotbed.data.workspace import Workspace
 from hotbed.errors import FormatError
-from hotbed.host.ahead import run_ahead
 from hotbed.host.atomic import flush_to_disk, make_folder
 
 GENERATION = 1  # raise it when temporary files or the rows of a dataset change
@@ -57,8 +58,7 @@ class PrepareJob:
     limit: MaxBad
     label_hint: str  # the way out if labels cannot be read
     memory: int
-    workers: int
-    ranks: PrepareRanks
+    workers: Workers
     report: Callable[[PrepareProgress], None]
     path: Path  # the workspace
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -77,14 +77,10 @@ def no_rows(sources: list[RawSource]) -> FormatError:
 
 
 def read_files(job: PrepareJob, work: Workspace) -> tuple[list[ReelFacts], Quarantine]:
-    """Pass 1; reels of all ranks, in order."""
+    """Pass 1; all reels, in order."""
     _read_reels(job, work, None)
-    job.ranks.meet("reading")
     if job.recipe.positive is not None:
-        negative = negative_label(load_reels(job.work))
-        job.ranks.meet("reading labels")
-        _read_reels(job, work, negative)
-        job.ranks.meet("reading again")
+        _read_reels(job, work, negative_label(load_reels(job.work)))
     reels = used_reels(load_reels(job.work), job.recipe)
     for source, mark in zip(job.sources, job.marks):
         source.check_stamp(mark)
@@ -112,75 +108,68 @@ def _read_reels(job: PrepareJob, work: Workspace, negative: str | None) -> None:
             done[1] += rows
             job.report(PrepareProgress("reading", min(done[0], job.raw_bytes), job.raw_bytes, done[1]))
 
-    def read(task: ReelTask) -> ReelFacts:
-        path = job.work / f"{task.name}.json"
-        if path.is_file():
-            facts = ReelFacts.load(path)
-            if negative is None or facts.negative in (None, negative):
-                step(task.reel.num_bytes, facts.good_rows)
-                return facts
-        return parse_reel(task, job.recipe, negative, job.work, step)
-
     quarantine = Quarantine(job.limit, job.label_hint)
     rule = job.recipe.rule
-    for facts in run_ahead(read, _reel_tasks(job), threads=job.workers, ahead=job.workers):
-        quarantine.count(facts.reasons, facts.first_bad, facts.good_rows)
-        work.keep = work.keep or done[0] >= _WORTH_KEEPING
-        if rule is not None and rule.full(quarantine.good_rows):
-            break
+    read = partial(_read_reel, recipe=job.recipe, negative=negative, directory=job.work)
+    with closing(job.workers.run(read, _reel_tasks(job), step)) as reels:
+        for facts in reels:
+            quarantine.count(facts.reasons, facts.first_bad, facts.good_rows)
+            work.keep = work.keep or done[0] >= _WORTH_KEEPING
+            if rule is not None and rule.full(quarantine.good_rows):
+                break
+
+
+def _read_reel(
+    task: ReelTask, progress: Progress, *, recipe: Recipe, negative: str | None, directory: Path
+) -> ReelFacts:
+    path = directory / f"{task.name}.json"
+    if path.is_file():
+        facts = ReelFacts.load(path)
+        if negative is None or facts.negative in (None, negative):
+            progress(task.reel.num_bytes, facts.good_rows)
+            return facts
+    return parse_reel(task, recipe, negative, directory, progress)
 
 
 def _reel_tasks(job: PrepareJob) -> Iterator[ReelTask]:
-    """The reels of the files of this rank; if rows are counted in file order, rank 0 reads all."""
-    ordered = job.recipe.rule is not None and job.recipe.rule.kind == "count"
     for file, (source, mark, reader) in enumerate(zip(job.sources, job.marks, job.readers)):
-        if job.ranks.rank == 0 if ordered else job.ranks.takes(file):
-            for number, reel in enumerate(reader.reels(source.path)):
-                yield ReelTask(file, number, source, mark, reel, reader)
+        for number, reel in enumerate(reader.reels(source.path)):
+            yield ReelTask(file, number, source, mark, reel, reader)
 
 
 def count_features(job: PrepareJob, assigned: RowAssignment) -> list[IdFeature]:
     """Merge the id lists of all pieces, feature by feature."""
     features = job.recipe.layout.features
-    gate = _Gate(job.memory // 2)
-    done = [0]
-
-    def count(number: int) -> None:
-        if load_feature(number, job.work) is None:
-            ids = sum(sizes[number] for sizes in assigned.sizes)
-            with gate.take(ids * BYTES_OF_ID):
-                merge_feature(number, features[number], assigned.pieces, job.ids, job.memory // 2, job.work)
-        with job.lock:
-            done[0] += 1
-            job.report(PrepareProgress("counting", done[0], len(features), 0))
-
-    mine = [number for number in range(len(features)) if job.ranks.takes(number)]
-    for _ in run_ahead(count, mine, threads=job.workers, ahead=job.workers):
-        pass
-    job.ranks.meet("counting")
+    count = partial(
+        _count_feature, features=features, pieces=assigned.pieces, rule=job.ids, memory=job.memory // 2, work=job.work
+    )
+    counted = job.workers.run(count, range(len(features)), _no_progress, lambda n: _bytes_to_count(job, assigned, n))
+    for done, _ in enumerate(counted, 1):
+        job.report(PrepareProgress("counting", done, len(features), 0))
     merged = [load_feature(number, job.work) for number in range(len(features))]
     return [feature for feature in merged if feature is not None]
 
 
-class _Gate:
-    """Limits the total memory of concurrent tasks; a task larger than the total runs alone."""
+def _count_feature(
+    number: int,
+    progress: Progress,
+    *,
+    features: Sequence[IdFeature],
+    pieces: list[CountedPiece],
+    rule: IdRule,
+    memory: int,
+    work: Path,
+) -> None:
+    if load_feature(number, work) is None:
+        merge_feature(number, features[number], pieces, rule, memory, work)
 
-    def __init__(self, total: int) -> None:
-        self._total = self._free = total
-        self._changed = threading.Condition()
 
-    @contextmanager
-    def take(self, amount: int) -> Iterator[None]:
-        amount = min(amount, self._total)
-        with self._changed:
-            self._changed.wait_for(lambda: self._free >= amount)
-            self._free -= amount
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += amount
-                self._changed.notify_all()
+def _bytes_to_count(job: PrepareJob, assigned: RowAssignment, number: int) -> int:
+    return min(sum(sizes[number] for sizes in assigned.sizes) * BYTES_OF_ID, job.memory // 2)
+
+
+def _no_progress(num_bytes: int, rows: int) -> None:
+    pass
 
 
 def write_parts(job: PrepareJob, assigned: RowAssignment, finish: FinalColumns) -> dict[str, list[DatasetPart]]:
@@ -200,22 +189,25 @@ def write_parts(job: PrepareJob, assigned: RowAssignment, finish: FinalColumns) 
 
     flush_to_disk(job.work)  # the counts are durable before a piece is deleted
 
-    def write(part: DatasetPart) -> DatasetPart:
-        if not (job.path / part.file).is_file():
-            write_part(part, places, finish, job.path)
-        return part
-
-    mine = [part for number, part in enumerate(every) if job.ranks.takes(number)]
+    write = partial(_write_part, places=places, finish=finish, directory=job.path)
     split_while_reading = job.recipe.rule is None or job.recipe.rule.kind == "random"
     rows = 0
-    for part in run_ahead(write, mine, threads=job.workers, ahead=job.workers):
+    for part in job.workers.run(write, every, _no_progress):
         rows += part.rows
         job.report(PrepareProgress("writing", rows, total, rows))
         for number in {span.piece for span in part.spans}:
             uses[number] -= 1
-            if uses[number] == 0 and split_while_reading:  # never with several ranks: each knows only its own parts
+            if uses[number] == 0 and split_while_reading:
                 assigned.pieces[number].path.unlink(missing_ok=True)
     return parts
+
+
+def _write_part(
+    part: DatasetPart, progress: Progress, *, places: Pieces, finish: FinalColumns, directory: Path
+) -> DatasetPart:
+    if not (directory / part.file).is_file():
+        write_part(part, places, finish, directory)
+    return part
 
 
 def commit(job: PrepareJob, work: Workspace, reels: Sequence[ReelFacts], schema: Schema) -> None:
@@ -224,12 +216,11 @@ def commit(job: PrepareJob, work: Workspace, reels: Sequence[ReelFacts], schema:
             with (job.work / f"{reel.name}.bad").open("rb") as bad:
                 shutil.copyfileobj(bad, file)
     schema.save(job.path)
-    for left in job.path.rglob("*.tmp"):  # of ranks that were lost
+    for left in job.path.rglob("*.tmp"):  # of machines that were lost
         left.unlink(missing_ok=True)
     (job.path / "job.json").unlink()  # a job killed from here on starts over: its files are incomplete
     flush_to_disk(job.path)
     shutil.rmtree(job.work)
-    shutil.rmtree(job.path / "ranks", ignore_errors=True)
     work.commit()
 
 
@@ -259,7 +250,7 @@ def take_over(work: Workspace, job: dict[str, Any], sources: Sequence[RawSource]
         if left is not None:
             what = ", ".join(_differences(left, job)) or "tables"
             said = f"the unfinished work in {work.path} was for other {what}: it is deleted, and prepare starts over"
-        work.clear(but=("ranks",))
+        work.clear()
     (work.path / "work").mkdir(exist_ok=True)
     work.keep = work.keep or any((work.path / "work").glob("file-*.json"))  # work of an earlier job is kept on errors
     (work.path / "counts").mkdir(exist_ok=True)
@@ -303,7 +294,7 @@ def _forget_results(work: Workspace) -> None:
     """Delete results that depend on all files, and reels whose pieces were deleted."""
     directory = work.path / "work"
     for path in work.path.iterdir():
-        if path.is_dir() and path.name not in ("work", "ranks"):
+        if path.is_dir() and path.name != "work":
             shutil.rmtree(path)
     for path in directory.glob("feature-*"):
         path.unlink()

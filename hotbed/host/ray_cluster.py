@@ -1,0 +1,31 @@
+"""Ray, where it is installed: the connection to a cluster. Everything else imports Ray from here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+from hotbed.errors import ConfigError
+
+
+def connect_ray() -> Any:
+    """The module `ray`, connected: to RAY_ADDRESS, else to a cluster that `ray start` started here, else to a new one."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray announces a change of this in a warning
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(
+            "--ray needs the package ray in this environment and in that of every machine: "
+            f"{sys.executable} -m pip install 'ray>=2.40' (in a clone: pip install -e '.[ray]')."
+        ) from None
+    if not ray.is_initialized():
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            address = os.environ.get("RAY_ADDRESS", "a new cluster on this machine")
+            raise ConfigError(
+                f"Ray at {address} cannot be reached: {str(error).splitlines()[0]}. `ray status` shows whether it runs."
+            ) from error
+    return ray

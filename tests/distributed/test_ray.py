@@ -1,0 +1,89 @@
+"""Ranks on a Ray cluster of three nodes, one of which is killed on the way: the bits of a run that was left alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.crash.runs import differences_of, result_of
+from hotbed.cli.ray_ranks import train_on_ray
+from hotbed.errors import ConfigError
+from tests.ray_nodes import NODES
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+SETTINGS = (
+    "data.batch_size=64",
+    "model.dim=4",
+    "model.options.hidden=[8]",
+    "train.checkpoint_every=10",
+    "train.log_every=10",
+    "train.device=cpu",
+    "parallel.timeout=60",
+)
+TRAIN = ("--data", "criteo-like:2000", "--epochs", "3", "--cache", "0.3", "--no-forecast")
+CODE = (
+    NODES
+    + """
+import threading, time
+from pathlib import Path
+from hotbed.cli import main
+
+folder, *train = sys.argv[1:]
+with nodes(3) as cluster:
+
+    def kill():
+        import ray
+        from ray.util.state import list_actors
+
+        while not list(Path(folder).rglob("manifest.json")):
+            time.sleep(0.05)
+        busy = {actor.node_id for actor in list_actors(filters=[("state", "=", "ALIVE")])}
+        node = next(node for node in cluster.worker_nodes if node.node_id in busy)
+        cluster.remove_node(node, allow_graceful=False)
+        print("killed", flush=True)
+
+    threading.Thread(target=kill, daemon=True).start()
+    main(["train", "--ray", "--ranks", "2", "--out", folder, *train])
+"""
+)
+
+
+def _sets() -> list[str]:
+    return [part for one in SETTINGS for part in ("--set", one)]
+
+
+def test_a_lost_node_changes_no_bit(tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hotbed"]
+    alone = subprocess.run(
+        [*launch, "train", "--out", str(tmp_path / "alone"), *TRAIN, *_sets()],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        env=environment,
+    )
+    assert alone.returncode == 0, alone.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(tmp_path / "ray"), *TRAIN, *_sets()],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "killed" in done.stdout
+    assert "all ranks start again from the last checkpoint (restart 1 of 3)" in done.stderr
+    assert differences_of(result_of(tmp_path / "alone"), result_of(tmp_path / "ray")) == []
+
+
+def test_torchrun_and_ray_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="without torchrun"):
+        train_on_ray([], 2, 3, on_gpu=False)

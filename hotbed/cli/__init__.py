@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     speak()
     given = with_new_names(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        build_app([*given, *_words_to_complete()])(args=given, prog_name="hotbed")
+        build_app([*given, *_words_to_complete()])(args=given, prog_name="hotbed", obj=given)
     except HotbedError as error:
         if is_verbose():
             traceback.print_exc()

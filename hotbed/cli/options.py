@@ -79,6 +79,14 @@ Dims = Annotated[str | None, typer.Option(metavar="N,...", help=_DIM + COMPARED)
 RowOptimizer = Annotated[str | None, typer.Option(metavar="NAME", help=_OPTIMIZER)]
 RowOptimizers = Annotated[str | None, typer.Option(metavar="NAME,...", help=_OPTIMIZER + COMPARED)]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Same seed, same machine: same bits.")]
+RayCluster = Annotated[
+    bool,
+    typer.Option(
+        "--ray",
+        help="Use a Ray cluster: RAY_ADDRESS, one that `ray start` started here, or a new one. All machines must see the same "
+        "files under the same paths.",
+    ),
+]
 Ranks = Annotated[
     int | None,
     typer.Option(min=0, metavar="N", help="Number of ranks: processes that divide rows and samples among them."),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotbed.cli.console import compiled_text, err, fail, live, out, print_json, print_progress, report_compiling
-from hotbed.cli.options import AsJson, DryRun, MaxBad, Memory, Out, Overwrite, ReadCache, share, words
+from hotbed.cli.options import AsJson, DryRun, MaxBad, Memory, Out, Overwrite, RayCluster, ReadCache, share, words
 from hotbed.cli.prepare_hints import hints
 from hotbed.errors import ConfigError, HotbedError
 
@@ -145,14 +145,7 @@ def prepare_command(
         int | None,
         typer.Option(metavar="N", help="Worker threads. Left out: one per core, if --memory allows it."),
     ] = None,
-    ray: Annotated[
-        bool,
-        typer.Option(
-            "--ray",
-            help="Do the work on a Ray cluster: RAY_ADDRESS, one that `ray start` started here, or a new one. All machines "
-            "must see the same files and the same DIR; --memory is per task.",
-        ),
-    ] = False,
+    ray: RayCluster = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -179,6 +172,7 @@ def prepare_command(
     DIR appears only when the dataset is complete.
     If the job is killed, the same command resumes it.
     Many machines: --ray. The result is the same to the byte, and Ray repeats the tasks of machines that are lost.
+    --memory is then of one task.
     """
     from hotbed.data.prepare.prepare import MEMORY, look_at, prepare
     from hotbed.files.settings import set_read_cache

@@ -1,7 +1,7 @@
 """`hotbed train --ray`: the ranks of one run on a Ray cluster, started again after a lost machine from the last checkpoint.
 
     this process      a placement group, one bundle for each rank; the store through which ranks meet; their output, passed on
-    an actor per rank a process `python -m hotbed train ...` with the variables that torchrun sets
+    an actor per rank a process of the same command, without --ray, with the variables that torchrun sets
 
 So a rank is what torchrun starts (ranks.py), and a restart resumes as it does there: the run folder and the data lie where all
 machines see them, under the same path. Ray chooses the machines; a machine that is lost takes its actors with it, and all ranks
@@ -23,15 +23,16 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from hotbed.cli.console import print_progress
 from hotbed.errors import ConfigError, RankError
 from hotbed.host.ray_cluster import connect_ray
 
-RESTARTS = 3
 _POLL = 0.2  # seconds
 _PLACED_WITHIN = 300.0
 _LAST_WORDS = 10.0  # seconds for the other ranks to end by themselves once one is lost
 _SAVED_WITHIN = 600.0  # after Ctrl-C
 _DIE_WITH_PARENT = 1  # of prctl
+_prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
 
 
 class RankProcess:
@@ -53,13 +54,13 @@ class RankProcess:
         if not os.path.isdir(folder):
             raise FileNotFoundError(f"{folder} does not exist on {os.uname().nodename}; machines share this folder")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "hotbed", "train", *arguments],
+            [sys.executable, "-m", "hotbed", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **environment},
             cwd=folder,
-            preexec_fn=_die_with_parent,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509  one system call, which allocates and locks nothing
         )
         for number, stream in ((1, self._process.stdout), (2, self._process.stderr)):
             reader = threading.Thread(target=self._read, args=(number, stream), daemon=True)
@@ -86,7 +87,8 @@ class RankProcess:
 
 
 def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if _prctl is not None:
+        _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 class AttemptEnd(NamedTuple):
@@ -97,7 +99,7 @@ class AttemptEnd(NamedTuple):
 
 
 def train_on_ray(arguments: Sequence[str], num_ranks: int | None, restarts: int, on_gpu: bool | None) -> int:
-    """Run `hotbed train` with these arguments on every rank; the exit code. `on_gpu` None: if the cluster has GPUs."""
+    """Run the command `hotbed ARGUMENTS` on every rank; its exit code. `on_gpu` None: if the cluster has GPUs."""
     if "WORLD_SIZE" in os.environ:
         raise ConfigError("--ray starts the ranks itself; run it without torchrun.")
     ray = connect_ray()
@@ -113,21 +115,37 @@ def train_on_ray(arguments: Sequence[str], num_ranks: int | None, restarts: int,
             f"{max(count, 1)} ranks need {max(count, 1)} times {' and '.join(f'1 {name}' for name in bundle)}; the Ray cluster "
             f"has {has} (`ray status`). Give --ranks N, or add machines (`ray start --address ...`)."
         )
-    _say(f"{count} ranks on a Ray cluster of {machines} machines")
+    print_progress(f"{count} ranks on a Ray cluster of {machines} machines")
     store, meeting = _meeting_place(ray)
     end = AttemptEnd(1)
     for attempt in range(restarts + 1):
         environment = {**meeting, "TORCHELASTIC_RESTART_COUNT": str(attempt), "WORLD_SIZE": str(count)}
-        end = _Attempt(ray, count, bundle).run(arguments, environment)
+        end = _Attempt(ray, count, bundle).run(without_ray(arguments), environment)
         if not end.lost:
             return end.code
         if attempt < restarts:
-            _say(f"{end.lost}; all ranks start again from the last checkpoint (restart {attempt + 1} of {restarts})")
+            print_progress(
+                f"{end.lost}; all ranks start again from the last checkpoint (restart {attempt + 1} of {restarts})"
+            )
     del store  # ranks meet there until now
     raise RankError(
         f"{end.lost}, and the ranks were started again {restarts} times already (--restarts). The run is kept: "
         "hotbed train --ray --resume RUN continues it."
     )
+
+
+def without_ray(arguments: Sequence[str]) -> list[str]:
+    """The command of one rank: the same without --ray and its options."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in ("--ranks", "--restarts"):
+            if not equals:
+                next(words, None)
+        elif word != "--ray":
+            kept.append(word)
+    return kept
 
 
 def _meeting_place(ray: Any) -> tuple[Any, dict[str, str]]:
@@ -239,7 +257,9 @@ class _Attempt:
                 self._lost[rank] = f"rank {rank} was lost with its machine ({type(error).__name__})"
                 continue
             for number, line in lines:
-                print(line, end="", file=sys.stdout if number == 1 else sys.stderr, flush=True)
+                stream = sys.stdout if number == 1 else sys.stderr
+                stream.write(line)
+                stream.flush()
             if code is not None:
                 self._codes[rank] = code
 
@@ -268,7 +288,3 @@ class _Attempt:
 def _first_line(error: BaseException) -> str:
     cause = getattr(error, "cause", None) or error
     return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

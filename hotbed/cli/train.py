@@ -37,6 +37,8 @@ from hotbed.cli.options import (
     ModelName,
     Out,
     Overwrite,
+    Ranks,
+    RayCluster,
     ReadCache,
     RowOptimizer,
     RunFile,
@@ -46,7 +48,9 @@ from hotbed.cli.options import (
 )
 from hotbed.cli.progress import Warnings, WatchOptions, open_watchers, progress_display
 from hotbed.cli.ranks import RunStart, TorchrunRanks, join_ranks
+from hotbed.cli.ray_ranks import train_on_ray
 from hotbed.cli.settings import cache_flags, open_dataset, read_config, resumed_config, suited_config, with_source
+from hotbed.errors import ConfigError
 from hotbed.run.run_file import given_settings
 
 if TYPE_CHECKING:
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
 
 
 def train_command(
+    context: typer.Context,
     run_file: RunFile = None,
     data: Data = None,
     model: ModelName = None,
@@ -131,6 +136,9 @@ def train_command(
     across_only: bool | None = typer.Option(
         None, help="Average gradients inside a machine at every step, and merge across machines only."
     ),
+    ray: RayCluster = False,
+    ranks: Ranks = None,
+    restarts: int = typer.Option(3, min=0, help="With --ray: how often all ranks start again after one is lost."),
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     read_cache: ReadCache = None,
@@ -182,6 +190,8 @@ def train_command(
 
     torchrun --nproc-per-node 4 -m hotbed train --k-step 16 --out runs/merged
 
+    hotbed train --ray --ranks 8 --out /shared/runs/eight
+
     hotbed train --data clicks --follow logs/ --warm-start runs/wide --out runs/live
 
     hotbed train --warm-start runs/wide --data new-clicks --set tables.optimizer=adam --out runs/next
@@ -223,12 +233,19 @@ def train_command(
     if show:
         typer.echo(as_run_file(read_config(run_file, given, sets)), nl=False)
         return
+    if ray:
+        on_gpu = None if resume else _asks_for_gpu(read_config(run_file, given, sets))
+        raise typer.Exit(train_on_ray(context.obj, ranks, restarts, on_gpu))
+    if ranks is not None:
+        raise ConfigError(
+            f"--ranks {ranks} belongs to --ray. With torchrun: torchrun --nproc-per-node {ranks} -m hotbed train"
+        )
     quiet = is_quiet() or as_json
     watching = WatchOptions(metrics_port, metrics_host, trace, trace_steps, tuple(track))
     watching.check()
     set_read_cache(read_cache)
     place = resume or folder
-    with join_ranks() as ranks, working_copy(place, resume=resume is not None, overwrite=overwrite) as here:
+    with join_ranks() as world, working_copy(place, resume=resume is not None, overwrite=overwrite) as here:
         folder, resume = (here, None) if resume is None else (folder, here)
         if resume is None:
             asked = None if folder is None else RunStart(folder, overwrite=overwrite)
@@ -239,10 +256,15 @@ def train_command(
             refused = {"RUNFILE": run_file, "--out": folder, "--overwrite": overwrite, "--warm-start": warm_start}
             manner = StartOptions(quiet, watching=watching, rows=watch_rows, dry_run=dry_run, as_json=as_json)
             config, asked = resumed_config(resume, given, sets, refused), RunStart(resume, resume=True)
-        with report_compiling(quiet or ranks.rank > 0) as compiled:
-            train_run(config, asked, ranks, manner, compiled)
-    if place is not None and is_remote(place) and ranks.rank == 0:
+        with report_compiling(quiet or world.rank > 0) as compiled:
+            train_run(config, asked, world, manner, compiled)
+    if place is not None and is_remote(place) and world.rank == 0:
         out().print(f"the run is in {shown_path(place)}", soft_wrap=True)
+
+
+def _asks_for_gpu(config: RunConfig) -> bool | None:
+    """None: if there is one."""
+    return None if config.train.device == "auto" else config.train.device.startswith("cuda")
 
 
 class StartOptions(NamedTuple):

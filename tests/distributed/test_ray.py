@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.crash.runs import differences_of, result_of
-from hotbed.cli.ray_ranks import train_on_ray
+from hotbed.cli.ray_ranks import train_on_ray, without_ray
 from hotbed.errors import ConfigError
 from tests.ray_nodes import NODES
 
@@ -87,3 +87,8 @@ def test_torchrun_and_ray_exclude_each_other(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="without torchrun"):
         train_on_ray([], 2, 3, on_gpu=False)
+
+
+def test_a_rank_has_the_same_command_without_ray() -> None:
+    given = ["-q", "train", "--ray", "--ranks", "8", "--restarts=2", "--data", "x", "--set", "a.b=--ray"]
+    assert without_ray(given) == ["-q", "train", "--data", "x", "--set", "a.b=--ray"]

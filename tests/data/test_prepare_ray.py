@@ -65,7 +65,7 @@ def alone(logs, tmp_path_factory):
 def test_a_lost_node_changes_no_byte(logs, alone, tmp_path):
     done = run(tmp_path / "out", logs, ray=True, kill="reading")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "killed 1"  # Ray reports the lost node before
+    assert "killed 1" in done.stdout.splitlines()  # Ray reports the lost node, too
     assert digest(tmp_path / "out") == alone
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

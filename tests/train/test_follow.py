@@ -127,6 +127,23 @@ def test_ids_expire_by_the_time_of_their_events(raw, tmp_path):
     assert patient.learner.tables.id_counts()["user"].expired == 0
 
 
+def test_a_run_that_was_stopped_expires_by_the_time_of_events_too(raw, tmp_path):
+    expire = ("tables.dynamic=true", "tables.hbm=1MiB", "tables.expire=unused 2h, every 4")
+    for name, stops in (("alone", ()), ("stopped", (7,))):
+        logs, run, hours = tmp_path / name / "logs", tmp_path / name / "run", list(range(1, 5))
+        logs.mkdir(parents=True)
+        training = start(raw, run, logs, *expire)
+        for stop in stops:
+            arriving = Arriving(training, logs, hours, stop)
+            training.train(arriving)
+            training.close()
+            hours = arriving.left
+            training = start(raw, run, logs, *expire)
+            training.resume()
+        train(training, logs, hours)
+    assert lines(tmp_path / "alone" / "run") == lines(tmp_path / "stopped" / "run")
+
+
 class TestPace:
     """What the clock decides."""
 

@@ -72,6 +72,7 @@ class DynamicIds:
         self._temporary: list[weakref.ref[RowlessIds]] = []
         self._next_temporary = TEMPORARY
         self._temporary_lock = threading.Lock()
+        self._clock: Callable[[int], float] | None = None
         self._epoch = 0
         self._distinct = DistinctIds("hotbed-ids")
         self.initialise(0)
@@ -81,6 +82,8 @@ class DynamicIds:
         self.initial = member_rows(self._members, self._layout, self._optimizer, self.shard, seed)
         rules = [member.rules or TableRules() for member in self._members]
         self.translator = Translator(rules, seed=seed, capacity=self.room.rows, quarantine=QUARANTINE)
+        if self._clock is not None:  # rows that are loaded begin with another translator
+            self.translator.clock = self._clock
         self.num_ahead = 0  # batches translated and not trained
         self._released: list[Ints] = []
         self._was_asked = False  # as trained, since the last training batch
@@ -248,7 +251,7 @@ class DynamicIds:
 
     def set_clock(self, clock: Callable[[int], float]) -> None:
         """Ids of a training batch, by its number, are used at this time."""
-        self.translator.clock = clock
+        self._clock = self.translator.clock = clock
 
     def shared_key(self, table: str) -> int:
         """The key of the row that ids share until they are admitted; -1: none does."""

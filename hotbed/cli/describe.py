@@ -68,7 +68,7 @@ def _describe(name: str, group: str, command: Callable[..., None]) -> CommandTex
     told = [_plain(one) for one in paragraphs if one != EXAMPLES and one not in examples]
     spoken = with_voice(command)
     hints = typing.get_type_hints(spoken, include_extras=True)
-    parameters = inspect.signature(spoken).parameters.values()
+    parameters = [one for one in inspect.signature(spoken).parameters.values() if hints[one.name] is not typer.Context]
     return CommandText(name, group, told, examples, [_parameter(one, hints[one.name]) for one in parameters])
 
 

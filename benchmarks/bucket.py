@@ -158,9 +158,9 @@ def _server_rate(bucket: RemotePath) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=300_000)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--csv")
+    parser.add_argument("--rows", type=int, default=300_000, help="rows of the log")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each kind, whose median counts")
+    parser.add_argument("--csv", help="file to which the results are added")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)

@@ -166,13 +166,13 @@ def _served_step(port: int, least: int, longest: float) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--hours", type=int, default=24)
+    parser.add_argument("--kills", type=int, default=10, help="kills at random moments")
+    parser.add_argument("--hours", type=int, default=24, help="virtual hours of the log")
     parser.add_argument("--rows", type=int, default=4000, help="of an hour")
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two hours")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--port", type=int, default=18_431)
-    parser.add_argument("--results", default="")
+    parser.add_argument("--seed", type=int, default=0, help="of the log and the kills")
+    parser.add_argument("--port", type=int, default=18_431, help="of the server")
+    parser.add_argument("--results", default="", help="file to which the results are added")
     given = parser.parse_args()
     draw = random.Random(given.seed)
     with tempfile.TemporaryDirectory() as folder:

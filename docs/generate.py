@@ -43,7 +43,7 @@ def pages() -> dict[Path, str]:
 
 
 def commands_page() -> str:
-    lines = ["# Commands", "", NOTE, ""]
+    lines = ["# Commands", "", NOTE, "", "<!-- figure: ways to write sizes -->", ""]
     lines += [
         "One grammar: an option of one name means the same in every command. `-h` shows help, `-q` prints only the result, "
         "`-v` says more, `--json` prints the result [as JSON](json.md), `--dry-run` checks everything and writes nothing. "
@@ -117,14 +117,20 @@ def settings_page() -> str:
         "Every setting of a run, by section. A run file (YAML, TOML or JSON) holds any of them, `--set path=value` changes "
         "one, `hotbed train --show` prints all with their values. Wrong names and values are reported all at once.",
         "",
-        "<!-- figure: defaults and limits of settings, tests/run/test_config.py -->",
-        "",
     ]
     section = ""
     for path, field in FIELDS.items():
         if path.split(".")[0] != section:
             section = path.split(".")[0]
-            lines += ["", f"## {section}", "", "| setting | default | what it is |", "|---|---|---|"]
+            lines += [
+                "",
+                f"## {section}",
+                "",
+                "<!-- figure: defaults and limits -->",
+                "",
+                "| setting | default | what it is |",
+                "|---|---|---|",
+            ]
         about = field.metadata["about"]
         text = about[:1].upper() + about[1:] if about.split(" ")[0].islower() else about
         lines.append(f"| `{path}` | `{_default(field)}` | {_cell(_prose(text))}{_limits(field.metadata)} |")
@@ -158,7 +164,14 @@ def json_page() -> str:
         "",
     ]
     for name, schema in SCHEMAS.items():
-        lines += [f"## hotbed {name}", "", "| property | type | what it is |", "|---|---|---|"]
+        lines += [
+            f"## hotbed {name}",
+            "",
+            "<!-- figure: examples of values -->",
+            "",
+            "| property | type | what it is |",
+            "|---|---|---|",
+        ]
         lines += [f"| `{path}` | {kind} | {_cell(about)} |" for path, kind, about in _properties(schema, "")]
         lines.append("")
     return "\n".join(lines)

@@ -22,6 +22,7 @@ PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.csv"))
 CHILDREN = (
     "benchmarks.cluster.rank",
+    "benchmarks.mutants.warm",
     "benchmarks.serve.load",
     "benchmarks.peers.run_",
 )  # started by their parents alone

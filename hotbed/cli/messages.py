@@ -35,7 +35,7 @@ def warn_about_few_steps(training: Training, batch_size: int) -> None:
     """Warn if the batch size and epochs that were given make too few steps to learn from."""
     if 0 < training.total_steps < _FEW_STEPS and not training.pace.max_steps:
         steps = f"{training.total_steps} steps" if training.total_steps > 1 else "1 step"
-        err().print(
+        err(always=True).print(
             f"note: {steps} of {batch_size:,} samples are few to learn from. Leave out data.batch_size (--batch-size) and "
             "train.epochs (--epochs): they are then chosen for the size of the log",
             soft_wrap=True,
@@ -45,7 +45,7 @@ def warn_about_few_steps(training: Training, batch_size: int) -> None:
 def warn_about_no_valid(training: Training) -> None:
     """Warn if several epochs are trained and nothing says which of them is the best."""
     if training.pace.epochs > 1 and "valid" not in training.loaders.held_out:
-        err().print(
+        err(always=True).print(
             f"note: there is no valid split to choose the best of {training.pace.epochs} epochs by; the last weights are kept, "
             "and may have learned train by heart. Prepare the data with one: --splits valid=0.1 takes a tenth of train files",
             soft_wrap=True,

@@ -131,7 +131,7 @@ def test_a_share_may_be_in_percent(hotbed):
     for command in (("train",), ("plan", "clicks"), ("evaluate", "run"), ("predict", "run", "x", "--out", "s.csv")):
         told = hotbed(*command, "--cache", "x%")
         assert told.code == 2
-        assert "or a percentage, not 'x%'" in " ".join(told.err.split())
+        assert "or a percentage, such as 1.5%, not 'x%'" in " ".join(told.err.split())
 
 
 def test_the_usual_settings_have_flags(hotbed):

@@ -112,7 +112,7 @@ def test_help_names_every_option_and_an_example():
         "--min-count",
         "--max-bad",
         "--positive",
-        "hotbed prepare train=a.csv",
+        "hotbed prepare train=clicks.csv",
         "quarantine.jsonl",
     ):
         assert option in output

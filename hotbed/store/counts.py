@@ -6,6 +6,7 @@ integers, added once per batch, so their cost is negligible compared with moving
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -35,6 +36,12 @@ class TierCounts(NamedTuple):
     def requested(self) -> int:
         """Rows requested from the store that were ever written."""
         return self.from_memory + self.from_ssd
+
+    @property
+    def asked(self) -> int:
+        """The name of `requested` in 0.1."""
+        warnings.warn("TierCounts.asked is called requested", DeprecationWarning, stacklevel=2)
+        return self.requested
 
 
 class TierSizes(NamedTuple):

@@ -218,7 +218,7 @@ def make_command(
     hotbed data make avazu-like:20_000 --days 10 --text raw
     """
     from hotbed.data.embedded import read_rows
-    from hotbed.data.synthetic import TRAIN_ROWS, find_shape, make_log, other_rows
+    from hotbed.data.synthetic import TRAIN_ROWS, check_train_rows, find_shape, make_log, other_rows
     from hotbed.data.synthetic.text_files import check_text
 
     base, colon, rows_text = name.partition(":")
@@ -232,6 +232,8 @@ def make_command(
         raise ConfigError(
             "nothing to write: name a dataset directory with --out DIR, a text file with --text FILE, or both."
         )
+    if out_dir is not None:
+        check_train_rows(shape, train)
     total = train + 2 * other_rows(train)
     log = make_log(shape, seed or 0, total, days)
     if text is not None:

@@ -149,7 +149,7 @@ def _evaluate_raw(run: Path, inputs: list[str], device: str, wanted: ModelOption
     print_calibration({"raw": metrics})
     unlabelled = reader.quarantine.good_rows - found.metrics.samples
     if reader.quarantine.bad_rows or unlabelled:
-        err().print(f"{reader.quarantine.bad_rows:,} rows could not be read, {unlabelled:,} have no label")
+        err(always=True).print(f"{reader.quarantine.bad_rows:,} rows could not be read, {unlabelled:,} have no label")
 
 
 def _check_inputs(inputs: list[str]) -> None:
@@ -262,7 +262,7 @@ def predict_command(
     by = f", by the model {model.version}" if model.version else ""
     out().print(f"{count:,} scores in {scores}{by}", soft_wrap=True)
     if bad:
-        err().print(f"{bad:,} rows could not be read and have no score")
+        err(always=True).print(f"{bad:,} rows could not be read and have no score")
 
 
 class ModelOptions(NamedTuple):

@@ -35,6 +35,14 @@ def share(text: str) -> float:
     return found
 
 
+def cache_share(text: str) -> float:
+    """The value of --cache. 0 means no cache; the settings refuse what is not a share, together with their other mistakes."""
+    try:
+        return parse_share(text)
+    except ValueError:
+        return share(text)
+
+
 _CACHE = "Share of the rows on the device, e.g. 0.015 or 1.5%; the others are in host memory."
 _POLICY = "Which rows stay in the cache: oracle, lfu, lru or static."
 _DIM = "Width of an embedding vector."
@@ -98,7 +106,7 @@ Sets = Annotated[
 ]
 
 # where rows are kept
-CacheShare = Annotated[float | None, typer.Option(parser=share, metavar="SHARE", help=_CACHE)]
+CacheShare = Annotated[float | None, typer.Option(parser=cache_share, metavar="SHARE", help=_CACHE)]
 CacheShares = Annotated[str | None, typer.Option(metavar="SHARE,...", help=_CACHE + COMPARED)]
 CacheBytes = Annotated[
     str | None, typer.Option(metavar="BYTES", help="Size of the cache in bytes of device memory, e.g. 2GiB.")

@@ -111,7 +111,7 @@ def with_source(config: RunConfig) -> RunConfig:
         return config
     if kept:
         if has_changed(name, kept):
-            err().print(
+            err(always=True).print(
                 f"{name} has changed since this run began; the run continues with its original model.", soft_wrap=True
             )
         return config

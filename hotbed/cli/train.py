@@ -409,7 +409,7 @@ def _observers(folder: Path, quiet: bool, world: World) -> list[Observer]:
     from hotbed.telemetry.scalars import open_writer
 
     if not world.is_first:
-        return [Warnings(err(), f"rank {world.rank}: ")]
+        return [Warnings(err(always=True), f"rank {world.rank}: ")]
     observers: list[Observer] = [] if quiet else [progress_display(err())]
     tensorboard = open_writer(folder)
     return [*observers, tensorboard] if tensorboard is not None else observers

@@ -105,9 +105,15 @@ class ProbabilityModel(nn.Module):
 def _inputs(model: Model, size: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
     shapes = {name: [size, *(int(one) for one in shape[1:])] for name, shape in input_shapes(model).items()}
-    made = {name: torch.randn(shape, generator=generator, device="cpu") for name, shape in shapes.items()}
+    made = {
+        name: torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
+        for name, shape in shapes.items()
+    }
     if model.sequences:
-        lengths = [torch.randint(length + 1, (size,), generator=generator) for length in model.sequences.values()]
+        lengths = [
+            torch.randint(length + 1, (size,), generator=generator, device="cpu", dtype=torch.int64)
+            for length in model.sequences.values()
+        ]
         made["lengths"] = torch.stack(lengths, dim=1)
     return tuple(made.values())
 

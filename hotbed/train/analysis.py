@@ -95,16 +95,18 @@ def _changes(schema: Schema) -> Iterator[tuple[str, Change]]:
 def _with_column_moved(field: str, column: int, batch: Batch, chance: torch.Generator) -> Batch:
     values: Tensor = getattr(batch, field)
     changed = values.clone()
-    changed[:, column] = values[torch.randperm(batch.size, generator=chance), column]
+    changed[:, column] = values[torch.randperm(batch.size, generator=chance, device="cpu", dtype=torch.int64), column]
     return replace(batch, dense=changed) if field == "dense" else replace(batch, ids=changed)
 
 
 def _with_bags_moved(name: str, batch: Batch, chance: torch.Generator) -> Batch:
     bag = batch.bags[name]
-    order = torch.randperm(batch.size, generator=chance)
+    order = torch.randperm(batch.size, generator=chance, device="cpu", dtype=torch.int64)
     lengths = bag.offsets.diff()[order]
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    inside = torch.arange(int(offsets[-1])) - torch.repeat_interleave(offsets[:-1], lengths)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), lengths.cumsum(0)])
+    inside = torch.arange(int(offsets[-1]), dtype=torch.int64, device="cpu") - torch.repeat_interleave(
+        offsets[:-1], lengths
+    )
     source = torch.repeat_interleave(bag.offsets[:-1][order], lengths) + inside
     weights = None if bag.weights is None else bag.weights[source]
     return replace(batch, bags={**batch.bags, name: Jagged(bag.values[source], offsets, weights)})

@@ -212,8 +212,8 @@ def _start_at_base_rate(config: RunConfig, schema: Schema, model: nn.Module, dev
     """Move the output of a fresh model to the share of positives of train."""
     train = schema.splits["train"]
     width = vector_width(config.model.name, config.model.dim)
-    vectors = torch.zeros(2, len(schema.features), width, device=device)
-    dense = torch.zeros(2, len(schema.dense), device=device)
+    vectors = torch.zeros(2, len(schema.features), width, device=device, dtype=torch.float32)
+    dense = torch.zeros(2, len(schema.dense), device=device, dtype=torch.float32)
     negatives = (train.rows - train.positives) / float(schema.notes.get("negatives_kept", 1.0))
     set_base_rate(model, vectors, dense, train.positives / max(train.positives + negatives, 1))
 

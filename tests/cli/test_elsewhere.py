@@ -8,7 +8,17 @@ import pytest
 
 from hotbed.run.folder import alone
 
-SMALL = ("--set", "model.dim=4", "--set", "model.options.hidden=[8]", "--set", "train.device=cpu", "--quiet")
+SMALL = (
+    "--set",
+    "model.dim=4",
+    "--set",
+    "model.options.hidden=[8]",
+    "--set",
+    "train.device=cpu",
+    "--batch-size",
+    "4096",
+    "--quiet",
+)
 
 
 @pytest.fixture(scope="module")

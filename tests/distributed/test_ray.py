@@ -37,12 +37,12 @@ folder, *train = sys.argv[1:]
 with nodes(3) as cluster:
 
     def kill():
-        import ray
-        from ray.util.state import list_actors
+        from ray.util import placement_group_table
 
         while not list(Path(folder).rglob("manifest.json")):
             time.sleep(0.05)
-        busy = {actor.node_id for actor in list_actors(filters=[("state", "=", "ALIVE")])}
+        groups = placement_group_table().values()
+        busy = {node for group in groups if group["state"] == "CREATED" for node in group["bundles_to_node_id"].values()}
         node = next(node for node in cluster.worker_nodes if node.node_id in busy)
         cluster.remove_node(node, allow_graceful=False)
         print("killed", flush=True)

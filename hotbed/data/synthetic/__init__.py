@@ -3,7 +3,15 @@
 from hotbed.data.synthetic.generate import MISSING_ID, MISSING_INTEGER, ClickLog, ClickRows
 from hotbed.data.synthetic.shapes import SHAPES, Shape, find_shape
 from hotbed.data.synthetic.text_files import write_days, write_text, write_tsv
-from hotbed.data.synthetic.write import TEST_ROWS, TRAIN_ROWS, VALID_ROWS, make_log, other_rows, write_dataset
+from hotbed.data.synthetic.write import (
+    TEST_ROWS,
+    TRAIN_ROWS,
+    VALID_ROWS,
+    check_train_rows,
+    make_log,
+    other_rows,
+    write_dataset,
+)
 
 __all__ = [
     "MISSING_ID",
@@ -15,6 +23,7 @@ __all__ = [
     "ClickLog",
     "ClickRows",
     "Shape",
+    "check_train_rows",
     "find_shape",
     "make_log",
     "other_rows",

@@ -72,6 +72,15 @@ def make_log(shape: Shape, seed: int, num_rows: int, days: int | None) -> ClickL
     return ClickLog(shape, seed, usual if days is None else -(-num_rows // days))
 
 
+def check_train_rows(shape: Shape, train: int) -> None:
+    """A ConfigError if a dataset cannot hold that many."""
+    most = MOST_LOOKUPS // max(column.bag for column in shape.ids)
+    if train > most:
+        raise ConfigError(
+            f"{train:,} train rows are too many for a dataset of {shape.name}; it holds {most:,} at most."
+        )
+
+
 def write_dataset(
     out: str | Path,
     *,
@@ -91,11 +100,7 @@ def write_dataset(
     """
     if train < 1 or valid < 0 or test < 0:
         raise ConfigError(f"train={train}, valid={valid}, test={test}: train needs at least 1 row, the others 0.")
-    most = MOST_LOOKUPS // max(column.bag for column in shape.ids)
-    if train > most:
-        raise ConfigError(
-            f"{train:,} train rows are too many for a dataset of {shape.name}; it holds {most:,} at most."
-        )
+    check_train_rows(shape, train)
     sizes = {"train": train, "valid": valid, "test": test}
     log = make_log(shape, seed, sum(sizes.values()), days)
     done, total = 0, 2 * train + valid + test

@@ -108,7 +108,7 @@ def test_extreme_logits_neither_overflow_nor_clip(dtype):
 
 def test_infinite_logits_have_a_meaning():
     inf = math.inf
-    assert measure(np.array([1, 0]), np.array([inf, -inf])) == Metrics(1.0, 0.0, 0.0, 1.0, 2, 1)
+    assert measure(np.array([1, 0]), np.array([inf, -inf])) == Metrics(1.0, 0.0, 0.0, 1.0, 2, 1, 1.0)
     assert log_loss([1, 0], [-inf, -1.0]) == inf
     assert auc([1, 0, 1], [inf, inf, -inf]) == 0.25
 
@@ -156,7 +156,8 @@ def test_one_class_leaves_auc_and_entropy_undefined(label, calibrated):
 def test_nothing_is_nan_without_samples_but_counts():
     found = measure(np.empty(0), np.empty(0))
     assert all(math.isnan(value) for value in found[:4])
-    assert found[4:] == (0, 0)
+    assert found[4:6] == (0, 0)
+    assert math.isnan(found.pr_auc)
     assert calibration_curve([], []) == []
 
 

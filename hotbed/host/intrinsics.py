@@ -69,7 +69,7 @@ def _store(value: Any, kind: Any) -> Any:
 
 
 load8, load32, load64 = _load(types.uint8, _BYTE), _load(types.int32, _INT32), _load(types.int64, _WORD)
-store32, store64 = _store(types.int32, _INT32), _store(types.int64, _WORD)
+store8, store32, store64 = _store(types.uint8, _BYTE), _store(types.int32, _INT32), _store(types.int64, _WORD)
 load_unsigned, store_unsigned = _load(types.uint64, _WORD), _store(types.uint64, _WORD)
 
 

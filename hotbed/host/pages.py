@@ -70,15 +70,6 @@ def advise_huge(address: int, size: int) -> None:
         _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
 
 
-def keep_from_children(address: int, size: int) -> None:
-    """Have these pages out of processes that are forked from now on.
-
-    Linux copies page-locked memory at every fork, which is to start a worker of a loader: as much memory again, and seconds.
-    """
-    if _HAS_ADVICE:
-        _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTFORK)
-
-
 def make_pages(array: NDArray[Any]) -> None:
     """Have the memory of an array at once, by one call of the kernel: by the first writes it comes page by page."""
     start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE

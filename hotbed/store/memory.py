@@ -17,7 +17,6 @@ from torch import Tensor
 
 from hotbed.host.pages import make_pages, zeros
 from hotbed.ops.move import gather_rows, scatter_rows
-from hotbed.ops.move.mapped import MappedRows
 from hotbed.ops.move.states import ABSENT, EXPECTED, SAVED, WRITTEN, hold, join, mark, marked, sort_out, words_of
 from hotbed.ops.records import Layout
 from hotbed.store.counts import TierContents, Tiers
@@ -39,7 +38,6 @@ class MemoryStore:
         self._grows = grows  # keys are used from 0 on, and few of them
         self._end = 0 if grows else num_rows  # of the keys that may be in use
         self._held: HeldRows | None = None
-        self._mapped: MappedRows | None = None
         self._unsaved: NDArray[np.uint8] | None = None  # marks of rows that were held and not saved
 
     def read(self, keys: Tensor, out: Tensor) -> None:
@@ -170,13 +168,6 @@ class MemoryStore:
         """(records [R, W], state [R]) for a caller that moves rows itself."""
         return self._records, self._state
 
-    def mapped(self, device: torch.device) -> MappedRows:
-        """Which of `parts` a GPU reaches by itself."""
-        if self._mapped is None:
-            self._mapped = MappedRows(*self.parts(), device)
-            self._mapped.end = self._end
-        return self._mapped
-
     def items(self, chunk: int = _CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
         """(keys, records) of every row ever written, in key order."""
         for written in marked(self._state[: self._end], chunk):
@@ -196,8 +187,6 @@ class MemoryStore:
         """Who moves rows without asking may write keys below `end` from now on."""
         if self._grows:
             self._end = max(self._end, end)
-            if self._mapped is not None:
-                self._mapped.end = self._end
 
     def _reach(self, keys: Tensor) -> None:
         if self._grows and keys.shape[0]:

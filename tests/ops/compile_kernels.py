@@ -31,7 +31,7 @@ from hotbed.ops.keys import Addresses
 from hotbed.ops.keys.triton import make_keys
 from hotbed.ops.lookup.triton import lookup
 from hotbed.ops.lookups import Lookups, Span
-from hotbed.ops.move.triton import move_mapped, pack, unpack
+from hotbed.ops.move.triton import pack, unpack
 from hotbed.ops.records import layout_of
 from hotbed.ops.update import settings_of
 from hotbed.ops.update.triton import update
@@ -128,8 +128,6 @@ def compile_moves():
     rows = zeros(10, group.layout.width, dtype=torch.float32)
     pack(group.records, zeros(10), rows, 10)
     unpack(group.records, zeros(10), zeros(10, dtype=torch.int32), rows, zeros(10), group.keyspace.initial, 10)
-    for reads in (True, False):
-        move_mapped(zeros(8), group.layout.width, reads)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Porters without a device: which rows they take from the store, whatever windows overtake each other."""
+"""Compiled transfers without a device: which rows they take from the store, whatever windows overtake each other."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ from hotbed.errors import HotbedError
 from hotbed.ops.move import compiled_transfer as transfer_module
 from hotbed.ops.move import transfer_loop as loop
 from hotbed.ops.move.compiled_transfer import SLOTS, CompiledTransfer
-from hotbed.ops.move.mapped import MappedRows
 
 ROWS, WIDTH, WINDOWS, ROOM = 16, 3, 32, 8
 MISSES, VICTIMS, TAG = 3, 4, 8
@@ -17,17 +16,11 @@ MISSES, VICTIMS, TAG = 3, 4, 8
 class Windows:
     """A compiled transfer, and what a recorded planner would pass to it."""
 
-    def __init__(self, rows=ROWS, room=ROOM, mapped=()):
-        """`mapped`: chunks of rows that the GPU would reach."""
+    def __init__(self, rows=ROWS, room=ROOM):
         device = torch.device("cpu")
         self.records, self.state = torch.zeros(rows, WIDTH), np.zeros(rows, dtype=np.uint8)
         self.lists = torch.zeros(WINDOWS, 16, dtype=torch.int64), *torch.zeros(2, WINDOWS, room, dtype=torch.int64)
-        self.mapped = MappedRows(self.records, self.state, device) if mapped else None
-        if self.mapped is not None:
-            self.mapped.shift = 8
-            self.mapped.is_mapped = np.zeros(-(-rows // 256), dtype=np.uint8)
-            self.mapped.is_mapped[list(mapped)] = 1
-        self.transfer = CompiledTransfer(self.records, self.state, self.lists, device, self.mapped)
+        self.transfer = CompiledTransfer(self.records, self.state, self.lists, device)
         self.transfer.start(0)
 
     def plan(self, number, misses=(), victims=()):
@@ -66,34 +59,55 @@ def windows():
 
 def test_a_row_that_leaves_twice_is_read_after_it_was_written_twice(windows):
     """The second leaving is known before the first is written."""
-    windows.plan(3, misses=[1], victims=[0])
-    windows.plan(4, misses=[0], victims=[1])
-    windows.plan(5, misses=[1], victims=[0])
-    while not all(windows.has_read(number) for number in (3, 4, 5)):
+    first, second, third, fourth = range(SLOTS, SLOTS + 4)
+    windows.plan(first, misses=[1], victims=[0])
+    windows.plan(second, misses=[0], victims=[1])
+    windows.plan(third, misses=[1], victims=[0])
+    while not all(windows.has_read(number) for number in (first, second, third)):
         pass
-    assert windows.exchange(3, leaving=[10.0]) == [None]
-    assert windows.exchange(4, leaving=[20.0]) == [10.0]
-    windows.plan(6, misses=[0])
-    while windows.transfer._words[loop.NUM_WRITTEN] < 5:
+    assert windows.exchange(first, leaving=[10.0]) == [None]
+    assert windows.exchange(second, leaving=[20.0]) == [10.0]
+    windows.plan(fourth, misses=[0])
+    while windows.transfer._words[loop.NUM_WRITTEN] < third:
         pass
-    assert windows.exchange(5, leaving=[30.0]) == [20.0]
-    assert windows.exchange(6) == [30.0]
+    assert windows.exchange(third, leaving=[30.0]) == [20.0]
+    assert windows.exchange(fourth) == [30.0]
     windows.transfer.drain()
     assert windows.records[:2, 0].tolist() == [30.0, 20.0]
 
 
-@pytest.mark.parametrize("mapped", [(), range(16), range(0, 16, 2), (3,)], ids=["none", "all", "half", "one"])
-def test_rows_come_and_go_whoever_moves_them(mapped, monkeypatch):
-    """Windows of many rows: the GPU, of which the host plays the part, moves a share of those that it reaches."""
-    monkeypatch.setattr(transfer_module, "TRIES", False)
-    rows, room, generator = 4096, 2048, torch.Generator().manual_seed(0)
-    windows = Windows(rows, room, mapped)
+def test_a_row_that_leaves_again_while_four_windows_are_read(windows):
+    """It comes back with the next window, and leaves with the last of them."""
+    first = SLOTS
+    windows.plan(first, victims=[0])
+    windows.plan(first + 1, misses=[0])
+    windows.plan(first + 2, misses=[2])
+    windows.plan(first + 3, victims=[0])
+    while not all(windows.has_read(number) for number in range(first, first + 4)):
+        pass
+    windows.exchange(first, leaving=[10.0])
+    assert windows.exchange(first + 1) == [10.0]
+    assert windows.exchange(first + 2) == [None]
+    while windows.transfer._words[loop.NUM_WRITTEN] < first + 3:
+        pass
+    windows.plan(first + 4, misses=[0])
+    while not windows.has_read(first + 4):
+        pass
+    windows.exchange(first + 3, leaving=[40.0])
+    assert windows.exchange(first + 4) == [40.0]
+    windows.transfer.drain()
+    assert windows.records[0, 0].item() == 40.0
+
+
+def test_rows_of_several_chunks_come_and_go():
+    """Some of every chunk were never written."""
+    rows, room, generator = 8192, 4096, torch.Generator().manual_seed(0)
+    windows = Windows(rows, room)
     expected, cached = [None] * rows, []
-    shares = [loop.SHARE_IN, loop.SHARE_OUT]
     for number in range(WINDOWS - 1):
-        victims = [cached.pop(0) for _ in range(len(cached) - 1500)] if number else []
+        victims = [cached.pop(0) for _ in range(len(cached) - 3000)] if number else []
         there = set(cached) | set(victims)
-        misses = [key for key in torch.randperm(rows, generator=generator).tolist() if key not in there][:1500]
+        misses = [key for key in torch.randperm(rows, generator=generator).tolist() if key not in there][:3000]
         windows.plan(number, misses=misses, victims=victims)
         leaving = [float(1 + key + rows * number) for key in victims]
         assert windows.exchange(number, leaving) == [expected[key] for key in misses]
@@ -101,8 +115,6 @@ def test_rows_come_and_go_whoever_moves_them(mapped, monkeypatch):
             expected[key] = value
         cached += misses
     windows.transfer.drain()
-    moved = windows.transfer._words[shares] != loop.FIRST_SHARE  # they follow what was measured
-    assert moved.tolist() == [bool(mapped), len(mapped) == 16] if mapped else not windows.transfer._words[shares].any()
     for key, value in enumerate(expected):
         assert windows.records[key].tolist() == [value or 0.0] * WIDTH
     windows.transfer.stop()
@@ -135,12 +147,12 @@ def test_an_exception_in_the_transfer_thread_is_raised_by_every_wait(monkeypatch
 
 
 def test_waiting_for_a_transfer_thread_that_has_ended_fails(windows):
-    windows.plan(3, misses=[1])
-    windows.exchange(3)
+    windows.plan(SLOTS, misses=[1])
+    windows.exchange(SLOTS)
     windows.transfer.stop()
-    windows.plan(4, misses=[1])
+    windows.plan(SLOTS + 1, misses=[1])
     with pytest.raises(HotbedError, match="the thread that moves them has ended"):
-        windows.transfer.staged(4)
+        windows.transfer.staged(SLOTS + 1)
 
 
 def test_an_answer_that_was_interrupted_is_not_given_twice(windows):
@@ -153,52 +165,3 @@ def test_an_answer_that_was_interrupted_is_not_given_twice(windows):
     windows.transfer._make_room()
     assert windows.transfer._slots[s] is known
     assert words[loop.NEED] == 0
-
-
-def test_chunks_are_reached_once_they_are_filled(monkeypatch):
-    """Some at every call, until all have been looked at."""
-    state = np.zeros(10 * 256 + 100, dtype=np.uint8)
-    mapped = MappedRows(torch.zeros(len(state), 4), state, torch.device("cpu"))
-    mapped.shift, mapped.is_mapped, mapped._refused = 8, np.zeros(11, dtype=np.uint8), False
-    asked = []
-
-    def register(chunk):
-        asked.append(chunk)
-        mapped.is_mapped[chunk] = 1
-        return chunk != 9
-
-    monkeypatch.setattr(mapped, "_register", register)
-    mapped.extend()
-    assert asked == []
-    state[:256] = 1
-    state[512 : 512 + 224] = 3  # seven eighths
-    state[768 : 768 + 223] = 3
-    state[2560:] = 1  # the last, of 100 rows
-    for expected in ([0, 2], [], [10], [], []):
-        mapped.extend(most=4)
-        assert asked == expected
-        asked.clear()
-    state[:] = 1
-    mapped.extend()
-    assert asked == [1, 3, 4, 5, 6, 7, 8, 9]
-
-
-@pytest.mark.parametrize(("alone", "helped", "helps"), [(100, 90, 1), (100, 98, 0), (90, 100, 0)])
-def test_help_is_asked_for_where_windows_take_less_time_with_it(alone, helped, helps, monkeypatch):
-    """Trials of eight windows, without and with it, twice; the quicker of each counts."""
-    words = np.zeros(loop.SLOT0, dtype=np.int64)
-    words[loop.TRYING], now, asked = 1, 0, []
-
-    def clock(kind, address):
-        words[[loop.SECONDS, loop.NANOSECONDS]] = 0, now
-
-    monkeypatch.setattr(loop, "clock_gettime", clock)
-    for number in range(1, 60):
-        helping = words[loop.HELPS]
-        asked.append(int(helping))
-        now += helped if helping else alone
-        now += 500 if number in (20, 29) else 0  # something else came in between, once each
-        loop._try_help.py_func(words, number)
-    assert asked[16:48] == [0] * 8 + [1] * 8 + [0] * 8 + [1] * 8
-    assert set(asked[48:]) == {helps}
-    assert (words[loop.ALONE], words[loop.HELPED]) == (8 * alone, 8 * helped)

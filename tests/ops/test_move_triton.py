@@ -94,29 +94,3 @@ def test_the_device_runs_these_kernels():
         packed = torch.empty(wanted.shape[0], first.layout.width, device="cuda")
         move.pack(actual, wanted.cuda(), packed)
         assert torch.equal(bits(packed), bits(expected[wanted]))
-
-
-@pytest.mark.parametrize("width", [4, 36, 132, 516])
-@pytest.mark.parametrize("num_rows", [0, 1, 63, 500])
-@pytest.mark.parametrize("reads", [True, False])
-def test_mapped_rows_are_moved_as_words_say(width, num_rows, reads):
-    from hotbed.ops.move.mapped import WORDS, move_on_host
-    from hotbed.ops.move.triton import move_mapped
-
-    pinned = {"pin_memory": DEVICE == "cuda"}
-    store, packed = torch.randn(600, width).pin_memory() if pinned["pin_memory"] else torch.randn(600, width), None
-    keys = torch.randperm(600)[:num_rows].clone()
-    keys = keys.pin_memory() if pinned["pin_memory"] else keys
-    packed = torch.randn(max(1, num_rows), width)
-    there, here = store.clone(), packed.clone()
-    words = torch.zeros(WORDS, dtype=torch.int64, **pinned)
-    words[:6] = torch.tensor([num_rows, keys.data_ptr(), there.data_ptr(), here.data_ptr(), 4 * width, int(reads)])
-    move_on_host(words.data_ptr())
-    assert torch.equal(here[:num_rows], store[keys]) if reads else torch.equal(there[keys], packed[:num_rows])
-    on_device = packed.to(DEVICE)
-    words[2:4] = torch.tensor([store.data_ptr(), on_device.data_ptr()])
-    move_mapped(words, width, reads)
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    assert torch.equal(store, there)
-    assert torch.equal(on_device.cpu(), here)

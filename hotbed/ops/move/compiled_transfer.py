@@ -8,12 +8,8 @@ training thread up for as long.
     device   lists of window n            -> thread: rows of n read, sent          -> `staged`
     training exchange of window n, packed -> thread: victims of n fetched, written -> `written`
 
-A row that leaves with one window and is needed by the next is read late: after it was written. At most three windows are
+A row that leaves with one window and is needed by the next is read late: after it was written. At most SLOTS windows are
 between `staged` and `written`; each has its own buffers, which the training thread makes larger when asked to.
-
-Where the GPU reaches the rows (mapped.py), it may move a share of each window itself while host threads move the others.
-Whether it does is tried: some windows with its help and some without, twice each, and again from time to time. Its share grows
-where it was done first, and shrinks where the host was.
 """
 
 from __future__ import annotations
@@ -28,9 +24,9 @@ from torch import Tensor
 
 from hotbed.errors import HotbedError
 from hotbed.host.pool import Pool, num_threads
-from hotbed.ops.move.copy import copy_kernel, copy_pool
-from hotbed.ops.move.mapped import MappedRows, Moves
+from hotbed.ops.move.copy import copy_pool
 from hotbed.ops.move.transfer_loop import (
+    ARRIVED,
     BYTES,
     CAP,
     CONTEXT,
@@ -40,48 +36,42 @@ from hotbed.ops.move.transfer_loop import (
     EVENT,
     EXCHANGED,
     FIRST,
-    FIRST_SHARE,
     FOUND,
-    GPU_IN,
-    GPU_IN_EVENT,
-    GPU_OUT,
-    GPU_OUT_EVENT,
-    HELPS,
     IN,
     IN_EVENT,
-    KEYS,
     LATE,
-    MAPPED,
-    MOVE_IN,
-    MOVE_OUT_WORDS,
+    LOOK,
     NEED,
     NEED_SLOT,
+    NUM_TAGS,
     NUM_WRITTEN,
     OUT,
-    OUT_EVENT,
+    PACKED,
     POOL,
+    READ,
     RECORDS,
     ROWS,
-    SHARE_IN,
-    SHARE_OUT,
-    SHIFT,
+    SEEN,
     SLOT0,
     SLOT_WORDS,
     SLOTS,
     STAGED,
+    STARTS,
     STATE,
     STOP,
-    TRYING,
+    TAGS,
     WINDOWS,
+    WRITE,
     bind_symbols,
+    kernels,
+    most_chunks,
     serve,
     watch,
 )
 from hotbed.ops.streams import after, give_stream, mark, take_stream
 
-TRIES = True  # else the GPU helps in every window
-_EXTENDED_EVERY, _LOOKED_AT = 512, 32  # windows, and chunks of rows that the GPU may reach from then on
-_MOST_WORKERS = 9
+_MOST_WORKERS = 11
+_LINE = 8  # words: flags are a cache line apart
 
 
 class WindowBuffers(NamedTuple):
@@ -93,37 +83,31 @@ class WindowBuffers(NamedTuple):
     device_source: Tensor  # int32 [cap]
     out_rows: Tensor  # pinned [cap, W]
     packed: Tensor  # [cap, W]
-    keys: Tensor  # pinned int64 [cap]: of the rows that are read, the host's first, the GPU's last
 
 
 class CompiledTransfer:
     """Moves rows between a store (records [R, W], state uint8 [R]) and the slots of one group."""
 
-    def __init__(
-        self,
-        records: Tensor,
-        state: Any,
-        lists: tuple[Tensor, Tensor, Tensor],
-        device: torch.device,
-        mapped: MappedRows | None = None,
-    ) -> None:
+    def __init__(self, records: Tensor, state: Any, lists: tuple[Tensor, Tensor, Tensor], device: torch.device) -> None:
         self._device = device
-        self._mapped, self._moves = mapped, Moves(2 * SLOTS, records.shape[1], device) if mapped is not None else None
         self._records = records
         self._width = records.shape[1]
         self._arrays = [part.numpy() for part in lists]  # counts, keys of misses, keys of victims, by window
         self._state = state  # uint8 [R]
         self._words = np.zeros(SLOT0 + SLOTS * SLOT_WORDS, dtype=np.int64)
-        self._late = np.empty((SLOTS, lists[1].shape[1]), dtype=np.int64)
+        most = lists[1].shape[1]
+        self._late = np.empty((SLOTS, most), dtype=np.int64)
+        self._seen, self._starts = np.empty(most, dtype=np.uint8), np.empty(most_chunks(most), dtype=np.int64)
+        self._tags = torch.arange(1, NUM_TAGS + 1, dtype=torch.int64, device=device)
+        self._arrived = torch.zeros(SLOTS, _LINE, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
         self._slots = [self._new_buffers(0) for _ in range(SLOTS)]
         self._pool: Pool | None = None
         self._kept: list[Any] = []  # events that may still be waited for
-        self._events: list[list[Any]] = []
+        self._events: list[Any] = []  # by slot: its rows are on the device
         self._streams: list[Any] = []  # inward and outward, on CUDA
         self._thread: threading.Thread | None = None
         self._exception: BaseException | None = None  # which ended the thread
         self._num_exchanged = 0
-        self._helps = False  # whether the GPU moves rows
         bind_symbols(device.type == "cuda")
 
     def start(self, first: int) -> None:
@@ -136,23 +120,24 @@ class CompiledTransfer:
             self._width * 4,
             self._state.ctypes.data,
         )
-        self._pool = copy_pool(max(1, min(_MOST_WORKERS, num_threads() * 5 // 8 - 1)))
-        words[POOL], words[COPY], words[WINDOWS] = self._pool.ready(), copy_kernel(), self._arrays[0].shape[0]
-        if self._mapped is not None:
-            self._mapped.extend()
-            words[MAPPED], words[SHIFT] = self._mapped.is_mapped.ctypes.data, self._mapped.shift
-            words[SHARE_IN] = words[SHARE_OUT] = FIRST_SHARE
-            words[TRYING], words[HELPS] = TRIES, self._helps or not TRIES
+        self._pool = copy_pool(max(1, min(_MOST_WORKERS, num_threads() * 3 // 4 - 1)))
+        words[POOL], words[WINDOWS] = self._pool.ready(), self._arrays[0].shape[0]
+        words[[COPY, LOOK, READ, WRITE]] = kernels()
+        words[SEEN], words[STARTS], words[TAGS] = (
+            self._seen.ctypes.data,
+            self._starts.ctypes.data,
+            self._tags.data_ptr(),
+        )
+        self._arrived.zero_()
         if self._device.type == "cuda":
-            self._streams = [take_stream(self._device) for _ in range(4)]
-            words[[IN, OUT, GPU_IN, GPU_OUT]] = [stream.cuda_stream for stream in self._streams]
+            self._streams = [take_stream(self._device) for _ in range(2)]
+            words[[IN, OUT]] = [stream.cuda_stream for stream in self._streams]
             context = ctypes.c_void_p()
             ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
             words[CONTEXT] = context.value or 0
-            self._events = [[mark(self._device) for _ in range(4)] for _ in range(SLOTS)]
-            for s, events in enumerate(self._events):
-                places = SLOT0 + s * SLOT_WORDS + np.array([IN_EVENT, OUT_EVENT, GPU_IN_EVENT, GPU_OUT_EVENT])
-                words[places] = [event.cuda_event for event in events]
+            self._events = [mark(self._device) for _ in range(SLOTS)]
+            for s, event in enumerate(self._events):
+                words[SLOT0 + s * SLOT_WORDS + IN_EVENT] = event.cuda_event
         for s in range(SLOTS):
             self._publish(s)
         self._exception = None
@@ -168,7 +153,6 @@ class CompiledTransfer:
 
     def stop(self) -> None:
         """After `drain`, or when it has failed."""
-        self._helps = bool(self._words[HELPS])  # as the last trial found, for the next feed
         self._words[STOP] = 1
         if self._thread is not None:
             self._thread.join()
@@ -184,7 +168,7 @@ class CompiledTransfer:
         s = number % SLOTS
         self._wait(SLOT0 + s * SLOT_WORDS + STAGED, number + 1)
         if self._device.type == "cuda":
-            after(self._device, self._events[s][0])
+            after(self._device, self._events[s])
         words = self._words[SLOT0 + s * SLOT_WORDS :]
         return self._slots[s], int(words[FOUND] + words[LATE])
 
@@ -193,7 +177,7 @@ class CompiledTransfer:
         s = number % SLOTS
         if self._words[SLOT0 + s * SLOT_WORDS + STAGED] < number + 1:
             return False
-        return self._device.type != "cuda" or bool(self._events[s][0].query())
+        return self._device.type != "cuda" or bool(self._events[s].query())
 
     def exchanged(self, number: int, event: Any) -> None:
         """The victims of a window are packed when `event` is reached."""
@@ -203,8 +187,6 @@ class CompiledTransfer:
         self._words[place + EVENT] = 0 if event is None else event.cuda_event
         self._words[place + EXCHANGED] = number + 1
         self._num_exchanged = number + 1
-        if self._mapped is not None and self._num_exchanged % _EXTENDED_EVERY == 0:
-            self._mapped.extend(most=_LOOKED_AT)
 
     def drain(self) -> None:
         """Wait until all victims are in the store."""
@@ -245,15 +227,10 @@ class CompiledTransfer:
             torch.empty(cap, dtype=torch.int32, device=device),
             torch.empty(cap, width, pin_memory=pinned, dtype=torch.float32, device="cpu"),
             torch.empty(cap, width, device=device, dtype=torch.float32),
-            torch.empty(cap, dtype=torch.int64, pin_memory=pinned, device="cpu"),
         )
 
     def _publish(self, s: int) -> None:
         place, slot = SLOT0 + s * SLOT_WORDS, self._slots[s]
-        self._words[place + ROWS : place + KEYS + 1] = [tensor.data_ptr() for tensor in slot]
-        if self._moves is not None:
-            moves = zip(self._moves.handles[2 * s : 2 * s + 2], self._moves.words[2 * s : 2 * s + 2])
-            self._words[place + MOVE_IN : place + MOVE_OUT_WORDS + 1] = [
-                number for handle, row in moves for number in (handle, row.data_ptr())
-            ]
+        self._words[place + ROWS : place + PACKED + 1] = [tensor.data_ptr() for tensor in slot]
+        self._words[place + ARRIVED] = self._arrived[s].data_ptr()
         self._words[place + CAP] = slot.source.shape[0]

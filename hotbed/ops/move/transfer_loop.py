@@ -2,6 +2,13 @@
 
 In: the lists of windows that the device writes, and words of 64 bits: addresses, counts, requests. Out: rows in pinned memory
 and on the device, victims in the store. It calls the CUDA driver itself and never takes the GIL.
+
+It never asks the driver whether something has happened: the driver has one lock, and launches of the training thread would
+wait for it. What the device has done is seen in memory that the device writes: tags behind the lists and behind victims.
+
+A window is three jobs of the pool's threads: the states of its misses are looked up while its victims are marked as expected
+(_look_chunk), the rows that exist are gathered side by side (_read_chunk), and later victims are scattered and marked as
+written (_write_chunk).
 """
 
 from __future__ import annotations
@@ -11,62 +18,51 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import carray, types  # type: ignore[attr-defined]
+from numba import types
 
 from hotbed.host.intrinsics import (
-    as_pointer,
     bind,
+    copy_bytes,
     external,
     load8,
+    load64,
     load_acquire,
     pause,
+    prefetch_line,
+    store8,
+    store32,
     store64,
     store_release,
     usleep,
 )
 from hotbed.host.jit import njit
-from hotbed.ops.move.copy import GATHER, SCATTER, copy_rows
-from hotbed.ops.move.mapped import BYTES as MOVE_BYTES
-from hotbed.ops.move.mapped import KEYS as MOVE_KEYS
-from hotbed.ops.move.mapped import NUM_ROWS as MOVE_NUM_ROWS
-from hotbed.ops.move.mapped import PACKED as MOVE_PACKED
-from hotbed.ops.move.mapped import READS as MOVE_READS
-from hotbed.ops.move.mapped import RECORDS as MOVE_RECORDS
-from hotbed.ops.move.mapped import move_on_host
+from hotbed.host.jobs import begin, kernel_address, run
+from hotbed.ops.move.copy import GATHER, copy_kernel, copy_rows
 from hotbed.ops.move.states import EXPECTED, WRITTEN
 
-SLOTS = 3
+SLOTS = 4
 LISTS, MISSES, VICTIMS, TAG = 16, 3, 4, 8  # rows of counts: their length, and places in them
 # words that the thread shares with its caller
 STOP, NEED, NEED_SLOT, ERROR, NUM_WRITTEN, CONTEXT, IN, OUT = range(8)
-RECORDS, BYTES, STATE, POOL, COPY, WINDOWS, FIRST = range(8, 15)
-MAPPED, SHIFT, GPU_IN, GPU_OUT, SHARE_IN, SHARE_OUT = range(15, 21)
-HELPS, TRYING, BEGAN, ALONE, HELPED, SECONDS, NANOSECONDS = range(21, 28)
-SLOT_WORDS, SLOT0 = 32, 32
+RECORDS, BYTES, STATE, POOL, COPY, WINDOWS, FIRST, TAGS, LOOK, READ, WRITE, SEEN, STARTS = range(8, 21)
+SLOT_WORDS, SLOT0 = 16, 24
 # words of a slot
-CAP, ROWS, SOURCE, DEVICE_ROWS, DEVICE_SOURCE, OUT_ROWS, PACKED, KEYS = range(8)
-STAGED, EXCHANGED, EVENT, FOUND, LATE, IN_EVENT, OUT_EVENT, FETCHING = range(8, 16)
-HOST_FOUND, HOST_VICTIMS, GPU_IN_EVENT, GPU_OUT_EVENT = range(16, 20)
-MOVE_IN, MOVE_IN_WORDS, MOVE_OUT, MOVE_OUT_WORDS = range(20, 24)
-FETCHED, SCATTERED = 1, 2  # as FETCHING: rows are on their way to the host; those that came are in the store
-_WHOLE = 1024  # of a share
-FIRST_SHARE, _MOST_SHARE, _SHARE_STEP = 384, 640, 8
-_LEAST_MOVED = 1024  # rows of a window below which the host moves all
-_TRIED_EVERY, _SETTLED, _TRIED = 4096, 16, 8  # windows: between trials, before the first, of each of its four parts
-_LONG = 1 << 62  # nanoseconds
-_MONOTONIC = 1  # the clock
+CAP, ROWS, SOURCE, DEVICE_ROWS, DEVICE_SOURCE, OUT_ROWS, PACKED, ARRIVED = range(8)
+STAGED, EXCHANGED, EVENT, FOUND, LATE, IN_EVENT, FETCHING = range(8, 15)
+NUM_TAGS = 1024  # on the device, tags[i] = i + 1: copied behind the victims of a window
+_KEYS_OF_CHUNK = 1024  # whose states one thread looks up at a time
+_CHUNK_BYTES = 1 << 17  # of rows
+_LINES_AHEAD = 36  # cache lines asked for before the first of them is read
+_STATES_AHEAD = 24
 _LOOKS = 2000  # before a nap
 _NAP_US, _NAPS = 30, 10_000  # microseconds at a time, and how often before its caller checks that the thread is alive
 DIED = -1  # as an error: not the driver's, but an exception in the code of the thread
 
 copy_in = external("hotbed_copy_in", types.int32, *(types.int64,) * 4)
 copy_out = external("hotbed_copy_out", types.int32, *(types.int64,) * 4)
-reached = external("hotbed_reached", types.int32, types.int64)
 record = external("hotbed_record", types.int32, types.int64, types.int64)
 go_after = external("hotbed_go_after", types.int32, types.int64, types.int64, types.int32)
 use = external("hotbed_use", types.int32, types.int64)
-replay = external("hotbed_replay", types.int32, types.int64, types.int64)
-clock_gettime = external("hotbed_clock", types.int32, types.int32, types.int64)
 
 
 @cache
@@ -77,22 +73,16 @@ def bind_symbols(on_cuda: bool) -> None:
         names = [
             "cuMemcpyHtoDAsync_v2",
             "cuMemcpyDtoHAsync_v2",
-            "cuEventQuery",
             "cuEventRecord",
             "cuStreamWaitEvent",
             "cuCtxSetCurrent",
-            "cuGraphLaunch",
         ]
+        functions = [getattr(library, name) for name in names]
     else:
-        library = ctypes.CDLL(None)
-        nothing = "fflush"  # of 0 does nothing and returns 0
-        names = ["hotbed_memcpy", "hotbed_memcpy", *[nothing] * 4, "hotbed_move"]
-    ours = ("copy_in", "copy_out", "reached", "record", "go_after", "use", "replay")
-    bind("hotbed_clock", ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value or 0)
-    stands_in = {"hotbed_memcpy": _copies, "hotbed_move": _moves}
-    for our, name in zip(ours, names):
-        function = stands_in.get(name) or getattr(library, name)
-        bind(f"hotbed_{our}", ctypes.cast(function, ctypes.c_void_p).value or 0)
+        nothing = ctypes.CDLL(None).fflush  # of 0 does nothing and returns 0
+        functions = [_copies, _copies, nothing, nothing, nothing]
+    for name, function in zip(("copy_in", "copy_out", "record", "go_after", "use"), functions):
+        bind(f"hotbed_{name}", ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
@@ -101,28 +91,154 @@ def _copies(to: int, source: int, num_bytes: int, stream: int) -> int:
     return 0
 
 
-@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-def _moves(move: int, stream: int) -> int:
-    move_on_host(move)
-    return 0
+_A_STATE, _A_KEYS, _A_NUM, _A_SEEN, _A_STARTS, _A_OTHERS, _A_NUM_OTHERS = range(7)  # arguments of _look_chunk
+
+
+def _look_chunk(arguments: Any, chunk: Any, scratch: Any) -> None:
+    """seen[i] = state[keys[i]], and starts[chunk] = how many can be read; in chunks beyond, state[others[i]] = EXPECTED."""
+    state, num = load64(arguments + 8 * _A_STATE), load64(arguments + 8 * _A_NUM)
+    num_chunks = (num + _KEYS_OF_CHUNK - 1) // _KEYS_OF_CHUNK
+    looks = chunk < num_chunks
+    keys = load64(arguments + 8 * (_A_KEYS if looks else _A_OTHERS))
+    first = (chunk if looks else chunk - num_chunks) * _KEYS_OF_CHUNK
+    stop = min(first + _KEYS_OF_CHUNK, num if looks else load64(arguments + 8 * _A_NUM_OTHERS))
+    seen, found = load64(arguments + 8 * _A_SEEN), 0
+    for i in range(first, min(first + _STATES_AHEAD, stop)):
+        prefetch_line(state + load64(keys + 8 * i))
+    for i in range(first, stop):
+        if i + _STATES_AHEAD < stop:
+            prefetch_line(state + load64(keys + 8 * (i + _STATES_AHEAD)))
+        place = state + load64(keys + 8 * i)
+        if looks:
+            value = load8(place)
+            store8(seen + i, value)
+            found += value & 1
+        else:
+            store8(place, EXPECTED)
+    if looks:
+        store64(load64(arguments + 8 * _A_STARTS) + 8 * chunk, found)
+
+
+_B_RECORDS, _B_KEYS, _B_NUM, _B_SEEN, _B_STARTS, _B_ROWS, _B_SOURCE, _B_BYTES = range(8)  # arguments of _read_chunk
+
+
+def _read_chunk(arguments: Any, chunk: Any, scratch: Any) -> None:
+    """The rows of one chunk that can be read, side by side from starts[chunk] on; source[i] is the place of each, or -1."""
+    records, keys = load64(arguments + 8 * _B_RECORDS), load64(arguments + 8 * _B_KEYS)
+    seen, source = load64(arguments + 8 * _B_SEEN), load64(arguments + 8 * _B_SOURCE)
+    rows, num_bytes = load64(arguments + 8 * _B_ROWS), load64(arguments + 8 * _B_BYTES)
+    first = chunk * _KEYS_OF_CHUNK
+    stop = min(first + _KEYS_OF_CHUNK, load64(arguments + 8 * _B_NUM))
+    place = load64(load64(arguments + 8 * _B_STARTS) + 8 * chunk)
+    ahead, asked = 1 + _LINES_AHEAD // (1 + num_bytes // 64), first
+    for i in range(first, stop):
+        while asked < min(i + ahead + 1, stop):  # ends: asked grows
+            if load8(seen + asked) & 1:
+                there = records + load64(keys + 8 * asked) * num_bytes
+                for line in range(0, num_bytes, 64):
+                    prefetch_line(there + line)
+            asked += 1
+        if load8(seen + i) & 1:
+            copy_bytes(rows + place * num_bytes, records + load64(keys + 8 * i) * num_bytes, num_bytes)
+            store32(source + 4 * i, place)
+            place += 1
+        else:
+            store32(source + 4 * i, -1)
+
+
+_C_RECORDS, _C_KEYS, _C_NUM, _C_ROWS, _C_STATE, _C_BYTES, _C_CHUNK = range(7)  # arguments of _write_chunk
+
+
+def _write_chunk(arguments: Any, chunk: Any, scratch: Any) -> None:
+    """records[keys[i]] = rows[i] for the rows of one chunk, which are marked as written."""
+    records, keys = load64(arguments + 8 * _C_RECORDS), load64(arguments + 8 * _C_KEYS)
+    rows, state = load64(arguments + 8 * _C_ROWS), load64(arguments + 8 * _C_STATE)
+    num_bytes, size = load64(arguments + 8 * _C_BYTES), load64(arguments + 8 * _C_CHUNK)
+    first = chunk * size
+    stop = min(first + size, load64(arguments + 8 * _C_NUM))
+    ahead, asked = 1 + _LINES_AHEAD // (1 + num_bytes // 64), first
+    for i in range(first, stop):
+        while asked < min(i + ahead + 1, stop):  # ends: asked grows
+            key = load64(keys + 8 * asked)
+            prefetch_line(state + key)
+            for line in range(0, num_bytes, 64):
+                prefetch_line(records + key * num_bytes + line)
+            asked += 1
+        key = load64(keys + 8 * i)
+        copy_bytes(records + key * num_bytes, rows + i * num_bytes, num_bytes)
+        store8(state + key, WRITTEN)
+
+
+@cache
+def kernels() -> tuple[int, ...]:
+    """For words COPY, LOOK, READ and WRITE; compiled at the first call and then kept on disk."""
+    return copy_kernel(), *(kernel_address(function) for function in (_look_chunk, _read_chunk, _write_chunk))
+
+
+def most_chunks(num_keys: int) -> int:
+    """Numbers in STARTS for that many misses."""
+    return -(-num_keys // _KEYS_OF_CHUNK) + 1
 
 
 @njit(nogil=True, cache=True)
-def _job(words: Any, op: Any, rows: Any, keys: Any, packed: Any, num_bytes: Any) -> None:
-    if keys.size:
-        copy_rows(words[POOL], 0, words[COPY], op, rows, keys.ctypes.data, packed, keys.size, num_bytes)
+def _look(words: Any, misses: Any, victims: Any) -> None:
+    """The states of misses, into SEEN; victims are expected from now on. No row is both."""
+    pool = words[POOL]
+    arguments = begin(pool)
+    store64(arguments + 8 * _A_STATE, words[STATE])
+    store64(arguments + 8 * _A_KEYS, misses.ctypes.data)
+    store64(arguments + 8 * _A_NUM, misses.size)
+    store64(arguments + 8 * _A_SEEN, words[SEEN])
+    store64(arguments + 8 * _A_STARTS, words[STARTS])
+    store64(arguments + 8 * _A_OTHERS, victims.ctypes.data)
+    store64(arguments + 8 * _A_NUM_OTHERS, victims.size)
+    num_chunks = -(-misses.size // _KEYS_OF_CHUNK) - (-victims.size // _KEYS_OF_CHUNK)
+    if num_chunks:
+        run(pool, words[LOOK], num_chunks, 0)
 
 
 @njit(nogil=True, cache=True)
-def _mark(words: Any, keys: Any, values: Any) -> Any:
-    """Set the state of rows."""
-    _job(words, SCATTER, words[STATE], keys, values.ctypes.data, 1)
-    return values.size  # named once more: by its address alone Numba would free it before it is read
+def _begin_places(words: Any, num_misses: Any) -> Any:
+    """STARTS from how many rows each chunk has to where they begin; how many there are."""
+    total = 0
+    for chunk in range(-(-num_misses // _KEYS_OF_CHUNK)):
+        place = words[STARTS] + 8 * chunk
+        found = load64(place)
+        store64(place, total)
+        total += found
+    return total
 
 
 @njit(nogil=True, cache=True)
-def _expect(words: Any, victims: Any) -> None:
-    _mark(words, victims, np.full(victims.size, EXPECTED, np.uint8))
+def _gather(words: Any, slot: Any, misses: Any) -> None:
+    pool = words[POOL]
+    arguments = begin(pool)
+    store64(arguments + 8 * _B_RECORDS, words[RECORDS])
+    store64(arguments + 8 * _B_KEYS, misses.ctypes.data)
+    store64(arguments + 8 * _B_NUM, misses.size)
+    store64(arguments + 8 * _B_SEEN, words[SEEN])
+    store64(arguments + 8 * _B_STARTS, words[STARTS])
+    store64(arguments + 8 * _B_ROWS, words[slot + ROWS])
+    store64(arguments + 8 * _B_SOURCE, words[slot + SOURCE])
+    store64(arguments + 8 * _B_BYTES, words[BYTES])
+    if misses.size:
+        run(pool, words[READ], -(-misses.size // _KEYS_OF_CHUNK), 0)
+
+
+@njit(nogil=True, cache=True)
+def _scatter(words: Any, slot: Any, victims: Any) -> None:
+    pool, num_bytes = words[POOL], words[BYTES]
+    size = max(1, _CHUNK_BYTES // max(num_bytes, 32))
+    arguments = begin(pool)
+    store64(arguments + 8 * _C_RECORDS, words[RECORDS])
+    store64(arguments + 8 * _C_KEYS, victims.ctypes.data)
+    store64(arguments + 8 * _C_NUM, victims.size)
+    store64(arguments + 8 * _C_ROWS, words[slot + OUT_ROWS])
+    store64(arguments + 8 * _C_STATE, words[STATE])
+    store64(arguments + 8 * _C_BYTES, num_bytes)
+    store64(arguments + 8 * _C_CHUNK, size)
+    if victims.size:
+        run(pool, words[WRITE], -(-victims.size // size), 0)
 
 
 @njit(nogil=True, cache=True)
@@ -143,171 +259,58 @@ def _has_room(words: Any, s: Any, num_rows: Any) -> bool:
 
 
 @njit(nogil=True, cache=True)
-def _are_mapped(words: Any, keys: Any) -> Any:
-    """Whether the GPU reaches all of these rows."""
-    shift, mapped = words[SHIFT], words[MAPPED]
-    num_mapped = 0
-    for i in range(keys.size):
-        num_mapped += load8(mapped + (keys[i] >> shift))
-    return num_mapped == keys.size
-
-
-@njit(nogil=True, cache=True)
-def _part_of_gpu(words: Any, share: Any, num_rows: Any) -> Any:
-    """How many of these rows the GPU should move."""
-    if words[MAPPED] == 0 or words[HELPS] == 0 or num_rows < _LEAST_MOVED:
-        return 0
-    return num_rows * words[share] // _WHOLE
-
-
-@njit(nogil=True, cache=True)
-def _start_move(
-    words: Any, slot: Any, move: Any, stream: Any, event: Any, num_rows: Any, keys: Any, packed: Any
-) -> Any:
-    """Let the GPU move rows, on a stream of its own; `move` is the place of the recording, its words are the next."""
-    base = words[slot + move + 1]
-    store64(base + 8 * MOVE_NUM_ROWS, num_rows)
-    store64(base + 8 * MOVE_KEYS, keys)
-    store64(base + 8 * MOVE_RECORDS, words[RECORDS])
-    store64(base + 8 * MOVE_PACKED, packed)
-    store64(base + 8 * MOVE_BYTES, words[BYTES])
-    store64(base + 8 * MOVE_READS, 1 if move == MOVE_IN else 0)
-    return replay(words[slot + move], words[stream]) | record(words[slot + event], words[stream])
-
-
-@njit(nogil=True, cache=True)
-def _follow(words: Any, share: Any, gpu_is_done: Any) -> None:
-    """Who was done first gets more next time."""
-    if gpu_is_done:
-        words[share] = min(words[share] + _SHARE_STEP, _MOST_SHARE)
-    else:
-        words[share] = max(words[share] - _SHARE_STEP, 0)
-
-
-@njit(nogil=True, cache=True)
-def _try_help(words: Any, num_read: Any) -> None:
-    """After a window was read, their number so far: begin or end a part of a trial, in turn without the GPU and with it."""
-    phase = num_read % _TRIED_EVERY - _SETTLED
-    if words[TRYING] == 0 or phase < 0 or phase > 4 * _TRIED:
-        return
-    clock_gettime(np.int32(_MONOTONIC), words.ctypes.data + 8 * SECONDS)
-    now = words[SECONDS] * 1_000_000_000 + words[NANOSECONDS]
-    if phase == 0:
-        words[ALONE] = words[HELPED] = _LONG
-    elif phase % _TRIED == 0:
-        place = HELPED if words[HELPS] else ALONE
-        words[place] = min(words[place], now - words[BEGAN])
-    if phase % _TRIED == 0:
-        words[BEGAN] = now
-    if phase == 4 * _TRIED:  # help that gains nothing is not asked for
-        words[HELPS] = words[HELPED] < words[ALONE] - words[ALONE] // 32
-    elif phase % _TRIED == 0:
-        words[HELPS] = phase // _TRIED % 2
-
-
-@njit(nogil=True, cache=True)
-def _sort_out(words: Any, slot: Any, misses: Any, seen: Any, late_keys: Any, most_by_gpu: Any) -> Any:
-    """(rows for the host, for the GPU, late ones): `source` gets their places, `keys` the first two, the GPU's from behind."""
-    count, cap = misses.size, words[slot + CAP]
-    source = carray(as_pointer(words[slot + SOURCE]), (count,), np.int32)
-    keys = carray(as_pointer(words[slot + KEYS]), (cap,), np.int64)
-    shift, mapped = words[SHIFT], words[MAPPED]
-    by_host = by_gpu = num_late = 0
-    for i in range(count):
-        place = -1
-        if seen[i] & 1:
-            if by_gpu < most_by_gpu and load8(mapped + (misses[i] >> shift)) != 0:
-                by_gpu += 1
-                place = cap - by_gpu
-            else:
-                place = by_host
-                by_host += 1
-            keys[place] = misses[i]
-        source[i] = place
-    for i in range(count):
-        if seen[i] == EXPECTED:
-            source[i] = by_host + num_late
+def _list_late(words: Any, slot: Any, misses: Any, place: Any, late_keys: Any) -> Any:
+    """How many misses are on their way to the store; they get places from `place` on."""
+    num_late = 0
+    for i in range(misses.size):
+        if load8(words[SEEN] + i) == EXPECTED:
+            store32(words[slot + SOURCE] + 4 * i, place + num_late)
             late_keys[num_late] = misses[i]
             num_late += 1
-    return by_host, by_gpu, num_late
+    return num_late
 
 
 @njit(nogil=True, cache=True)
 def _read_rows(words: Any, slot: Any, misses: Any, victims: Any, late_keys: Any) -> Any:
     """An error of the driver, or 0: rows that are found are on their way, late ones have their places in `source`."""
-    count, num_bytes, cap = misses.size, words[BYTES], words[slot + CAP]
-    seen = np.empty(count, np.uint8)
-    _expect(words, victims)
-    _job(words, GATHER, words[STATE], misses, seen.ctypes.data, 1)
-    by_host, by_gpu, num_late = _sort_out(words, slot, misses, seen, late_keys, _part_of_gpu(words, SHARE_IN, count))
-    rows, device_rows, keys = words[slot + ROWS], words[slot + DEVICE_ROWS], words[slot + KEYS]
-    error = 0
-    if by_gpu:
-        place = cap - by_gpu
-        error = _start_move(
-            words, slot, MOVE_IN, GPU_IN, GPU_IN_EVENT, by_gpu, keys + 8 * place, device_rows + place * num_bytes
-        )
-    found = carray(as_pointer(keys), (by_host,), np.int64)
-    _job(words, GATHER, words[RECORDS], found, rows, num_bytes)
-    error |= copy_in(words[slot + DEVICE_SOURCE], words[slot + SOURCE], count * 4, words[IN])
-    if by_host:
-        error |= copy_in(device_rows, rows, by_host * num_bytes, words[IN])
-    if by_gpu:
-        _follow(words, SHARE_IN, reached(words[slot + GPU_IN_EVENT]) == 0)
-        error |= go_after(words[IN], words[slot + GPU_IN_EVENT], 0)
-    words[slot + FOUND], words[slot + HOST_FOUND], words[slot + LATE] = by_host + by_gpu, by_host, num_late
+    _look(words, misses, victims)
+    found, num_bytes = _begin_places(words, misses.size), words[BYTES]
+    _gather(words, slot, misses)
+    late = 0 if found == misses.size else _list_late(words, slot, misses, found, late_keys)
+    error = copy_in(words[slot + DEVICE_SOURCE], words[slot + SOURCE], misses.size * 4, words[IN])
+    if found:
+        error |= copy_in(words[slot + DEVICE_ROWS], words[slot + ROWS], found * num_bytes, words[IN])
+    words[slot + FOUND], words[slot + LATE] = found, late
     return error | record(words[slot + IN_EVENT], words[IN])
 
 
 @njit(nogil=True, cache=True)
 def _read_late(words: Any, slot: Any, keys: Any) -> Any:
-    num_bytes, place = words[BYTES], words[slot + HOST_FOUND]
+    num_bytes, place = words[BYTES], words[slot + FOUND]
     rows = words[slot + ROWS] + place * num_bytes
-    _job(words, GATHER, words[RECORDS], keys, rows, num_bytes)
+    copy_rows(words[POOL], 0, words[COPY], GATHER, words[RECORDS], keys.ctypes.data, rows, keys.size, num_bytes)
     error = copy_in(words[slot + DEVICE_ROWS] + place * num_bytes, rows, keys.size * num_bytes, words[IN])
     return error | record(words[slot + IN_EVENT], words[IN])
 
 
 @njit(nogil=True, cache=True)
-def _fetch_victims(words: Any, slot: Any, victims: Any) -> Any:
-    """The first of them come to the host; the GPU writes the others to the store, if it reaches them all."""
-    num_bytes, by_gpu = words[BYTES], _part_of_gpu(words, SHARE_OUT, victims.size)
-    by_host = victims.size - by_gpu
-    if by_gpu and not _are_mapped(words, victims[by_host:]):
-        by_host, by_gpu = victims.size, 0
-    words[slot + HOST_VICTIMS] = by_host
+def _fetch_victims(words: Any, slot: Any, num_victims: Any, number: Any) -> Any:
+    """They come to the host when their window is exchanged; behind them a tag."""
     error = go_after(words[OUT], words[slot + EVENT], 0)
-    if by_gpu:
-        error |= go_after(words[GPU_OUT], words[slot + EVENT], 0)
-        keys, packed = victims.ctypes.data + 8 * by_host, words[slot + PACKED] + by_host * num_bytes
-        error |= _start_move(words, slot, MOVE_OUT, GPU_OUT, GPU_OUT_EVENT, by_gpu, keys, packed)
-    if by_host:
-        error |= copy_out(words[slot + OUT_ROWS], words[slot + PACKED], by_host * num_bytes, words[OUT])
-    words[slot + FETCHING] = FETCHED
-    return error | record(words[slot + OUT_EVENT], words[OUT])
+    if num_victims:
+        error |= copy_out(words[slot + OUT_ROWS], words[slot + PACKED], num_victims * words[BYTES], words[OUT])
+    error |= copy_out(words[slot + ARRIVED], words[TAGS] + 8 * (number % NUM_TAGS), 8, words[OUT])
+    words[slot + FETCHING] = 1
+    return error
 
 
 @njit(nogil=True, cache=True)
-def _scatter_victims(words: Any, slot: Any, victims: Any) -> None:
-    """Those that came to the host."""
-    by_host = words[slot + HOST_VICTIMS]
-    _job(words, SCATTER, words[RECORDS], victims[:by_host], words[slot + OUT_ROWS], words[BYTES])
-    words[slot + FETCHING] = SCATTERED
-    if by_host < victims.size:
-        _follow(words, SHARE_OUT, reached(words[slot + GPU_OUT_EVENT]) == 0)
-
-
-@njit(nogil=True, cache=True)
-def _are_written(words: Any, slot: Any, victims: Any) -> Any:
-    """Whether all victims are in the store, the GPU's too."""
-    if words[slot + FETCHING] != SCATTERED:
-        return False
-    return words[slot + HOST_VICTIMS] == victims.size or reached(words[slot + GPU_OUT_EVENT]) == 0
-
-
-@njit(nogil=True, cache=True)
-def _mark_written(words: Any, victims: Any) -> None:
-    _mark(words, victims, np.full(victims.size, WRITTEN, np.uint8))
+def _has_late(words: Any, first: Any, stop: Any) -> bool:
+    """Whether a window of these was read while rows of it were on their way to the store."""
+    late = 0
+    for number in range(first, stop):
+        late += words[SLOT0 + (number % SLOTS) * SLOT_WORDS + LATE]
+    return late > 0
 
 
 @njit(nogil=True, cache=True)
@@ -328,7 +331,6 @@ def serve(words: Any, counts: Any, miss_keys: Any, victim_keys: Any, late_keys: 
                     words, slot, miss_keys[row, :num_misses], victim_keys[row, :num_victims], late_keys[reading % SLOTS]
                 )
                 reading += 1
-                _try_help(words, reading - words[FIRST])
                 if words[slot + LATE] == 0:
                     store_release(base + 8 * (slot + STAGED), reading)
                 idle = False
@@ -337,18 +339,16 @@ def serve(words: Any, counts: Any, miss_keys: Any, victim_keys: Any, late_keys: 
         victims = victim_keys[row, : counts[row, VICTIMS]]
         if writing < reading and words[slot + FETCHING] == 0:
             if load_acquire(base + 8 * (slot + EXCHANGED)) == writing + 1:
-                error |= _fetch_victims(words, slot, victims)
+                error |= _fetch_victims(words, slot, victims.size, writing)
                 idle = False
-        elif writing < reading and words[slot + FETCHING] == FETCHED and reached(words[slot + OUT_EVENT]) == 0:
-            _scatter_victims(words, slot, victims)
-            idle = False
-        if writing < reading and _are_written(words, slot, victims):
-            _mark_written(words, victims)
-            if reading > writing + 2:  # rows that came back in between, and leave again with a window that is read
-                again = (writing + 2) % words[WINDOWS]
-                _expect(words, victim_keys[again, : counts[again, VICTIMS]])
+        elif writing < reading and load_acquire(words[slot + ARRIVED]) == writing % NUM_TAGS + 1:
+            _scatter(words, slot, victims)
             words[slot + FETCHING] = 0
             writing += 1
+            if _has_late(words, writing, reading):  # rows that came back in between, and leave again
+                for later in range(writing + 1, reading):
+                    again = later % words[WINDOWS]
+                    _look(words, miss_keys[again, :0], victim_keys[again, : counts[again, VICTIMS]])
             store_release(base + 8 * NUM_WRITTEN, writing)
             slot = SLOT0 + (writing % SLOTS) * SLOT_WORDS
             if writing < reading and words[slot + LATE] > 0:  # all that the next window waited for is written

@@ -140,40 +140,6 @@ def _pack(records, slots, out, num_rows, WIDTH: tl.constexpr, BLOCK_M: tl.conste
 _launch_pack = Launch(_pack, num_warps=4)
 
 
-@triton.jit
-def _move(words, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, READS: tl.constexpr):
-    """Rows between host memory, at keys, and the device, side by side; words as in mapped.py."""
-    num_rows = tl.load(words, volatile=True)
-    keys = tl.load(words + 1, volatile=True).to(tl.pointer_type(tl.int64))
-    records = tl.load(words + 2, volatile=True).to(tl.pointer_type(tl.float32))
-    packed = tl.load(words + 3, volatile=True).to(tl.pointer_type(tl.float32))
-    start = tl.program_id(0).to(tl.int64) * BLOCK_M
-    while start < num_rows:  # ends: start grows
-        i = start + tl.arange(0, BLOCK_M)
-        inside = i < num_rows
-        key = tl.load(keys + i, mask=inside, other=0)
-        for first in range(0, WIDTH, BLOCK_C):
-            c = first + tl.arange(0, BLOCK_C)
-            mask = inside[:, None] & (c < WIDTH)[None, :]
-            there = records + key[:, None] * WIDTH + c[None, :]
-            here = packed + i[:, None] * WIDTH + c[None, :]
-            if READS:
-                tl.store(here, tl.load(there, mask=mask), mask=mask)
-            else:
-                tl.store(there, tl.load(here, mask=mask), mask=mask)
-        start += tl.num_programs(0) * BLOCK_M
-
-
-_launch_move = Launch(_move, num_warps=4)
-_MOVERS = 64  # programs: with 32, 40,000 rows take 0.75 ms, with 64 to 128 0.6
-
-
-def move_mapped(words: Tensor, width: int, reads: bool) -> None:
-    """Rows from the host to the device, or back, as int64 `words` in pinned memory say."""
-    block_c = min(_COLUMNS, power_of_2(width))
-    _launch_move((_MOVERS,), (width, reads), words, width, max(1, _NUMBERS // block_c), block_c, reads)
-
-
 def pack(records: Tensor, slots: Tensor, out: Tensor, count: int) -> None:
     """out[i] = records[slots[i]] for the first `count`; contiguous float32 records."""
     if count == 0:

@@ -340,9 +340,7 @@ class CachedRows:
         from hotbed.ops.move.compiled_transfer import CompiledTransfer
 
         assert isinstance(self.store, MemoryStore), "a compiled transfer moves rows of an array"
-        device = self.records.device
-        mapped = self.store.mapped(device) if device.type == "cuda" else None
-        return CompiledTransfer(*self.store.parts(), recorded.host_lists, device, mapped)
+        return CompiledTransfer(*self.store.parts(), recorded.host_lists, self.records.device)
 
     @property
     def has_array(self) -> bool:

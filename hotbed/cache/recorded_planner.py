@@ -42,6 +42,9 @@ from hotbed.ops.streams import mark
 
 _NUMBER = 8  # place of the tag in a row of counts on the host
 _VIEWS = 64
+_PLANNED = (
+    4  # windows whose slots are kept: the one that trains, two that are planned, one that the device may still be at
+)
 
 
 class BatchSlots(NamedTuple):
@@ -118,11 +121,13 @@ class RecordedCache:
         self._cache = cache
         self._inputs = inputs
         room = min(cache.num_slots, capacity.num_lookups * window)
-        self._buffers = new_buffers(capacity, 6 * window, room, inputs.layout, cache.device)
+        self._buffers = new_buffers(capacity, _PLANNED * window, room, inputs.layout, cache.device)
         self._host_arrivals = self._buffers.host_arrival_counts.numpy()
         self._host_windows = self._buffers.host_window_counts.numpy()
         num_bags = capacity.num_samples * inputs.layout.num_spans
-        self._rows = [_row_of(self._buffers, row).cut(capacity.num_lookups, num_bags) for row in range(6 * window)]
+        self._rows = [
+            _row_of(self._buffers, row).cut(capacity.num_lookups, num_bags) for row in range(_PLANNED * window)
+        ]
         self._views: dict[tuple[int, int, int], BatchSlots] = {}  # of rows that are cut, by what is left
         self._sizes = RecordedSizes(capacity.num_lookups)
         self._counts = [(0, 0)] * BATCHES  # lookups and samples of the batches that have arrived

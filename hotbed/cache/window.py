@@ -3,6 +3,9 @@
 A window of K batches costs one plan and one round of copies, so long windows are cheap for the host. But its rows are in the
 cache together and cannot leave it, and the policy sees K batches less of the future, so short windows miss less. Counted in
 distinct keys, batch by batch: an upper bound of the window's own.
+
+One H200, Kaggle's tables, dim 64, batch 16,384, 1.5 % of the rows: windows of 1, 2, 4 and 6 batches miss 19,370, 19,470, 20,030 and
+20,360 rows a step, and steps of 2, 4 and 6 take 0.68 to 0.79, 0.49 and 0.48 ms.
 """
 
 from __future__ import annotations
@@ -11,10 +14,10 @@ from collections.abc import Sequence
 
 from hotbed.ops.index import AHEAD_BITS
 
-MOST_BATCHES = 2  # of an automatic window
+MOST_BATCHES = 4  # of an automatic window
 _BOUNDED_AHEAD = 2  # caches: keys of the batches ahead that a bounded index takes besides those in slots
 _MOST_STRIDE = 8
-_SHARE = 3  # an automatic window of several batches takes at most a third of the slots
+_SHARE = 0.6  # of the slots that an automatic window of several batches takes at most
 
 
 def most_ahead(stride: int) -> int:
@@ -44,7 +47,7 @@ def look_ahead_for(num_keys: int, num_slots: int, given: int | None, bounded: bo
 
 def window_length(num_keys: Sequence[int], num_slots: int, given: int | None) -> int:
     """Of the batches that wait, the number the next window takes; at least one, at most `given` where it is given."""
-    room = num_slots if given else num_slots // _SHARE
+    room = num_slots if given else int(_SHARE * num_slots)
     most = given or MOST_BATCHES
     total = length = 0
     for count in num_keys[:most]:

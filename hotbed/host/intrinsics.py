@@ -134,16 +134,22 @@ def pause(builder: Any) -> None:
         builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
 
 
-def _emit_prefetch(builder: Any, pointer: Any) -> None:
+def _emit_prefetch(builder: Any, pointer: Any, level: int = 3) -> None:
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT32, _INT32, _INT32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [pointer, _INT32(0), _INT32(3), _INT32(1)])
+    builder.call(function, [pointer, _INT32(0), _INT32(level), _INT32(1)])
 
 
 @_instruction(types.void, _Address)
 def prefetch_line(builder: Any, address: Any) -> None:
     """Load the cache line of an address before it is needed."""
     _emit_prefetch(builder, _at(builder, address, _BYTE))
+
+
+@_instruction(types.void, _Address)
+def prefetch_far(builder: Any, address: Any) -> None:
+    """The same into the second level of the cache, for lines that are needed later."""
+    _emit_prefetch(builder, _at(builder, address, _BYTE), 2)
 
 
 def _prefetch(typing_context: Any, records: Any, row: Any, column: Any) -> Any:

@@ -12,8 +12,9 @@ from hotbed.cache.window import MOST_BATCHES, window_length
         ([5, 5, 5], 14, 3, 2),
         ([5, 5, 5], 15, 2, 2),  # no more than were asked for
         ([16], 15, 3, 1),  # one at least; it is refused elsewhere
-        ([5, 5, 5], 30, None, MOST_BATCHES),  # on its own, a window takes a third of the slots: just so
-        ([5, 5, 5], 29, None, 1),
+        ([5] * 9, 100, None, MOST_BATCHES),
+        ([6, 6, 6], 30, None, 3),  # on its own, a window takes six tenths of the slots: just so
+        ([6, 6, 6], 29, None, 2),
         ([], 10, None, 1),
     ],
 )

@@ -76,29 +76,6 @@ def test_a_row_that_leaves_twice_is_read_after_it_was_written_twice(windows):
     assert windows.records[:2, 0].tolist() == [30.0, 20.0]
 
 
-def test_a_row_that_leaves_again_while_four_windows_are_read(windows):
-    """It comes back with the next window, and leaves with the last of them."""
-    first = SLOTS
-    windows.plan(first, victims=[0])
-    windows.plan(first + 1, misses=[0])
-    windows.plan(first + 2, misses=[2])
-    windows.plan(first + 3, victims=[0])
-    while not all(windows.has_read(number) for number in range(first, first + 4)):
-        pass
-    windows.exchange(first, leaving=[10.0])
-    assert windows.exchange(first + 1) == [10.0]
-    assert windows.exchange(first + 2) == [None]
-    while windows.transfer._words[loop.NUM_WRITTEN] < first + 3:
-        pass
-    windows.plan(first + 4, misses=[0])
-    while not windows.has_read(first + 4):
-        pass
-    windows.exchange(first + 3, leaving=[40.0])
-    assert windows.exchange(first + 4) == [40.0]
-    windows.transfer.drain()
-    assert windows.records[0, 0].item() == 40.0
-
-
 def test_rows_of_several_chunks_come_and_go():
     """Some of every chunk were never written."""
     rows, room, generator = 8192, 4096, torch.Generator().manual_seed(0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from hotbed.host.intrinsics import copy_bytes, load64, prefetch_line, store64
+from hotbed.host.intrinsics import copy_bytes, load64, prefetch_far, store64
 from hotbed.host.jit import njit
 from hotbed.host.jobs import begin, kernel_address, run
 from hotbed.host.pool import Pool, shared
@@ -18,7 +18,10 @@ from hotbed.host.pool import Pool, shared
 GATHER, SCATTER = 0, 1
 _OP, _RECORDS, _ROWS, _PACKED, _NUM_ROWS, _NUM_BYTES, _CHUNK = range(7)  # arguments of the job
 _WATCH = 1500  # looks before a worker sleeps: about 0.1 ms
-_LINES_AHEAD = 36  # cache lines asked for before the first of them is read
+# Cache lines asked for before the first of them is read, into the second level: a core waits for 16 lines on their way to the
+# first at most. 39,000 rows of 528 bytes by 12 threads of an H200's host, gathered and scattered, ms: 36 lines into the first
+# level 0.53 and 0.50, 72 lines 0.46 and 0.46, 72 into the second 0.43 and 0.42, 144 0.45 and 0.44.
+LINES_AHEAD = 72
 _CHUNK_BYTES = 1 << 17
 
 
@@ -33,13 +36,13 @@ def _copy_chunk(arguments: Any, chunk: Any, scratch: Any) -> None:
     scatters = load64(arguments + 8 * _OP) == SCATTER
     first = chunk * size
     stop = min(first + size, load64(arguments + 8 * _NUM_ROWS))
-    ahead = 1 + _LINES_AHEAD // (1 + num_bytes // 64)
+    ahead = 1 + LINES_AHEAD // (1 + num_bytes // 64)
     asked = first
     for i in range(first, stop):
         while asked < min(i + ahead + 1, stop):  # ends: asked grows
             place = records + load64(rows + 8 * asked) * num_bytes
             for line in range(0, num_bytes, 64):
-                prefetch_line(place + line)
+                prefetch_far(place + line)
             asked += 1
         place = records + load64(rows + 8 * i) * num_bytes
         if scatters:

@@ -28,6 +28,7 @@ from hotbed.host.intrinsics import (
     load64,
     load_acquire,
     pause,
+    prefetch_far,
     prefetch_line,
     store8,
     store32,
@@ -37,10 +38,10 @@ from hotbed.host.intrinsics import (
 )
 from hotbed.host.jit import njit
 from hotbed.host.jobs import begin, kernel_address, run
-from hotbed.ops.move.copy import GATHER, copy_kernel, copy_rows
+from hotbed.ops.move.copy import GATHER, LINES_AHEAD, copy_kernel, copy_rows
 from hotbed.ops.move.states import EXPECTED, WRITTEN
 
-SLOTS = 4
+SLOTS = 3
 LISTS, MISSES, VICTIMS, TAG = 16, 3, 4, 8  # rows of counts: their length, and places in them
 # words that the thread shares with its caller
 STOP, NEED, NEED_SLOT, ERROR, NUM_WRITTEN, CONTEXT, IN, OUT = range(8)
@@ -52,7 +53,6 @@ STAGED, EXCHANGED, EVENT, FOUND, LATE, IN_EVENT, FETCHING = range(8, 15)
 NUM_TAGS = 1024  # on the device, tags[i] = i + 1: copied behind the victims of a window
 _KEYS_OF_CHUNK = 1024  # whose states one thread looks up at a time
 _CHUNK_BYTES = 1 << 17  # of rows
-_LINES_AHEAD = 36  # cache lines asked for before the first of them is read
 _STATES_AHEAD = 24
 _LOOKS = 2000  # before a nap
 _NAP_US, _NAPS = 30, 10_000  # microseconds at a time, and how often before its caller checks that the thread is alive
@@ -130,13 +130,13 @@ def _read_chunk(arguments: Any, chunk: Any, scratch: Any) -> None:
     first = chunk * _KEYS_OF_CHUNK
     stop = min(first + _KEYS_OF_CHUNK, load64(arguments + 8 * _B_NUM))
     place = load64(load64(arguments + 8 * _B_STARTS) + 8 * chunk)
-    ahead, asked = 1 + _LINES_AHEAD // (1 + num_bytes // 64), first
+    ahead, asked = 1 + LINES_AHEAD // (1 + num_bytes // 64), first
     for i in range(first, stop):
         while asked < min(i + ahead + 1, stop):  # ends: asked grows
             if load8(seen + asked) & 1:
                 there = records + load64(keys + 8 * asked) * num_bytes
                 for line in range(0, num_bytes, 64):
-                    prefetch_line(there + line)
+                    prefetch_far(there + line)
             asked += 1
         if load8(seen + i) & 1:
             copy_bytes(rows + place * num_bytes, records + load64(keys + 8 * i) * num_bytes, num_bytes)
@@ -156,13 +156,13 @@ def _write_chunk(arguments: Any, chunk: Any, scratch: Any) -> None:
     num_bytes, size = load64(arguments + 8 * _C_BYTES), load64(arguments + 8 * _C_CHUNK)
     first = chunk * size
     stop = min(first + size, load64(arguments + 8 * _C_NUM))
-    ahead, asked = 1 + _LINES_AHEAD // (1 + num_bytes // 64), first
+    ahead, asked = 1 + LINES_AHEAD // (1 + num_bytes // 64), first
     for i in range(first, stop):
         while asked < min(i + ahead + 1, stop):  # ends: asked grows
             key = load64(keys + 8 * asked)
             prefetch_line(state + key)
             for line in range(0, num_bytes, 64):
-                prefetch_line(records + key * num_bytes + line)
+                prefetch_far(records + key * num_bytes + line)
             asked += 1
         key = load64(keys + 8 * i)
         copy_bytes(records + key * num_bytes, rows + i * num_bytes, num_bytes)

@@ -79,8 +79,8 @@ KNOWN = (
     ),
     KnownChange(
         "the byte of state of a row is not counted",
-        "hotbed/sizing/budget.py", '"memory"), sum(rows * (record + 1)', '"memory"), sum(rows * record',
-        "tests/sizing/test_budget.py::test_host_memory_counts_the_byte_that_says_whether_a_row_was_written",
+        "hotbed/tables/sizing/budget.py", '"memory"), sum(rows * (record + 1)', '"memory"), sum(rows * record',
+        "tests/tables/sizing/test_budget.py::test_host_memory_counts_the_byte_that_says_whether_a_row_was_written",
     ),
     KnownChange(
         "a window that fills its room exactly is cut",

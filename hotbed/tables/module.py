@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.cache import DEFAULT_POLICY, CacheCounts
-from hotbed.checkpoint.chain import forget
-from hotbed.checkpoint.types import RowPart
 from hotbed.errors import ConfigError, HotbedError, ShapeError
 from hotbed.host.memory import parse_bytes
 from hotbed.ids import IdCounts
@@ -31,9 +29,8 @@ from hotbed.ops.shard import WHOLE, Shard
 from hotbed.ops.streams import mark
 from hotbed.optim import Adagrad, RowOptimizer
 from hotbed.optim.schedules import as_factor, as_schedule
-from hotbed.sizing.budget import Budgets, rooms_of
-from hotbed.sizing.fit import sizes_of
 from hotbed.store.counts import TierCounts, Tiers, TierSizes
+from hotbed.store.history import begin_history
 from hotbed.tables.accumulation import Accumulation, Part, gradients, joined
 from hotbed.tables.autograd import SCALED_RANKS, Call, Front, LookupFunction, Step
 from hotbed.tables.clipping import clip_together
@@ -46,12 +43,14 @@ from hotbed.tables.outputs import split_of
 from hotbed.tables.ownership import Ownership, PreparedBatch
 from hotbed.tables.rates import RowRates
 from hotbed.tables.recorded import RecordedLookups
+from hotbed.tables.sizing.budget import Budgets, rooms_of
+from hotbed.tables.sizing.fit import sizes_of
 from hotbed.tables.snapshot.snapshot import TablesSink, TablesSnapshot
 from hotbed.tables.spec import Output, Table, features_of, groups_of, output_of, own_rooms
 from hotbed.tables.torch_hooks import eager, is_recomputed, listen, refuse_average, refuse_tracing
 from hotbed.tables.transaction import REFUSALS, exclusive
 from hotbed.telemetry.clock import StepClock
-from hotbed.types import Jagged
+from hotbed.types import Jagged, RowPart
 
 __all__ = ["EmbeddingTables", "Table"]
 
@@ -532,7 +531,7 @@ class EmbeddingTables(nn.Module):
     @exclusive
     def load_rows(self, parts: Iterable[RowPart]) -> None:
         """Replace the rows of all tables with dynamic ids: `weight` by id; optimizer state begins anew."""
-        forget(self)
+        begin_history(self)
         TablesSink(self).replace(parts)
 
     @exclusive

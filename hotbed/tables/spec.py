@@ -15,12 +15,12 @@ from hotbed.ops.init_rows import Init, Normal
 from hotbed.ops.records import PRECISIONS, Precision
 from hotbed.ops.shard import Shard
 from hotbed.optim import RowOptimizer
-from hotbed.sizing.budget import Budgets, Room
-from hotbed.sizing.fit import OwnSettings, members_by_group
 from hotbed.tables.group.group import TableGroup
 from hotbed.tables.group.keyspace import Member
 from hotbed.tables.group.make import make_group
 from hotbed.tables.inputs import Feature
+from hotbed.tables.sizing.budget import Budgets, Room
+from hotbed.tables.sizing.fit import OwnSettings, members_by_group
 
 Pooling = Literal["sum", "mean", "none"]
 Output = Literal["auto", "stack", "dict", "concat"]

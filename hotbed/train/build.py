@@ -30,8 +30,9 @@ from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, r
 from hotbed.parallel.world import ALONE, World
 from hotbed.run.config import RunConfig, TrainConfig, check, raise_problems
 from hotbed.run.model_card import card_of, id_problems, ids_of_train, model_settings, rows_of_unseen, table_specs
-from hotbed.sizing.budget import Budgets
-from hotbed.sizing.fit import (
+from hotbed.tables.module import EmbeddingTables
+from hotbed.tables.sizing.budget import Budgets
+from hotbed.tables.sizing.fit import (
     Amounts,
     BatchSample,
     amounts_of,
@@ -41,7 +42,6 @@ from hotbed.sizing.fit import (
     table_problems,
     too_small,
 )
-from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.spec import Table
 from hotbed.telemetry.observer import Observer, Observers
 from hotbed.train.breakdown import Breakdown

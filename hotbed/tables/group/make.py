@@ -10,13 +10,13 @@ from hotbed.cache import DEFAULT_POLICY
 from hotbed.ops.records import Precision, layout_of
 from hotbed.ops.shard import WHOLE, Shard
 from hotbed.optim import RowOptimizer
-from hotbed.sizing.budget import Room
 from hotbed.store import Place
 from hotbed.tables.group.cached import CachedRows
 from hotbed.tables.group.dynamic import DynamicIds
 from hotbed.tables.group.group import Residency, TableGroup
 from hotbed.tables.group.keyspace import Keyspace, Member, PresetKeys
 from hotbed.tables.group.resident import ResidentRows
+from hotbed.tables.sizing.budget import Room
 
 _EVERY_ROW = Room(None, Place())  # on the device
 

@@ -100,8 +100,8 @@ KNOWN = (
     ),
     KnownChange(
         "the best weights of now are removed",
-        "hotbed/train/loop.py", "for step in best_steps(self.run)} | {self._best_folder().name}",
-        "for step in best_steps(self.run)}",
+        "hotbed/train/checkpoint.py", "for step in best_steps(self._run)} | {self._folder(progress).name}",
+        "for step in best_steps(self._run)}",
         "tests/run/test_folder.py::test_best_weights_stay_as_long_as_a_checkpoint_counts_on_them",
     ),
     KnownChange(

@@ -58,9 +58,10 @@ from hotbed.train.build_ranks import (
     tables_of,
 )
 from hotbed.train.compiled_step import CompiledStep, binary_loss
-from hotbed.train.loop import LearningCourse, Loaders, StepIntervals, Training, TrainLoader
+from hotbed.train.loop import Training
 from hotbed.train.loss import task_loss
 from hotbed.train.run import Subject, cache_sizes
+from hotbed.train.settings import LearningCourse, Loaders, StepIntervals, TrainLoader
 from hotbed.train.step import Learner
 from hotbed.train.step_recording import Loss
 

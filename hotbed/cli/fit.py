@@ -17,7 +17,8 @@ from hotbed.cli.train_run import StartOptions, train_run
 from hotbed.errors import ConfigError, ModelError
 from hotbed.files import is_remote, path_of
 from hotbed.models import is_own, read_source
-from hotbed.run.config import FIELDS, unknown
+from hotbed.run.config import FIELDS
+from hotbed.run.config_check import unknown
 from hotbed.run.folder import read_json
 from hotbed.run.remote_run import working_copy
 

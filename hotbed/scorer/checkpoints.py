@@ -31,7 +31,7 @@ from hotbed.data.embedded import resolve
 from hotbed.data.schema import Schema
 from hotbed.errors import DataError, RunError
 from hotbed.ops.shard import Shard
-from hotbed.run.config import read_tree
+from hotbed.run.config_check import read_tree
 from hotbed.run.folder import find_data
 from hotbed.run.model_card import card_of
 from hotbed.scorer.source import ModelSource, TableSource

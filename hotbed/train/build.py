@@ -28,7 +28,8 @@ from hotbed.ops.init_rows import parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import Cosine, Decay, Fixed, RowOptimizer, Schedule, Warmup, row_optimizer
 from hotbed.parallel.world import ALONE, World
-from hotbed.run.config import RunConfig, TrainConfig, check, raise_problems
+from hotbed.run.config import RunConfig, TrainConfig
+from hotbed.run.config_check import check, raise_problems
 from hotbed.run.model_card import card_of, id_problems, ids_of_train, model_settings, rows_of_unseen, table_specs
 from hotbed.tables.module import EmbeddingTables
 from hotbed.tables.sizing.budget import Budgets

@@ -39,7 +39,7 @@ from hotbed.ops.init_rows import Constant, parse_init
 from hotbed.ops.records import Precision
 from hotbed.optim import SGD
 from hotbed.parallel.world import ALONE, World
-from hotbed.run.config import raise_problems
+from hotbed.run.config_check import raise_problems
 from hotbed.run.files import read_tensors, write_folder, write_tensors
 from hotbed.run.model_card import FORMAT_VERSION, count_ids, read_card, rows_of_unseen
 from hotbed.tables.module import EmbeddingTables

@@ -29,7 +29,8 @@ from hotbed.data.values import read_ids
 from hotbed.errors import ConfigError, IdError, RunError
 from hotbed.forecast.replay import LookAhead
 from hotbed.forecast.trace import Trace, read_trace
-from hotbed.run.config import RunConfig, read_tree
+from hotbed.run.config import RunConfig
+from hotbed.run.config_check import read_tree
 from hotbed.run.folder import find_data
 from hotbed.tables.sizing.budget import Budgets
 from hotbed.types import TableShape
